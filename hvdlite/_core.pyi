@@ -1,0 +1,162 @@
+"""The C core: plans, the engine that drives them, and what the ranks of a host share.
+
+Buffers are addresses (`tensor.data_ptr()`); `owner` is any object that keeps them alive, and the
+engine holds it until the operation has ended, also when nobody waits for it.
+The module knows no torch and no MPI: the wire is a table of addresses and handles.
+"""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+# Kinds of operations.
+ALLREDUCE: int
+BROADCAST: int
+ALLGATHER: int
+BARRIER: int
+
+# Reduce ops.
+AVERAGE: int
+SUM: int
+MIN: int
+MAX: int
+PRODUCT: int
+
+# Element types.
+UINT8: int
+INT8: int
+INT16: int
+INT32: int
+INT64: int
+FLOAT16: int
+BFLOAT16: int
+FLOAT32: int
+FLOAT64: int
+BOOL: int
+
+HEADER_BYTES: int
+"""The first bytes of the shared memory, which are the caller's (for its nonce)."""
+
+def memory_bytes(local_size: int, inline_bytes: int, block_bytes: int) -> int:
+    """Size of the memory that the ranks of one host share."""
+
+def cpu_features() -> str:
+    """The kernels that this CPU was given: 'avx512', 'avx2', 'neon' or 'baseline'."""
+
+def abort_on_exit(abort: int, comm: int) -> None:
+    """From now on a process that exits with a code other than 0 calls MPI_Abort(comm, code).
+
+    `abort` is the address of MPI_Abort, `comm` the handle; abort=0 switches it off. The call is
+    made from the C library's exit handlers, the only place where the code of `sys.exit(3)` and
+    `raise SystemExit(3)` is known alike; a forked child never makes it.
+    """
+
+@final
+class Operation:
+    """One run of a collective; ends as DONE or FAILED."""
+
+    def poll(self) -> bool:
+        """Has it ended? Never blocks. (A failure is an end too: `wait` tells.)"""
+
+    def wait(self) -> str | None:
+        """Blocks without the GIL until it has ended: None, or the text of the failure.
+
+        Signal handlers of Python run meanwhile; what they raise is raised here.
+        """
+
+    def rows(self) -> tuple[int, ...]:
+        """Allgather, after it ended: every member's first dimension, in member order."""
+
+    def capsule(self) -> Any:
+        """Allgather, after it ended: the result as a DLPack capsule, which owns the memory. Once."""
+
+@final
+class Plan:
+    """A collective prepared once and started many times; freed with its last reference."""
+
+    def start(self, owner: object) -> Operation:
+        """Starts it. Before the run before has ended: RuntimeError."""
+
+@final
+class Engine:
+    """The engine of one process: a queue of operations and the thread that drives them."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        hosts: Sequence[Sequence[int]],
+        memory_fd: int,
+        wire: dict[str, int] | None,
+        progress_thread: bool,
+        inline_bytes: int,
+        block_bytes: int,
+        segment_bytes: int,
+        piece_bytes: int,
+        deterministic: bool,
+        event_capacity: int,
+    ) -> None:
+        """hosts: the world ranks on each host, each list ascending, the lists in the order of their
+        first rank; every rank stands in exactly one.
+        memory_fd: memory of `memory_bytes(...)` bytes that all ranks of this host have open
+        (duplicated by the engine), zero behind the header; -1 where the rank is alone on its host.
+        wire: None where there is one host; else addresses of isend, irecv, test, cancel,
+        and the words comm (a communicator that is the engine's alone and whose ranks are the world
+        ranks), byte (MPI_BYTE), any_source, tag_ub.
+        progress_thread: False where MPI may not be called from another thread; progress is then
+        made inside poll and wait only.
+        Collective: every rank makes its own, after all ranks of the host have opened the memory.
+        """
+
+    def post(
+        self,
+        kind: int,
+        name: str,
+        unnamed: bool,
+        dtype: int,
+        op: int,
+        root: int,
+        input: int,
+        output: int,
+        shape: tuple[int, ...],
+        prescale: float,
+        postscale: float,
+        owner: object,
+        process_set: int = 0,
+        /,
+    ) -> Operation:
+        """Posts one operation; never blocks, and works on while Python is busy.
+
+        It is matched by (process_set, kind, name), of unnamed ones by (process_set, name), so that
+        ranks that post different kinds under the same unnamed name fail and do not hang.
+        shape: that of the input. output: as large as the input, and may be the input (broadcast:
+        the root's input is copied to its output if they differ); allgather: 0, see `capsule`.
+        ValueError: an operation of this kind and name is in flight already.
+        """
+
+    def plan(
+        self,
+        name: str,
+        dtype: int,
+        op: int,
+        input: int,
+        output: int,
+        count: int,
+        prescale: float,
+        postscale: float,
+        owner: object,
+        process_set: int = 0,
+        /,
+    ) -> Plan:
+        """Prepares an allreduce of `count` elements. Collective, matched by name like an operation,
+        but does not block: a start before all members have come to it waits for them."""
+
+    def events(self) -> list[tuple[int, str, str]]:
+        """The latest events, oldest first: (time.monotonic_ns(), name, POSTED | MATCHED | RUNNING |
+        DONE | FAILED). Empty unless event_capacity > 0."""
+
+    def counters(self) -> dict[str, int]:
+        """Since the start: control_messages, data_messages, data_bytes between hosts, operations."""
+
+    def close(self) -> None:
+        """Not collective. Fails what is pending, tells the others that this rank has left, ends the
+        thread. The other methods then raise RuntimeError. Safe to call twice and in a forked child."""
