@@ -42,12 +42,17 @@ def memory_bytes(local_size: int, inline_bytes: int, block_bytes: int) -> int:
 def cpu_features() -> str:
     """The kernels that this CPU was given: 'avx512', 'avx2', 'neon' or 'baseline'."""
 
-def abort_on_exit(abort: int, comm: int) -> None:
-    """From now on a process that exits with a code other than 0 calls MPI_Abort(comm, code).
+def finish_on_exit(
+    *, abort: int, ibarrier: int, test: int, finalized: int, finalize: int, comm: int
+) -> None:
+    """Says how this process ends MPI, from the C library's exit handlers: the only place where the
+    code of an exception, of `sys.exit(3)` and of `raise SystemExit(3)` is known alike.
 
-    `abort` is the address of MPI_Abort, `comm` the handle; abort=0 switches it off. The call is
-    made from the C library's exit handlers, the only place where the code of `sys.exit(3)` and
-    `raise SystemExit(3)` is known alike; a forked child never makes it.
+    The arguments are addresses of MPI functions and the handle of a communicator that is used for
+    nothing else. Does nothing where MPI is finalized by then, and in a forked child. Otherwise:
+    code != 0: MPI_Abort(comm, code). Code 0 and finalize != 0: waits for the other ranks
+    (MPI_Ibarrier, tested with growing pauses, so that it uses no core), then MPI_Finalize.
+    A later call replaces the former; abort=0 switches it off.
     """
 
 @final
@@ -85,6 +90,7 @@ class Engine:
         *,
         rank: int,
         hosts: Sequence[Sequence[int]],
+        host_names: Sequence[str],
         memory_fd: int,
         wire: dict[str, int] | None,
         progress_thread: bool,
@@ -96,7 +102,7 @@ class Engine:
         event_capacity: int,
     ) -> None:
         """hosts: the world ranks on each host, each list ascending, the lists in the order of their
-        first rank; every rank stands in exactly one.
+        first rank; every rank stands in exactly one. host_names: their names, for messages.
         memory_fd: memory of `memory_bytes(...)` bytes that all ranks of this host have open
         (duplicated by the engine), zero behind the header; -1 where the rank is alone on its host.
         wire: None where there is one host; else addresses of isend, irecv, test, cancel,
