@@ -1,0 +1,33 @@
+/* Kernels: element-wise reduction of several inputs into one output.
+ *
+ * The inputs are combined in the order in which they are given. float16 and bfloat16 are widened to
+ * float32, and rounded once, to nearest even, after the scale. Integer sums wrap. Min and Max hand on
+ * NaN. bool: Sum and Max are or, Min and Product are and.
+ * Every variant (one per instruction set) gives the same bits. */
+#ifndef HVDL_REDUCE_H
+#define HVDL_REDUCE_H
+
+#include "types.h"
+
+/* What is done to a result: divided by `divisor` (integers: toward zero), then multiplied by
+ * `factor` (integers: in double, cut toward zero). {1, 1.0} does nothing. */
+typedef struct {
+    int64_t divisor;
+    double factor;
+} hvdl_scale;
+
+static inline bool hvdl_scale_is_one(const hvdl_scale *scale)
+{
+    return scale->divisor == 1 && scale->factor == 1.0;
+}
+
+/* dst[i] = scale(src[0][i] op src[1][i] op ...), for i < count. dst may be one of the inputs, and
+ * must not overlap one otherwise. num_src >= 1; HVDL_AVERAGE is taken as HVDL_SUM (the divisor is
+ * the scale's). */
+void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src, int num_src,
+                 size_t count, const hvdl_scale *scale);
+
+/* "avx512", "avx2" or "baseline": what hvdl_reduce uses on this CPU. */
+const char *hvdl_reduce_variant(void);
+
+#endif

@@ -1,0 +1,3 @@
+/* The kernels for any CPU of the architecture. */
+#define VARIANT baseline
+#include "reduce_kernels.h"

@@ -1,0 +1,74 @@
+/* The words that every file of the core uses: error codes, element types, reduce ops, descriptors. */
+#ifndef HVDL_TYPES_H
+#define HVDL_TYPES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Functions return 0 or one of these; outputs are written only on success. */
+typedef enum {
+    HVDL_OK = 0,
+    HVDL_ENOMEM = -1, /* no memory */
+    HVDL_EINVAL = -2, /* an argument that the caller should have checked */
+    HVDL_EDUP = -3,   /* an operation of this kind and name is in flight */
+    HVDL_EAGAIN = -4, /* no room now; try again after some progress */
+    HVDL_EMPI = -5,   /* an MPI function returned an error */
+    HVDL_ECLOSED = -6 /* the engine is closed, or this is a forked child */
+} hvdl_err;
+
+typedef enum {
+    HVDL_ALLREDUCE = 0,
+    HVDL_BROADCAST = 1,
+    HVDL_ALLGATHER = 2,
+    HVDL_BARRIER = 3,
+    HVDL_PLAN = 4 /* the making of a plan; its runs are HVDL_ALLREDUCE */
+} hvdl_kind;
+
+typedef enum { HVDL_AVERAGE = 0, HVDL_SUM, HVDL_MIN, HVDL_MAX, HVDL_PRODUCT, HVDL_NUM_OPS } hvdl_op;
+
+typedef enum {
+    HVDL_UINT8 = 0,
+    HVDL_INT8,
+    HVDL_INT16,
+    HVDL_INT32,
+    HVDL_INT64,
+    HVDL_FLOAT16,
+    HVDL_BFLOAT16,
+    HVDL_FLOAT32,
+    HVDL_FLOAT64,
+    HVDL_BOOL,
+    HVDL_NUM_DTYPES
+} hvdl_dtype;
+
+static inline size_t hvdl_dtype_bytes(int dtype)
+{
+    static const uint8_t bytes[HVDL_NUM_DTYPES] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
+    return bytes[dtype];
+}
+
+#define HVDL_MAX_DIMS 8
+
+/* What the ranks must agree on. Compared with memcmp, so it is zeroed before it is filled. */
+typedef struct {
+    uint8_t kind, dtype, op, ndim;
+    int32_t root; /* broadcast: world rank; else -1 */
+    double prescale, postscale;
+    int64_t count;               /* elements; allgather: elements of one row */
+    int64_t dims[HVDL_MAX_DIMS]; /* allgather: dims[0] is -1, the rows travel beside it */
+} hvdl_desc;
+
+/* Names an operation: a hash of process set, kind and name. 128 bits: equality is taken for
+ * identity (2^64 names in flight would make a collision likely). */
+typedef struct {
+    uint64_t lo, hi;
+} hvdl_key;
+
+static inline bool hvdl_key_equal(hvdl_key a, hvdl_key b)
+{
+    return a.lo == b.lo && a.hi == b.hi;
+}
+
+#define HVDL_TEXT_BYTES 1024 /* the longest text of a failure, with its NUL */
+
+#endif
