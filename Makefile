@@ -1,0 +1,86 @@
+# Everything is built in this folder: .venv (Open MPI), .venv-mpich (MPICH), build/.
+PYTHON ?= python3
+NP ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+VENV_MPICH := .venv-mpich
+BIN := $(VENV)/bin
+EXTENSION := hvdlite/_core.abi3.so
+C_FILES := $(wildcard hvdlite/_core/*.c)
+C_HEADERS := $(wildcard hvdlite/_core/*.h)
+C_STRICT := -std=c11 -O3 -Wall -Wextra -Werror -DPy_LIMITED_API=0x030A0000
+PYTHON_INCLUDE = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
+PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar off -c constraints.txt
+PACKAGING := setup.cfg pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench sanitize build clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo      train on handwritten digits with hvdrun, on 2 processes'
+	@echo 'make test      all tests, under Open MPI and MPICH (PYTEST_ARGS="-k ring" for some)'
+	@echo 'make check     formatters, linters, types, C warnings as errors'
+	@echo 'make format    let the formatters change the files'
+	@echo 'make bench     compare with torch.distributed and plain MPI'
+	@echo 'make sanitize  the C core under ASan, UBSan and TSan'
+	@echo 'make build     .venv, .venv-mpich and the C core, nothing run'
+	@echo 'make clean     remove what was built'
+	@echo 'PYTHON=python3.12 make ... chooses the Python of .venv'
+
+demo: $(VENV)/.installed $(EXTENSION)
+	@$(BIN)/hvdrun -np $(NP) $(BIN)/python examples/digits.py
+
+test: build
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.installed $(EXTENSION)
+	@$(BIN)/python -m benchmarks
+
+build: $(VENV)/.installed $(VENV_MPICH)/.installed $(EXTENSION)
+
+# What the machine lacks is said before anything is made. The constraints keep torch at the version
+# that was tested. Without isolation, as a rebuild should not download setuptools each time.
+$(VENV)/.installed: $(PACKAGING)
+	@tools/check-machine $(PYTHON)
+	@echo 'installing into $(VENV) (the first time this downloads PyTorch)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(PIP_INSTALL) setuptools
+	@$(BIN)/python $(PIP_INSTALL) --no-build-isolation -e '.[mpi,test,dev]'
+	@touch $@
+
+# The same tests under the second MPI. A wheel of each MPI in one environment would fight over
+# bin/mpiexec. After the extension, as this install writes it too.
+$(VENV_MPICH)/.installed: $(PACKAGING) | $(EXTENSION)
+	@echo 'installing into $(VENV_MPICH)'
+	@test -x $(VENV_MPICH)/bin/python || $(PYTHON) -m venv $(VENV_MPICH)
+	@$(VENV_MPICH)/bin/python $(PIP_INSTALL) setuptools
+	@$(VENV_MPICH)/bin/python $(PIP_INSTALL) --no-build-isolation -e '.[test]' mpich
+	@touch $@
+
+$(EXTENSION): setup.py $(C_FILES) $(C_HEADERS) | $(VENV)/.installed
+	@echo 'compiling $@'
+	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+check: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	@# The launcher is installed under another name than its folder's; mypy learns it from a link.
+	@mkdir -p build/types && ln -sfn ../../launcher build/types/hvdrun
+	MYPYPATH=build/types $(BIN)/mypy -p hvdlite -p hvdrun -p tests
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_HEADERS)
+	@for source in $(C_FILES); do \
+	    $(CC) $(C_STRICT) -I"$(PYTHON_INCLUDE)" -c -o /dev/null $$source || exit 1; \
+	done
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES) $(C_HEADERS)
+
+clean:
+	rm -rf $(VENV) $(VENV_MPICH) build dist *.egg-info hvdlite/*.so
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
