@@ -12,7 +12,7 @@ def text_plot(values: Sequence[float], title: str, width: int = 64, height: int 
     >>> print(text_plot([4, 3, 2, 1], "loss", height=2))
     loss
       4.00 ┤█▄
-           ┤████
+           ┤███▄
       0.00 └────
     """
     width = min(width, len(values))
