@@ -1,0 +1,89 @@
+"""One rank of a world: runs the cases that the pytest process sends, until that goes away."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import warnings
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tests.worlds import ADDRESS_VARIABLE, Answer, die_with_parent, text_of
+
+
+def rank_from_launcher() -> int:
+    """This rank's number. Not asked of MPI, which only the cases start."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        if name in os.environ:
+            return int(os.environ[name])
+    raise SystemExit("tests.rank was not started by mpiexec")
+
+
+def serve(connection: Connection) -> None:
+    """Runs one case after the other."""
+    knobs: dict[str, str] = {}
+    while True:
+        try:
+            module, function, args, kwargs, wanted = connection.recv()
+        except EOFError:
+            return
+        try:
+            if wanted != knobs:
+                change_knobs(knobs, wanted)
+                knobs = wanted
+            answer = Answer(value=run(module, function, args, kwargs))
+            connection.send(answer)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            connection.send(Answer(failure=text_of(error)))
+
+
+def run(module: str, function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The case's own result."""
+    case: Any = importlib.import_module(module)
+    for part in function.split("."):
+        case = getattr(case, part)
+    try:
+        return case(*args, **kwargs)
+    finally:
+        # So that what a case left in a cycle ends with it, on all ranks alike.
+        gc.collect()
+
+
+def change_knobs(old: dict[str, str], new: dict[str, str]) -> None:
+    """The next `init` reads the new ones."""
+    if hvdlite := sys.modules.get("hvdlite"):
+        hvdlite.shutdown()
+    for name in old:
+        os.environ.pop(name, None)
+    os.environ.update(new)
+
+
+def main() -> None:
+    die_with_parent()
+    rank = rank_from_launcher()
+    # What the rank prints belongs to its own log: mpiexec would mix those of all ranks.
+    log = os.open(
+        os.path.join(os.environ["HVDLITE_TEST_FOLDER"], f"{rank}.log"), os.O_CREAT | os.O_WRONLY
+    )
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    warnings.simplefilter("error")
+    plug = socket.socket(socket.AF_UNIX)
+    plug.connect("\0" + os.environ[ADDRESS_VARIABLE])
+    connection = Connection(plug.detach())
+    connection.send((rank, os.getpid()))
+    serve(connection)
+
+
+if __name__ == "__main__":
+    main()
