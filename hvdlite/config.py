@@ -1,0 +1,55 @@
+"""Every setting of the runtime, typed and read from the environment in this one place.
+
+The table is `hvdrun.knobs`; the fields here give its rows their types.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hvdrun.knobs import KNOBS
+
+from hvdlite.errors import ConfigError
+
+_DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in KNOBS}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the knobs say; without arguments their defaults."""
+
+    block_bytes: int = _DEFAULTS["block_bytes"]
+    bucket_bytes: int = _DEFAULTS["bucket_bytes"]
+    deterministic: bool = _DEFAULTS["deterministic"]
+    event_log: int = _DEFAULTS["event_log"]
+    first_bucket_bytes: int = _DEFAULTS["first_bucket_bytes"]
+    gpu: str = _DEFAULTS["gpu"]
+    host_ranks: tuple[int, ...] = _DEFAULTS["host_ranks"]
+    inline_bytes: int = _DEFAULTS["inline_bytes"]
+    log_level: str = _DEFAULTS["log_level"]
+    piece_bytes: int = _DEFAULTS["piece_bytes"]
+    rank_process: str = _DEFAULTS["rank_process"]
+    segment_bytes: int = _DEFAULTS["segment_bytes"]
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
+        """Reads the variables; those that are not set have their defaults.
+
+        Raises:
+            ConfigError: a value that can't be parsed; the text names the variable.
+        """
+        values: dict[str, Any] = {}
+        for knob in KNOBS:
+            for variable in (knob.variable, knob.horovod):
+                text = environ.get(variable)
+                if text is None or not variable:
+                    continue
+                try:
+                    values[knob.name] = knob.parse(text)
+                except ValueError as error:
+                    raise ConfigError(f"{variable}={text!r}: {error} ({knob.help})") from None
+                break
+        return cls(**values)
