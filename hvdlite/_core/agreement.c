@@ -1,0 +1,218 @@
+#include "agreement.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- collecting ---- */
+
+static void add_rank(hvdl_variant *variant, int32_t rank)
+{
+    int named = variant->num_ranks < HVDL_MAX_NAMED ? variant->num_ranks : HVDL_MAX_NAMED;
+    int at = named;
+    while (at > 0 && variant->ranks[at - 1] > rank)
+        at--;
+    for (int i = named < HVDL_MAX_NAMED ? named : HVDL_MAX_NAMED - 1; i > at; i--)
+        variant->ranks[i] = variant->ranks[i - 1];
+    if (at < HVDL_MAX_NAMED)
+        variant->ranks[at] = rank;
+    variant->num_ranks++;
+}
+
+static hvdl_variant *variant_of(hvdl_variants *all, const hvdl_desc *desc)
+{
+    for (int i = 0; i < all->count; i++)
+        if (!memcmp(&all->variants[i].desc, desc, sizeof *desc))
+            return &all->variants[i];
+    if (all->count == HVDL_MAX_VARIANTS)
+        return &all->variants[HVDL_MAX_VARIANTS - 1];
+    hvdl_variant *variant = &all->variants[all->count++];
+    memset(variant, 0, sizeof *variant);
+    variant->desc = *desc;
+    return variant;
+}
+
+void hvdl_variants_add(hvdl_variants *all, const hvdl_desc *desc, int rank)
+{
+    add_rank(variant_of(all, desc), rank);
+}
+
+void hvdl_variants_merge(hvdl_variants *all, const hvdl_variants *more)
+{
+    for (int i = 0; i < more->count; i++) {
+        const hvdl_variant *from = &more->variants[i];
+        hvdl_variant *to = variant_of(all, &from->desc);
+        int named = from->num_ranks < HVDL_MAX_NAMED ? from->num_ranks : HVDL_MAX_NAMED;
+        for (int k = 0; k < named; k++)
+            add_rank(to, from->ranks[k]);
+        to->num_ranks += from->num_ranks - named;
+    }
+}
+
+/* ---- describing ---- */
+
+typedef struct {
+    char *text;
+    size_t used;
+} writer;
+
+static void put(writer *to, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    size_t room = HVDL_TEXT_BYTES - to->used;
+    int wrote = vsnprintf(to->text + to->used, room, format, arguments);
+    va_end(arguments);
+    if (wrote > 0)
+        to->used += (size_t)wrote < room ? (size_t)wrote : room - 1;
+}
+
+const char *hvdl_kind_name(int kind)
+{
+    static const char *const names[] = {"allreduce", "broadcast", "allgather", "barrier", "plan"};
+    return names[kind];
+}
+
+static void put_tensor(writer *to, const hvdl_desc *desc)
+{
+    static const char *const names[HVDL_NUM_DTYPES] = {"uint8",    "int8",    "int16",   "int32",
+                                                       "int64",    "float16", "bfloat16", "float32",
+                                                       "float64",  "bool"};
+    put(to, "%s[", names[desc->dtype]);
+    int shown = desc->ndim < HVDL_MAX_DIMS ? desc->ndim : HVDL_MAX_DIMS;
+    for (int i = 0; i < shown; i++) {
+        put(to, i ? ", " : "");
+        if (desc->kind == HVDL_ALLGATHER && i == 0)
+            put(to, "*"); /* the first dimension may differ */
+        else
+            put(to, "%" PRId64, desc->dims[i]);
+    }
+    put(to, desc->ndim > shown ? ", ...]" : "]");
+}
+
+/* In what the descriptors differ, and what to call it. */
+enum { KIND = 1, DTYPE = 2, SHAPE = 4, OP = 8, ROOT = 16, SCALE = 32 };
+
+static int difference(const hvdl_desc *a, const hvdl_desc *b)
+{
+    if (a->kind != b->kind)
+        return KIND;
+    int found = 0;
+    if (a->dtype != b->dtype)
+        found |= DTYPE;
+    if (a->ndim != b->ndim || a->count != b->count || memcmp(a->dims, b->dims, sizeof a->dims))
+        found |= SHAPE;
+    if (a->op != b->op)
+        found |= OP;
+    if (a->root != b->root)
+        found |= ROOT;
+    if (a->prescale != b->prescale || a->postscale != b->postscale)
+        found |= SCALE;
+    return found;
+}
+
+static void put_values(writer *to, const hvdl_desc *desc, int differing)
+{
+    static const char *const ops[HVDL_NUM_OPS] = {"Average", "Sum", "Min", "Max", "Product"};
+    const char *between = "";
+    if (differing & KIND) {
+        put(to, "%s", hvdl_kind_name(desc->kind));
+        return;
+    }
+    if (differing & (DTYPE | SHAPE)) {
+        put_tensor(to, desc);
+        between = " with ";
+    }
+    if (differing & OP) {
+        put(to, "%sop %s", between, ops[desc->op]);
+        between = ", ";
+    }
+    if (differing & ROOT) {
+        put(to, "%sroot_rank %d", between, desc->root);
+        between = ", ";
+    }
+    if (differing & SCALE)
+        put(to, "%sprescale_factor %g and postscale_factor %g", between, desc->prescale,
+            desc->postscale);
+}
+
+static void put_ranks(writer *to, const hvdl_variant *variant, const char *const *host_of_rank)
+{
+    if (variant->num_ranks == 1) {
+        put(to, "rank %d on %s", variant->ranks[0], host_of_rank[variant->ranks[0]]);
+        return;
+    }
+    int named = variant->num_ranks < HVDL_MAX_NAMED ? variant->num_ranks : HVDL_MAX_NAMED;
+    put(to, "ranks ");
+    for (int i = 0; i < named; i++)
+        put(to, i ? ", %d" : "%d", variant->ranks[i]);
+    if (variant->num_ranks > named)
+        put(to, " and %d more", variant->num_ranks - named);
+}
+
+static void put_remedy(writer *to, int differing)
+{
+    static const struct {
+        int bit;
+        const char *name;
+    } parts[] = {{DTYPE, "dtype"}, {SHAPE, "shape"},        {OP, "op"},
+                 {ROOT, "root_rank"}, {SCALE, "scale factors"}};
+    if (differing & KIND) {
+        put(to, "; call the same operations in the same order on every rank, or give each a name");
+        return;
+    }
+    const char *between = "; make the ";
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (differing & parts[i].bit) {
+            put(to, "%s%s", between, parts[i].name);
+            between = " and the ";
+        }
+    put(to, " the same on every rank");
+}
+
+void hvdl_variants_describe(const hvdl_variants *all, const char *name,
+                            const char *const *host_of_rank, char text[HVDL_TEXT_BYTES])
+{
+    /* The order: by lowest rank, but what most ranks sent comes last. */
+    const hvdl_variant *order[HVDL_MAX_VARIANTS] = {NULL};
+    int differing = 0, most = 0;
+    for (int i = 0; i < all->count; i++) {
+        const hvdl_variant *variant = &all->variants[i];
+        int at = i;
+        for (; at > 0 && order[at - 1]->ranks[0] > variant->ranks[0]; at--)
+            order[at] = order[at - 1];
+        order[at] = variant;
+    }
+    for (int i = 0; i < all->count; i++) {
+        differing |= difference(&order[0]->desc, &order[i]->desc);
+        if (order[i]->num_ranks > order[most]->num_ranks)
+            most = i;
+    }
+    if (all->count > 1 && order[most]->num_ranks == 1)
+        most = all->count - 1;
+    const hvdl_variant *majority = order[most];
+    for (int i = most; i + 1 < all->count; i++)
+        order[i] = order[i + 1];
+    order[all->count - 1] = majority;
+
+    if (differing & KIND)
+        differing = KIND;
+    const char *verb = differing & KIND ? "called" : differing & (DTYPE | SHAPE) ? "sent" : "gave";
+    writer to = {text, 0};
+    text[0] = '\0';
+    put(&to, "%s '%s': ", differing & KIND ? "operation" : hvdl_kind_name(majority->desc.kind),
+        name);
+    for (int i = 0; i < all->count; i++) {
+        bool last = i == all->count - 1;
+        if (i)
+            put(&to, ", ");
+        if (last && order[i]->num_ranks > 1)
+            put(&to, "the other %d ranks", order[i]->num_ranks);
+        else
+            put_ranks(&to, order[i], host_of_rank);
+        put(&to, i ? " " : " %s ", verb);
+        put_values(&to, &order[i]->desc, differing);
+    }
+    put_remedy(&to, differing);
+}

@@ -1,0 +1,35 @@
+/* Do all ranks ask for the same? The different descriptors that were posted for one operation, and
+ * the text that tells them apart. The text depends on what was posted and not on the order in which
+ * it arrived, so that every rank shows the same. */
+#ifndef HVDL_AGREEMENT_H
+#define HVDL_AGREEMENT_H
+
+#include "types.h"
+
+#define HVDL_MAX_VARIANTS 4 /* further ones are counted with the last */
+#define HVDL_MAX_NAMED 4    /* ranks that a text names one by one */
+
+typedef struct {
+    hvdl_desc desc;
+    int32_t num_ranks;
+    int32_t ranks[HVDL_MAX_NAMED]; /* the lowest ones, ascending */
+} hvdl_variant;
+
+typedef struct {
+    int32_t count; /* 1: they agree */
+    hvdl_variant variants[HVDL_MAX_VARIANTS];
+} hvdl_variants;
+
+/* Adds what one rank posted. */
+void hvdl_variants_add(hvdl_variants *all, const hvdl_desc *desc, int rank);
+
+/* Adds what the ranks of another host posted. */
+void hvdl_variants_merge(hvdl_variants *all, const hvdl_variants *more);
+
+/* Writes the text of the disagreement (count > 1). host_of_rank: the host's name per rank. */
+void hvdl_variants_describe(const hvdl_variants *all, const char *name,
+                            const char *const *host_of_rank, char text[HVDL_TEXT_BYTES]);
+
+const char *hvdl_kind_name(int kind);
+
+#endif

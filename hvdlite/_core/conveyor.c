@@ -1,0 +1,291 @@
+#include "conveyor.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Below this many bytes per pass everyone adds up everything: the second synchronization costs more
+ * than the additions. */
+#define DIRECT_BYTES 16384
+
+hvdl_range hvdl_slice(size_t count, int num_rails, int rail, hvdl_dtype dtype)
+{
+    size_t align = 64 / hvdl_dtype_bytes((int)dtype);
+    return hvdl_part(count, (size_t)num_rails, (size_t)rail, align);
+}
+
+void hvdl_conveyor_init(hvdl_conveyor *conveyor, hvdl_shm *shm)
+{
+    memset(conveyor, 0, sizeof *conveyor);
+    conveyor->shm = shm;
+}
+
+hvdl_pass *hvdl_pass_new(hvdl_pass_type type, int num_sources)
+{
+    hvdl_pass *pass =
+        calloc(1, sizeof *pass + (size_t)num_sources * sizeof(hvdl_source));
+    if (pass) {
+        pass->type = type;
+        pass->num_sources = num_sources;
+        pass->prescale = pass->scale = (hvdl_scale){1, 1.0};
+    }
+    return pass;
+}
+
+/* ---- geometry ---- */
+
+static void lay_out(const hvdl_shm *shm, hvdl_pass *pass)
+{
+    size_t esize = hvdl_dtype_bytes((int)pass->dtype), longest = 0;
+    switch (pass->type) {
+    case HVDL_PASS_ALLREDUCE:
+        pass->unit = shm->block_bytes / esize;
+        pass->direct = shm->local_size <= 2 || pass->count * esize <= DIRECT_BYTES;
+        longest = pass->count;
+        break;
+    case HVDL_PASS_SCATTER: /* a block holds a part of every rail's slice */
+        pass->unit = shm->block_bytes / (size_t)pass->num_rails / 64 * 64 / esize;
+        longest = hvdl_range_size(hvdl_slice(pass->count, pass->num_rails, 0, pass->dtype));
+        break;
+    case HVDL_PASS_SHARE: /* every source has a staging block of its own */
+        pass->unit = shm->block_bytes;
+        for (int i = 0; i < pass->num_sources; i++)
+            if (pass->sources[i].bytes > longest)
+                longest = pass->sources[i].bytes;
+        break;
+    }
+    pass->num_blocks = hvdl_ceil_div(longest, pass->unit);
+}
+
+/* Part of [0, total) that block `block` covers. */
+static hvdl_range block_of(size_t total, size_t unit, uint64_t block)
+{
+    size_t begin = block * unit < total ? block * unit : total;
+    return (hvdl_range){begin, total - begin < unit ? total : begin + unit};
+}
+
+/* Scatter: the elements of the piece that block `block` holds of rail `rail`'s slice. */
+static hvdl_range scatter_range(const hvdl_pass *pass, int rail, uint64_t block)
+{
+    hvdl_range slice = hvdl_slice(pass->count, pass->num_rails, rail, pass->dtype);
+    hvdl_range part = block_of(hvdl_range_size(slice), pass->unit, block);
+    return (hvdl_range){slice.begin + part.begin, slice.begin + part.end};
+}
+
+/* ---- the stages' work; b: the block within the pass, number: within the stream ---- */
+
+static void copy_scaled(const hvdl_pass *pass, char *to, const char *from, size_t count)
+{
+    const void *input = from;
+    if (!hvdl_scale_is_one(&pass->prescale))
+        hvdl_reduce(pass->dtype, HVDL_SUM, to, &input, 1, count, &pass->prescale);
+    else if (to != from)
+        memcpy(to, from, count * hvdl_dtype_bytes((int)pass->dtype));
+}
+
+static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
+{
+    size_t esize = hvdl_dtype_bytes((int)pass->dtype);
+    bool alone = shm->local_size == 1;
+    char *staging = alone ? NULL : hvdl_staging(shm, shm->local_rank, number);
+    switch (pass->type) {
+    case HVDL_PASS_ALLREDUCE: {
+        hvdl_range part = block_of(pass->count, pass->unit, b);
+        char *to = alone ? pass->out + part.begin * esize : staging;
+        copy_scaled(pass, to, pass->in + part.begin * esize, hvdl_range_size(part));
+        break;
+    }
+    case HVDL_PASS_SCATTER:
+        for (int rail = 0; rail < pass->num_rails; rail++) {
+            hvdl_range part = scatter_range(pass, rail, b);
+            char *to = alone ? pass->out + part.begin * esize
+                             : staging + (size_t)rail * pass->unit * esize;
+            copy_scaled(pass, to, pass->in + part.begin * esize, hvdl_range_size(part));
+        }
+        break;
+    case HVDL_PASS_SHARE:
+        for (int i = 0; i < pass->num_sources; i++) {
+            const hvdl_source *source = &pass->sources[i];
+            hvdl_range part = block_of(source->bytes, pass->unit, b);
+            if (source->local != shm->local_rank || !hvdl_range_size(part))
+                continue;
+            if (!alone)
+                memcpy(staging, source->from + part.begin, hvdl_range_size(part));
+            if (source->to != source->from)
+                memcpy(source->to + part.begin, source->from + part.begin, hvdl_range_size(part));
+        }
+        break;
+    }
+}
+
+/* Adds up `range` (elements within the staging blocks) of all ranks into `to`. */
+static void add_up(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t number, size_t offset_bytes,
+                   size_t count, char *to)
+{
+    const void *inputs[HVDL_MAX_LOCAL];
+    for (int r = 0; r < shm->local_size; r++)
+        inputs[r] = hvdl_staging(shm, r, number) + offset_bytes;
+    hvdl_reduce(pass->dtype, pass->op, to, inputs, shm->local_size, count, &pass->scale);
+}
+
+/* The slice of an allreduce's block that local rank `local` adds up: elements of the block. */
+static hvdl_range block_slice(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, int local)
+{
+    size_t count = hvdl_range_size(block_of(pass->count, pass->unit, b));
+    return hvdl_slice(count, shm->local_size, local, pass->dtype);
+}
+
+static void reduce_block(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
+{
+    size_t esize = hvdl_dtype_bytes((int)pass->dtype);
+    if (pass->type == HVDL_PASS_ALLREDUCE) {
+        /* In place: nobody else reads this slice of this rank's staging block before it is summed. */
+        hvdl_range slice = block_slice(shm, pass, b, shm->local_rank);
+        add_up(shm, pass, number, slice.begin * esize, hvdl_range_size(slice),
+               hvdl_staging(shm, shm->local_rank, number) + slice.begin * esize);
+    } else {
+        hvdl_range part = scatter_range(pass, shm->local_rank, b);
+        add_up(shm, pass, number, (size_t)shm->local_rank * pass->unit * esize,
+               hvdl_range_size(part), pass->out + part.begin * esize);
+    }
+}
+
+static void take_out(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
+{
+    size_t esize = hvdl_dtype_bytes((int)pass->dtype);
+    switch (pass->type) {
+    case HVDL_PASS_ALLREDUCE: {
+        hvdl_range part = block_of(pass->count, pass->unit, b);
+        char *to = pass->out + part.begin * esize;
+        if (pass->direct) {
+            add_up(shm, pass, number, 0, hvdl_range_size(part), to);
+            break;
+        }
+        for (int r = 0; r < shm->local_size; r++) {
+            hvdl_range slice = block_slice(shm, pass, b, r);
+            memcpy(to + slice.begin * esize, hvdl_staging(shm, r, number) + slice.begin * esize,
+                   hvdl_range_size(slice) * esize);
+        }
+        break;
+    }
+    case HVDL_PASS_SCATTER:
+        break;
+    case HVDL_PASS_SHARE:
+        for (int i = 0; i < pass->num_sources; i++) {
+            const hvdl_source *source = &pass->sources[i];
+            hvdl_range part = block_of(source->bytes, pass->unit, b);
+            if (source->local != shm->local_rank && hvdl_range_size(part))
+                memcpy(source->to + part.begin, hvdl_staging(shm, source->local, number),
+                       hvdl_range_size(part));
+        }
+        break;
+    }
+}
+
+/* ---- the stream ---- */
+
+void hvdl_conveyor_add(hvdl_conveyor *conveyor, hvdl_pass *pass)
+{
+    lay_out(conveyor->shm, pass);
+    pass->next = NULL;
+    if (conveyor->last)
+        conveyor->last->next = pass;
+    else
+        conveyor->first = pass;
+    conveyor->last = pass;
+    for (int stage = 0; stage < HVDL_NUM_STAGES; stage++)
+        if (!conveyor->current[stage])
+            conveyor->current[stage] = pass;
+}
+
+/* Whether this rank may do the next block of `stage`. */
+static bool may_enter(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage stage)
+{
+    hvdl_shm *shm = conveyor->shm;
+    uint64_t number = conveyor->blocks[stage];
+    if (stage > HVDL_STAGE_IN && conveyor->blocks[stage - 1] <= number)
+        return false; /* a rank's own stages follow each other */
+    if (shm->local_size == 1)
+        return true;
+    switch (stage) {
+    case HVDL_STAGE_IN:
+        return number < HVDL_NUM_BUFFERS ||
+               hvdl_stage_reached(shm, HVDL_STAGE_OUT, number + 1 - HVDL_NUM_BUFFERS);
+    case HVDL_STAGE_REDUCED:
+        if (pass->type == HVDL_PASS_SCATTER ? shm->local_rank >= pass->num_rails
+                                            : pass->type == HVDL_PASS_SHARE || pass->direct)
+            return true; /* nothing to do here */
+        return hvdl_stage_reached(shm, HVDL_STAGE_IN, number + 1);
+    default:
+        if (pass->type == HVDL_PASS_SCATTER)
+            return true;
+        if (pass->type == HVDL_PASS_SHARE || pass->direct)
+            return hvdl_stage_reached(shm, HVDL_STAGE_IN, number + 1);
+        return hvdl_stage_reached(shm, HVDL_STAGE_REDUCED, number + 1);
+    }
+}
+
+static void do_block(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage stage)
+{
+    hvdl_shm *shm = conveyor->shm;
+    uint64_t b = pass->at[stage], number = conveyor->blocks[stage];
+    if (stage == HVDL_STAGE_IN)
+        put_in(shm, pass, b, number);
+    else if (shm->local_size == 1)
+        return;
+    else if (stage == HVDL_STAGE_OUT)
+        take_out(shm, pass, b, number);
+    else if (pass->type == HVDL_PASS_ALLREDUCE ? !pass->direct
+                                               : pass->type == HVDL_PASS_SCATTER &&
+                                                     shm->local_rank < pass->num_rails)
+        reduce_block(shm, pass, b, number);
+}
+
+/* Moves a stage past passes that it has finished. */
+static void settle(hvdl_conveyor *conveyor, hvdl_stage stage)
+{
+    hvdl_pass *pass = conveyor->current[stage];
+    while (pass && pass->at[stage] == pass->num_blocks)
+        pass = pass->next;
+    conveyor->current[stage] = pass;
+}
+
+bool hvdl_conveyor_step(hvdl_conveyor *conveyor, hvdl_pass **finished)
+{
+    *finished = NULL;
+    if (!conveyor->first)
+        return false;
+    bool worked = false;
+    /* What frees buffers and lets others go on comes first. */
+    for (int stage = HVDL_STAGE_OUT; stage >= HVDL_STAGE_IN && !worked; stage--) {
+        settle(conveyor, (hvdl_stage)stage);
+        hvdl_pass *pass = conveyor->current[stage];
+        if (!pass || !may_enter(conveyor, pass, (hvdl_stage)stage))
+            continue;
+        do_block(conveyor, pass, (hvdl_stage)stage);
+        pass->at[stage]++;
+        conveyor->blocks[stage]++;
+        if (conveyor->shm->local_size > 1)
+            hvdl_stage_publish(conveyor->shm, (hvdl_stage)stage, conveyor->blocks[stage], true);
+        worked = true;
+    }
+    hvdl_pass *first = conveyor->first;
+    if (first->at[HVDL_STAGE_OUT] == first->num_blocks) {
+        for (int stage = 0; stage < HVDL_NUM_STAGES; stage++)
+            settle(conveyor, (hvdl_stage)stage);
+        conveyor->first = first->next;
+        if (!conveyor->first)
+            conveyor->last = NULL;
+        *finished = first;
+        worked = true;
+    }
+    return worked;
+}
+
+hvdl_pass *hvdl_conveyor_clear(hvdl_conveyor *conveyor)
+{
+    hvdl_pass *all = conveyor->first;
+    conveyor->first = conveyor->last = NULL;
+    for (int stage = 0; stage < HVDL_NUM_STAGES; stage++)
+        conveyor->current[stage] = NULL;
+    return all;
+}

@@ -1,0 +1,408 @@
+#include "exchange.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "schedule.h"
+
+#define HVDL_WINDOW 4
+
+/* Messages from one peer, or to one, with one tag, in order. Message m has slot m % HVDL_WINDOW.
+ * done <= posted <= done + HVDL_WINDOW */
+typedef struct {
+    size_t posted, done;
+    hvdl_request requests[HVDL_WINDOW];
+} stream;
+
+/* What goes to and comes from one other host in the direct exchange. */
+typedef struct {
+    stream send_part, recv_part, send_sum, recv_sum;
+    char *parts; /* HVDL_WINDOW segments received from that host */
+} direct_peer;
+
+struct hvdl_exchange {
+    hvdl_exchange_spec spec;
+    hvdl_wire *wire;
+    size_t esize, num_segments;
+    size_t segment_room;    /* bytes of the largest segment */
+    size_t *chunks;         /* gather: offsets, then sizes, of all hosts' chunks */
+    stream send, recv;      /* ring, gather, chain */
+    size_t num_messages;    /* ring, gather: of the whole exchange, each way */
+    size_t num_reducing;    /* ring: the first so many received messages are added */
+    direct_peer *directs;   /* direct: one per host, the own one unused */
+    size_t reduced;         /* direct: segments of the own chunk that are complete */
+    char *scratch;
+};
+
+/* ---- streams ---- */
+
+static bool stream_has_room(const stream *s)
+{
+    return s->posted - s->done < HVDL_WINDOW;
+}
+
+/* Tests the oldest message in flight. *completed: there was one, and it is done. */
+static hvdl_err stream_test(hvdl_exchange *x, stream *s, bool *completed)
+{
+    *completed = false;
+    if (s->done == s->posted)
+        return HVDL_OK;
+    hvdl_err err = hvdl_wire_test(x->wire, &s->requests[s->done % HVDL_WINDOW], completed);
+    if (!err && *completed)
+        s->done++;
+    return err;
+}
+
+static hvdl_err stream_send(hvdl_exchange *x, stream *s, const void *from, size_t bytes, int host,
+                            int tag)
+{
+    hvdl_err err = hvdl_wire_send(x->wire, from, bytes, x->spec.peers[host], tag,
+                                  &s->requests[s->posted % HVDL_WINDOW]);
+    if (!err) {
+        s->posted++;
+        x->wire->data_messages++;
+        x->wire->data_bytes += bytes;
+    }
+    return err;
+}
+
+static hvdl_err stream_recv(hvdl_exchange *x, stream *s, void *to, size_t bytes, int host, int tag)
+{
+    hvdl_err err = hvdl_wire_recv(x->wire, to, bytes, x->spec.peers[host], tag,
+                                  &s->requests[s->posted % HVDL_WINDOW]);
+    if (!err)
+        s->posted++;
+    return err;
+}
+
+/* ---- where things lie ---- */
+
+/* Bytes of segment `segment` of host `chunk`'s chunk, as offsets in the buffer. */
+static hvdl_range segment_at(const hvdl_exchange *x, int chunk, size_t segment)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    if (spec->algorithm == HVDL_GATHER) {
+        size_t offset = x->chunks[chunk], bytes = x->chunks[spec->num_hosts + chunk];
+        hvdl_range part = hvdl_part(bytes, x->num_segments, segment, 1);
+        return (hvdl_range){offset + part.begin, offset + part.end};
+    }
+    hvdl_range whole = {0, spec->count};
+    if (spec->algorithm != HVDL_CHAIN)
+        whole = hvdl_part(spec->count, (size_t)spec->num_hosts, (size_t)chunk, 1);
+    hvdl_range part = hvdl_part(hvdl_range_size(whole), x->num_segments, segment, 1);
+    return (hvdl_range){(whole.begin + part.begin) * x->esize, (whole.begin + part.end) * x->esize};
+}
+
+static size_t largest_chunk_bytes(const hvdl_exchange *x)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    if (spec->algorithm == HVDL_CHAIN)
+        return spec->count * x->esize;
+    if (spec->algorithm != HVDL_GATHER) /* the first chunk is never smaller than another */
+        return hvdl_range_size(hvdl_part(spec->count, (size_t)spec->num_hosts, 0, 1)) * x->esize;
+    size_t largest = 0;
+    for (int h = 0; h < spec->num_hosts; h++)
+        if (x->chunks[spec->num_hosts + h] > largest)
+            largest = x->chunks[spec->num_hosts + h];
+    return largest;
+}
+
+/* ---- ring and gather ---- */
+
+static hvdl_err ring_received(hvdl_exchange *x, size_t message)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    if (message >= x->num_reducing)
+        return HVDL_OK; /* it was received in place */
+    int step = (int)(message / x->num_segments);
+    hvdl_range at = segment_at(x, hvdl_ring_recv_chunk(spec->host, step, spec->num_hosts),
+                               message % x->num_segments);
+    const void *inputs[2] = {spec->buffer + at.begin,
+                             x->scratch + message % HVDL_WINDOW * x->segment_room};
+    /* The last addition to a chunk completes its sum. */
+    hvdl_scale none = {1, 1.0};
+    hvdl_reduce(spec->dtype, spec->op, spec->buffer + at.begin, inputs, 2,
+                hvdl_range_size(at) / x->esize,
+                step == spec->num_hosts - 2 ? &spec->scale : &none);
+    return HVDL_OK;
+}
+
+static hvdl_err ring_step(hvdl_exchange *x, bool *progressed, bool *done)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    int hosts = spec->num_hosts;
+    int next = (spec->host + 1) % hosts, previous = (spec->host + hosts - 1) % hosts;
+    bool again = true;
+    while (again) {
+        bool completed;
+        hvdl_err err = stream_test(x, &x->recv, &completed);
+        again = completed;
+        if (!err && completed)
+            err = ring_received(x, x->recv.done - 1);
+        if (!err) {
+            err = stream_test(x, &x->send, &completed);
+            again |= completed;
+        }
+        /* What is received in place overwrites a segment that was sent num_reducing messages ago
+         * (the same chunk, on its first way round): that send must have left the buffer. */
+        while (!err && x->recv.posted < x->num_messages && stream_has_room(&x->recv) &&
+               (x->recv.posted < x->num_reducing ||
+                x->send.done > x->recv.posted - x->num_reducing || !x->num_reducing)) {
+            size_t message = x->recv.posted;
+            int step = (int)(message / x->num_segments);
+            hvdl_range at = segment_at(x, hvdl_ring_recv_chunk(spec->host, step, hosts),
+                                       message % x->num_segments);
+            void *to = message < x->num_reducing
+                           ? x->scratch + message % HVDL_WINDOW * x->segment_room
+                           : spec->buffer + at.begin;
+            err = stream_recv(x, &x->recv, to, hvdl_range_size(at), previous, spec->tag);
+            again = true;
+        }
+        /* A segment is sent on one step after it was received: message m after m - num_segments. */
+        while (!err && x->send.posted < x->num_messages && stream_has_room(&x->send) &&
+               x->send.posted < x->recv.done + x->num_segments) {
+            size_t message = x->send.posted;
+            int step = (int)(message / x->num_segments);
+            hvdl_range at = segment_at(x, hvdl_ring_send_chunk(spec->host, step, hosts),
+                                       message % x->num_segments);
+            err = stream_send(x, &x->send, spec->buffer + at.begin, hvdl_range_size(at), next,
+                              spec->tag);
+            again = true;
+        }
+        if (err)
+            return err;
+        *progressed |= again;
+    }
+    *done = x->recv.done == x->num_messages && x->send.done == x->num_messages;
+    return HVDL_OK;
+}
+
+/* ---- direct ---- */
+
+static void direct_reduce(hvdl_exchange *x)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    hvdl_range at = segment_at(x, spec->host, x->reduced);
+    const void *inputs[spec->num_hosts];
+    for (int h = 0; h < spec->num_hosts; h++)
+        inputs[h] = h == spec->host
+                        ? spec->buffer + at.begin
+                        : x->directs[h].parts + x->reduced % HVDL_WINDOW * x->segment_room;
+    hvdl_reduce(spec->dtype, spec->op, spec->buffer + at.begin, inputs, spec->num_hosts,
+                hvdl_range_size(at) / x->esize, &spec->scale);
+    x->reduced++;
+}
+
+static hvdl_err direct_step_peer(hvdl_exchange *x, int h, bool *again)
+{
+    direct_peer *peer = &x->directs[h];
+    const hvdl_exchange_spec *spec = &x->spec;
+    stream *all[] = {&peer->recv_part, &peer->recv_sum, &peer->send_part, &peer->send_sum};
+    hvdl_err err = HVDL_OK;
+    for (size_t i = 0; !err && i < sizeof all / sizeof *all; i++) {
+        bool completed;
+        err = stream_test(x, all[i], &completed);
+        *again |= completed;
+    }
+    /* A part's slot is free once the segment before the last HVDL_WINDOW ones has been added. */
+    while (!err && peer->recv_part.posted < x->num_segments && stream_has_room(&peer->recv_part) &&
+           peer->recv_part.posted < x->reduced + HVDL_WINDOW) {
+        size_t segment = peer->recv_part.posted;
+        hvdl_range at = segment_at(x, spec->host, segment);
+        err = stream_recv(x, &peer->recv_part,
+                          peer->parts + segment % HVDL_WINDOW * x->segment_room,
+                          hvdl_range_size(at), h, spec->tag);
+        *again = true;
+    }
+    while (!err && peer->send_part.posted < x->num_segments && stream_has_room(&peer->send_part)) {
+        hvdl_range at = segment_at(x, h, peer->send_part.posted);
+        err = stream_send(x, &peer->send_part, spec->buffer + at.begin, hvdl_range_size(at), h,
+                          spec->tag);
+        *again = true;
+    }
+    while (!err && peer->send_sum.posted < x->reduced && stream_has_room(&peer->send_sum)) {
+        hvdl_range at = segment_at(x, spec->host, peer->send_sum.posted);
+        err = stream_send(x, &peer->send_sum, spec->buffer + at.begin, hvdl_range_size(at), h,
+                          spec->tag + 1);
+        *again = true;
+    }
+    /* The sum replaces the part that was sent: that send must have left the buffer. */
+    while (!err && peer->recv_sum.posted < x->num_segments && stream_has_room(&peer->recv_sum) &&
+           peer->send_part.done > peer->recv_sum.posted) {
+        hvdl_range at = segment_at(x, h, peer->recv_sum.posted);
+        err = stream_recv(x, &peer->recv_sum, spec->buffer + at.begin, hvdl_range_size(at), h,
+                          spec->tag + 1);
+        *again = true;
+    }
+    return err;
+}
+
+static hvdl_err direct_step(hvdl_exchange *x, bool *progressed, bool *done)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    bool again = true;
+    while (again) {
+        again = false;
+        size_t arrived = x->num_segments, finished = x->num_segments;
+        for (int h = 0; h < spec->num_hosts; h++) {
+            if (h == spec->host)
+                continue;
+            hvdl_err err = direct_step_peer(x, h, &again);
+            if (err)
+                return err;
+            const direct_peer *peer = &x->directs[h];
+            if (peer->recv_part.done < arrived)
+                arrived = peer->recv_part.done;
+            if (peer->recv_sum.done < finished)
+                finished = peer->recv_sum.done;
+            if (peer->send_sum.done < finished)
+                finished = peer->send_sum.done;
+        }
+        if (x->reduced < arrived) {
+            direct_reduce(x);
+            again = true;
+        }
+        *progressed |= again;
+        *done = finished == x->num_segments;
+    }
+    return HVDL_OK;
+}
+
+/* ---- chain ---- */
+
+static hvdl_err chain_step(hvdl_exchange *x, bool *progressed, bool *done)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    int hosts = spec->num_hosts, place = (spec->host - spec->root + hosts) % hosts;
+    size_t to_recv = place > 0 ? x->num_segments : 0;
+    size_t to_send = place < hosts - 1 ? x->num_segments : 0;
+    bool again = true;
+    while (again) {
+        bool completed;
+        hvdl_err err = stream_test(x, &x->recv, &completed);
+        again = completed;
+        if (!err) {
+            err = stream_test(x, &x->send, &completed);
+            again |= completed;
+        }
+        while (!err && x->recv.posted < to_recv && stream_has_room(&x->recv)) {
+            hvdl_range at = segment_at(x, 0, x->recv.posted);
+            err = stream_recv(x, &x->recv, spec->buffer + at.begin, hvdl_range_size(at),
+                              (spec->host + hosts - 1) % hosts, spec->tag);
+            again = true;
+        }
+        while (!err && x->send.posted < to_send && stream_has_room(&x->send) &&
+               (place == 0 || x->send.posted < x->recv.done)) {
+            hvdl_range at = segment_at(x, 0, x->send.posted);
+            err = stream_send(x, &x->send, spec->buffer + at.begin, hvdl_range_size(at),
+                              (spec->host + 1) % hosts, spec->tag);
+            again = true;
+        }
+        if (err)
+            return err;
+        *progressed |= again;
+    }
+    *done = x->recv.done == to_recv && x->send.done == to_send;
+    return HVDL_OK;
+}
+
+/* ---- life ---- */
+
+static hvdl_err allocate(hvdl_exchange *x)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    size_t hosts = (size_t)spec->num_hosts;
+    if (spec->algorithm == HVDL_GATHER) {
+        x->chunks = malloc(2 * hosts * sizeof *x->chunks);
+        if (!x->chunks)
+            return HVDL_ENOMEM;
+        memcpy(x->chunks, spec->chunk_offsets, hosts * sizeof *x->chunks);
+        memcpy(x->chunks + hosts, spec->chunk_bytes, hosts * sizeof *x->chunks);
+    }
+    size_t largest = largest_chunk_bytes(x);
+    x->num_segments = hvdl_ceil_div(largest, spec->segment_bytes);
+    if (!x->num_segments)
+        x->num_segments = 1;
+    /* A segment is a whole number of elements, so it may be one element more than its share. */
+    x->segment_room = hvdl_ceil_div(largest, x->num_segments) + x->esize;
+    if (spec->algorithm == HVDL_RING) {
+        x->num_reducing = (hosts - 1) * x->num_segments;
+        x->num_messages = 2 * x->num_reducing;
+        x->scratch = malloc(HVDL_WINDOW * x->segment_room);
+        return x->scratch ? HVDL_OK : HVDL_ENOMEM;
+    }
+    if (spec->algorithm == HVDL_GATHER)
+        x->num_messages = (hosts - 1) * x->num_segments;
+    if (spec->algorithm == HVDL_DIRECT) {
+        x->directs = calloc(hosts, sizeof *x->directs);
+        x->scratch = malloc(hosts * HVDL_WINDOW * x->segment_room);
+        if (!x->directs || !x->scratch)
+            return HVDL_ENOMEM;
+        for (size_t h = 0; h < hosts; h++)
+            x->directs[h].parts = x->scratch + h * HVDL_WINDOW * x->segment_room;
+    }
+    return HVDL_OK;
+}
+
+static void free_memory(hvdl_exchange *x)
+{
+    free(x->chunks);
+    free(x->directs);
+    free(x->scratch);
+    free(x);
+}
+
+hvdl_err hvdl_exchange_create(hvdl_exchange **out, hvdl_wire *wire, const hvdl_exchange_spec *spec)
+{
+    hvdl_exchange *x = calloc(1, sizeof *x);
+    if (!x)
+        return HVDL_ENOMEM;
+    x->spec = *spec;
+    x->wire = wire;
+    x->esize = hvdl_dtype_bytes((int)spec->dtype);
+    hvdl_err err = allocate(x);
+    if (err) {
+        free_memory(x);
+        return err;
+    }
+    *out = x;
+    return HVDL_OK;
+}
+
+hvdl_err hvdl_exchange_step(hvdl_exchange *x, bool *progressed, bool *done)
+{
+    switch (x->spec.algorithm) {
+    case HVDL_DIRECT: return direct_step(x, progressed, done);
+    case HVDL_CHAIN: return chain_step(x, progressed, done);
+    default: return ring_step(x, progressed, done);
+    }
+}
+
+static bool end_stream(hvdl_exchange *x, stream *s, bool receiving)
+{
+    bool ended = true;
+    for (size_t m = s->done; m < s->posted; m++) {
+        hvdl_request *request = &s->requests[m % HVDL_WINDOW];
+        bool done = false;
+        if (receiving)
+            ended &= hvdl_wire_cancel_recv(x->wire, request);
+        else /* a send is never cancelled: no MPI ends a large one that way */
+            ended &= !hvdl_wire_test(x->wire, request, &done) && done;
+    }
+    return ended;
+}
+
+bool hvdl_exchange_destroy(hvdl_exchange *x)
+{
+    bool ended = end_stream(x, &x->recv, true);
+    ended &= end_stream(x, &x->send, false);
+    for (int h = 0; x->directs && h < x->spec.num_hosts; h++) {
+        ended &= end_stream(x, &x->directs[h].recv_part, true);
+        ended &= end_stream(x, &x->directs[h].recv_sum, true);
+        ended &= end_stream(x, &x->directs[h].send_part, false);
+        ended &= end_stream(x, &x->directs[h].send_sum, false);
+    }
+    if (ended)
+        free_memory(x);
+    return ended; /* else it is left to MPI, which may still use it */
+}
