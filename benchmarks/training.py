@@ -1,0 +1,167 @@
+"""Times one training step, zero_grad to step(), with the gradients averaged in different ways.
+
+All contenders start from the same parameters and get the same batches, a fresh one in each round,
+so that what they have trained can be compared at the end.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import hvdlite as hvd
+from benchmarks.figures import FLOOR, OURS
+from benchmarks.plan import rotated
+
+WARM_UP_ROUNDS = 3
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Task:
+    title: str
+    widths: tuple[int, ...]  # of the layers, the input first
+    optimizer: type[torch.optim.Optimizer]
+    lr: float
+    batch_size: int  # of all ranks together
+
+
+TASKS = {
+    "mlp": Task(
+        "MLP 784-700-500-10, Adam, batch 128", (784, 700, 500, CLASSES), torch.optim.Adam, 1e-3, 128
+    ),
+    "deep": Task("12 layers 1024×1024, SGD, batch 64", (1024,) * 13, torch.optim.SGD, 1e-2, 64),
+}
+
+
+def network(task: Task) -> nn.Sequential:
+    """Linear layers with ReLU between them; the same parameters at every call."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for width_in, width_out in pairwise(task.widths):
+        linear = nn.Linear(width_in, width_out)
+        nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def batch(task: Task, round_: int, rank: int, size: int) -> tuple[Tensor, Tensor]:
+    """This rank's share of a round's batch."""
+    generator = torch.Generator().manual_seed(round_)
+    samples = torch.randn(task.batch_size, task.widths[0], generator=generator)
+    labels = torch.randint(CLASSES, (task.batch_size,), generator=generator)
+    return samples[rank::size], labels[rank::size]
+
+
+class Trainer:
+    """A network, its optimizer, and how the gradients of the ranks become one."""
+
+    def __init__(self, task: Task) -> None:
+        self.network = network(task)
+        self.model: nn.Module = self.network
+        self.optimizer = task.optimizer(self.network.parameters(), lr=task.lr)
+
+    def average_gradients(self) -> None:
+        """Between backward() and step(); nothing where backward() has done it."""
+
+    def step(self, samples: Tensor, labels: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = cross_entropy(self.model(samples), labels)
+        loss.backward()
+        self.average_gradients()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class Hvdlite(Trainer):
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.optimizer = hvd.DistributedOptimizer(
+            self.optimizer, named_parameters=self.network.named_parameters()
+        )
+
+
+class DDP(Trainer):
+    """torch's own, over the default process group, with its default options."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.model = DistributedDataParallel(self.network)
+
+
+class MPIByHand(Trainer):
+    """What a user of mpi4py would write: all gradients in one buffer, one Allreduce."""
+
+    def __init__(self, task: Task, mpi: Any, comm: Any) -> None:
+        super().__init__(task)
+        self.parameters = list(self.network.parameters())
+        self.flat = torch.empty(sum(p.numel() for p in self.parameters))
+        parts = self.flat.split([p.numel() for p in self.parameters])
+        self.views = [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
+        self.mpi, self.comm = mpi, comm
+
+    def average_gradients(self) -> None:
+        for view, parameter in zip(self.views, self.parameters, strict=True):
+            view.copy_(parameter.grad)  # type: ignore[arg-type]
+            parameter.grad = view
+        self.comm.Allreduce(self.mpi.IN_PLACE, self.flat.numpy(), self.mpi.SUM)
+        self.flat.div_(self.comm.size)
+
+
+def contenders(mpi: Any, comm: Any) -> dict[str, Callable[[Task], Trainer]]:
+    """By name; FLOOR, which trains each rank for itself, is what no contender can beat."""
+    return {
+        OURS: Hvdlite,
+        "DDP (Gloo)": DDP,
+        "MPI by hand": lambda task: MPIByHand(task, mpi, comm),
+        FLOOR: Trainer,
+    }
+
+
+def time_task(
+    task: Task, rounds: int, comm: Any, contenders: dict[str, Callable[[Task], Trainer]]
+) -> dict[str, list[float]]:
+    """This rank's seconds per step, by contender and round. Collective."""
+    trainers = {name: make(task) for name, make in contenders.items()}
+    times_s: dict[str, list[float]] = {name: [] for name in trainers}
+    losses: dict[str, list[float]] = {name: [] for name in trainers}
+
+    for round_ in range(WARM_UP_ROUNDS + rounds):
+        samples, labels = batch(task, round_, comm.rank, comm.size)
+        for name in rotated(list(trainers), round_):
+            comm.Barrier()
+            start = time.perf_counter()
+            loss = trainers[name].step(samples, labels)
+            seconds = time.perf_counter() - start
+            losses[name].append(loss.item())
+            if round_ >= WARM_UP_ROUNDS:
+                times_s[name].append(seconds)
+
+    for name in trainers:
+        if name != FLOOR:
+            check(name, trainers[name].network, losses[name], losses["DDP (Gloo)"], comm)
+    return times_s
+
+
+def check(
+    name: str, network: nn.Module, losses: list[float], reference: list[float], comm: Any
+) -> None:
+    """The parameters are the same on all ranks, bit for bit, and the losses are the reference's.
+
+    The latter to 1 %: sums in another order round differently, and training amplifies that.
+    """
+    hashed = hashlib.sha256()
+    for parameter in network.parameters():
+        hashed.update(parameter.detach().numpy().tobytes())
+    if len(set(comm.allgather(hashed.digest()))) != 1:
+        raise AssertionError(f"{name}: the parameters differ between the ranks")
+    for step, (loss, wanted) in enumerate(zip(losses, reference, strict=True)):
+        if abs(loss - wanted) > 0.01 * abs(wanted):
+            raise AssertionError(f"{name}: step {step} has the loss {loss}, DDP's has {wanted}")

@@ -1,0 +1,58 @@
+"""Tables, plot and JSON of made-up figures."""
+
+import io
+import json
+
+from rich.console import Console
+
+from benchmarks import host, report
+from benchmarks.figures import FLOOR, OURS
+
+RUN = {
+    "ranks": 4,
+    "mpi": "Some MPI 1.0",
+    "mpi_thread_level": "multiple",
+    "allreduce": [
+        {"bytes": 4, "median_s": {OURS: 2e-6, "Gloo": 3e-4, "MPI": 1e-6}},
+        {"bytes": 1 << 20, "median_s": {OURS: 1e-3, "Gloo": 3e-3, "MPI": 2e-3}},
+    ],
+    "training": [
+        {"task": "a network", "median_s": {OURS: 0.010, "DDP (Gloo)": 0.015, FLOOR: 0.009}}
+    ],
+}
+REPORT = {"host": {"cpu": "a CPU", "cores": 2}, "runs": [RUN]}
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("│┃").split("│")]
+
+
+def test_the_tables_show_every_contender_the_bandwidths_and_the_ratio():
+    out = io.StringIO()
+    report.print_tables(REPORT, Console(file=out, width=120))
+    rows = [cells(line) for line in out.getvalue().splitlines() if line.startswith("│")]
+    assert rows == [
+        ["4 B", "2.0", "300.0", "1.0", "0.002", "0.003", "0.50"],
+        ["1 MiB", "1000.0", "3000.0", "2000.0", "1.049", "1.573", "2.00"],
+        ["a network", "10.00", "15.00", "9.00", "1.50"],
+    ]
+    assert "4 ranks, Some MPI 1.0 (threads: multiple)" in out.getvalue()
+    assert "cpu a CPU, cores 2" in out.getvalue()
+
+
+def test_the_json_is_the_whole_report(tmp_path):
+    report.write_json(REPORT, tmp_path / "bench.json")
+    assert json.loads((tmp_path / "bench.json").read_text()) == REPORT
+
+
+def test_the_plot_is_a_picture(tmp_path):
+    report.plot([RUN, {**RUN, "ranks": 2}], tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_host_is_described_but_not_named():
+    described = host.describe()
+    assert described["cores"] >= 1
+    assert described["memory_gib"] >= 1
+    assert described["cpu"]
+    assert not {"hostname", "node", "user"} & described.keys()
