@@ -27,7 +27,7 @@ def measure(ranks: int, plan: Plan, thread_level: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
         request = {"plan": asdict(plan), "thread_level": thread_level, "output": str(output)}
-        hvdrun = Path(sys.executable).with_name("hvdrun")
+        hvdrun = str(Path(sys.executable).with_name("hvdrun"))
         command = [hvdrun, "-np", str(ranks), sys.executable, "-m", "benchmarks.worker"]
         finished = subprocess.run(
             [*command, json.dumps(request)], env=env, cwd=Path(__file__).parent.parent

@@ -28,7 +28,7 @@ CLASSES = 10
 class Task:
     title: str
     widths: tuple[int, ...]  # of the layers, the input first
-    optimizer: type[torch.optim.Optimizer]
+    optimizer: type[torch.optim.Adam] | type[torch.optim.SGD]
     lr: float
     batch_size: int  # of all ranks together
 
@@ -66,7 +66,9 @@ class Trainer:
     def __init__(self, task: Task) -> None:
         self.network = network(task)
         self.model: nn.Module = self.network
-        self.optimizer = task.optimizer(self.network.parameters(), lr=task.lr)
+        self.optimizer: torch.optim.Optimizer = task.optimizer(
+            self.network.parameters(), lr=task.lr
+        )
 
     def average_gradients(self) -> None:
         """Between backward() and step(); nothing where backward() has done it."""
@@ -109,7 +111,7 @@ class MPIByHand(Trainer):
 
     def average_gradients(self) -> None:
         for view, parameter in zip(self.views, self.parameters, strict=True):
-            view.copy_(parameter.grad)  # type: ignore[arg-type]
+            view.copy_(parameter.grad)
             parameter.grad = view
         self.comm.Allreduce(self.mpi.IN_PLACE, self.flat.numpy(), self.mpi.SUM)
         self.flat.div_(self.comm.size)

@@ -1,7 +1,6 @@
 """That the benchmark checks what it times, and that it runs."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -10,9 +9,7 @@ import torch
 from benchmarks.allreduce import PRIME, expected_sum, pattern, time_size
 from benchmarks.figures import FLOOR, OURS
 from benchmarks.plan import QUICK
-from tests.worlds import ROOT, end_tree
-
-LIMIT_S = 180.0
+from tests.programs import run_program
 
 
 class TwoRanks:
@@ -27,8 +24,8 @@ class TwoRanks:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("count", [1, PRIME - 1, PRIME, 2 * PRIME + 1])
 def test_the_expected_sum_is_that_of_the_patterns(size, count):
-    total = sum(pattern(count, rank, size) for rank in range(size))
-    assert torch.equal(total, expected_sum(count, size))
+    patterns = torch.stack([pattern(count, rank, size) for rank in range(size)])
+    assert torch.equal(patterns.sum(dim=0), expected_sum(count, size))
 
 
 def test_a_right_sum_is_timed_once_per_round():
@@ -55,21 +52,8 @@ def test_a_wrong_sum_is_no_result(wrong):
 
 def test_one_command_measures_and_writes_everything(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "--quick", "--output", str(tmp_path)]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        end_tree(process)
-        pytest.fail(f"no end after {LIMIT_S:g} s\n{process.communicate()[0]}")
-    assert process.returncode == 0, output
+    finished = run_program(command, limit_s=180)
+    assert finished.code == 0, finished
 
     (run,) = json.loads((tmp_path / "bench.json").read_text())["runs"]
     assert run["ranks"] == 2
@@ -79,5 +63,5 @@ def test_one_command_measures_and_writes_everything(tmp_path):
     for row in run["training"]:
         assert set(row["median_s"]) == {OURS, "DDP (Gloo)", "MPI by hand", FLOOR}
     assert (tmp_path / "bench.png").exists()
-    assert "Allreduce in place" in output
-    assert "Training step" in output
+    assert "Allreduce in place" in finished.stdout
+    assert "Training step" in finished.stdout
