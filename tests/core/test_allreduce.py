@@ -1,0 +1,149 @@
+"""allreduce: every element type and op, around every limit, on one host and on several."""
+
+import hashlib
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from tests.core import limits, oracles
+
+everywhere = [pytest.mark.ranks(*limits.SIZES), pytest.mark.hosts(*limits.LAYOUTS)]
+pytestmark = everywhere
+
+
+def reduce_by_closed_form(dtype, knobs):
+    """Synchronously, input and result apart, one after the other."""
+    hvd.init()
+    wrong = []
+    for op in oracles.ops_of(dtype):
+        for count in limits.counts(knobs, dtype, hvd.size()):
+            given, expected = oracles.case_of(dtype, op, hvd.rank(), hvd.size(), count)
+            kept = given.clone()
+            got = hvd.allreduce(given, op=getattr(hvd, op))
+            if problem := oracles.mismatch(got, expected, exact=op != "Average"):
+                wrong.append(f"{op} of {count}: {problem}")
+            if not torch.equal(given, kept):
+                wrong.append(f"{op} of {count}: the input has changed")
+    assert not wrong, "\n".join(wrong)
+
+
+def reduce_in_place_all_at_once(dtype, knobs):
+    """Asynchronously and in place, all in flight together, each rank in an order of its own."""
+    hvd.init()
+    tensors, expected, handles = {}, {}, {}
+    for op in oracles.ops_of(dtype):
+        for count in limits.counts(knobs, dtype, hvd.size()):
+            name = f"{op}.{count}"
+            case = oracles.case_of(dtype, op, hvd.rank(), hvd.size(), count)
+            tensors[name], expected[name] = case
+    names = list(tensors)
+    turn = len(names) * hvd.rank() // hvd.size()
+    for name in names[turn:] + names[:turn]:
+        op = getattr(hvd, name.partition(".")[0])
+        handles[name] = hvd.allreduce_async_(tensors[name], name=name, op=op)
+    wrong = []
+    for name in reversed(names):
+        got = hvd.synchronize(handles[name])
+        if got.data_ptr() != tensors[name].data_ptr():
+            wrong.append(f"{name}: the result is another tensor")
+        exact = not name.startswith("Average")
+        if problem := oracles.mismatch(got, expected[name], exact=exact):
+            wrong.append(f"{name}: {problem}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("knobs", limits.KNOBS)
+@pytest.mark.parametrize("dtype", oracles.DTYPES)
+@pytest.mark.parametrize(
+    "case", [reduce_by_closed_form, reduce_in_place_all_at_once], ids=lambda case: case.__name__
+)
+def test_every_op_gives_its_closed_form(world, case, dtype, knobs):
+    world.run(case, dtype, knobs, knobs=limits.KNOBS[knobs])
+
+
+def reduce_as_mpi(dtype, op):
+    from mpi4py import MPI
+
+    hvd.init()
+    mpi_op = {"Sum": MPI.SUM, "Min": MPI.MIN, "Max": MPI.MAX, "Product": MPI.PROD}[op]
+    generator = torch.Generator().manual_seed(hvd.rank())
+    # Whole numbers and powers of two: in any order they add up and multiply to the same.
+    given = torch.randint(-100, 100, (100_003,), generator=generator)
+    if op == "Product":
+        given = 2 ** (given % 3)
+    given = given.to(getattr(torch, dtype))
+    expected = torch.empty_like(given)
+    MPI.COMM_WORLD.Allreduce(given.numpy(), expected.numpy(), mpi_op)
+    problem = oracles.mismatch(hvd.allreduce(given, op=getattr(hvd, op)), expected)
+    assert not problem, problem
+
+
+@pytest.mark.parametrize("op", ["Sum", "Min", "Max", "Product"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float64"])
+def test_it_gives_what_the_allreduce_of_mpi_gives(world, dtype, op):
+    world.run(reduce_as_mpi, dtype, op)
+
+
+def digest_of_a_sum_that_rounds(dtype, count):
+    hvd.init()
+    generator = torch.Generator().manual_seed(hvd.rank())
+    given = torch.randn(count, generator=generator).to(getattr(torch, dtype))
+    got = hvd.allreduce(given, op=hvd.Sum)
+    return hashlib.sha256(got.view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("count", [7, 997, 100_003])
+@pytest.mark.parametrize("dtype", oracles.FLOATS)
+def test_all_ranks_get_the_same_bits(world, dtype, count):
+    assert len(set(world.run(digest_of_a_sum_that_rounds, dtype, count))) == 1
+
+
+def scale_before_and_after(dtype, op):
+    hvd.init()
+    given, expected = oracles.case_of(dtype, op, hvd.rank(), hvd.size(), 1001)
+    # Divided by 2 first, then multiplied by 4: exact, and no input is 1 or 0 by chance.
+    got = hvd.allreduce(given, op=getattr(hvd, op), prescale_factor=0.5, postscale_factor=4.0)
+    problem = oracles.mismatch(got, (expected.double() * 2).to(got.dtype), exact=op == "Sum")
+    assert not problem, problem
+
+
+@pytest.mark.parametrize("op", ["Sum", "Average"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_scale_factors_are_applied_before_and_after(world, dtype, op):
+    world.run(scale_before_and_after, dtype, op)
+
+
+def average_bools():
+    hvd.init()
+    try:
+        hvd.allreduce(torch.ones(3, dtype=torch.bool), op=hvd.Average)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts
+def test_the_average_of_bools_is_an_error(world):
+    assert all("bool" in text for text in world.run(average_bools))
+
+
+def reduce_a_matrix_that_is_not_contiguous():
+    hvd.init()
+    given = torch.arange(12.0).reshape(3, 4).t() + hvd.rank()
+    got = hvd.allreduce(given, op=hvd.Sum)
+    first = hvd.size() * (hvd.size() - 1) / 2
+    expected = torch.arange(12.0).reshape(3, 4).t() * hvd.size() + first
+    assert torch.equal(got, expected)
+    try:
+        hvd.allreduce_(given, op=hvd.Sum)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts
+def test_a_tensor_that_is_not_contiguous_is_copied_but_not_changed_in_place(world):
+    assert all("contiguous" in text for text in world.run(reduce_a_matrix_that_is_not_contiguous))

@@ -1,0 +1,118 @@
+"""Ranks that disagree get one error with one text, and the engine works on."""
+
+import pytest
+import torch
+
+import hvdlite as hvd
+
+pytestmark = [pytest.mark.ranks(2, 4), pytest.mark.hosts("1,1", "2,2", "3,1")]
+
+
+def reduce(tensor, **options):
+    return hvd.allreduce(tensor, **{"name": "disputed", "op": hvd.Sum, **options})
+
+
+# What rank 1 does instead of what the others do, and what the error has to name.
+DISPUTES = {
+    "dtype": (
+        lambda odd: reduce(torch.ones(30, dtype=torch.float64 if odd else torch.float32)),
+        ["float64[30]", "float32[30]"],
+    ),
+    "shape": (
+        lambda odd: reduce(torch.ones((6, 5) if odd else (5, 6))),
+        ["float32[6, 5]", "float32[5, 6]"],
+    ),
+    "number of elements": (
+        lambda odd: reduce(torch.ones(2_000_000 if odd else 3)),
+        ["float32[2000000]", "float32[3]"],
+    ),
+    "reduce op": (
+        lambda odd: reduce(torch.ones(5), op=hvd.Max if odd else hvd.Sum),
+        ["Max", "Sum"],
+    ),
+    "scale factor": (
+        lambda odd: reduce(torch.ones(5), prescale_factor=0.5 if odd else 0.25),
+        ["0.5", "0.25"],
+    ),
+    "root": (
+        lambda odd: hvd.broadcast(torch.ones(5), root_rank=1 if odd else 0, name="disputed"),
+        ["1", "0"],
+    ),
+    "rows of an allgather": (
+        lambda odd: hvd.allgather(torch.ones(2, 5 if odd else 4), name="disputed"),
+        ["5]", "4]"],
+    ),
+}
+
+
+def disagree(dispute):
+    hvd.init()
+    texts = []
+    for _ in range(2):
+        try:
+            DISPUTES[dispute][0](hvd.rank() == 1)
+        except hvd.HorovodInternalError as error:
+            texts.append(str(error))
+        else:
+            raise AssertionError("no error")
+        # The engine goes on working, also under the same name.
+        assert reduce(torch.ones(7)).tolist() == [hvd.size()] * 7
+    return texts
+
+
+@pytest.mark.parametrize("dispute", DISPUTES)
+def test_a_disagreement_is_one_error_on_every_rank_that_names_both_sides(world, dispute):
+    every = world.run(disagree, dispute)
+    texts = {text for texts in every for text in texts}
+    assert len(texts) == 1, texts
+    (text,) = texts
+    assert "'disputed'" in text
+    assert "rank 1 " in text
+    for value in DISPUTES[dispute][1]:
+        assert value in text
+
+
+def call_different_unnamed_operations():
+    hvd.init()
+    try:
+        if hvd.rank() == 1:
+            hvd.broadcast(torch.ones(5), root_rank=0)
+        else:
+            hvd.allreduce(torch.ones(5), op=hvd.Sum)
+    except hvd.HorovodInternalError as error:
+        assert hvd.allreduce(torch.ones(7), op=hvd.Sum).tolist() == [hvd.size()] * 7
+        return str(error)
+    raise AssertionError("no error")
+
+
+def test_unnamed_operations_of_different_kinds_are_an_error_and_no_hang(world):
+    texts = set(world.run(call_different_unnamed_operations))
+    assert len(texts) == 1, texts
+    (text,) = texts
+    assert "allreduce" in text
+    assert "broadcast" in text
+
+
+def disagree_while_others_are_in_flight():
+    hvd.init()
+    good = [
+        hvd.allreduce_async(torch.full((50_000,), float(i)), name=f"good {i}", op=hvd.Sum)
+        for i in range(4)
+    ]
+    bad = hvd.allreduce_async(torch.ones(3 + (hvd.rank() == 1)), name="bad", op=hvd.Sum)
+    good += [
+        hvd.allreduce_async(torch.full((50_000,), float(i)), name=f"good {i}", op=hvd.Sum)
+        for i in range(4, 8)
+    ]
+    failed = False
+    try:
+        hvd.synchronize(bad)
+    except hvd.HorovodInternalError:
+        failed = True
+    sums = [hvd.synchronize(handle).unique().tolist() for handle in good]
+    assert sums == [[float(i) * hvd.size()] for i in range(8)]
+    return failed
+
+
+def test_a_disagreement_harms_no_other_operation(world):
+    assert all(world.run(disagree_while_others_are_in_flight))
