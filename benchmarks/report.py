@@ -27,8 +27,8 @@ def allreduce_table(run: dict[str, Any]) -> Table:
         table.add_row(
             size_text(size_bytes),
             *[f"{medians_s[name] * 1e6:.1f}" for name in names],
-            f"{algbw(size_bytes, ours_s) / 1e9:.3f}",
-            f"{busbw(size_bytes, ours_s, run['ranks']) / 1e9:.3f}",
+            f"{algbw(size_bytes, ours_s) / 1e9:.3g}",
+            f"{busbw(size_bytes, ours_s, run['ranks']) / 1e9:.3g}",
             f"{ratio(medians_s):.2f}",
         )
     return table
@@ -88,7 +88,9 @@ def plot(runs: Sequence[dict[str, Any]], path: Path) -> None:
         times.set(title=heading(run), ylabel="median time, µs")
         bandwidths.set(title="higher is better", ylabel="bus bandwidth, GB/s")
         for panel in (times, bandwidths):
-            panel.set(xlabel="buffer, bytes", xscale="log", yscale="log")
+            panel.set(xlabel="buffer", xscale="log", yscale="log")
+            panel.set_xticks(sizes[::2], [size_text(size) for size in sizes[::2]], minor=False)
+            panel.minorticks_off()
             panel.grid(alpha=0.3)
             panel.legend()
     figure.savefig(path, dpi=120)

@@ -33,7 +33,7 @@ def test_the_tables_show_every_contender_the_bandwidths_and_the_ratio():
     rows = [cells(line) for line in out.getvalue().splitlines() if line.startswith("│")]
     assert rows == [
         ["4 B", "2.0", "300.0", "1.0", "0.002", "0.003", "0.50"],
-        ["1 MiB", "1000.0", "3000.0", "2000.0", "1.049", "1.573", "2.00"],
+        ["1 MiB", "1000.0", "3000.0", "2000.0", "1.05", "1.57", "2.00"],
         ["a network", "10.00", "15.00", "9.00", "1.50"],
     ]
     assert "4 ranks, Some MPI 1.0 (threads: multiple)" in out.getvalue()
