@@ -2,6 +2,8 @@
 PYTHON ?= python3
 NP ?= 2
 PYTEST_ARGS ?=
+# Sanitized code is slow: one world of each shape, and no tensors of gigabytes.
+SANITIZE_TESTS ?= --world 3 --world 2,1,1 --deselect tests/core/test_large.py
 
 VENV := .venv
 VENV_MPICH := .venv-mpich
@@ -15,7 +17,8 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar
 PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench sanitize build clean
+.PHONY: help demo test check format bench build clean
+.PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
 
 help:
@@ -69,11 +72,33 @@ check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	@# The launcher is installed under another name than its folder's; mypy learns it from a link.
 	@mkdir -p build/types && ln -sfn ../../launcher build/types/hvdrun
-	MYPYPATH=build/types $(BIN)/mypy -p hvdlite -p hvdrun -p tests
+	MYPYPATH=build/types $(BIN)/mypy -p hvdlite -p hvdrun -p tests -p benchmarks
+	MYPYPATH=build/types:examples $(BIN)/mypy setup.py examples/*.py
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_HEADERS)
+	@echo '$(CC) $(C_STRICT) hvdlite/_core/*.c'
 	@for source in $(C_FILES); do \
 	    $(CC) $(C_STRICT) -I"$(PYTHON_INCLUDE)" -c -o /dev/null $$source || exit 1; \
 	done
+
+# The core is built once more, with a sanitizer in it, and the ranks of the tests load that one.
+# The C++ library comes before torch does, so that the sanitizer finds what to wrap.
+sanitize: sanitize-address sanitize-thread
+
+sanitize-address: SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+sanitize-address: PRELOAD = $(call runtime,libasan.so) $(call runtime,libubsan.so)
+sanitize-address: OPTIONS := ASAN_OPTIONS=detect_leaks=0
+sanitize-thread: SANITIZE := -fsanitize=thread
+sanitize-thread: PRELOAD = $(call runtime,libtsan.so)
+sanitize-thread: OPTIONS := TSAN_OPTIONS=halt_on_error=1:report_signal_unsafe=0
+runtime = $(realpath $(shell $(CC) -print-file-name=$(1)))
+
+sanitize-address sanitize-thread: build
+	@echo '== $@: $(SANITIZE)'
+	@CFLAGS='$(SANITIZE) -g -fno-omit-frame-pointer -O1' $(BIN)/python setup.py --quiet build_ext \
+	    --force --build-lib build/$@ --build-temp build/$@/temp
+	@$(OPTIONS) HVDLITE_TEST_CORE=build/$@/$(EXTENSION) \
+	    HVDLITE_TEST_PRELOAD='$(PRELOAD) $(call runtime,libstdc++.so)' \
+	    $(BIN)/python -m pytest tests/core $(SANITIZE_TESTS) $(PYTEST_ARGS)
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

@@ -57,6 +57,13 @@ class PlacedWorld:
         return world.run(case, *args, knobs=placed, **kwargs)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--mpi", action="append", help="only the worlds under this MPI")
+    parser.addoption(
+        "--world", action="append", help="only worlds of this shape: 3 (ranks), or 2,1 (hosts)"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "ranks(*sizes): the numbers of ranks of the fixture `world`, all on one host",
@@ -75,15 +82,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         mark = metafunc.definition.get_closest_marker(name)
         return mark.args if mark else default
 
+    shapes = metafunc.config.getoption("--world")
     layouts = marked("hosts", ())
     sizes = marked("ranks", () if layouts else SIZES)
     requests = [
         request
         for mpi in marked("mpis", MPIS)
+        if mpi in (metafunc.config.getoption("--mpi") or MPIS)
         for request in (
             *(WorldRequest(mpi, size, None) for size in sizes),
             *(WorldRequest(mpi, sum(map(int, hosts.split(","))), hosts) for hosts in layouts),
         )
+        if not shapes or (request.hosts or str(request.size)) in shapes
     ]
     metafunc.parametrize("world", requests, indirect=True, ids=str)
 

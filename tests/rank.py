@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib
+import importlib.util
 import os
 import signal
 import socket
@@ -65,6 +66,16 @@ def change_knobs(old: dict[str, str], new: dict[str, str]) -> None:
     os.environ.update(new)
 
 
+def use_core(path: str) -> None:
+    """This build of the core is imported instead of the one in the tree (`make sanitize`)."""
+    spec = importlib.util.spec_from_file_location("hvdlite._core", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules["hvdlite._core"] = module
+
+
 def main() -> None:
     die_with_parent()
     rank = rank_from_launcher()
@@ -75,6 +86,8 @@ def main() -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    if core := os.environ.get("HVDLITE_TEST_CORE"):
+        use_core(core)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     warnings.simplefilter("error")

@@ -131,8 +131,11 @@ class World:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
         }
+        # The runtime of a sanitizer belongs into the ranks, not into mpiexec (`make sanitize`).
+        preload = os.environ.get("HVDLITE_TEST_PRELOAD")
         command = [
             *mpiexec_command(self.key.mpi, self.key.size),
+            *(["env", f"LD_PRELOAD={preload}"] if preload else []),
             *(str(python_of(self.key.mpi)), "-m", "tests.rank"),
         ]
         with contextlib.ExitStack() as stack:
