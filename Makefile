@@ -89,7 +89,9 @@ sanitize-address: PRELOAD = $(call runtime,libasan.so) $(call runtime,libubsan.s
 sanitize-address: OPTIONS := ASAN_OPTIONS=detect_leaks=0
 sanitize-thread: SANITIZE := -fsanitize=thread
 sanitize-thread: PRELOAD = $(call runtime,libtsan.so)
-sanitize-thread: OPTIONS := TSAN_OPTIONS=halt_on_error=1:report_signal_unsafe=0
+# Its shadow memory lies where PMIx wants to map, and UCX may not patch what it has patched.
+sanitize-thread: OPTIONS := TSAN_OPTIONS=halt_on_error=1:report_signal_unsafe=0 \
+    PMIX_MCA_gds=hash UCX_MEM_EVENTS=n
 runtime = $(realpath $(shell $(CC) -print-file-name=$(1)))
 
 sanitize-address sanitize-thread: build
