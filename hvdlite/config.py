@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hvdrun.knobs import KNOBS
-
 from hvdlite.errors import ConfigError
+from hvdrun.knobs import KNOBS
 
 _DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in KNOBS}
 

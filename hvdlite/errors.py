@@ -1,11 +1,11 @@
 """The exceptions that hvdlite raises.
 
-    RuntimeError
-     └── HorovodInternalError = HvdliteError    a collective failed, on every rank that takes part
-          └── LaunchError                       init(): the processes can't become one world
-    ValueError                                  a bad argument, at the call
-     ├── ConfigError                            an environment variable that can't be parsed
-     └── NotInitializedError                    used before init() or after shutdown()
+RuntimeError
+ └── HorovodInternalError = HvdliteError    a collective failed, on every rank that takes part
+      └── LaunchError                       init(): the processes can't become one world
+ValueError                                  a bad argument, at the call
+ ├── ConfigError                            an environment variable that can't be parsed
+ └── NotInitializedError                    used before init() or after shutdown()
 """
 
 from __future__ import annotations

@@ -66,14 +66,8 @@ def hosts_of(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, hosts.values()))
 
 
-def pretended_leaders(counts: Sequence[int], size: int) -> list[int]:
-    """The lowest rank of each rank's pretended host: the first counts[0] ranks are on the first.
-
-    Raises:
-        ValueError: the counts are not `size` ranks together.
-    """
-    if sum(counts) != size:
-        raise ValueError(f"{sum(counts)} ranks, but the world has {size}")
+def pretended_leaders(counts: Sequence[int]) -> list[int]:
+    """The lowest rank of each rank's pretended host: the first counts[0] ranks are on the first."""
     leaders: list[int] = []
     for count in counts:
         leaders += [len(leaders)] * count

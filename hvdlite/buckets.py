@@ -1,0 +1,78 @@
+"""Pure: which gradients are reduced together, and where each lies in its bucket.
+
+A bucket is one flat tensor: the gradients one after the other, each aligned, then one element per
+gradient that says whether there is one (its *presence*), which is summed with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+# Of every gradient in its bucket: a cache line, and the widest vector.
+ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Item:
+    """A gradient to place. kind: gradients of different kinds (dtype, device) never meet.
+
+    group: those of the same group share a bucket of their kind, whatever its size; None: by size.
+    """
+
+    elems: int
+    elem_bytes: int
+    kind: Hashable
+    group: int | None = None
+
+
+@dataclass(frozen=True)
+class Slots:
+    """One bucket: the indices of its gradients, where each begins, where the presences do."""
+
+    members: tuple[int, ...]
+    offsets_elems: tuple[int, ...]
+    presence_offset_elems: int
+
+    @property
+    def elems(self) -> int:
+        return self.presence_offset_elems + len(self.members)
+
+
+def assign(items: Sequence[Item], bucket_bytes: int, first_bucket_bytes: int) -> tuple[Slots, ...]:
+    """The buckets, in the order in which backward is expected to complete them.
+
+    Backward comes to the last parameters first, so the items are taken from the end. A bucket is
+    closed when it has reached its size; the first one is small, so that communication starts early.
+    Every item is in exactly one bucket.
+    """
+    limits: dict[Hashable, int] = {}
+    filling: dict[Hashable, list[int]] = {}
+    filled_bytes: dict[Hashable, int] = {}
+    full: list[list[int]] = []
+    for index in reversed(range(len(items))):
+        item = items[index]
+        key = (item.kind, item.group)
+        filling.setdefault(key, []).append(index)
+        filled_bytes[key] = filled_bytes.get(key, 0) + item.elems * item.elem_bytes
+        limit = limits.setdefault(key, min(first_bucket_bytes, bucket_bytes))
+        if item.group is None and filled_bytes[key] >= limit:
+            full.append(filling.pop(key))
+            filled_bytes[key] = 0
+            limits[key] = bucket_bytes
+    # A bucket is complete with its last member, the one with the lowest index.
+    in_order = sorted([*full, *filling.values()], key=lambda members: -members[-1])
+    return tuple(_layout(items, members) for members in in_order)
+
+
+def _layout(items: Sequence[Item], members: Sequence[int]) -> Slots:
+    offsets = []
+    end = 0
+    for index in members:
+        elem_bytes = items[index].elem_bytes
+        step = math.lcm(ALIGNMENT_BYTES, elem_bytes) // elem_bytes
+        begin = -(-end // step) * step
+        offsets.append(begin)
+        end = begin + items[index].elems
+    return Slots(tuple(members), tuple(offsets), end)

@@ -1,0 +1,64 @@
+"""What this installation can do. Callable before `init`, but for `mpi_threads_supported`."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from hvdlite import world
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from several threads; False in a world without MPI.
+
+    Raises:
+        ValueError: before `init`.
+    """
+    started = world.current().started
+    return started is not None and started.threads_supported()
+
+
+def mpi_built() -> bool:
+    """Whether there is an mpi4py to run on."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def mpi_enabled() -> bool:
+    """Whether this process's world runs on MPI."""
+    return world.active is not None and world.active.started is not None
+
+
+def gloo_built() -> bool:
+    """False: hvdlite has no Gloo."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False: hvdlite has no Gloo."""
+    return False
+
+
+def nccl_built() -> int:
+    """0: GPU tensors pass through host memory, NCCL is not used yet."""
+    return 0
+
+
+def cuda_built() -> bool:
+    """Whether this torch was built for CUDA."""
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    """Whether this torch was built for ROCm."""
+    return torch.version.hip is not None
+
+
+def ccl_built() -> bool:
+    """False: hvdlite has no oneCCL."""
+    return False
+
+
+def ddl_built() -> bool:
+    """False: hvdlite has no DDL."""
+    return False

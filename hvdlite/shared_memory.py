@@ -1,0 +1,179 @@
+"""The memory that the ranks of a host share: made by the lowest, opened by the others.
+
+A memfd is opened by the others through /proc/<pid>/fd, so that there is no name to leak after a
+crash, and no limit of a container's /dev/shm. Where that fails (another PID namespace, hidepid) it
+is a file in /dev/shm, unlinked as soon as all have it open. Where that fails too, these ranks can't
+share memory, and the caller makes do without.
+
+Nothing is promised that is not there: before the pages are reserved, what they need is compared
+with what is available, as a reservation beyond a cgroup's limit ends in SIGKILL and not in an
+error. So a lack is an exception at init, never a SIGBUS in the middle of training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdlite import _core
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+NONCE_BYTES = 16
+assert NONCE_BYTES <= _core.HEADER_BYTES
+
+Offer = tuple[str, bytes]  # path, nonce
+
+
+def open_shared(local: Comm, size_bytes: int) -> int | None:
+    """A file descriptor of memory that all ranks of `local` have open; None: they can't share.
+
+    Collective over `local`. All pages are reserved, each rank its own part of them, and are zero
+    but for the nonce at their start. The caller closes the descriptor.
+
+    Raises:
+        MemoryError: on every rank, where there is less memory than that.
+    """
+    problem = lack_of_memory(size_bytes) if local.Get_rank() == 0 else None
+    problem = local.bcast(problem, root=0)
+    if problem:
+        raise MemoryError(problem)
+    for make in (_memfd, _named_file):
+        descriptor = _try(local, size_bytes, make)
+        if descriptor is not None:
+            return descriptor
+    return None
+
+
+def _try(
+    local: Comm, size_bytes: int, make: Callable[[int], tuple[int, Offer, str | None]]
+) -> int | None:
+    descriptor = -1
+    offer: Offer | None = None
+    unlink: str | None = None
+    if local.Get_rank() == 0:
+        with contextlib.suppress(OSError):
+            descriptor, offer, unlink = make(size_bytes)
+    offer = local.bcast(offer, root=0)
+    if offer is not None and local.Get_rank() != 0:
+        descriptor = _open(*offer)
+    try:
+        if descriptor >= 0:
+            _reserve_part(descriptor, size_bytes, local.Get_rank(), local.Get_size())
+        failed = descriptor < 0
+    except OSError:
+        failed = True
+    all_opened = not any(local.allgather(failed))
+    if unlink is not None:
+        os.unlink(unlink)
+    if all_opened:
+        return descriptor
+    if descriptor >= 0:
+        os.close(descriptor)
+    return None
+
+
+def _memfd(size_bytes: int) -> tuple[int, Offer, str | None]:
+    descriptor = os.memfd_create("hvdlite", os.MFD_CLOEXEC)
+    nonce = _prepare(descriptor, size_bytes)
+    return descriptor, (f"/proc/{os.getpid()}/fd/{descriptor}", nonce), None
+
+
+def _named_file(size_bytes: int) -> tuple[int, Offer, str | None]:
+    path = f"/dev/shm/hvdlite-{secrets.token_hex(8)}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        nonce = _prepare(descriptor, size_bytes)
+    except BaseException:
+        os.unlink(path)
+        raise
+    return descriptor, (path, nonce), path
+
+
+def _prepare(descriptor: int, size_bytes: int) -> bytes:
+    """Sizes the memory and marks it, so that the others know it when they have opened it."""
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        os.pwrite(descriptor, nonce, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return nonce
+
+
+def _open(path: str, nonce: bytes) -> int:
+    """The descriptor, or -1 where that path is not there, or is a stranger's.
+
+    In another PID namespace the same number is another process.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        if os.pread(descriptor, NONCE_BYTES, 0) == nonce:
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return -1
+
+
+def _reserve_part(descriptor: int, size_bytes: int, rank: int, size: int) -> None:
+    """Each rank reserves what it will mostly write: the first touch places a page on its node."""
+    begin = size_bytes * rank // size
+    end = size_bytes * (rank + 1) // size
+    if end > begin:
+        os.posix_fallocate(descriptor, begin, end - begin)
+
+
+def lack_of_memory(size_bytes: int, root: Path = Path("/")) -> str | None:
+    """What to say where less than this is available; None where there is enough."""
+    for available, what in (
+        (_mem_available(root), "available on this host"),
+        (_cgroup_available(root), "left below the memory limit of this job's cgroup"),
+    ):
+        if available is not None and available < size_bytes:
+            return (
+                f"the ranks of {os.uname().nodename} need {size_bytes >> 20} MiB of shared memory, "
+                f"but {available >> 20} MiB are {what}; set HVDLITE_BLOCK_BYTES to a smaller value "
+                "or start fewer ranks"
+            )
+    return None
+
+
+def _mem_available(root: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_available(root: Path) -> int | None:
+    """What the tightest memory cgroup above this process leaves; None: there is no limit."""
+    left: list[int] = []
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            names: Any
+            if number == "0":
+                mount, names = "sys/fs/cgroup", ("memory.max", "memory.current")
+            elif "memory" in controllers.split(","):
+                mount = "sys/fs/cgroup/memory"
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            else:
+                continue
+            for folder in (Path(path), *Path(path).parents):
+                place = root / mount / str(folder).lstrip("/")
+                # "max", or no such file: no limit here.
+                with contextlib.suppress(OSError, ValueError):
+                    limit, used = (int((place / name).read_text()) for name in names)
+                    left.append(limit - used)
+    return max(0, min(left)) if left else None
