@@ -1,0 +1,1 @@
+"""hvdrun: starts a program on many processes and hosts through MPI, and looks after it."""

@@ -1,0 +1,45 @@
+# This line is skipped by `python -x`: an option that some launchers put before ours.
+"""What hvdrun runs beside each rank and on each remote host: `python -I -S agent.py ROLE …`.
+
+    hvdrun ─ mpirun ─┬─ stub ─ keeper ─ COMMAND         a rank on this host
+       │             └─ ssh ┄┄┄ host agent ┐            (role `ssh`, which becomes ssh)
+       └─── both ends of ssh are hvdrun's  │
+                                 MPI's daemon ─ stub ─ keeper ─ COMMAND     a rank over there
+
+- `ssh` stands in ssh's place: it hands the ends of the connection to hvdrun and becomes ssh, so
+  that each remote host costs one connection, MPI's and hvdrun's in one.
+- `host` starts MPI's daemon on a remote host, and looks after the ranks there as hvdrun does here.
+- `rank` is what MPI takes for the program. It divides in two: the stub, which MPI sees and may
+  kill, and the keeper, out of MPI's reach, whose child is the user's command. So a rank that fails
+  is reported before MPI hears of it, in the same way under every MPI.
+
+The keepers find their supervisor (hvdrun, or the host agent) by a socket name in HVDRUN_LINK.
+Without it the roles do what is done without hvdrun: `rank` becomes the command, `ssh` becomes ssh.
+
+The agents run without site-packages and import little: 15 ms of each rank's start.
+"""
+
+import os
+import sys
+import types
+
+
+def main() -> None:
+    # The package has another name where it is not installed, and its __init__ is not for us.
+    package = types.ModuleType("hvdrun")
+    package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
+    sys.modules["hvdrun"] = package
+    role, arguments = sys.argv[1], sys.argv[2:]
+    if role == "rank":
+        from hvdrun import keeper
+
+        keeper.main(arguments)
+    from hvdrun import host_agent
+
+    if role == "ssh":
+        host_agent.ssh_main(arguments)
+    host_agent.host_main(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""hvdrun's command line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+
+import click
+
+from . import command as commands
+from . import facts, flavour
+from .errors import HostListError, LaunchError, UsageError, exit_codes
+from .hosts import Host, parse_hostfile, parse_hosts
+from .request import Request
+
+# Horovod's users type these with one dash.
+SINGLE_DASH = {
+    "-np": "--num-proc",
+    "-hostfile": "--hostfile",
+    "-hosts": "--hosts",
+}
+
+GROUPS = {
+    "What to run": ("num_proc",),
+    "Where": ("hosts", "hostfile", "ssh_port", "ssh_identity_file"),
+    "How": ("mpi", "mpi_args", "export", "dry_run"),
+    "Output": ("verbose", "version", "help"),
+}
+
+EXAMPLES = """\
+hvdrun -np 4 python train.py                          four processes on this machine
+hvdrun -np 8 -H server1:4,server2:4 python train.py   four on each of two hosts, over ssh
+hvdrun --hostfile hosts.txt python train.py           all slots of the hosts in a file
+hvdrun -np 2 --dry-run python train.py                show what would run"""
+
+
+class HvdrunCommand(click.Command):
+    """Options in groups; the first word that is no option begins the program's own command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, double_dashes(self, ctx, args))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {p.name: p.get_help_record(ctx) for p in self.get_params(ctx)}
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([r for name in names if (r := records.get(name))])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, text in (("Examples", EXAMPLES), ("Exit codes", CODES)):
+            with formatter.section(title):
+                for line in text.splitlines():
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+CODES = f"""\
+0   every rank ended with 0
+n   of the rank that failed first; 128+n if signal n ended it, or hvdrun itself
+{exit_codes()}"""
+
+
+def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str]) -> list[str]:
+    """Writes our single-dash long forms with two dashes, up to the program's own command."""
+    takes_value = {
+        name: not (isinstance(p, click.Option) and p.is_flag)
+        for p in command.get_params(ctx)
+        for name in p.opts
+    }
+    done: list[str] = []
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        if word == "--" or not word.startswith("-") or word == "-":
+            return [*done, word, *words]
+        name, sign, value = word.partition("=")
+        name = SINGLE_DASH.get(name, name)
+        done.append(name + sign + value)
+        if takes_value.get(name) and not sign and words:
+            done.append(words.pop(0))
+    return done
+
+
+@click.command(
+    cls=HvdrunCommand,
+    context_settings={
+        "ignore_unknown_options": False,
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    },
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    "--num-proc",
+    "num_proc",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of processes (also -np N). Default: all slots.",
+)
+@click.option(
+    "-H",
+    "--hosts",
+    "hosts",
+    metavar="H1:N,H2:N",
+    help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2. Default: this machine, one"
+    " slot per GPU, else per core.",
+)
+@click.option(
+    "--hostfile",
+    "hostfile",
+    metavar="FILE",
+    help="Hosts from a file, one a line: 'h1 slots=4' or 'h1:4'.",
+)
+@click.option(
+    "-p",
+    "--ssh-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="ssh's port on the hosts.",
+)
+@click.option("-i", "--ssh-identity-file", metavar="FILE", help="ssh's private key.")
+@click.option(
+    "--mpi",
+    "mpi",
+    type=click.Choice(["auto", "openmpi", "mpich", "intel"]),
+    default="auto",
+    help="Which MPI. Default: the one beside this Python, else in PATH.",
+)
+@click.option(
+    "--mpi-args",
+    "mpi_args",
+    metavar="ARGS",
+    default="",
+    help="More arguments for mpirun, as one word.",
+)
+@click.option(
+    "-x",
+    "export",
+    multiple=True,
+    metavar="VAR[=VALUE]",
+    help="Set a variable for the ranks. Exported ones get there without it.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
+@click.option("--verbose", is_flag=True, help="Say what is done, and all that mpirun says.")
+@click.option("-v", "--version", is_flag=True, help="Print the version.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def cli(
+    num_proc: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    ssh_port: int | None,
+    ssh_identity_file: str | None,
+    mpi: str,
+    mpi_args: str,
+    export: tuple[str, ...],
+    dry_run: bool,
+    verbose: bool,
+    version: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Run COMMAND on several processes and hosts, as one training job.
+
+    A rank that fails ends the job; it is reported last, and its exit code is hvdrun's.
+    """
+    if version:
+        from importlib.metadata import version as version_of
+
+        click.echo(f"hvdrun {version_of('hvdlite')}")
+        return 0
+    if not command:
+        raise UsageError("no COMMAND: say what to run, as in `hvdrun -np 2 python train.py`")
+    if hosts and hostfile:
+        raise UsageError("-H and --hostfile say the same thing: leave one of them out")
+    request = Request(
+        command=command,
+        num_proc=num_proc,
+        hosts=_hosts(hosts, hostfile),
+        exports=parse_exports(export),
+        ssh_port=ssh_port,
+        ssh_identity_file=os.path.abspath(ssh_identity_file) if ssh_identity_file else None,
+        mpi=mpi,
+        mpi_args=_split(mpi_args),
+        verbose=verbose,
+    )
+    return launch(request, dry_run)
+
+
+def launch(request: Request, dry_run: bool) -> int:
+    found = facts.gather()
+    mpi = flavour.detect(request.mpi, found.environ)
+    flavour.check_mpi4py(mpi, request.command, found.environ)
+    command = commands.build(request, mpi, found)
+    if dry_run:
+        click.echo(command.show(found))
+        return 0
+    from .output import Output, is_terminal, places
+    from .supervise import Supervisor
+
+    output = Output(tagged=command.num_proc > 1, terminal=is_terminal(), place=places())
+    for note in command.notes:
+        output.say(f"hvdrun: {note}")
+    if request.verbose:
+        output.say(f"hvdrun: {mpi}")
+        output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
+    return Supervisor(command, found.cwd, output, request.verbose).run()
+
+
+def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
+    if hosts is not None:
+        return parse_hosts(hosts)
+    if hostfile is None:
+        return ()
+    try:
+        with open(hostfile, encoding="utf-8", errors="replace") as file:
+            return parse_hostfile(file.read(), hostfile)
+    except OSError as error:
+        raise HostListError(f"--hostfile {hostfile}: {error.strerror}") from error
+
+
+def parse_exports(words: Sequence[str]) -> dict[str, str | None]:
+    exports: dict[str, str | None] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"-x {word}: expected -x VAR or -x VAR=VALUE")
+        exports[name] = value if sign else None
+    return exports
+
+
+def _split(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--mpi-args {text!r}: {error}") from error
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    try:
+        result = cli.main(
+            args=list(sys.argv[1:] if args is None else args),
+            prog_name="hvdrun",
+            standalone_mode=False,
+        )
+        return int(result or 0)
+    except click.ClickException as error:
+        print(f"hvdrun: {error.format_message()}; see hvdrun --help", file=sys.stderr)
+        return UsageError.code
+    except LaunchError as error:
+        print(f"hvdrun: {error}", file=sys.stderr)
+        return error.code
+    except (KeyboardInterrupt, click.Abort):
+        return 130

@@ -1,0 +1,229 @@
+"""What is run for a request: pure functions from the request and the facts to an argv."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .environment import LINK, SSH, forwarded, inheritable
+from .errors import UsageError
+from .flavour import INTEL, MPICH, OPENMPI, Flavour
+from .hosts import Host, Share, place
+from .keeper import escape
+from .request import Request
+
+# Never a question, never for ever: a host that is gone is noticed within 10 s.
+SSH_OPTIONS = (
+    "BatchMode=yes",
+    "ConnectTimeout=10",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=2",
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the command depends on beside the request."""
+
+    environ: Mapping[str, str]
+    cwd: str
+    python: str  # the interpreter of hvdrun, at the same place on every host
+    agent: str  # the path of agent.py, likewise
+    local_names: frozenset[str]  # names and addresses of this host
+    cores: int
+    gpus: int
+    is_root: bool
+    has_fabric: bool  # a network that libfabric would serve
+    master_port: int
+
+    @property
+    def local_slots(self) -> int:
+        return self.gpus or self.cores
+
+
+@dataclass(frozen=True)
+class Command:
+    argv: tuple[str, ...]
+    environment: dict[str, str]  # of mpirun; values that the ranks get never stand in argv
+    added: tuple[str, ...]  # names in it that hvdrun made; their values are no secrets
+    exported: tuple[str, ...]  # names in it that come from -x
+    shares: tuple[Share, ...]
+    notes: tuple[str, ...]  # what the user should know
+    program: str  # the user's, for messages
+    python: str
+
+    def host_of(self, rank: int) -> str:
+        for share in self.shares:
+            if rank < share.count:
+                return share.host.name
+            rank -= share.count
+        raise IndexError(rank)
+
+    @property
+    def num_proc(self) -> int:
+        return sum(share.count for share in self.shares)
+
+    def is_remote(self, facts: Facts) -> bool:
+        return any(not is_local(share.host, facts) for share in self.shares)
+
+    def show(self, facts: Facts) -> str:
+        """For `--dry-run`: a shell would run exactly this."""
+        settings = [f"{name}={shlex.quote(self.environment[name])}" for name in self.added]
+        lines = [f"cd {shlex.quote(facts.cwd)}"]
+        if self.exported:
+            lines.append("# with the values of -x: " + " ".join(self.exported))
+        return "\n".join([*lines, " ".join([*settings, shlex.join(self.argv)])])
+
+
+def is_local(host: Host, facts: Facts) -> bool:
+    return host.name.lower() in facts.local_names and host.user is None
+
+
+def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
+    hosts = request.hosts or (Host("localhost"),)
+    shares = place(hosts, request.num_proc, lambda host: facts.local_slots)
+    remote = [share for share in shares if not is_local(share.host, facts)]
+    if not remote:
+        # One name for this machine, whatever it was called: nothing goes over ssh.
+        shares = (Share(Host("localhost"), sum(share.count for share in shares)),)
+
+    environment = inheritable(facts.environ)
+    exported = []
+    for name, value in request.exports.items():
+        if value is None and name not in facts.environ:
+            raise UsageError(
+                f"-x {name}: it is not set here; set it, or give it as -x {name}=VALUE"
+            )
+        environment[name] = facts.environ[name] if value is None else value
+        exported.append(name)
+    defaults = {
+        "PYTHONUNBUFFERED": "1",
+        "MASTER_ADDR": shares[0].host.name if remote else "127.0.0.1",
+        "MASTER_PORT": str(facts.master_port),
+    }
+    if remote and is_local(shares[0].host, facts) and shares[0].host.name == "localhost":
+        del defaults["MASTER_ADDR"]  # a name that means another host on each
+    added = {name: value for name, value in defaults.items() if name not in environment}
+    ranks_get = [*environment, *added]
+    if remote:
+        added[SSH] = shlex.join(_ssh_options(request, shares))
+    if flavour.kind == OPENMPI:
+        options, more = _openmpi(request, flavour, facts, shares, bool(remote))
+    elif flavour.kind == MPICH:
+        options, more = _mpich(facts, shares, bool(remote))
+    else:
+        options, more = _intel(facts, bool(remote))
+    added.update(more)
+    environment.update(added)
+
+    program = [facts.python, "-I", "-S", facts.agent, "rank", *escape(request.command)]
+    names = forwarded([*ranks_get, LINK], exported) if remote else ()
+    if flavour.kind == OPENMPI:
+        argv = [*options, *(word for name in names for word in ("-x", name))]
+        argv += [*request.mpi_args, *program]
+    else:
+        argv = [*options, *(["-genvlist", ",".join(names)] if names else []), *request.mpi_args]
+        argv += _intel_program(program, shares) if flavour.kind == INTEL else program
+    return Command(
+        argv=(flavour.mpirun, *argv),
+        environment=environment,
+        added=tuple(added),
+        exported=tuple(exported),
+        shares=shares,
+        notes=_notes(request, shares, facts),
+        program=request.command[0],
+        python=facts.python,
+    )
+
+
+def _host_list(shares: tuple[Share, ...]) -> str:
+    return ",".join(
+        f"[{share.host.name}]:{share.count}"
+        if ":" in share.host.name
+        else f"{share.host.name}:{share.count}"
+        for share in shares
+    )
+
+
+def _openmpi(
+    request: Request, flavour: Flavour, facts: Facts, shares: tuple[Share, ...], remote: bool
+) -> tuple[list[str], dict[str, str]]:
+    total = sum(share.count for share in shares)
+    options = ["--allow-run-as-root"] if facts.is_root else []
+    options += ["-np", str(total), "-H", _host_list(shares), "--map-by", "slot"]
+    # A rank has threads: bound to one core, they would all share it.
+    options += ["--bind-to", "none"]
+    given = {name[len("OMPI_MCA_") :] for name in facts.environ if name.startswith("OMPI_MCA_")}
+    given |= set(request.mpi_args)
+    if not facts.has_fabric:
+        # libfabric takes a second to find that there is nothing for it.
+        for framework in ("btl", "mtl"):
+            if framework not in given:
+                options += ["--mca", framework, "^ofi"]
+    if remote:
+        agent = f"{facts.python} -I -S {facts.agent} ssh --"
+        options += ["--wdir", facts.cwd]
+        kind, plm = ("--prtemca", "plm_ssh") if flavour.major >= 5 else ("--mca", "plm_rsh")
+        # Every connection starts here, where hvdrun holds its ends.
+        options += [kind, "plm", plm[len("plm_") :], kind, f"{plm}_agent", agent]
+        options += [kind, f"{plm}_no_tree_spawn", "1"]
+    return options, {}
+
+
+def _mpich(
+    facts: Facts, shares: tuple[Share, ...], remote: bool
+) -> tuple[list[str], dict[str, str]]:
+    total = sum(share.count for share in shares)
+    options = ["-np", str(total), "-rmk", "user", "-hosts", _host_list(shares), "-bind-to", "none"]
+    if not remote:
+        return [*options, "-launcher", "fork"], {}
+    # The launcher `rsh`, as `ssh` would put an -x before the arguments of the interpreter.
+    options += ["-launcher", "rsh", "-launcher-exec", facts.python, "-wdir", facts.cwd]
+    here = [share.host.name for share in shares if is_local(share.host, facts)]
+    if here and here[0] != "localhost":
+        # The name that the other hosts connect to is the one that the user gave.
+        options += ["-localhost", here[0]]
+    return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": f"-I -S {facts.agent} ssh --"}
+
+
+def _intel(facts: Facts, remote: bool) -> tuple[list[str], dict[str, str]]:
+    # Its Hydra takes no number of ranks per host in a list: each host has a part of its own.
+    environment = {"I_MPI_PIN": "0"}
+    if not remote:
+        return ["-bootstrap", "fork"], environment
+    environment["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = f"-I -S {facts.agent} ssh --"
+    options = ["-bootstrap", "rsh", "-bootstrap-exec", facts.python]
+    return [*options, "-gwdir", facts.cwd], environment
+
+
+def _intel_program(program: list[str], shares: tuple[Share, ...]) -> list[str]:
+    argv: list[str] = []
+    for share in shares:
+        argv += [":"] if argv else []
+        argv += ["-host", share.host.name, "-n", str(share.count), *program]
+    return argv
+
+
+def _ssh_options(request: Request, shares: tuple[Share, ...]) -> list[str]:
+    options = [word for option in SSH_OPTIONS for word in ("-o", option)]
+    if request.ssh_port is not None:
+        options += ["-p", str(request.ssh_port)]
+    if request.ssh_identity_file is not None:
+        options += ["-i", request.ssh_identity_file]
+    # Not ssh's: the agent takes the user of each host out of them.
+    return options + [f"@{s.host.name}={s.host.user}" for s in shares if s.host.user is not None]
+
+
+def _notes(request: Request, shares: tuple[Share, ...], facts: Facts) -> tuple[str, ...]:
+    guessed = {h.name for h in request.hosts if h.slots is None} or (
+        set() if request.hosts else {"localhost"}
+    )
+    what = f"{facts.gpus} GPUs" if facts.gpus else f"{facts.cores} cores"
+    return tuple(
+        f"{share.count} processes on {share.host.name}, which has {what}: they share them"
+        for share in shares
+        if share.host.name in guessed
+        and is_local(share.host, facts)
+        and share.count > facts.local_slots
+    )

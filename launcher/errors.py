@@ -1,0 +1,80 @@
+"""hvdrun's own failures: one class per cause, each with its exit code.
+
+    LaunchError
+    ├── UsageError           64  options that make no sense
+    ├── HostListError        65  -H or a hostfile can't be read
+    ├── TooManyProcesses     66  more than the slots that the user gave
+    ├── NoMpi                67  no mpirun
+    ├── MpiMismatch          68  mpirun and mpi4py belong to different MPIs
+    ├── CommandNotFound      69  the program is missing, here or on a host
+    ├── SshFailed            70  a host can't be reached: name, network, key
+    ├── HostSetupError       71  a host is reached, but lacks what a rank needs
+    ├── HostLost             72  a host was there, and is not any more
+    └── MpirunFailed         73  mpirun could not start the job, or gave up on it
+
+All other codes are the program's: the code of the rank that failed first, 128+n for signal n.
+"""
+
+from __future__ import annotations
+
+
+class LaunchError(Exception):
+    """what, where, and what to do; printed as `hvdrun: …`."""
+
+    code = 1
+    cause = ""
+
+
+class UsageError(LaunchError):
+    code = 64
+    cause = "an option that is wrong, or does not fit the others"
+
+
+class HostListError(LaunchError):
+    code = 65
+    cause = "a host list or hostfile with a mistake"
+
+
+class TooManyProcesses(LaunchError):
+    code = 66
+    cause = "more processes than slots"
+
+
+class NoMpi(LaunchError):
+    code = 67
+    cause = "no MPI: mpirun was not found"
+
+
+class MpiMismatch(LaunchError):
+    code = 68
+    cause = "mpirun and mpi4py belong to different MPIs"
+
+
+class CommandNotFound(LaunchError):
+    code = 69
+    cause = "the program was not found"
+
+
+class SshFailed(LaunchError):
+    code = 70
+    cause = "a host that ssh can't reach"
+
+
+class HostSetupError(LaunchError):
+    code = 71
+    cause = "a host that lacks what a rank needs"
+
+
+class HostLost(LaunchError):
+    code = 72
+    cause = "a host that died, or was cut off"
+
+
+class MpirunFailed(LaunchError):
+    code = 73
+    cause = "mpirun could not start the job, or gave up on it"
+
+
+def exit_codes() -> str:
+    """The list for `--help`."""
+    return "\n".join(f"{kind.code}  {kind.cause}" for kind in LaunchError.__subclasses__())

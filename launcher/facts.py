@@ -1,0 +1,72 @@
+"""What hvdrun finds out about this machine, cheaply. The only place where it looks."""
+
+from __future__ import annotations
+
+import glob
+import os
+import socket
+import sys
+
+from .command import Facts
+
+# Networks that libfabric's providers serve: InfiniBand and RoCE, Omni-Path, Slingshot.
+_FABRICS = ("/sys/class/infiniband", "/sys/class/hfi1", "/sys/class/cxi", "/sys/class/cxi_user")
+
+
+def gather() -> Facts:
+    return Facts(
+        environ=dict(os.environ),
+        cwd=_working_directory(),
+        python=sys.executable,
+        agent=os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent.py"),
+        local_names=local_names(),
+        cores=physical_cores(),
+        gpus=len(gpus()),
+        is_root=os.geteuid() == 0,
+        has_fabric=any(glob.glob(f"{folder}/*") for folder in _FABRICS),
+        master_port=_free_port(),
+    )
+
+
+def _working_directory() -> str:
+    """As the shell calls it: behind an automounter's links the real path can be this host's."""
+    logical = os.environ.get("PWD", "")
+    try:
+        if os.path.isabs(logical) and os.path.samefile(logical, "."):
+            return logical
+    except OSError:
+        pass
+    return os.getcwd()
+
+
+def local_names() -> frozenset[str]:
+    name = socket.gethostname().lower()
+    return frozenset({"localhost", "127.0.0.1", "::1", name, name.partition(".")[0]})
+
+
+def physical_cores() -> int:
+    """Of those that this process may use: hyper-threads of one core count once."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
+                cores.add(file.read())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))
+
+
+def gpus() -> list[str]:
+    """NVIDIA's devices, by what the driver and a user's restriction say."""
+    devices = glob.glob("/proc/driver/nvidia/gpus/*") or glob.glob("/dev/nvidia[0-9]*")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not devices:
+        return devices
+    chosen = [part for part in visible.split(",") if part.strip()]
+    return [] if chosen == ["-1"] else chosen
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("", 0))
+        return int(sock.getsockname()[1])

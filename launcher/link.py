@@ -1,0 +1,110 @@
+"""Frames between hvdrun, its agents on other hosts and the keepers of the ranks.
+
+A frame is a header (kind, rank, length) and a payload. Sockets within a host also carry file
+descriptors. Imported by the agents, hence the standard library only, and little of it.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterable
+
+# Ends what the remote shell's start-up files print before the host agent speaks.
+MAGIC = b"\nhvdrun-host-agent\n"
+
+# A frame: kind, rank (-1: none), length of what follows.
+HEADER = struct.Struct("!ciI")
+RANK = b"R"  # keeper → supervisor: a rank is about to start; with its stdout and stderr
+GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
+EXIT = b"X"  # keeper → supervisor: how the command ended (see `Ending`)
+STUB_GONE = b"W"  # keeper → supervisor: MPI ended the stub
+KEEPER_GONE = b"K"  # the connection to a keeper ended
+OUT, ERR = b"O", b"E"  # what a rank wrote
+HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
+DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
+STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); back: send more
+PING = b"P"  # both ways between hvdrun and host agents
+END = b"T"  # end: TERM, and KILL after the number of tenths of a second in the payload
+
+PING_EVERY_S = 2.0
+SILENCE_LIMIT_S = 10.0  # after which the other side counts as dead
+GRACE_S = 3.0  # between TERM and KILL
+ABORT_GRACE_S = 2.0  # how long a rank whose stub MPI killed may take to end by itself
+CHUNK = 1 << 16
+
+
+def frame(kind: bytes, rank: int = -1, payload: bytes = b"") -> bytes:
+    return HEADER.pack(kind, rank, len(payload)) + payload
+
+
+def unpack(buffer: bytearray) -> Iterable[tuple[bytes, int, bytes]]:
+    """Takes the complete frames from the front of the buffer."""
+    while len(buffer) >= HEADER.size:
+        kind, rank, length = HEADER.unpack_from(buffer)
+        end = HEADER.size + length
+        if len(buffer) < end:
+            return
+        payload = bytes(buffer[HEADER.size : end])
+        del buffer[:end]
+        yield kind, rank, payload
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """What has arrived, and the file descriptors that came with it."""
+    fds = array.array("i")
+    data, ancillary, _, _ = sock.recvmsg(CHUNK, socket.CMSG_SPACE(4 * fds.itemsize))
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return data, list(fds)
+
+
+def send(sock: socket.socket, message: bytes, fds: Iterable[int] = ()) -> None:
+    rights = array.array("i", fds)
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
+    sent = sock.sendmsg([message], ancillary)
+    if sent < len(message):
+        sock.sendall(message[sent:])
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def connect(name: str) -> socket.socket | None:
+    """The supervisor of this host. Its name has no file, so that nothing can stay behind."""
+    if not name:
+        return None
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect("\0" + name)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+class Waker:
+    """Makes signals readable, so that one wait serves them too."""
+
+    def __init__(self, signals: Iterable[int]) -> None:
+        self.fd, writer = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in signals:
+            signal.signal(number, lambda *_: None)
+
+    def read(self) -> bytes:
+        try:
+            return os.read(self.fd, CHUNK)
+        except BlockingIOError:
+            return b""

@@ -1,0 +1,141 @@
+"""hvdrun's end of the connection to another host: ssh's standard input, output and errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from .link import (
+    CHUNK,
+    DAEMON,
+    END,
+    MAGIC,
+    PING,
+    PING_EVERY_S,
+    SILENCE_LIMIT_S,
+    STDIN,
+    frame,
+    unpack,
+)
+from .station import Deliver
+
+
+class HostLink:
+    """`deliver` gets what the ranks of the host have to say, `on_daemon` what MPI's daemon says,
+    `on_stdin_wanted` that rank 0 can take more input, `on_close` the end of the connection."""
+
+    def __init__(
+        self,
+        host: str,
+        sock: socket.socket,
+        stderr: int,
+        selector: selectors.BaseSelector,
+        deliver: Deliver,
+        on_daemon: Callable[[bytes], None],
+        on_stdin_wanted: Callable[[HostLink], None],
+        on_close: Callable[[HostLink], None],
+    ) -> None:
+        self.host = host
+        self.sock = sock
+        self.stderr = stderr
+        self.selector = selector
+        self.deliver = deliver
+        self.on_daemon = on_daemon
+        self.on_stdin_wanted = on_stdin_wanted
+        self.on_close = on_close
+        self.talking = False  # the host agent has begun to speak
+        self.buffer = bytearray()
+        self.unsent = bytearray()
+        self.errors = b""  # what ssh and the remote shell said
+        self.heard = self.pinged = time.monotonic()
+        self.closed = False
+        sock.setblocking(False)
+        os.set_blocking(stderr, False)
+        selector.register(sock, selectors.EVENT_READ, self._read)
+        selector.register(stderr, selectors.EVENT_READ, self._read_errors)
+
+    def send(self, kind: bytes, payload: bytes = b"") -> None:
+        self.unsent += frame(kind, payload=payload)
+        self._flush()
+
+    def end(self, grace_s: float) -> None:
+        if self.talking:
+            self.send(END, b"%d" % int(grace_s * 10))
+
+    def tick(self, now: float) -> bool:
+        """Asks for a sign of life now and then. False when there has been none for too long."""
+        if self.talking and now - self.pinged >= PING_EVERY_S:
+            self.pinged = now
+            self.send(PING)
+        # Before the host agent speaks, ssh's own time limit counts.
+        return not self.talking or now - self.heard < SILENCE_LIMIT_S
+
+    def hang_up(self) -> None:
+        """Nothing more will be said to the host: its agent ends what is left there."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._read_errors()
+            with contextlib.suppress(KeyError, ValueError):
+                self.selector.unregister(self.stderr)
+            self.selector.unregister(self.sock)
+            self.sock.close()
+            os.close(self.stderr)
+
+    def _flush(self) -> None:
+        if self.closed:
+            return
+        try:
+            while self.unsent:
+                del self.unsent[: self.sock.send(self.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.unsent.clear()  # the reading side notices
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
+        self.selector.modify(self.sock, events, self._read)
+
+    def _read(self) -> None:
+        if self.closed:
+            return
+        if self.unsent:
+            self._flush()
+        try:
+            data = self.sock.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            self.on_close(self)
+            return
+        self.heard = time.monotonic()
+        self.buffer += data
+        if not self.talking:
+            begin = self.buffer.find(MAGIC)
+            if begin < 0:
+                return
+            del self.buffer[: begin + len(MAGIC)]
+            self.talking = True
+        for kind, rank, payload in unpack(self.buffer):
+            if kind == DAEMON:
+                self.on_daemon(payload)
+            elif kind == STDIN:
+                self.on_stdin_wanted(self)
+            elif kind != PING:
+                self.deliver(kind, rank, payload)
+
+    def _read_errors(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.stderr, CHUNK):
+                self.errors = (self.errors + data)[-CHUNK:]
+            with contextlib.suppress(KeyError, ValueError):
+                self.selector.unregister(self.stderr)

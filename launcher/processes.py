@@ -1,0 +1,60 @@
+"""Finding and ending everything that this process has started, however deep."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+
+def set_subreaper() -> None:
+    """Descendants whose parent ends become children of this process, and so can be found."""
+    import ctypes
+
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+def descendants() -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry))
+    found: list[int] = []
+    todo = [os.getpid()]
+    while todo:
+        todo += (more := children.get(todo.pop(), []))
+        found += more
+    return found
+
+
+def kill_descendants(limit_s: float = 2.0) -> None:
+    """Ends everything below this process, and waits until it is gone."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        for pid in descendants():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+
+
+def die_with_parent(number: int) -> Callable[[], None]:
+    """For a child to call before its exec: the signal that it gets when this process ends."""
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+    pr_set_pdeathsig = 1
+
+    def set_it() -> None:
+        prctl(pr_set_pdeathsig, number, 0, 0, 0)
+
+    return set_it

@@ -1,0 +1,100 @@
+"""The last thing that is shown when a job fails. Pure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from dataclasses import dataclass
+
+from .errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
+
+LINES = 30
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The rank that failed first."""
+
+    rank: int
+    host: str
+    ended: str  # 'code 3' or 'signal 9', as the keeper says it
+    after_s: float
+
+    @property
+    def exit_code(self) -> int:
+        kind, number = self.ended.split()
+        return int(number) if kind == "code" else 128 + int(number)
+
+    def __str__(self) -> str:
+        kind, number = self.ended.split()
+        if kind == "code":
+            how = f"ended with exit code {number}"
+        else:
+            how = f"was ended by {signal_name(int(number))}"
+        if self.ended == "signal 9":
+            how += " (kill -9, or the kernel was out of memory)"
+        return f"rank {self.rank} on {self.host} {how} after {self.after_s:.1f} s"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_lines(stderr: bytes) -> list[str]:
+    """The end of what a rank wrote to stderr, from its last traceback on if there is one."""
+    text = stderr.decode(errors="replace").replace("\r\n", "\n")
+    lines = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
+    while lines and not lines[-1]:
+        lines.pop()
+    recent = lines[-LINES:]
+    starts = [i for i, line in enumerate(recent) if line.startswith("Traceback (most recent")]
+    if starts:
+        # Chained exceptions: from the first of the chain.
+        return recent[starts[0] :]
+    return recent[-10:]
+
+
+def rank_failed(failure: Failure, stderr: bytes, num_proc: int) -> str:
+    others = {1: "", 2: "; the other rank was ended"}.get(
+        num_proc, f"; the other {num_proc - 1} ranks were ended"
+    )
+    lines = [f"hvdrun: {failure}{others}"]
+    said = last_lines(stderr)
+    if said:
+        lines.append("hvdrun: its last words on stderr:")
+        lines += [f"    {line}" for line in said]
+    return "\n".join(lines)
+
+
+def missing_program(program: str, rank: int, host: str, number: int) -> LaunchError:
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return CommandNotFound(
+            f"{program!r} was not found on {host} (rank {rank}): it is neither a path there nor in"
+            " PATH; correct the name, or install it on every host"
+        )
+    why = os.strerror(number)
+    return CommandNotFound(
+        f"{program!r} can't be run on {host} (rank {rank}): {why}; a script needs"
+        " `python` before its name, or a #! line and chmod +x"
+    )
+
+
+def unreachable(host: str, errors: bytes, python: str) -> LaunchError:
+    """The connection ended before the host agent spoke. What ssh said tells why."""
+    lines = [line.strip() for line in errors.decode(errors="replace").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("Warning: Permanently added")]
+    said = "; ".join(lines[-3:]) or "ssh ended without a word"
+    lost = ("ssh:", "Host key", "Permission denied", "kex_exchange", "Connection", "Timeout")
+    if any(line.startswith(lost) or "Permission denied" in line for line in lines[-3:]):
+        return SshFailed(
+            f"{host} can't be reached by ssh: {said}; `ssh -o BatchMode=yes {host} true` must work"
+            " without a question (name, network, key)"
+        )
+    return HostSetupError(
+        f"{host} was reached, but hvdrun's part could not start there: {said}; every host needs the"
+        f" same installation at the same place ({python})"
+    )

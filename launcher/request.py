@@ -1,0 +1,21 @@
+"""What the user asked for, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .hosts import Host
+
+
+@dataclass(frozen=True)
+class Request:
+    command: tuple[str, ...]
+    num_proc: int | None = None
+    hosts: tuple[Host, ...] = ()  # empty: this machine
+    # VAR → value, or None where the value is that of hvdrun's own environment.
+    exports: dict[str, str | None] = field(default_factory=dict)
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+    mpi: str = "auto"
+    mpi_args: tuple[str, ...] = ()
+    verbose: bool = False

@@ -1,0 +1,157 @@
+"""The supervisor's side of the ranks of one host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from .link import (
+    CHUNK,
+    END,
+    ERR,
+    EXIT,
+    GO,
+    HOST,
+    KEEPER_GONE,
+    OUT,
+    RANK,
+    frame,
+    receive,
+    send,
+    unpack,
+)
+
+Deliver = Callable[[bytes, int, bytes], None]
+
+
+class _Keeper:
+    """A connection to the keeper of one rank."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.buffer = bytearray()
+        self.fds: list[int] = []
+        self.rank = -1
+        self.outputs: dict[int, bytes] = {}  # what is read from, and OUT or ERR
+
+
+class Station:
+    """The ranks of this host: reads what they write, hears how they end, can end them.
+
+    Both hvdrun and the host agents have one. `deliver(kind, rank, payload)` gets RANK, OUT, ERR,
+    STUB_GONE, EXIT and KEEPER_GONE; the output that a rank wrote comes before its EXIT.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        selector: selectors.BaseSelector,
+        deliver: Deliver,
+        stdin_of_rank_0: Callable[[], int],
+        on_host: Callable[[socket.socket, str, int], None] | None = None,
+    ) -> None:
+        self.selector = selector
+        self.deliver = deliver
+        self.stdin_of_rank_0 = stdin_of_rank_0
+        self.on_host = on_host
+        self.keepers: set[_Keeper] = set()
+        self.ending: bytes | None = None
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind("\0" + name)
+        self.listener.listen(1024)
+        selector.register(self.listener, selectors.EVENT_READ, self._accept)
+
+    def end(self, grace_s: float) -> None:
+        """Ends all ranks, also those that are still to come."""
+        self.ending = frame(END, payload=b"%d" % int(grace_s * 10))
+        for keeper in self.keepers:
+            with contextlib.suppress(OSError):
+                send(keeper.sock, self.ending)
+
+    def _accept(self) -> None:
+        sock, _ = self.listener.accept()
+        # An abstract socket name has no permissions: ask the kernel who is there.
+        uid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        if uid not in (os.geteuid(), 0):
+            sock.close()
+            return
+        keeper = _Keeper(sock)
+        self.keepers.add(keeper)
+        self.selector.register(sock, selectors.EVENT_READ, lambda: self._hear(keeper))
+
+    def _hear(self, keeper: _Keeper) -> None:
+        try:
+            data, fds = receive(keeper.sock)
+        except ConnectionError:
+            data, fds = b"", []
+        keeper.fds += fds
+        keeper.buffer += data
+        for kind, rank, payload in unpack(keeper.buffer):
+            if kind == HOST and self.on_host is not None:
+                self.selector.unregister(keeper.sock)
+                self.keepers.discard(keeper)
+                self.on_host(keeper.sock, payload.decode(), keeper.fds[0])
+                return
+            if kind == RANK:
+                self._begin(keeper, rank)
+            elif kind == EXIT:
+                self._drain(keeper)
+            self.deliver(kind, rank, payload)
+        if not data:
+            self._drain(keeper)
+            for fd in list(keeper.outputs):
+                self._close(keeper, fd)
+            self.selector.unregister(keeper.sock)
+            keeper.sock.close()
+            self.keepers.discard(keeper)
+            if keeper.rank >= 0:
+                self.deliver(KEEPER_GONE, keeper.rank, b"")
+
+    def _begin(self, keeper: _Keeper, rank: int) -> None:
+        keeper.rank = rank
+        for fd, stream in zip(keeper.fds, (OUT, ERR), strict=True):
+            os.set_blocking(fd, False)
+            keeper.outputs[fd] = stream
+            self.selector.register(
+                fd,
+                selectors.EVENT_READ,
+                lambda fd=fd: self._output(keeper, fd),  # type: ignore[misc]
+            )
+        keeper.fds = []
+        stdin = [self.stdin_of_rank_0()] if rank == 0 else []
+        send(keeper.sock, frame(GO), stdin)
+        for fd in stdin:
+            os.close(fd)
+        if self.ending is not None:
+            send(keeper.sock, self.ending)
+
+    def _output(self, keeper: _Keeper, fd: int) -> bool:
+        """Passes one chunk on. False where there is none now."""
+        if fd not in keeper.outputs:
+            return False
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            self.deliver(keeper.outputs[fd], keeper.rank, data)
+        else:
+            self._close(keeper, fd)
+        return bool(data)
+
+    def _close(self, keeper: _Keeper, fd: int) -> None:
+        self.selector.unregister(fd)
+        del keeper.outputs[fd]
+        os.close(fd)
+
+    def _drain(self, keeper: _Keeper) -> None:
+        for fd in list(keeper.outputs):
+            # A background process of the rank may write for ever.
+            end = time.monotonic() + 1.0
+            while self._output(keeper, fd) and time.monotonic() < end:
+                pass

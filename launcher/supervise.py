@@ -1,0 +1,296 @@
+"""Runs mpirun, looks after every rank on every host, and says how it went.
+
+A loop over events: what the ranks' keepers and the other hosts report (see `agent`), what mpirun
+says and how it ends, and signals. The first failure by time decides the report and the exit code;
+from then on everything is being ended: TERM, a grace, KILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+
+from .command import Command
+from .environment import LINK
+from .errors import HostLost, LaunchError, MpirunFailed
+from .link import CHUNK, ERR, EXIT, GRACE_S, KEEPER_GONE, OUT, RANK, Waker
+from .links import HostLink
+from .output import Output
+from .processes import die_with_parent, kill_descendants, set_subreaper
+from .report import Failure, missing_program, rank_failed, unreachable
+from .station import Station
+from .stdin import Stdin
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# mpirun's own words wait so long before they are shown: a rank's failure makes them noise.
+NOISE_DELAY_S = 0.5
+PAUSE_S = {True: 0.05, False: 0.2}  # on a terminal, in a file
+# How long mpirun may take to end after all ranks have ended well.
+CLOSING_S = 10.0
+# After mpirun's end: how long keepers and hosts may take to say how their ranks ended.
+REPORTS_S = 8.0
+
+
+@dataclass
+class _Noise:
+    """What mpirun and its daemons say, which is both of its outputs."""
+
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    rest: bytes = b""
+    all: list[str] = field(default_factory=list)
+
+    def feed(self, data: bytes, now: float) -> None:
+        *lines, self.rest = (self.rest + data.replace(b"\0", b"")).split(b"\n")
+        self.lines += [(now, line.decode(errors="replace").rstrip()) for line in lines]
+
+    def take(self, until: float) -> list[str]:
+        ready = [line for at, line in self.lines if at <= until]
+        self.lines = [(at, line) for at, line in self.lines if at > until]
+        self.all = (self.all + ready)[-200:]
+        return ready
+
+
+class Supervisor:
+    def __init__(self, command: Command, cwd: str, output: Output, verbose: bool = False) -> None:
+        self.command = command
+        self.cwd = cwd
+        self.output = output
+        self.verbose = verbose
+        self.selector = selectors.DefaultSelector()
+        self.links: set[HostLink] = set()
+        self.noise = _Noise()
+        self.endings: dict[int, str] = {}  # rank → how it ended
+        self.started: set[int] = set()
+        self.failure: Failure | None = None
+        self.error: LaunchError | None = None
+        self.signal: int | None = None  # that hvdrun was ended with
+        self.begin = time.monotonic()
+        self.kill_at: float | None = None  # set once everything is being ended
+        self.mpirun_ended_at: float | None = None
+        self.closing_at: float | None = None  # all ranks have ended well
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self) -> int:
+        """Returns the exit code; raises a LaunchError where hvdrun itself failed."""
+        name = f"hvdrun-{secrets.token_hex(16)}"
+        set_subreaper()
+        waker = Waker([signal.SIGCHLD, *SIGNALS])
+        self.stdin = Stdin(self.selector)
+        self.station = Station(
+            name, self.selector, self._deliver, self.stdin.for_local_rank, self._new_link
+        )
+        self.selector.register(waker.fd, selectors.EVENT_READ, lambda: self._woken(waker.read()))
+        try:
+            self._start(name)
+            while not self._over():
+                events = self.selector.select(self._timeout())
+                for key, _ in events:
+                    key.data()
+                if not events:
+                    self.output.pause()
+                self._tick(time.monotonic())
+        except BrokenPipeError:
+            # Whoever read our output is gone, as in `hvdrun … | head`.
+            self.signal = self.signal or signal.SIGPIPE
+        finally:
+            self.station.end(0)
+            for link in list(self.links):
+                link.close()
+            kill_descendants()
+        return self._result()
+
+    def _over(self) -> bool:
+        if self.kill_at is not None and time.monotonic() > self.kill_at + 2:
+            return True  # what is left is killed without asking
+        if self.mpirun_ended_at is None or self.noise_open:
+            return False
+        return not self.links and not self.station.keepers
+
+    def _timeout(self) -> float:
+        if self.output.waiting():
+            return PAUSE_S[self.output.terminal]
+        return 0.1 if self.kill_at is not None or self.noise.lines else 0.5
+
+    def _start(self, name: str) -> None:
+        reader, writer = os.pipe()
+        self.mpirun = subprocess.Popen(
+            self.command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer,
+            env={**self.command.environment, LINK: name},
+            cwd=self.cwd,
+            start_new_session=True,  # Ctrl-C is for hvdrun, which ends things in order
+            preexec_fn=die_with_parent(signal.SIGTERM),
+        )
+        os.close(writer)
+        self.noise_open = True
+
+        def read() -> None:
+            data = os.read(reader, CHUNK)
+            self.noise.feed(data or b"\n", time.monotonic())
+            if not data:
+                self.noise_open = False
+                self.selector.unregister(reader)
+                os.close(reader)
+
+        self.selector.register(reader, selectors.EVENT_READ, read)
+
+    # ------------------------------------------------------------ events
+
+    def _deliver(self, kind: bytes, rank: int, payload: bytes) -> None:
+        if kind == OUT:
+            self.output.feed(rank, 1, payload)
+        elif kind == ERR:
+            self.output.feed(rank, 2, payload)
+        elif kind == RANK:
+            self.started.add(rank)
+        elif kind == EXIT:
+            self._rank_ended(rank, payload.decode())
+        elif kind == KEEPER_GONE and rank not in self.endings:
+            self._rank_ended(rank, "signal 9")
+
+    def _rank_ended(self, rank: int, ended: str) -> None:
+        self.endings[rank] = ended
+        asked = ended.startswith("asked ")
+        if ended == "code 0":
+            if sum(e == "code 0" for e in self.endings.values()) == self.command.num_proc:
+                self.closing_at = time.monotonic() + CLOSING_S
+        elif not asked and not self._ending():
+            host = self.command.host_of(rank)
+            if ended.startswith("missing "):
+                self.error = missing_program(
+                    self.command.program, rank, host, int(ended.split()[1])
+                )
+            else:
+                self.failure = Failure(rank, host, ended, time.monotonic() - self.begin)
+            self._end(GRACE_S)
+
+    def _new_link(self, sock: socket.socket, host: str, stderr: int) -> None:
+        link = HostLink(
+            host,
+            sock,
+            stderr,
+            self.selector,
+            self._deliver,
+            lambda data: self.noise.feed(data, time.monotonic()),
+            self.stdin.wanted_by,
+            self._link_closed,
+        )
+        self.links.add(link)
+        if self._ending():
+            link.hang_up()
+
+    def _link_closed(self, link: HostLink) -> None:
+        self.links.discard(link)
+        if self._ending() or self.mpirun_ended_at is not None or self.closing_at is not None:
+            return
+        if not link.talking:
+            self.error = unreachable(link.host, link.errors, self.command.python)
+        else:
+            self.error = self._lost(link, "the connection to it has ended")
+        self._end(GRACE_S)
+
+    def _lost(self, link: HostLink, how: str) -> HostLost:
+        said = link.errors.decode(errors="replace").strip().splitlines()
+        detail = f" ({said[-1]})" if said else ""
+        return HostLost(
+            f"{link.host} is lost: {how}{detail}; its ranks end by themselves if it still runs;"
+            " look at the host and its network, then start again"
+        )
+
+    def _woken(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number in SIGNALS:
+                # The second time nobody waits for a grace.
+                again = self.signal is not None
+                self.signal = self.signal or number
+                self._end(0 if again else GRACE_S)
+        if self.mpirun_ended_at is None and self.mpirun.poll() is not None:
+            self.mpirun_ended_at = time.monotonic()
+            for link in self.links:
+                link.hang_up()
+
+    def _ending(self) -> bool:
+        return self.kill_at is not None
+
+    def _end(self, grace_s: float) -> None:
+        """Ends all ranks on all hosts; mpirun sees them end, and ends too."""
+        at = time.monotonic() + grace_s
+        self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
+        self.station.end(grace_s)
+        for link in self.links:
+            link.end(grace_s)
+            link.hang_up()
+        if not self.started:
+            self._signal_mpirun(signal.SIGTERM)
+
+    def _signal_mpirun(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self.mpirun.pid, number)
+
+    def _tick(self, now: float) -> None:
+        if self.verbose or not self._ending():
+            for line in self.noise.take(now - (0 if self.verbose else NOISE_DELAY_S)):
+                self.output.say(f"[mpirun] {line}")
+        for link in list(self.links):
+            if not link.tick(now):
+                self.links.discard(link)
+                link.close()
+                if not self._ending():
+                    self.error = self._lost(link, "it has been silent for too long")
+                    self._end(GRACE_S)
+        if self.closing_at is not None and now > self.closing_at and not self._ending():
+            self._end(0)
+        if self.mpirun_ended_at is not None and now > self.mpirun_ended_at + REPORTS_S:
+            self._end(0)
+        if self.kill_at is not None and now > self.kill_at and self.mpirun_ended_at is None:
+            self._signal_mpirun(signal.SIGTERM)
+            if now > self.kill_at + 1:
+                self._signal_mpirun(signal.SIGKILL)
+
+    # ------------------------------------------------------------ the end
+
+    def _result(self) -> int:
+        with contextlib.suppress(BrokenPipeError):
+            self.output.finish()
+        if self.signal is not None:
+            return 128 + self.signal
+        if self.error is not None:
+            raise self.error
+        if self.failure is not None:
+            stderr = self.output.tails[self.failure.rank]
+            self.output.say(rank_failed(self.failure, stderr, self.command.num_proc))
+            return self.failure.exit_code
+        if all(self.endings.get(r) == "code 0" for r in range(self.command.num_proc)):
+            return 0
+        return self._mpirun_failed()
+
+    def _mpirun_failed(self) -> int:
+        """No rank has failed by itself, and yet not all have ended well."""
+        code = self.mpirun.returncode
+        if not self.started and code == 0:
+            return 0  # the ranks had no way to us
+        unsaid = [line for line in self.noise.take(float("inf")) if line]
+        for line in unsaid:
+            self.output.say(f"[mpirun] {line}")
+        said = "see its words above" if self.noise.all else "it said nothing"
+        ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        if not self.started:
+            raise MpirunFailed(
+                f"mpirun could not start the job ({ended}): {said};"
+                " `hvdrun --dry-run` shows the command"
+            )
+        lost = [r for r in range(self.command.num_proc) if self.endings.get(r) != "code 0"]
+        raise MpirunFailed(
+            f"mpirun ended the job ({ended}) while rank {lost[0]} on"
+            f" {self.command.host_of(lost[0])} was running: {said}"
+        )
