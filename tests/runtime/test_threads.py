@@ -1,0 +1,78 @@
+"""How the cores of a host are divided among its ranks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdlite.threads import Cores, chosen_by_user, own_cores, threads_for
+
+
+def cores(*numbers, cgroup="", quota=None):
+    return Cores(frozenset(numbers), cgroup, quota)
+
+
+def shares(*local):
+    return [threads_for(local, rank) for rank in range(len(local))]
+
+
+@pytest.mark.parametrize(
+    ("local", "expected"),
+    [
+        pytest.param([cores(*range(8))], [8], id="one rank has them all"),
+        pytest.param([cores(*range(8))] * 4, [2] * 4, id="the same mask is divided"),
+        pytest.param([cores(*range(8))] * 3, [2] * 3, id="what does not divide is left"),
+        pytest.param([cores(0, 1)] * 4, [1] * 4, id="more ranks than cores have one each"),
+        pytest.param([cores(0, 1), cores(2, 3)], [2, 2], id="masks of their own are not divided"),
+        pytest.param([cores(0, 1), cores(1, 2), cores(3)], [1, 1, 1], id="overlaps only"),
+        pytest.param([cores(0, 1, 2), cores(2, 3, 4), cores(4, 5)], [2, 2, 2], id="by a chain"),
+        pytest.param([cores(*range(8), quota=2.0)], [2], id="the quota limits"),
+        pytest.param([cores(*range(8), quota=4.0)] * 2, [2] * 2, id="a cgroup's ranks share it"),
+        pytest.param(
+            [cores(0, 1, 2, 3, cgroup="a", quota=3.5), cores(4, 5, 6, 7, cgroup="b", quota=1.5)],
+            [3, 1],
+            id="cgroups of their own do not",
+        ),
+        pytest.param([cores(*range(4), quota=0.5)], [1], id="at least one"),
+    ],
+)
+def test_only_ranks_whose_masks_overlap_divide_the_cores(local, expected):
+    assert shares(*local) == expected
+
+
+@given(st.lists(st.frozensets(st.integers(0, 7), min_size=1), min_size=1, max_size=6))
+def test_the_shares_are_no_more_than_the_cores_unless_each_has_one(masks):
+    found = shares(*(Cores(mask) for mask in masks))
+    union = frozenset().union(*masks)
+    assert all(1 <= share <= len(mask) for share, mask in zip(found, masks, strict=True))
+    assert sum(found) <= max(len(union), len(masks))
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "quota"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "150000 100000"}, "0::/", 1.5),
+        ({"sys/fs/cgroup/cpu.max": "max 100000"}, "0::/", None),
+        ({"sys/fs/cgroup/job/cpu.max": "200000 100000"}, "0::/job/step", 2.0),
+        ({"sys/fs/cgroup/cpu.max": "100000 100000"}, "0::/docker/not-mounted-here", 1.0),
+        (
+            {
+                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "400000",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
+            },
+            "2:cpu,cpuacct:/job",
+            4.0,
+        ),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"}, "1:cpu:/", None),
+        ({}, "0::/", None),
+    ],
+)
+def test_the_quota_is_that_of_the_tightest_cgroup(tmp_path, files, path, quota):
+    for name, text in {"proc/self/cgroup": path, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert own_cores(tmp_path).quota == quota
+
+
+def test_the_users_choice_is_a_variable_that_is_set():
+    assert chosen_by_user({"OMP_NUM_THREADS": "4"})
+    assert not chosen_by_user({"OMP_NUM_THREADS": "", "HVDLITE_GPU": "none"})

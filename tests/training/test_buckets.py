@@ -1,0 +1,72 @@
+"""Which gradients are reduced together, and where each lies."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdlite.buckets import ALIGNMENT_BYTES, Item, assign
+
+ITEMS = st.lists(
+    st.builds(
+        Item,
+        elems=st.integers(0, 300),
+        elem_bytes=st.sampled_from([2, 4, 8]),
+        kind=st.sampled_from(["a", "b"]),
+        group=st.sampled_from([None, None, 0, 1]),
+    ),
+    max_size=30,
+)
+LIMITS = st.integers(0, 2000)
+
+
+def members(buckets):
+    return [bucket.members for bucket in buckets]
+
+
+def test_the_last_parameters_come_first_and_the_first_bucket_is_small():
+    items = [Item(100, 4, "float32")] * 7
+    assert members(assign(items, 800, 400)) == [(6,), (5, 4), (3, 2), (1, 0)]
+
+
+def test_a_gradient_larger_than_a_bucket_has_one_to_itself():
+    items = [Item(10, 4, ""), Item(10_000, 4, ""), Item(10, 4, "")]
+    assert members(assign(items, 400, 40)) == [(2,), (1,), (0,)]
+
+
+def test_without_a_size_every_gradient_is_alone():
+    assert members(assign([Item(5, 4, "")] * 3, 0, 1000)) == [(2,), (1,), (0,)]
+
+
+def test_different_dtypes_never_meet():
+    items = [Item(1, 4, "float32"), Item(1, 2, "float16"), Item(1, 4, "float32")]
+    assert members(assign(items, 1000, 1000)) == [(1,), (2, 0)]
+
+
+def test_a_group_is_one_bucket_whatever_its_size():
+    items = [Item(1000, 4, "", group=i % 2) for i in range(4)]
+    assert members(assign(items, 1, 1)) == [(3, 1), (2, 0)]
+
+
+@given(ITEMS, LIMITS, LIMITS)
+def test_every_gradient_is_in_one_bucket_of_its_kind_and_group(items, limit, first):
+    buckets = assign(items, limit, first)
+    assert sorted(i for bucket in buckets for i in bucket.members) == list(range(len(items)))
+    for bucket in buckets:
+        assert len({(items[i].kind, items[i].group) for i in bucket.members}) == 1
+
+
+@given(ITEMS, LIMITS, LIMITS)
+def test_places_are_aligned_and_do_not_overlap(items, limit, first):
+    for bucket in assign(items, limit, first):
+        end = 0
+        for index, offset in zip(bucket.members, bucket.offsets_elems, strict=True):
+            assert offset >= end
+            assert offset * items[index].elem_bytes % ALIGNMENT_BYTES == 0
+            end = offset + items[index].elems
+        assert bucket.presence_offset_elems == end
+        assert bucket.elems == end + len(bucket.members)
+
+
+@given(ITEMS, LIMITS, LIMITS)
+def test_buckets_stand_in_the_order_in_which_backward_completes_them(items, limit, first):
+    last = [min(bucket.members) for bucket in assign(items, limit, first)]
+    assert last == sorted(last, reverse=True)
