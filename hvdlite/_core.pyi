@@ -139,6 +139,26 @@ class Engine:
         ValueError: an operation of this kind and name is in flight already.
         """
 
+    def run(
+        self,
+        kind: int,
+        name: str,
+        unnamed: bool,
+        dtype: int,
+        op: int,
+        root: int,
+        input: int,
+        output: int,
+        shape: tuple[int, ...],
+        prescale: float,
+        postscale: float,
+        owner: object,
+        process_set: int = 0,
+        /,
+    ) -> str | None:
+        """`post` and `wait` in one: driven by the calling thread, with no hand-over to another. Not
+        for allgather, whose result hangs on the Operation."""
+
     def plan(
         self,
         name: str,

@@ -30,6 +30,6 @@ void hvdl_variants_merge(hvdl_variants *all, const hvdl_variants *more);
 void hvdl_variants_describe(const hvdl_variants *all, const char *name,
                             const char *const *host_of_rank, char text[HVDL_TEXT_BYTES]);
 
-const char *hvdl_kind_name(int kind);
+const char *hvdl_kind_name(int kind); /* "allreduce" ... */
 
 #endif

@@ -1,0 +1,219 @@
+/* The engine's inside: what engine.c (queue, journal, driving), pieces.c (how the kinds of operations
+ * go through their phases) and control.c (agreement between hosts) share.
+ *
+ * Unless said otherwise a field is used by the driver alone: the thread that holds `driving`. */
+#ifndef HVDL_STATE_H
+#define HVDL_STATE_H
+
+#include <pthread.h>
+
+#include "agreement.h"
+#include "conveyor.h"
+#include "engine.h"
+#include "exchange.h"
+#include "table.h"
+
+#define HVDL_PIECE_WINDOW 4 /* pieces of an operation in flight at once, at most */
+#define HVDL_TAG_CONTROL 1
+#define HVDL_TAG_FIRST 16
+#define HVDL_TAGS_PER_ID (2 * HVDL_PIECE_WINDOW) /* two for each piece in flight */
+
+typedef enum { HVDL_POSTED, HVDL_MATCHED, HVDL_RUNNING, HVDL_DONE, HVDL_FAILED } hvdl_state;
+
+typedef struct hvdl_meeting hvdl_meeting;
+
+struct hvdl_operation {
+    /* set when posted */
+    hvdl_node by_key; /* in engine->in_flight */
+    hvdl_key key;
+    hvdl_desc desc;
+    char *name;
+    const char *input;
+    char *output;
+    int64_t rows;
+    void *owner;
+    hvdl_plan *plan; /* that it is a run of, or (desc.kind PLAN) makes */
+    uint64_t posted_ns;
+    hvdl_operation *next; /* in the queue, in engine->announced, or among the orphans */
+
+    _Atomic int state; /* release by the driver, acquire by the callers */
+    /* under engine->queue_lock */
+    bool released; /* the caller has gone */
+    bool finished; /* the driver has gone */
+
+    /* the driver's */
+    char *error;
+    hvdl_meeting *meeting; /* from the moment it is matched on this host */
+    int tag;
+    uint64_t num_pieces, started, finished_pieces, announced_pieces;
+    int ready[HVDL_PIECE_WINDOW]; /* rails that have done the exchange of piece k, at k % window */
+    bool exchange_waits;          /* allgather: its exchange is due once the earlier pieces are done */
+    uint64_t num_gathering;       /* allgather: pieces before the exchange */
+    bool pinned;                  /* a message may still use its buffers: never hand them back */
+    int num_exchanges;            /* running */
+    /* allgather */
+    int64_t *all_rows;  /* by rank */
+    size_t *places;     /* by rank: offset in `work`, in bytes */
+    size_t *host_places; /* by host, and the total */
+    char *work;         /* all rows, host by host */
+};
+
+/* What the ranks of this host have posted under one key: the same on each of them, because it is made
+ * from the journal. In `by_key` until all have posted, in `by_id` until the operation has ended here. */
+struct hvdl_meeting {
+    hvdl_node by_key, by_id;
+    hvdl_key key;
+    uint64_t id;
+    bool collecting; /* in by_key (or its plan's `collecting`) */
+    int posted;
+    hvdl_variants variants;
+    char *payloads;            /* tiny: one of each local rank */
+    int64_t *rows;             /* allgather: of each local rank */
+    hvdl_operation *operation; /* this rank's, once posted */
+    hvdl_plan *plan;           /* a run of it */
+    int coordinator;           /* the host whose leader was asked, -1: none */
+};
+
+struct hvdl_plan {
+    hvdl_node by_id; /* in engine->plans */
+    hvdl_posting posting; /* name is a copy */
+    hvdl_key key;         /* of its runs */
+    char *name;
+    uint64_t id;
+    int tag;
+    bool ready;
+    char *error; /* it could not be made */
+    hvdl_operation *waiting;  /* a run posted before it was ready */
+    hvdl_meeting *collecting; /* of the next run */
+    int num_released;         /* local ranks that have freed it */
+    /* under engine->queue_lock */
+    hvdl_operation *run; /* in flight */
+    bool made;           /* its making has ended */
+    bool released;       /* by the caller; `next` is then in engine->released_plans */
+    bool announced;      /* RELEASE is in the journal */
+    hvdl_plan *next;
+};
+
+/* A journal entry that found no room yet, or that waits behind one. */
+typedef struct hvdl_deferred {
+    struct hvdl_deferred *next;
+    hvdl_entry head;
+    size_t body_bytes;
+    char body[];
+} hvdl_deferred;
+
+typedef struct hvdl_running_exchange {
+    struct hvdl_running_exchange *next;
+    hvdl_exchange *exchange;
+    hvdl_operation *operation;
+    uint64_t piece;
+} hvdl_running_exchange;
+
+typedef struct hvdl_control hvdl_control; /* control.c */
+
+struct hvdl_engine {
+    /* constant */
+    hvdl_engine_config config; /* pointers are copies of the engine's own */
+    int *host_sizes, *members, *host_of, *local_of; /* the last two by rank */
+    int *host_first;                                /* index in members of each host's first */
+    const char **name_of;                           /* host name, by rank */
+    char **host_names;
+    int host, local, local_size, num_rails;
+    int max_local_size;
+    int *rail_peers; /* rank of this rank's rail on each host; NULL if it is not a rail */
+    bool is_leader;  /* of its host: speaks for it with the other hosts */
+    int spins;       /* looks before it gives up the core */
+
+    hvdl_shm shm;
+    hvdl_conveyor conveyor;
+    hvdl_wire wire;
+    hvdl_control *control;
+
+    /* the queue: any thread, under queue_lock */
+    pthread_mutex_t queue_lock;
+    hvdl_operation *queue_first, *queue_last;
+    hvdl_table in_flight;         /* operations by key */
+    hvdl_operation *orphans;      /* done, and released by their caller before */
+    hvdl_plan *released_plans;    /* to be announced */
+    void **dead_owners;           /* of plans that are gone */
+    size_t num_dead_owners, room_dead_owners;
+    hvdl_event *events;
+    uint64_t num_events;
+    uint64_t num_operations;
+    bool closed;
+    _Atomic bool queued; /* the queue or released_plans is not empty */
+
+    /* who drives */
+    pthread_mutex_t driving;
+    pthread_t thread;
+    bool has_thread;
+    _Atomic bool stop;
+    _Atomic int num_waiting;        /* callers in hvdl_operation_wait: the thread leaves it to them */
+    _Atomic int num_sleeping;       /* of those, asleep on done_count */
+    _Atomic uint32_t done_count;    /* futex: counts ended operations and drivers that left */
+    _Atomic int num_in_flight;      /* operations that have not ended */
+    _Atomic bool busy;              /* there is background work: sends, releases */
+    _Atomic bool thread_idle;       /* the progress thread sleeps on this rank's idle_bell */
+
+    /* the driver's */
+    hvdl_table meetings;        /* collecting, by key */
+    hvdl_table meetings_by_id;
+    hvdl_table plans;           /* by id */
+    hvdl_operation *announced, *announced_last; /* in the journal, own entry not read yet */
+    hvdl_deferred *deferred, *deferred_last;
+    hvdl_running_exchange *exchanges;
+    char *scratch; /* inline_bytes */
+    char *gone;   /* why new operations can't succeed any more: a rank has left or died */
+    bool broken;  /* and why none can: data was under way */
+    int idle_looks;
+    long pause_ns;
+};
+
+/* ---- engine.c ---- */
+
+/* Ends an operation; text NULL: it succeeded. Takes it out of its meeting. */
+void hvdl_finish(hvdl_engine *engine, hvdl_operation *operation, const char *text);
+/* Appends to the journal now or, in order, later. */
+void hvdl_announce(hvdl_engine *engine, hvdl_entry head, const void *body, size_t bytes);
+void hvdl_record(hvdl_engine *engine, const char *name, const char *what, uint64_t time_ns);
+void hvdl_set_state(hvdl_engine *engine, hvdl_operation *operation, hvdl_state state);
+/* Fails everything, now and later. */
+void hvdl_break(hvdl_engine *engine, const char *format, ...) __attribute__((format(printf, 2, 3)));
+bool hvdl_is_tiny(const hvdl_engine *engine, const hvdl_desc *desc, bool is_run);
+hvdl_scale hvdl_final_scale(const hvdl_engine *engine, const hvdl_desc *desc);
+hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *engine, hvdl_key key);
+hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *engine, uint64_t id);
+
+static inline size_t hvdl_desc_bytes(const hvdl_desc *desc)
+{
+    return (size_t)desc->count * hvdl_dtype_bytes(desc->dtype);
+}
+
+/* ---- pieces.c ---- */
+
+/* Starts an operation that is matched everywhere and is not tiny. all_rows (allgather): by rank. */
+void hvdl_begin(hvdl_engine *engine, hvdl_operation *operation, int tag, const int64_t *all_rows);
+void hvdl_piece_next(hvdl_engine *engine, hvdl_operation *operation);
+void hvdl_piece_ready(hvdl_engine *engine, hvdl_operation *operation, uint64_t piece);
+void hvdl_pass_finished(hvdl_engine *engine, hvdl_pass *pass);
+/* Moves the exchanges. */
+void hvdl_step_exchanges(hvdl_engine *engine, bool *progressed);
+/* Takes all passes and exchanges down: everything is about to fail. */
+void hvdl_abandon_all(hvdl_engine *engine);
+
+/* ---- control.c ---- */
+
+hvdl_err hvdl_control_create(hvdl_engine *engine);
+/* The leader: all ranks of this host have posted. */
+void hvdl_control_posted(hvdl_engine *engine, hvdl_meeting *meeting);
+/* The leader: the exchanges of an operation with this tag have ended on this host. */
+void hvdl_control_tag_done(hvdl_engine *engine, int tag);
+/* The leader: a rank has left, so what is not agreed on yet fails. */
+void hvdl_control_fail_open(hvdl_engine *engine);
+/* Moves messages. *progressed is set, never cleared. Returns whether sends are under way. */
+bool hvdl_control_step(hvdl_engine *engine, bool *progressed);
+void hvdl_control_leave(hvdl_engine *engine, bool clean);
+void hvdl_control_destroy(hvdl_engine *engine);
+uint64_t hvdl_control_messages(const hvdl_engine *engine);
+
+#endif
