@@ -28,10 +28,6 @@ from .link import (
     write_all,
 )
 
-# How long a rank whose stub MPI has killed may take to end by itself: the one that called
-# MPI_Abort ends with its own code, and that code is the one to report.
-ABORT_GRACE_S = 2.0
-
 # Per MPI: rank, size, rank on the host, number of ranks on the host.
 RANK_VARIABLES = (
     (
@@ -181,9 +177,7 @@ class Keeper:
             ready = self._wait()
             waker.read()
             if self.stub in ready:
-                self.poll.unregister(self.stub)
-                self._tell(STUB_GONE)
-                self._end(time.monotonic() + ABORT_GRACE_S, GRACE_S)
+                self._stub_gone()
             self._reap()
             if self.sock.fileno() in ready:
                 self._hear()
@@ -198,7 +192,8 @@ class Keeper:
 
     def _await_go(self) -> int:
         """Standard input for the command."""
-        while True:
+        stdin = None
+        while stdin is None:
             data, fds = receive(self.sock)
             if not data:
                 os._exit(1)
@@ -206,8 +201,9 @@ class Keeper:
             for kind, _, _ in unpack(self.buffer):
                 if kind == END:
                     self.asked = self.released = True
-                if kind == GO:
-                    return fds[0] if fds else os.open(os.devnull, os.O_RDONLY)
+                elif kind == GO:
+                    stdin = fds[0] if fds else os.open(os.devnull, os.O_RDONLY)
+        return stdin
 
     def _wait(self) -> set[int]:
         timeout = None
@@ -219,6 +215,8 @@ class Keeper:
         ended, raw = os.waitpid(self.pid, os.WNOHANG) if self.pid else (0, 0)
         if not ended:
             return
+        # Whoever loses its stub loses its daemon, and may fail of that before we hear of it.
+        self.asked = self.asked or self._has_ended(self.stub)
         with contextlib.suppress(OSError):  # what it left in its process group
             os.killpg(self.pid, signal.SIGKILL)
         self.pid = 0
@@ -227,6 +225,20 @@ class Keeper:
         text = f"code {code}" if code >= 0 else f"signal {-code}"
         self._tell(EXIT, f"{'asked ' if self.asked else ''}{text}".encode())
         self.released = self.released or code == 0
+
+    @staticmethod
+    def _has_ended(stub: int) -> bool:
+        poll = select.poll()
+        poll.register(stub, 0)
+        return bool(poll.poll(0))
+
+    def _stub_gone(self) -> None:
+        """MPI has killed what it takes for the rank, as it does with all after MPI_Abort or the
+        loss of a daemon; so does the keeper. How the command ends from now on is a consequence."""
+        self.poll.unregister(self.stub)
+        self._tell(STUB_GONE)
+        self.released = True
+        self._end(time.monotonic(), 0)
 
     def _hear(self) -> None:
         try:

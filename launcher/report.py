@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
 
 LINES = 30
+# What MPICH's ranks say when they abort. It kills all of them at once, without their exit codes.
+_ABORT = re.compile(rb"^Abort\((\d+)\) on node \d+", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,22 @@ def last_lines(stderr: bytes) -> list[str]:
     return recent[-10:]
 
 
+def aborted(stderr: Mapping[int, bytes]) -> tuple[int, str] | None:
+    """The rank that called MPI_Abort, and how it would have ended, by what it wrote."""
+    for rank, text in sorted(stderr.items()):
+        match = _ABORT.search(text)
+        if match:
+            return rank, f"code {int(match[1]) & 255 or 1}"
+    return None
+
+
 def rank_failed(failure: Failure, stderr: bytes, num_proc: int) -> str:
     others = {1: "", 2: "; the other rank was ended"}.get(
         num_proc, f"; the other {num_proc - 1} ranks were ended"
     )
     lines = [f"hvdrun: {failure}{others}"]
     said = last_lines(stderr)
-    if said:
+    if said and num_proc > 1:  # a single rank's are the last thing that was shown
         lines.append("hvdrun: its last words on stderr:")
         lines += [f"    {line}" for line in said]
     return "\n".join(lines)

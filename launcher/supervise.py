@@ -24,7 +24,7 @@ from .link import CHUNK, ERR, EXIT, GRACE_S, KEEPER_GONE, OUT, RANK, Waker
 from .links import HostLink
 from .output import Output
 from .processes import die_with_parent, kill_descendants, set_subreaper
-from .report import Failure, missing_program, rank_failed, unreachable
+from .report import Failure, aborted, missing_program, rank_failed, unreachable
 from .station import Station
 from .stdin import Stdin
 
@@ -34,6 +34,8 @@ NOISE_DELAY_S = 0.5
 PAUSE_S = {True: 0.05, False: 0.2}  # on a terminal, in a file
 # How long mpirun may take to end after all ranks have ended well.
 CLOSING_S = 10.0
+# How long it may take after a failure, once there are no ranks any more.
+MPIRUN_PATIENCE_S = 0.5
 # After mpirun's end: how long keepers and hosts may take to say how their ranks ended.
 REPORTS_S = 8.0
 
@@ -74,6 +76,7 @@ class Supervisor:
         self.begin = time.monotonic()
         self.kill_at: float | None = None  # set once everything is being ended
         self.mpirun_ended_at: float | None = None
+        self.alone_since: float | None = None  # when nothing but mpirun was left to end
         self.closing_at: float | None = None  # all ranks have ended well
 
     # ------------------------------------------------------------ the loop
@@ -171,7 +174,7 @@ class Supervisor:
                     self.command.program, rank, host, int(ended.split()[1])
                 )
             else:
-                self.failure = Failure(rank, host, ended, time.monotonic() - self.begin)
+                self.failure = Failure(rank, host, ended, self._elapsed())
             self._end(GRACE_S)
 
     def _new_link(self, sock: socket.socket, host: str, stderr: int) -> None:
@@ -219,6 +222,9 @@ class Supervisor:
             for link in self.links:
                 link.hang_up()
 
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.begin
+
     def _ending(self) -> bool:
         return self.kill_at is not None
 
@@ -230,8 +236,6 @@ class Supervisor:
         for link in self.links:
             link.end(grace_s)
             link.hang_up()
-        if not self.started:
-            self._signal_mpirun(signal.SIGTERM)
 
     def _signal_mpirun(self, number: int) -> None:
         with contextlib.suppress(OSError):
@@ -252,10 +256,20 @@ class Supervisor:
             self._end(0)
         if self.mpirun_ended_at is not None and now > self.mpirun_ended_at + REPORTS_S:
             self._end(0)
-        if self.kill_at is not None and now > self.kill_at and self.mpirun_ended_at is None:
+        if self._ending() and self.mpirun_ended_at is None:
+            self._end_mpirun(now)
+
+    def _end_mpirun(self, now: float) -> None:
+        """It ends by itself when it sees the ranks end, or it should: then it is helped."""
+        if self.alone_since is None:
+            if not self.station.keepers and not self.links:
+                self.alone_since = now
+            elif self.kill_at is not None and now > self.kill_at + 1:
+                self.alone_since = now - MPIRUN_PATIENCE_S
+        elif now > self.alone_since + MPIRUN_PATIENCE_S + 1:
+            self._signal_mpirun(signal.SIGKILL)
+        elif now > self.alone_since + MPIRUN_PATIENCE_S:
             self._signal_mpirun(signal.SIGTERM)
-            if now > self.kill_at + 1:
-                self._signal_mpirun(signal.SIGKILL)
 
     # ------------------------------------------------------------ the end
 
@@ -266,6 +280,10 @@ class Supervisor:
             return 128 + self.signal
         if self.error is not None:
             raise self.error
+        abort = None if self.failure else aborted(self.output.tails)
+        if abort is not None:
+            rank, ended = abort
+            self.failure = Failure(rank, self.command.host_of(rank), ended, self._elapsed())
         if self.failure is not None:
             stderr = self.output.tails[self.failure.rank]
             self.output.say(rank_failed(self.failure, stderr, self.command.num_proc))
