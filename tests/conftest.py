@@ -99,14 +99,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the same world stand together, so that each world is started once."""
+    """Tests of the same world stand together, so that each world is started once.
+
+    In it those with the same knobs, so that hvdlite is seldom shut down.
+    """
 
     def order(item: pytest.Item) -> tuple[Any, ...]:
         callspec = getattr(item, "callspec", None)
         request = callspec.params.get("world") if callspec else None
         if not isinstance(request, WorldRequest):
-            return ("", 0, "")
-        return (request.mpi, request.size, request.hosts or "")
+            return ("", 0, "", "")
+        return (request.mpi, request.size, request.hosts or "", str(callspec.params.get("knobs")))
 
     items.sort(key=order)
 
