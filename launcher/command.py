@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .environment import LINK, SSH, forwarded, inheritable
+from .environment import EXPORTED, LINK, SSH, forwarded, inheritable
 from .errors import UsageError
 from .flavour import INTEL, MPICH, OPENMPI, Flavour
 from .hosts import Host, Share, place
@@ -47,7 +47,7 @@ class Command:
     argv: tuple[str, ...]
     environment: dict[str, str]  # of mpirun; values that the ranks get never stand in argv
     added: tuple[str, ...]  # names in it that hvdrun made; their values are no secrets
-    exported: tuple[str, ...]  # names in it that come from -x
+    passed: tuple[str, ...]  # names of those that the ranks get
     shares: tuple[Share, ...]
     notes: tuple[str, ...]  # what the user should know
     program: str  # the user's, for messages
@@ -71,8 +71,7 @@ class Command:
         """For `--dry-run`: a shell would run exactly this."""
         settings = [f"{name}={shlex.quote(self.environment[name])}" for name in self.added]
         lines = [f"cd {shlex.quote(facts.cwd)}"]
-        if self.exported:
-            lines.append("# with the values of -x: " + " ".join(self.exported))
+        lines.append("# variables that the ranks get: " + " ".join(self.passed))
         return "\n".join([*lines, " ".join([*settings, shlex.join(self.argv)])])
 
 
@@ -107,6 +106,7 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
     added = {name: value for name, value in defaults.items() if name not in environment}
     ranks_get = [*environment, *added]
     if remote:
+        added[EXPORTED] = " ".join(exported)
         added[SSH] = shlex.join(_ssh_options(request, shares))
     if flavour.kind == OPENMPI:
         options, more = _openmpi(request, flavour, facts, shares, bool(remote))
@@ -118,18 +118,21 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
     environment.update(added)
 
     program = [facts.python, "-I", "-S", facts.agent, "rank", *escape(request.command)]
-    names = forwarded([*ranks_get, LINK], exported) if remote else ()
+    names = forwarded(ranks_get, exported)
     if flavour.kind == OPENMPI:
-        argv = [*options, *(word for name in names for word in ("-x", name))]
+        named = (*names, EXPORTED, LINK) if remote else ()
+        argv = [*options, *(word for name in named for word in ("-x", name))]
         argv += [*request.mpi_args, *program]
     else:
-        argv = [*options, *(["-genvlist", ",".join(names)] if names else []), *request.mpi_args]
+        # All of them, as MPICH 5.0 takes the first of a -genvlist alone. The keepers put those of
+        # the host right.
+        argv = [*options, "-genvall", *request.mpi_args]
         argv += _intel_program(program, shares) if flavour.kind == INTEL else program
     return Command(
         argv=(flavour.mpirun, *argv),
         environment=environment,
         added=tuple(added),
-        exported=tuple(exported),
+        passed=names,
         shares=shares,
         notes=_notes(request, shares, facts),
         program=request.command[0],
@@ -162,7 +165,7 @@ def _openmpi(
             if framework not in given:
                 options += ["--mca", framework, "^ofi"]
     if remote:
-        agent = f"{facts.python} -I -S {facts.agent} ssh --"
+        agent = f"{facts.python} -I -S {facts.agent} ssh"
         options += ["--wdir", facts.cwd]
         kind, plm = ("--prtemca", "plm_ssh") if flavour.major >= 5 else ("--mca", "plm_rsh")
         # Every connection starts here, where hvdrun holds its ends.
@@ -184,7 +187,7 @@ def _mpich(
     if here and here[0] != "localhost":
         # The name that the other hosts connect to is the one that the user gave.
         options += ["-localhost", here[0]]
-    return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": f"-I -S {facts.agent} ssh --"}
+    return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": f"-I -S {facts.agent} ssh"}
 
 
 def _intel(facts: Facts, remote: bool) -> tuple[list[str], dict[str, str]]:
@@ -192,7 +195,7 @@ def _intel(facts: Facts, remote: bool) -> tuple[list[str], dict[str, str]]:
     environment = {"I_MPI_PIN": "0"}
     if not remote:
         return ["-bootstrap", "fork"], environment
-    environment["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = f"-I -S {facts.agent} ssh --"
+    environment["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = f"-I -S {facts.agent} ssh"
     options = ["-bootstrap", "rsh", "-bootstrap-exec", facts.python]
     return [*options, "-gwdir", facts.cwd], environment
 

@@ -1,34 +1,73 @@
-"""Which variables the ranks get. Pure."""
+"""Which variables the ranks get. Pure, and without imports that would slow the agents."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
+LINK = "HVDRUN_LINK"  # where the keepers find their supervisor
+SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
+EXPORTED = "HVDRUN_EXPORTED"  # the names that the user gave with -x
+
 # Of a process that MPI or Slurm has started; they must not reach what hvdrun starts.
-_PER_PROCESS = re.compile(
-    r"(OMPI_(?!MCA_)|OMPI_MCA_(PREFIXES|cpu_type|initial_wdir|num_procs|orte_|ess_)"
-    r"|PMIX_(?!MCA_)|PMI_|PMI2_|PRTE_(?!MCA_)|OPAL_(?!PREFIX)|HYDI_|MPI_LOCAL|HVDRUN_"
-    r"|SLURM_(PROCID|LOCALID|NODEID|TASK_PID|GTIDS|STEP_|STEPID|SRUN_|LAUNCH_|TOPOLOGY_)).*"
+_PER_PROCESS_PREFIXES = (
+    *("OMPI_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "HYDI_", "MPI_LOCAL", "HVDRUN_"),
+    *("SLURM_STEP", "SLURM_SRUN_", "SLURM_LAUNCH_", "SLURM_TOPOLOGY_"),
 )
+_PER_PROCESS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS")
+# The user's settings for MPI look like that too, but for what mpirun tells its ranks.
+_SETTINGS_PREFIXES = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
+_TOLD_TO_RANKS = tuple(
+    f"OMPI_MCA_{name}" for name in ("PREFIXES", "cpu_type", "initial_wdir", "num_procs")
+)
+
 # Of a host or a login: right where they are set, wrong elsewhere.
-_OF_THE_HOST = re.compile(
-    r"HOSTNAME|HOST|HOSTTYPE|MACHTYPE|OSTYPE|PWD|OLDPWD|TMPDIR|TMP|TEMP|SHLVL|_|TTY|TERM_.*"
-    r"|(XDG|SSH|DBUS)_.*|DISPLAY|XAUTHORITY|WINDOWID|MAIL|HOME|USER|LOGNAME|SHELL|LS_COLORS"
+_OF_THE_HOST = frozenset(
+    (
+        *("HOSTNAME", "HOST", "HOSTTYPE", "MACHTYPE", "OSTYPE", "TMPDIR", "TMP", "TEMP", "TTY"),
+        *("PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "XAUTHORITY", "WINDOWID"),
+        *("MAIL", "HOME", "USER", "LOGNAME", "SHELL"),
+    )
 )
-# The first is where hvdrun listens; the rest are for hvdrun and mpirun themselves.
-LINK = "HVDRUN_LINK"
-SSH = "HVDRUN_SSH"
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OF_THE_HOST_PREFIXES = ("XDG_", "SSH_", "DBUS_", "TERM_")
+
+
+def is_per_process(name: str) -> bool:
+    if name.startswith(_SETTINGS_PREFIXES):
+        return name in _TOLD_TO_RANKS
+    return name in _PER_PROCESS or name.startswith(_PER_PROCESS_PREFIXES)
+
+
+def is_of_the_host(name: str) -> bool:
+    return name in _OF_THE_HOST or name.startswith(_OF_THE_HOST_PREFIXES)
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
     """hvdrun's environment without what belongs to one process."""
-    return {name: value for name, value in environ.items() if not _PER_PROCESS.fullmatch(name)}
+    return {name: value for name, value in environ.items() if not is_per_process(name)}
 
 
 def forwarded(names: Iterable[str], exports: Iterable[str]) -> tuple[str, ...]:
-    """The variables that are named to mpirun, for remote hosts. Sorted, without what a shell
-    exports under names that are none (functions)."""
-    wanted = {name for name in names if not _OF_THE_HOST.fullmatch(name)} | set(exports)
-    return tuple(sorted(n for n in wanted if _NAME.fullmatch(n) and n != SSH))
+    """The variables that remote ranks get, sorted. What a shell exports under names that are none
+    (its functions) is left out."""
+    wanted = {name for name in names if not is_of_the_host(name)} | set(exports)
+    return tuple(sorted(n for n in wanted if n.isidentifier() and n.isascii()))
+
+
+def pack(environ: Mapping[str, str]) -> bytes:
+    """What a host agent tells its keepers: the variables of that host."""
+    return b"\0".join(
+        f"{name}={value}".encode(errors="surrogateescape")
+        for name, value in environ.items()
+        if is_of_the_host(name)
+    )
+
+
+def at_home(environ: Mapping[str, str], packed: bytes) -> dict[str, str]:
+    """A rank's environment with the variables of its own host in place of those of hvdrun's, which
+    some MPIs pass on; what the user gave with -x stays."""
+    exported = environ.get(EXPORTED, "").split()
+    ours = {n: v for n, v in environ.items() if n in exported or not is_of_the_host(n)}
+    for word in packed.decode(errors="surrogateescape").split("\0"):
+        name, _, value = word.partition("=")
+        ours.setdefault(name, value)
+    return ours

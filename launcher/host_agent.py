@@ -12,7 +12,9 @@ import sys
 import time
 from typing import NoReturn
 
+from .environment import LINK, SSH, pack
 from .link import (
+    BYE,
     CHUNK,
     DAEMON,
     END,
@@ -34,14 +36,22 @@ from .station import Station
 
 
 def ssh_main(arguments: list[str]) -> NoReturn:
-    """`ssh [OPTION…] -- HOST COMMAND…`: becomes ssh, whose ends are hvdrun's and whose remote
-    command is the host agent. Our options come from hvdrun, those after `--` from MPI."""
-    border = arguments.index("--")
-    options, rest = arguments[:border], arguments[border + 1 :]
-    while rest[0].startswith("-"):  # MPI's own: -x and the like
-        options.append(rest.pop(0))
-    host, command = rest[0], " ".join(rest[1:])
-    name = os.environ.get("HVDRUN_LINK", "")
+    """`[OPTION…] HOST COMMAND…`, as MPI calls ssh: becomes ssh, whose ends are hvdrun's and whose
+    remote command is the host agent."""
+    options = []
+    users = {}
+    for word in shlex.split(os.environ.get(SSH, "")):
+        if word.startswith("@"):
+            host, _, users_of_host = word[1:].partition("=")
+            users[host] = users_of_host
+        else:
+            options.append(word)
+    while arguments[0].startswith("-"):  # MPI's own: -x and the like
+        options.append(arguments.pop(0))
+    host, command = arguments[0], " ".join(arguments[1:])
+    if host in users:
+        options += ["-l", users[host]]
+    name = os.environ.get(LINK, "")
     sock = connect(name)
     if sock is not None:
         reader, writer = os.pipe()
@@ -49,8 +59,7 @@ def ssh_main(arguments: list[str]) -> NoReturn:
         os.dup2(sock.fileno(), 0)
         os.dup2(sock.fileno(), 1)
         os.dup2(writer, 2)
-        agent = [sys.executable, "-I", "-S", sys.argv[0], "host", name, command]
-        command = shlex.join(agent)
+        command = shlex.join([sys.executable, "-I", "-S", sys.argv[0], "host", name, command])
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         os.execvp("ssh", ["ssh", *options, host, command])
@@ -78,25 +87,33 @@ class HostAgent:
         self.buffer = bytearray()
         self.heard = time.monotonic()
         self.end_at: float | None = None  # when everything is killed
-        self.stdin_reader, self.stdin = os.pipe()
+        self.daemon = 0
+        self.status = 1
+        self.stdin = -1  # where rank 0's input is written, once rank 0 is here
         self.station: Station | None = None
         # Where two names mean one host, the ranks find the first agent, or hvdrun itself.
         with contextlib.suppress(OSError):
-            self.station = Station(name, self.selector, self._send, lambda: self.stdin_reader)
+            self.station = Station(
+                name, self.selector, self._send, self._stdin_of_rank_0, pack(os.environ)
+            )
+
+    def _stdin_of_rank_0(self) -> int:
+        reader, self.stdin = os.pipe()
+        self._send(STDIN, -1, b"")
+        return reader
 
     def _send(self, kind: bytes, rank: int, payload: bytes) -> None:
         write_all(1, frame(kind, rank, payload))
 
     def run(self) -> int:
+        """The exit code of MPI's daemon, for MPI."""
         set_subreaper()
         waker = Waker([signal.SIGCHLD])
-        daemon = self._start_daemon()
-        status: int | None = None
+        self.daemon = self._start_daemon()
         self.selector.register(0, selectors.EVENT_READ, self._hear)
         self.selector.register(waker.fd, selectors.EVENT_READ, waker.read)
-        left = True
-        try:
-            while left or (self.station and self.station.keepers):
+        with contextlib.suppress(BrokenPipeError):  # hvdrun is gone: nobody is told
+            while self._reap() or (self.station and self.station.keepers):
                 for key, _ in self.selector.select(1.0):
                     key.data()
                 now = time.monotonic()
@@ -104,24 +121,25 @@ class HostAgent:
                     self._end(GRACE_S)
                 if self.end_at is not None and now > self.end_at:
                     break
-                # A daemon that has put itself in the background is our child again.
-                while left:
-                    try:
-                        pid, raw = os.waitpid(-1, os.WNOHANG)
-                    except ChildProcessError:
-                        left = False
-                        break
-                    if not pid:
-                        break
-                    if pid == daemon:
-                        code = os.waitstatus_to_exitcode(raw)
-                        status = code if code >= 0 else 128 - code
-        except BrokenPipeError:  # hvdrun is gone
-            if self.station:
-                self.station.end(GRACE_S)
-            time.sleep(0)
+            self._send(BYE, -1, b"")
+        if self.station:
+            self.station.end(0)
         kill_descendants()
-        return 1 if status is None else status
+        return self.status
+
+    def _reap(self) -> bool:
+        """False when no child is left. A daemon that puts itself into the background becomes our
+        child again."""
+        try:
+            while True:
+                pid, raw = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return True
+                if pid == self.daemon:
+                    code = os.waitstatus_to_exitcode(raw)
+                    self.status = code if code >= 0 else 128 - code
+        except ChildProcessError:
+            return False
 
     def _start_daemon(self) -> int:
         reader, writer = os.pipe()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import NoReturn
 
+from .environment import EXPORTED, LINK, at_home
 from .link import (
     END,
     EXIT,
@@ -71,7 +72,7 @@ def main(arguments: list[str]) -> NoReturn:
     environment = dict(os.environ)
     rank = int(rank_environment(environment, 1).get("RANK", "0"))
     environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
-    sock = connect(environment.pop("HVDRUN_LINK", ""))
+    sock = connect(environment.pop(LINK, ""))
     if sock is None:
         _become(command, environment)
     reader, writer = os.pipe()
@@ -161,7 +162,10 @@ class Keeper:
         outputs = [os.pipe(), os.pipe()]
         readers = [reader for reader, _ in outputs]
         self._tell(RANK, b"%d" % os.getpid(), readers)
-        stdin = self._await_go()
+        stdin, host = self._await_go()
+        if host:
+            environment = at_home(environment, host)
+        environment.pop(EXPORTED, None)
         waker = Waker([signal.SIGCHLD])
         stdio = (stdin, outputs[0][1], outputs[1][1])
         if not self.released:
@@ -190,20 +194,22 @@ class Keeper:
         with contextlib.suppress(OSError):  # a supervisor that is gone is noticed by reading
             send(self.sock, frame(kind, self.rank, payload), fds or ())
 
-    def _await_go(self) -> int:
-        """Standard input for the command."""
-        stdin = None
+    def _await_go(self) -> tuple[int, bytes]:
+        """Standard input for the command, and the variables of this host if it is another one than
+        hvdrun's."""
+        stdin, host = None, b""
         while stdin is None:
             data, fds = receive(self.sock)
             if not data:
                 os._exit(1)
             self.buffer += data
-            for kind, _, _ in unpack(self.buffer):
+            for kind, _, payload in unpack(self.buffer):
                 if kind == END:
                     self.asked = self.released = True
                 elif kind == GO:
+                    host = payload
                     stdin = fds[0] if fds else os.open(os.devnull, os.O_RDONLY)
-        return stdin
+        return stdin, host
 
     def _wait(self) -> set[int]:
         timeout = None

@@ -26,7 +26,8 @@ KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
 HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
 DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
-STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); back: send more
+BYE = b"B"  # host agent → hvdrun: MPI's daemon has ended, and all ranks before it
+STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); before that, back: send some
 PING = b"P"  # both ways between hvdrun and host agents
 END = b"T"  # end: TERM, and KILL after the number of tenths of a second in the payload
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from .link import (
+    BYE,
     CHUNK,
     DAEMON,
     END,
@@ -48,6 +49,7 @@ class HostLink:
         self.on_stdin_wanted = on_stdin_wanted
         self.on_close = on_close
         self.talking = False  # the host agent has begun to speak
+        self.said_goodbye = False  # what was to be done there is done
         self.buffer = bytearray()
         self.unsent = bytearray()
         self.errors = b""  # what ssh and the remote shell said
@@ -130,6 +132,8 @@ class HostLink:
                 self.on_daemon(payload)
             elif kind == STDIN:
                 self.on_stdin_wanted(self)
+            elif kind == BYE:
+                self.said_goodbye = True
             elif kind != PING:
                 self.deliver(kind, rank, payload)
 

@@ -53,11 +53,13 @@ class Station:
         selector: selectors.BaseSelector,
         deliver: Deliver,
         stdin_of_rank_0: Callable[[], int],
+        host_variables: bytes = b"",
         on_host: Callable[[socket.socket, str, int], None] | None = None,
     ) -> None:
         self.selector = selector
         self.deliver = deliver
         self.stdin_of_rank_0 = stdin_of_rank_0
+        self.host_variables = host_variables
         self.on_host = on_host
         self.keepers: set[_Keeper] = set()
         self.ending: bytes | None = None
@@ -124,7 +126,7 @@ class Station:
             )
         keeper.fds = []
         stdin = [self.stdin_of_rank_0()] if rank == 0 else []
-        send(keeper.sock, frame(GO), stdin)
+        send(keeper.sock, frame(GO, payload=self.host_variables), stdin)
         for fd in stdin:
             os.close(fd)
         if self.ending is not None:

@@ -31,6 +31,8 @@ from .stdin import Stdin
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # mpirun's own words wait so long before they are shown: a rank's failure makes them noise.
 NOISE_DELAY_S = 0.5
+# Open MPI says it where the child was faster than the parent, and goes on.
+MEANINGLESS = (b"plm:ssh: Warning: setpgid", b"plm:rsh: Warning: setpgid")
 PAUSE_S = {True: 0.05, False: 0.2}  # on a terminal, in a file
 # How long mpirun may take to end after all ranks have ended well.
 CLOSING_S = 10.0
@@ -50,7 +52,11 @@ class _Noise:
 
     def feed(self, data: bytes, now: float) -> None:
         *lines, self.rest = (self.rest + data.replace(b"\0", b"")).split(b"\n")
-        self.lines += [(now, line.decode(errors="replace").rstrip()) for line in lines]
+        self.lines += [
+            (now, line.decode(errors="replace").rstrip())
+            for line in lines
+            if not any(part in line for part in MEANINGLESS)
+        ]
 
     def take(self, until: float) -> list[str]:
         ready = [line for at, line in self.lines if at <= until]
@@ -88,7 +94,11 @@ class Supervisor:
         waker = Waker([signal.SIGCHLD, *SIGNALS])
         self.stdin = Stdin(self.selector)
         self.station = Station(
-            name, self.selector, self._deliver, self.stdin.for_local_rank, self._new_link
+            name,
+            self.selector,
+            self._deliver,
+            self.stdin.for_local_rank,
+            on_host=self._new_link,
         )
         self.selector.register(waker.fd, selectors.EVENT_READ, lambda: self._woken(waker.read()))
         try:
@@ -194,7 +204,7 @@ class Supervisor:
 
     def _link_closed(self, link: HostLink) -> None:
         self.links.discard(link)
-        if self._ending() or self.mpirun_ended_at is not None or self.closing_at is not None:
+        if self._ending() or link.said_goodbye:
             return
         if not link.talking:
             self.error = unreachable(link.host, link.errors, self.command.python)
