@@ -28,6 +28,16 @@ class Finished:
         assert match, f"no line like {pattern}:\n{self}"
         return match[1]
 
+    def of_rank(self, rank: int) -> Finished:
+        """What that rank printed under hvdrun, which tags each line with the rank.
+
+        stderr stays as it is: progress bars and hvdrun's own messages are there.
+        """
+        tag = f"[{rank}] "
+        lines = [line + " " for line in self.stdout.splitlines()]  # an empty one has its tag only
+        kept = [line.removeprefix(tag).rstrip() for line in lines if line.startswith(tag)]
+        return Finished(self.code, "".join(f"{line}\n" for line in kept), self.stderr)
+
     def __repr__(self) -> str:
         return f"exit code {self.code}\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}"
 

@@ -16,7 +16,7 @@ LIMIT_S = 120.0
 EXAMPLES = Path("examples")
 
 
-@pytest.fixture(params=MPIS)
+@pytest.fixture(scope="session", params=MPIS)
 def mpi(request: pytest.FixtureRequest) -> str:
     """An MPI that is there."""
     name: str = request.param
@@ -26,19 +26,22 @@ def mpi(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def hvdrun(mpi: str) -> Callable[..., Finished]:
-    """hvdrun(ranks, script, *arguments) under that MPI."""
+    """hvdrun(ranks, script, *arguments) under that MPI: what rank 0 prints, the others nothing."""
     python = python_of(mpi)
 
     def run(ranks: int, script: str, *arguments: str) -> Finished:
         command: list[str | Path] = [python.with_name("hvdrun"), "-np", str(ranks)]
-        return run_program([*command, python, EXAMPLES / script, *arguments], LIMIT_S)
+        run = run_program([*command, python, EXAMPLES / script, *arguments], LIMIT_S)
+        for other in range(1, ranks):
+            assert not run.of_rank(other).stdout, run
+        return run.of_rank(0)
 
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def alone() -> Callable[..., Finished]:
     """alone(script, *arguments): one process, without a launcher."""
 

@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 
 def accuracy(run):
     return float(run.find(r"^Test accuracy in \w+: (\S+) %$"))
@@ -17,8 +15,7 @@ def test_float16_with_a_grad_scaler_trains_on_two_ranks(hvdrun):
     assert scales[-1] < 65536, "a step overflowed, was skipped, and the scale was lowered"
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_other_dtypes_train_in_one_process(alone, dtype):
-    run = alone("clipping_and_amp.py", "--dtype", dtype)
+def test_bfloat16_trains_in_one_process(alone):
+    run = alone("clipping_and_amp.py", "--dtype", "bfloat16")
     assert run.code == 0, run
     assert accuracy(run) >= 95

@@ -37,9 +37,3 @@ def test_it_trains_on_two_ranks_with_compression_and_accumulation(hvdrun):
     assert run.code == 0, run
     assert run.stdout.count("Epoch ") == 12, "rank 0 alone reports"
     assert last_accuracy(run.stdout) >= 95
-
-
-def test_it_trains_in_one_process(alone):
-    run = alone("from_horovod.py")
-    assert run.code == 0, run
-    assert last_accuracy(run.stdout) >= 95

@@ -35,9 +35,8 @@ def test_the_script_in_the_readme_learns_on_two_ranks(mpi, tmp_path):
     )
     (tmp_path / "train.py").write_text(script)
     python = python_of(mpi)
-    run = run_program(
-        [python.with_name("hvdrun"), "-np", "2", python, tmp_path / "train.py"], limit_s=120
-    )
+    command = [python.with_name("hvdrun"), "-np", "2", python, tmp_path / "train.py"]
+    run = run_program(command, limit_s=120).of_rank(0)
     assert run.code == 0, run
     loss = float(run.find(r"^loss (\S+), averaged over 2 ranks$"))
     assert loss < 1e-3
