@@ -65,7 +65,10 @@ def main(quick: bool, ranks: tuple[int, ...], thread_level: str, output: Path) -
         for count in ranks or ((2,) if quick else (2, 4))
     ]
     found = {"host": described, "runs": runs}
-    report.print_tables(found, Console())
+    console = Console()
+    if not console.is_terminal:
+        console.width = 110  # so that no column is folded in a file or a log
+    report.print_tables(found, console)
     output.mkdir(parents=True, exist_ok=True)
     report.write_json(found, output / "bench.json")
     report.plot(runs, output / "bench.png")

@@ -62,6 +62,7 @@ def main() -> None:
         rank=comm.rank,
         world_size=comm.size,
     )
+    vendor, version = MPI.get_vendor()
     levels = {
         MPI.THREAD_SINGLE: "single",
         MPI.THREAD_FUNNELED: "funneled",
@@ -70,7 +71,7 @@ def main() -> None:
     }
     result = {
         "ranks": comm.size,
-        "mpi": MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 "),
+        "mpi": f"{vendor} {'.'.join(map(str, version))}",
         "mpi_thread_level": levels[MPI.Query_thread()],
         **measure(Plan(**request["plan"]), comm, MPI),
     }
