@@ -39,7 +39,7 @@ def main() -> None:
     args = parse_args()
     hvd.init()
     torch.manual_seed(0)
-    device = torch.device(args.device, hvd.local_rank() if args.device == "cuda" else 0)
+    device = torch.device(args.device)  # of several GPUs, init has chosen this rank's
 
     digits, test_digits = load_digits()
     sampler = DistributedSampler(digits, hvd.size(), hvd.rank())

@@ -97,7 +97,7 @@ def main() -> None:
     args = parse_args()
     hvd.init()
     use_cuda = torch.cuda.is_available() and not args.no_cuda
-    device = torch.device("cuda", hvd.local_rank()) if use_cuda else torch.device("cpu")
+    device = torch.device("cuda" if use_cuda else "cpu")  # init has chosen this rank's GPU
 
     model = MODELS[args.model]().to(device)
     samples = torch.randn(args.batch_size, *model.input_shape, device=device)
