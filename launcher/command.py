@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .environment import EXPORTED, LINK, SSH, forwarded, inheritable
 from .errors import UsageError
@@ -12,6 +12,9 @@ from .flavour import INTEL, MPICH, OPENMPI, Flavour
 from .hosts import Host, Share, place
 from .keeper import escape
 from .request import Request
+
+# Names that mean another machine on each.
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 # Never a question, never for ever: a host that is gone is noticed within 10 s.
 SSH_OPTIONS = (
@@ -30,6 +33,7 @@ class Facts:
     cwd: str
     python: str  # the interpreter of hvdrun, at the same place on every host
     agent: str  # the path of agent.py, likewise
+    hostname: str
     local_names: frozenset[str]  # names and addresses of this host
     cores: int
     gpus: int
@@ -52,6 +56,14 @@ class Command:
     notes: tuple[str, ...]  # what the user should know
     program: str  # the user's, for messages
     python: str
+
+    def ranks_of(self, host: str) -> range:
+        begin = 0
+        for share in self.shares:
+            if share.host.name == host:
+                return range(begin, begin + share.count)
+            begin += share.count
+        return range(0)
 
     def host_of(self, rank: int) -> str:
         for share in self.shares:
@@ -86,6 +98,10 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
     if not remote:
         # One name for this machine, whatever it was called: nothing goes over ssh.
         shares = (Share(Host("localhost"), sum(share.count for share in shares)),)
+    else:
+        shares = tuple(
+            replace(s, host=Host(facts.hostname)) if s.host.name in LOOPBACK else s for s in shares
+        )
 
     environment = inheritable(facts.environ)
     exported = []
@@ -101,8 +117,6 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
         "MASTER_ADDR": shares[0].host.name if remote else "127.0.0.1",
         "MASTER_PORT": str(facts.master_port),
     }
-    if remote and is_local(shares[0].host, facts) and shares[0].host.name == "localhost":
-        del defaults["MASTER_ADDR"]  # a name that means another host on each
     added = {name: value for name, value in defaults.items() if name not in environment}
     ranks_get = [*environment, *added]
     if remote:
@@ -184,7 +198,7 @@ def _mpich(
     # The launcher `rsh`, as `ssh` would put an -x before the arguments of the interpreter.
     options += ["-launcher", "rsh", "-launcher-exec", facts.python, "-wdir", facts.cwd]
     here = [share.host.name for share in shares if is_local(share.host, facts)]
-    if here and here[0] != "localhost":
+    if here:
         # The name that the other hosts connect to is the one that the user gave.
         options += ["-localhost", here[0]]
     return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": f"-I -S {facts.agent} ssh"}

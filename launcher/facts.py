@@ -19,6 +19,7 @@ def gather() -> Facts:
         cwd=_working_directory(),
         python=sys.executable,
         agent=os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent.py"),
+        hostname=socket.gethostname(),
         local_names=local_names(),
         cores=physical_cores(),
         gpus=len(gpus()),

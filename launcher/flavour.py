@@ -116,8 +116,9 @@ def mpi4py_abi(prefix: str, environ: Mapping[str, str]) -> tuple[str, str] | Non
     for name in ("libmpi.so", "libmpi.so.12", "libmpi.so.40"):
         library = Path(prefix, "lib", name)
         # libmpi.so may be a linker script: then it names nothing that could be loaded.
-        if library.exists() and (abi := library_abi(library)):
-            return abi, str(library)
+        loaded = library_abi(library) if library.exists() else None
+        if loaded:
+            return loaded, str(library)
     return None
 
 
@@ -139,9 +140,9 @@ def check_mpi4py(flavour: Flavour, command: tuple[str, ...], environ: Mapping[st
     found = mpi4py_abi(sys.prefix, environ)
     if found is None or found[0] == ABI[flavour.kind]:
         return
-    abi, library = found
+    other, library = found
     raise MpiMismatch(
-        f"mpirun is {flavour}, but mpi4py in {sys.prefix} would load {NAMES[abi]} ({library}):"
-        f" every rank would be rank 0 of 1; use one MPI: hvdrun --mpi {abi} with its mpirun in"
+        f"mpirun is {flavour}, but mpi4py in {sys.prefix} would load {NAMES[other]} ({library}):"
+        f" every rank would be rank 0 of 1; use one MPI: hvdrun --mpi {other} with its mpirun in"
         f" PATH, or pip uninstall the other one"
     )

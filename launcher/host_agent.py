@@ -121,7 +121,7 @@ class HostAgent:
                     self._end(GRACE_S)
                 if self.end_at is not None and now > self.end_at:
                     break
-            self._send(BYE, -1, b"")
+            self._send(BYE, -1, b"%d" % self.status)
         if self.station:
             self.station.end(0)
         kill_descendants()

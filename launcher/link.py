@@ -26,13 +26,13 @@ KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
 HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
 DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
-BYE = b"B"  # host agent → hvdrun: MPI's daemon has ended, and all ranks before it
+BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of MPI's daemon
 STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); before that, back: send some
 PING = b"P"  # both ways between hvdrun and host agents
 END = b"T"  # end: TERM, and KILL after the number of tenths of a second in the payload
 
 PING_EVERY_S = 2.0
-SILENCE_LIMIT_S = 10.0  # after which the other side counts as dead
+SILENCE_LIMIT_S = 8.0  # after which the other side counts as dead
 GRACE_S = 3.0  # between TERM and KILL
 ABORT_GRACE_S = 2.0  # how long a rank whose stub MPI killed may take to end by itself
 CHUNK = 1 << 16

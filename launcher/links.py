@@ -49,7 +49,8 @@ class HostLink:
         self.on_stdin_wanted = on_stdin_wanted
         self.on_close = on_close
         self.talking = False  # the host agent has begun to speak
-        self.said_goodbye = False  # what was to be done there is done
+        self.daemon_status: int | None = None  # once all has ended there
+        self.daemon_said = b""
         self.buffer = bytearray()
         self.unsent = bytearray()
         self.errors = b""  # what ssh and the remote shell said
@@ -129,11 +130,12 @@ class HostLink:
             self.talking = True
         for kind, rank, payload in unpack(self.buffer):
             if kind == DAEMON:
+                self.daemon_said = (self.daemon_said + payload)[-CHUNK:]
                 self.on_daemon(payload)
             elif kind == STDIN:
                 self.on_stdin_wanted(self)
             elif kind == BYE:
-                self.said_goodbye = True
+                self.daemon_status = int(payload)
             elif kind != PING:
                 self.deliver(kind, rank, payload)
 

@@ -111,3 +111,13 @@ def unreachable(host: str, errors: bytes, python: str) -> LaunchError:
         f"{host} was reached, but hvdrun's part could not start there: {said}; every host needs the"
         f" same installation at the same place ({python})"
     )
+
+
+def daemon_failed(host: str, status: int, said: bytes) -> LaunchError:
+    """MPI's daemon ended before it started a rank; mpirun may wait for it for ever."""
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    words = "; ".join(lines[-3:]) or "it said nothing"
+    return HostSetupError(
+        f"{host} was reached, but MPI's daemon ended there with exit code {status}: {words};"
+        " every host needs the same MPI at the same place"
+    )

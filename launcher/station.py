@@ -122,7 +122,7 @@ class Station:
             self.selector.register(
                 fd,
                 selectors.EVENT_READ,
-                lambda fd=fd: self._output(keeper, fd),  # type: ignore[misc]
+                lambda fd=fd: self._output(keeper, fd),
             )
         keeper.fds = []
         stdin = [self.stdin_of_rank_0()] if rank == 0 else []

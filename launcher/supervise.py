@@ -11,9 +11,11 @@ import contextlib
 import os
 import secrets
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
 
@@ -24,10 +26,11 @@ from .link import CHUNK, ERR, EXIT, GRACE_S, KEEPER_GONE, OUT, RANK, Waker
 from .links import HostLink
 from .output import Output
 from .processes import die_with_parent, kill_descendants, set_subreaper
-from .report import Failure, aborted, missing_program, rank_failed, unreachable
+from .report import Failure, aborted, daemon_failed, missing_program, rank_failed, unreachable
 from .station import Station
 from .stdin import Stdin
 
+# TSTP (Ctrl-Z) is heard and not obeyed: a launcher that stands still counts as dead.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # mpirun's own words wait so long before they are shown: a rank's failure makes them noise.
 NOISE_DELAY_S = 0.5
@@ -91,7 +94,7 @@ class Supervisor:
         """Returns the exit code; raises a LaunchError where hvdrun itself failed."""
         name = f"hvdrun-{secrets.token_hex(16)}"
         set_subreaper()
-        waker = Waker([signal.SIGCHLD, *SIGNALS])
+        waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *SIGNALS])
         self.stdin = Stdin(self.selector)
         self.station = Station(
             name,
@@ -118,6 +121,7 @@ class Supervisor:
             for link in list(self.links):
                 link.close()
             kill_descendants()
+            self._remove_session_folder()
         return self._result()
 
     def _over(self) -> bool:
@@ -204,9 +208,13 @@ class Supervisor:
 
     def _link_closed(self, link: HostLink) -> None:
         self.links.discard(link)
-        if self._ending() or link.said_goodbye:
+        if self._ending():
             return
-        if not link.talking:
+        if link.daemon_status is not None:
+            if link.daemon_status == 0 or self.started & set(self.command.ranks_of(link.host)):
+                return  # mpirun says the rest
+            self.error = daemon_failed(link.host, link.daemon_status, link.daemon_said)
+        elif not link.talking:
             self.error = unreachable(link.host, link.errors, self.command.python)
         else:
             self.error = self._lost(link, "the connection to it has ended")
@@ -282,6 +290,11 @@ class Supervisor:
             self._signal_mpirun(signal.SIGTERM)
 
     # ------------------------------------------------------------ the end
+
+    def _remove_session_folder(self) -> None:
+        """Open MPI's, where mpirun had to be killed."""
+        folder = os.path.join(tempfile.gettempdir(), f"ompi.{self.mpirun.pid}")
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _result(self) -> int:
         with contextlib.suppress(BrokenPipeError):
