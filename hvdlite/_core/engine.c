@@ -729,6 +729,7 @@ static void read_run(hvdl_engine *e, const hvdl_entry *entry)
 
 static void read_start(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *entry)
 {
+    op->meeting->coordinator = -1; /* it has answered */
     hvdl_set_state(e, op, HVDL_MATCHED);
     if (op->desc.kind == HVDL_PLAN)
         make_plan(e, op, entry->id, (int)entry->arg);

@@ -247,7 +247,9 @@ static void fill_exchange(const hvdl_engine *e, const hvdl_operation *op, uint64
     spec->host = e->host;
     spec->num_hosts = e->config.num_hosts;
     spec->peers = e->rail_peers;
-    spec->tag = op->tag + 2 * (int)(k % HVDL_PIECE_WINDOW);
+    /* The hosts number the pieces of an allgather differently, but it has only one exchange. */
+    bool alone = desc->kind == HVDL_ALLGATHER;
+    spec->tag = op->tag + (alone ? 0 : 2 * (int)(k % HVDL_PIECE_WINDOW));
     spec->segment_bytes = e->config.segment_bytes;
     spec->dtype = HVDL_UINT8;
     if (desc->kind == HVDL_ALLGATHER) {

@@ -71,7 +71,7 @@ struct hvdl_meeting {
     int64_t *rows;             /* allgather: of each local rank */
     hvdl_operation *operation; /* this rank's, once posted */
     hvdl_plan *plan;           /* a run of it */
-    int coordinator;           /* the host whose leader was asked, -1: none */
+    int coordinator;           /* the host whose leader was asked and has not answered, or -1 */
 };
 
 struct hvdl_plan {
