@@ -162,8 +162,8 @@ def world_comm(started: Started, comm: Intracomm | Sequence[int] | None) -> Intr
     everyone: Intracomm = started.MPI.COMM_WORLD
     if comm is None:
         return everyone
-    if isinstance(comm, started.MPI.Comm):
-        return comm  # type: ignore[return-value]
+    if not isinstance(comm, Sequence):
+        return comm
     ranks = list(comm)
     if len(set(ranks)) != len(ranks) or not all(0 <= r < everyone.Get_size() for r in ranks):
         raise ValueError(f"comm={ranks}: expected distinct ranks below {everyone.Get_size()}")

@@ -1,0 +1,86 @@
+"""How ranks end, and what becomes of the others. Each in processes of its own, with a limit."""
+
+import pytest
+
+from tests.needs import lacking
+from tests.programs import run_program
+from tests.worlds import MPIS, mpiexec_command, python_of
+
+LIMIT_S = 60
+
+OWN = "import sys, time, torch, hvdlite as hvd; hvd.init()\n"
+USERS = "from mpi4py import MPI\n" + OWN
+
+OTHERS_WAIT = "if hvd.rank() != 1: hvd.allreduce(torch.ones(1), name='nobody answers')\n"
+FROM_A_POOL = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor() as pool: pool.submit(sys.exit, 5).result()
+"""
+FROM_A_SIGNAL = """
+import os, signal
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(6))
+os.kill(os.getpid(), signal.SIGUSR1)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(params=MPIS)
+def mpi(request):
+    if not (python_of(request.param).parent / "mpiexec").exists():
+        lacking(f"no {request.param}; `make build`")
+    return request.param
+
+
+def run(mpi, code, size=2):
+    command = [*mpiexec_command(mpi, size), python_of(mpi), "-c", code]
+    return run_program(command, LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("raise KeyError('boom')", 1),
+        ("sys.exit(3)", 3),
+        ("raise SystemExit(4)", 4),
+        (FROM_A_POOL, 5),
+        (FROM_A_SIGNAL, 6),
+    ],
+    ids=["exception", "sys.exit", "SystemExit", "pool", "signal"],
+)
+def test_a_rank_that_fails_ends_the_job_with_its_exit_code(mpi, end, code):
+    finished = run(mpi, OWN + OTHERS_WAIT + end)
+    assert finished.code == code, finished
+    if "boom" in end:
+        assert "hvdlite: rank 1 on " in finished.stderr
+        assert finished.stderr.count("KeyError: 'boom'") == 1
+        assert "rank 0" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("raise KeyError('boom')", 1), ("sys.exit(3)", 3), ("raise SystemExit(4)", None)],
+    ids=["exception", "sys.exit", "SystemExit"],
+)
+def test_so_does_one_whose_user_has_started_mpi(mpi, end, code):
+    finished = run(mpi, USERS + OTHERS_WAIT + end)
+    assert finished.code != 0
+    assert code is None or finished.code == code, finished
+
+
+@pytest.mark.parametrize("start", [OWN, USERS], ids=["own", "users"])
+def test_a_rank_that_ends_in_good_order_waits_for_the_others(mpi, start):
+    late = "if hvd.rank() == 1: time.sleep(1); print('late')\n"
+    caught = "try: sys.exit(3)\nexcept SystemExit: pass\n"
+    finished = run(mpi, start + late + caught)
+    assert finished.code == 0, finished
+    assert "late" in finished.stdout
+
+
+def test_a_failure_after_others_have_ended_in_good_order_is_the_jobs(mpi):
+    finished = run(mpi, OWN + "if hvd.rank() == 1: time.sleep(1); sys.exit(7)\n", size=3)
+    assert finished.code == 7, finished
+
+
+def test_a_shutdown_before_the_end_changes_nothing(mpi):
+    assert run(mpi, OWN + "hvd.shutdown()").code == 0
+    assert run(mpi, OWN + "rank = hvd.rank(); hvd.shutdown(); sys.exit(3 * rank)").code == 3
