@@ -13,7 +13,7 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.worlds import ADDRESS_VARIABLE, Answer, die_with_parent, text_of
+from tests.worlds import ADDRESS_VARIABLE, Answer, Ready, die_with_parent, text_of
 
 
 def rank_from_launcher() -> int:
@@ -36,20 +36,21 @@ def serve(connection: Connection) -> None:
             if wanted != knobs:
                 change_knobs(knobs, wanted)
                 knobs = wanted
-            answer = Answer(value=run(module, function, args, kwargs))
-            connection.send(answer)
+            case = case_of(module, function)
+            connection.send(Ready())
+            connection.send(Answer(value=case(*args, **kwargs)))
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
             connection.send(Answer(failure=text_of(error)))
 
 
-def run(module: str, function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The case's own result."""
+def case_of(module: str, function: str) -> Any:
+    """The function of this name."""
     case: Any = importlib.import_module(module)
     for part in function.split("."):
         case = getattr(case, part)
-    return case(*args, **kwargs)
+    return case
 
 
 def change_knobs(old: dict[str, str], new: dict[str, str]) -> None:

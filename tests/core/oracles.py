@@ -12,6 +12,8 @@ import torch
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 DTYPES = (*INTEGERS, *FLOATS, "bool")
+# One of each width: enough where the way of the data depends on its bytes alone.
+WIDTHS = ("uint8", "bfloat16", "float32", "int64")
 
 # The largest whole number up to which a type holds all whole numbers.
 _EXACT = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24, "float64": 1 << 53}

@@ -8,8 +8,7 @@ import torch
 import hvdlite as hvd
 from tests.core import limits, oracles
 
-everywhere = [pytest.mark.ranks(*limits.SIZES), pytest.mark.hosts(*limits.LAYOUTS)]
-pytestmark = everywhere
+pytestmark = [pytest.mark.ranks(*limits.SIZES), pytest.mark.hosts(*limits.LAYOUTS)]
 
 
 def reduce_by_closed_form(dtype, knobs):
@@ -53,13 +52,20 @@ def reduce_in_place_all_at_once(dtype, knobs):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("knobs", limits.KNOBS)
 @pytest.mark.parametrize("dtype", oracles.DTYPES)
-@pytest.mark.parametrize(
-    "case", [reduce_by_closed_form, reduce_in_place_all_at_once], ids=lambda case: case.__name__
-)
-def test_every_op_gives_its_closed_form(world, case, dtype, knobs):
-    world.run(case, dtype, knobs, knobs=limits.KNOBS[knobs])
+def test_every_op_on_every_type_gives_its_closed_form(world, dtype):
+    world.run(reduce_by_closed_form, dtype, "default knobs")
+
+
+@pytest.mark.parametrize("dtype", oracles.WIDTHS)
+def test_tensors_of_many_pieces_give_the_closed_form(world, dtype):
+    world.run(reduce_by_closed_form, dtype, "tiny knobs", knobs=limits.TINY)
+
+
+@pytest.mark.parametrize("knobs", limits.KNOBS)
+@pytest.mark.parametrize("dtype", oracles.WIDTHS)
+def test_many_at_once_in_place_give_the_closed_form(world, dtype, knobs):
+    world.run(reduce_in_place_all_at_once, dtype, knobs, knobs=limits.KNOBS[knobs])
 
 
 def reduce_as_mpi(dtype, op):
@@ -79,24 +85,34 @@ def reduce_as_mpi(dtype, op):
     assert not problem, problem
 
 
-@pytest.mark.parametrize("op", ["Sum", "Min", "Max", "Product"])
-@pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [
+        ("float32", "Sum"),
+        ("int64", "Sum"),
+        ("float64", "Max"),
+        ("int32", "Min"),
+        ("int32", "Product"),
+    ],
+)
 def test_it_gives_what_the_allreduce_of_mpi_gives(world, dtype, op):
     world.run(reduce_as_mpi, dtype, op)
 
 
-def digest_of_a_sum_that_rounds(dtype, count):
+def digests_of_sums_that_round(dtype):
     hvd.init()
     generator = torch.Generator().manual_seed(hvd.rank())
-    given = torch.randn(count, generator=generator).to(getattr(torch, dtype))
-    got = hvd.allreduce(given, op=hvd.Sum)
-    return hashlib.sha256(got.view(torch.uint8).numpy().tobytes()).hexdigest()
+    digests = []
+    for count in (7, 997, 100_003):
+        given = torch.randn(count, generator=generator).to(getattr(torch, dtype))
+        got = hvd.allreduce(given, op=hvd.Sum)
+        digests.append(hashlib.sha256(got.view(torch.uint8).numpy().tobytes()).hexdigest())
+    return tuple(digests)
 
 
-@pytest.mark.parametrize("count", [7, 997, 100_003])
 @pytest.mark.parametrize("dtype", oracles.FLOATS)
-def test_all_ranks_get_the_same_bits(world, dtype, count):
-    assert len(set(world.run(digest_of_a_sum_that_rounds, dtype, count))) == 1
+def test_all_ranks_get_the_same_bits(world, dtype):
+    assert len(set(world.run(digests_of_sums_that_round, dtype))) == 1
 
 
 def scale_before_and_after(dtype, op):
@@ -108,8 +124,9 @@ def scale_before_and_after(dtype, op):
     assert not problem, problem
 
 
-@pytest.mark.parametrize("op", ["Sum", "Average"])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "op"), [("float16", "Sum"), ("float32", "Average"), ("float64", "Sum")]
+)
 def test_the_scale_factors_are_applied_before_and_after(world, dtype, op):
     world.run(scale_before_and_after, dtype, op)
 
