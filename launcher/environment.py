@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
 
 LINK = "HVDRUN_LINK"  # where the keepers find their supervisor
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`

@@ -10,7 +10,6 @@ import shlex
 import signal
 import sys
 import time
-from typing import NoReturn
 
 from .environment import LINK, SSH, pack
 from .link import (
@@ -33,6 +32,11 @@ from .link import (
 )
 from .processes import kill_descendants, set_subreaper
 from .station import Station
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def ssh_main(arguments: list[str]) -> NoReturn:

@@ -9,8 +9,6 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
-from typing import NoReturn
 
 from .environment import EXPORTED, LINK, at_home
 from .link import (
@@ -28,6 +26,16 @@ from .link import (
     unpack,
     write_all,
 )
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import NoReturn
+
+# What MPIs name their files in /dev/shm. They remove them only when a rank ends in good order.
+SHARED = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_", "psm2_shm", "ucx_shm")
+LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two looks
 
 # Per MPI: rank, size, rank on the host, number of ranks on the host.
 RANK_VARIABLES = (
@@ -154,6 +162,9 @@ class Keeper:
         self.asked = False  # the keeper was told to end the command, or had to
         self.released = False  # nobody waits for more than the end of the command
         self.deadlines: list[tuple[float, int]] = []  # when to send which signal
+        self.shared: set[str] = set()  # MPI's files that the command was seen to have mapped
+        self.look_at = time.monotonic() + LOOK_AGAIN_S[0]
+        self.pause_s = LOOK_AGAIN_S[0]
         self.poll = select.poll()
         self.buffer = bytearray()
 
@@ -186,9 +197,22 @@ class Keeper:
             if self.sock.fileno() in ready:
                 self._hear()
             self._signal()
+        if self.status:
+            for path in self.shared:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
         with contextlib.suppress(OSError):
             os.write(self.stub, bytes([self.status]))
         os._exit(0)
+
+    def _look(self) -> None:
+        """Remembers MPI's files in shared memory, as a rank that is dead can't tell."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/maps", "rb") as maps:
+            for line in maps:
+                path = line[line.find(b"/") :].rstrip().decode(errors="surrogateescape")
+                folder, _, name = path.rpartition("/")
+                if folder == "/dev/shm" and name.startswith(SHARED):
+                    self.shared.add(path)
 
     def _tell(self, kind: bytes, payload: bytes = b"", fds: list[int] | None = None) -> None:
         with contextlib.suppress(OSError):  # a supervisor that is gone is noticed by reading
@@ -213,8 +237,14 @@ class Keeper:
 
     def _wait(self) -> set[int]:
         timeout = None
-        if self.deadlines and self.pid:
-            timeout = max(0.0, 1000 * (min(self.deadlines)[0] - time.monotonic()))
+        if self.pid:
+            now = time.monotonic()
+            if now >= self.look_at:
+                self._look()
+                self.pause_s = min(2 * self.pause_s, LOOK_AGAIN_S[1])
+                self.look_at = now + self.pause_s
+            wake_at = min([self.look_at, *(at for at, _ in self.deadlines)])
+            timeout = max(0.0, 1000 * (wake_at - now))
         return {fd for fd, _ in self.poll.poll(timeout)}
 
     def _reap(self) -> None:
@@ -262,6 +292,7 @@ class Keeper:
                 self._end(time.monotonic(), int(payload) / 10)
 
     def _end(self, begin: float, grace_s: float) -> None:
+        self._look()
         self.deadlines += [(begin, signal.SIGTERM), (begin + grace_s, signal.SIGKILL)]
 
     def _signal(self) -> None:

@@ -11,7 +11,11 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Iterable
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Ends what the remote shell's start-up files print before the host agent speaks.
 MAGIC = b"\nhvdrun-host-agent\n"

@@ -66,7 +66,7 @@ class Output:
             self.tails[rank] = (self.tails[rank] + data)[-TAIL_BYTES:]
         if not self.tagged:
             self.write(fd, data)
-            self.at_line_start[self.place[fd]] = data.endswith((b"\n", b"\r"))
+            self.at_line_start[self.place[fd]] = data.endswith(b"\n")
             return
         buffer = self.rest[rank, fd] + data
         if rank and self.terminal:
@@ -106,13 +106,14 @@ class Output:
 
     def finish(self) -> None:
         """The last lines of all ranks, ended; a report can follow."""
-        for (rank, fd), text in list(self.rest.items()):
+        for rank, fd in list(self.rest):
+            text = self.rest[rank, fd]
             if text:
                 already = self._claim(rank, fd)
                 self.write(fd, self._tag(rank, text, already))
                 if not text.endswith(b"\r") or self.terminal:
                     self.write(fd, b"\n")
-        self.rest.clear()
+                self.rest[rank, fd] = b""
         for fd in (1, 2):
             if not self.at_line_start[self.place[fd]]:
                 self.write(fd, b"\n")

@@ -6,7 +6,11 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def set_subreaper() -> None:

@@ -51,7 +51,7 @@ def signal_name(number: int) -> str:
 def last_lines(stderr: bytes) -> list[str]:
     """The end of what a rank wrote to stderr, from its last traceback on if there is one."""
     text = stderr.decode(errors="replace").replace("\r\n", "\n")
-    lines = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
+    lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
     while lines and not lines[-1]:
         lines.pop()
     recent = lines[-LINES:]

@@ -20,7 +20,8 @@ class Stdin:
 
     def for_local_rank(self) -> int:
         if self._usable():
-            return os.dup(0)
+            with contextlib.suppress(OSError):  # it may be closed
+                return os.dup(0)
         return os.open(os.devnull, os.O_RDONLY)
 
     def wanted_by(self, link: HostLink) -> None:
@@ -48,5 +49,5 @@ class Stdin:
         """In the background, reading from the terminal would stop hvdrun."""
         try:
             return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
-        except OSError:
-            return False
+        except OSError:  # a terminal, but not ours
+            return True

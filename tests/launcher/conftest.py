@@ -1,0 +1,33 @@
+"""Runs hvdrun as its user does, under both MPIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.needs import lacking
+from tests.programs import Finished, run_program
+from tests.worlds import MPIS, python_of
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture(params=MPIS)
+def python(request: pytest.FixtureRequest) -> Path:
+    """The interpreter of an environment with that MPI."""
+    path = python_of(request.param)
+    if not (path.parent / "mpiexec").exists():
+        lacking(f"no {request.param}: {path.parent / 'mpiexec'} does not exist; `make build`")
+    return path
+
+
+@pytest.fixture
+def hvdrun(python: Path) -> Callable[..., Finished]:
+    """hvdrun(*arguments) in that environment."""
+
+    def run(*arguments: str | Path) -> Finished:
+        return run_program([python.with_name("hvdrun"), *arguments], LIMIT_S)
+
+    return run

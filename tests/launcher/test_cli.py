@@ -1,0 +1,101 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvdrun
+from hvdrun.cli import cli, double_dashes, main, parse_exports
+from hvdrun.errors import UsageError, exit_codes
+
+
+def normalised(*words):
+    return double_dashes(cli, cli.make_context("hvdrun", ["true"]), words)
+
+
+@pytest.mark.parametrize(
+    ("given_words", "meant"),
+    [
+        (["-np", "4", "python"], ["--num-proc", "4", "python"]),
+        (["-np=4", "python"], ["--num-proc=4", "python"]),
+        (["-hostfile", "f", "-np", "2", "x"], ["--hostfile", "f", "--num-proc", "2", "x"]),
+        (["-H", "-np", "x"], ["-H", "-np", "x"]),
+        (["--verbose", "-np", "2", "x"], ["--verbose", "--num-proc", "2", "x"]),
+        (["-np", "2", "mpi", "-np", "3"], ["--num-proc", "2", "mpi", "-np", "3"]),
+        (["--", "-np", "3"], ["--", "-np", "3"]),
+    ],
+)
+def test_long_options_with_one_dash_work_and_the_programs_own_are_left_alone(given_words, meant):
+    assert normalised(*given_words) == meant
+
+
+def test_exports_are_names_with_or_without_a_value():
+    assert parse_exports(["A", "B=", "C=x=y"]) == {"A": None, "B": "", "C": "x=y"}
+    with pytest.raises(UsageError, match="-x 1A"):
+        parse_exports(["1A=2"])
+
+
+def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for part in ("What to run", "Where", "Examples", "hvdrun -np 4 python train.py", "Exit codes"):
+        assert part in text
+    for line in exit_codes().splitlines():
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 64, "no COMMAND"),
+        (["-np", "0", "true"], 64, "--num-proc"),
+        (["-np", "two", "true"], 64, "'two'"),
+        (["--no-such-option", "true"], 64, "--no-such-option"),
+        (["-x", "a b", "true"], 64, "-x a b"),
+        (["--mpi-args", "'", "true"], 64, "--mpi-args"),
+        (["-H", "a", "--hostfile", "f", "true"], 64, "leave one of them out"),
+        (["-H", "a:0", "true"], 65, "-H, entry 1"),
+        (["--hostfile", "/no/such/file", "true"], 65, "/no/such/file: No such file"),
+        (["-H", "localhost:2", "-np", "3", "true"], 66, "-np 3"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_with_its_own_exit_code(words, code, message, capsys):
+    assert main(words) == code
+    said = capsys.readouterr().err
+    assert said.startswith("hvdrun: ")
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def test_a_dry_run_shows_the_command_and_runs_nothing(capsys, tmp_path):
+    assert main(["-np", "2", "--dry-run", "touch", str(tmp_path / "made")]) == 0
+    assert "-np 2 " in capsys.readouterr().out
+    assert not (tmp_path / "made").exists()
+
+
+HEAVY = {"torch", "hvdlite", "numpy", "mpi4py.MPI", "rich", "asyncio", "importlib.metadata"}
+
+
+def test_starting_loads_nothing_heavy():
+    code = (
+        "import sys; from hvdrun.cli import main; main(['-np', '2', '--dry-run', 'true']);"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "hvdrun.command" in done.stderr.split()
+    assert not HEAVY & set(done.stderr.split())
+
+
+@pytest.mark.parametrize("role", ["rank", "host"])
+def test_the_agents_load_little(role):
+    """They start beside each rank, and their imports are on the way of each."""
+    agent = Path(hvdrun.__file__).with_name("agent.py")
+    arguments = {"rank": ["rank", "true"], "host": ["host", "no-such-link", "true"]}[role]
+    command = [sys.executable, "-I", "-S", "-X", "importtime", str(agent), *arguments]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 1), done.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "hvdrun.link" in loaded
+    assert not loaded & {"subprocess", "json", "click", "typing_extensions", "hvdrun.cli"}
+    assert role == "host" or not loaded & {"re", "ctypes", "hvdrun.station"}

@@ -1,0 +1,195 @@
+"""The whole command line per MPI."""
+
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from hvdrun.command import Facts, build
+from hvdrun.errors import UsageError
+from hvdrun.flavour import INTEL, MPICH, OPENMPI, Flavour
+from hvdrun.hosts import parse_hosts
+from hvdrun.keeper import escape, unescape
+from hvdrun.request import Request
+
+OPENMPI_5 = Flavour(OPENMPI, "5.0.11", "/venv/bin/mpirun")
+OPENMPI_4 = Flavour(OPENMPI, "4.1.4", "/venv/bin/mpirun")
+MPICH_5 = Flavour(MPICH, "5.0.2", "/venv/bin/mpirun")
+INTEL_2021 = Flavour(INTEL, "2021.13", "/venv/bin/mpirun")
+ALL = (OPENMPI_5, OPENMPI_4, MPICH_5, INTEL_2021)
+
+FACTS = Facts(
+    environ={"PATH": "/venv/bin:/bin", "HOME": "/home/ann", "LANG": "C", "TOKEN": "s3cret"},
+    cwd="/home/ann/my job",
+    python="/venv/bin/python",
+    agent="/venv/hvdrun/agent.py",
+    hostname="server1",
+    local_names=frozenset({"localhost", "127.0.0.1", "::1", "server1"}),
+    cores=4,
+    gpus=0,
+    is_root=False,
+    has_fabric=False,
+    master_port=45678,
+)
+
+AGENT = "/venv/bin/python -I -S /venv/hvdrun/agent.py"
+FOUR_HOSTS = "server1:4,server2:4,server3:4,server4:4"
+
+
+def command(flavour, hosts=None, facts=FACTS, **options):
+    options.setdefault("command", ("python", "train.py"))
+    parsed = parse_hosts(hosts) if hosts else ()
+    return build(Request(hosts=parsed, **options), flavour, facts)
+
+
+def argv(*words):
+    """The words of several pieces of a command line."""
+    return tuple(word for piece in words for word in shlex.split(piece))
+
+
+NAMES = "LANG MASTER_ADDR MASTER_PORT PATH PYTHONUNBUFFERED TOKEN"
+EXPORTS = " ".join(f"-x {name}" for name in [*NAMES.split(), "HVDRUN_EXPORTED", "HVDRUN_LINK"])
+
+EXPECTED = {
+    OPENMPI_5: argv(
+        f"/venv/bin/mpirun -np 16 -H {FOUR_HOSTS} --map-by slot --bind-to none",
+        "--mca btl ^ofi --mca mtl ^ofi --wdir '/home/ann/my job' --prtemca plm ssh",
+        f"--prtemca plm_ssh_agent '{AGENT} ssh' --prtemca plm_ssh_no_tree_spawn 1",
+        f"{EXPORTS} {AGENT} rank python train.py",
+    ),
+    OPENMPI_4: argv(
+        f"/venv/bin/mpirun -np 16 -H {FOUR_HOSTS} --map-by slot --bind-to none",
+        "--mca btl ^ofi --mca mtl ^ofi --wdir '/home/ann/my job' --mca plm rsh",
+        f"--mca plm_rsh_agent '{AGENT} ssh' --mca plm_rsh_no_tree_spawn 1",
+        f"{EXPORTS} {AGENT} rank python train.py",
+    ),
+    MPICH_5: argv(
+        f"/venv/bin/mpirun -np 16 -rmk user -hosts {FOUR_HOSTS} -bind-to none",
+        "-launcher rsh -launcher-exec /venv/bin/python -wdir '/home/ann/my job'",
+        f"-localhost server1 -genvall {AGENT} rank python train.py",
+    ),
+    INTEL_2021: argv(
+        "/venv/bin/mpirun -bootstrap rsh -bootstrap-exec /venv/bin/python",
+        "-gwdir '/home/ann/my job' -genvall",
+        f"-host server1 -n 4 {AGENT} rank python train.py :",
+        f"-host server2 -n 4 {AGENT} rank python train.py :",
+        f"-host server3 -n 4 {AGENT} rank python train.py :",
+        f"-host server4 -n 4 {AGENT} rank python train.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("flavour", ALL, ids=str)
+def test_the_whole_command_line_for_sixteen_ranks_on_four_hosts(flavour):
+    assert command(flavour, FOUR_HOSTS, num_proc=16).argv == EXPECTED[flavour]
+
+
+LOCAL = {
+    OPENMPI_5: "-np 2 -H localhost:2 --map-by slot --bind-to none --mca btl ^ofi --mca mtl ^ofi",
+    OPENMPI_4: "-np 2 -H localhost:2 --map-by slot --bind-to none --mca btl ^ofi --mca mtl ^ofi",
+    MPICH_5: "-np 2 -rmk user -hosts localhost:2 -bind-to none -launcher fork -genvall",
+    INTEL_2021: "-bootstrap fork -genvall -host localhost -n 2",
+}
+
+
+@pytest.mark.parametrize("hosts", [None, "localhost:2", "server1:1,127.0.0.1:1", "SERVER1:2"])
+@pytest.mark.parametrize("flavour", ALL, ids=str)
+def test_on_this_machine_nothing_goes_over_ssh_whatever_it_is_called(flavour, hosts):
+    expected = argv("/venv/bin/mpirun", LOCAL[flavour], AGENT, "rank python train.py")
+    assert command(flavour, hosts, num_proc=2).argv == expected
+
+
+@pytest.mark.parametrize("flavour", ALL, ids=str)
+@pytest.mark.parametrize("hosts", [None, "server1:2,server2:2"])
+def test_values_of_variables_never_stand_in_the_command_line(flavour, hosts):
+    made = command(flavour, hosts, exports={"KEY": "hidden", "TOKEN": None})
+    assert not [word for word in made.argv if "hidden" in word or "s3cret" in word]
+    assert made.environment["KEY"] == "hidden"
+    assert made.environment["TOKEN"] == "s3cret"
+    shown = made.show(FACTS)
+    assert "hidden" not in shown
+    assert "s3cret" not in shown
+    assert {"KEY", "TOKEN"} <= set(made.passed)
+
+
+def test_a_dry_run_shows_where_what_and_with_which_variables():
+    shown = command(OPENMPI_5, num_proc=2).show(FACTS)
+    assert shown == (
+        "cd '/home/ann/my job'\n"
+        f"# variables that the ranks get: {NAMES}\n"
+        "PYTHONUNBUFFERED=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=45678 /venv/bin/mpirun"
+        " -np 2 -H localhost:2 --map-by slot --bind-to none --mca btl '^ofi' --mca mtl '^ofi'"
+        f" {AGENT} rank python train.py"
+    )
+
+
+@pytest.mark.parametrize("flavour", [OPENMPI_5, OPENMPI_4], ids=str)
+def test_open_mpi_may_be_run_by_root(flavour):
+    made = command(flavour, num_proc=2, facts=replace(FACTS, is_root=True))
+    assert made.argv[1] == "--allow-run-as-root"
+
+
+def test_where_there_is_a_fabric_libfabric_is_left_in():
+    assert "^ofi" not in command(OPENMPI_5, facts=replace(FACTS, has_fabric=True)).argv
+
+
+def test_what_the_user_says_about_open_mpis_transports_stands():
+    environ = {**FACTS.environ, "OMPI_MCA_btl": "self,tcp"}
+    made = command(OPENMPI_5, facts=replace(FACTS, environ=environ))
+    assert argv("--mca mtl ^ofi") == made.argv[-10:-7]
+    assert made.argv.count("^ofi") == 1
+    assert command(OPENMPI_5, mpi_args=("--mca", "btl", "tcp")).argv.count("^ofi") == 1
+
+
+def test_by_default_there_is_a_rank_for_each_slot_gpu_or_core():
+    assert command(OPENMPI_5).num_proc == 4
+    assert command(OPENMPI_5, facts=replace(FACTS, gpus=2)).num_proc == 2
+    assert command(OPENMPI_5, "server1:3,server2:2").num_proc == 5
+
+
+def test_more_ranks_than_cores_run_and_one_line_says_so():
+    assert command(MPICH_5, num_proc=4).notes == ()
+    (note,) = command(MPICH_5, num_proc=6).notes
+    assert note == "6 processes on localhost, which has 4 cores: they share them"
+    assert command(MPICH_5, "server1:6").notes == ()
+
+
+def test_the_first_host_is_the_master_under_the_name_that_the_user_gave():
+    assert command(MPICH_5, "10.0.0.5:1,b:1").environment["MASTER_ADDR"] == "10.0.0.5"
+    assert command(MPICH_5, "localhost:1,b:1").environment["MASTER_ADDR"] == "server1"
+    assert command(MPICH_5).environment["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_what_is_set_already_stays():
+    environ = {"MASTER_ADDR": "here", "PYTHONUNBUFFERED": "0"}
+    made = command(MPICH_5, facts=replace(FACTS, environ=environ)).environment
+    assert made["MASTER_ADDR"] == "here"
+    assert made["PYTHONUNBUFFERED"] == "0"
+
+
+def test_ssh_never_asks_and_never_waits_for_ever():
+    made = command(OPENMPI_5, "a:1,ann@b:1", ssh_port=2222, ssh_identity_file="/home/ann/my key")
+    assert shlex.split(made.environment["HVDRUN_SSH"]) == [
+        *("-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+        *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"),
+        *("-p", "2222", "-i", "/home/ann/my key", "@b=ann"),
+    ]
+
+
+def test_an_export_that_is_not_set_is_an_error():
+    with pytest.raises(UsageError, match="-x NOPE: it is not set here"):
+        command(MPICH_5, exports={"NOPE": None})
+
+
+def test_ranks_are_found_on_the_hosts_where_they_were_placed():
+    made = command(MPICH_5, "a:3,b:1")
+    assert [made.host_of(rank) for rank in range(4)] == ["a", "a", "a", "b"]
+    assert made.ranks_of("b") == range(3, 4)
+    with pytest.raises(IndexError):
+        made.host_of(4)
+
+
+def test_a_colon_as_an_argument_does_not_divide_the_command():
+    words = ("prog", ":", "\\:", "\\", "a:b", "")
+    assert ":" not in escape(words)
+    assert unescape(escape(words)) == list(words)

@@ -1,0 +1,83 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrun.environment import at_home, forwarded, inheritable, is_of_the_host, pack
+from hvdrun.keeper import rank_environment
+
+texts = st.text(st.characters(exclude_characters="\0=", codec="utf-8"), max_size=10)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HOSTNAME", "PWD", "TMPDIR", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK", "DISPLAY", "HOME"),
+        *("DBUS_SESSION_BUS_ADDRESS", "BASH_FUNC_module%%", "a b", "1X"),
+    ],
+)
+def test_variables_of_a_host_a_login_or_a_shell_are_not_forwarded(name):
+    assert forwarded([name, "MINE"], []) == ("MINE",)
+
+
+def test_what_the_user_names_is_forwarded_all_the_same():
+    assert forwarded(["PATH"], ["TMPDIR"]) == ("PATH", "TMPDIR")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "HYDI_CONTROL_FD"),
+        *(
+            "MPI_LOCALRANKID",
+            "SLURM_PROCID",
+            "SLURM_STEP_NUM_TASKS",
+            "HVDRUN_LINK",
+            "PRTE_LAUNCHED",
+        ),
+    ],
+)
+def test_variables_of_one_process_reach_nobody(name):
+    assert inheritable({name: "1", "OMPI_MCA_btl": "tcp", "SLURM_JOB_ID": "7"}) == {
+        "OMPI_MCA_btl": "tcp",
+        "SLURM_JOB_ID": "7",
+    }
+
+
+def test_a_rank_on_another_host_has_that_hosts_own_variables():
+    there = pack({"HOME": "/home/bob", "TMPDIR": "/scratch", "PATH": "/bin"})
+    ours = {"HOME": "/home/ann", "DISPLAY": ":0", "PATH": "/venv/bin", "TMPDIR": "/mine"}
+    assert at_home({**ours, "HVDRUN_EXPORTED": "TMPDIR"}, there) == {
+        "HOME": "/home/bob",
+        "PATH": "/venv/bin",
+        "TMPDIR": "/mine",
+        "HVDRUN_EXPORTED": "TMPDIR",
+    }
+
+
+@given(st.dictionaries(st.sampled_from(["HOME", "PWD", "XDG_A", "SSH_B"]), texts, min_size=1))
+def test_any_value_gets_there_as_it_is(variables):
+    assert all(map(is_of_the_host, variables))
+    assert at_home({}, pack(variables)) == variables
+
+
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize("given_by_mpi", [OPENMPI, MPICH], ids=["openmpi", "mpich"])
+def test_a_rank_gets_the_variables_that_other_libraries_ask_for(given_by_mpi):
+    expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert rank_environment(given_by_mpi, cores=2) == expected
+    kept = rank_environment({**given_by_mpi, "RANK": "9"}, cores=2)
+    assert kept == {name: value for name, value in expected.items() if name != "RANK"}
+
+
+def test_open_mpi_yields_where_ranks_outnumber_the_cores_of_their_host():
+    name = "OMPI_MCA_mpi_yield_when_idle"
+    assert rank_environment(OPENMPI, cores=1)[name] == "1"
+    assert name not in rank_environment({**OPENMPI, name: "0"}, cores=1)

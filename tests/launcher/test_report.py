@@ -1,0 +1,117 @@
+import errno
+
+import pytest
+
+from hvdrun.errors import (
+    CommandNotFound,
+    HostSetupError,
+    LaunchError,
+    SshFailed,
+    UsageError,
+    exit_codes,
+)
+from hvdrun.report import (
+    Failure,
+    aborted,
+    daemon_failed,
+    last_lines,
+    missing_program,
+    rank_failed,
+    unreachable,
+)
+
+TRACEBACK = b"""\
+warning: nothing special
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    1 / 0
+ZeroDivisionError: division by zero
+"""
+
+
+def test_the_report_says_who_where_how_when_and_its_traceback():
+    assert rank_failed(Failure(1, "server2", "code 3", 12.34), TRACEBACK, 4) == (
+        "hvdrun: rank 1 on server2 ended with exit code 3 after 12.3 s; the other 3 ranks were"
+        " ended\n"
+        "hvdrun: its last words on stderr:\n"
+        "    Traceback (most recent call last):\n"
+        '      File "train.py", line 3, in <module>\n'
+        "        1 / 0\n"
+        "    ZeroDivisionError: division by zero"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "text"),
+    [
+        ("code 3", 3, "ended with exit code 3"),
+        ("signal 11", 139, "was ended by SIGSEGV (Segmentation fault)"),
+        ("signal 9", 137, "SIGKILL (Killed) (kill -9, or the kernel was out of memory)"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_rank(ended, code, text):
+    failure = Failure(0, "server1", ended, 1.0)
+    assert failure.exit_code == code
+    assert text in str(failure)
+
+
+def test_without_a_traceback_the_last_ten_lines_are_shown():
+    said = "".join(f"line {i}\n" for i in range(50)).encode()
+    assert last_lines(said) == [f"line {i}" for i in range(40, 50)]
+    assert last_lines(b"\r 10%\r 20%\nover\n\n") == [" 20%", "over"]
+
+
+def test_the_rank_that_called_abort_under_mpich_is_known_by_its_words():
+    said = b"Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(...)\n"
+    assert aborted({0: b"Abort, they said\n", 1: said}) == (1, "code 7")
+    assert aborted({0: b"fine\n"}) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"ssh: Could not resolve hostname server9: Name or service not known\r\n",
+        b"ssh: connect to host server2 port 22: Connection refused\r\n",
+        b"Host key verification failed.\r\n",
+        b"bob@server2: Permission denied (publickey).\r\n",
+        b"",
+    ],
+)
+def test_what_ssh_said_is_the_message(said):
+    error = unreachable("server2", said, "/venv/bin/python")
+    if said:
+        assert isinstance(error, SshFailed)
+        assert said.decode().strip() in str(error)
+    else:
+        assert "ssh ended without a word" in str(error)
+
+
+def test_a_host_without_the_interpreter_is_told_from_one_that_is_not_reached():
+    said = b"bash: line 1: /venv/bin/python: No such file or directory\n"
+    error = unreachable("server2", said, "/venv/bin/python")
+    assert isinstance(error, HostSetupError)
+    assert "/venv/bin/python: No such file or directory" in str(error)
+
+
+def test_a_daemon_that_is_missing_is_named_with_its_host():
+    error = daemon_failed("server2", 127, b"bash: orted: command not found\n")
+    assert isinstance(error, HostSetupError)
+    assert "server2" in str(error)
+    assert "orted: command not found" in str(error)
+
+
+def test_a_program_that_is_missing_is_told_from_one_that_cannot_be_run():
+    missing = missing_program("tarin.py", 2, "server2", errno.ENOENT)
+    assert isinstance(missing, CommandNotFound)
+    assert "'tarin.py' was not found on server2 (rank 2)" in str(missing)
+    denied = missing_program("./train.py", 0, "server1", errno.EACCES)
+    assert "Permission denied" in str(denied)
+
+
+def test_every_cause_has_an_exit_code_of_its_own_between_64_and_79():
+    kinds = LaunchError.__subclasses__()
+    codes = [kind.code for kind in kinds]
+    assert len(set(codes)) == len(kinds)
+    assert all(64 <= code <= 79 for code in codes)
+    assert all(kind.cause and f"{kind.code}  {kind.cause}" in exit_codes() for kind in kinds)
+    assert UsageError.code == 64

@@ -1,0 +1,234 @@
+"""hvdrun on one machine, for real, under both MPIs."""
+
+import os
+import pty
+import signal
+import subprocess
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from tests.worlds import ROOT, end_tree
+
+LIMIT_S = 30.0
+
+
+def script(text):
+    return ("-c", textwrap.dedent(text))
+
+
+def shell(text):
+    return ("sh", "-c", text)
+
+
+def test_the_output_of_each_rank_keeps_its_stream_and_its_tag(hvdrun):
+    done = hvdrun("-np", "2", *shell("echo out $RANK of $WORLD_SIZE; echo err $LOCAL_RANK >&2"))
+    assert done.code == 0, done
+    assert sorted(done.stdout.splitlines()) == ["[0] out 0 of 2", "[1] out 1 of 2"]
+    assert sorted(done.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
+
+
+def test_one_rank_has_no_tag(hvdrun):
+    assert hvdrun("-np", "1", "echo", "hello").stdout == "hello\n"
+
+
+def test_mpi_joins_the_ranks(hvdrun, python):
+    done = hvdrun(
+        "-np",
+        "3",
+        python,
+        *script("from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.size, c.allreduce(c.rank))"),
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] 3 3", "[1] 3 3", "[2] 3 3"], done
+
+
+def test_arguments_and_values_arrive_as_they_were_given(hvdrun, python, monkeypatch):
+    monkeypatch.setenv("ODD", 'a b;$x"\n,c:')
+    words = ["", " ", ":", "\\:", "$HOME", "'", "a;b", "*", "--np", "ü"]
+    code = "import os, sys; print([sys.argv[1:], os.environ['ODD'], os.environ['GIVEN']])"
+    done = hvdrun("-np", "1", "-x", "GIVEN=x=y z", python, "-c", code, *words)
+    assert done.stdout == f"{[words, os.environ['ODD'], 'x=y z']}\n", done
+
+
+def test_the_exit_code_is_that_of_the_rank_that_failed_first(hvdrun):
+    done = hvdrun("-np", "3", *shell("[ $RANK = 1 ] && { echo why >&2; exit 3; }; exec sleep 60"))
+    assert done.code == 3
+    assert "rank 1 on localhost ended with exit code 3" in done.stderr
+    assert done.stderr.endswith("hvdrun: its last words on stderr:\n    why\n")
+
+
+def test_a_rank_that_a_signal_ends_counts_as_128_and_the_signal(hvdrun):
+    done = hvdrun("-np", "2", *shell("[ $RANK = 1 ] && kill -SEGV $$; exec sleep 60"))
+    assert done.code == 128 + signal.SIGSEGV
+    assert "rank 1 on localhost was ended by SIGSEGV" in done.stderr
+
+
+def test_a_rank_that_fails_before_mpi_is_reported_with_its_traceback_last(hvdrun, python):
+    done = hvdrun("-np", "2", python, *script("import no_such_module"))
+    assert done.code == 1
+    assert done.stderr.endswith("ModuleNotFoundError: No module named 'no_such_module'\n")
+    assert "    Traceback (most recent call last):" in done.stderr
+    assert "prterun" not in done.stderr
+    assert "BAD TERMINATION" not in done.stderr
+
+
+WAITING = """
+    from mpi4py import MPI
+    import os, sys
+    comm = MPI.COMM_WORLD
+    if comm.rank == 1:
+        {}
+    comm.Barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("os._exit(5)", 5), ("comm.Abort(7)", 7), ("os.kill(os.getpid(), 9)", 137)],
+)
+def test_a_rank_that_ends_while_the_others_wait_in_mpi_ends_the_job(hvdrun, python, end, code):
+    done = hvdrun("-np", "3", python, *script(WAITING.format(end)))
+    assert done.code == code, done
+    assert "hvdrun: rank 1 on localhost " in done.stderr
+
+
+def test_ranks_that_ignore_the_first_signal_are_killed(hvdrun):
+    done = hvdrun("-np", "2", *shell("trap '' TERM; [ $RANK = 1 ] && exit 4; sleep 60 & wait"))
+    assert done.code == 4
+
+
+def test_a_program_that_is_not_there_is_named(hvdrun):
+    done = hvdrun("-np", "2", "no-such-program")
+    assert done.code == 69
+    assert done.stderr.startswith("hvdrun: 'no-such-program' was not found on localhost")
+
+
+def test_what_mpirun_refuses_is_shown(hvdrun):
+    done = hvdrun("-np", "2", "--mpi-args", "--no-such-option", "true")
+    assert done.code == 73
+    assert "[mpirun]" in done.stderr
+    assert "no-such-option" in done.stderr
+
+
+def test_standard_input_is_that_of_rank_0(python):
+    code = "import os, sys; print(os.environ['RANK'], sys.stdin.read().split())"
+    done = subprocess.run(
+        [python.with_name("hvdrun"), "-np", "2", python, "-c", code],
+        input="to the first\n",
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    expected = ["[0] 0 ['to', 'the', 'first']", "[1] 1 []"]
+    assert sorted(done.stdout.splitlines()) == expected, done
+
+
+def test_a_prompt_without_a_newline_is_shown_at_once(python):
+    terminal, inside = pty.openpty()
+    code = "import os; print(f'got {input(\"name? \")}') if os.environ['RANK'] == '0' else None"
+    process = subprocess.Popen(
+        [python.with_name("hvdrun"), "-np", "2", python, "-c", code],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+    )
+    os.close(inside)
+    try:
+        seen = read_until(terminal, b"[0] name? ")
+        os.write(terminal, b"Ann\n")
+        seen = read_until(terminal, b"got Ann", seen)
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        end_tree(process)
+        os.close(terminal)
+
+
+def read_until(fd, wanted, seen=b""):
+    deadline = time.monotonic() + LIMIT_S
+    os.set_blocking(fd, False)
+    while wanted not in seen:
+        assert time.monotonic() < deadline, seen
+        try:
+            seen += os.read(fd, 4096)
+        except BlockingIOError:
+            time.sleep(0.01)
+    return seen
+
+
+def test_nothing_of_a_megabyte_is_lost_or_out_of_order(hvdrun, python):
+    code = "import os\nfor i in range(12500): print(i, 'x' * 70)"
+    done = hvdrun("-np", "4", python, "-u", "-c", code)
+    expected = [f"{i} {'x' * 70}" for i in range(12500)]
+    lines = done.stdout.splitlines()
+    for rank in range(4):
+        tag = f"[{rank}] "
+        assert [line[4:] for line in lines if line.startswith(tag)] == expected
+
+
+def test_a_reader_that_leaves_ends_the_job(python):
+    process = subprocess.Popen(
+        [python.with_name("hvdrun"), "-np", "2", "yes"], stdout=subprocess.PIPE
+    )
+    assert process.stdout
+    try:
+        assert process.stdout.readline() in (b"[0] y\n", b"[1] y\n")
+        process.stdout.close()
+        assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
+    finally:
+        end_tree(process)
+
+
+@pytest.fixture
+def running(python):
+    """hvdrun with two ranks that wait in MPI, and all its processes."""
+    code = "from mpi4py import MPI\nimport time\nprint('up', flush=True)\ntime.sleep(60)"
+    process = subprocess.Popen(
+        [python.with_name("hvdrun"), "-np", "2", python, "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout
+    family: list[psutil.Process] = []
+    try:
+        for _ in range(2):
+            assert process.stdout.readline().endswith(b" up\n")
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 7  # mpirun, and per rank a stub, a keeper and the program
+        yield process, family
+    finally:
+        end_tree(process, [p.pid for p in family if p.is_running()])
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=str)
+def test_a_signal_to_hvdrun_ends_everything(running, number):
+    process, family = running
+    process.send_signal(number)
+    assert process.wait(LIMIT_S) == 128 + number
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+def test_when_hvdrun_is_killed_nothing_stays(running):
+    process, family = running
+    process.kill()
+    assert not psutil.wait_procs(family, timeout=LIMIT_S)[1]
+
+
+def test_when_mpirun_is_killed_the_job_ends_and_is_an_error(running):
+    process, family = running
+    family[0].kill()
+    assert process.wait(LIMIT_S) != 0
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+def test_background_processes_of_a_rank_do_not_outlive_it(hvdrun, tmp_path):
+    pids = tmp_path / "pids"
+    done = hvdrun("-np", "2", *shell(f"sleep 61 & echo $! >> {pids}; setsid sleep 61 & exit 0"))
+    assert done.code == 0, done
+    for pid in map(int, pids.read_text().split()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
