@@ -37,7 +37,7 @@ TASKS = {
     "mlp": Task(
         "MLP 784-700-500-10, Adam, batch 128", (784, 700, 500, CLASSES), torch.optim.Adam, 1e-3, 128
     ),
-    "deep": Task("12 layers 1024×1024, SGD, batch 64", (1024,) * 13, torch.optim.SGD, 1e-2, 64),
+    "deep": Task("12 layers 1024×1024, SGD, batch 64", (1024,) * 13, torch.optim.SGD, 3e-4, 64),
 }
 
 
