@@ -86,7 +86,7 @@ sanitize: sanitize-address sanitize-thread
 
 sanitize-address: SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 sanitize-address: PRELOAD = $(call runtime,libasan.so) $(call runtime,libubsan.so)
-sanitize-address: OPTIONS := ASAN_OPTIONS=detect_leaks=0
+sanitize-address: OPTIONS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 sanitize-thread: SANITIZE := -fsanitize=thread
 sanitize-thread: PRELOAD = $(call runtime,libtsan.so)
 # Its shadow memory lies where PMIx wants to map, and UCX may not patch what it has patched.
