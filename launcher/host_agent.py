@@ -30,7 +30,7 @@ from .link import (
     unpack,
     write_all,
 )
-from .processes import kill_descendants, set_subreaper
+from .processes import kill_descendants, remove_sessions, set_subreaper
 from .station import Station
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -129,6 +129,7 @@ class HostAgent:
         if self.station:
             self.station.end(0)
         kill_descendants()
+        remove_sessions(self.station.sessions if self.station else ())
         return self.status
 
     def _reap(self) -> bool:

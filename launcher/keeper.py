@@ -84,10 +84,11 @@ def main(arguments: list[str]) -> NoReturn:
     if sock is None:
         _become(command, environment)
     reader, writer = os.pipe()
+    daemon = os.getppid()
     if os.fork() == 0:
         os.close(reader)
         try:
-            Keeper(sock, writer, rank).keep(command, environment)
+            Keeper(sock, writer, rank, daemon).keep(command, environment)
         finally:
             os._exit(1)
     sock.close()
@@ -153,7 +154,7 @@ class Keeper:
     between, a failed rank is held: MPI must not be the first to hear of it.
     """
 
-    def __init__(self, sock: socket.socket, stub: int, rank: int) -> None:
+    def __init__(self, sock: socket.socket, stub: int, rank: int, daemon: int) -> None:
         self.sock = sock
         self.stub = stub  # a pipe to the stub, which reads one byte: its exit code
         self.rank = rank
@@ -162,6 +163,9 @@ class Keeper:
         self.asked = False  # the keeper was told to end the command, or had to
         self.released = False  # nobody waits for more than the end of the command
         self.deadlines: list[tuple[float, int]] = []  # when to send which signal
+        self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
+        self.daemon = daemon  # MPI's, the stub's parent
+        self.orphaned = False  # the supervisor is gone: its last duty is ours
         self.shared: set[str] = set()  # MPI's files that the command was seen to have mapped
         self.look_at = time.monotonic() + LOOK_AGAIN_S[0]
         self.pause_s = LOOK_AGAIN_S[0]
@@ -172,7 +176,7 @@ class Keeper:
         os.setsid()
         outputs = [os.pipe(), os.pipe()]
         readers = [reader for reader, _ in outputs]
-        self._tell(RANK, b"%d" % os.getpid(), readers)
+        self._tell(RANK, self.session.encode(), readers)
         stdin, host = self._await_go()
         if host:
             environment = at_home(environment, host)
@@ -203,7 +207,21 @@ class Keeper:
                     os.unlink(path)
         with contextlib.suppress(OSError):
             os.write(self.stub, bytes([self.status]))
+        if self.orphaned:
+            self._remove_session()
         os._exit(0)
+
+    def _remove_session(self) -> None:
+        """What the daemon leaves if it must be killed."""
+        end = time.monotonic() + GRACE_S
+        with contextlib.suppress(OSError):
+            while time.monotonic() < end:
+                os.kill(self.daemon, 0)
+                time.sleep(0.05)
+            return
+        from .processes import remove_sessions
+
+        remove_sessions([self.session])
 
     def _look(self) -> None:
         """Remembers MPI's files in shared memory, as a rank that is dead can't tell."""
@@ -283,7 +301,7 @@ class Keeper:
             data = b""
         if not data:
             self.poll.unregister(self.sock)
-            self.released = True
+            self.released = self.orphaned = True
             self._end(time.monotonic(), GRACE_S)
         self.buffer += data
         for kind, _, payload in unpack(self.buffer):

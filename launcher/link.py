@@ -22,7 +22,8 @@ MAGIC = b"\nhvdrun-host-agent\n"
 
 # A frame: kind, rank (-1: none), length of what follows.
 HEADER = struct.Struct("!ciI")
-RANK = b"R"  # keeper → supervisor: a rank is about to start; with its stdout and stderr
+RANK = b"R"  # keeper → supervisor: a rank is about to start; the daemon's session folder, and
+# with it the rank's stdout and stderr
 GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
 EXIT = b"X"  # keeper → supervisor: how the command ended (see `Ending`)
 STUB_GONE = b"W"  # keeper → supervisor: MPI ended the stub

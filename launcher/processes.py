@@ -10,7 +10,7 @@ import time
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 def set_subreaper() -> None:
@@ -62,3 +62,12 @@ def die_with_parent(number: int) -> Callable[[], None]:
         prctl(pr_set_pdeathsig, number, 0, 0, 0)
 
     return set_it
+
+
+def remove_sessions(folders: Iterable[str]) -> None:
+    """Open MPI's session folders, which stay where its daemon had to be killed."""
+    import shutil
+
+    for folder in folders:
+        if os.path.basename(folder).startswith(("ompi.", "prte.")):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -61,6 +61,7 @@ class Station:
         self.stdin_of_rank_0 = stdin_of_rank_0
         self.host_variables = host_variables
         self.on_host = on_host
+        self.sessions: set[str] = set()  # folders of MPI's daemons
         self.keepers: set[_Keeper] = set()
         self.ending: bytes | None = None
         self.listener = socket.socket(socket.AF_UNIX)
@@ -100,6 +101,7 @@ class Station:
                 self.on_host(keeper.sock, payload.decode(), keeper.fds[0])
                 return
             if kind == RANK:
+                self.sessions.add(payload.decode())
                 self._begin(keeper, rank)
             elif kind == EXIT:
                 self._drain(keeper)

@@ -11,11 +11,9 @@ import contextlib
 import os
 import secrets
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from dataclasses import dataclass, field
 
@@ -25,7 +23,7 @@ from .errors import HostLost, LaunchError, MpirunFailed
 from .link import CHUNK, ERR, EXIT, GRACE_S, KEEPER_GONE, OUT, RANK, Waker
 from .links import HostLink
 from .output import Output
-from .processes import die_with_parent, kill_descendants, set_subreaper
+from .processes import die_with_parent, kill_descendants, remove_sessions, set_subreaper
 from .report import Failure, aborted, daemon_failed, missing_program, rank_failed, unreachable
 from .station import Station
 from .stdin import Stdin
@@ -42,7 +40,7 @@ CLOSING_S = 10.0
 # How long it may take after a failure, once there are no ranks any more.
 MPIRUN_PATIENCE_S = 0.5
 # After mpirun's end: how long keepers and hosts may take to say how their ranks ended.
-REPORTS_S = 8.0
+REPORTS_S = 2.0
 
 
 @dataclass
@@ -121,7 +119,7 @@ class Supervisor:
             for link in list(self.links):
                 link.close()
             kill_descendants()
-            self._remove_session_folder()
+            remove_sessions(self.station.sessions)
         return self._result()
 
     def _over(self) -> bool:
@@ -272,8 +270,9 @@ class Supervisor:
                     self._end(GRACE_S)
         if self.closing_at is not None and now > self.closing_at and not self._ending():
             self._end(0)
-        if self.mpirun_ended_at is not None and now > self.mpirun_ended_at + REPORTS_S:
-            self._end(0)
+        ended_at = self.mpirun_ended_at
+        if ended_at is not None and now > ended_at + REPORTS_S and not self._ending():
+            self._end(GRACE_S)
         if self._ending() and self.mpirun_ended_at is None:
             self._end_mpirun(now)
 
@@ -290,11 +289,6 @@ class Supervisor:
             self._signal_mpirun(signal.SIGTERM)
 
     # ------------------------------------------------------------ the end
-
-    def _remove_session_folder(self) -> None:
-        """Open MPI's, where mpirun had to be killed."""
-        folder = os.path.join(tempfile.gettempdir(), f"ompi.{self.mpirun.pid}")
-        shutil.rmtree(folder, ignore_errors=True)
 
     def _result(self) -> int:
         with contextlib.suppress(BrokenPipeError):
