@@ -1,0 +1,195 @@
+"""hvdrun on several hosts: where the ranks are, what they get, what happens when it goes wrong."""
+
+import signal
+import subprocess
+import textwrap
+
+import pytest
+
+from tests.worlds import ROOT, end_tree
+
+pytestmark = pytest.mark.rig
+
+LIMIT_S = 60.0
+WHERE = """
+    from mpi4py import MPI
+    import os
+    comm = MPI.COMM_WORLD
+    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    total = comm.allreduce(2**comm.rank)
+    print(comm.rank, comm.size, os.uname().nodename, local.rank, local.size, total)
+"""
+
+
+def script(text):
+    return ("-c", textwrap.dedent(text))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("server1:2,server2:2", ["server1", "server1", "server2", "server2"]),
+        ("server1:3,server2:1", ["server1", "server1", "server1", "server2"]),
+        ("server1:1,server2:2,server3:1", ["server1", "server2", "server2", "server3"]),
+        ("server3:1,server2:2", ["server3", "server2", "server2"]),
+        ("10.77.0.1:1,10.77.0.2:1", ["server1", "server2"]),
+    ],
+)
+def test_ranks_are_placed_host_by_host(hvdrun, python, hosts, expected):
+    done = hvdrun("-H", hosts, python, *script(WHERE))
+    assert done.code == 0, done
+    size = len(expected)
+    lines = [
+        f"[{rank}] {rank} {size} {host} {expected[:rank].count(host)} {expected.count(host)}"
+        f" {2**size - 1}"
+        for rank, host in enumerate(expected)
+    ]
+    assert sorted(done.stdout.splitlines()) == lines, done
+
+
+def test_a_hostfile_says_where_too(hvdrun, rig):
+    (rig.share / "hosts").write_text("# two hosts\nserver1 slots=1\nserver2 slots=2 max_slots=4\n")
+    done = hvdrun("--hostfile", rig.share / "hosts", "sh", "-c", "hostname")
+    assert sorted(done.stdout.splitlines()) == ["[0] server1", "[1] server2", "[2] server2"], done
+
+
+def test_remote_ranks_have_the_same_folder_path_and_variables(hvdrun, python, monkeypatch):
+    monkeypatch.setenv("ODD", 'a b;$x"\n,c:')
+    monkeypatch.setenv("PATH", f"{python.parent}:/bin")
+    monkeypatch.setenv("TMPDIR", "/of/this/host")
+    names = ["ODD", "GIVEN", "PATH", "TMPDIR", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK"]
+    code = f"import os; print(os.getcwd(), [os.environ.get(n) for n in {names}], sep='|')"
+    done = hvdrun("-H", "server1:1,server2:2", "-x", "GIVEN=x=y z", "python", "-c", code)
+    remote = done.of_rank(2).stdout.strip()
+    folder, values = remote.split("|")
+    assert folder == str(ROOT)
+    expected = ['a b;$x"\n,c:', "x=y z", f"{python.parent}:/bin", None, "server1", "2", "3", "1"]
+    assert values == str(expected)
+
+
+def test_standard_input_reaches_a_rank_0_on_another_host(rig, python):
+    command = rig.inside("server1", python.with_name("hvdrun"), "-H", "server2:1,server3:1")
+    code = "import os, sys; print(os.environ['RANK'], len(sys.stdin.read()))"
+    done = subprocess.run(
+        [*command, python, "-c", code],
+        input="x" * 300_000,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 300000", "[1] 1 0"], done
+
+
+FAILING = """
+    from mpi4py import MPI
+    import os, sys
+    comm = MPI.COMM_WORLD
+    if comm.rank == 2:
+        print("the reason", file=sys.stderr, flush=True)
+        {}
+    comm.Barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "how"),
+    [
+        ("os._exit(3)", 3, "ended with exit code 3"),
+        ("comm.Abort(7)", 7, "ended with exit code 7"),
+        ("os.kill(os.getpid(), 9)", 137, "was ended by SIGKILL"),
+    ],
+)
+def test_a_rank_that_dies_on_the_other_host_ends_the_job(hvdrun, rig, python, end, code, how):
+    before = rig.files("server2")
+    done = hvdrun("-H", "server1:2,server2:2", python, *script(FAILING.format(end)))
+    assert done.code == code, done
+    report = done.stderr[done.stderr.rindex("hvdrun: rank") :]
+    assert report.startswith(f"hvdrun: rank 2 on server2 {how}")
+    assert "    the reason\n" in report
+    rig.assert_nothing_left()
+    assert rig.files("server2") == before
+
+
+def test_an_exception_on_the_other_host_is_shown_last(hvdrun, python):
+    text = "import os, time; os.environ['RANK'] == '1' and 1 / 0; time.sleep(60)"
+    done = hvdrun("-H", "server1:1,server2:1", python, "-c", text)
+    assert done.code == 1
+    assert "hvdrun: rank 1 on server2 ended with exit code 1" in done.stderr
+    assert done.stderr.endswith("    ZeroDivisionError: division by zero\n")
+
+
+def test_a_name_that_does_not_resolve_is_said_with_sshs_words(hvdrun):
+    done = hvdrun("-H", "server1:1,server9:1", "true")
+    assert done.code == 70
+    assert done.stderr.startswith("hvdrun: server9 can't be reached by ssh: ssh: Could not resolve")
+
+
+def test_a_port_where_no_ssh_listens_is_said(hvdrun):
+    done = hvdrun("-H", "server1:1,server2:1", "-p", "2222", "true")
+    assert done.code == 70
+    assert "server2 port 2222: Connection refused" in done.stderr
+
+
+def test_a_key_that_is_refused_is_said(hvdrun, rig):
+    done = hvdrun("-H", "server1:1,nobody@server2:1", "true")
+    assert done.code == 70
+    assert "Permission denied" in done.stderr
+
+
+def test_a_host_that_is_cut_off_is_given_up_after_sshs_time_limit(hvdrun, rig):
+    rig("cut", "server2")
+    done = hvdrun("-H", "server1:1,server2:1", "true")
+    assert done.code == 70
+    assert "hvdrun: server2 can't be reached by ssh: ssh: connect to host server2" in done.stderr
+
+
+def test_a_program_that_one_host_lacks_is_named_with_the_host(hvdrun, rig):
+    rig("exec", "server1", "cp", "/bin/true", "/tmp/only-here")
+    done = hvdrun("-H", "server1:1,server2:1", "/tmp/only-here")
+    rig("exec", "server1", "rm", "/tmp/only-here")
+    assert done.code == 69
+    assert "'/tmp/only-here' was not found on server2 (rank 1)" in done.stderr
+
+
+@pytest.fixture
+def running(rig, python):
+    """hvdrun on server1 with ranks that wait on two hosts."""
+    code = "from mpi4py import MPI\nimport time\nprint('up', flush=True)\ntime.sleep(90)"
+    hvdrun = [python.with_name("hvdrun"), "-H", "server1:1,server2:2"]
+    process = subprocess.Popen(
+        rig.inside("server1", *hvdrun, python, "-c", code),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        for _ in range(3):
+            assert process.stdout.readline().endswith(b" up\n")
+        yield process
+    finally:
+        end_tree(process)
+        process.stdout.close()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_a_signal_leaves_nothing_on_any_host(running, rig, number):
+    running.send_signal(number)
+    assert running.wait(LIMIT_S) == 128 + number
+    rig.assert_nothing_left()
+
+
+def test_when_hvdrun_is_killed_nothing_stays_on_any_host(running, rig):
+    # With it goes the command that runs it in server1.
+    rig("exec", "server1", "pkill", "-KILL", "-f", "bin/hvdrun -H")
+    running.wait(LIMIT_S)
+    rig.assert_nothing_left()
+
+
+@pytest.mark.parametrize("how", [["cut"], ["kill"], ["kill", "--loud"]], ids=" ".join)
+def test_a_host_that_is_lost_ends_the_job_everywhere(running, rig, how):
+    rig(how[0], "server2", *how[1:])
+    assert running.wait(LIMIT_S) == 72
+    assert running.stderr.read().startswith(b"hvdrun: server2 is lost: ")
+    rig.assert_nothing_left()
