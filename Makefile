@@ -90,7 +90,7 @@ sanitize-address: OPTIONS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_sta
 sanitize-thread: SANITIZE := -fsanitize=thread
 sanitize-thread: PRELOAD = $(call runtime,libtsan.so)
 # Its shadow memory lies where PMIx wants to map, and UCX may not patch what it has patched.
-sanitize-thread: OPTIONS := TSAN_OPTIONS=halt_on_error=1:report_signal_unsafe=0 \
+sanitize-thread: OPTIONS := TSAN_OPTIONS=halt_on_error=1:report_signal_unsafe=0:detect_deadlocks=0:ignore_noninstrumented_modules=1 \
     PMIX_MCA_gds=hash UCX_MEM_EVENTS=n
 runtime = $(realpath $(shell $(CC) -print-file-name=$(1)))
 
