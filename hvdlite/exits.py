@@ -62,7 +62,8 @@ class Exits:
         self._rank = rank
         self._code = 0
         self._comm = everyone.Dup()
-        self._before: Callable[[], None] | None = None
+        self._leave: Callable[[], None] = lambda: None
+        self._abandon = self._leave
         self._former_hook = sys.excepthook
         sys.excepthook = self._uncaught
         _core.finish_on_exit(
@@ -77,9 +78,9 @@ class Exits:
         sys.exit = self._exit
         atexit.register(self._at_exit)
 
-    def before(self, action: Callable[[], None]) -> None:
-        """`action` runs first at the end of a process that did not fail."""
-        self._before = action
+    def before(self, leave: Callable[[], None], abandon: Callable[[], None]) -> None:
+        """What to do first at the end: `leave` where nothing is known to have failed."""
+        self._leave, self._abandon = leave, abandon
 
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -111,10 +112,12 @@ class Exits:
         if os.getpid() != self._pid:
             return
         _flush()
-        if self._code == 0 and self._before is not None:
-            # After a failure the others are not told that this rank has left: the job ends with
-            # this rank's code, and not with the error that they would make of it.
-            self._before()
+        if self._code == 0:
+            self._leave()
+        else:
+            # The others are not told that this rank has left: the job ends with this rank's code,
+            # and not with the error that they would make of it.
+            self._abandon()
         MPI = self._started.MPI
         if self._started.finalize or MPI.Is_finalized():
             return

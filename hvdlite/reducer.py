@@ -198,7 +198,10 @@ class Reducer:
             grad = slot.param.grad
             assert grad is not None
             if slot.mark >= self._first_round and (grad is slot.view or slot.mark == self._round):
-                raise self._reached_again(slot)
+                error = self._reached_again(slot)
+                if self._open and self._next == 0:
+                    self._cancel_round()
+                raise error
             if not self._open:
                 slot.dirty = self._round
                 return
@@ -227,6 +230,13 @@ class Reducer:
     def _end_backward(self) -> None:
         if self._open:
             self._finish_round(by_step=False)
+
+    def _cancel_round(self) -> None:
+        """Ends a round of which nothing has started: the other ranks have not seen it either."""
+        self._open = False
+        self._round += 1
+        for bucket in self._buckets:
+            bucket.pending = len(bucket.slots)
 
     def _take(self, slot: _Slot, grad: torch.Tensor) -> None:
         """Copies a gradient to its place, which becomes `.grad`."""

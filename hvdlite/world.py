@@ -5,6 +5,7 @@ At any time there is at most one. `active` is None before `init` and after `shut
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
 import os
@@ -151,6 +152,12 @@ def shutdown() -> None:
         world.engine.close()
 
 
+def _abandon() -> None:
+    """Keeps the engine to the end of the process, past that of Python: it is never closed."""
+    if active is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(active.engine))
+
+
 def is_initialized() -> bool:
     """Whether there is a world: after `init`, before `shutdown`."""
     return active is not None
@@ -208,7 +215,7 @@ def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> Wo
     exchange, engine_comm = given.Dup(), given.Dup()
     if _exits is None:
         _exits = Exits(started, exchange, exchange.Get_rank())
-        _exits.before(shutdown)
+        _exits.before(shutdown, _abandon)
         os.environ["HVDLITE_RANK_PROCESS"] = mpi.rank_process(os.environ)
     layout = mpi.layout_of(started, exchange, config.host_ranks)
     local = exchange.Split(layout.host, layout.rank)

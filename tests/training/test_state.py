@@ -1,0 +1,148 @@
+"""State that all ranks should have alike."""
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite as hvd
+
+pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.mpis("mpich")]
+
+
+def every_dtype(rank):
+    return {
+        "float": torch.full((3,), rank + 0.5),
+        "long": torch.tensor([rank, rank + 1]),
+        "bool": torch.tensor([rank % 2 == 0] * 5),
+        "half": torch.full((2, 2), float(rank), dtype=torch.float16),
+        "complex": torch.full((3,), rank + 1j, dtype=torch.complex64),
+        "uint16": torch.full((3,), rank, dtype=torch.uint16),
+        "float8": torch.full((5,), rank + 1.0).to(torch.float8_e4m3fn),
+        "scalar": torch.tensor(float(rank)),
+        "empty": torch.empty(0, 4),
+        "transposed": torch.full((3, 4), float(rank)).add(torch.arange(4)).t(),
+        "parameter": nn.Parameter(torch.full((2,), float(rank))),
+        "none": None,
+    }
+
+
+def raw(tensor):
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
+
+
+def broadcasts(form):
+    hvd.init()
+    for root in range(hvd.size()):
+        mine = every_dtype(hvd.rank())
+        if form == "dict":
+            # Filled in another order on another rank.
+            items = list(mine.items())
+            hvd.broadcast_parameters(dict(items if hvd.rank() % 2 else items[::-1]), root)
+        elif form == "list":
+            hvd.broadcast_parameters(list(mine.items()), root_rank=root)
+        elif form == "iterator":
+            hvd.broadcast_parameters(iter(mine.items()), root)
+        else:
+            hvd.broadcast_parameters([t for t in mine.values() if t is not None], root)
+        for name, tensor in every_dtype(root).items():
+            if tensor is not None:
+                assert raw(mine[name]) == raw(tensor), name
+                assert mine[name].stride() == tensor.stride()
+
+
+@pytest.mark.parametrize("form", ["dict", "list", "iterator", "tensors"])
+def test_parameters_of_any_dtype_and_strides_become_the_roots(world, form):
+    world.run(broadcasts, form)
+
+
+def refuses():
+    hvd.init()
+    for params, text in (
+        ({"a": 3}, "'a' is int, expected a tensor"),
+        (torch.ones(2), "got Tensor"),
+        (17, "got int"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            hvd.broadcast_parameters(params, 0)
+    p = nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match="LBFGS"):
+        hvd.broadcast_optimizer_state(torch.optim.LBFGS([p]), 0)
+    with pytest.raises(ValueError, match="root_rank"):
+        hvd.broadcast_object(1, root_rank=hvd.size())
+
+
+def test_what_is_no_tensor_is_a_value_error(world):
+    world.run(refuses)
+
+
+def only_the_root_has_state(make, distributed):
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    root = size - 1
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2).to(torch.bfloat16))
+    optimizer = {
+        "Adam": lambda p: torch.optim.Adam(p, lr=0.1 * (rank + 1), amsgrad=True),
+        "SGD": lambda p: torch.optim.SGD(p, lr=0.1 * (rank + 1), momentum=0.9),
+        "AdamW": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1 * (rank + 1))),
+        "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1 * (rank + 1)),
+    }[make](net.parameters())
+    if rank == root:
+        for p in net.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        optimizer.step()
+    if distributed:
+        optimizer = hvd.DistributedOptimizer(optimizer)
+    hvd.broadcast_parameters(net.state_dict(), root)
+    hvd.broadcast_optimizer_state(optimizer, root, model=net)
+    everyones = hvd.allgather_object(optimizer.state_dict())
+    for state in everyones:
+        torch.testing.assert_close(state, everyones[root], rtol=0, atol=0)
+    assert len(everyones[0]["state"]) == 4
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1 * size)
+    for p in net.parameters():
+        for name, value in optimizer.state[p].items():
+            assert name == "step" or value.dtype == p.dtype
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize("make", ["Adam", "SGD", "AdamW", "Adagrad"])
+def test_the_optimizers_state_becomes_the_roots_which_alone_may_have_one(world, make, distributed):
+    world.run(only_the_root_has_state, make, distributed)
+
+
+def no_state_at_all():
+    hvd.init()
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.Adam([p], lr=0.5 if hvd.rank() == 0 else 0.1)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert not optimizer.state
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_without_state_the_options_are_the_roots(world):
+    world.run(no_state_at_all)
+
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+
+def objects():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    thing = {"rank": rank, "text": "é" * 1000 * rank, "f": lambda y: y + rank}
+    for root in range(size):
+        got = hvd.broadcast_object(thing, root_rank=root)
+        assert (got["rank"], len(got["text"]), got["f"](1)) == (root, 1000 * root, 1 + root)
+        assert (got is thing) == (rank == root)
+    assert hvd.broadcast_object(None, name="nothing") is None
+    gathered = hvd.allgather_object(Point(rank) if rank else None, name="points")
+    assert [point and point.x for point in gathered] == [None, *range(1, size)]
+    assert hvd.allgather_object("x" * 100_000 * rank) == ["x" * 100_000 * r for r in range(size)]
+
+
+def test_any_object_travels(world):
+    world.run(objects)
