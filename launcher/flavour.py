@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from .errors import MpiMismatch, NoMpi
 
@@ -101,29 +100,30 @@ def mpi4py_abi(prefix: str, environ: Mapping[str, str]) -> tuple[str, str] | Non
     spec = find_spec("mpi4py")
     if spec is None or not spec.submodule_search_locations:
         return None
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    built = {p.name.split(".")[1] for p in folder.glob("MPI.*.so")} & {OPENMPI, MPICH}
-    if not built:  # one that was compiled for a single MPI
-        for module in folder.glob("MPI.*.so"):
-            content = module.read_bytes()
+    folder = next(iter(spec.submodule_search_locations))
+    modules = [m for m in os.listdir(folder) if m.startswith("MPI.") and m.endswith(".so")]
+    if not {m.split(".")[1] for m in modules} & {OPENMPI, MPICH}:  # compiled for a single MPI
+        for module in modules:
+            with open(os.path.join(folder, module), "rb") as file:
+                content = file.read()
             for abi, soname in ((OPENMPI, b"libmpi.so.40\0"), (MPICH, b"libmpi.so.12\0")):
                 if soname in content:
-                    return abi, str(module)
+                    return abi, os.path.join(folder, module)
         return None
     if environ.get("MPI4PY_MPIABI") or environ.get("MPI4PY_LIBMPI"):
         return None
     # mpi4py's order: the environment's own library folder, then the system's.
     for name in ("libmpi.so", "libmpi.so.12", "libmpi.so.40"):
-        library = Path(prefix, "lib", name)
+        library = os.path.join(prefix, "lib", name)
         # libmpi.so may be a linker script: then it names nothing that could be loaded.
-        loaded = library_abi(library) if library.exists() else None
+        loaded = library_abi(library) if os.path.exists(library) else None
         if loaded:
-            return loaded, str(library)
+            return loaded, library
     return None
 
 
-def library_abi(library: Path) -> str | None:
-    real = library.resolve().name
+def library_abi(library: str) -> str | None:
+    real = os.path.basename(os.path.realpath(library))
     if re.search(r"\.so\.12(\.|$)", real):
         return MPICH
     if re.search(r"\.so\.40(\.|$)", real):

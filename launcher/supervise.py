@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import selectors
 import signal
 import socket
@@ -66,6 +65,12 @@ class _Noise:
         return ready
 
 
+def heeded() -> list[int]:
+    """Under nohup the end of the terminal is none of ours."""
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in SIGNALS if not (nohup and number == signal.SIGHUP)]
+
+
 class Supervisor:
     def __init__(self, command: Command, cwd: str, output: Output, verbose: bool = False) -> None:
         self.command = command
@@ -90,9 +95,9 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns the exit code; raises a LaunchError where hvdrun itself failed."""
-        name = f"hvdrun-{secrets.token_hex(16)}"
+        name = f"hvdrun-{os.urandom(16).hex()}"
         set_subreaper()
-        waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *SIGNALS])
+        waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *heeded()])
         self.stdin = Stdin(self.selector)
         self.station = Station(
             name,

@@ -68,7 +68,7 @@ def test_no_mpi_is_an_error_that_says_how_to_get_one(tmp_path, monkeypatch):
 )
 def test_a_library_is_known_by_its_name(tmp_path, name, abi):
     (tmp_path / name).touch()
-    assert library_abi(tmp_path / name) == abi
+    assert library_abi(str(tmp_path / name)) == abi
 
 
 @pytest.fixture

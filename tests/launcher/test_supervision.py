@@ -213,6 +213,23 @@ def test_a_signal_to_hvdrun_ends_everything(running, number):
     assert not psutil.wait_procs(family, timeout=10)[1]
 
 
+def test_under_nohup_the_end_of_the_terminal_ends_nothing(python):
+    code = "import time; print('up', flush=True); time.sleep(1)"
+    process = subprocess.Popen(
+        ["nohup", python.with_name("hvdrun"), "-np", "2", python, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout
+    try:
+        assert process.stdout.readline().endswith(b" up\n")
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        end_tree(process)
+        process.stdout.close()
+
+
 def test_when_hvdrun_is_killed_nothing_stays(running):
     process, family = running
     process.kill()

@@ -1,0 +1,53 @@
+"""hvdlite on several hosts: the collectives against the oracles, a training run, a failing rank."""
+
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.rig
+
+EQUAL, UNEQUAL = "server1:2,server2:2", "server1:3,server2:1"
+THREE = "server1:1,server2:2,server3:1"
+
+
+@pytest.mark.parametrize("hosts", [EQUAL, UNEQUAL, THREE])
+def test_the_collectives_agree_with_the_oracles(hvdrun, python, hosts):
+    done = hvdrun("-H", hosts, python, "-m", "tests.rig.collectives")
+    assert done.code == 0, done
+    assert done.stdout.count("collectives agree") == 4, done
+
+
+@pytest.mark.parametrize("hosts", [EQUAL, UNEQUAL])
+def test_the_digits_are_learned_as_well_as_on_one_host(hvdrun, python, hosts):
+    done = hvdrun("-H", hosts, python, "examples/digits.py", "--expect-accuracy", "97")
+    assert done.code == 0, done
+    assert "Trained on 4 rank(s)" in done.stdout
+
+
+def test_a_rank_that_raises_on_another_host_ends_the_job(hvdrun, python):
+    text = """
+        import hvdlite as hvd, torch
+        hvd.init()
+        hvd.allreduce(torch.ones(3))
+        if hvd.rank() == 3:
+            raise ArithmeticError("the loss is not a number")
+        hvd.allreduce(torch.ones(3))
+    """
+    done = hvdrun("-H", EQUAL, python, "-c", textwrap.dedent(text))
+    assert done.code == 1, done
+    report = done.stderr[done.stderr.rindex("hvdrun: rank") :]
+    assert report.startswith("hvdrun: rank 3 on server2 ended with exit code 1"), done
+    assert "ArithmeticError: the loss is not a number" in report, done
+
+
+def test_sys_exit_on_another_host_gives_its_code(hvdrun, python):
+    text = """
+        import hvdlite as hvd, torch, sys
+        hvd.init()
+        if hvd.rank() == 2:
+            sys.exit(3)
+        hvd.allreduce(torch.ones(3))
+    """
+    done = hvdrun("-H", EQUAL, python, "-c", textwrap.dedent(text))
+    assert done.code == 3, done
+    assert "rank 2 on server2 ended with exit code 3" in done.stderr, done
