@@ -16,6 +16,7 @@ the sum is 0 no rank has that gradient, and `.grad` stays as it was.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 import zlib
@@ -120,7 +121,9 @@ class Reducer:
         self._passes = 0
         self._unreduced_passes = 0
         self._lock = threading.Lock()
+        # The graph task of autograd whose gradients come, and whether its end is awaited.
         self._task = -1
+        self._in_backward = False
         self._round = 0
         # Rounds from this one on belong to the present step.
         self._first_round = 0
@@ -164,6 +167,8 @@ class Reducer:
         self._first_round = self._round
         self._communicated = False
         self._passes = self._unreduced_passes = 0
+        # Also where a backward raised, and so did not come to its end.
+        self._in_backward = False
         self._task = -1
 
     def set_passes_per_step(self, passes: int) -> None:
@@ -188,14 +193,14 @@ class Reducer:
 
     # Hooks.
 
-    def _on_gradient(self, slot: _Slot) -> None:
+    def _on_gradient(self, slot: _Slot, param: torch.Tensor) -> None:
         """Autograd has accumulated this parameter's gradient. In a thread of autograd."""
         with self._lock:
             task = _task_id()
             if task != self._task:
                 self._begin_backward(task)
                 slot = self._current(slot)
-            grad = slot.param.grad
+            grad = param.grad
             assert grad is not None
             if slot.mark >= self._first_round and (grad is slot.view or slot.mark == self._round):
                 error = self._reached_again(slot)
@@ -216,8 +221,10 @@ class Reducer:
     def _begin_backward(self, task: int) -> None:
         """The first gradient of a backward, or of one inside it (reentrant checkpoints)."""
         self._task = task
-        if self._open:
+        if self._in_backward:
             return
+        self._in_backward = True
+        _queue_callback(self._end_backward)
         self._rebuild_if_changed()
         self._unreduced_passes += 1
         if self.communicates:
@@ -225,9 +232,9 @@ class Reducer:
             if self._passes >= self.passes_per_step:
                 self._open = True
                 self._next = 0
-                _queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
+        self._in_backward = False
         if self._open:
             self._finish_round(by_step=False)
 
@@ -283,7 +290,7 @@ class Reducer:
                 bucket.operation = None
                 bucket.pending = len(bucket.slots)
                 bucket.absent = []
-            self._open = False
+            self._open = self._in_backward = False
             self._next = 0
             self._round += 1
             self._communicated = True
@@ -393,13 +400,11 @@ class Reducer:
             bucket.plan = self._plan(active, index, bucket)
         self._generation += 1
         self._hooks = [
-            slot.param.register_post_accumulate_grad_hook(self._hook(slot))  # type: ignore[no-untyped-call]
+            slot.param.register_post_accumulate_grad_hook(
+                functools.partial(self._on_gradient, slot)
+            )  # type: ignore[no-untyped-call]
             for slot in self._slots
         ]
-
-    def _hook(self, slot: _Slot) -> Callable[[torch.Tensor], None]:
-        on_gradient = self._on_gradient
-        return lambda _: on_gradient(slot)
 
     def _current(self, slot: _Slot) -> _Slot:
         """The slot that a rebuild has put in the place of this one."""

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hvdlite as hvd
 from hvdlite import reducer as reducers
@@ -601,6 +602,37 @@ def backward_raises():
 
 def test_zero_grad_in_the_middle_of_a_reduction_is_an_error(world):
     world.run(backward_raises)
+
+
+def checkpoints(reentrant, passes):
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    alone, net = model(), model()
+    reference = torch.optim.SGD(alone.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), backward_passes_per_step=passes
+    )
+    for step, (x, y) in enumerate(batches(4 * passes, 2, size)):
+        loss_of(alone, x, y).backward()
+        hidden = own(x, rank, size).requires_grad_()
+        for part in (net[:2], net[2:4]):
+            hidden = checkpoint(part, hidden, use_reentrant=reentrant)
+        loss_of(net[4], hidden, own(y, rank, size)).backward()
+        if step % passes == passes - 1:
+            for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-9, atol=1e-12)
+            for each in (reference, optimizer):
+                each.step()
+                each.zero_grad()
+        else:
+            assert rank == 0 or not torch.equal(net[0].weight.grad, alone[0].weight.grad)
+    assert_same_parameters(net, alone)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_parts_of_a_model_are_reduced_alike(world, reentrant, passes):
+    world.run(checkpoints, reentrant, passes)
 
 
 def differs():
