@@ -14,7 +14,16 @@ import psutil
 import pytest
 
 from tests.needs import lacking
-from tests.worlds import MPIS, SESSION_VARIABLE, Key, Pool, orphaned_files, python_of, shared_files
+from tests.worlds import (
+    MPIS,
+    SESSION_VARIABLE,
+    Key,
+    Pool,
+    orphaned_files,
+    python_of,
+    remove_files_of_mpi,
+    shared_files,
+)
 
 SIZES = (1, 2, 3, 4, 7)
 
@@ -116,13 +125,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """At the end no process of this session lives, and it left no file in /dev/shm."""
+    """At the end no process of this session lives, and it left no file in /dev/shm.
+
+    But for those of an MPI whose ranks a test has killed, which are removed.
+    """
     before = shared_files()
     yield
     deadline = time.monotonic() + 10
     while (left := own_processes()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, f"processes left behind: {left}"
+    remove_files_of_mpi(before)
     files = sorted(orphaned_files(before))
     assert not files, f"files left behind: {files}"
 

@@ -300,10 +300,7 @@ class World:
             connection.close()
         if self._launcher is not None:
             end_tree(self._launcher, self._pids.values())
-        # An MPI removes its own files only when it ends in good order. hvdlite's have no names.
-        for path in orphaned_files(self._files_before):
-            if Path(path).name.startswith(("mpich_shm_", "sm_segment.")):
-                Path(path).unlink(missing_ok=True)
+        remove_files_of_mpi(self._files_before)
         self._folder.cleanup()
 
     def __str__(self) -> str:
@@ -351,6 +348,13 @@ def orphaned_files(before: set[str]) -> set[str]:
             maps = Path(f"/proc/{process.pid}/maps").read_text()
             files -= {line.split(maxsplit=5)[-1] for line in maps.splitlines()}
     return {path for path in files if os.path.exists(path)}
+
+
+def remove_files_of_mpi(before: set[str]) -> None:
+    """What an MPI leaves in /dev/shm when its ranks are killed: it cleans up only in good order."""
+    for path in orphaned_files(before):
+        if Path(path).name.startswith(("mpich_shm_", "sm_segment.")):
+            Path(path).unlink(missing_ok=True)
 
 
 class Pool:
