@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def order(item: pytest.Item) -> tuple[Any, ...]:
         callspec = getattr(item, "callspec", None)
         request = callspec.params.get("world") if callspec else None
-        if not isinstance(request, WorldRequest):
+        if callspec is None or not isinstance(request, WorldRequest):
             return ("", 0, "", "")
         return (request.mpi, request.size, request.hosts or "", str(callspec.params.get("knobs")))
 
