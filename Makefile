@@ -72,8 +72,8 @@ check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	@# The launcher is installed under another name than its folder's; mypy learns it from a link.
 	@mkdir -p build/types && ln -sfn ../../launcher build/types/hvdrun
-	MYPYPATH=build/types $(BIN)/mypy -p hvdlite -p hvdrun -p tests -p benchmarks
-	MYPYPATH=build/types:examples $(BIN)/mypy setup.py examples/*.py
+	MYPYPATH=build/types $(BIN)/mypy -p hvdlite -p hvdrun -p tests -p benchmarks -p examples
+	$(BIN)/mypy setup.py
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_HEADERS)
 	@echo '$(CC) $(C_STRICT) hvdlite/_core/*.c'
 	@for source in $(C_FILES); do \

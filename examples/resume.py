@@ -36,7 +36,7 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def save(path: Path, state: dict) -> None:
+def save(path: Path, state: dict[str, object]) -> None:
     """Writes a checkpoint that is either complete or not there: a new file takes the old name."""
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("wb") as file:

@@ -74,7 +74,7 @@ class ResNet(nn.Sequential):
         )
 
 
-MODELS = {"mlp": MLP, "resnet": ResNet}
+MODELS: dict[str, type[MLP] | type[ResNet]] = {"mlp": MLP, "resnet": ResNet}
 
 
 def parse_args() -> argparse.Namespace:
