@@ -323,8 +323,10 @@ static hvdl_err allocate(hvdl_exchange *x)
     x->num_segments = hvdl_ceil_div(largest, spec->segment_bytes);
     if (!x->num_segments)
         x->num_segments = 1;
-    /* A segment is a whole number of elements, so it may be one element more than its share. */
+    /* A segment is a whole number of elements, so it may be one element more than its share. Each
+     * begins at a cache line. */
     x->segment_room = hvdl_ceil_div(largest, x->num_segments) + x->esize;
+    x->segment_room = (x->segment_room + 63) / 64 * 64;
     if (spec->algorithm == HVDL_RING) {
         x->num_reducing = (hosts - 1) * x->num_segments;
         x->num_messages = 2 * x->num_reducing;

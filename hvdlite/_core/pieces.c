@@ -349,7 +349,12 @@ void hvdl_abandon_all(hvdl_engine *e)
 /* ---- the course of a piece ---- */
 
 static void after_a(hvdl_engine *e, hvdl_operation *op, uint64_t k);
-static void piece_done(hvdl_engine *e, hvdl_operation *op);
+static void piece_done(hvdl_engine *e, hvdl_operation *op, uint64_t k);
+
+static hvdl_piece *piece_of(hvdl_operation *op, uint64_t k)
+{
+    return &op->pieces[k % HVDL_PIECE_SLOTS];
+}
 
 /* Returns true if a pass was scheduled; false if the phase is over at once. */
 static bool schedule(hvdl_engine *e, hvdl_operation *op, uint64_t k, int phase)
@@ -369,13 +374,14 @@ static bool schedule(hvdl_engine *e, hvdl_operation *op, uint64_t k, int phase)
     return true;
 }
 
-/* The leader says when the next piece may begin. */
+/* The leader says when the next piece may begin: within a window from the oldest one that is not
+ * finished, since pieces k and k + HVDL_PIECE_WINDOW use the same tags. */
 static void offer_next(hvdl_engine *e, hvdl_operation *op)
 {
     if (!e->is_leader)
         return;
     while (op->announced_pieces < op->num_pieces &&
-           op->announced_pieces - op->finished_pieces < window(e)) {
+           op->announced_pieces - op->first_unfinished < window(e)) {
         uint64_t k = op->announced_pieces;
         bool halt = op->desc.kind == HVDL_ALLGATHER && has_exchange(e) &&
                     (k == op->num_gathering || k == op->num_gathering + 1);
@@ -390,7 +396,7 @@ static void offer_next(hvdl_engine *e, hvdl_operation *op)
 void hvdl_piece_next(hvdl_engine *e, hvdl_operation *op)
 {
     uint64_t k = op->started++;
-    op->ready[k % HVDL_PIECE_WINDOW] = 0;
+    *piece_of(op, k) = (hvdl_piece){0};
     if (!schedule(e, op, k, PHASE_A))
         after_a(e, op, k);
 }
@@ -398,8 +404,10 @@ void hvdl_piece_next(hvdl_engine *e, hvdl_operation *op)
 /* Phase A of piece k is over on this rank. */
 static void after_a(hvdl_engine *e, hvdl_operation *op, uint64_t k)
 {
-    if (!piece_has_exchange(e, op, k)) {
-        piece_done(e, op);
+    hvdl_piece *piece = piece_of(op, k);
+    piece->a_over = true;
+    if (!piece_has_exchange(e, op, k) || piece->c_over) {
+        piece_done(e, op, k);
         return;
     }
     if (!is_rail(e))
@@ -413,10 +421,13 @@ static void after_a(hvdl_engine *e, hvdl_operation *op, uint64_t k)
 
 void hvdl_piece_ready(hvdl_engine *e, hvdl_operation *op, uint64_t k)
 {
-    if (++op->ready[k % HVDL_PIECE_WINDOW] < e->num_rails)
+    hvdl_piece *piece = piece_of(op, k);
+    if (++piece->num_ready < e->num_rails || schedule(e, op, k, PHASE_C))
         return;
-    if (!schedule(e, op, k, PHASE_C))
-        piece_done(e, op);
+    /* The rails may be faster than this rank's own phase A. */
+    piece->c_over = true;
+    if (piece->a_over)
+        piece_done(e, op, k);
 }
 
 void hvdl_pass_finished(hvdl_engine *e, hvdl_pass *pass)
@@ -425,7 +436,7 @@ void hvdl_pass_finished(hvdl_engine *e, hvdl_pass *pass)
     if (pass->phase == PHASE_A)
         after_a(e, op, pass->piece);
     else
-        piece_done(e, op);
+        piece_done(e, op, pass->piece);
     free(pass);
 }
 
@@ -465,9 +476,12 @@ static void complete(hvdl_engine *e, hvdl_operation *op)
     hvdl_finish(e, op, NULL);
 }
 
-static void piece_done(hvdl_engine *e, hvdl_operation *op)
+static void piece_done(hvdl_engine *e, hvdl_operation *op, uint64_t k)
 {
     op->finished_pieces++;
+    piece_of(op, k)->finished = true;
+    while (op->first_unfinished < op->started && piece_of(op, op->first_unfinished)->finished)
+        op->first_unfinished++;
     if (op->exchange_waits && op->finished_pieces == op->num_gathering) {
         op->exchange_waits = false;
         start_exchange(e, op, op->num_gathering);

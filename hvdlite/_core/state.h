@@ -14,6 +14,10 @@
 #include "table.h"
 
 #define HVDL_PIECE_WINDOW 4 /* pieces of an operation in flight at once, at most */
+/* A slower rank of the host may still be at earlier pieces than the leader that opens new ones: by as
+ * many passes as it may be blocks behind on the conveyor, which is HVDL_NUM_BUFFERS. */
+#define HVDL_PIECE_SLOTS 16
+_Static_assert(HVDL_PIECE_SLOTS > HVDL_PIECE_WINDOW + HVDL_NUM_BUFFERS, "pieces share no slot");
 #define HVDL_TAG_CONTROL 1
 #define HVDL_TAG_FIRST 16
 #define HVDL_TAGS_PER_ID (2 * HVDL_PIECE_WINDOW) /* two for each piece in flight */
@@ -21,6 +25,13 @@
 typedef enum { HVDL_POSTED, HVDL_MATCHED, HVDL_RUNNING, HVDL_DONE, HVDL_FAILED } hvdl_state;
 
 typedef struct hvdl_meeting hvdl_meeting;
+
+/* A piece is finished on a rank when its phase A is over there, all rails have done its exchange, and
+ * its phase C is over there. Those it does not have are over at once. */
+typedef struct {
+    bool a_over, c_over, finished;
+    int num_ready; /* rails that have done the exchange */
+} hvdl_piece;
 
 struct hvdl_operation {
     /* set when posted */
@@ -46,7 +57,8 @@ struct hvdl_operation {
     hvdl_meeting *meeting; /* from the moment it is matched on this host */
     int tag;
     uint64_t num_pieces, started, finished_pieces, announced_pieces;
-    int ready[HVDL_PIECE_WINDOW]; /* rails that have done the exchange of piece k, at k % window */
+    uint64_t first_unfinished; /* all pieces below it are finished */
+    hvdl_piece pieces[HVDL_PIECE_SLOTS]; /* piece k, if it is in flight, at k % HVDL_PIECE_SLOTS */
     bool exchange_waits;          /* allgather: its exchange is due once the earlier pieces are done */
     uint64_t num_gathering;       /* allgather: pieces before the exchange */
     bool pinned;                  /* a message may still use its buffers: never hand them back */
