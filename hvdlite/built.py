@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import torch
 
-from hvdlite import world
+from hvdlite import mpi, world
 
 
 def mpi_threads_supported() -> bool:
@@ -25,8 +26,10 @@ def mpi_built() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether this process's world runs on MPI."""
-    return world.active is not None and world.active.started is not None
+    """Whether this process's world runs on MPI; before `init`, whether it will."""
+    if world.active is not None:
+        return world.active.started is not None
+    return mpi.launcher_of(os.environ) is not None
 
 
 def gloo_built() -> bool:
