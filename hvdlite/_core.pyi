@@ -43,14 +43,22 @@ def cpu_features() -> str:
     """The kernels that this CPU was given: 'avx512', 'avx2', 'neon' or 'baseline'."""
 
 def finish_on_exit(
-    *, abort: int, ibarrier: int, test: int, finalized: int, finalize: int, comm: int
+    *,
+    abort: int,
+    ibarrier: int,
+    test: int,
+    finalized: int,
+    finalize: int,
+    comm: int,
+    supervised: bool,
 ) -> None:
     """Says how this process ends MPI, from the C library's exit handlers: the only place where the
     code of an exception, of `sys.exit(3)` and of `raise SystemExit(3)` is known alike.
 
     The arguments are addresses of MPI functions and the handle of a communicator that is used for
     nothing else. Does nothing where MPI is finalized by then, and in a forked child. Otherwise:
-    code != 0: MPI_Abort(comm, code). Code 0 and finalize != 0: waits for the other ranks
+    code != 0: MPI_Abort(comm, code), or if `supervised` (somebody sees this process end, and ends the
+    job) it just ends, without MPI_Finalize. Code 0 and finalize != 0: waits for the other ranks
     (MPI_Ibarrier, tested with growing pauses, so that it uses no core), then MPI_Finalize.
     A later call replaces the former; abort=0 switches it off.
     """

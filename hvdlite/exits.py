@@ -73,6 +73,7 @@ class Exits:
             finalized=started.address("MPI_Finalized"),
             finalize=started.address("MPI_Finalize") if started.finalize else 0,
             comm=started.handle(self._comm),
+            supervised=is_supervised(),
         )
         self._former_exit = sys.exit
         sys.exit = self._exit
@@ -121,9 +122,17 @@ class Exits:
         MPI = self._started.MPI
         if self._started.finalize or MPI.Is_finalized():
             return
+        if self._code and is_supervised():
+            os._exit(self._code & 0xFF)
         if self._code:
             self._comm.Abort(self._code & 0xFF)
         wait_quietly(self._comm)
+
+
+def is_supervised() -> bool:
+    """Whether hvdrun's keeper started this process: it reports how the process ends, and hvdrun ends
+    the job. Better than MPI_Abort, after which it is hard to tell who was the first to fail."""
+    return os.environ.get("HVDRUN_KEEPER") == str(os.getppid())
 
 
 def wait_quietly(comm: Intracomm) -> None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 
 LINK = "HVDRUN_LINK"  # where the keepers find their supervisor
+KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the command
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
 EXPORTED = "HVDRUN_EXPORTED"  # the names that the user gave with -x
 

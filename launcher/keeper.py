@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 
-from .environment import EXPORTED, LINK, at_home
+from .environment import EXPORTED, KEEPER, LINK, at_home
 from .link import (
     END,
     EXIT,
@@ -181,6 +181,7 @@ class Keeper:
         if host:
             environment = at_home(environment, host)
         environment.pop(EXPORTED, None)
+        environment[KEEPER] = str(os.getpid())
         waker = Waker([signal.SIGCHLD])
         stdio = (stdin, outputs[0][1], outputs[1][1])
         if not self.released:

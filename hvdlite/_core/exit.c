@@ -36,8 +36,9 @@ static void at_exit(int code, void *unused)
     if (!functions.abort || getpid() != owner || functions.finalized(&finalized) || finalized)
         return;
     if (code) {
-        fflush(NULL); /* MPI_Abort does not come back to do it */
-        functions.abort(functions.comm, code & 0xff);
+        fflush(NULL); /* nobody comes back to do it */
+        if (!functions.supervised)
+            functions.abort(functions.comm, code & 0xff);
         _exit(code & 0xff);
     }
     if (functions.finalize) {

@@ -2,7 +2,9 @@
  * uncaught exception, of sys.exit(3) and of raise SystemExit(3) is known alike.
  *
  * A rank that ends with a code other than 0 must not enter MPI_Finalize, where it would wait for the
- * others, which may wait for it: it calls MPI_Abort. One that ends with 0 waits for the others without
+ * others, which may wait for it: it calls MPI_Abort, or simply goes where somebody (hvdrun) sees that and
+ * ends the job: an MPI's own abort ends all ranks at once, and drowns in their complaints which was the
+ * first. One that ends with 0 waits for the others without
  * using a core (MPI_Finalize itself polls under both MPIs), then finalizes. */
 #ifndef HVDL_EXIT_H
 #define HVDL_EXIT_H
@@ -16,6 +18,7 @@ typedef struct {
     int (*finalized)(int *flag);
     int (*finalize)(void); /* NULL: MPI is not ours to finalize */
     hvdl_word comm;
+    bool supervised; /* somebody ends the job when this process ends with a code other than 0 */
 } hvdl_exit_functions;
 
 /* Replaces what an earlier call said. Called with the GIL, which orders the calls. */

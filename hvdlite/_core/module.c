@@ -847,12 +847,15 @@ static PyObject *cpu_features(PyObject *module, PyObject *unused)
 
 static PyObject *finish_on_exit(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"abort", "ibarrier", "test", "finalized", "finalize", "comm", NULL};
+    static char *names[] = {"abort", "ibarrier", "test", "finalized", "finalize", "comm",
+                            "supervised", NULL};
     unsigned long long abort_, ibarrier, test, finalized, finalize, comm;
+    int supervised;
     hvdl_exit_functions functions;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$KKKKKK:finish_on_exit", names, &abort_,
-                                     &ibarrier, &test, &finalized, &finalize, &comm))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$KKKKKKp:finish_on_exit", names, &abort_,
+                                     &ibarrier, &test, &finalized, &finalize, &comm,
+                                     &supervised))
         return NULL;
     hvdl_word words[] = {(hvdl_word)abort_, (hvdl_word)ibarrier, (hvdl_word)test,
                          (hvdl_word)finalized, (hvdl_word)finalize};
@@ -862,6 +865,7 @@ static PyObject *finish_on_exit(PyObject *module, PyObject *args, PyObject *kwar
     memcpy(&functions.finalized, &words[3], sizeof words[3]);
     memcpy(&functions.finalize, &words[4], sizeof words[4]);
     functions.comm = (hvdl_word)comm;
+    functions.supervised = supervised;
     if (hvdl_exit_set(&functions))
         return PyErr_NoMemory();
     Py_RETURN_NONE;
