@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 from hvdlite import _core, gpu, world
-from hvdlite.buckets import Item, Slots, assign
+from hvdlite.arena import Bucket, Slot, real_view
+from hvdlite.buckets import Item, assign
 from hvdlite.compression import Compressor
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES, ReduceOp, Sum
@@ -35,59 +36,6 @@ _task_id = torch._C._current_graph_task_id
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 _alive: weakref.WeakSet[Reducer] = weakref.WeakSet()
-
-
-class _Slot:
-    """The place of one parameter's gradient."""
-
-    __slots__ = ("bucket", "dirty", "mark", "name", "param", "view")
-
-    def __init__(self, name: str, param: torch.Tensor) -> None:
-        self.name = name
-        self.param = param
-        self.bucket: _Bucket
-        self.view: torch.Tensor
-        # The last round to which this rank, or another, had a gradient.
-        self.mark = -1
-        # The round for which a backward that did not communicate left a gradient.
-        self.dirty = -1
-
-
-class _Bucket:
-    """Gradients that are reduced together.
-
-    flat: their memory. wire: what the engine reduces, which is the same memory unless gradients are
-    compressed or live on another device; then it is copied there and back.
-    """
-
-    __slots__ = ("absent", "flat", "operation", "pending", "plan", "presence", "slots", "wire")
-
-    def __init__(
-        self, layout: Slots, slots: Sequence[_Slot], compression: type[Compressor]
-    ) -> None:
-        self.slots = [slots[i] for i in layout.members]
-        like = self.slots[0].param
-        # Zeros also between the gradients: what lies there is added too.
-        self.flat = torch.zeros(layout.elems, dtype=like.dtype, device=like.device)
-        for slot, offset in zip(self.slots, layout.offsets_elems, strict=True):
-            slot.bucket = self
-            slot.view = _view(self.flat, offset, slot.param)
-        self.presence = self.flat[layout.presence_offset_elems :]
-        real = torch.view_as_real(self.flat).reshape(-1) if like.is_complex() else self.flat
-        dtype = compression.travels_as(real.dtype)
-        if dtype is real.dtype and like.is_cpu:
-            self.wire = real
-        else:
-            pin = like.is_cuda
-            self.wire = torch.zeros(real.numel(), dtype=dtype, pin_memory=pin)
-        self.plan: _core.Plan
-        self.operation: _core.Operation | None = None
-        self.pending = len(self.slots)
-        # Where this rank has no gradient in the present round.
-        self.absent: list[int] = []
-
-    def same_memory(self) -> bool:
-        return self.wire.data_ptr() == self.flat.data_ptr() and self.flat.is_cpu
 
 
 class Reducer:
@@ -134,9 +82,9 @@ class Reducer:
         self._world: world.World | None = None
         self._generation = 0
         self._number = -1
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         self._frozen: list[torch.Tensor] = []
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
         self._hooks: list[Any] = []
         self._known = -1
         self._build()
@@ -193,7 +141,7 @@ class Reducer:
 
     # Hooks.
 
-    def _on_gradient(self, slot: _Slot, param: torch.Tensor) -> None:
+    def _on_gradient(self, slot: Slot, param: torch.Tensor) -> None:
         """Autograd has accumulated this parameter's gradient. In a thread of autograd."""
         with self._lock:
             task = _task_id()
@@ -245,7 +193,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.pending = len(bucket.slots)
 
-    def _take(self, slot: _Slot, grad: torch.Tensor) -> None:
+    def _take(self, slot: Slot, grad: torch.Tensor) -> None:
         """Copies a gradient to its place, which becomes `.grad`."""
         if grad.is_sparse:
             if not self._sparse_as_dense:
@@ -263,12 +211,12 @@ class Reducer:
             self._start(buckets[self._next])
             self._next += 1
 
-    def _start(self, bucket: _Bucket) -> None:
+    def _start(self, bucket: Bucket) -> None:
         bucket.presence.fill_(1)
         if bucket.absent:
             bucket.presence[bucket.absent] = 0
         if not bucket.same_memory():
-            bucket.wire.copy_(_real(bucket.flat))
+            bucket.wire.copy_(real_view(bucket.flat))
         bucket.operation = bucket.plan.start(bucket.wire)
 
     def _finish_round(self, by_step: bool) -> None:
@@ -298,7 +246,7 @@ class Reducer:
         if failure is not None:
             raise HorovodInternalError(failure)
 
-    def _fill_absent(self, bucket: _Bucket, by_step: bool) -> None:
+    def _fill_absent(self, bucket: Bucket, by_step: bool) -> None:
         """Sees to the places to which this backward brought no gradient.
 
         Gradients that earlier backwards left count, and in a round that `step` runs all that the
@@ -323,9 +271,9 @@ class Reducer:
             slot.view.zero_()
             bucket.absent.append(position)
 
-    def _unpack(self, bucket: _Bucket) -> None:
+    def _unpack(self, bucket: Bucket) -> None:
         if not bucket.same_memory():
-            _real(bucket.flat).copy_(bucket.wire)
+            real_view(bucket.flat).copy_(bucket.wire)
         if not bucket.absent:
             return
         totals = bucket.presence.tolist()
@@ -335,7 +283,7 @@ class Reducer:
                 slot.param.grad = slot.view
                 slot.mark = self._round
 
-    def _reached_again(self, slot: _Slot) -> RuntimeError:
+    def _reached_again(self, slot: Slot) -> RuntimeError:
         if slot.mark == self._round:
             return RuntimeError(
                 f"the gradient of {slot.name!r} came twice in one reduction: by reentrant "
@@ -378,7 +326,7 @@ class Reducer:
         self._known = len(params)
         self._frozen = [param for param in params if not param.requires_grad]
         self._slots = [
-            _Slot(self._names.get(id(param), f"parameter {i}"), param)
+            Slot(self._names.get(id(param), f"parameter {i}"), param)
             for i, param in enumerate(params)
             if param.requires_grad
         ]
@@ -395,7 +343,7 @@ class Reducer:
             config.bucket_bytes,
             config.first_bucket_bytes,
         )
-        self._buckets = [_Bucket(layout, self._slots, self._compression) for layout in layouts]
+        self._buckets = [Bucket(layout, self._slots, self._compression) for layout in layouts]
         for index, bucket in enumerate(self._buckets):
             bucket.plan = self._plan(active, index, bucket)
         self._generation += 1
@@ -406,13 +354,13 @@ class Reducer:
             for slot in self._slots
         ]
 
-    def _current(self, slot: _Slot) -> _Slot:
+    def _current(self, slot: Slot) -> Slot:
         """The slot that a rebuild has put in the place of this one."""
         if slot.bucket in self._buckets:
             return slot
         return next(other for other in self._slots if other.param is slot.param)
 
-    def _item(self, slot: _Slot) -> Item:
+    def _item(self, slot: Slot) -> Item:
         param = slot.param
         if param.is_cuda and gpu.refusal:
             raise ValueError(gpu.refusal)
@@ -421,7 +369,7 @@ class Reducer:
         group = self._group_of.get(id(param))
         return Item(param.numel(), param.element_size(), (param.dtype, param.device), group)
 
-    def _plan(self, active: world.World, index: int, bucket: _Bucket) -> _core.Plan:
+    def _plan(self, active: world.World, index: int, bucket: Bucket) -> _core.Plan:
         name = f"DistributedOptimizer.{self._number}.{self._generation}.bucket.{index}"
         strides = [slot.view.stride() for slot in bucket.slots]
         if not all(slot.view.is_contiguous() for slot in bucket.slots):
@@ -443,22 +391,3 @@ class Reducer:
             postscale,
             wire,
         )
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor
-
-
-def _view(flat: torch.Tensor, offset: int, param: torch.Tensor) -> torch.Tensor:
-    """A gradient's place, with the parameter's strides if these leave no gaps.
-
-    `.data`: views of one tensor would share its version counter, and one in-place change would
-    count for all of them.
-    """
-    part = flat[offset : offset + param.numel()].data
-    last = sum(
-        (size - 1) * stride for size, stride in zip(param.shape, param.stride(), strict=True)
-    )
-    if param.numel() and not param.is_contiguous() and last + 1 == param.numel():
-        return part.as_strided(param.shape, param.stride())
-    return part.view(param.shape)
