@@ -131,7 +131,7 @@ class Exits:
 
 def is_supervised() -> bool:
     """Whether hvdrun's keeper started this process: it reports how the process ends, and hvdrun
-    ends the job. Better than MPI_Abort, after which it is hard to tell who was the first to fail."""
+    ends the job. Better than MPI_Abort, after which it is hard to tell who failed first."""
     return os.environ.get("HVDRUN_KEEPER") == str(os.getppid())
 
 
