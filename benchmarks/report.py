@@ -15,6 +15,8 @@ Times are medians over the rounds; each is the slowest rank's, from leaving a ba
 result. algbw = bytes/time and busbw = algbw · 2(n-1)/n are hvdlite's, in GB/s (1e9). ratio = the
 best peer's time over hvdlite's: above 1 hvdlite is faster. Every result was checked."""
 
+BUSY_LOAD = 0.5  # processes that were running on average in the minute before
+
 
 def allreduce_table(run: dict[str, Any]) -> Table:
     names = list(run["allreduce"][0]["median_s"])
@@ -57,6 +59,8 @@ def heading(run: dict[str, Any]) -> str:
 def print_tables(report: dict[str, Any], console: Console) -> None:
     host = ", ".join(f"{key} {value}" for key, value in report["host"].items())
     console.print(f"Host: {host}", highlight=False)
+    if report["host"]["load_before"] > BUSY_LOAD:
+        console.print("The machine was busy before: these figures are no basis for anything.")
     for run in report["runs"]:
         console.print(allreduce_table(run))
         console.print(training_table(run))

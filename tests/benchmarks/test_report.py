@@ -3,6 +3,7 @@
 import io
 import json
 
+import pytest
 from rich.console import Console
 
 from benchmarks import host, report
@@ -20,7 +21,7 @@ RUN = {
         {"task": "a network", "median_s": {OURS: 0.010, "DDP (Gloo)": 0.015, FLOOR: 0.009}}
     ],
 }
-REPORT = {"host": {"cpu": "a CPU", "cores": 2}, "runs": [RUN]}
+REPORT = {"host": {"cpu": "a CPU", "cores": 2, "load_before": 0.1}, "runs": [RUN]}
 
 
 def cells(line):
@@ -38,6 +39,13 @@ def test_the_tables_show_every_contender_the_bandwidths_and_the_ratio():
     ]
     assert "4 ranks, Some MPI 1.0 (threads: multiple)" in out.getvalue()
     assert "cpu a CPU, cores 2" in out.getvalue()
+
+
+@pytest.mark.parametrize(("load", "said"), [(0.1, False), (3.2, True)])
+def test_it_is_said_when_the_machine_was_busy(load, said):
+    out = io.StringIO()
+    report.print_tables({**REPORT, "host": {"load_before": load}}, Console(file=out, width=120))
+    assert ("was busy" in out.getvalue()) == said
 
 
 def test_the_json_is_the_whole_report(tmp_path):
