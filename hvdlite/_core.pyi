@@ -57,11 +57,16 @@ def finish_on_exit(
 
     The arguments are addresses of MPI functions and the handle of a communicator that is used for
     nothing else. Does nothing where MPI is finalized by then, and in a forked child. Otherwise:
-    code != 0: MPI_Abort(comm, code), or if `supervised` (somebody sees this process end, and ends the
-    job) it just ends, without MPI_Finalize. Code 0 and finalize != 0: waits for the other ranks
-    (MPI_Ibarrier, tested with growing pauses, so that it uses no core), then MPI_Finalize.
+    code != 0: MPI_Abort(comm, code); if `supervised` (somebody sees this process end, and ends the
+    job) it just ends, without MPI_Finalize. Code 0: closes the engine that `close_on_exit` named;
+    where finalize != 0, waits for the other ranks (MPI_Ibarrier, tested with growing pauses, so
+    that it uses no core), then MPI_Finalize.
     A later call replaces the former; abort=0 switches it off.
     """
+
+def close_on_exit(engine: Engine | None, /) -> None:
+    """The engine that the exit handlers close, with `linger`, where the exit code is 0. It is kept
+    alive past the end of Python. None: no longer."""
 
 @final
 class Operation:
@@ -80,7 +85,7 @@ class Operation:
         """Allgather, after it ended: every member's first dimension, in member order."""
 
     def capsule(self) -> Any:
-        """Allgather, after it ended: the result as a DLPack capsule, which owns the memory. Once."""
+        """Allgather, after it ended: the result as a DLPack capsule, which owns it. Once."""
 
 @final
 class Plan:
@@ -189,8 +194,10 @@ class Engine:
         DONE | FAILED). Empty unless event_capacity > 0."""
 
     def counters(self) -> dict[str, int]:
-        """Since the start: control_messages, data_messages, data_bytes between hosts, operations."""
+        """So far: operations; between hosts control_messages, data_messages, data_bytes."""
 
-    def close(self) -> None:
-        """Not collective. Fails what is pending, tells the others that this rank has left, ends the
-        thread. The other methods then raise RuntimeError. Safe to call twice and in a forked child."""
+    def close(self, linger: bool = False, /) -> None:
+        """Fails what is pending, tells the others that this rank has left, ends the thread. Not
+        collective. linger: MPI is about to be ended; then the messages of the other hosts' ranks
+        that they leave are awaited. The other methods raise RuntimeError afterwards. Safe to call
+        twice and in a forked child."""

@@ -63,7 +63,6 @@ class Exits:
         self._code = 0
         self._comm = everyone.Dup()
         self._leave: Callable[[], None] = lambda: None
-        self._abandon = self._leave
         self._former_hook = sys.excepthook
         sys.excepthook = self._uncaught
         _core.finish_on_exit(
@@ -79,9 +78,9 @@ class Exits:
         sys.exit = self._exit
         atexit.register(self._at_exit)
 
-    def before(self, leave: Callable[[], None], abandon: Callable[[], None]) -> None:
-        """What to do first at the end: `leave` where nothing is known to have failed."""
-        self._leave, self._abandon = leave, abandon
+    def before(self, leave: Callable[[], None]) -> None:
+        """What to do first where mpi4py ends MPI, and this rank is not known to have failed."""
+        self._leave = leave
 
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -113,19 +112,15 @@ class Exits:
         if os.getpid() != self._pid:
             return
         _flush()
-        if self._code == 0:
-            self._leave()
-        else:
-            # The others are not told that this rank has left: the job ends with this rank's code,
-            # and not with the error that they would make of it.
-            self._abandon()
-        MPI = self._started.MPI
-        if self._started.finalize or MPI.Is_finalized():
-            return
+        if self._started.finalize or self._started.MPI.Is_finalized():
+            return  # the rest is done by the exit handlers of the C core
+        # A rank that failed does not tell the others that it leaves: the job ends with its code,
+        # and not with the errors that they would make of it.
         if self._code and is_supervised():
             os._exit(self._code & 0xFF)
         if self._code:
             self._comm.Abort(self._code & 0xFF)
+        self._leave()
         wait_quietly(self._comm)
 
 

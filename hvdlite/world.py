@@ -5,7 +5,6 @@ At any time there is at most one. `active` is None before `init` and after `shut
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 import os
@@ -149,13 +148,14 @@ def shutdown() -> None:
     global active
     world, active = active, None
     if world is not None:
+        _core.close_on_exit(None)
         world.engine.close()
 
 
-def _abandon() -> None:
-    """Keeps the engine to the end of the process, past that of Python: it is never closed."""
+def _leave_for_good() -> None:
+    """Closes the engine just before MPI is finalized."""
     if active is not None:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(active.engine))
+        active.engine.close(True)
 
 
 def is_initialized() -> bool:
@@ -215,7 +215,7 @@ def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> Wo
     exchange, engine_comm = given.Dup(), given.Dup()
     if _exits is None:
         _exits = Exits(started, exchange, exchange.Get_rank())
-        _exits.before(shutdown, _abandon)
+        _exits.before(_leave_for_good)
         os.environ["HVDLITE_RANK_PROCESS"] = mpi.rank_process(os.environ)
     layout = mpi.layout_of(started, exchange, config.host_ranks)
     local = exchange.Split(layout.host, layout.rank)
@@ -240,6 +240,8 @@ def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> Wo
     finally:
         if memory_fd >= 0:
             os.close(memory_fd)
+    if started.finalize:
+        _core.close_on_exit(engine)
     _divide_cores(local)
     _pin(local.allgather(gpu.visible_devices(config.gpu)), layout.local_rank, config)
     local.Free()

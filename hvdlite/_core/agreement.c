@@ -76,9 +76,9 @@ const char *hvdl_kind_name(int kind)
 
 static void put_tensor(writer *to, const hvdl_desc *desc)
 {
-    static const char *const names[HVDL_NUM_DTYPES] = {"uint8",    "int8",    "int16",   "int32",
-                                                       "int64",    "float16", "bfloat16", "float32",
-                                                       "float64",  "bool"};
+    static const char *const names[HVDL_NUM_DTYPES] = {"uint8",   "int8",    "int16",    "int32",
+                                                       "int64",   "float16", "bfloat16", "float32",
+                                                       "float64", "bool"};
     put(to, "%s[", names[desc->dtype]);
     int shown = desc->ndim < HVDL_MAX_DIMS ? desc->ndim : HVDL_MAX_DIMS;
     for (int i = 0; i < shown; i++) {
@@ -156,8 +156,11 @@ static void put_remedy(writer *to, int differing)
     static const struct {
         int bit;
         const char *name;
-    } parts[] = {{DTYPE, "dtype"}, {SHAPE, "shape"},        {OP, "op"},
-                 {ROOT, "root_rank"}, {SCALE, "scale factors"}};
+    } parts[] = {{DTYPE, "dtype"},
+                 {SHAPE, "shape"},
+                 {OP, "op"},
+                 {ROOT, "root_rank"},
+                 {SCALE, "scale factors"}};
     if (differing & KIND) {
         put(to, "; call the same operations in the same order on every rank, or give each a name");
         return;

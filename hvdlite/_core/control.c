@@ -20,8 +20,8 @@
 #include "state.h"
 
 #define NUM_RECEIVES 4
-#define MAX_DONE 16            /* DONE notes that are kept for a message that goes there anyway */
-#define MAX_TAG_NUMBERS 65536  /* per coordinator */
+#define MAX_DONE 16           /* DONE notes that are kept for a message that goes there anyway */
+#define MAX_TAG_NUMBERS 65536 /* per coordinator */
 
 enum { POSTED, MATCHED, RESULT, FAILED, DONE, LEFT };
 
@@ -55,9 +55,9 @@ typedef struct open_agreement {
     int num_hosts;
     bool *hosts; /* that have posted */
     hvdl_variants variants;
-    char *name;     /* known once the own host has posted */
-    char *payloads; /* tiny: of each host */
-    int64_t *rows;  /* allgather: host by host */
+    char *name;                  /* known once the own host has posted */
+    char *payloads;              /* tiny: of each host */
+    int64_t *rows;               /* allgather: host by host */
     struct open_agreement *next; /* among those that wait for a tag */
 } open_agreement;
 
@@ -78,6 +78,7 @@ struct hvdl_control {
     int *free_numbers, num_free;
     open_agreement *waiting, *waiting_last; /* for a free number */
     uint64_t num_messages;
+    int num_left; /* ranks of other hosts that have said LEFT */
 };
 
 /* ---- sending ---- */
@@ -149,9 +150,8 @@ static void take_answer(hvdl_engine *e, const message_head *head, const void *pa
     if (!node)
         return;
     asked *question = HVDL_CONTAINER(node, asked, by_key);
-    hvdl_entry entry = {.type = (uint16_t)entry_types[head->type],
-                        .id = question->id,
-                        .arg = (uint64_t)head->tag};
+    hvdl_entry entry = {
+        .type = (uint16_t)entry_types[head->type], .id = question->id, .arg = (uint64_t)head->tag};
     hvdl_table_remove(&e->control->asked, node);
     free(question);
     hvdl_announce(e, entry, payload, head->payload_bytes);
@@ -204,7 +204,8 @@ static size_t tiny_result(hvdl_engine *e, const open_agreement *agreement, char 
     hvdl_scale scale = hvdl_final_scale(e, desc);
     for (int h = 0; h < e->config.num_hosts; h++)
         inputs[h] = agreement->payloads + (size_t)h * bytes;
-    hvdl_reduce(desc->dtype, desc->op, to, inputs, e->config.num_hosts, (size_t)desc->count, &scale);
+    hvdl_reduce(desc->dtype, desc->op, to, inputs, e->config.num_hosts, (size_t)desc->count,
+                &scale);
     return bytes;
 }
 
@@ -234,8 +235,7 @@ static void decide(hvdl_engine *e, open_agreement *agreement)
         return;
     }
     int number = control->free_numbers[--control->num_free];
-    int tag = HVDL_TAG_FIRST +
-              HVDL_TAGS_PER_ID * (e->host * control->numbers_per_host + number);
+    int tag = HVDL_TAG_FIRST + HVDL_TAGS_PER_ID * (e->host * control->numbers_per_host + number);
     size_t bytes = agreement->rows ? (size_t)e->config.num_ranks * sizeof(int64_t) : 0;
     answer_all(e, agreement, MATCHED, tag, agreement->rows, bytes);
 }
@@ -388,8 +388,7 @@ static size_t host_part(hvdl_engine *e, const hvdl_meeting *meeting, const void 
 void hvdl_control_posted(hvdl_engine *e, hvdl_meeting *meeting)
 {
     asked *question = calloc(1, sizeof *question);
-    if (!question ||
-        hvdl_table_insert(&e->control->asked, &question->by_key, meeting->key.lo)) {
+    if (!question || hvdl_table_insert(&e->control->asked, &question->by_key, meeting->key.lo)) {
         free(question);
         hvdl_break(e, "rank %d is out of memory", e->config.rank);
         return;
@@ -424,8 +423,9 @@ static void take_message(hvdl_engine *e, const char *bytes)
     case RESULT:
     case FAILED: take_answer(e, &head, payload); break;
     case LEFT: {
-        hvdl_entry entry = {.type = HVDL_ENTRY_LEAVE, .id = (uint64_t)head.rank,
-                            .arg = (uint64_t)head.clean};
+        e->control->num_left++;
+        hvdl_entry entry = {
+            .type = HVDL_ENTRY_LEAVE, .id = (uint64_t)head.rank, .arg = (uint64_t)head.clean};
         hvdl_announce(e, entry, NULL, 0);
         break;
     }
@@ -476,6 +476,11 @@ void hvdl_control_leave(hvdl_engine *e, bool clean)
             message_head head = {.type = LEFT, .rank = e->config.rank, .clean = clean};
             send_message(e, h, &head, NULL, 0);
         }
+}
+
+bool hvdl_control_all_left(const hvdl_engine *e)
+{
+    return e->control->num_left == e->config.num_ranks - e->local_size;
 }
 
 uint64_t hvdl_control_messages(const hvdl_engine *e)

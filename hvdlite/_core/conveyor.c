@@ -21,8 +21,7 @@ void hvdl_conveyor_init(hvdl_conveyor *conveyor, hvdl_shm *shm)
 
 hvdl_pass *hvdl_pass_new(hvdl_pass_type type, int num_sources)
 {
-    hvdl_pass *pass =
-        calloc(1, sizeof *pass + (size_t)num_sources * sizeof(hvdl_source));
+    hvdl_pass *pass = calloc(1, sizeof *pass + (size_t)num_sources * sizeof(hvdl_source));
     if (pass) {
         pass->type = type;
         pass->num_sources = num_sources;
@@ -167,8 +166,7 @@ static void take_out(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uin
         }
         break;
     }
-    case HVDL_PASS_SCATTER:
-        break;
+    case HVDL_PASS_SCATTER: break;
     case HVDL_PASS_SHARE:
         for (int i = 0; i < pass->num_sources; i++) {
             const hvdl_source *source = &pass->sources[i];
@@ -234,9 +232,9 @@ static void do_block(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage 
         return;
     else if (stage == HVDL_STAGE_OUT)
         take_out(shm, pass, b, number);
-    else if (pass->type == HVDL_PASS_ALLREDUCE ? !pass->direct
-                                               : pass->type == HVDL_PASS_SCATTER &&
-                                                     shm->local_rank < pass->num_rails)
+    else if (pass->type == HVDL_PASS_ALLREDUCE
+                 ? !pass->direct
+                 : pass->type == HVDL_PASS_SCATTER && shm->local_rank < pass->num_rails)
         reduce_block(shm, pass, b, number);
 }
 

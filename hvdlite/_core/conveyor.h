@@ -50,11 +50,11 @@ typedef struct hvdl_pass {
     size_t count;
     int num_rails; /* scatter: slices, as hvdl_slice cuts the piece */
     /* set by hvdl_conveyor_add */
-    size_t unit;        /* elements per block and slice; share: bytes per block and source */
+    size_t unit; /* elements per block and slice; share: bytes per block and source */
     uint64_t num_blocks;
-    bool direct;        /* allreduce: everyone adds up everything */
+    bool direct;                  /* allreduce: everyone adds up everything */
     uint64_t at[HVDL_NUM_STAGES]; /* blocks of it that this rank has passed, per stage */
-    int num_sources; /* share */
+    int num_sources;              /* share */
     hvdl_source sources[];
 } hvdl_pass;
 
@@ -63,9 +63,9 @@ hvdl_range hvdl_slice(size_t count, int num_rails, int rail, hvdl_dtype dtype);
 
 typedef struct {
     hvdl_shm *shm;
-    hvdl_pass *first, *last;           /* scheduled and not finished here, in order */
+    hvdl_pass *first, *last;             /* scheduled and not finished here, in order */
     hvdl_pass *current[HVDL_NUM_STAGES]; /* the pass that each stage is at, or NULL: at the end */
-    uint64_t blocks[HVDL_NUM_STAGES];  /* blocks passed, ever: what this rank publishes */
+    uint64_t blocks[HVDL_NUM_STAGES];    /* blocks passed, ever: what this rank publishes */
 } hvdl_conveyor;
 
 void hvdl_conveyor_init(hvdl_conveyor *conveyor, hvdl_shm *shm);

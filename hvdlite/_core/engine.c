@@ -225,8 +225,7 @@ static hvdl_err enqueue(hvdl_engine *e, hvdl_operation *op, bool wake)
     hvdl_err err = HVDL_OK;
     pthread_mutex_lock(&e->queue_lock);
     hvdl_node *other = hvdl_table_first(&e->in_flight, op->key.lo);
-    while (other &&
-           !hvdl_key_equal(HVDL_CONTAINER(other, hvdl_operation, by_key)->key, op->key))
+    while (other && !hvdl_key_equal(HVDL_CONTAINER(other, hvdl_operation, by_key)->key, op->key))
         other = hvdl_table_next(other->next, op->key.lo);
     if (e->closed)
         err = HVDL_ECLOSED;
@@ -791,9 +790,10 @@ static void read_leave(hvdl_engine *e, int rank, bool clean)
         return;
     if (!e->gone) {
         char text[HVDL_TEXT_BYTES];
-        snprintf(text, sizeof text,
-                 "rank %d on %s has left (it called shutdown or ended); an operation needs every rank",
-                 rank, e->name_of[rank]);
+        snprintf(
+            text, sizeof text,
+            "rank %d on %s has left (it called shutdown or ended); an operation needs every rank",
+            rank, e->name_of[rank]);
         e->gone = strdup(text);
     }
     if (!clean) {
@@ -926,9 +926,9 @@ static void relax(void)
 #endif
 }
 
-#define YIELDS 50             /* looks that give up the core before sleeping */
+#define YIELDS 50 /* looks that give up the core before sleeping */
 #define FIRST_PAUSE_NS 20000
-#define LONGEST_WIRE_PAUSE_NS 1000000   /* MPI can't wake a sleeper */
+#define LONGEST_WIRE_PAUSE_NS 1000000 /* MPI can't wake a sleeper */
 #define LONGEST_PAUSE_NS 100000000
 #define LOOKS_BETWEEN_HEALTH_CHECKS 64
 
@@ -1295,8 +1295,9 @@ static void leave(hvdl_engine *e)
 {
     hvdl_shm_rank *self = &e->shm.control->ranks[e->local];
     uint64_t deadline = now_ns() + DRAIN_NS;
-    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_LEAVE, .id = (uint64_t)e->config.rank,
-                                  .arg = 1}, NULL, 0);
+    hvdl_announce(e,
+                  (hvdl_entry){.type = HVDL_ENTRY_LEAVE, .id = (uint64_t)e->config.rank, .arg = 1},
+                  NULL, 0);
     sweep(e);
     /* What is matched needs this rank: it ends that first. */
     while ((e->deferred || e->meetings_by_id.count || e->exchanges) && !e->broken &&
@@ -1311,7 +1312,21 @@ static void leave(hvdl_engine *e)
         hvdl_control_leave(e, clean);
 }
 
-void hvdl_engine_close(hvdl_engine *e)
+#define LONGEST_LINGER_PAUSE_NS 20000000L
+
+static void linger_for_others(hvdl_engine *e)
+{
+    struct timespec pause = {0, 100000};
+    while (!e->broken && !hvdl_control_all_left(e)) {
+        if (sweep(e))
+            continue;
+        nanosleep(&pause, NULL);
+        if (pause.tv_nsec < LONGEST_LINGER_PAUSE_NS)
+            pause.tv_nsec *= 2;
+    }
+}
+
+void hvdl_engine_close(hvdl_engine *e, bool linger)
 {
     pthread_mutex_lock(&e->queue_lock);
     bool was_closed = e->closed;
@@ -1334,6 +1349,8 @@ void hvdl_engine_close(hvdl_engine *e)
     if (!e->broken) {
         take_queue(e);
         leave(e);
+        if (linger && e->config.num_hosts > 1 && e->is_leader)
+            linger_for_others(e);
     }
     char text[HVDL_TEXT_BYTES];
     snprintf(text, sizeof text, "rank %d called shutdown before the operation had ended",

@@ -24,13 +24,13 @@ struct hvdl_exchange {
     hvdl_exchange_spec spec;
     hvdl_wire *wire;
     size_t esize, num_segments;
-    size_t segment_room;    /* bytes of the largest segment */
-    size_t *chunks;         /* gather: offsets, then sizes, of all hosts' chunks */
-    stream send, recv;      /* ring, gather, chain */
-    size_t num_messages;    /* ring, gather: of the whole exchange, each way */
-    size_t num_reducing;    /* ring: the first so many received messages are added */
-    direct_peer *directs;   /* direct: one per host, the own one unused */
-    size_t reduced;         /* direct: segments of the own chunk that are complete */
+    size_t segment_room;  /* bytes of the largest segment */
+    size_t *chunks;       /* gather: offsets, then sizes, of all hosts' chunks */
+    stream send, recv;    /* ring, gather, chain */
+    size_t num_messages;  /* ring, gather: of the whole exchange, each way */
+    size_t num_reducing;  /* ring: the first so many received messages are added */
+    direct_peer *directs; /* direct: one per host, the own one unused */
+    size_t reduced;       /* direct: segments of the own chunk that are complete */
     char *scratch;
 };
 
@@ -122,8 +122,7 @@ static hvdl_err ring_received(hvdl_exchange *x, size_t message)
     /* The last addition to a chunk completes its sum. */
     hvdl_scale none = {1, 1.0};
     hvdl_reduce(spec->dtype, spec->op, spec->buffer + at.begin, inputs, 2,
-                hvdl_range_size(at) / x->esize,
-                step == spec->num_hosts - 2 ? &spec->scale : &none);
+                hvdl_range_size(at) / x->esize, step == spec->num_hosts - 2 ? &spec->scale : &none);
     return HVDL_OK;
 }
 
@@ -209,9 +208,9 @@ static hvdl_err direct_step_peer(hvdl_exchange *x, int h, bool *again)
            peer->recv_part.posted < x->reduced + HVDL_WINDOW) {
         size_t segment = peer->recv_part.posted;
         hvdl_range at = segment_at(x, spec->host, segment);
-        err = stream_recv(x, &peer->recv_part,
-                          peer->parts + segment % HVDL_WINDOW * x->segment_room,
-                          hvdl_range_size(at), h, spec->tag);
+        err =
+            stream_recv(x, &peer->recv_part, peer->parts + segment % HVDL_WINDOW * x->segment_room,
+                        hvdl_range_size(at), h, spec->tag);
         *again = true;
     }
     while (!err && peer->send_part.posted < x->num_segments && stream_has_room(&peer->send_part)) {

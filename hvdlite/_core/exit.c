@@ -8,6 +8,7 @@
 
 /* A process ends once, so what it does then is one for the process. */
 static hvdl_exit_functions functions;
+static hvdl_engine *engine_to_close;
 static pid_t owner;
 static bool registered;
 
@@ -41,10 +42,17 @@ static void at_exit(int code, void *unused)
             functions.abort(functions.comm, code & 0xff);
         _exit(code & 0xff);
     }
+    if (engine_to_close)
+        hvdl_engine_close(engine_to_close, true);
     if (functions.finalize) {
         wait_for_all();
         functions.finalize();
     }
+}
+
+void hvdl_exit_close(hvdl_engine *engine)
+{
+    engine_to_close = engine;
 }
 
 hvdl_err hvdl_exit_set(const hvdl_exit_functions *to)

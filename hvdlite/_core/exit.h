@@ -9,7 +9,7 @@
 #ifndef HVDL_EXIT_H
 #define HVDL_EXIT_H
 
-#include "wire.h"
+#include "engine.h"
 
 typedef struct {
     int (*abort)(hvdl_word comm, int code); /* NULL: do nothing at exit */
@@ -20,6 +20,9 @@ typedef struct {
     hvdl_word comm;
     bool supervised; /* somebody ends the job when this process ends with a code other than 0 */
 } hvdl_exit_functions;
+
+/* The engine that a process which ends with code 0 closes first; NULL: none. It must stay. */
+void hvdl_exit_close(hvdl_engine *engine);
 
 /* Replaces what an earlier call said. Called with the GIL, which orders the calls. */
 hvdl_err hvdl_exit_set(const hvdl_exit_functions *functions);

@@ -14,27 +14,24 @@
 #include "shm.h"
 
 typedef struct {
-    PyTypeObject *operation_type, *plan_type;
+    PyTypeObject *engine_type, *operation_type, *plan_type;
 } module_state;
 
 typedef struct {
-    PyObject_HEAD
-    hvdl_engine *engine; /* NULL until __init__ has succeeded */
-    long forks;          /* num_forks when it was made: a forked child may not touch it */
+    PyObject_HEAD hvdl_engine *engine; /* NULL until __init__ has succeeded */
+    long forks; /* num_forks when it was made: a forked child may not touch it */
     bool closed;
 } EngineObject;
 
 typedef struct {
-    PyObject_HEAD
-    EngineObject *engine;
+    PyObject_HEAD EngineObject *engine;
     PyObject *plan;  /* the Plan it is a run of, or NULL */
     PyObject *shape; /* of the input; allgather */
     hvdl_operation *operation;
 } OperationObject;
 
 typedef struct {
-    PyObject_HEAD
-    EngineObject *engine;
+    PyObject_HEAD EngineObject *engine;
     hvdl_plan *plan;
 } PlanObject;
 
@@ -96,7 +93,8 @@ static int to_int(PyObject *object, const char *name, long least, long most, int
     if (value == -1 && PyErr_Occurred())
         return -1;
     if (value < least || value > most) {
-        PyErr_Format(PyExc_ValueError, "%s is %ld, not within %ld .. %ld", name, value, least, most);
+        PyErr_Format(PyExc_ValueError, "%s is %ld, not within %ld .. %ld", name, value, least,
+                     most);
         return -1;
     }
     *to = (int)value;
@@ -156,8 +154,20 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
 }
 
 enum {
-    POST_KIND, POST_NAME, POST_UNNAMED, POST_DTYPE, POST_OP, POST_ROOT, POST_INPUT, POST_OUTPUT,
-    POST_SHAPE, POST_PRESCALE, POST_POSTSCALE, POST_OWNER, POST_PROCESS_SET, POST_MAX
+    POST_KIND,
+    POST_NAME,
+    POST_UNNAMED,
+    POST_DTYPE,
+    POST_OP,
+    POST_ROOT,
+    POST_INPUT,
+    POST_OUTPUT,
+    POST_SHAPE,
+    POST_PRESCALE,
+    POST_POSTSCALE,
+    POST_OWNER,
+    POST_PROCESS_SET,
+    POST_MAX
 };
 
 static int to_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *posting)
@@ -172,8 +182,7 @@ static int to_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *
     }
     posting->name = PyUnicode_AsUTF8AndSize(args[POST_NAME], NULL);
     unnamed = PyObject_IsTrue(args[POST_UNNAMED]);
-    if (!posting->name || unnamed < 0 ||
-        to_int(args[POST_KIND], "kind", 0, HVDL_BARRIER, &kind) ||
+    if (!posting->name || unnamed < 0 || to_int(args[POST_KIND], "kind", 0, HVDL_BARRIER, &kind) ||
         to_int(args[POST_DTYPE], "dtype", 0, HVDL_NUM_DTYPES - 1, &dtype) ||
         to_int(args[POST_OP], "op", 0, HVDL_NUM_OPS - 1, &op) ||
         to_int(args[POST_ROOT], "root", -1, INT32_MAX, &root) ||
@@ -234,8 +243,7 @@ static PyObject *operation_poll(PyObject *object, PyObject *unused)
     OperationObject *self = (OperationObject *)object;
     (void)unused;
     if (self->engine->forks == num_forks && !hvdl_operation_done(self->operation)) {
-        Py_BEGIN_ALLOW_THREADS
-        hvdl_engine_poll(self->engine->engine);
+        Py_BEGIN_ALLOW_THREADS hvdl_engine_poll(self->engine->engine);
         Py_END_ALLOW_THREADS
     }
     return PyBool_FromLong(hvdl_operation_done(self->operation));
@@ -247,11 +255,8 @@ static PyObject *operation_poll(PyObject *object, PyObject *unused)
 static int wait_for(hvdl_engine *engine, hvdl_operation *operation)
 {
     while (!hvdl_operation_done(operation)) {
-        Py_BEGIN_ALLOW_THREADS
-        hvdl_operation_wait(engine, operation, SIGNAL_CHECK_NS);
-        Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals())
-            return -1;
+        Py_BEGIN_ALLOW_THREADS hvdl_operation_wait(engine, operation, SIGNAL_CHECK_NS);
+        Py_END_ALLOW_THREADS if (PyErr_CheckSignals()) return -1;
     }
     return 0;
 }
@@ -572,9 +577,18 @@ static int to_wire(PyObject *from, hvdl_wire *wire)
 
 static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"rank",         "hosts",           "host_names",   "memory_fd",
-                            "wire",         "progress_thread", "inline_bytes", "block_bytes",
-                            "segment_bytes", "piece_bytes",    "deterministic", "event_capacity",
+    static char *names[] = {"rank",
+                            "hosts",
+                            "host_names",
+                            "memory_fd",
+                            "wire",
+                            "progress_thread",
+                            "inline_bytes",
+                            "block_bytes",
+                            "segment_bytes",
+                            "piece_bytes",
+                            "deterministic",
+                            "event_capacity",
                             NULL};
     EngineObject *self = (EngineObject *)object;
     hvdl_engine_config config = {0};
@@ -628,16 +642,16 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-static PyObject *engine_close(PyObject *object, PyObject *unused)
+static PyObject *engine_close(PyObject *object, PyObject *args)
 {
     EngineObject *self = (EngineObject *)object;
-    (void)unused;
+    int linger = 0;
+    if (!PyArg_ParseTuple(args, "|p:close", &linger))
+        return NULL;
     if (self->engine && !self->closed && self->forks == num_forks) {
         self->closed = true;
-        Py_BEGIN_ALLOW_THREADS
-        hvdl_engine_close(self->engine);
-        Py_END_ALLOW_THREADS
-        reap(self->engine);
+        Py_BEGIN_ALLOW_THREADS hvdl_engine_close(self->engine, linger);
+        Py_END_ALLOW_THREADS reap(self->engine);
     }
     Py_RETURN_NONE;
 }
@@ -648,10 +662,8 @@ static void engine_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     /* In a forked child nothing is freed: the locks may have been held by another thread. */
     if (self->engine && self->forks == num_forks) {
-        Py_BEGIN_ALLOW_THREADS
-        hvdl_engine_close(self->engine);
-        Py_END_ALLOW_THREADS
-        reap(self->engine);
+        Py_BEGIN_ALLOW_THREADS hvdl_engine_close(self->engine, false);
+        Py_END_ALLOW_THREADS reap(self->engine);
         hvdl_engine_free(self->engine);
     }
     PyObject_Free(self);
@@ -712,9 +724,9 @@ static PyObject *engine_plan(PyObject *object, PyObject *args)
     Py_ssize_t count;
     PyObject *input, *output, *owner;
     void *address;
-    if (!engine || !PyArg_ParseTuple(args, "siiOOnddO|i:plan", &posting.name, &dtype, &op, &input,
-                                     &output, &count, &desc->prescale, &desc->postscale, &owner,
-                                     &process_set))
+    if (!engine ||
+        !PyArg_ParseTuple(args, "siiOOnddO|i:plan", &posting.name, &dtype, &op, &input, &output,
+                          &count, &desc->prescale, &desc->postscale, &owner, &process_set))
         return NULL;
     if (dtype < 0 || dtype >= HVDL_NUM_DTYPES || op < 0 || op >= HVDL_NUM_OPS || count < 0 ||
         process_set != 0) {
@@ -802,7 +814,7 @@ static PyMethodDef engine_methods[] = {
     {"plan", engine_plan, METH_VARARGS, NULL},
     {"events", engine_events, METH_NOARGS, NULL},
     {"counters", engine_counters, METH_NOARGS, NULL},
-    {"close", engine_close, METH_NOARGS, NULL},
+    {"close", engine_close, METH_VARARGS, NULL},
     {0},
 };
 
@@ -810,7 +822,8 @@ static PyType_Slot engine_slots[] = {
     {Py_tp_init, engine_init},
     {Py_tp_dealloc, engine_dealloc},
     {Py_tp_methods, engine_methods},
-    {Py_tp_doc, "The engine of one process: a queue of operations and the thread that drives them."},
+    {Py_tp_doc,
+     "The engine of one process: a queue of operations and the thread that drives them."},
     {0, NULL},
 };
 
@@ -847,15 +860,14 @@ static PyObject *cpu_features(PyObject *module, PyObject *unused)
 
 static PyObject *finish_on_exit(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"abort", "ibarrier", "test", "finalized", "finalize", "comm",
-                            "supervised", NULL};
+    static char *names[] = {"abort",    "ibarrier", "test",       "finalized",
+                            "finalize", "comm",     "supervised", NULL};
     unsigned long long abort_, ibarrier, test, finalized, finalize, comm;
     int supervised;
     hvdl_exit_functions functions;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$KKKKKKp:finish_on_exit", names, &abort_,
-                                     &ibarrier, &test, &finalized, &finalize, &comm,
-                                     &supervised))
+                                     &ibarrier, &test, &finalized, &finalize, &comm, &supervised))
         return NULL;
     hvdl_word words[] = {(hvdl_word)abort_, (hvdl_word)ibarrier, (hvdl_word)test,
                          (hvdl_word)finalized, (hvdl_word)finalize};
@@ -871,9 +883,27 @@ static PyObject *finish_on_exit(PyObject *module, PyObject *args, PyObject *kwar
     Py_RETURN_NONE;
 }
 
+static PyObject *close_on_exit(PyObject *module, PyObject *object)
+{
+    /* Held past the end of Python: the exit handlers run after it. */
+    static PyObject *kept;
+    module_state *state = PyModule_GetState(module);
+    if (object != Py_None && Py_TYPE(object) != state->engine_type) {
+        PyErr_SetString(PyExc_TypeError, "close_on_exit: expected an Engine or None");
+        return NULL;
+    }
+    PyObject *former = kept;
+    kept = object == Py_None ? NULL : object;
+    Py_XINCREF(kept);
+    hvdl_exit_close(kept ? ((EngineObject *)kept)->engine : NULL);
+    Py_XDECREF(former);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
     {"memory_bytes", memory_bytes, METH_VARARGS, NULL},
     {"cpu_features", cpu_features, METH_NOARGS, NULL},
+    {"close_on_exit", close_on_exit, METH_O, NULL},
     {"finish_on_exit", (PyCFunction)(void (*)(void))finish_on_exit, METH_VARARGS | METH_KEYWORDS,
      NULL},
     {0},
@@ -885,13 +915,26 @@ static int module_exec(PyObject *module)
         const char *name;
         int value;
     } constants[] = {
-        {"ALLREDUCE", HVDL_ALLREDUCE}, {"BROADCAST", HVDL_BROADCAST}, {"ALLGATHER", HVDL_ALLGATHER},
-        {"BARRIER", HVDL_BARRIER},     {"AVERAGE", HVDL_AVERAGE},     {"SUM", HVDL_SUM},
-        {"MIN", HVDL_MIN},             {"MAX", HVDL_MAX},             {"PRODUCT", HVDL_PRODUCT},
-        {"UINT8", HVDL_UINT8},         {"INT8", HVDL_INT8},           {"INT16", HVDL_INT16},
-        {"INT32", HVDL_INT32},         {"INT64", HVDL_INT64},         {"FLOAT16", HVDL_FLOAT16},
-        {"BFLOAT16", HVDL_BFLOAT16},   {"FLOAT32", HVDL_FLOAT32},     {"FLOAT64", HVDL_FLOAT64},
-        {"BOOL", HVDL_BOOL},           {"HEADER_BYTES", HVDL_HEADER_BYTES},
+        {"ALLREDUCE", HVDL_ALLREDUCE},
+        {"BROADCAST", HVDL_BROADCAST},
+        {"ALLGATHER", HVDL_ALLGATHER},
+        {"BARRIER", HVDL_BARRIER},
+        {"AVERAGE", HVDL_AVERAGE},
+        {"SUM", HVDL_SUM},
+        {"MIN", HVDL_MIN},
+        {"MAX", HVDL_MAX},
+        {"PRODUCT", HVDL_PRODUCT},
+        {"UINT8", HVDL_UINT8},
+        {"INT8", HVDL_INT8},
+        {"INT16", HVDL_INT16},
+        {"INT32", HVDL_INT32},
+        {"INT64", HVDL_INT64},
+        {"FLOAT16", HVDL_FLOAT16},
+        {"BFLOAT16", HVDL_BFLOAT16},
+        {"FLOAT32", HVDL_FLOAT32},
+        {"FLOAT64", HVDL_FLOAT64},
+        {"BOOL", HVDL_BOOL},
+        {"HEADER_BYTES", HVDL_HEADER_BYTES},
     };
     module_state *state = PyModule_GetState(module);
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
@@ -900,15 +943,13 @@ static int module_exec(PyObject *module)
     PyObject *engine = PyType_FromModuleAndSpec(module, &engine_spec, NULL);
     PyObject *operation = PyType_FromModuleAndSpec(module, &operation_spec, NULL);
     PyObject *plan = PyType_FromModuleAndSpec(module, &plan_spec, NULL);
+    state->engine_type = (PyTypeObject *)engine;
     state->operation_type = (PyTypeObject *)operation;
     state->plan_type = (PyTypeObject *)plan;
     if (!engine || !operation || !plan || PyModule_AddObjectRef(module, "Operation", operation) ||
         PyModule_AddObjectRef(module, "Plan", plan) ||
-        PyModule_AddObjectRef(module, "Engine", engine)) {
-        Py_XDECREF(engine);
+        PyModule_AddObjectRef(module, "Engine", engine))
         return -1;
-    }
-    Py_DECREF(engine);
     static bool counting; /* once per process: handlers can't be taken back */
     if (!counting && pthread_atfork(NULL, NULL, count_fork)) {
         PyErr_NoMemory();
@@ -921,6 +962,7 @@ static int module_exec(PyObject *module)
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     module_state *state = PyModule_GetState(module);
+    Py_VISIT(state->engine_type);
     Py_VISIT(state->operation_type);
     Py_VISIT(state->plan_type);
     return 0;
@@ -929,6 +971,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 static int module_clear(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->engine_type);
     Py_CLEAR(state->operation_type);
     Py_CLEAR(state->plan_type);
     return 0;

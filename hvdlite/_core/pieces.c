@@ -170,9 +170,9 @@ static hvdl_pass *gather_pass(const hvdl_engine *e, const hvdl_operation *op, ui
         int rank = e->members[e->host_first[e->host] + local];
         size_t bytes = (size_t)op->all_rows[rank] * gather_row_bytes(op);
         size_t left = bytes > begin ? bytes - begin : 0;
-        pass->sources[local] = (hvdl_source){local, op->input + begin,
-                                             op->work + op->places[rank] + begin,
-                                             left < gather_unit(e) ? left : gather_unit(e)};
+        pass->sources[local] =
+            (hvdl_source){local, op->input + begin, op->work + op->places[rank] + begin,
+                          left < gather_unit(e) ? left : gather_unit(e)};
     }
     return pass;
 }
@@ -228,9 +228,9 @@ static hvdl_err make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64
         break;
     }
     default:
-        needed = phase == PHASE_A ? k != op->num_gathering &&
-                                        (k < op->num_gathering || e->local_size > 1)
-                                  : false;
+        needed = phase == PHASE_A
+                     ? k != op->num_gathering && (k < op->num_gathering || e->local_size > 1)
+                     : false;
         if (needed)
             *pass = k < op->num_gathering ? gather_pass(e, op, k) : spread_pass(e, op, k);
         break;

@@ -232,7 +232,8 @@ static void reduce_float32(hvdl_op op, float *dst, const void *const *src, int n
         reduce_tiled_float32(op, dst, src, num_src, count, scale);
         return;
     }
-    const float *a = src[0], *b = src[1]; /* each may be dst: element i is read before it is written */
+    const float *a = src[0],
+                *b = src[1]; /* each may be dst: element i is read before it is written */
     if (scale->divisor == 1) {
 #pragma GCC ivdep
         for (size_t i = 0; i < count; i++)

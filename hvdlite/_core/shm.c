@@ -44,13 +44,14 @@ static layout make_layout(int local_size, size_t inline_bytes, size_t block_byte
     at.ring_bytes = 1 << 20;
     while (at.ring_bytes < wanted)
         at.ring_bytes *= 2;
-    at.stamps = round_up(
-        sizeof(hvdl_shm_control) + (size_t)local_size * sizeof(hvdl_shm_rank), 4096);
+    at.stamps =
+        round_up(sizeof(hvdl_shm_control) + (size_t)local_size * sizeof(hvdl_shm_rank), 4096);
     at.ring = round_up(at.stamps + at.ring_bytes / HVDL_ENTRY_ALIGN * sizeof(uint64_t), 4096);
     at.staging = at.ring + at.ring_bytes;
     at.total = at.staging;
     if (local_size > 1)
-        at.total += (size_t)local_size * HVDL_NUM_BUFFERS * usable_block_bytes(local_size, block_bytes);
+        at.total +=
+            (size_t)local_size * HVDL_NUM_BUFFERS * usable_block_bytes(local_size, block_bytes);
     return at;
 }
 

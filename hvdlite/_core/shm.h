@@ -18,10 +18,10 @@
 
 #include "types.h"
 
-#define HVDL_HEADER_BYTES 64   /* the region's first bytes are the caller's */
-#define HVDL_MAX_LOCAL 1024    /* ranks on one host */
-#define HVDL_NUM_BUFFERS 4     /* staging blocks per rank */
-#define HVDL_ENTRY_ALIGN 64    /* journal entries are multiples of it */
+#define HVDL_HEADER_BYTES 64 /* the region's first bytes are the caller's */
+#define HVDL_MAX_LOCAL 1024  /* ranks on one host */
+#define HVDL_NUM_BUFFERS 4   /* staging blocks per rank */
+#define HVDL_ENTRY_ALIGN 64  /* journal entries are multiples of it */
 
 typedef enum { HVDL_STAGE_IN = 0, HVDL_STAGE_REDUCED, HVDL_STAGE_OUT, HVDL_NUM_STAGES } hvdl_stage;
 
@@ -78,12 +78,13 @@ typedef struct {
     int local_size, local_rank;
     size_t block_bytes;
     hvdl_shm_control *control;
-    _Atomic uint64_t *stamps; /* per entry slot: position + 1 of the entry that begins there, last */
+    _Atomic uint64_t
+        *stamps; /* per entry slot: position + 1 of the entry that begins there, last */
     char *ring;
     char *staging;
     uint64_t ring_bytes; /* a power of two */
     uint64_t read_position;
-    uint64_t write_limit; /* no rank's cursor is below write_limit - ring_bytes */
+    uint64_t write_limit;           /* no rank's cursor is below write_limit - ring_bytes */
     uint64_t seen[HVDL_NUM_STAGES]; /* lower bounds of the minima of all ranks' stages */
     void *mapping;
     size_t mapping_bytes;

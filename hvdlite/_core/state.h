@@ -57,17 +57,17 @@ struct hvdl_operation {
     hvdl_meeting *meeting; /* from the moment it is matched on this host */
     int tag;
     uint64_t num_pieces, started, finished_pieces, announced_pieces;
-    uint64_t first_unfinished; /* all pieces below it are finished */
+    uint64_t first_unfinished;           /* all pieces below it are finished */
     hvdl_piece pieces[HVDL_PIECE_SLOTS]; /* piece k, if it is in flight, at k % HVDL_PIECE_SLOTS */
-    bool exchange_waits;          /* allgather: its exchange is due once the earlier pieces are done */
-    uint64_t num_gathering;       /* allgather: pieces before the exchange */
-    bool pinned;                  /* a message may still use its buffers: never hand them back */
-    int num_exchanges;            /* running */
+    bool exchange_waits;    /* allgather: its exchange is due once the earlier pieces are done */
+    uint64_t num_gathering; /* allgather: pieces before the exchange */
+    bool pinned;            /* a message may still use its buffers: never hand them back */
+    int num_exchanges;      /* running */
     /* allgather */
-    int64_t *all_rows;  /* by rank */
-    size_t *places;     /* by rank: offset in `work`, in bytes */
+    int64_t *all_rows;   /* by rank */
+    size_t *places;      /* by rank: offset in `work`, in bytes */
     size_t *host_places; /* by host, and the total */
-    char *work;         /* all rows, host by host */
+    char *work;          /* all rows, host by host */
 };
 
 /* What the ranks of this host have posted under one key: the same on each of them, because it is made
@@ -87,14 +87,14 @@ struct hvdl_meeting {
 };
 
 struct hvdl_plan {
-    hvdl_node by_id; /* in engine->plans */
+    hvdl_node by_id;      /* in engine->plans */
     hvdl_posting posting; /* name is a copy */
     hvdl_key key;         /* of its runs */
     char *name;
     uint64_t id;
     int tag;
     bool ready;
-    char *error; /* it could not be made */
+    char *error;              /* it could not be made */
     hvdl_operation *waiting;  /* a run posted before it was ready */
     hvdl_meeting *collecting; /* of the next run */
     int num_released;         /* local ranks that have freed it */
@@ -125,7 +125,7 @@ typedef struct hvdl_control hvdl_control; /* control.c */
 
 struct hvdl_engine {
     /* constant */
-    hvdl_engine_config config; /* pointers are copies of the engine's own */
+    hvdl_engine_config config;                      /* pointers are copies of the engine's own */
     int *host_sizes, *members, *host_of, *local_of; /* the last two by rank */
     int *host_first;                                /* index in members of each host's first */
     const char **name_of;                           /* host name, by rank */
@@ -144,10 +144,10 @@ struct hvdl_engine {
     /* the queue: any thread, under queue_lock */
     pthread_mutex_t queue_lock;
     hvdl_operation *queue_first, *queue_last;
-    hvdl_table in_flight;         /* operations by key */
-    hvdl_operation *orphans;      /* done, and released by their caller before */
-    hvdl_plan *released_plans;    /* to be announced */
-    void **dead_owners;           /* of plans that are gone */
+    hvdl_table in_flight;      /* operations by key */
+    hvdl_operation *orphans;   /* done, and released by their caller before */
+    hvdl_plan *released_plans; /* to be announced */
+    void **dead_owners;        /* of plans that are gone */
     size_t num_dead_owners, room_dead_owners;
     hvdl_event *events;
     uint64_t num_events;
@@ -160,23 +160,23 @@ struct hvdl_engine {
     pthread_t thread;
     bool has_thread;
     _Atomic bool stop;
-    _Atomic int num_waiting;        /* callers in hvdl_operation_wait: the thread leaves it to them */
-    _Atomic int num_sleeping;       /* of those, asleep on done_count */
-    _Atomic uint32_t done_count;    /* futex: counts ended operations and drivers that left */
-    _Atomic int num_in_flight;      /* operations that have not ended */
-    _Atomic bool busy;              /* there is background work: sends, releases */
-    _Atomic bool thread_idle;       /* the progress thread sleeps on this rank's idle_bell */
+    _Atomic int num_waiting;     /* callers in hvdl_operation_wait: the thread leaves it to them */
+    _Atomic int num_sleeping;    /* of those, asleep on done_count */
+    _Atomic uint32_t done_count; /* futex: counts ended operations and drivers that left */
+    _Atomic int num_in_flight;   /* operations that have not ended */
+    _Atomic bool busy;           /* there is background work: sends, releases */
+    _Atomic bool thread_idle;    /* the progress thread sleeps on this rank's idle_bell */
 
     /* the driver's */
-    hvdl_table meetings;        /* collecting, by key */
+    hvdl_table meetings; /* collecting, by key */
     hvdl_table meetings_by_id;
-    hvdl_table plans;           /* by id */
+    hvdl_table plans;                           /* by id */
     hvdl_operation *announced, *announced_last; /* in the journal, own entry not read yet */
     hvdl_deferred *deferred, *deferred_last;
     hvdl_running_exchange *exchanges;
     char *scratch; /* inline_bytes */
-    char *gone;   /* why new operations can't succeed any more: a rank has left or died */
-    bool broken;  /* and why none can: data was under way */
+    char *gone;    /* why new operations can't succeed any more: a rank has left or died */
+    bool broken;   /* and why none can: data was under way */
     int idle_looks;
     long pause_ns;
 };
@@ -225,6 +225,8 @@ void hvdl_control_fail_open(hvdl_engine *engine);
 /* Moves messages. *progressed is set, never cleared. Returns whether sends are under way. */
 bool hvdl_control_step(hvdl_engine *engine, bool *progressed);
 void hvdl_control_leave(hvdl_engine *engine, bool clean);
+/* The leader: has every rank of the other hosts said that it leaves? */
+bool hvdl_control_all_left(const hvdl_engine *engine);
 void hvdl_control_destroy(hvdl_engine *engine);
 uint64_t hvdl_control_messages(const hvdl_engine *engine);
 

@@ -17,7 +17,7 @@ typedef struct {
     size_t count;
 } hvdl_table;
 
-#define HVDL_CONTAINER(node, type, member) ((type *)((char *)(node)-offsetof(type, member)))
+#define HVDL_CONTAINER(node, type, member) ((type *)((char *)(node) - offsetof(type, member)))
 
 static inline hvdl_node **hvdl_table_slot(const hvdl_table *table, uint64_t hash)
 {
