@@ -141,6 +141,7 @@ class Engine:
         postscale: float,
         owner: object,
         process_set: int = 0,
+        wake: bool = True,
         /,
     ) -> Operation:
         """Posts one operation; never blocks, and works on while Python is busy.
@@ -149,28 +150,10 @@ class Engine:
         ranks that post different kinds under the same unnamed name fail and do not hang.
         shape: that of the input. output: as large as the input, and may be the input (broadcast:
         the root's input is copied to its output if they differ); allgather: 0, see `capsule`.
+        wake: False where the caller waits for it next: it is then driven by the calling thread,
+        with no hand-over to the progress thread.
         ValueError: an operation of this kind and name is in flight already.
         """
-
-    def run(
-        self,
-        kind: int,
-        name: str,
-        unnamed: bool,
-        dtype: int,
-        op: int,
-        root: int,
-        input: int,
-        output: int,
-        shape: tuple[int, ...],
-        prescale: float,
-        postscale: float,
-        owner: object,
-        process_set: int = 0,
-        /,
-    ) -> str | None:
-        """`post` and `wait` in one: driven by the calling thread, with no hand-over to another. Not
-        for allgather, whose result hangs on the Operation."""
 
     def plan(
         self,

@@ -69,7 +69,9 @@ def allreduce(
         )
     else:
         result = synchronize(
-            allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
+            allreduce_async(
+                tensor, None, name, op, prescale_factor, postscale_factor, process_set, False
+            )
         )
     if compression is not _none:
         result = compression.decompress(result, ctx)
@@ -95,7 +97,9 @@ def allreduce_(
             undefined.
     """
     return synchronize(  # type: ignore[return-value]
-        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+        allreduce_async_(
+            tensor, average, name, op, prescale_factor, postscale_factor, process_set, False
+        )
     )
 
 
@@ -120,7 +124,7 @@ def allgather(
     """
     if _differentiable(tensor):
         return autograd.Allgather.apply(tensor, autograd.label(name))  # type: ignore[no-any-return,no-untyped-call]
-    return synchronize(allgather_async(tensor, name, process_set))  # type: ignore[return-value]
+    return synchronize(allgather_async(tensor, name, process_set, False))  # type: ignore[return-value]
 
 
 def broadcast(
@@ -143,7 +147,7 @@ def broadcast(
             tensor, root_rank, autograd.label(name)
         )
     return synchronize(  # type: ignore[return-value]
-        broadcast_async(tensor, root_rank, name, process_set)
+        broadcast_async(tensor, root_rank, name, process_set, False)
     )
 
 
@@ -160,7 +164,7 @@ def broadcast_(
         HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
     """
     return synchronize(  # type: ignore[return-value]
-        broadcast_async_(tensor, root_rank, name, process_set)
+        broadcast_async_(tensor, root_rank, name, process_set, False)
     )
 
 
@@ -172,7 +176,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """
     if process_set is not global_process_set:
         raise ValueError(f"barrier: process_set={process_set!r} is not global_process_set")
-    synchronize(barrier_async())
+    synchronize(barrier_async(_wake=False))
 
 
 def _differentiable(tensor: torch.Tensor) -> bool:

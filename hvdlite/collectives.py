@@ -1,6 +1,7 @@
 """The collectives that return at once, and waiting for them: validate, post to the engine, wait.
 
 The forms that wait (`hvdlite.blocking`) are made of these: what a call costs in Python is here.
+They pass `_wake=False`: who waits at once drives the engine itself, and the progress thread sleeps.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    _wake: bool = True,
 ) -> Handle:
     """Starts `allreduce` and returns; `synchronize` gives the result.
 
@@ -107,6 +109,7 @@ def allreduce_async(
         output = torch.empty_like(tensor)
         finish = None
     operation = _post(
+        _wake,
         _ALLREDUCE,
         name,
         code,
@@ -130,6 +133,7 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    _wake: bool = True,
 ) -> Handle:
     """Starts `allreduce_` and returns; `synchronize` gives the tensor with the result in it.
 
@@ -141,6 +145,7 @@ def allreduce_async_(
     place, finish = _in_place("allreduce_", tensor)
     address = place.data_ptr()
     operation = _post(
+        _wake,
         _ALLREDUCE,
         name,
         code,
@@ -161,6 +166,7 @@ def broadcast_async(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    _wake: bool = True,
 ) -> Handle:
     """Starts `broadcast` and returns; `synchronize` gives the result. Not differentiable."""
     code = _checked("broadcast", tensor, None, process_set)
@@ -173,6 +179,7 @@ def broadcast_async(
         output = torch.empty_like(tensor)
         finish = None
     operation = _post(
+        _wake,
         _BROADCAST,
         name,
         code,
@@ -193,6 +200,7 @@ def broadcast_async_(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    _wake: bool = True,
 ) -> Handle:
     """Starts `broadcast_` and returns; `synchronize` gives the tensor with the root's values."""
     code = _checked("broadcast_", tensor, None, process_set)
@@ -200,7 +208,7 @@ def broadcast_async_(
     place, finish = _in_place("broadcast_", tensor)
     address = place.data_ptr()
     operation = _post(
-        _BROADCAST, name, code, 0, root, address, address, tensor.shape, 1.0, 1.0, place
+        _wake, _BROADCAST, name, code, 0, root, address, address, tensor.shape, 1.0, 1.0, place
     )
     return Handle(operation, tensor, finish)
 
@@ -209,6 +217,7 @@ def allgather_async(
     tensor: torch.Tensor,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    _wake: bool = True,
 ) -> Handle:
     """Starts `allgather` and returns; `synchronize` gives the result. Not differentiable.
 
@@ -219,7 +228,7 @@ def allgather_async(
         raise ValueError("allgather: a scalar has no first dimension; use tensor.reshape(1)")
     source = tensor if tensor.is_contiguous() and tensor.is_cpu else _host_copy(tensor)
     operation = _post(
-        _ALLGATHER, name, code, 0, 0, source.data_ptr(), 0, tensor.shape, 1.0, 1.0, source
+        _wake, _ALLGATHER, name, code, 0, 0, source.data_ptr(), 0, tensor.shape, 1.0, 1.0, source
     )
     dtype, device = tensor.dtype, tensor.device
 
@@ -232,9 +241,9 @@ def allgather_async(
     return Handle(operation, None, finish)
 
 
-def barrier_async(name: str | None = None) -> Handle:
+def barrier_async(name: str | None = None, _wake: bool = True) -> Handle:
     """Starts a barrier: it ends when every rank has started it."""
-    return Handle(_post(_BARRIER, name, _UINT8, 0, 0, 0, 0, _NO_SHAPE, 1.0, 1.0, None), None)
+    return Handle(_post(_wake, _BARRIER, name, _UINT8, 0, 0, 0, 0, _NO_SHAPE, 1.0, 1.0, None), None)
 
 
 def rows_of(handle: Handle) -> tuple[int, ...]:
@@ -265,13 +274,13 @@ def reduce_op(average: bool | None, op: object) -> ReduceOp:
     return op
 
 
-def _post(kind: int, name: str | None, *operation: object) -> _core.Operation:
+def _post(wake: bool, kind: int, name: str | None, *operation: object) -> _core.Operation:
     active = world.active
     if active is None:
         raise NotInitializedError
     if name is None:
-        return active.post(kind, active.unnamed(0), True, *operation)
-    return active.post(kind, name, name.__class__ is Unnamed, *operation)
+        return active.post(kind, active.unnamed(0), True, *operation, 0, wake)
+    return active.post(kind, name, name.__class__ is Unnamed, *operation, 0, wake)
 
 
 def _checked(

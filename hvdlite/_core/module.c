@@ -167,6 +167,7 @@ enum {
     POST_POSTSCALE,
     POST_OWNER,
     POST_PROCESS_SET,
+    POST_WAKE,
     POST_MAX
 };
 
@@ -176,8 +177,8 @@ static int to_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *
     hvdl_desc *desc = &posting->desc;
     int kind, dtype, op, root, unnamed;
     void *input;
-    if (num_args != POST_MAX && num_args != POST_PROCESS_SET) {
-        PyErr_Format(PyExc_TypeError, "12 or 13 arguments expected, got %zd", num_args);
+    if (num_args < POST_PROCESS_SET || num_args > POST_MAX) {
+        PyErr_Format(PyExc_TypeError, "12 to 14 arguments expected, got %zd", num_args);
         return -1;
     }
     posting->name = PyUnicode_AsUTF8AndSize(args[POST_NAME], NULL);
@@ -196,7 +197,7 @@ static int to_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *
     desc->dtype = (uint8_t)dtype;
     desc->op = (uint8_t)op;
     desc->root = kind == HVDL_BROADCAST ? root : -1;
-    if (num_args == POST_MAX &&
+    if (num_args > POST_PROCESS_SET &&
         to_int(args[POST_PROCESS_SET], "process_set", 0, 0, &posting->process_set))
         return -1;
     return put_shape(args[POST_SHAPE], posting);
@@ -673,13 +674,15 @@ static void engine_dealloc(PyObject *object)
 /* ---- Engine: posting ---- */
 
 /* Posts what the arguments say, and gives the engine a reference to the owner. */
-static hvdl_operation *post_args(EngineObject *self, PyObject *const *args, Py_ssize_t num_args,
-                                 bool wake)
+static hvdl_operation *post_args(EngineObject *self, PyObject *const *args, Py_ssize_t num_args)
 {
     hvdl_engine *engine = engine_of(self);
     hvdl_posting posting;
     hvdl_operation *operation;
     if (!engine || to_posting(args, num_args, &posting))
+        return NULL;
+    int wake = num_args > POST_WAKE ? PyObject_IsTrue(args[POST_WAKE]) : 1;
+    if (wake < 0)
         return NULL;
     reap(engine);
     PyObject *owner = args[POST_OWNER];
@@ -696,22 +699,10 @@ static hvdl_operation *post_args(EngineObject *self, PyObject *const *args, Py_s
 
 static PyObject *engine_post(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
 {
-    hvdl_operation *operation = post_args((EngineObject *)object, args, num_args, true);
+    hvdl_operation *operation = post_args((EngineObject *)object, args, num_args);
     if (!operation)
         return NULL;
     return new_operation_object((EngineObject *)object, NULL, args[POST_SHAPE], operation);
-}
-
-static PyObject *engine_run(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
-{
-    EngineObject *self = (EngineObject *)object;
-    hvdl_operation *operation = post_args(self, args, num_args, false);
-    if (!operation)
-        return NULL;
-    PyObject *result = wait_for(self->engine, operation) ? NULL : outcome(operation);
-    PyObject *owner = hvdl_operation_release(self->engine, operation);
-    Py_XDECREF(owner);
-    return result;
 }
 
 static PyObject *engine_plan(PyObject *object, PyObject *args)
@@ -810,7 +801,6 @@ static PyObject *engine_counters(PyObject *object, PyObject *unused)
 
 static PyMethodDef engine_methods[] = {
     {"post", (PyCFunction)(void (*)(void))engine_post, METH_FASTCALL, NULL},
-    {"run", (PyCFunction)(void (*)(void))engine_run, METH_FASTCALL, NULL},
     {"plan", engine_plan, METH_VARARGS, NULL},
     {"events", engine_events, METH_NOARGS, NULL},
     {"counters", engine_counters, METH_NOARGS, NULL},
