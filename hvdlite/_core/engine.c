@@ -926,7 +926,8 @@ static void relax(void)
 #endif
 }
 
-#define YIELDS 50 /* looks that give up the core before sleeping */
+#define LOOKS 32   /* that keep the core */
+#define YIELDS 500 /* looks that give up the core, to whoever may need it, before sleeping */
 #define FIRST_PAUSE_NS 20000
 #define LONGEST_WIRE_PAUSE_NS 1000000 /* MPI can't wake a sleeper */
 #define LONGEST_PAUSE_NS 100000000
@@ -937,11 +938,11 @@ static void relax(void)
 static void pause_driving(hvdl_engine *e, bool (*wanted)(hvdl_engine *))
 {
     int looks = ++e->idle_looks;
-    if (looks <= e->spins) {
+    if (looks <= LOOKS) {
         relax();
         return;
     }
-    if (looks <= e->spins + YIELDS) {
+    if (looks <= LOOKS + YIELDS) {
         sched_yield();
         return;
     }
@@ -1228,17 +1229,6 @@ static hvdl_err set_geometry(hvdl_engine *e, const hvdl_engine_config *config)
     return HVDL_OK;
 }
 
-static int choose_spins(const hvdl_engine *e)
-{
-    cpu_set_t mask;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (!sched_getaffinity(0, sizeof mask, &mask))
-        cores = CPU_COUNT(&mask);
-    if (cores < e->local_size)
-        return 16; /* whoever is awaited may need this core */
-    return e->config.num_hosts > 1 ? 200 : 2000;
-}
-
 static hvdl_err start_thread(hvdl_engine *e)
 {
     if (!e->config.progress_thread || e->config.num_ranks == 1)
@@ -1273,7 +1263,6 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
         return err;
     }
     hvdl_conveyor_init(&e->conveyor, &e->shm);
-    e->spins = choose_spins(e);
     if (config->num_hosts > 1)
         err = hvdl_control_create(e);
     if (!err)

@@ -134,7 +134,6 @@ struct hvdl_engine {
     int max_local_size;
     int *rail_peers; /* rank of this rank's rail on each host; NULL if it is not a rail */
     bool is_leader;  /* of its host: speaks for it with the other hosts */
-    int spins;       /* looks before it gives up the core */
 
     hvdl_shm shm;
     hvdl_conveyor conveyor;
