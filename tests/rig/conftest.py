@@ -88,6 +88,13 @@ class Rig:
         return [f"server{number + 1}" for number in range(HOSTS)]
 
 
+def shared_with_hosts(*folders: Path) -> list[str | Path]:
+    """cluster's options: of these, the hosts see those in folders of their own only if told so."""
+    own = (Path("/tmp"), Path("/dev/shm"), Path("/run"))
+    below = [folder for folder in folders if any(path in folder.resolve().parents for path in own)]
+    return [word for folder in below for word in ("--share", folder)]
+
+
 @pytest.fixture(scope="session")
 def _rig() -> Iterator[Rig]:
     if os.geteuid():
@@ -101,7 +108,7 @@ def _rig() -> Iterator[Rig]:
         share.mkdir()
         rig = Rig(Path(folder, "cluster"), share)
         try:
-            rig("up", str(HOSTS), "--share", share)
+            rig("up", str(HOSTS), *shared_with_hosts(share, ROOT, python_of("mpich").parents[1]))
             yield rig
         finally:
             rig("down")
