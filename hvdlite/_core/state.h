@@ -1,11 +1,13 @@
-/* The engine's inside: what engine.c (queue, journal, driving), pieces.c (how the kinds of operations
- * go through their phases) and control.c (agreement between hosts) share.
+/* The engine's inside: what engine.c (its life), operations.c (posting and ending), replay.c (the
+ * journal), drive.c (driving and waiting), pieces.c (how the kinds of operations go through their
+ * phases) and control.c (agreement between hosts) share.
  *
  * Unless said otherwise a field is used by the driver alone: the thread that holds `driving`. */
 #ifndef HVDL_STATE_H
 #define HVDL_STATE_H
 
 #include <pthread.h>
+#include <time.h>
 
 #include "agreement.h"
 #include "conveyor.h"
@@ -180,20 +182,68 @@ struct hvdl_engine {
     long pause_ns;
 };
 
-/* ---- engine.c ---- */
+/* ---- operations.c ---- */
 
 /* Ends an operation; text NULL: it succeeded. Takes it out of its meeting. */
 void hvdl_finish(hvdl_engine *engine, hvdl_operation *operation, const char *text);
-/* Appends to the journal now or, in order, later. */
-void hvdl_announce(hvdl_engine *engine, hvdl_entry head, const void *body, size_t bytes);
 void hvdl_record(hvdl_engine *engine, const char *name, const char *what, uint64_t time_ns);
 void hvdl_set_state(hvdl_engine *engine, hvdl_operation *operation, hvdl_state state);
-/* Fails everything, now and later. */
-void hvdl_break(hvdl_engine *engine, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool hvdl_is_tiny(const hvdl_engine *engine, const hvdl_desc *desc, bool is_run);
 hvdl_scale hvdl_final_scale(const hvdl_engine *engine, const hvdl_desc *desc);
+void hvdl_meeting_free(hvdl_meeting *meeting);
+void hvdl_plan_free(hvdl_engine *engine, hvdl_plan *plan);
+/* A plan was released while its making or a run was under way, which has now ended. */
+void hvdl_plan_note_release(hvdl_engine *engine, hvdl_plan *plan);
+void hvdl_wake_thread(hvdl_engine *engine);
+/* An operation has ended, or the driver has left: callers that sleep look again. */
+void hvdl_wake_waiting(hvdl_engine *engine);
+
+/* ---- replay.c ---- */
+
+/* A POST entry's body; tiny data follows. */
+typedef struct {
+    hvdl_key key;
+    hvdl_desc desc;
+} hvdl_post_body;
+
+/* Appends to the journal now or, in order, later. */
+void hvdl_announce(hvdl_engine *engine, hvdl_entry head, const void *body, size_t bytes);
+/* Each returns whether it did anything. */
+bool hvdl_append_deferred(hvdl_engine *engine);
+bool hvdl_take_queue(hvdl_engine *engine);
+bool hvdl_read_journal(hvdl_engine *engine);
+/* The making of a plan has ended; error NULL: well. */
+void hvdl_plan_made(hvdl_engine *engine, hvdl_plan *plan, const char *error);
 hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *engine, hvdl_key key);
 hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *engine, uint64_t id);
+
+/* ---- drive.c ---- */
+
+/* Moves everything as far as it can go now. Returns whether anything moved. */
+bool hvdl_sweep(hvdl_engine *engine);
+/* Nothing moved: looks again soon, lets others run, or sleeps, the longer it lasts.
+ * wanted: whether somebody else wants to drive. */
+void hvdl_pause(hvdl_engine *engine, bool (*wanted)(hvdl_engine *));
+bool hvdl_nobody(hvdl_engine *engine);
+void *hvdl_progress_main(void *engine);
+/* Fails all operations; the engine must be broken, or closing. */
+void hvdl_fail_all(hvdl_engine *engine, const char *text);
+/* Fails everything, now and later. */
+void hvdl_break(hvdl_engine *engine, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- small facts ---- */
+
+static inline int hvdl_rank_of_local(const hvdl_engine *engine, int local)
+{
+    return engine->members[engine->host_first[engine->host] + local];
+}
+
+static inline uint64_t hvdl_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
 
 static inline size_t hvdl_desc_bytes(const hvdl_desc *desc)
 {

@@ -1,0 +1,232 @@
+/* Driving the engine: moving everything as far as it goes, waiting without holding a core, the progress
+ * thread and the callers that wait, and failing everything when that is all that is left. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "state.h"
+
+/* ---- failing everything ---- */
+
+void hvdl_fail_all(hvdl_engine *e, const char *text)
+{
+    hvdl_abandon_all(e);
+    e->announced = NULL;
+    for (;;) {
+        hvdl_operation *op = NULL;
+        pthread_mutex_lock(&e->queue_lock);
+        e->queue_first = e->queue_last = NULL; /* what is queued is in flight, and ends here too */
+        for (size_t i = 0; i < e->in_flight.num_slots && !op; i++)
+            if (e->in_flight.slots[i])
+                op = HVDL_CONTAINER(e->in_flight.slots[i], hvdl_operation, by_key);
+        pthread_mutex_unlock(&e->queue_lock);
+        if (!op)
+            return;
+        if (op->plan && op->plan->waiting == op)
+            op->plan->waiting = NULL;
+        hvdl_finish(e, op, text);
+    }
+}
+
+void hvdl_break(hvdl_engine *e, const char *format, ...)
+{
+    if (e->broken)
+        return;
+    char text[HVDL_TEXT_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    free(e->gone);
+    e->gone = strdup(text);
+    e->broken = true;
+    hvdl_fail_all(e, text);
+}
+
+static void look_for_dead(hvdl_engine *e)
+{
+    if (e->local_size == 1)
+        return;
+    int dead = hvdl_shm_find_dead(&e->shm);
+    if (dead >= 0 && !e->broken)
+        hvdl_break(e, "rank %d on %s has died", hvdl_rank_of_local(e, dead),
+                   e->config.host_names[e->host]);
+    for (int r = 0; r < e->local_size && !e->broken; r++)
+        if (r != e->local && atomic_load(&e->shm.control->ranks[r].left) == 2)
+            hvdl_break(e, "rank %d on %s has left while operations were under way",
+                       hvdl_rank_of_local(e, r), e->config.host_names[e->host]);
+}
+
+/* ---- driving ---- */
+
+/* Moves everything as far as it can go now. Returns whether anything moved. */
+bool hvdl_sweep(hvdl_engine *e)
+{
+    bool progressed = hvdl_take_queue(e);
+    if (e->deferred)
+        progressed |= hvdl_append_deferred(e);
+    progressed |= hvdl_read_journal(e);
+    if (e->config.num_hosts > 1) {
+        bool busy = hvdl_control_step(e, &progressed);
+        hvdl_step_exchanges(e, &progressed);
+        atomic_store_explicit(&e->busy, busy || e->deferred, memory_order_relaxed);
+    } else {
+        atomic_store_explicit(&e->busy, e->deferred != NULL, memory_order_relaxed);
+    }
+    hvdl_pass *finished;
+    progressed |= hvdl_conveyor_step(&e->conveyor, &finished);
+    if (finished)
+        hvdl_pass_finished(e, finished);
+    if (progressed) {
+        e->idle_looks = 0;
+        e->pause_ns = 0;
+    }
+    return progressed;
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#define LOOKS 32   /* that keep the core */
+#define YIELDS 500 /* looks that give up the core, to whoever may need it, before sleeping */
+#define FIRST_PAUSE_NS 20000
+#define LONGEST_WIRE_PAUSE_NS 1000000 /* MPI can't wake a sleeper */
+#define LONGEST_PAUSE_NS 100000000
+#define LOOKS_BETWEEN_HEALTH_CHECKS 64
+
+/* Nothing moved: look again soon, let others run, or sleep, the longer it lasts. Gives up the core
+ * where there are more ranks than cores, or the wait is long. `wanted`: somebody else wants to drive. */
+void hvdl_pause(hvdl_engine *e, bool (*wanted)(hvdl_engine *))
+{
+    int looks = ++e->idle_looks;
+    if (looks <= LOOKS) {
+        relax();
+        return;
+    }
+    if (looks <= LOOKS + YIELDS) {
+        sched_yield();
+        return;
+    }
+    bool on_wire = e->config.num_hosts > 1;
+    long longest = on_wire ? LONGEST_WIRE_PAUSE_NS : LONGEST_PAUSE_NS;
+    long pause = e->pause_ns ? 2 * e->pause_ns : FIRST_PAUSE_NS;
+    pause = pause < longest ? pause : longest;
+    uint32_t bell = hvdl_shm_sleep_prepare(&e->shm);
+    if (!hvdl_sweep(e) && !wanted(e)) {
+        hvdl_shm_sleep(&e->shm, bell, pause);
+        e->pause_ns = pause;
+        e->idle_looks = looks;
+    }
+    hvdl_shm_sleep_done(&e->shm);
+    if (pause >= LONGEST_PAUSE_NS || looks % LOOKS_BETWEEN_HEALTH_CHECKS == 0)
+        look_for_dead(e);
+}
+
+static bool stopping(hvdl_engine *e)
+{
+    return atomic_load_explicit(&e->stop, memory_order_relaxed);
+}
+
+bool hvdl_nobody(hvdl_engine *e)
+{
+    (void)e;
+    return false;
+}
+
+static bool thread_unwanted(hvdl_engine *e)
+{
+    return atomic_load(&e->num_waiting) > 0 || stopping(e);
+}
+
+static bool has_work(hvdl_engine *e)
+{
+    return atomic_load(&e->num_in_flight) > 0 || atomic_load(&e->busy) || atomic_load(&e->queued);
+}
+
+void *hvdl_progress_main(void *argument)
+{
+    hvdl_engine *e = argument;
+    _Atomic uint32_t *bell = &e->shm.control->ranks[e->local].idle_bell;
+    while (!stopping(e)) {
+        uint32_t seen = atomic_load(bell);
+        atomic_store(&e->thread_idle, true);
+        if (thread_unwanted(e) || !has_work(e)) {
+            /* Idle: one look a second, for what others may want of this rank meanwhile. */
+            hvdl_futex_wait(bell, seen, 1000000000L);
+            atomic_store(&e->thread_idle, false);
+            if (!thread_unwanted(e) && !has_work(e) && !pthread_mutex_trylock(&e->driving)) {
+                hvdl_sweep(e);
+                pthread_mutex_unlock(&e->driving);
+            }
+            continue;
+        }
+        atomic_store(&e->thread_idle, false);
+        pthread_mutex_lock(&e->driving);
+        while (!thread_unwanted(e) && has_work(e))
+            if (!hvdl_sweep(e))
+                hvdl_pause(e, thread_unwanted);
+        pthread_mutex_unlock(&e->driving);
+        hvdl_wake_waiting(e); /* a caller may drive now */
+    }
+    return NULL;
+}
+
+bool hvdl_operation_done(const hvdl_operation *op)
+{
+    return atomic_load_explicit(&op->state, memory_order_acquire) >= HVDL_DONE;
+}
+
+bool hvdl_operation_wait(hvdl_engine *e, hvdl_operation *op, long timeout_ns)
+{
+    if (hvdl_operation_done(op))
+        return true;
+    if (stopping(e)) { /* close is about to end it */
+        hvdl_futex_wait(&e->done_count, atomic_load(&e->done_count), 10000000L);
+        return hvdl_operation_done(op);
+    }
+    uint64_t deadline = hvdl_now_ns() + (uint64_t)timeout_ns;
+    atomic_fetch_add(&e->num_waiting, 1);
+    while (!hvdl_operation_done(op) && !stopping(e)) {
+        uint32_t seen = atomic_load(&e->done_count);
+        if (!pthread_mutex_trylock(&e->driving)) {
+            int looks = 0;
+            while (!hvdl_operation_done(op) && !stopping(e)) {
+                if (!hvdl_sweep(e))
+                    hvdl_pause(e, stopping);
+                if (++looks % 64 == 0 || e->pause_ns)
+                    if (hvdl_now_ns() >= deadline)
+                        break;
+            }
+            pthread_mutex_unlock(&e->driving);
+            hvdl_wake_waiting(e);
+        } else {
+            hvdl_shm_kick(&e->shm); /* the thread makes way for callers */
+            atomic_fetch_add(&e->num_sleeping, 1);
+            if (!hvdl_operation_done(op))
+                hvdl_futex_wait(&e->done_count, seen, 10000000L);
+            atomic_fetch_sub(&e->num_sleeping, 1);
+        }
+        if (hvdl_now_ns() >= deadline)
+            break;
+    }
+    if (atomic_fetch_sub(&e->num_waiting, 1) == 1 && has_work(e))
+        hvdl_wake_thread(e);
+    return hvdl_operation_done(op);
+}
+
+void hvdl_engine_poll(hvdl_engine *e)
+{
+    if (e->has_thread || e->config.num_ranks == 1 || pthread_mutex_trylock(&e->driving))
+        return;
+    if (!hvdl_sweep(e))
+        look_for_dead(e);
+    pthread_mutex_unlock(&e->driving);
+}

@@ -1,0 +1,434 @@
+/* Operations and plans as their callers see them: made and posted by any thread, ended by the driver,
+ * freed when both are done with them. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <string.h>
+
+#include "state.h"
+
+/* ---- small facts ---- */
+
+bool hvdl_is_tiny(const hvdl_engine *e, const hvdl_desc *desc, bool is_run)
+{
+    if (desc->kind == HVDL_BARRIER)
+        return true;
+    if (desc->kind != HVDL_ALLREDUCE && desc->kind != HVDL_BROADCAST)
+        return false;
+    /* Between hosts a tiny operation costs a message to its coordinator and back; a plan's run does
+     * without, since nothing is left to agree on. */
+    if (is_run && e->config.num_hosts > 1)
+        return desc->count == 0;
+    return hvdl_desc_bytes(desc) <= e->config.inline_bytes;
+}
+
+hvdl_scale hvdl_final_scale(const hvdl_engine *e, const hvdl_desc *desc)
+{
+    return (hvdl_scale){desc->op == HVDL_AVERAGE ? e->config.num_ranks : 1, desc->postscale};
+}
+
+static uint64_t mix(uint64_t h)
+{
+    h = (h ^ h >> 33) * 0xff51afd7ed558ccdull;
+    h = (h ^ h >> 33) * 0xc4ceb9fe1a85ec53ull;
+    return h ^ h >> 33;
+}
+
+static hvdl_key make_key(int process_set, int kind, const char *name)
+{
+    hvdl_key key = {0xcbf29ce484222325ull, 0x84222325cbf29ce4ull};
+    uint64_t tag = (uint64_t)(uint32_t)process_set << 8 | (uint64_t)kind;
+    key.lo ^= mix(tag + 1);
+    key.hi ^= mix(tag + 0x9e3779b97f4a7c15ull);
+    for (const unsigned char *c = (const unsigned char *)name; *c; c++) {
+        key.lo = (key.lo ^ *c) * 0x100000001b3ull;
+        key.hi = (key.hi ^ *c) * 0x9e3779b97f4a7c15ull;
+        key.hi ^= key.hi >> 29;
+    }
+    return (hvdl_key){mix(key.lo), mix(key.hi)};
+}
+
+void hvdl_record(hvdl_engine *e, const char *name, const char *what, uint64_t time_ns)
+{
+    if (!e->config.event_capacity)
+        return;
+    pthread_mutex_lock(&e->queue_lock);
+    hvdl_event *event = &e->events[e->num_events++ % e->config.event_capacity];
+    event->time_ns = time_ns ? time_ns : hvdl_now_ns();
+    event->what = what;
+    snprintf(event->name, sizeof event->name, "%s", name);
+    pthread_mutex_unlock(&e->queue_lock);
+}
+
+void hvdl_set_state(hvdl_engine *e, hvdl_operation *op, hvdl_state state)
+{
+    static const char *const names[] = {"POSTED", "MATCHED", "RUNNING", "DONE", "FAILED"};
+    hvdl_record(e, op->name, names[state], 0);
+    atomic_store_explicit(&op->state, (int)state, memory_order_release);
+}
+
+/* ---- waking ---- */
+
+void hvdl_wake_thread(hvdl_engine *e)
+{
+    hvdl_shm_rank *self = &e->shm.control->ranks[e->local];
+    if (e->has_thread && atomic_load(&e->thread_idle)) {
+        atomic_fetch_add(&self->idle_bell, 1);
+        hvdl_futex_wake(&self->idle_bell);
+    }
+}
+
+void hvdl_wake_waiting(hvdl_engine *e)
+{
+    atomic_fetch_add(&e->done_count, 1);
+    if (atomic_load(&e->num_sleeping))
+        hvdl_futex_wake(&e->done_count);
+}
+
+/* ---- operations: making and ending ---- */
+
+static void free_operation(hvdl_operation *op)
+{
+    free(op->name);
+    free(op->error);
+    free(op->all_rows);
+    free(op->places);
+    free(op->host_places);
+    free(op->work);
+    free(op);
+}
+
+static hvdl_operation *new_operation(const hvdl_posting *posting)
+{
+    hvdl_operation *op = calloc(1, sizeof *op);
+    char *name = strdup(posting->name);
+    if (!op || !name) {
+        free(op);
+        free(name);
+        return NULL;
+    }
+    op->name = name;
+    op->desc = posting->desc;
+    op->input = posting->input;
+    op->output = posting->output;
+    op->rows = posting->rows;
+    op->owner = posting->owner;
+    op->key = make_key(posting->process_set, posting->unnamed ? 255 : posting->desc.kind, name);
+    op->posted_ns = hvdl_now_ns();
+    return op;
+}
+
+void hvdl_meeting_free(hvdl_meeting *meeting)
+{
+    free(meeting->payloads);
+    free(meeting->rows);
+    free(meeting);
+}
+
+void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
+{
+    hvdl_meeting *meeting = op->meeting;
+    if (meeting) {
+        meeting->operation = NULL;
+        if (!meeting->collecting) {
+            hvdl_table_remove(&e->meetings_by_id, &meeting->by_id);
+            hvdl_meeting_free(meeting);
+        }
+        op->meeting = NULL;
+    }
+    if (text)
+        op->error = strdup(text);
+    hvdl_plan *plan = op->plan;
+    bool makes_plan = op->desc.kind == HVDL_PLAN;
+    hvdl_record(e, op->name, text ? "FAILED" : "DONE", 0);
+
+    pthread_mutex_lock(&e->queue_lock);
+    hvdl_table_remove(&e->in_flight, &op->by_key);
+    if (plan && !makes_plan)
+        plan->run = NULL;
+    op->finished = true;
+    if (op->released && !op->pinned) {
+        op->next = e->orphans;
+        e->orphans = op;
+    }
+    bool release = plan && !makes_plan && plan->released && !plan->announced;
+    atomic_store_explicit(&op->state, text ? HVDL_FAILED : HVDL_DONE, memory_order_release);
+    atomic_fetch_sub(&e->num_in_flight, 1);
+    pthread_mutex_unlock(&e->queue_lock);
+    /* From here on `op` may be freed by its caller. */
+    if (release)
+        hvdl_plan_note_release(e, plan);
+    if (makes_plan)
+        hvdl_plan_made(e, plan, text);
+    hvdl_wake_waiting(e);
+}
+
+/* A world of one: nothing to agree on. */
+static hvdl_err finish_alone(hvdl_operation *op)
+{
+    const hvdl_desc *desc = &op->desc;
+    size_t bytes = hvdl_desc_bytes(desc);
+    const void *input = op->input;
+    switch (desc->kind) {
+    case HVDL_ALLREDUCE: {
+        hvdl_scale pre = {1, desc->prescale}, post = {1, desc->postscale};
+        hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &pre);
+        input = op->output;
+        if (!hvdl_scale_is_one(&post))
+            hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &post);
+        break;
+    }
+    case HVDL_BROADCAST:
+        if (op->output != op->input && bytes)
+            memcpy(op->output, op->input, bytes);
+        break;
+    case HVDL_ALLGATHER:
+        op->all_rows = malloc(sizeof *op->all_rows);
+        bytes *= (size_t)op->rows;
+        if (!op->all_rows || posix_memalign((void **)&op->work, 64, bytes ? bytes : 1))
+            return HVDL_ENOMEM;
+        op->all_rows[0] = op->rows;
+        if (bytes)
+            memcpy(op->work, op->input, bytes);
+        break;
+    default: break;
+    }
+    op->finished = true;
+    atomic_store_explicit(&op->state, HVDL_DONE, memory_order_release);
+    return HVDL_OK;
+}
+
+/* ---- posting: any thread ---- */
+
+static hvdl_err enqueue(hvdl_engine *e, hvdl_operation *op, bool wake)
+{
+    hvdl_err err = HVDL_OK;
+    pthread_mutex_lock(&e->queue_lock);
+    hvdl_node *other = hvdl_table_first(&e->in_flight, op->key.lo);
+    while (other && !hvdl_key_equal(HVDL_CONTAINER(other, hvdl_operation, by_key)->key, op->key))
+        other = hvdl_table_next(other->next, op->key.lo);
+    if (e->closed)
+        err = HVDL_ECLOSED;
+    else if (other)
+        err = HVDL_EDUP;
+    else
+        err = hvdl_table_insert(&e->in_flight, &op->by_key, op->key.lo);
+    if (!err) {
+        if (e->queue_last)
+            e->queue_last->next = op;
+        else
+            e->queue_first = op;
+        e->queue_last = op;
+        e->num_operations++;
+        if (op->plan && op->desc.kind != HVDL_PLAN)
+            op->plan->run = op;
+        atomic_fetch_add(&e->num_in_flight, 1);
+        atomic_store(&e->queued, true);
+    }
+    pthread_mutex_unlock(&e->queue_lock);
+    if (!err && wake) {
+        hvdl_shm_kick(&e->shm);
+        hvdl_wake_thread(e);
+    }
+    return err;
+}
+
+hvdl_err hvdl_engine_post(hvdl_engine *e, const hvdl_posting *posting, bool wake,
+                          hvdl_operation **out)
+{
+    hvdl_operation *op = new_operation(posting);
+    if (!op)
+        return HVDL_ENOMEM;
+    hvdl_err err;
+    if (e->config.num_ranks == 1) {
+        err = e->closed ? HVDL_ECLOSED : finish_alone(op);
+        if (!err) {
+            hvdl_record(e, op->name, "POSTED", op->posted_ns);
+            hvdl_record(e, op->name, "DONE", 0);
+            e->num_operations++;
+        }
+    } else {
+        err = enqueue(e, op, wake);
+    }
+    if (err)
+        free_operation(op);
+    else
+        *out = op;
+    return err;
+}
+
+hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan **out)
+{
+    hvdl_plan *plan = calloc(1, sizeof *plan);
+    hvdl_posting making = *posting;
+    making.desc.kind = HVDL_PLAN;
+    making.owner = NULL;
+    hvdl_operation *op = plan ? new_operation(&making) : NULL;
+    char *name = strdup(posting->name);
+    if (!op || !name) {
+        free(plan);
+        free(name);
+        if (op)
+            free_operation(op);
+        return HVDL_ENOMEM;
+    }
+    plan->posting = *posting;
+    plan->posting.name = plan->name = name;
+    plan->key = make_key(posting->process_set, 254, name);
+    if (e->config.num_ranks == 1) {
+        plan->ready = plan->made = true;
+        free_operation(op);
+        *out = plan;
+        return HVDL_OK;
+    }
+    op->plan = plan;
+    op->released = true; /* no caller waits for it */
+    hvdl_err err = enqueue(e, op, true);
+    if (err) {
+        free_operation(op);
+        free(name);
+        free(plan);
+        return err;
+    }
+    *out = plan;
+    return HVDL_OK;
+}
+
+hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, void *owner, hvdl_operation **out)
+{
+    hvdl_posting posting = plan->posting;
+    posting.owner = owner;
+    hvdl_operation *op = new_operation(&posting);
+    if (!op)
+        return HVDL_ENOMEM;
+    op->key = plan->key;
+    op->plan = plan;
+    hvdl_err err;
+    if (e->config.num_ranks == 1) {
+        op->plan = NULL;
+        err = e->closed ? HVDL_ECLOSED : finish_alone(op);
+    } else {
+        err = enqueue(e, op, true);
+    }
+    if (err)
+        free_operation(op);
+    else
+        *out = op;
+    return err;
+}
+
+static hvdl_err keep_dead_owner_locked(hvdl_engine *e, void *owner)
+{
+    if (!owner)
+        return HVDL_OK;
+    if (e->num_dead_owners == e->room_dead_owners) {
+        size_t room = 2 * e->room_dead_owners + 16;
+        void **larger = realloc(e->dead_owners, room * sizeof *larger);
+        if (!larger)
+            return HVDL_ENOMEM;
+        e->dead_owners = larger;
+        e->room_dead_owners = room;
+    }
+    e->dead_owners[e->num_dead_owners++] = owner;
+    return HVDL_OK;
+}
+
+void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
+{
+    pthread_mutex_lock(&e->queue_lock);
+    keep_dead_owner_locked(e, plan->posting.owner);
+    pthread_mutex_unlock(&e->queue_lock);
+    free(plan->name);
+    free(plan->error);
+    free(plan);
+}
+
+void hvdl_plan_release(hvdl_engine *e, hvdl_plan *plan)
+{
+    if (e->config.num_ranks == 1) {
+        hvdl_plan_free(e, plan);
+        return;
+    }
+    pthread_mutex_lock(&e->queue_lock);
+    plan->released = true;
+    bool now = plan->made && !plan->run && !plan->announced;
+    if (now) {
+        plan->announced = true;
+        plan->next = e->released_plans;
+        e->released_plans = plan;
+        atomic_store(&e->queued, true);
+    }
+    pthread_mutex_unlock(&e->queue_lock);
+    if (now)
+        hvdl_wake_thread(e);
+}
+
+/* The driver: a plan was released while its making or a run was under way, which has now ended. */
+void hvdl_plan_note_release(hvdl_engine *e, hvdl_plan *plan)
+{
+    pthread_mutex_lock(&e->queue_lock);
+    if (plan->released && plan->made && !plan->run && !plan->announced) {
+        plan->announced = true;
+        plan->next = e->released_plans;
+        e->released_plans = plan;
+        atomic_store(&e->queued, true);
+    }
+    pthread_mutex_unlock(&e->queue_lock);
+}
+
+/* ---- what callers read ---- */
+
+const char *hvdl_operation_error(const hvdl_operation *op)
+{
+    if (atomic_load_explicit(&op->state, memory_order_acquire) != HVDL_FAILED)
+        return NULL;
+    return op->error ? op->error : "out of memory";
+}
+
+const int64_t *hvdl_operation_rows(const hvdl_operation *op)
+{
+    return op->all_rows;
+}
+
+const hvdl_desc *hvdl_operation_desc(const hvdl_operation *op)
+{
+    return &op->desc;
+}
+
+void *hvdl_operation_take_output(hvdl_operation *op)
+{
+    void *output = op->work;
+    op->work = NULL;
+    return output;
+}
+
+void *hvdl_operation_release(hvdl_engine *e, hvdl_operation *op)
+{
+    pthread_mutex_lock(&e->queue_lock);
+    bool free_now = op->finished && !op->pinned;
+    op->released = true;
+    pthread_mutex_unlock(&e->queue_lock);
+    if (!free_now)
+        return NULL;
+    void *owner = op->owner;
+    free_operation(op);
+    return owner;
+}
+
+void *hvdl_engine_reap(hvdl_engine *e)
+{
+    void *owner = NULL;
+    while (!owner) {
+        pthread_mutex_lock(&e->queue_lock);
+        hvdl_operation *op = e->orphans;
+        if (op)
+            e->orphans = op->next;
+        else if (e->num_dead_owners)
+            owner = e->dead_owners[--e->num_dead_owners];
+        pthread_mutex_unlock(&e->queue_lock);
+        if (!op)
+            break;
+        owner = op->owner;
+        free_operation(op);
+    }
+    return owner;
+}
