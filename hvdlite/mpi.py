@@ -145,6 +145,8 @@ def check_launcher(started: Started, environ: Mapping[str, str]) -> None:
     if found is None or found[1] is None or found[1] == 1:
         return
     if started.MPI.COMM_WORLD.Get_size() == 1:
+        if started.finalize:
+            started.MPI.Finalize()  # it would leave its files behind: it is alone, so at once
         raise LaunchError(
             f"{found[1]} processes were started by {found[0]}, but mpi4py runs on "
             f"{started.version()}, for which this process is alone: they are different MPIs; "

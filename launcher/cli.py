@@ -246,7 +246,7 @@ def main(args: Sequence[str] | None = None) -> int:
         )
         return int(result or 0)
     except click.ClickException as error:
-        print(f"hvdrun: {error.format_message()}; see hvdrun --help", file=sys.stderr)
+        print(f"hvdrun: {error.format_message().rstrip('.')}; see hvdrun --help", file=sys.stderr)
         return UsageError.code
     except LaunchError as error:
         print(f"hvdrun: {error}", file=sys.stderr)

@@ -40,6 +40,7 @@ class Facts:
     is_root: bool
     has_fabric: bool  # a network that libfabric would serve
     master_port: int
+    path_is_changed: bool = False  # PATH in `environ` is not the caller's
 
     @property
     def local_slots(self) -> int:
@@ -129,6 +130,8 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
     else:
         options, more = _intel(facts, bool(remote))
     added.update(more)
+    if facts.path_is_changed:
+        added["PATH"] = environment["PATH"]
     environment.update(added)
 
     program = [facts.python, "-I", "-S", facts.agent, "rank", *escape(request.command)]

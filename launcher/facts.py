@@ -14,8 +14,10 @@ _FABRICS = ("/sys/class/infiniband", "/sys/class/hfi1", "/sys/class/cxi", "/sys/
 
 
 def gather() -> Facts:
+    path = own_path(os.environ.get("PATH", ""), sys.prefix, sys.base_prefix)
     return Facts(
-        environ=dict(os.environ),
+        environ={**os.environ, "PATH": path},
+        path_is_changed=path != os.environ.get("PATH", ""),
         cwd=_working_directory(),
         python=sys.executable,
         agent=os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent.py"),
@@ -27,6 +29,15 @@ def gather() -> Facts:
         has_fabric=any(glob.glob(f"{folder}/*") for folder in _FABRICS),
         master_port=_free_port(),
     )
+
+
+def own_path(path: str, prefix: str, base_prefix: str) -> str:
+    """PATH, in which `python` is the one that hvdrun was installed with, also where its virtual
+    environment is not active (`.venv/bin/hvdrun python train.py`)."""
+    folder = f"{prefix}/bin"
+    if prefix == base_prefix or folder in path.split(":"):
+        return path
+    return f"{folder}:{path}" if path else folder
 
 
 def _working_directory() -> str:

@@ -5,6 +5,7 @@ Hosts of one job share the installation, so what is found here holds there.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -95,12 +96,9 @@ def detect(kind: str, environ: Mapping[str, str]) -> Flavour:
 def mpi4py_abi(prefix: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """The MPI that mpi4py of this interpreter would load and where, or None where only an import
     would tell. Reads file names, and the first libmpi that mpi4py would try."""
-    from importlib.util import find_spec
-
-    spec = find_spec("mpi4py")
-    if spec is None or not spec.submodule_search_locations:
+    folder = _mpi4py_folder(prefix)
+    if folder is None:
         return None
-    folder = next(iter(spec.submodule_search_locations))
     modules = [m for m in os.listdir(folder) if m.startswith("MPI.") and m.endswith(".so")]
     if not {m.split(".")[1] for m in modules} & {OPENMPI, MPICH}:  # compiled for a single MPI
         for module in modules:
@@ -122,6 +120,17 @@ def mpi4py_abi(prefix: str, environ: Mapping[str, str]) -> tuple[str, str] | Non
     return None
 
 
+def _mpi4py_folder(prefix: str) -> str | None:
+    if prefix != sys.prefix:
+        found = glob.glob(f"{prefix}/lib/python3*/site-packages/mpi4py")
+        return found[0] if len(found) == 1 else None
+    from importlib.util import find_spec
+
+    spec = find_spec("mpi4py")
+    locations = spec.submodule_search_locations if spec else None
+    return next(iter(locations)) if locations else None
+
+
 def library_abi(library: str) -> str | None:
     real = os.path.basename(os.path.realpath(library))
     if re.search(r"\.so\.12(\.|$)", real):
@@ -133,16 +142,19 @@ def library_abi(library: str) -> str | None:
 
 def check_mpi4py(flavour: Flavour, command: tuple[str, ...], environ: Mapping[str, str]) -> None:
     """Raises where mpi4py would load another MPI than the one that starts it: every rank would be
-    a world of its own. Silent about programs of another interpreter."""
+    a world of its own. Silent about programs that lie in no Python environment."""
     program = shutil.which(command[0], path=environ.get("PATH"))
-    if program is None or os.path.dirname(os.path.abspath(program)) != f"{sys.prefix}/bin":
+    if program is None:
         return
-    found = mpi4py_abi(sys.prefix, environ)
+    prefix = os.path.dirname(os.path.dirname(os.path.abspath(program)))
+    if prefix != sys.prefix and not os.path.exists(os.path.join(prefix, "pyvenv.cfg")):
+        return
+    found = mpi4py_abi(prefix, environ)
     if found is None or found[0] == ABI[flavour.kind]:
         return
     other, library = found
     raise MpiMismatch(
-        f"mpirun is {flavour}, but mpi4py in {sys.prefix} would load {NAMES[other]} ({library}):"
+        f"mpirun is {flavour}, but mpi4py in {prefix} would load {NAMES[other]} ({library}):"
         f" every rank would be rank 0 of 1; use one MPI: hvdrun --mpi {other} with its mpirun in"
         f" PATH, or pip uninstall the other one"
     )

@@ -78,7 +78,8 @@ struct hvdl_control {
     int *free_numbers, num_free;
     open_agreement *waiting, *waiting_last; /* for a free number */
     uint64_t num_messages;
-    int num_left; /* ranks of other hosts that have said LEFT */
+    int num_left;  /* ranks of other hosts that have said LEFT */
+    bool has_left; /* this one has */
 };
 
 /* ---- sending ---- */
@@ -471,6 +472,9 @@ bool hvdl_control_step(hvdl_engine *e, bool *progressed)
 
 void hvdl_control_leave(hvdl_engine *e, bool clean)
 {
+    if (e->control->has_left)
+        return;
+    e->control->has_left = true;
     for (int h = 0; h < e->config.num_hosts; h++)
         if (h != e->host) {
             message_head head = {.type = LEFT, .rank = e->config.rank, .clean = clean};

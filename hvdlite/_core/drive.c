@@ -42,6 +42,11 @@ void hvdl_break(hvdl_engine *e, const char *format, ...)
     free(e->gone);
     e->gone = strdup(text);
     e->broken = true;
+    /* The others wait for this rank: they must hear of it, since its process lives on. */
+    atomic_store(&e->shm.control->ranks[e->local].left, 2);
+    hvdl_shm_ring(&e->shm);
+    if (e->config.num_hosts > 1 && e->control)
+        hvdl_control_leave(e, false);
     hvdl_fail_all(e, text);
 }
 

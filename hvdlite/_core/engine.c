@@ -202,6 +202,7 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
              e->config.rank);
     e->broken = true;
     hvdl_fail_all(e, text);
+    hvdl_plans_drop_owners(e);
     hvdl_control_destroy(e);
     pthread_mutex_unlock(&e->driving);
     hvdl_wake_waiting(e);

@@ -36,11 +36,12 @@ static void at_exit(int code, void *unused)
     (void)unused;
     if (!functions.abort || getpid() != owner || functions.finalized(&finalized) || finalized)
         return;
+    code &= 0xff; /* all that anybody will see of it: sys.exit(256) is 0 */
     if (code) {
         fflush(NULL); /* nobody comes back to do it */
         if (!functions.supervised)
-            functions.abort(functions.comm, code & 0xff);
-        _exit(code & 0xff);
+            functions.abort(functions.comm, code);
+        _exit(code);
     }
     if (engine_to_close)
         hvdl_engine_close(engine_to_close, true);

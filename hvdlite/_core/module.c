@@ -153,6 +153,24 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
     return 0;
 }
 
+static int check_posting(const hvdl_posting *posting)
+{
+    const hvdl_desc *desc = &posting->desc;
+    bool gathers = desc->kind == HVDL_ALLGATHER;
+    bool has_data = desc->kind != HVDL_BARRIER && desc->count && (!gathers || posting->rows);
+    if (has_data && (!posting->input || (!gathers && !posting->output))) {
+        PyErr_Format(PyExc_ValueError, "%s '%s': the tensor has no memory",
+                     hvdl_kind_name(desc->kind), posting->name);
+        return -1;
+    }
+    if (desc->dtype == HVDL_BOOL && (desc->prescale != 1.0 || desc->postscale != 1.0)) {
+        PyErr_Format(PyExc_ValueError, "%s '%s': bool takes no scale factors",
+                     hvdl_kind_name(desc->kind), posting->name);
+        return -1;
+    }
+    return 0;
+}
+
 enum {
     POST_KIND,
     POST_NAME,
@@ -181,7 +199,12 @@ static int to_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *
         PyErr_Format(PyExc_TypeError, "12 to 14 arguments expected, got %zd", num_args);
         return -1;
     }
-    posting->name = PyUnicode_AsUTF8AndSize(args[POST_NAME], NULL);
+    Py_ssize_t name_bytes = 0;
+    posting->name = PyUnicode_AsUTF8AndSize(args[POST_NAME], &name_bytes);
+    if (posting->name && strlen(posting->name) != (size_t)name_bytes) {
+        PyErr_SetString(PyExc_ValueError, "a name may not contain a NUL character");
+        return -1;
+    }
     unnamed = PyObject_IsTrue(args[POST_UNNAMED]);
     if (!posting->name || unnamed < 0 || to_int(args[POST_KIND], "kind", 0, HVDL_BARRIER, &kind) ||
         to_int(args[POST_DTYPE], "dtype", 0, HVDL_NUM_DTYPES - 1, &dtype) ||
@@ -200,7 +223,7 @@ static int to_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *
     if (num_args > POST_PROCESS_SET &&
         to_int(args[POST_PROCESS_SET], "process_set", 0, 0, &posting->process_set))
         return -1;
-    return put_shape(args[POST_SHAPE], posting);
+    return put_shape(args[POST_SHAPE], posting) || check_posting(posting) ? -1 : 0;
 }
 
 /* ---- Operation ---- */

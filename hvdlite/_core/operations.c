@@ -342,6 +342,18 @@ void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
     free(plan);
 }
 
+void hvdl_plans_drop_owners(hvdl_engine *e)
+{
+    pthread_mutex_lock(&e->queue_lock);
+    for (size_t i = 0; i < e->plans.num_slots && !e->pinned; i++)
+        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
+            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            if (!keep_dead_owner_locked(e, plan->posting.owner))
+                plan->posting.owner = NULL;
+        }
+    pthread_mutex_unlock(&e->queue_lock);
+}
+
 void hvdl_plan_release(hvdl_engine *e, hvdl_plan *plan)
 {
     if (e->config.num_ranks == 1) {

@@ -341,7 +341,7 @@ void hvdl_abandon_all(hvdl_engine *e)
         hvdl_running_exchange *running = e->exchanges;
         e->exchanges = running->next;
         if (!hvdl_exchange_destroy(running->exchange))
-            running->operation->pinned = true;
+            running->operation->pinned = e->pinned = true;
         free(running);
     }
 }

@@ -139,8 +139,7 @@ static void ring_bell(_Atomic uint32_t *bell)
     hvdl_futex_wake(bell);
 }
 
-/* Wakes the drivers of the other ranks that sleep, after something was published for them. */
-static void ring_sleepers(hvdl_shm *shm)
+void hvdl_shm_ring(hvdl_shm *shm)
 {
     if (shm->local_size == 1)
         return;
@@ -160,7 +159,7 @@ uint32_t hvdl_shm_sleep_prepare(hvdl_shm *shm)
     uint32_t bell = atomic_load_explicit(&shm->control->ranks[r].bell, memory_order_relaxed);
     atomic_fetch_or_explicit(&shm->control->sleepers[r / 64], 1ull << (r % 64),
                              memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst); /* pairs with ring_sleepers and hvdl_shm_kick */
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with hvdl_shm_ring and hvdl_shm_kick */
     return bell;
 }
 
@@ -256,7 +255,7 @@ hvdl_err hvdl_journal_append(hvdl_shm *shm, hvdl_entry head, const void *body, s
         memcpy(to + sizeof head + body_bytes, more, more_bytes);
     /* Release: pairs with the acquire in hvdl_journal_next. */
     atomic_store_explicit(stamp_at(shm, begin), begin + 1, memory_order_release);
-    ring_sleepers(shm);
+    hvdl_shm_ring(shm);
     return HVDL_OK;
 }
 
@@ -304,7 +303,7 @@ void hvdl_stage_publish(hvdl_shm *shm, hvdl_stage stage, uint64_t count, bool ri
     atomic_store_explicit(&shm->control->ranks[shm->local_rank].stages[stage], count,
                           memory_order_release);
     if (ring)
-        ring_sleepers(shm);
+        hvdl_shm_ring(shm);
 }
 
 /* ---- are the others alive? ---- */

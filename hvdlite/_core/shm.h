@@ -127,6 +127,9 @@ uint32_t hvdl_shm_sleep_prepare(hvdl_shm *shm);
 void hvdl_shm_sleep(hvdl_shm *shm, uint32_t bell, long timeout_ns);
 void hvdl_shm_sleep_done(hvdl_shm *shm);
 
+/* Wakes the drivers of the other ranks that sleep, after something was published for them. */
+void hvdl_shm_ring(hvdl_shm *shm);
+
 /* Wakes this rank's own driver if it sleeps: any thread, after it has published work. */
 void hvdl_shm_kick(hvdl_shm *shm);
 

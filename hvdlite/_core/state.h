@@ -177,6 +177,7 @@ struct hvdl_engine {
     hvdl_running_exchange *exchanges;
     char *scratch; /* inline_bytes */
     char *gone;    /* why new operations can't succeed any more: a rank has left or died */
+    bool pinned;   /* MPI may still use an operation\'s buffers: they are kept for ever */
     bool broken;   /* and why none can: data was under way */
     int idle_looks;
     long pause_ns;
@@ -192,6 +193,8 @@ bool hvdl_is_tiny(const hvdl_engine *engine, const hvdl_desc *desc, bool is_run)
 hvdl_scale hvdl_final_scale(const hvdl_engine *engine, const hvdl_desc *desc);
 void hvdl_meeting_free(hvdl_meeting *meeting);
 void hvdl_plan_free(hvdl_engine *engine, hvdl_plan *plan);
+/* The engine is closed: no plan runs any more, so that their buffers can be handed back. */
+void hvdl_plans_drop_owners(hvdl_engine *engine);
 /* A plan was released while its making or a run was under way, which has now ended. */
 void hvdl_plan_note_release(hvdl_engine *engine, hvdl_plan *plan);
 void hvdl_wake_thread(hvdl_engine *engine);
