@@ -51,7 +51,7 @@ class Bucket:
             self.wire = real
         else:
             pin = like.is_cuda
-            self.wire = torch.zeros(real.numel(), dtype=dtype, pin_memory=pin)
+            self.wire = torch.zeros(real.numel(), dtype=dtype, device="cpu", pin_memory=pin)
         self.plan: _core.Plan
         self.operation: _core.Operation | None = None
         self.pending = len(self.slots)

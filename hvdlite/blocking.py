@@ -12,6 +12,7 @@ from hvdlite.collectives import (
     barrier_async,
     broadcast_async,
     broadcast_async_,
+    check_process_set,
     reduce_op,
     synchronize,
 )
@@ -64,6 +65,7 @@ def allreduce(
     if compression is not _none:
         tensor, ctx = compression.compress(tensor)
     if _differentiable(tensor):
+        check_process_set("allreduce", process_set)
         result = autograd.Allreduce.apply(  # type: ignore[no-untyped-call]
             tensor, autograd.label(name), op, prescale_factor, postscale_factor
         )
@@ -123,6 +125,7 @@ def allgather(
         HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
     """
     if _differentiable(tensor):
+        check_process_set("allgather", process_set)
         return autograd.Allgather.apply(tensor, autograd.label(name))  # type: ignore[no-any-return,no-untyped-call]
     return synchronize(allgather_async(tensor, name, process_set, False))  # type: ignore[return-value]
 
@@ -143,6 +146,7 @@ def broadcast(
         HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
     """
     if _differentiable(tensor):
+        check_process_set("broadcast", process_set)
         return autograd.Broadcast.apply(  # type: ignore[no-any-return,no-untyped-call]
             tensor, root_rank, autograd.label(name)
         )
@@ -174,8 +178,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises:
         HorovodInternalError: A rank has left the world.
     """
-    if process_set is not global_process_set:
-        raise ValueError(f"barrier: process_set={process_set!r} is not global_process_set")
+    check_process_set("barrier", process_set)
     synchronize(barrier_async(_wake=False))
 
 

@@ -100,7 +100,7 @@ def allreduce_async(
     if average is not None or op.__class__ is not ReduceOp:
         op = reduce_op(average, op)
     code = _checked("allreduce", tensor, op, process_set)
-    if not tensor.is_contiguous() or not tensor.is_cpu:
+    if not tensor.is_contiguous() or not tensor.is_cpu or tensor.is_neg():
         # A copy of the input's own, which is then the result's memory too.
         source = output = _host_copy(tensor)
         finish = _to_device(output, tensor)
@@ -171,7 +171,7 @@ def broadcast_async(
     """Starts `broadcast` and returns; `synchronize` gives the result. Not differentiable."""
     code = _checked("broadcast", tensor, None, process_set)
     root = _checked_root(root_rank)
-    if not tensor.is_contiguous() or not tensor.is_cpu:
+    if not tensor.is_contiguous() or not tensor.is_cpu or tensor.is_neg():
         source = output = _host_copy(tensor)
         finish = _to_device(output, tensor)
     else:
@@ -226,7 +226,8 @@ def allgather_async(
     code = _checked("allgather", tensor, None, process_set)
     if not tensor.dim():
         raise ValueError("allgather: a scalar has no first dimension; use tensor.reshape(1)")
-    source = tensor if tensor.is_contiguous() and tensor.is_cpu else _host_copy(tensor)
+    plain = tensor.is_contiguous() and tensor.is_cpu and not tensor.is_neg()
+    source = tensor if plain else _host_copy(tensor)
     operation = _post(
         _wake, _ALLGATHER, name, code, 0, 0, source.data_ptr(), 0, tensor.shape, 1.0, 1.0, source
     )
@@ -289,8 +290,7 @@ def _checked(
     """The core's number for the tensor's dtype, if the operation can be done at all."""
     if world.active is None:
         raise NotInitializedError
-    if process_set is not global_process_set:
-        raise ValueError(f"{operation}: process_set={process_set!r} is not global_process_set")
+    check_process_set(operation, process_set)
     if not isinstance(tensor, torch.Tensor):
         raise _not_a_tensor(operation, tensor)
     code = DTYPES.get(tensor.dtype)
@@ -302,6 +302,12 @@ def _checked(
     if tensor.layout is not torch.strided:
         raise ValueError(f"{operation}: a {tensor.layout} tensor; expected a dense one")
     return code
+
+
+def check_process_set(operation: str, process_set: ProcessSet) -> None:
+    """Raises ValueError where the operation can't be done among these."""
+    if process_set is not global_process_set:
+        raise ValueError(f"{operation}: process_set={process_set!r} is not global_process_set")
 
 
 def _checked_root(root_rank: int) -> int:
@@ -317,6 +323,11 @@ def _in_place(
     operation: str, tensor: torch.Tensor
 ) -> tuple[torch.Tensor, Callable[[_core.Operation], torch.Tensor] | None]:
     """Where in host memory the operation works, and what brings its result to the tensor."""
+    if tensor.is_neg():  # a lazy view: its memory holds other values
+        raise ValueError(
+            f"{operation}: the tensor is a negated view and can't be changed in place; call "
+            "resolve_neg() on it"
+        )
     if not tensor.is_contiguous():
         raise ValueError(
             f"{operation}: the tensor is not contiguous (shape {tuple(tensor.shape)}, strides "
@@ -337,7 +348,7 @@ def _in_place(
 
 def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_cpu:
-        return tensor.detach().contiguous()
+        return tensor.detach().resolve_neg().contiguous()
     return gpu.to_host(tensor)
 
 

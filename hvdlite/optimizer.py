@@ -32,6 +32,12 @@ class _Distributed(torch.optim.Optimizer):
     def __init__(self) -> None:
         raise TypeError("use hvdlite.DistributedOptimizer")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a distributed optimizer can't be copied or pickled, as it is tied to this process's "
+            "place in the world; save its state_dict(), or copy the optimizer before wrapping it"
+        )
+
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """The step of the wrapped class, with reduced gradients on every rank.
 
@@ -165,6 +171,8 @@ def DistributedOptimizer(
         ValueError: Names that are no pairs, duplicate or missing; fewer than one pass per step;
             another op; predivide with an op other than Average; a parameter in two groups.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already")
     if process_set is not global_process_set:

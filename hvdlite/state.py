@@ -106,11 +106,11 @@ def broadcast_object(
         HorovodInternalError: The ranks' operations do not match; on every rank.
     """
     is_root = world.rank() == root_rank
-    payload = _dumps(obj) if is_root else torch.empty(0, dtype=torch.uint8)
-    size_bytes = torch.tensor([payload.numel()], dtype=torch.int64)
+    payload = _dumps(obj) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")
+    size_bytes = torch.tensor([payload.numel()], dtype=torch.int64, device="cpu")
     broadcast_(size_bytes, root_rank, name and f"{name}.size", process_set)
     if not is_root:
-        payload = torch.empty(int(size_bytes), dtype=torch.uint8)
+        payload = torch.empty(int(size_bytes), dtype=torch.uint8, device="cpu")
     broadcast_(payload, root_rank, name, process_set)
     return obj if is_root else _loads(payload)
 
@@ -157,7 +157,7 @@ def _with_tensors(thing: Any, tensors: list[torch.Tensor]) -> Any:
     """The inverse; the tensors are new ones, in the order of their indices."""
     if isinstance(thing, _Placeholder):
         assert thing.index == len(tensors)
-        tensors.append(torch.empty(thing.shape, dtype=thing.dtype))
+        tensors.append(torch.empty(thing.shape, dtype=thing.dtype, device="cpu"))
         return tensors[-1]
     if isinstance(thing, dict):
         return {key: _with_tensors(value, tensors) for key, value in thing.items()}

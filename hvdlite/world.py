@@ -219,6 +219,7 @@ def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> Wo
         os.environ["HVDLITE_RANK_PROCESS"] = mpi.rank_process(os.environ)
     layout = mpi.layout_of(started, exchange, config.host_ranks)
     local = exchange.Split(layout.host, layout.rank)
+    _check_settings(exchange, config)
     hosts, memory_fd = _share(config, exchange, local, layout)
     try:
         shared = Layout(layout.rank, *hosts)
@@ -246,6 +247,21 @@ def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> Wo
     _pin(local.allgather(gpu.visible_devices(config.gpu)), layout.local_rank, config)
     local.Free()
     return World(layout, engine, config, started)
+
+
+def _check_settings(everyone: Comm, config: Config) -> None:
+    """Raises LaunchError, on every rank, where ranks have different values of what must be equal:
+    they would cut the data differently."""
+    sizes = ("inline", "block", "segment", "piece", "bucket", "first_bucket")
+    names = [*(f"{size}_bytes" for size in sizes), "deterministic"]
+    everyones = everyone.allgather([getattr(config, name) for name in names])
+    for name, values in zip(names, zip(*everyones, strict=True), strict=True):
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                raise LaunchError(
+                    f"HVDLITE_{name.upper()} is {value} on rank {rank} and {values[0]} on rank 0; "
+                    "give all ranks the same (hvdrun passes exported variables to all)"
+                )
 
 
 def _engine(

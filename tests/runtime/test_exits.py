@@ -89,7 +89,9 @@ def test_a_rank_that_ends_in_good_order_waits_for_the_others(mpi, start):
 
 def test_a_failure_after_others_have_ended_in_good_order_is_the_jobs(mpi):
     finished = run(mpi, OWN + "if hvd.rank() == 1: time.sleep(1); sys.exit(7)\n", size=3)
-    assert finished.code == 7, finished
+    # MPICH's mpiexec ends the other ranks by SIGKILL, and now and then its code is that of one of
+    # them. (hvdrun's is the failing rank's.)
+    assert finished.code == 7 or (mpi == "mpich" and finished.code == 9), finished
 
 
 def test_a_shutdown_before_the_end_changes_nothing(mpi):
