@@ -6,6 +6,7 @@ The lines with `hvd` are all that distinguishes it from a script for one process
 """
 
 import argparse
+import os
 import sys
 import time
 
@@ -94,6 +95,8 @@ def main() -> int:
         print(text_plot(losses, f"\nTraining loss, {args.epochs} epochs"))
         print(f"\nTrained on {hvd.size()} rank(s) in {seconds:.1f} s.")
         print(f"Test accuracy: {percent:.2f} %\n")
+        if "VIRTUAL_ENV" not in os.environ and sys.prefix != sys.base_prefix:
+            print(f"In a new shell first: source {os.path.relpath(sys.prefix)}/bin/activate")
         print("What to try next:")
         print("  more ranks       hvdrun -np 4 python examples/digits.py")
         print("  several hosts    hvdrun -np 4 -H host1:2,host2:2 python examples/digits.py")

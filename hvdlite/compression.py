@@ -1,6 +1,6 @@
 """Compression: what a tensor is turned into before it travels, and back afterwards.
 
-What travels as 16 bits is added in float32 and rounded once per host (see the contract's dtypes).
+What travels as 16 bits is added in float32 and rounded once per host and once at the end.
 """
 
 from __future__ import annotations
