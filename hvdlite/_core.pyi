@@ -120,7 +120,7 @@ class Engine:
         (duplicated by the engine), zero behind the header; -1 where the rank is alone on its host.
         wire: None where there is one host; else addresses of isend, irecv, test, cancel,
         and the words comm (a communicator that is the engine's alone and whose ranks are the world
-        ranks), byte (MPI_BYTE), any_source, tag_ub.
+        ranks), byte (MPI_BYTE), tag_ub.
         progress_thread: False where MPI may not be called from another thread; progress is then
         made inside poll and wait only.
         Collective: every rank makes its own, after all ranks of the host have opened the memory.

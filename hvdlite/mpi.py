@@ -88,7 +88,6 @@ class Started:
         }
         words["comm"] = self.handle(comm)
         words["byte"] = self.handle(self.MPI.BYTE)
-        words["any_source"] = int(self.MPI.ANY_SOURCE)
         words["tag_ub"] = int(str(comm.Get_attr(self.MPI.TAG_UB)))
         return words
 

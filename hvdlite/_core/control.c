@@ -19,7 +19,7 @@
 
 #include "state.h"
 
-#define NUM_RECEIVES 4
+#define TESTS_PER_STEP 8      /* receives looked at in one step, in turn */
 #define MAX_DONE 16           /* DONE notes that are kept for a message that goes there anyway */
 #define MAX_TAG_NUMBERS 65536 /* per coordinator */
 
@@ -67,8 +67,10 @@ typedef struct {
 
 struct hvdl_control {
     size_t room; /* bytes of the largest message */
+    /* The leader: one from the leader of each other host. Not from any source: with ranks on the own
+     * and on other hosts, MPICH 5.0 was seen to lose messages to several such receives. */
+    hvdl_request *receives;
     char *receive_buffers;
-    hvdl_request receives[NUM_RECEIVES];
     int next_receive;
     sending *sendings;
     hvdl_table asked, open;
@@ -78,8 +80,8 @@ struct hvdl_control {
     int *free_numbers, num_free;
     open_agreement *waiting, *waiting_last; /* for a free number */
     uint64_t num_messages;
-    int num_left;  /* ranks of other hosts that have said LEFT */
-    bool has_left; /* this one has */
+    int num_left;  /* leaders of other hosts that have said LEFT, after which they say nothing */
+    bool has_left; /* so has this one */
 };
 
 /* ---- sending ---- */
@@ -424,9 +426,9 @@ static void take_message(hvdl_engine *e, const char *bytes)
     case RESULT:
     case FAILED: take_answer(e, &head, payload); break;
     case LEFT: {
-        e->control->num_left++;
         hvdl_entry entry = {
             .type = HVDL_ENTRY_LEAVE, .id = (uint64_t)head.rank, .arg = (uint64_t)head.clean};
+        e->control->num_left += head.rank == leader_of(e, head.host);
         hvdl_announce(e, entry, NULL, 0);
         break;
     }
@@ -434,30 +436,43 @@ static void take_message(hvdl_engine *e, const char *bytes)
     }
 }
 
-static bool post_receive(hvdl_engine *e, int index)
+static bool post_receive(hvdl_engine *e, int host)
 {
     hvdl_control *control = e->control;
-    return !hvdl_wire_recv(&e->wire, control->receive_buffers + (size_t)index * control->room,
-                           control->room, e->wire.any_source, HVDL_TAG_CONTROL,
-                           &control->receives[index]);
+    return !hvdl_wire_recv(&e->wire, control->receive_buffers + (size_t)host * control->room,
+                           control->room, leader_of(e, host), HVDL_TAG_CONTROL,
+                           &control->receives[host]);
 }
 
-static bool receive(hvdl_engine *e)
+/* Takes the message that has come from a host's leader, if one has. */
+static bool receive(hvdl_engine *e, int host)
 {
     hvdl_control *control = e->control;
-    int index = control->next_receive;
-    hvdl_request *request = &control->receives[index];
+    hvdl_request *request = &control->receives[host];
     bool done = false;
     if (!request->active || hvdl_wire_test(&e->wire, request, &done) || !done)
         return false;
-    /* Messages are taken in the order in which their receives were posted, which keeps the order of
-     * each sender. */
-    control->next_receive = (index + 1) % NUM_RECEIVES;
-    take_message(e, control->receive_buffers + (size_t)index * control->room);
-    if (!post_receive(e, index))
+    const char *message = control->receive_buffers + (size_t)host * control->room;
+    message_head head;
+    memcpy(&head, message, sizeof head);
+    bool last = head.type == LEFT && head.rank == leader_of(e, host);
+    take_message(e, message);
+    if (!last && !post_receive(e, host))
         hvdl_break(e, "rank %d on %s: MPI reported an error", e->config.rank,
                    e->name_of[e->config.rank]);
     return true;
+}
+
+static bool receive_some(hvdl_engine *e)
+{
+    hvdl_control *control = e->control;
+    bool any = false;
+    int hosts = e->config.num_hosts, tests = hosts < TESTS_PER_STEP ? hosts : TESTS_PER_STEP;
+    for (int i = 0; i < tests && !e->broken; i++) {
+        control->next_receive = (control->next_receive + 1) % hosts;
+        any |= receive(e, control->next_receive);
+    }
+    return any;
 }
 
 bool hvdl_control_step(hvdl_engine *e, bool *progressed)
@@ -465,26 +480,25 @@ bool hvdl_control_step(hvdl_engine *e, bool *progressed)
     if (e->control->sendings)
         *progressed |= test_sends(e);
     if (e->is_leader)
-        while (!e->broken && receive(e))
-            *progressed = true;
+        *progressed |= receive_some(e);
     return e->control->sendings != NULL;
 }
 
-void hvdl_control_leave(hvdl_engine *e, bool clean)
+void hvdl_control_leave(hvdl_engine *e, int rank, bool clean)
 {
-    if (e->control->has_left)
+    if (!e->is_leader || e->control->has_left)
         return;
-    e->control->has_left = true;
+    e->control->has_left = rank == e->config.rank;
     for (int h = 0; h < e->config.num_hosts; h++)
         if (h != e->host) {
-            message_head head = {.type = LEFT, .rank = e->config.rank, .clean = clean};
+            message_head head = {.type = LEFT, .rank = rank, .clean = clean};
             send_message(e, h, &head, NULL, 0);
         }
 }
 
 bool hvdl_control_all_left(const hvdl_engine *e)
 {
-    return e->control->num_left == e->config.num_ranks - e->local_size;
+    return e->control->num_left == e->config.num_hosts - 1;
 }
 
 uint64_t hvdl_control_messages(const hvdl_engine *e)
@@ -513,17 +527,18 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
     if (control->numbers_per_host < 2 * MAX_DONE)
         return HVDL_EINVAL; /* notes that are kept back would use up all numbers */
     control->room = (sizeof(message_head) + largest_payload(e) + 63) / 64 * 64;
-    control->receive_buffers = malloc(NUM_RECEIVES * control->room);
+    control->receives = calloc((size_t)hosts, sizeof *control->receives);
+    control->receive_buffers = malloc(e->is_leader ? (size_t)hosts * control->room : 1);
     control->notes = calloc((size_t)hosts, sizeof *control->notes);
     control->num_done = calloc((size_t)control->numbers_per_host, sizeof *control->num_done);
     control->free_numbers = calloc((size_t)control->numbers_per_host, sizeof(int));
-    if (!control->receive_buffers || !control->notes || !control->num_done ||
+    if (!control->receives || !control->receive_buffers || !control->notes || !control->num_done ||
         !control->free_numbers)
         return HVDL_ENOMEM;
     for (int number = control->numbers_per_host - 1; number >= 0; number--)
         control->free_numbers[control->num_free++] = number;
-    for (int i = 0; e->is_leader && i < NUM_RECEIVES; i++)
-        if (!post_receive(e, i))
+    for (int h = 0; e->is_leader && h < hosts; h++)
+        if (h != e->host && !post_receive(e, h))
             return HVDL_EMPI;
     return HVDL_OK;
 }
@@ -573,8 +588,8 @@ void hvdl_control_destroy(hvdl_engine *e)
     bool ended = true;
     if (control->notes)
         flush_sends(e);
-    for (int i = 0; i < NUM_RECEIVES; i++)
-        ended &= hvdl_wire_cancel_recv(&e->wire, &control->receives[i]);
+    for (int h = 0; control->receives && h < e->config.num_hosts; h++)
+        ended &= hvdl_wire_cancel_recv(&e->wire, &control->receives[h]);
     free_asked(&control->asked);
     free_open(&control->open);
     while (control->waiting) {
@@ -582,8 +597,10 @@ void hvdl_control_destroy(hvdl_engine *e)
         free_agreement(control->waiting);
         control->waiting = next;
     }
-    if (ended) /* else MPI may still write into them */
+    if (ended) { /* else MPI may still write into them */
         free(control->receive_buffers);
+        free(control->receives);
+    }
     /* Sends that have not left are MPI's to read for the life of the process. */
     free(control->notes);
     free(control->num_done);

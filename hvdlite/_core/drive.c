@@ -46,7 +46,7 @@ void hvdl_break(hvdl_engine *e, const char *format, ...)
     atomic_store(&e->shm.control->ranks[e->local].left, 2);
     hvdl_shm_ring(&e->shm);
     if (e->config.num_hosts > 1 && e->control)
-        hvdl_control_leave(e, false);
+        hvdl_control_leave(e, e->config.rank, false);
     hvdl_fail_all(e, text);
 }
 
@@ -169,6 +169,7 @@ void *hvdl_progress_main(void *argument)
             atomic_store(&e->thread_idle, false);
             if (!thread_unwanted(e) && !has_work(e) && !pthread_mutex_trylock(&e->driving)) {
                 hvdl_sweep(e);
+                look_for_dead(e);
                 pthread_mutex_unlock(&e->driving);
             }
             continue;

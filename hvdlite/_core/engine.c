@@ -154,7 +154,7 @@ static void leave(hvdl_engine *e)
     /* The journal need not wait for this rank any more. */
     atomic_store(&self->cursor, UINT64_MAX - 2 * e->shm.ring_bytes);
     if (e->config.num_hosts > 1)
-        hvdl_control_leave(e, clean);
+        hvdl_control_leave(e, e->config.rank, clean);
 }
 
 #define LONGEST_LINGER_PAUSE_NS 20000000L

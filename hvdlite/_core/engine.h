@@ -92,8 +92,8 @@ typedef struct {
 hvdl_counters hvdl_engine_counters(hvdl_engine *engine);
 
 /* Fails what is pending, tells the others, ends the thread. Not collective.
- * linger: this rank is about to end MPI. Then the leader of a host stays until every rank of the other
- * hosts has said that it leaves, so that no message is left to MPI without a receiver. */
+ * linger: this rank is about to end MPI. Then the leader of a host stays until those of the other hosts
+ * have said that they leave, so that no message is left to MPI without a receiver. */
 void hvdl_engine_close(hvdl_engine *engine, bool linger);
 /* After close, and when no operation or plan of it is held any more. */
 void hvdl_engine_free(hvdl_engine *engine);

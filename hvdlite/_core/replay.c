@@ -406,9 +406,12 @@ static void read_leave(hvdl_engine *e, int rank, bool clean)
                    e->name_of[rank]);
         return;
     }
-    fail_collecting(e);
-    if (e->is_leader && e->config.num_hosts > 1)
+    if (e->is_leader && e->config.num_hosts > 1) {
+        if (e->host_of[rank] == e->host)
+            hvdl_control_leave(e, rank, true);
         hvdl_control_fail_open(e);
+    }
+    fail_collecting(e);
     if (rank == e->members[e->host_first[e->host_of[rank]]] && e->host_of[rank] != e->host)
         fail_asked(e, e->host_of[rank]);
 }

@@ -276,8 +276,10 @@ void hvdl_control_tag_done(hvdl_engine *engine, int tag);
 void hvdl_control_fail_open(hvdl_engine *engine);
 /* Moves messages. *progressed is set, never cleared. Returns whether sends are under way. */
 bool hvdl_control_step(hvdl_engine *engine, bool *progressed);
-void hvdl_control_leave(hvdl_engine *engine, bool clean);
-/* The leader: has every rank of the other hosts said that it leaves? */
+/* Tells the other hosts that a rank of this one leaves; on its leader. After its own leave it says
+ * nothing more. */
+void hvdl_control_leave(hvdl_engine *engine, int rank, bool clean);
+/* Have the leaders of all other hosts said that they leave? */
 bool hvdl_control_all_left(const hvdl_engine *engine);
 void hvdl_control_destroy(hvdl_engine *engine);
 uint64_t hvdl_control_messages(const hvdl_engine *engine);

@@ -24,7 +24,6 @@ typedef struct {
     int (*test)(hvdl_word *request, int *flag, void *status);
     int (*cancel)(hvdl_word *request);
     hvdl_word comm, byte;
-    int any_source;
     int tag_ub;
     uint64_t data_messages, data_bytes, control_messages; /* sent */
 } hvdl_wire;
