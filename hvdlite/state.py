@@ -131,7 +131,7 @@ def allgather_object(
 
 
 @dataclass(frozen=True)
-class _Placeholder:
+class _TensorPlace:
     """Stands for a tensor where the rest of a state dict is pickled."""
 
     index: int
@@ -140,11 +140,11 @@ class _Placeholder:
 
 
 def _without_tensors(thing: Any, tensors: list[torch.Tensor]) -> Any:
-    """A copy of nested containers in which placeholders stand for the tensors, which are appended
+    """A copy of nested containers in which places stand for the tensors, which are appended
     to `tensors` (in host memory, as other ranks need not have the same devices)."""
     if isinstance(thing, torch.Tensor):
         tensors.append(thing.detach().cpu().contiguous())
-        return _Placeholder(len(tensors) - 1, tuple(thing.shape), thing.dtype)
+        return _TensorPlace(len(tensors) - 1, tuple(thing.shape), thing.dtype)
     if isinstance(thing, dict):
         return {key: _without_tensors(value, tensors) for key, value in thing.items()}
     if isinstance(thing, (list, tuple)):
@@ -155,7 +155,7 @@ def _without_tensors(thing: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _with_tensors(thing: Any, tensors: list[torch.Tensor]) -> Any:
     """The inverse; the tensors are new ones, in the order of their indices."""
-    if isinstance(thing, _Placeholder):
+    if isinstance(thing, _TensorPlace):
         assert thing.index == len(tensors)
         tensors.append(torch.empty(thing.shape, dtype=thing.dtype, device="cpu"))
         return tensors[-1]
