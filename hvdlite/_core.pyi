@@ -13,6 +13,9 @@ ALLREDUCE: int
 BROADCAST: int
 ALLGATHER: int
 BARRIER: int
+ALLTOALL: int
+REDUCESCATTER: int
+JOIN: int
 
 # Reduce ops.
 AVERAGE: int
@@ -20,6 +23,7 @@ SUM: int
 MIN: int
 MAX: int
 PRODUCT: int
+ADASUM: int
 
 # Element types.
 UINT8: int
@@ -33,10 +37,16 @@ FLOAT32: int
 FLOAT64: int
 BOOL: int
 
+# Where tensors lie: in host memory; on a device, passing through host memory; on a device, where
+# something else does the work and the engine only agrees on it.
+ON_HOST: int
+STAGED: int
+ORDERED: int
+
 HEADER_BYTES: int
 """The first bytes of the shared memory, which are the caller's (for its nonce)."""
 
-def memory_bytes(local_size: int, inline_bytes: int, block_bytes: int) -> int:
+def memory_bytes(local_size: int, num_ranks: int, inline_bytes: int, block_bytes: int) -> int:
     """Size of the memory that the ranks of one host share."""
 
 def cpu_features() -> str:
@@ -58,15 +68,15 @@ def finish_on_exit(
     The arguments are addresses of MPI functions and the handle of a communicator that is used for
     nothing else. Does nothing where MPI is finalized by then, and in a forked child. Otherwise:
     code != 0: MPI_Abort(comm, code); if `supervised` (somebody sees this process end, and ends the
-    job) it just ends, without MPI_Finalize. Code 0: closes the engine that `close_on_exit` named;
+    job) it just ends, without MPI_Finalize. Code 0: closes the engines that `close_on_exit` named;
     where finalize != 0, waits for the other ranks (MPI_Ibarrier, tested with growing pauses, so
     that it uses no core), then MPI_Finalize.
     A later call replaces the former; abort=0 switches it off.
     """
 
-def close_on_exit(engine: Engine | None, /) -> None:
-    """The engine that the exit handlers close, with `linger`, where the exit code is 0. It is kept
-    alive past the end of Python. None: no longer."""
+def close_on_exit(engines: tuple[Engine, ...], /) -> None:
+    """The engines that the exit handlers close, in this order, with `linger`, where the exit code
+    is 0. They are kept alive past the end of Python. A later call replaces the former."""
 
 @final
 class Operation:
@@ -82,7 +92,11 @@ class Operation:
         """
 
     def rows(self) -> tuple[int, ...]:
-        """Allgather, after it ended: every member's first dimension, in member order."""
+        """Allgather, after it ended: every member's first dimension, in member order.
+
+        Of what was posted as ORDERED, its turn alone: what all members agree on is numbered with 0,
+        1, 2, ... on all of them alike; -1 where a member has joined.
+        """
 
     def capsule(self) -> Any:
         """Allgather, after it ended: the result as a DLPack capsule, which owns it. Once."""
@@ -104,6 +118,7 @@ class Engine:
         rank: int,
         hosts: Sequence[Sequence[int]],
         host_names: Sequence[str],
+        world_ranks: Sequence[int],
         memory_fd: int,
         wire: dict[str, int] | None,
         progress_thread: bool,
@@ -113,16 +128,22 @@ class Engine:
         piece_bytes: int,
         deterministic: bool,
         event_capacity: int,
+        stall_warning_s: float,
+        stall_shutdown_s: float,
     ) -> None:
-        """hosts: the world ranks on each host, each list ascending, the lists in the order of their
-        first rank; every rank stands in exactly one. host_names: their names, for messages.
+        """rank: this process's number among the members, from 0.
+        hosts: the members on each host, each list ascending, the lists in the order of their first
+        one; every member stands in exactly one. host_names: their names, for messages.
+        world_ranks: by member, what messages call it.
         memory_fd: memory of `memory_bytes(...)` bytes that all ranks of this host have open
         (duplicated by the engine), zero behind the header; -1 where the rank is alone on its host.
         wire: None where there is one host; else addresses of isend, irecv, test, cancel,
-        and the words comm (a communicator that is the engine's alone and whose ranks are the world
-        ranks), byte (MPI_BYTE), tag_ub.
+        and the words comm (a communicator that is the engine's alone and whose ranks are the
+        members), byte (MPI_BYTE), tag_ub.
         progress_thread: False where MPI may not be called from another thread; progress is then
         made inside poll and wait only.
+        stall_warning_s: after this time an operation that members have not come to is reported on
+        stderr, once; stall_shutdown_s: everything fails, on all members. 0: never.
         Collective: every rank makes its own, after all ranks of the host have opened the memory.
         """
 
@@ -140,18 +161,25 @@ class Engine:
         prescale: float,
         postscale: float,
         owner: object,
-        process_set: int = 0,
         wake: bool = True,
+        place: int = 0,
+        splits: int = 0,
+        group: tuple[int, int] | None = None,
         /,
     ) -> Operation:
         """Posts one operation; never blocks, and works on while Python is busy.
 
-        It is matched by (process_set, kind, name), of unnamed ones by (process_set, name), so that
-        ranks that post different kinds under the same unnamed name fail and do not hang.
+        It is matched by kind and name, unnamed ones by the name alone, so that ranks that post
+        different kinds under the same unnamed name fail and do not hang.
+        root: broadcast: a member's number.
         shape: that of the input. output: as large as the input, and may be the input (broadcast:
         the root's input is copied to its output if they differ); allgather: 0, see `capsule`.
         wake: False where the caller waits for it next: it is then driven by the calling thread,
         with no hand-over to the progress thread.
+        place: ON_HOST, STAGED or ORDERED: where the user's tensor lies, which must be the same on
+        all members. ORDERED: no data is moved; `rows` then gives the operation's turn.
+        splits: alltoall: address of int64 rows for each member, which are copied.
+        group: several tensors are reduced as one: their number, and a hash of their shapes.
         ValueError: an operation of this kind and name is in flight already.
         """
 
@@ -166,15 +194,29 @@ class Engine:
         prescale: float,
         postscale: float,
         owner: object,
-        process_set: int = 0,
         /,
     ) -> Plan:
         """Prepares an allreduce of `count` elements. Collective, matched by name like an operation,
         but does not block: a start before all members have come to it waits for them."""
 
+    def record(self, capacity: int, /) -> None:
+        """From now on keeps the latest `capacity` events: an event is an operation that comes to a
+        state. 0: none. Events that were kept before are gone. `event_capacity` is what is kept
+        from the start. This and the next two also work when the engine is closed."""
+
     def events(self) -> list[tuple[int, str, str]]:
-        """The latest events, oldest first: (time.monotonic_ns(), name, POSTED | MATCHED | RUNNING |
-        DONE | FAILED). Empty unless event_capacity > 0."""
+        """The events that are kept, oldest first: (time.monotonic_ns(), name, POSTED | MATCHED |
+        RUNNING | DONE | FAILED)."""
+
+    def drain_events(self) -> tuple[list[tuple[int, int, str, str, str, int]], int]:
+        """Takes out the events that are kept, oldest first, and says how many older ones found no
+        room since the last time.
+
+        (time.monotonic_ns(), the operation's number, its kind, its name, its state, the bytes of
+        its tensor on this rank). Names come again, numbers do not; a long name is cut and ends in
+        dots. The kind of a plan's making is 'plan', and its runs are 'allreduce'. Operations that
+        were posted before recording was switched on are there from their next state on.
+        """
 
     def counters(self) -> dict[str, int]:
         """So far: operations; between hosts control_messages, data_messages, data_bytes."""

@@ -70,7 +70,8 @@ static void put(writer *to, const char *format, ...)
 
 const char *hvdl_kind_name(int kind)
 {
-    static const char *const names[] = {"allreduce", "broadcast", "allgather", "barrier", "plan"};
+    static const char *const names[] = {"allreduce", "broadcast",     "allgather", "barrier",
+                                        "alltoall",  "reducescatter", "join",      "plan"};
     return names[kind];
 }
 
@@ -79,11 +80,16 @@ static void put_tensor(writer *to, const hvdl_desc *desc)
     static const char *const names[HVDL_NUM_DTYPES] = {"uint8",   "int8",    "int16",    "int32",
                                                        "int64",   "float16", "bfloat16", "float32",
                                                        "float64", "bool"};
+    if (desc->num_tensors) {
+        put(to, "%s in a group of %d tensors with %" PRId64 " elements (layout %08" PRIx64 ")",
+            names[desc->dtype], desc->num_tensors, desc->count, desc->layout & 0xffffffff);
+        return;
+    }
     put(to, "%s[", names[desc->dtype]);
     int shown = desc->ndim < HVDL_MAX_DIMS ? desc->ndim : HVDL_MAX_DIMS;
     for (int i = 0; i < shown; i++) {
         put(to, i ? ", " : "");
-        if (desc->kind == HVDL_ALLGATHER && i == 0)
+        if (desc->dims[i] < 0)
             put(to, "*"); /* the first dimension may differ */
         else
             put(to, "%" PRId64, desc->dims[i]);
@@ -92,7 +98,7 @@ static void put_tensor(writer *to, const hvdl_desc *desc)
 }
 
 /* In what the descriptors differ, and what to call it. */
-enum { KIND = 1, DTYPE = 2, SHAPE = 4, OP = 8, ROOT = 16, SCALE = 32 };
+enum { KIND = 1, DTYPE = 2, SHAPE = 4, OP = 8, ROOT = 16, SCALE = 32, PLACE = 64 };
 
 static int difference(const hvdl_desc *a, const hvdl_desc *b)
 {
@@ -101,7 +107,8 @@ static int difference(const hvdl_desc *a, const hvdl_desc *b)
     int found = 0;
     if (a->dtype != b->dtype)
         found |= DTYPE;
-    if (a->ndim != b->ndim || a->count != b->count || memcmp(a->dims, b->dims, sizeof a->dims))
+    if (a->ndim != b->ndim || a->count != b->count || memcmp(a->dims, b->dims, sizeof a->dims) ||
+        a->num_tensors != b->num_tensors || a->layout != b->layout)
         found |= SHAPE;
     if (a->op != b->op)
         found |= OP;
@@ -109,12 +116,17 @@ static int difference(const hvdl_desc *a, const hvdl_desc *b)
         found |= ROOT;
     if (a->prescale != b->prescale || a->postscale != b->postscale)
         found |= SCALE;
+    if (a->place != b->place)
+        found |= PLACE;
     return found;
 }
 
-static void put_values(writer *to, const hvdl_desc *desc, int differing)
+static void put_values(writer *to, const hvdl_desc *desc, int differing, const hvdl_naming *naming)
 {
-    static const char *const ops[HVDL_NUM_OPS] = {"Average", "Sum", "Min", "Max", "Product"};
+    static const char *const ops[HVDL_NUM_OPS] = {"Average", "Sum",     "Min",
+                                                  "Max",     "Product", "Adasum"};
+    static const char *const places[] = {"a tensor in host memory", "a tensor on a GPU",
+                                         "a tensor on a GPU"};
     const char *between = "";
     if (differing & KIND) {
         put(to, "%s", hvdl_kind_name(desc->kind));
@@ -129,24 +141,29 @@ static void put_values(writer *to, const hvdl_desc *desc, int differing)
         between = ", ";
     }
     if (differing & ROOT) {
-        put(to, "%sroot_rank %d", between, desc->root);
+        put(to, "%sroot_rank %d", between, naming->world_ranks[desc->root]);
         between = ", ";
     }
-    if (differing & SCALE)
+    if (differing & SCALE) {
         put(to, "%sprescale_factor %g and postscale_factor %g", between, desc->prescale,
             desc->postscale);
+        between = ", ";
+    }
+    if (differing & PLACE)
+        put(to, "%s%s", between, places[desc->place]);
 }
 
-static void put_ranks(writer *to, const hvdl_variant *variant, const char *const *host_of_rank)
+static void put_ranks(writer *to, const hvdl_variant *variant, const hvdl_naming *naming)
 {
     if (variant->num_ranks == 1) {
-        put(to, "rank %d on %s", variant->ranks[0], host_of_rank[variant->ranks[0]]);
+        int rank = variant->ranks[0];
+        put(to, "rank %d on %s", naming->world_ranks[rank], naming->hosts[rank]);
         return;
     }
     int named = variant->num_ranks < HVDL_MAX_NAMED ? variant->num_ranks : HVDL_MAX_NAMED;
     put(to, "ranks ");
     for (int i = 0; i < named; i++)
-        put(to, i ? ", %d" : "%d", variant->ranks[i]);
+        put(to, i ? ", %d" : "%d", naming->world_ranks[variant->ranks[i]]);
     if (variant->num_ranks > named)
         put(to, " and %d more", variant->num_ranks - named);
 }
@@ -156,11 +173,8 @@ static void put_remedy(writer *to, int differing)
     static const struct {
         int bit;
         const char *name;
-    } parts[] = {{DTYPE, "dtype"},
-                 {SHAPE, "shape"},
-                 {OP, "op"},
-                 {ROOT, "root_rank"},
-                 {SCALE, "scale factors"}};
+    } parts[] = {{DTYPE, "dtype"},    {SHAPE, "shape"},         {OP, "op"},
+                 {ROOT, "root_rank"}, {SCALE, "scale factors"}, {PLACE, "device"}};
     if (differing & KIND) {
         put(to, "; call the same operations in the same order on every rank, or give each a name");
         return;
@@ -174,8 +188,8 @@ static void put_remedy(writer *to, int differing)
     put(to, " the same on every rank");
 }
 
-void hvdl_variants_describe(const hvdl_variants *all, const char *name,
-                            const char *const *host_of_rank, char text[HVDL_TEXT_BYTES])
+void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hvdl_naming *naming,
+                            char text[HVDL_TEXT_BYTES])
 {
     /* The order: by lowest rank, but what most ranks sent comes last. */
     const hvdl_variant *order[HVDL_MAX_VARIANTS] = {NULL};
@@ -213,9 +227,9 @@ void hvdl_variants_describe(const hvdl_variants *all, const char *name,
         if (last && order[i]->num_ranks > 1)
             put(&to, "the other %d ranks", order[i]->num_ranks);
         else
-            put_ranks(&to, order[i], host_of_rank);
+            put_ranks(&to, order[i], naming);
         put(&to, i ? " " : " %s ", verb);
-        put_values(&to, &order[i]->desc, differing);
+        put_values(&to, &order[i]->desc, differing, naming);
     }
     put_remedy(&to, differing);
 }

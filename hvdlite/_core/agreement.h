@@ -26,9 +26,15 @@ void hvdl_variants_add(hvdl_variants *all, const hvdl_desc *desc, int rank);
 /* Adds what the ranks of another host posted. */
 void hvdl_variants_merge(hvdl_variants *all, const hvdl_variants *more);
 
-/* Writes the text of the disagreement (count > 1). host_of_rank: the host's name per rank. */
-void hvdl_variants_describe(const hvdl_variants *all, const char *name,
-                            const char *const *host_of_rank, char text[HVDL_TEXT_BYTES]);
+/* How texts name the ranks. */
+typedef struct {
+    const int *world_ranks;   /* by rank */
+    const char *const *hosts; /* the host's name, by rank */
+} hvdl_naming;
+
+/* Writes the text of the disagreement (count > 1). */
+void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hvdl_naming *naming,
+                            char text[HVDL_TEXT_BYTES]);
 
 const char *hvdl_kind_name(int kind); /* "allreduce" ... */
 

@@ -81,6 +81,23 @@ static void copy_scaled(const hvdl_pass *pass, char *to, const char *from, size_
         memcpy(to, from, count * hvdl_dtype_bytes((int)pass->dtype));
 }
 
+static hvdl_range both(hvdl_range a, hvdl_range b)
+{
+    size_t begin = a.begin > b.begin ? a.begin : b.begin;
+    size_t end = a.end < b.end ? a.end : b.end;
+    return (hvdl_range){begin, end > begin ? end : begin};
+}
+
+/* Takes what this rank wants of a block of a share: the source's bytes `part`, which are at `at`. */
+static void take_of(const hvdl_source *source, hvdl_range part, const char *at)
+{
+    hvdl_range wanted = both(part, source->take);
+    const char *from = at + (wanted.begin - part.begin);
+    char *to = source->to + (wanted.begin - source->take.begin);
+    if (hvdl_range_size(wanted) && to != from)
+        memcpy(to, from, hvdl_range_size(wanted));
+}
+
 static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
 {
     size_t esize = hvdl_dtype_bytes((int)pass->dtype);
@@ -109,8 +126,7 @@ static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint6
                 continue;
             if (!alone)
                 memcpy(staging, source->from + part.begin, hvdl_range_size(part));
-            if (source->to != source->from)
-                memcpy(source->to + part.begin, source->from + part.begin, hvdl_range_size(part));
+            take_of(source, part, source->from + part.begin);
         }
         break;
     }
@@ -154,15 +170,23 @@ static void take_out(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uin
     switch (pass->type) {
     case HVDL_PASS_ALLREDUCE: {
         hvdl_range part = block_of(pass->count, pass->unit, b);
-        char *to = pass->out + part.begin * esize;
+        hvdl_range wanted = both(part, pass->keep);
+        if (!hvdl_range_size(wanted))
+            break;
+        char *to = pass->out + (wanted.begin - pass->keep.begin) * esize;
         if (pass->direct) {
-            add_up(shm, pass, number, 0, hvdl_range_size(part), to);
+            add_up(shm, pass, number, (wanted.begin - part.begin) * esize, hvdl_range_size(wanted),
+                   to);
             break;
         }
         for (int r = 0; r < shm->local_size; r++) {
             hvdl_range slice = block_slice(shm, pass, b, r);
-            memcpy(to + slice.begin * esize, hvdl_staging(shm, r, number) + slice.begin * esize,
-                   hvdl_range_size(slice) * esize);
+            slice = (hvdl_range){part.begin + slice.begin, part.begin + slice.end};
+            slice = both(slice, wanted);
+            if (hvdl_range_size(slice))
+                memcpy(to + (slice.begin - wanted.begin) * esize,
+                       hvdl_staging(shm, r, number) + (slice.begin - part.begin) * esize,
+                       hvdl_range_size(slice) * esize);
         }
         break;
     }
@@ -171,9 +195,8 @@ static void take_out(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uin
         for (int i = 0; i < pass->num_sources; i++) {
             const hvdl_source *source = &pass->sources[i];
             hvdl_range part = block_of(source->bytes, pass->unit, b);
-            if (source->local != shm->local_rank && hvdl_range_size(part))
-                memcpy(source->to + part.begin, hvdl_staging(shm, source->local, number),
-                       hvdl_range_size(part));
+            if (source->local != shm->local_rank)
+                take_of(source, part, hvdl_staging(shm, source->local, number));
         }
         break;
     }

@@ -27,12 +27,13 @@ typedef enum {
     HVDL_PASS_SHARE      /* some ranks give, everyone gets all that is given */
 } hvdl_pass_type;
 
-/* What local rank `local` gives in a share. */
+/* What local rank `local` gives in a share, and what this rank takes of it. */
 typedef struct {
     int local;
     const char *from; /* valid on that rank */
-    char *to;         /* where it goes on this rank; may be `from` */
     size_t bytes;
+    hvdl_range take; /* of these bytes */
+    char *to;        /* where they go on this rank; may be where they come from */
 } hvdl_source;
 
 typedef struct hvdl_pass {
@@ -46,7 +47,8 @@ typedef struct hvdl_pass {
     hvdl_op op;
     hvdl_scale prescale, scale; /* of each input; of the sum */
     const char *in;
-    char *out;
+    char *out;       /* allreduce: of the elements in `keep` */
+    hvdl_range keep; /* allreduce: the part of the result that this rank wants */
     size_t count;
     int num_rails; /* scatter: slices, as hvdl_slice cuts the piece */
     /* set by hvdl_conveyor_add */

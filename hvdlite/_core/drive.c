@@ -24,10 +24,27 @@ void hvdl_fail_all(hvdl_engine *e, const char *text)
         pthread_mutex_unlock(&e->queue_lock);
         if (!op)
             return;
-        if (op->plan && op->plan->waiting == op)
+        if (op->plan && op->plan->waiting == op) {
             op->plan->waiting = NULL;
+            e->num_waiting_runs--;
+        }
         hvdl_finish(e, op, text);
     }
+}
+
+static void break_with(hvdl_engine *e, const char *text)
+{
+    free(e->gone);
+    e->gone = strdup(text);
+    e->broken = true;
+}
+
+void hvdl_break_all(hvdl_engine *e, const char *text)
+{
+    if (e->broken)
+        return;
+    break_with(e, text);
+    hvdl_fail_all(e, text);
 }
 
 void hvdl_break(hvdl_engine *e, const char *format, ...)
@@ -39,9 +56,7 @@ void hvdl_break(hvdl_engine *e, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    free(e->gone);
-    e->gone = strdup(text);
-    e->broken = true;
+    break_with(e, text);
     /* The others wait for this rank: they must hear of it, since its process lives on. */
     atomic_store(&e->shm.control->ranks[e->local].left, 2);
     hvdl_shm_ring(&e->shm);
@@ -56,15 +71,17 @@ static void look_for_dead(hvdl_engine *e)
         return;
     int dead = hvdl_shm_find_dead(&e->shm);
     if (dead >= 0 && !e->broken)
-        hvdl_break(e, "rank %d on %s has died", hvdl_rank_of_local(e, dead),
+        hvdl_break(e, "rank %d on %s has died", hvdl_world_rank(e, hvdl_rank_of_local(e, dead)),
                    e->config.host_names[e->host]);
     for (int r = 0; r < e->local_size && !e->broken; r++)
         if (r != e->local && atomic_load(&e->shm.control->ranks[r].left) == 2)
             hvdl_break(e, "rank %d on %s has left while operations were under way",
-                       hvdl_rank_of_local(e, r), e->config.host_names[e->host]);
+                       hvdl_world_rank(e, hvdl_rank_of_local(e, r)), e->config.host_names[e->host]);
 }
 
 /* ---- driving ---- */
+
+#define SWEEPS_BETWEEN_STALL_LOOKS 4096 /* where it never sleeps */
 
 /* Moves everything as far as it can go now. Returns whether anything moved. */
 bool hvdl_sweep(hvdl_engine *e)
@@ -76,10 +93,13 @@ bool hvdl_sweep(hvdl_engine *e)
     if (e->config.num_hosts > 1) {
         bool busy = hvdl_control_step(e, &progressed);
         hvdl_step_exchanges(e, &progressed);
-        atomic_store_explicit(&e->busy, busy || e->deferred, memory_order_relaxed);
+        busy |= e->deferred || e->num_asking;
+        atomic_store_explicit(&e->busy, busy, memory_order_relaxed);
     } else {
         atomic_store_explicit(&e->busy, e->deferred != NULL, memory_order_relaxed);
     }
+    if (++e->sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0)
+        hvdl_stall_look(e);
     hvdl_pass *finished;
     progressed |= hvdl_conveyor_step(&e->conveyor, &finished);
     if (finished)
@@ -123,6 +143,8 @@ void hvdl_pause(hvdl_engine *e, bool (*wanted)(hvdl_engine *))
     bool on_wire = e->config.num_hosts > 1;
     long longest = on_wire ? LONGEST_WIRE_PAUSE_NS : LONGEST_PAUSE_NS;
     long pause = e->pause_ns ? 2 * e->pause_ns : FIRST_PAUSE_NS;
+    if (e->deferred) /* nobody rings when there is room in the journal */
+        longest = LONGEST_WIRE_PAUSE_NS;
     pause = pause < longest ? pause : longest;
     uint32_t bell = hvdl_shm_sleep_prepare(&e->shm);
     if (!hvdl_sweep(e) && !wanted(e)) {
@@ -131,6 +153,7 @@ void hvdl_pause(hvdl_engine *e, bool (*wanted)(hvdl_engine *))
         e->idle_looks = looks;
     }
     hvdl_shm_sleep_done(&e->shm);
+    hvdl_stall_look(e);
     if (pause >= LONGEST_PAUSE_NS || looks % LOOKS_BETWEEN_HEALTH_CHECKS == 0)
         look_for_dead(e);
 }
@@ -156,6 +179,23 @@ static bool has_work(hvdl_engine *e)
     return atomic_load(&e->num_in_flight) > 0 || atomic_load(&e->busy) || atomic_load(&e->queued);
 }
 
+#define QUIET_PAUSES 20
+
+/* What others want of this rank, which does nothing itself. They may have more to say: a sweep takes
+ * one message of each host, and MPI may hold back the next ones until this one is received. */
+static void serve_others(hvdl_engine *e)
+{
+    int pauses = hvdl_sweep(e) ? 0 : QUIET_PAUSES;
+    while (pauses < QUIET_PAUSES && !thread_unwanted(e)) {
+        if (hvdl_sweep(e)) {
+            pauses = 0;
+            continue;
+        }
+        hvdl_pause(e, thread_unwanted);
+        pauses += e->pause_ns > 0;
+    }
+}
+
 void *hvdl_progress_main(void *argument)
 {
     hvdl_engine *e = argument;
@@ -168,8 +208,9 @@ void *hvdl_progress_main(void *argument)
             hvdl_futex_wait(bell, seen, 1000000000L);
             atomic_store(&e->thread_idle, false);
             if (!thread_unwanted(e) && !has_work(e) && !pthread_mutex_trylock(&e->driving)) {
-                hvdl_sweep(e);
+                serve_others(e);
                 look_for_dead(e);
+                hvdl_stall_look(e);
                 pthread_mutex_unlock(&e->driving);
             }
             continue;
@@ -232,7 +273,9 @@ void hvdl_engine_poll(hvdl_engine *e)
 {
     if (e->has_thread || e->config.num_ranks == 1 || pthread_mutex_trylock(&e->driving))
         return;
-    if (!hvdl_sweep(e))
+    if (!hvdl_sweep(e)) {
         look_for_dead(e);
+        hvdl_stall_look(e);
+    }
     pthread_mutex_unlock(&e->driving);
 }

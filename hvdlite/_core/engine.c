@@ -20,12 +20,15 @@ static void free_geometry(hvdl_engine *e)
     free(e->name_of);
     free(e->host_sizes);
     free(e->members);
+    free(e->world_ranks);
     free(e->host_of);
     free(e->local_of);
     free(e->host_first);
     free(e->rail_peers);
+    free(e->all_ranks);
     free(e->events);
     free(e->scratch);
+    free(e->joined);
 }
 
 static void *copy_of(const void *from, size_t bytes)
@@ -43,19 +46,25 @@ static hvdl_err set_geometry(hvdl_engine *e, const hvdl_engine_config *config)
     e->config = *config;
     e->host_sizes = copy_of(config->host_sizes, hosts * sizeof(int));
     e->members = copy_of(config->members, ranks * sizeof(int));
+    e->world_ranks = copy_of(config->world_ranks, ranks * sizeof(int));
     e->host_of = calloc(ranks, sizeof(int));
     e->local_of = calloc(ranks, sizeof(int));
     e->host_first = calloc(hosts, sizeof(int));
     e->name_of = calloc(ranks, sizeof *e->name_of);
     e->host_names = calloc(hosts, sizeof *e->host_names);
     e->rail_peers = calloc(hosts, sizeof(int));
-    e->scratch = malloc(sizeof(hvdl_post_body) + config->inline_bytes);
-    e->events = calloc(config->event_capacity + 1, sizeof *e->events);
-    if (!e->host_sizes || !e->members || !e->host_of || !e->local_of || !e->host_first ||
-        !e->name_of || !e->host_names || !e->rail_peers || !e->scratch || !e->events)
+    e->all_ranks = calloc(ranks, sizeof(int));
+    e->scratch = malloc(sizeof(hvdl_post_body) + hvdl_largest_payload(config));
+    if (!e->host_sizes || !e->members || !e->world_ranks || !e->host_of || !e->local_of ||
+        !e->host_first || !e->name_of || !e->host_names || !e->rail_peers || !e->all_ranks ||
+        !e->scratch)
         return HVDL_ENOMEM;
     e->config.host_sizes = e->host_sizes;
     e->config.members = e->members;
+    e->config.world_ranks = e->world_ranks;
+    e->naming = (hvdl_naming){e->world_ranks, e->name_of};
+    for (int rank = 0; rank < config->num_ranks; rank++)
+        e->all_ranks[rank] = rank;
     e->num_rails = config->num_ranks;
     for (int h = 0, first = 0; h < config->num_hosts; first += config->host_sizes[h++]) {
         e->host_first[h] = first;
@@ -77,7 +86,11 @@ static hvdl_err set_geometry(hvdl_engine *e, const hvdl_engine_config *config)
     e->host = e->host_of[config->rank];
     e->local = e->local_of[config->rank];
     e->local_size = e->host_sizes[e->host];
+    e->joined = calloc((size_t)e->local_size, sizeof *e->joined);
+    if (!e->joined)
+        return HVDL_ENOMEM;
     e->is_leader = e->local == 0;
+    e->last_joined = -1;
     for (int h = 0; h < config->num_hosts && e->local < e->num_rails; h++)
         e->rail_peers[h] = e->members[e->host_first[h] + e->local];
     if (config->wire)
@@ -109,10 +122,14 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
         return HVDL_ENOMEM;
     pthread_mutex_init(&e->queue_lock, NULL);
     pthread_mutex_init(&e->driving, NULL);
+    pthread_mutex_init(&e->events_lock, NULL);
     hvdl_err err = set_geometry(e, config);
     if (!err)
+        err = hvdl_engine_record(e, config->event_capacity);
+    if (!err)
         err = hvdl_shm_open(&e->shm, config->memory_fd, e->local_size, e->local,
-                            config->inline_bytes, config->block_bytes);
+                            hvdl_posted_payload(config->num_ranks, config->inline_bytes),
+                            config->block_bytes);
     if (err) {
         free_geometry(e);
         free(e);
@@ -199,7 +216,7 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
     }
     char text[HVDL_TEXT_BYTES];
     snprintf(text, sizeof text, "rank %d called shutdown before the operation had ended",
-             e->config.rank);
+             hvdl_own_number(e));
     e->broken = true;
     hvdl_fail_all(e, text);
     hvdl_plans_drop_owners(e);
@@ -233,10 +250,12 @@ void hvdl_engine_free(hvdl_engine *e)
     free(e->meetings.slots);
     free(e->meetings_by_id.slots);
     free(e->in_flight.slots);
+    hvdl_stall_free(e);
     free(e->dead_owners);
     free(e->gone);
     pthread_mutex_destroy(&e->queue_lock);
     pthread_mutex_destroy(&e->driving);
+    pthread_mutex_destroy(&e->events_lock);
     free_geometry(e);
     free(e);
 }
@@ -248,30 +267,13 @@ int hvdl_engine_num_ranks(const hvdl_engine *e)
     return e->config.num_ranks;
 }
 
-size_t hvdl_engine_event_capacity(const hvdl_engine *e)
-{
-    return e->config.event_capacity;
-}
-
-size_t hvdl_engine_events(hvdl_engine *e, hvdl_event *to, size_t room)
-{
-    pthread_mutex_lock(&e->queue_lock);
-    size_t capacity = e->config.event_capacity;
-    size_t count = e->num_events < capacity ? (size_t)e->num_events : capacity;
-    count = count < room ? count : room;
-    for (size_t i = 0; i < count; i++)
-        to[i] = e->events[(e->num_events - count + i) % capacity];
-    pthread_mutex_unlock(&e->queue_lock);
-    return count;
-}
-
 hvdl_counters hvdl_engine_counters(hvdl_engine *e)
 {
     hvdl_counters counters = {0};
     pthread_mutex_lock(&e->queue_lock);
     counters.operations = e->num_operations;
     pthread_mutex_unlock(&e->queue_lock);
-    counters.control_messages = hvdl_control_messages(e);
+    counters.control_messages = e->wire.control_messages;
     counters.data_messages = e->wire.data_messages;
     counters.data_bytes = e->wire.data_bytes;
     return counters;

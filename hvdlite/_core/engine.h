@@ -13,19 +13,22 @@ typedef struct hvdl_operation hvdl_operation;
 typedef struct hvdl_plan hvdl_plan;
 
 typedef struct {
-    int rank, num_ranks, num_hosts;
-    const int *host_sizes;         /* ranks per host */
-    const int *members;            /* ranks, host by host, ascending within each */
-    const char *const *host_names; /* per host */
-    int memory_fd;                 /* -1: alone on the host */
-    const hvdl_wire *wire;         /* NULL where there is one host */
+    int rank, num_ranks, num_hosts; /* ranks of the members, from 0 */
+    const int *host_sizes;          /* ranks per host */
+    const int *members;             /* ranks, host by host, ascending within each */
+    const int *world_ranks;         /* what texts call each rank */
+    const char *const *host_names;  /* per host */
+    int memory_fd;                  /* -1: alone on the host */
+    const hvdl_wire *wire;          /* NULL where there is one host */
     bool progress_thread;
     size_t inline_bytes;  /* up to here an operation's data travels with its posting */
     size_t block_bytes;   /* of the conveyor */
     size_t segment_bytes; /* of messages between hosts */
     size_t piece_bytes;   /* what goes through the phases of an operation as a unit */
-    bool deterministic;   /* sums in rank order, whatever the size */
-    size_t event_capacity;
+    uint64_t stall_warning_ns, stall_shutdown_ns; /* 0: never */
+    void (*say)(const char *line);                /* to the user; any thread */
+    bool deterministic;                           /* sums in rank order, whatever the size */
+    size_t event_capacity;                        /* of hvdl_engine_record, from the start */
 } hvdl_engine_config;
 
 /* What is to be done. The buffers must stay until the operation has ended; `owner` is handed back by
@@ -34,18 +37,35 @@ typedef struct {
     hvdl_desc desc;
     const char *name;
     bool unnamed; /* matched whatever the kind */
-    int process_set;
     const void *input;
     void *output;
-    int64_t rows; /* allgather: this rank's first dimension */
+    int64_t rows;          /* allgather, alltoall: this rank's first dimension */
+    const int64_t *splits; /* alltoall: rows for each rank; copied */
     void *owner;
 } hvdl_posting;
 
+/* The most that a rank adds to the posting of an operation: tiny data, or an alltoall's splits. */
+static inline size_t hvdl_posted_payload(int num_ranks, size_t inline_bytes)
+{
+    size_t splits = (size_t)num_ranks * sizeof(int64_t);
+    return inline_bytes > splits ? inline_bytes : splits;
+}
+
+/* An operation has come to a state. */
 typedef struct {
-    uint64_t time_ns; /* CLOCK_MONOTONIC */
-    const char *what;
-    char name[52]; /* cut */
+    uint64_t time_ns;    /* CLOCK_MONOTONIC */
+    uint64_t operation;  /* its number: names come again */
+    uint64_t bytes;      /* of the tensor on this rank */
+    int32_t kind, state; /* hvdl_kind; see hvdl_state_name */
+    char name[224];      /* cut */
 } hvdl_event;
+
+/* Event i, the oldest first, stands at (first + i) % capacity; `ring` is the caller's to free. */
+typedef struct {
+    hvdl_event *ring;
+    size_t capacity, first, count;
+    uint64_t lost; /* older ones that found no room */
+} hvdl_events;
 
 hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config);
 
@@ -68,9 +88,10 @@ void hvdl_engine_poll(hvdl_engine *engine);
 
 /* Of an operation that is done. NULL: it succeeded. */
 const char *hvdl_operation_error(const hvdl_operation *operation);
-/* Allgather: every rank's first dimension. */
-const int64_t *hvdl_operation_rows(const hvdl_operation *operation);
-/* Allgather: the result, which becomes the caller's to free(). Once. */
+/* Allgather, alltoall: rows that came from each rank. Join: the last rank to join. Of a tensor that
+ * stays on its device: the operation's turn. NULL otherwise. */
+const int64_t *hvdl_operation_rows(const hvdl_operation *operation, int *count);
+/* Allgather, alltoall: the result, which becomes the caller's to free(). Once. */
 void *hvdl_operation_take_output(hvdl_operation *operation);
 const hvdl_desc *hvdl_operation_desc(const hvdl_operation *operation);
 
@@ -81,10 +102,14 @@ void *hvdl_engine_reap(hvdl_engine *engine);
 
 const char *hvdl_kind_name(int kind); /* "allreduce" ... */
 int hvdl_engine_num_ranks(const hvdl_engine *engine);
-size_t hvdl_engine_event_capacity(const hvdl_engine *engine);
 
-/* Copies up to `room` of the latest events, oldest first; returns how many. */
-size_t hvdl_engine_events(hvdl_engine *engine, hvdl_event *to, size_t room);
+const char *hvdl_state_name(int state); /* "POSTED" ... */
+/* From now on keeps the latest `capacity` events; 0: none. What was kept before is gone. */
+hvdl_err hvdl_engine_record(hvdl_engine *engine, size_t capacity);
+/* A copy of those that are kept. */
+hvdl_err hvdl_engine_events(hvdl_engine *engine, hvdl_events *to);
+/* Takes out those that are kept. */
+hvdl_err hvdl_engine_drain_events(hvdl_engine *engine, hvdl_events *to);
 
 typedef struct {
     uint64_t operations, control_messages, data_messages, data_bytes;

@@ -3,20 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pairwise.h"
 #include "schedule.h"
-
-#define HVDL_WINDOW 4
-
-/* Messages from one peer, or to one, with one tag, in order. Message m has slot m % HVDL_WINDOW.
- * done <= posted <= done + HVDL_WINDOW */
-typedef struct {
-    size_t posted, done;
-    hvdl_request requests[HVDL_WINDOW];
-} stream;
 
 /* What goes to and comes from one other host in the direct exchange. */
 typedef struct {
-    stream send_part, recv_part, send_sum, recv_sum;
+    hvdl_stream send_part, recv_part, send_sum, recv_sum;
     char *parts; /* HVDL_WINDOW segments received from that host */
 } direct_peer;
 
@@ -24,56 +16,16 @@ struct hvdl_exchange {
     hvdl_exchange_spec spec;
     hvdl_wire *wire;
     size_t esize, num_segments;
-    size_t segment_room;  /* bytes of the largest segment */
-    size_t *chunks;       /* gather: offsets, then sizes, of all hosts' chunks */
-    stream send, recv;    /* ring, gather, chain */
-    size_t num_messages;  /* ring, gather: of the whole exchange, each way */
-    size_t num_reducing;  /* ring: the first so many received messages are added */
-    direct_peer *directs; /* direct: one per host, the own one unused */
-    size_t reduced;       /* direct: segments of the own chunk that are complete */
+    size_t segment_room;    /* bytes of the largest segment */
+    size_t *chunks;         /* gather: offsets, then sizes, of all hosts' chunks */
+    hvdl_stream send, recv; /* ring, gather, chain */
+    size_t num_messages;    /* ring, gather: of the whole exchange, each way */
+    size_t num_reducing;    /* ring: the first so many received messages are added */
+    direct_peer *directs;   /* direct: one per host, the own one unused */
+    size_t reduced;         /* direct: segments of the own chunk that are complete */
+    hvdl_pairwise *pairwise;
     char *scratch;
 };
-
-/* ---- streams ---- */
-
-static bool stream_has_room(const stream *s)
-{
-    return s->posted - s->done < HVDL_WINDOW;
-}
-
-/* Tests the oldest message in flight. *completed: there was one, and it is done. */
-static hvdl_err stream_test(hvdl_exchange *x, stream *s, bool *completed)
-{
-    *completed = false;
-    if (s->done == s->posted)
-        return HVDL_OK;
-    hvdl_err err = hvdl_wire_test(x->wire, &s->requests[s->done % HVDL_WINDOW], completed);
-    if (!err && *completed)
-        s->done++;
-    return err;
-}
-
-static hvdl_err stream_send(hvdl_exchange *x, stream *s, const void *from, size_t bytes, int host,
-                            int tag)
-{
-    hvdl_err err = hvdl_wire_send(x->wire, from, bytes, x->spec.peers[host], tag,
-                                  &s->requests[s->posted % HVDL_WINDOW]);
-    if (!err) {
-        s->posted++;
-        x->wire->data_messages++;
-        x->wire->data_bytes += bytes;
-    }
-    return err;
-}
-
-static hvdl_err stream_recv(hvdl_exchange *x, stream *s, void *to, size_t bytes, int host, int tag)
-{
-    hvdl_err err = hvdl_wire_recv(x->wire, to, bytes, x->spec.peers[host], tag,
-                                  &s->requests[s->posted % HVDL_WINDOW]);
-    if (!err)
-        s->posted++;
-    return err;
-}
 
 /* ---- where things lie ---- */
 
@@ -134,17 +86,17 @@ static hvdl_err ring_step(hvdl_exchange *x, bool *progressed, bool *done)
     bool again = true;
     while (again) {
         bool completed;
-        hvdl_err err = stream_test(x, &x->recv, &completed);
+        hvdl_err err = hvdl_stream_test(x->wire, &x->recv, &completed);
         again = completed;
         if (!err && completed)
             err = ring_received(x, x->recv.done - 1);
         if (!err) {
-            err = stream_test(x, &x->send, &completed);
+            err = hvdl_stream_test(x->wire, &x->send, &completed);
             again |= completed;
         }
         /* What is received in place overwrites a segment that was sent num_reducing messages ago
          * (the same chunk, on its first way round): that send must have left the buffer. */
-        while (!err && x->recv.posted < x->num_messages && stream_has_room(&x->recv) &&
+        while (!err && x->recv.posted < x->num_messages && hvdl_stream_has_room(&x->recv) &&
                (x->recv.posted < x->num_reducing ||
                 x->send.done > x->recv.posted - x->num_reducing || !x->num_reducing)) {
             size_t message = x->recv.posted;
@@ -154,18 +106,19 @@ static hvdl_err ring_step(hvdl_exchange *x, bool *progressed, bool *done)
             void *to = message < x->num_reducing
                            ? x->scratch + message % HVDL_WINDOW * x->segment_room
                            : spec->buffer + at.begin;
-            err = stream_recv(x, &x->recv, to, hvdl_range_size(at), previous, spec->tag);
+            err = hvdl_stream_recv(x->wire, &x->recv, to, hvdl_range_size(at),
+                                   spec->peers[previous], spec->tag);
             again = true;
         }
         /* A segment is sent on one step after it was received: message m after m - num_segments. */
-        while (!err && x->send.posted < x->num_messages && stream_has_room(&x->send) &&
+        while (!err && x->send.posted < x->num_messages && hvdl_stream_has_room(&x->send) &&
                x->send.posted < x->recv.done + x->num_segments) {
             size_t message = x->send.posted;
             int step = (int)(message / x->num_segments);
             hvdl_range at = segment_at(x, hvdl_ring_send_chunk(spec->host, step, hosts),
                                        message % x->num_segments);
-            err = stream_send(x, &x->send, spec->buffer + at.begin, hvdl_range_size(at), next,
-                              spec->tag);
+            err = hvdl_stream_send(x->wire, &x->send, spec->buffer + at.begin, hvdl_range_size(at),
+                                   spec->peers[next], spec->tag);
             again = true;
         }
         if (err)
@@ -196,41 +149,44 @@ static hvdl_err direct_step_peer(hvdl_exchange *x, int h, bool *again)
 {
     direct_peer *peer = &x->directs[h];
     const hvdl_exchange_spec *spec = &x->spec;
-    stream *all[] = {&peer->recv_part, &peer->recv_sum, &peer->send_part, &peer->send_sum};
+    int peer_rank = spec->peers[h];
+    hvdl_stream *all[] = {&peer->recv_part, &peer->recv_sum, &peer->send_part, &peer->send_sum};
     hvdl_err err = HVDL_OK;
     for (size_t i = 0; !err && i < sizeof all / sizeof *all; i++) {
         bool completed;
-        err = stream_test(x, all[i], &completed);
+        err = hvdl_stream_test(x->wire, all[i], &completed);
         *again |= completed;
     }
     /* A part's slot is free once the segment before the last HVDL_WINDOW ones has been added. */
-    while (!err && peer->recv_part.posted < x->num_segments && stream_has_room(&peer->recv_part) &&
+    while (!err && peer->recv_part.posted < x->num_segments &&
+           hvdl_stream_has_room(&peer->recv_part) &&
            peer->recv_part.posted < x->reduced + HVDL_WINDOW) {
         size_t segment = peer->recv_part.posted;
         hvdl_range at = segment_at(x, spec->host, segment);
-        err =
-            stream_recv(x, &peer->recv_part, peer->parts + segment % HVDL_WINDOW * x->segment_room,
-                        hvdl_range_size(at), h, spec->tag);
+        err = hvdl_stream_recv(x->wire, &peer->recv_part,
+                               peer->parts + segment % HVDL_WINDOW * x->segment_room,
+                               hvdl_range_size(at), peer_rank, spec->tag);
         *again = true;
     }
-    while (!err && peer->send_part.posted < x->num_segments && stream_has_room(&peer->send_part)) {
+    while (!err && peer->send_part.posted < x->num_segments &&
+           hvdl_stream_has_room(&peer->send_part)) {
         hvdl_range at = segment_at(x, h, peer->send_part.posted);
-        err = stream_send(x, &peer->send_part, spec->buffer + at.begin, hvdl_range_size(at), h,
-                          spec->tag);
+        err = hvdl_stream_send(x->wire, &peer->send_part, spec->buffer + at.begin,
+                               hvdl_range_size(at), peer_rank, spec->tag);
         *again = true;
     }
-    while (!err && peer->send_sum.posted < x->reduced && stream_has_room(&peer->send_sum)) {
+    while (!err && peer->send_sum.posted < x->reduced && hvdl_stream_has_room(&peer->send_sum)) {
         hvdl_range at = segment_at(x, spec->host, peer->send_sum.posted);
-        err = stream_send(x, &peer->send_sum, spec->buffer + at.begin, hvdl_range_size(at), h,
-                          spec->tag + 1);
+        err = hvdl_stream_send(x->wire, &peer->send_sum, spec->buffer + at.begin,
+                               hvdl_range_size(at), peer_rank, spec->tag + 1);
         *again = true;
     }
     /* The sum replaces the part that was sent: that send must have left the buffer. */
-    while (!err && peer->recv_sum.posted < x->num_segments && stream_has_room(&peer->recv_sum) &&
-           peer->send_part.done > peer->recv_sum.posted) {
+    while (!err && peer->recv_sum.posted < x->num_segments &&
+           hvdl_stream_has_room(&peer->recv_sum) && peer->send_part.done > peer->recv_sum.posted) {
         hvdl_range at = segment_at(x, h, peer->recv_sum.posted);
-        err = stream_recv(x, &peer->recv_sum, spec->buffer + at.begin, hvdl_range_size(at), h,
-                          spec->tag + 1);
+        err = hvdl_stream_recv(x->wire, &peer->recv_sum, spec->buffer + at.begin,
+                               hvdl_range_size(at), peer_rank, spec->tag + 1);
         *again = true;
     }
     return err;
@@ -278,23 +234,23 @@ static hvdl_err chain_step(hvdl_exchange *x, bool *progressed, bool *done)
     bool again = true;
     while (again) {
         bool completed;
-        hvdl_err err = stream_test(x, &x->recv, &completed);
+        hvdl_err err = hvdl_stream_test(x->wire, &x->recv, &completed);
         again = completed;
         if (!err) {
-            err = stream_test(x, &x->send, &completed);
+            err = hvdl_stream_test(x->wire, &x->send, &completed);
             again |= completed;
         }
-        while (!err && x->recv.posted < to_recv && stream_has_room(&x->recv)) {
+        while (!err && x->recv.posted < to_recv && hvdl_stream_has_room(&x->recv)) {
             hvdl_range at = segment_at(x, 0, x->recv.posted);
-            err = stream_recv(x, &x->recv, spec->buffer + at.begin, hvdl_range_size(at),
-                              (spec->host + hosts - 1) % hosts, spec->tag);
+            err = hvdl_stream_recv(x->wire, &x->recv, spec->buffer + at.begin, hvdl_range_size(at),
+                                   spec->peers[(spec->host + hosts - 1) % hosts], spec->tag);
             again = true;
         }
-        while (!err && x->send.posted < to_send && stream_has_room(&x->send) &&
+        while (!err && x->send.posted < to_send && hvdl_stream_has_room(&x->send) &&
                (place == 0 || x->send.posted < x->recv.done)) {
             hvdl_range at = segment_at(x, 0, x->send.posted);
-            err = stream_send(x, &x->send, spec->buffer + at.begin, hvdl_range_size(at),
-                              (spec->host + 1) % hosts, spec->tag);
+            err = hvdl_stream_send(x->wire, &x->send, spec->buffer + at.begin, hvdl_range_size(at),
+                                   spec->peers[(spec->host + 1) % hosts], spec->tag);
             again = true;
         }
         if (err)
@@ -311,6 +267,19 @@ static hvdl_err allocate(hvdl_exchange *x)
 {
     const hvdl_exchange_spec *spec = &x->spec;
     size_t hosts = (size_t)spec->num_hosts;
+    if (spec->algorithm == HVDL_PAIRWISE) {
+        hvdl_pairwise_spec pairwise = {.rank = spec->host,
+                                       .num_ranks = spec->num_hosts,
+                                       .tag = spec->tag,
+                                       .input = spec->input,
+                                       .output = spec->buffer,
+                                       .send_offsets = spec->send_offsets,
+                                       .send_bytes = spec->send_bytes,
+                                       .recv_offsets = spec->chunk_offsets,
+                                       .recv_bytes = spec->chunk_bytes,
+                                       .segment_bytes = spec->segment_bytes};
+        return hvdl_pairwise_create(&x->pairwise, &pairwise);
+    }
     if (spec->algorithm == HVDL_GATHER) {
         x->chunks = malloc(2 * hosts * sizeof *x->chunks);
         if (!x->chunks)
@@ -375,33 +344,22 @@ hvdl_err hvdl_exchange_step(hvdl_exchange *x, bool *progressed, bool *done)
     switch (x->spec.algorithm) {
     case HVDL_DIRECT: return direct_step(x, progressed, done);
     case HVDL_CHAIN: return chain_step(x, progressed, done);
+    case HVDL_PAIRWISE: return hvdl_pairwise_step(x->pairwise, x->wire, progressed, done);
     default: return ring_step(x, progressed, done);
     }
 }
 
-static bool end_stream(hvdl_exchange *x, stream *s, bool receiving)
-{
-    bool ended = true;
-    for (size_t m = s->done; m < s->posted; m++) {
-        hvdl_request *request = &s->requests[m % HVDL_WINDOW];
-        bool done = false;
-        if (receiving)
-            ended &= hvdl_wire_cancel_recv(x->wire, request);
-        else /* a send is never cancelled: no MPI ends a large one that way */
-            ended &= !hvdl_wire_test(x->wire, request, &done) && done;
-    }
-    return ended;
-}
-
 bool hvdl_exchange_destroy(hvdl_exchange *x)
 {
-    bool ended = end_stream(x, &x->recv, true);
-    ended &= end_stream(x, &x->send, false);
+    if (x->pairwise && !hvdl_pairwise_destroy(x->pairwise, x->wire))
+        return false;
+    bool ended = hvdl_stream_end(x->wire, &x->recv, true);
+    ended &= hvdl_stream_end(x->wire, &x->send, false);
     for (int h = 0; x->directs && h < x->spec.num_hosts; h++) {
-        ended &= end_stream(x, &x->directs[h].recv_part, true);
-        ended &= end_stream(x, &x->directs[h].recv_sum, true);
-        ended &= end_stream(x, &x->directs[h].send_part, false);
-        ended &= end_stream(x, &x->directs[h].send_sum, false);
+        ended &= hvdl_stream_end(x->wire, &x->directs[h].recv_part, true);
+        ended &= hvdl_stream_end(x->wire, &x->directs[h].recv_sum, true);
+        ended &= hvdl_stream_end(x->wire, &x->directs[h].send_part, false);
+        ended &= hvdl_stream_end(x->wire, &x->directs[h].send_sum, false);
     }
     if (ended)
         free_memory(x);

@@ -10,6 +10,7 @@
  *   direct    allreduce: every host receives the others' parts of its own chunk, adds them in host
  *             order (16-bit floats in float32, rounded once), and sends the sum to all: the same
  *             bytes as the ring, 2(H-1) messages per segment, one rounding, rank order.
+ *   pairwise  alltoall: between ranks and not hosts, see pairwise.h.
  *   chain     broadcast: root, root+1, ... each passes segments on while it receives later ones.
  */
 #ifndef HVDL_EXCHANGE_H
@@ -18,7 +19,7 @@
 #include "reduce.h"
 #include "wire.h"
 
-typedef enum { HVDL_RING, HVDL_GATHER, HVDL_DIRECT, HVDL_CHAIN } hvdl_algorithm;
+typedef enum { HVDL_RING, HVDL_GATHER, HVDL_DIRECT, HVDL_CHAIN, HVDL_PAIRWISE } hvdl_algorithm;
 
 typedef struct {
     hvdl_algorithm algorithm;
@@ -30,8 +31,11 @@ typedef struct {
     hvdl_op op;
     hvdl_scale scale; /* of the final result; ring and direct */
     size_t count;     /* elements of the slice; not gather */
-    /* gather: offset of each host's chunk in `buffer`, and its size, in bytes; copied */
-    const size_t *chunk_offsets, *chunk_bytes;
+    /* gather: offset of each host's chunk in `buffer`, and its size, in bytes; copied.
+     * pairwise: of what comes from each rank, and of what goes to it, in `input`. There, hosts are
+     * ranks, and 0 bytes are neither sent nor received. */
+    const size_t *chunk_offsets, *chunk_bytes, *send_offsets, *send_bytes;
+    const char *input;
     int root; /* chain: the host that has the data */
     size_t segment_bytes;
 } hvdl_exchange_spec;

@@ -8,7 +8,8 @@
 
 /* A process ends once, so what it does then is one for the process. */
 static hvdl_exit_functions functions;
-static hvdl_engine *engine_to_close;
+static hvdl_engine **engines_to_close;
+static size_t num_engines;
 static pid_t owner;
 static bool registered;
 
@@ -43,17 +44,25 @@ static void at_exit(int code, void *unused)
             functions.abort(functions.comm, code);
         _exit(code);
     }
-    if (engine_to_close)
-        hvdl_engine_close(engine_to_close, true);
+    for (size_t i = 0; i < num_engines; i++)
+        hvdl_engine_close(engines_to_close[i], true);
     if (functions.finalize) {
         wait_for_all();
         functions.finalize();
     }
 }
 
-void hvdl_exit_close(hvdl_engine *engine)
+hvdl_err hvdl_exit_close(hvdl_engine *const *engines, size_t count)
 {
-    engine_to_close = engine;
+    hvdl_engine **copy = malloc((count + 1) * sizeof *copy);
+    if (!copy)
+        return HVDL_ENOMEM;
+    for (size_t i = 0; i < count; i++)
+        copy[i] = engines[i];
+    free(engines_to_close);
+    engines_to_close = copy;
+    num_engines = count;
+    return HVDL_OK;
 }
 
 hvdl_err hvdl_exit_set(const hvdl_exit_functions *to)

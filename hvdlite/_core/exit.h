@@ -21,8 +21,8 @@ typedef struct {
     bool supervised; /* somebody ends the job when this process ends with a code other than 0 */
 } hvdl_exit_functions;
 
-/* The engine that a process which ends with code 0 closes first; NULL: none. It must stay. */
-void hvdl_exit_close(hvdl_engine *engine);
+/* The engines that a process which ends with code 0 closes first, in this order. They must stay. */
+hvdl_err hvdl_exit_close(hvdl_engine *const *engines, size_t count);
 
 /* Replaces what an earlier call said. Called with the GIL, which orders the calls. */
 hvdl_err hvdl_exit_set(const hvdl_exit_functions *functions);

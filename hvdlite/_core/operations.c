@@ -1,7 +1,6 @@
 /* Operations and plans as their callers see them: made and posted by any thread, ended by the driver,
  * freed when both are done with them. */
 #define _GNU_SOURCE
-#include <stdio.h>
 #include <string.h>
 
 #include "state.h"
@@ -10,9 +9,10 @@
 
 bool hvdl_is_tiny(const hvdl_engine *e, const hvdl_desc *desc, bool is_run)
 {
-    if (desc->kind == HVDL_BARRIER)
+    if (desc->kind == HVDL_BARRIER || desc->place == HVDL_ORDERED)
         return true;
-    if (desc->kind != HVDL_ALLREDUCE && desc->kind != HVDL_BROADCAST)
+    if (desc->op == HVDL_ADASUM || (desc->kind != HVDL_ALLREDUCE && desc->kind != HVDL_BROADCAST &&
+                                    desc->kind != HVDL_REDUCESCATTER))
         return false;
     /* Between hosts a tiny operation costs a message to its coordinator and back; a plan's run does
      * without, since nothing is left to agree on. */
@@ -26,6 +26,18 @@ hvdl_scale hvdl_final_scale(const hvdl_engine *e, const hvdl_desc *desc)
     return (hvdl_scale){desc->op == HVDL_AVERAGE ? e->config.num_ranks : 1, desc->postscale};
 }
 
+size_t hvdl_data_bytes(const hvdl_desc *desc)
+{
+    return desc->kind == HVDL_BARRIER || desc->place == HVDL_ORDERED ? 0 : hvdl_desc_bytes(desc);
+}
+
+hvdl_range hvdl_own_elems(const hvdl_engine *e, const hvdl_desc *desc)
+{
+    size_t rows = (size_t)desc->dims[0], row = rows ? (size_t)desc->count / rows : 0;
+    hvdl_range own = hvdl_part(rows, (size_t)e->config.num_ranks, (size_t)e->config.rank, 1);
+    return (hvdl_range){own.begin * row, own.end * row};
+}
+
 static uint64_t mix(uint64_t h)
 {
     h = (h ^ h >> 33) * 0xff51afd7ed558ccdull;
@@ -33,10 +45,10 @@ static uint64_t mix(uint64_t h)
     return h ^ h >> 33;
 }
 
-static hvdl_key make_key(int process_set, int kind, const char *name)
+static hvdl_key make_key(int kind, const char *name)
 {
     hvdl_key key = {0xcbf29ce484222325ull, 0x84222325cbf29ce4ull};
-    uint64_t tag = (uint64_t)(uint32_t)process_set << 8 | (uint64_t)kind;
+    uint64_t tag = (uint64_t)kind;
     key.lo ^= mix(tag + 1);
     key.hi ^= mix(tag + 0x9e3779b97f4a7c15ull);
     for (const unsigned char *c = (const unsigned char *)name; *c; c++) {
@@ -47,22 +59,9 @@ static hvdl_key make_key(int process_set, int kind, const char *name)
     return (hvdl_key){mix(key.lo), mix(key.hi)};
 }
 
-void hvdl_record(hvdl_engine *e, const char *name, const char *what, uint64_t time_ns)
-{
-    if (!e->config.event_capacity)
-        return;
-    pthread_mutex_lock(&e->queue_lock);
-    hvdl_event *event = &e->events[e->num_events++ % e->config.event_capacity];
-    event->time_ns = time_ns ? time_ns : hvdl_now_ns();
-    event->what = what;
-    snprintf(event->name, sizeof event->name, "%s", name);
-    pthread_mutex_unlock(&e->queue_lock);
-}
-
 void hvdl_set_state(hvdl_engine *e, hvdl_operation *op, hvdl_state state)
 {
-    static const char *const names[] = {"POSTED", "MATCHED", "RUNNING", "DONE", "FAILED"};
-    hvdl_record(e, op->name, names[state], 0);
+    hvdl_record(e, op, state, 0);
     atomic_store_explicit(&op->state, (int)state, memory_order_release);
 }
 
@@ -94,8 +93,16 @@ static void free_operation(hvdl_operation *op)
     free(op->places);
     free(op->host_places);
     free(op->work);
+    free(op->zeros);
+    free(op->splits);
+    free(op->matrix);
+    free(op->send_places);
+    free(op->packed);
+    hvdl_adasum_free(op->adasum);
     free(op);
 }
+
+enum { KEY_OF_PLAN = 254, KEY_OF_UNNAMED = 255 };
 
 static hvdl_operation *new_operation(const hvdl_posting *posting)
 {
@@ -112,7 +119,7 @@ static hvdl_operation *new_operation(const hvdl_posting *posting)
     op->output = posting->output;
     op->rows = posting->rows;
     op->owner = posting->owner;
-    op->key = make_key(posting->process_set, posting->unnamed ? 255 : posting->desc.kind, name);
+    op->key = make_key(posting->unnamed ? KEY_OF_UNNAMED : posting->desc.kind, name);
     op->posted_ns = hvdl_now_ns();
     return op;
 }
@@ -124,9 +131,28 @@ void hvdl_meeting_free(hvdl_meeting *meeting)
     free(meeting);
 }
 
+/* Its child goes on without it, and takes over the memory that it works on. */
+static void leave_child(hvdl_operation *op)
+{
+    op->child->parent = NULL;
+    op->child->adasum = op->adasum;
+    op->child = NULL;
+    op->adasum = NULL;
+}
+
 void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
 {
     hvdl_meeting *meeting = op->meeting;
+    hvdl_operation *parent = op->parent;
+    if (e->inquiries)
+        hvdl_stall_ended(e, op);
+    if (op->child)
+        leave_child(op);
+    hvdl_err err = HVDL_OK;
+    if (parent) {
+        op->parent = NULL;
+        err = hvdl_adasum_child_done(e, parent, op, text);
+    }
     if (meeting) {
         meeting->operation = NULL;
         if (!meeting->collecting) {
@@ -137,13 +163,20 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
     }
     if (text)
         op->error = strdup(text);
+    if (op == e->join)
+        e->join = NULL;
+    if (op == e->held_join)
+        e->held_join = NULL;
+    bool zeros = op->zeros, counted = op->counted;
     hvdl_plan *plan = op->plan;
-    bool makes_plan = op->desc.kind == HVDL_PLAN;
-    hvdl_record(e, op->name, text ? "FAILED" : "DONE", 0);
+    bool makes_plan = op->desc.kind == HVDL_PLAN && plan;
+    hvdl_record(e, op, text ? HVDL_FAILED : HVDL_DONE, 0);
+    if (!op->internal)
+        hvdl_note_activity(e, op, text ? HVDL_DID_FAIL : HVDL_DID_END);
 
     pthread_mutex_lock(&e->queue_lock);
     hvdl_table_remove(&e->in_flight, &op->by_key);
-    if (plan && !makes_plan)
+    if (plan && plan->run == op)
         plan->run = NULL;
     op->finished = true;
     if (op->released && !op->pinned) {
@@ -159,17 +192,46 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
         hvdl_plan_note_release(e, plan);
     if (makes_plan)
         hvdl_plan_made(e, plan, text);
+    if (counted) {
+        plan->num_active--;
+        hvdl_plan_settle(e, plan);
+    }
+    if (zeros)
+        hvdl_zero_operation_ended(e);
     hvdl_wake_waiting(e);
+    if (err)
+        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+}
+
+hvdl_err hvdl_say_number(hvdl_operation *op, int64_t number)
+{
+    op->all_rows = malloc(sizeof *op->all_rows);
+    if (!op->all_rows)
+        return HVDL_ENOMEM;
+    op->num_rows = 1;
+    op->all_rows[0] = number;
+    return HVDL_OK;
 }
 
 /* A world of one: nothing to agree on. */
-static hvdl_err finish_alone(hvdl_operation *op)
+static hvdl_err finish_alone(hvdl_engine *e, hvdl_operation *op)
 {
     const hvdl_desc *desc = &op->desc;
-    size_t bytes = hvdl_desc_bytes(desc);
+    size_t bytes = hvdl_data_bytes(desc);
     const void *input = op->input;
-    switch (desc->kind) {
-    case HVDL_ALLREDUCE: {
+    uint64_t begun_ns = hvdl_now_ns();
+    if (desc->kind == HVDL_ALLGATHER || desc->kind == HVDL_ALLTOALL || desc->kind == HVDL_JOIN ||
+        desc->place == HVDL_ORDERED) {
+        pthread_mutex_lock(&e->queue_lock);
+        int64_t number = desc->place == HVDL_ORDERED ? (int64_t)e->next_turn++ : 0;
+        pthread_mutex_unlock(&e->queue_lock);
+        hvdl_err err = hvdl_say_number(op, number);
+        if (err)
+            return err;
+    }
+    switch (desc->place == HVDL_ORDERED ? HVDL_BARRIER : (hvdl_kind)desc->kind) {
+    case HVDL_ALLREDUCE:
+    case HVDL_REDUCESCATTER: {
         hvdl_scale pre = {1, desc->prescale}, post = {1, desc->postscale};
         hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &pre);
         input = op->output;
@@ -182,16 +244,23 @@ static hvdl_err finish_alone(hvdl_operation *op)
             memcpy(op->output, op->input, bytes);
         break;
     case HVDL_ALLGATHER:
-        op->all_rows = malloc(sizeof *op->all_rows);
-        bytes *= (size_t)op->rows;
-        if (!op->all_rows || posix_memalign((void **)&op->work, 64, bytes ? bytes : 1))
+    case HVDL_ALLTOALL:
+        op->all_rows[0] = desc->kind == HVDL_ALLTOALL ? op->splits[0] : op->rows;
+        bytes *= (size_t)op->all_rows[0];
+        if (posix_memalign((void **)&op->work, 64, bytes ? bytes : 1))
             return HVDL_ENOMEM;
-        op->all_rows[0] = op->rows;
         if (bytes)
             memcpy(op->work, op->input, bytes);
         break;
     default: break;
     }
+    pthread_mutex_lock(&e->queue_lock);
+    op->number = ++e->last_number;
+    pthread_mutex_unlock(&e->queue_lock);
+    hvdl_record(e, op, HVDL_POSTED, op->posted_ns);
+    hvdl_record(e, op, HVDL_MATCHED, begun_ns);
+    hvdl_record(e, op, HVDL_RUNNING, begun_ns);
+    hvdl_record(e, op, HVDL_DONE, 0);
     op->finished = true;
     atomic_store_explicit(&op->state, HVDL_DONE, memory_order_release);
     return HVDL_OK;
@@ -199,14 +268,36 @@ static hvdl_err finish_alone(hvdl_operation *op)
 
 /* ---- posting: any thread ---- */
 
+static hvdl_err copy_splits(const hvdl_engine *e, const hvdl_posting *posting, hvdl_operation *op)
+{
+    size_t ranks = (size_t)e->config.num_ranks;
+    int64_t left = posting->rows;
+    op->splits = malloc(ranks * sizeof *op->splits);
+    if (!op->splits)
+        return HVDL_ENOMEM;
+    memcpy(op->splits, posting->splits, ranks * sizeof *op->splits);
+    for (size_t rank = 0; rank < ranks; rank++) {
+        if (op->splits[rank] < 0 || op->splits[rank] > left)
+            return HVDL_EINVAL;
+        left -= op->splits[rank];
+    }
+    return HVDL_OK;
+}
+
+/* What a rank that has joined does for the others is not the caller's. */
+static bool is_same(const hvdl_operation *other, const hvdl_operation *op)
+{
+    return hvdl_key_equal(other->key, op->key) && !other->zeros;
+}
+
 static hvdl_err enqueue(hvdl_engine *e, hvdl_operation *op, bool wake)
 {
     hvdl_err err = HVDL_OK;
     pthread_mutex_lock(&e->queue_lock);
     hvdl_node *other = hvdl_table_first(&e->in_flight, op->key.lo);
-    while (other && !hvdl_key_equal(HVDL_CONTAINER(other, hvdl_operation, by_key)->key, op->key))
+    while (other && !is_same(HVDL_CONTAINER(other, hvdl_operation, by_key), op))
         other = hvdl_table_next(other->next, op->key.lo);
-    if (e->closed)
+    if (e->closed && !op->internal)
         err = HVDL_ECLOSED;
     else if (other)
         err = HVDL_EDUP;
@@ -218,7 +309,8 @@ static hvdl_err enqueue(hvdl_engine *e, hvdl_operation *op, bool wake)
         else
             e->queue_first = op;
         e->queue_last = op;
-        e->num_operations++;
+        e->num_operations += !op->internal;
+        op->number = ++e->last_number;
         if (op->plan && op->desc.kind != HVDL_PLAN)
             op->plan->run = op;
         atomic_fetch_add(&e->num_in_flight, 1);
@@ -238,14 +330,16 @@ hvdl_err hvdl_engine_post(hvdl_engine *e, const hvdl_posting *posting, bool wake
     hvdl_operation *op = new_operation(posting);
     if (!op)
         return HVDL_ENOMEM;
-    hvdl_err err;
+    bool splits = posting->desc.kind == HVDL_ALLTOALL && posting->desc.place != HVDL_ORDERED;
+    hvdl_err err = splits ? copy_splits(e, posting, op) : HVDL_OK;
+    if (err) {
+        free_operation(op);
+        return err;
+    }
     if (e->config.num_ranks == 1) {
-        err = e->closed ? HVDL_ECLOSED : finish_alone(op);
-        if (!err) {
-            hvdl_record(e, op->name, "POSTED", op->posted_ns);
-            hvdl_record(e, op->name, "DONE", 0);
+        err = e->closed ? HVDL_ECLOSED : finish_alone(e, op);
+        if (!err)
             e->num_operations++;
-        }
     } else {
         err = enqueue(e, op, wake);
     }
@@ -253,6 +347,48 @@ hvdl_err hvdl_engine_post(hvdl_engine *e, const hvdl_posting *posting, bool wake
         free_operation(op);
     else
         *out = op;
+    return err;
+}
+
+hvdl_operation *hvdl_adopt_operation(hvdl_engine *e, const hvdl_posting *posting, hvdl_key key)
+{
+    hvdl_operation *op = new_operation(posting);
+    if (!op)
+        return NULL;
+    op->key = key;
+    op->internal = op->released = true;
+    pthread_mutex_lock(&e->queue_lock);
+    hvdl_err err = hvdl_table_insert(&e->in_flight, &op->by_key, key.lo);
+    if (!err)
+        atomic_fetch_add(&e->num_in_flight, 1);
+    pthread_mutex_unlock(&e->queue_lock);
+    if (err) {
+        free_operation(op);
+        return NULL;
+    }
+    return op;
+}
+
+/* Not by the name, which a rank that has joined does not know. */
+static hvdl_key child_key(hvdl_key parent, int step)
+{
+    return (hvdl_key){mix(parent.lo + (uint64_t)step + 1), mix(parent.hi ^ (uint64_t)step << 32)};
+}
+
+hvdl_err hvdl_post_child(hvdl_engine *e, hvdl_operation *parent, const hvdl_posting *posting,
+                         int step)
+{
+    hvdl_operation *op = new_operation(posting);
+    if (!op)
+        return HVDL_ENOMEM;
+    op->key = child_key(parent->key, step);
+    op->internal = op->released = true;
+    op->parent = parent;
+    hvdl_err err = enqueue(e, op, false);
+    if (err)
+        free_operation(op);
+    else
+        parent->child = op;
     return err;
 }
 
@@ -273,7 +409,7 @@ hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan
     }
     plan->posting = *posting;
     plan->posting.name = plan->name = name;
-    plan->key = make_key(posting->process_set, 254, name);
+    plan->key = make_key(KEY_OF_PLAN, name);
     if (e->config.num_ranks == 1) {
         plan->ready = plan->made = true;
         free_operation(op);
@@ -305,7 +441,7 @@ hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, void *owner, hvdl_oper
     hvdl_err err;
     if (e->config.num_ranks == 1) {
         op->plan = NULL;
-        err = e->closed ? HVDL_ECLOSED : finish_alone(op);
+        err = e->closed ? HVDL_ECLOSED : finish_alone(e, op);
     } else {
         err = enqueue(e, op, true);
     }
@@ -332,11 +468,17 @@ static hvdl_err keep_dead_owner_locked(hvdl_engine *e, void *owner)
     return HVDL_OK;
 }
 
-void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
+void hvdl_plan_drop_owner(hvdl_engine *e, hvdl_plan *plan)
 {
     pthread_mutex_lock(&e->queue_lock);
-    keep_dead_owner_locked(e, plan->posting.owner);
+    if (!keep_dead_owner_locked(e, plan->posting.owner))
+        plan->posting.owner = NULL;
     pthread_mutex_unlock(&e->queue_lock);
+}
+
+void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
+{
+    hvdl_plan_drop_owner(e, plan);
     free(plan->name);
     free(plan->error);
     free(plan);
@@ -396,8 +538,9 @@ const char *hvdl_operation_error(const hvdl_operation *op)
     return op->error ? op->error : "out of memory";
 }
 
-const int64_t *hvdl_operation_rows(const hvdl_operation *op)
+const int64_t *hvdl_operation_rows(const hvdl_operation *op, int *count)
 {
+    *count = op->num_rows;
     return op->all_rows;
 }
 

@@ -27,6 +27,11 @@ static inline bool hvdl_scale_is_one(const hvdl_scale *scale)
 void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src, int num_src,
                  size_t count, const hvdl_scale *scale);
 
+/* Every element as a double, and back: rounded to nearest even, integers cut toward zero and to their
+ * range. */
+void hvdl_to_doubles(int dtype, double *to, const void *from, size_t count);
+void hvdl_from_doubles(int dtype, void *to, const double *from, size_t count);
+
 /* "avx512", "avx2" or "baseline": what hvdl_reduce uses on this CPU. */
 const char *hvdl_reduce_variant(void);
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "reduce.h"
+#include "sixteen.h"
 
 #define PASTE2(a, b) a##b
 #define PASTE(a, b) PASTE2(a, b)
@@ -12,34 +13,16 @@ enum { TILE = 512 }; /* elements */
 
 /* ---- 16-bit floats ---- */
 
-static inline float float_of_bits(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint32_t bits_of_float(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
 static void widen_bfloat16(float *dst, const uint16_t *src, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        dst[i] = float_of_bits((uint32_t)src[i] << 16);
+        dst[i] = float_of_bfloat16(src[i]);
 }
 
 static void narrow_bfloat16(uint16_t *dst, const float *src, size_t count)
 {
-    for (size_t i = 0; i < count; i++) {
-        uint32_t bits = bits_of_float(src[i]);
-        uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        uint32_t is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-        dst[i] = (uint16_t)(is_nan ? (bits >> 16) | 0x40u : rounded);
-    }
+    for (size_t i = 0; i < count; i++)
+        dst[i] = bfloat16_of_float(src[i]);
 }
 
 #ifdef HAVE_F16C
@@ -63,34 +46,6 @@ static void narrow_float16(uint16_t *dst, const float *src, size_t count)
         dst[i] = _cvtss_sh(src[i], 0);
 }
 #else
-static float float_of_half(uint16_t half)
-{
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u;
-    uint32_t mantissa = half & 0x3ffu;
-    if (exponent == 31)
-        return float_of_bits(sign | 0x7f800000u | mantissa << 13 | (mantissa ? 0x400000u : 0));
-    if (exponent)
-        return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
-    float value = (float)mantissa * 0x1p-24f;
-    return sign ? -value : value;
-}
-
-static uint16_t half_of_float(float value)
-{
-    uint32_t bits = bits_of_float(value);
-    uint16_t sign = (uint16_t)((bits >> 16) & 0x8000u);
-    bits &= 0x7fffffffu;
-    if (bits > 0x7f800000u)
-        return (uint16_t)(sign | 0x7e00u | ((bits >> 13) & 0x3ffu));
-    if (bits >= 0x477ff000u) /* 65520 and above round to infinity */
-        return (uint16_t)(sign | 0x7c00u);
-    if (bits < 0x38800000u) { /* below 2^-14: adding 0.5 aligns the mantissa, and rounds to even */
-        float shifted = float_of_bits(bits) + 0.5f;
-        return (uint16_t)(sign | (bits_of_float(shifted) - 0x3f000000u));
-    }
-    return (uint16_t)(sign | ((bits + 0xfffu + ((bits >> 13) & 1u) - 0x38000000u) >> 13));
-}
-
 static void widen_float16(float *dst, const uint16_t *src, size_t count)
 {
     for (size_t i = 0; i < count; i++)

@@ -14,7 +14,7 @@ void hvdl_announce(hvdl_engine *e, hvdl_entry head, const void *body, size_t byt
         return;
     hvdl_deferred *entry = malloc(sizeof *entry + bytes);
     if (!entry) {
-        hvdl_break(e, "rank %d is out of memory", e->config.rank);
+        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;
     }
     *entry = (hvdl_deferred){.head = head, .body_bytes = bytes};
@@ -45,27 +45,35 @@ bool hvdl_append_deferred(hvdl_engine *e)
 static size_t put_payload(const hvdl_engine *e, const hvdl_operation *op, void *to)
 {
     const hvdl_desc *desc = &op->desc;
-    size_t bytes = hvdl_desc_bytes(desc);
+    size_t bytes = hvdl_data_bytes(desc);
     const void *input = op->input;
     hvdl_scale scale = {1, desc->prescale};
-    if (desc->kind == HVDL_BARRIER || !bytes ||
-        (desc->kind == HVDL_BROADCAST && desc->root != e->config.rank))
+    if (!bytes || (desc->kind == HVDL_BROADCAST && desc->root != e->config.rank))
         return 0;
-    if (desc->kind == HVDL_ALLREDUCE && !hvdl_scale_is_one(&scale))
+    if (desc->kind != HVDL_BROADCAST && !hvdl_scale_is_one(&scale))
         hvdl_reduce(desc->dtype, HVDL_SUM, to, &input, 1, (size_t)desc->count, &scale);
     else
         memcpy(to, input, bytes);
     return bytes;
 }
 
+static bool sends_splits(const hvdl_desc *desc)
+{
+    return desc->kind == HVDL_ALLTOALL && desc->place != HVDL_ORDERED;
+}
+
 static void announce_post(hvdl_engine *e, hvdl_operation *op)
 {
-    hvdl_entry head = {.type = HVDL_ENTRY_POST, .rows = op->rows};
+    hvdl_entry head = {.type = HVDL_ENTRY_POST, .rows = op->rows, .arg = op->internal};
     hvdl_post_body *body = (hvdl_post_body *)e->scratch;
     size_t payload_bytes = 0;
     *body = (hvdl_post_body){op->key, op->desc};
     if (hvdl_is_tiny(e, &op->desc, false))
         payload_bytes = put_payload(e, op, body + 1);
+    if (sends_splits(&op->desc)) {
+        payload_bytes = (size_t)e->config.num_ranks * sizeof *op->splits;
+        memcpy(body + 1, op->splits, payload_bytes);
+    }
     op->next = NULL;
     if (e->announced)
         e->announced_last->next = op;
@@ -75,6 +83,17 @@ static void announce_post(hvdl_engine *e, hvdl_operation *op)
     hvdl_announce(e, head, body, sizeof *body + payload_bytes);
 }
 
+static void announce_join(hvdl_engine *e, hvdl_operation *op)
+{
+    if (e->num_waiting_runs) { /* posted before: they must not be taken for missing */
+        e->held_join = op;
+        return;
+    }
+    e->held_join = NULL;
+    e->join = op;
+    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_JOIN}, NULL, 0);
+}
+
 static void announce_run(hvdl_engine *e, hvdl_operation *op)
 {
     hvdl_entry head = {.type = HVDL_ENTRY_RUN, .id = op->plan->id};
@@ -82,6 +101,12 @@ static void announce_run(hvdl_engine *e, hvdl_operation *op)
     if (hvdl_is_tiny(e, &op->desc, true))
         payload_bytes = put_payload(e, op, e->scratch);
     hvdl_announce(e, head, e->scratch, payload_bytes);
+}
+
+static void wait_for_plan(hvdl_engine *e, hvdl_operation *op)
+{
+    op->plan->waiting = op;
+    e->num_waiting_runs++;
 }
 
 bool hvdl_take_queue(hvdl_engine *e)
@@ -98,9 +123,13 @@ bool hvdl_take_queue(hvdl_engine *e)
     for (; op; op = next_op) {
         next_op = op->next;
         op->next = NULL;
-        hvdl_record(e, op->name, "POSTED", op->posted_ns);
-        if (e->gone)
+        hvdl_record(e, op, HVDL_POSTED, op->posted_ns);
+        if (!op->internal)
+            hvdl_note_activity(e, op, HVDL_DID_POST);
+        if (hvdl_is_doomed(e, op))
             hvdl_finish(e, op, e->gone);
+        else if (op->desc.kind == HVDL_JOIN)
+            announce_join(e, op);
         else if (!op->plan || op->desc.kind == HVDL_PLAN)
             announce_post(e, op);
         else if (op->plan->error)
@@ -108,7 +137,7 @@ bool hvdl_take_queue(hvdl_engine *e)
         else if (op->plan->ready)
             announce_run(e, op);
         else
-            op->plan->waiting = op;
+            wait_for_plan(e, op);
     }
     for (; plan; plan = next_plan) {
         next_plan = plan->next;
@@ -145,9 +174,10 @@ static hvdl_plan *plan_by_id(hvdl_engine *e, uint64_t id)
     return node ? HVDL_CONTAINER(node, hvdl_plan, by_id) : NULL;
 }
 
-static hvdl_meeting *new_meeting(uint64_t id)
+static hvdl_meeting *new_meeting(const hvdl_engine *e, uint64_t id)
 {
-    hvdl_meeting *meeting = calloc(1, sizeof *meeting);
+    size_t ranks = (size_t)e->local_size;
+    hvdl_meeting *meeting = calloc(1, sizeof *meeting + ranks * sizeof *meeting->posted_by);
     if (meeting) {
         meeting->id = id;
         meeting->collecting = true;
@@ -160,14 +190,20 @@ static hvdl_meeting *new_meeting(uint64_t id)
 static hvdl_err keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_entry *entry,
                              const hvdl_desc *desc, const void *payload, size_t bytes)
 {
-    if (desc->kind == HVDL_ALLGATHER && !meeting->rows) {
-        meeting->rows = calloc((size_t)e->local_size, sizeof *meeting->rows);
+    bool splits = sends_splits(desc), gathers = desc->kind == HVDL_ALLGATHER;
+    size_t row = splits ? (size_t)e->config.num_ranks : 1;
+    if (meeting->variants.count > 1)
+        return HVDL_OK; /* it fails */
+    if ((splits || gathers) && !meeting->rows) {
+        meeting->rows = calloc((size_t)e->local_size * row, sizeof *meeting->rows);
         if (!meeting->rows)
             return HVDL_ENOMEM;
     }
-    if (meeting->rows)
+    if (gathers)
         meeting->rows[entry->from] = entry->rows;
-    if (!bytes || meeting->variants.count > 1)
+    if (splits)
+        memcpy(meeting->rows + entry->from * row, payload, row * sizeof *meeting->rows);
+    if (!bytes || splits)
         return HVDL_OK;
     if (!meeting->payloads) {
         meeting->payloads = malloc((size_t)e->local_size * bytes);
@@ -178,22 +214,41 @@ static hvdl_err keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_e
     return HVDL_OK;
 }
 
+/* The elements of a tiny result that this rank wants. */
+static hvdl_range tiny_part(const hvdl_engine *e, const hvdl_desc *desc)
+{
+    if (desc->kind == HVDL_REDUCESCATTER)
+        return hvdl_own_elems(e, desc);
+    return (hvdl_range){0, (size_t)desc->count};
+}
+
 /* One host, tiny: all the data is here. */
 static void complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
 {
     hvdl_operation *op = meeting->operation;
     const hvdl_desc *desc = &op->desc;
-    size_t bytes = hvdl_desc_bytes(desc);
+    size_t bytes = hvdl_data_bytes(desc);
     hvdl_set_state(e, op, HVDL_RUNNING);
-    if (desc->kind == HVDL_ALLREDUCE && bytes) {
+    if (desc->place == HVDL_ORDERED) {
+        bool joined = hvdl_meeting_absent(e, meeting) >= 0;
+        if (hvdl_say_number(op, joined ? HVDL_NO_TURN : (int64_t)e->next_turn++)) {
+            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+            return;
+        }
+    }
+    if (desc->kind == HVDL_BROADCAST && bytes) {
+        memcpy(op->output, meeting->payloads + (size_t)e->local_of[desc->root] * bytes, bytes);
+    } else if (bytes) {
         const void *inputs[HVDL_MAX_LOCAL];
         hvdl_scale scale = hvdl_final_scale(e, desc);
+        hvdl_range own = tiny_part(e, desc);
+        int num_inputs = 0; /* who has joined and not posted is left out */
         for (int r = 0; r < e->local_size; r++)
-            inputs[r] = meeting->payloads + (size_t)r * bytes;
-        hvdl_reduce(desc->dtype, desc->op, op->output, inputs, e->local_size, (size_t)desc->count,
+            if (meeting->posted_by[r])
+                inputs[num_inputs++] = meeting->payloads + (size_t)r * bytes +
+                                       own.begin * hvdl_dtype_bytes(desc->dtype);
+        hvdl_reduce(desc->dtype, desc->op, op->output, inputs, num_inputs, hvdl_range_size(own),
                     &scale);
-    } else if (desc->kind == HVDL_BROADCAST && bytes) {
-        memcpy(op->output, meeting->payloads + (size_t)e->local_of[desc->root] * bytes, bytes);
     }
     hvdl_finish(e, op, NULL);
 }
@@ -202,6 +257,7 @@ void hvdl_plan_made(hvdl_engine *e, hvdl_plan *plan, const char *error)
 {
     hvdl_operation *waiting = plan->waiting;
     plan->waiting = NULL;
+    e->num_waiting_runs -= waiting != NULL;
     if (error)
         plan->error = strdup(error);
     pthread_mutex_lock(&e->queue_lock);
@@ -211,7 +267,20 @@ void hvdl_plan_made(hvdl_engine *e, hvdl_plan *plan, const char *error)
         hvdl_finish(e, waiting, error);
     else if (waiting)
         announce_run(e, waiting);
+    if (e->held_join)
+        announce_join(e, e->held_join);
     hvdl_plan_note_release(e, plan);
+}
+
+/* Fails it with a text that may ask for its name. */
+static void fail_with_name(hvdl_engine *e, hvdl_operation *op, const char *text)
+{
+    const char *here = strstr(text, HVDL_NAME_HERE);
+    char named[HVDL_TEXT_BYTES];
+    if (here)
+        snprintf(named, sizeof named, "%.*s%s%s", (int)(here - text), text, op->name,
+                 here + strlen(HVDL_NAME_HERE));
+    hvdl_finish(e, op, here ? named : text);
 }
 
 static void make_plan(hvdl_engine *e, hvdl_operation *op, uint64_t id, int tag)
@@ -220,14 +289,62 @@ static void make_plan(hvdl_engine *e, hvdl_operation *op, uint64_t id, int tag)
     plan->id = id;
     plan->tag = tag;
     if (hvdl_table_insert(&e->plans, &plan->by_id, id)) {
-        hvdl_break(e, "rank %d is out of memory", e->config.rank);
+        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;
     }
     plan->ready = true;
+    if (e->is_leader && e->config.num_hosts > 1)
+        hvdl_control_plan_made(e, plan);
     hvdl_finish(e, op, NULL);
 }
 
-/* All ranks of this host have posted. */
+static bool can_take_part(const hvdl_meeting *meeting)
+{
+    return meeting->plan || (meeting->variants.count == 1 &&
+                             hvdl_can_be_joined(&meeting->variants.variants[0].desc));
+}
+
+/* This rank has joined: it needs an operation of its own for what the others do. */
+static hvdl_operation *take_part_with_zeros(hvdl_engine *e, hvdl_meeting *meeting)
+{
+    const hvdl_desc *desc =
+        meeting->plan ? &meeting->plan->posting.desc : &meeting->variants.variants[0].desc;
+    hvdl_operation *op = hvdl_zero_operation(e, meeting->key, desc);
+    if (!op) {
+        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        return NULL;
+    }
+    op->plan = meeting->plan;
+    op->meeting = meeting;
+    meeting->operation = op;
+    return op;
+}
+
+/* Ranks of this host have joined, and can't take part. */
+static bool fails_by_join(hvdl_engine *e, const hvdl_meeting *meeting)
+{
+    const hvdl_desc *desc = &meeting->variants.variants[0].desc;
+    int absent = hvdl_meeting_absent(e, meeting);
+    if (absent < 0 || meeting->plan || hvdl_can_be_joined(desc))
+        return false;
+    char text[HVDL_TEXT_BYTES];
+    hvdl_describe_absent(e, desc, absent, text);
+    fail_with_name(e, meeting->operation, text);
+    return true;
+}
+
+static void count_run(hvdl_engine *e, hvdl_plan *plan, hvdl_operation *op)
+{
+    op->counted = true;
+    plan->num_active++;
+    if (!plan->posting.desc.count)
+        return; /* it ends at once, also where others have joined */
+    plan->num_runs++;
+    if (e->is_leader && e->config.num_hosts > 1)
+        hvdl_control_run(e, plan);
+}
+
+/* All ranks of this host have posted, or joined. */
 static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
 {
     hvdl_operation *op = meeting->operation;
@@ -236,14 +353,23 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
     else
         hvdl_table_remove(&e->meetings, &meeting->by_key);
     meeting->collecting = false;
-    if (!op) { /* it has failed here already */
+    meeting->epoch = e->epoch;
+    if (!op && e->joined[e->local] && !e->gone) {
+        if (can_take_part(meeting))
+            op = take_part_with_zeros(e, meeting);
+        else if (e->is_leader && e->config.num_hosts > 1)
+            hvdl_control_posted(e, meeting); /* it will fail, and this rank has no part in it */
+    }
+    if (!op) { /* it has failed here already, or has no part in it */
         hvdl_meeting_free(meeting);
         return;
     }
     if (hvdl_table_insert(&e->meetings_by_id, &meeting->by_id, meeting->id)) {
-        hvdl_break(e, "rank %d is out of memory", e->config.rank);
+        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;
     }
+    if (meeting->plan)
+        count_run(e, meeting->plan, op);
     if (e->config.num_hosts > 1 && !meeting->plan) {
         if (e->is_leader)
             hvdl_control_posted(e, meeting);
@@ -253,10 +379,12 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
     }
     if (meeting->variants.count > 1) {
         char text[HVDL_TEXT_BYTES];
-        hvdl_variants_describe(&meeting->variants, op->name, e->name_of, text);
+        hvdl_variants_describe(&meeting->variants, op->name, &e->naming, text);
         hvdl_finish(e, op, text);
         return;
     }
+    if (fails_by_join(e, meeting))
+        return;
     hvdl_set_state(e, op, HVDL_MATCHED);
     if (op->desc.kind == HVDL_PLAN)
         make_plan(e, op, meeting->id, 0);
@@ -267,16 +395,17 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
 }
 
 /* Counts a POST or RUN. */
-static void meeting_joined(hvdl_engine *e, hvdl_meeting *meeting, hvdl_operation *own)
+static void meeting_joined(hvdl_engine *e, hvdl_meeting *meeting, int from, hvdl_operation *own)
 {
-    meeting->posted++;
+    meeting->posted += !meeting->posted_by[from];
+    meeting->posted_by[from] = true;
     if (own) {
         meeting->operation = own;
         own->meeting = meeting;
-        if (e->gone)
+        if (hvdl_is_doomed(e, own))
             hvdl_finish(e, own, e->gone);
     }
-    if (meeting->posted == e->local_size)
+    if (hvdl_meeting_complete(e, meeting))
         meeting_full(e, meeting);
 }
 
@@ -287,10 +416,10 @@ static void read_post(hvdl_engine *e, const hvdl_entry *entry)
     const char *payload = (const char *)hvdl_entry_body(entry) + sizeof body;
     hvdl_meeting *meeting = hvdl_meeting_by_key(e, body.key);
     if (!meeting) {
-        meeting = new_meeting(entry->position);
+        meeting = new_meeting(e, entry->position);
         if (!meeting || hvdl_table_insert(&e->meetings, &meeting->by_key, body.key.lo)) {
             free(meeting);
-            hvdl_break(e, "rank %d is out of memory", e->config.rank);
+            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
             return;
         }
         meeting->key = body.key;
@@ -303,10 +432,11 @@ static void read_post(hvdl_engine *e, const hvdl_entry *entry)
     }
     hvdl_variants_add(&meeting->variants, &body.desc, hvdl_rank_of_local(e, entry->from));
     if (keep_payload(e, meeting, entry, &body.desc, payload, entry->body_bytes - sizeof body)) {
-        hvdl_break(e, "rank %d is out of memory", e->config.rank);
+        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;
     }
-    meeting_joined(e, meeting, own);
+    meeting->internal = entry->arg;
+    meeting_joined(e, meeting, entry->from, own);
 }
 
 static void read_run(hvdl_engine *e, const hvdl_entry *entry)
@@ -315,20 +445,21 @@ static void read_run(hvdl_engine *e, const hvdl_entry *entry)
     if (!plan)
         return;
     if (!plan->collecting) {
-        plan->collecting = new_meeting(entry->position);
+        plan->collecting = new_meeting(e, entry->position);
         if (!plan->collecting) {
-            hvdl_break(e, "rank %d is out of memory", e->config.rank);
+            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
             return;
         }
         plan->collecting->plan = plan;
+        plan->collecting->key = plan->key;
         plan->collecting->variants.count = 1;
     }
     if (keep_payload(e, plan->collecting, entry, &plan->posting.desc, hvdl_entry_body(entry),
                      entry->body_bytes)) {
-        hvdl_break(e, "rank %d is out of memory", e->config.rank);
+        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;
     }
-    meeting_joined(e, plan->collecting, entry->from == e->local ? plan->run : NULL);
+    meeting_joined(e, plan->collecting, entry->from, entry->from == e->local ? plan->run : NULL);
 }
 
 static void read_start(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *entry)
@@ -343,37 +474,147 @@ static void read_start(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *ent
 
 static void read_result(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *entry)
 {
+    const hvdl_desc *desc = &op->desc;
+    const char *result = hvdl_entry_body(entry);
+    hvdl_set_state(e, op, HVDL_MATCHED);
     hvdl_set_state(e, op, HVDL_RUNNING);
-    if (entry->body_bytes)
-        memcpy(op->output, hvdl_entry_body(entry), entry->body_bytes);
+    if (desc->place == HVDL_ORDERED) {
+        if (hvdl_say_number(op, (int64_t)entry->arg)) {
+            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+            return;
+        }
+    } else if (entry->body_bytes) {
+        hvdl_range own = tiny_part(e, desc);
+        size_t esize = hvdl_dtype_bytes(desc->dtype);
+        if (hvdl_range_size(own))
+            memcpy(op->output, result + own.begin * esize, hvdl_range_size(own) * esize);
+    }
     hvdl_finish(e, op, NULL);
 }
 
 static void read_release(hvdl_engine *e, uint64_t id)
 {
     hvdl_plan *plan = plan_by_id(e, id);
-    if (!plan || ++plan->num_released < e->local_size)
+    if (!plan)
+        return;
+    plan->num_released++;
+    hvdl_plan_settle(e, plan);
+}
+
+static void read_free(hvdl_engine *e, uint64_t id)
+{
+    hvdl_plan *plan = plan_by_id(e, id);
+    if (!plan)
         return;
     hvdl_table_remove(&e->plans, &plan->by_id);
-    if (e->is_leader && e->config.num_hosts > 1)
-        hvdl_control_tag_done(e, plan->tag);
     hvdl_plan_free(e, plan);
 }
 
-/* No operation that is not matched yet can be any more. */
-static void fail_collecting(hvdl_engine *e)
+void hvdl_plan_settle(hvdl_engine *e, hvdl_plan *plan)
 {
+    if (plan->num_released < e->local_size || plan->num_active || plan->given_back || e->broken)
+        return;
+    plan->given_back = true;
+    if (e->config.num_hosts == 1) {
+        hvdl_table_remove(&e->plans, &plan->by_id);
+        hvdl_plan_free(e, plan);
+        return;
+    }
+    /* The others may still call this host to runs, if it has joined: FREE says when it can go. */
+    hvdl_plan_drop_owner(e, plan);
+    if (e->is_leader)
+        hvdl_control_tag_done(e, plan->tag);
+}
+
+/* The others' operation: all ranks of this host have joined. */
+static void begin_with_zeros(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_desc *desc, int tag)
+{
+    hvdl_operation *op = meeting ? hvdl_zero_operation(e, meeting->key, desc) : NULL;
+    if (!op || hvdl_table_insert(&e->meetings_by_id, &meeting->by_id, meeting->id)) {
+        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        return;
+    }
+    meeting->collecting = false;
+    meeting->operation = op;
+    meeting->epoch = e->epoch;
+    op->meeting = meeting;
+    op->plan = meeting->plan;
+    if (op->plan) {
+        op->counted = true;
+        op->plan->num_active++;
+    }
+    hvdl_begin(e, op, tag, NULL);
+}
+
+static void read_zero(hvdl_engine *e, const hvdl_entry *entry)
+{
+    hvdl_post_body body;
+    hvdl_meeting *meeting = new_meeting(e, entry->position);
+    memcpy(&body, hvdl_entry_body(entry), sizeof body);
+    if (meeting)
+        meeting->key = body.key;
+    begin_with_zeros(e, meeting, &body.desc, (int)entry->arg);
+}
+
+static void read_zero_run(hvdl_engine *e, const hvdl_entry *entry)
+{
+    hvdl_plan *plan = plan_by_id(e, entry->id);
+    if (!plan)
+        return;
+    hvdl_meeting *meeting = new_meeting(e, entry->position);
+    if (meeting) {
+        meeting->key = plan->key;
+        meeting->plan = plan;
+    }
+    if (!e->is_leader) /* it has counted when it was told */
+        plan->num_runs++;
+    begin_with_zeros(e, meeting, &plan->posting.desc, plan->tag);
+}
+
+void hvdl_complete_meetings(hvdl_engine *e)
+{
+    /* What is complete first, then begun: beginning may change the tables. */
+    size_t room = e->meetings.count + e->plans.count, count = 0;
+    hvdl_meeting **complete = malloc((room + 1) * sizeof *complete);
+    if (!complete) {
+        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        return;
+    }
     for (size_t i = 0; i < e->meetings.num_slots; i++)
         for (hvdl_node *node = e->meetings.slots[i]; node; node = node->next) {
             hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_key);
-            if (meeting->operation)
-                hvdl_finish(e, meeting->operation, e->gone);
+            if (hvdl_meeting_complete(e, meeting))
+                complete[count++] = meeting;
+        }
+    for (size_t i = 0; i < e->plans.num_slots; i++)
+        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
+            hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_plan, by_id)->collecting;
+            if (meeting && hvdl_meeting_complete(e, meeting))
+                complete[count++] = meeting;
+        }
+    for (size_t i = 0; i < count && !e->broken; i++)
+        meeting_full(e, complete[i]);
+    free(complete);
+}
+
+/* No operation that is not matched yet can be any more. */
+static void fail_collecting(hvdl_engine *e, const char *text)
+{
+    if (e->join)
+        hvdl_finish(e, e->join, text);
+    if (e->held_join)
+        hvdl_finish(e, e->held_join, text);
+    for (size_t i = 0; i < e->meetings.num_slots; i++)
+        for (hvdl_node *node = e->meetings.slots[i]; node; node = node->next) {
+            hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_key);
+            if (meeting->operation && hvdl_is_doomed(e, meeting->operation))
+                hvdl_finish(e, meeting->operation, text);
         }
     for (size_t i = 0; i < e->plans.num_slots; i++)
         for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
             hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
             if (plan->collecting && plan->collecting->operation)
-                hvdl_finish(e, plan->collecting->operation, e->gone);
+                hvdl_finish(e, plan->collecting->operation, text);
         }
 }
 
@@ -381,29 +622,47 @@ static void fail_collecting(hvdl_engine *e)
 static void fail_asked(hvdl_engine *e, int host)
 {
     for (size_t i = 0; i < e->meetings_by_id.num_slots; i++)
-        for (hvdl_node *node = e->meetings_by_id.slots[i], *next; node; node = next) {
+        for (hvdl_node *node = e->meetings_by_id.slots[i]; node;) {
             hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_id);
-            next = node->next;
-            if (meeting->coordinator == host && meeting->operation)
+            bool fails = meeting->coordinator == host && meeting->operation;
+            if (fails)
                 hvdl_finish(e, meeting->operation, e->gone);
+            /* With a step of an Adasum ends the whole, whose meeting may be the next one here. */
+            node = fails ? e->meetings_by_id.slots[i] : node->next;
         }
+}
+
+static void set_gone(hvdl_engine *e, int rank)
+{
+    char text[HVDL_TEXT_BYTES];
+    if (e->gone)
+        return;
+    snprintf(text, sizeof text,
+             "rank %d on %s has left (it called shutdown or ended); an operation needs every rank",
+             hvdl_world_rank(e, rank), e->name_of[rank]);
+    e->gone = strdup(text);
+}
+
+/* What is matched is ended; nothing new is begun. */
+static void leave_self(hvdl_engine *e)
+{
+    char text[HVDL_TEXT_BYTES];
+    snprintf(text, sizeof text, "rank %d called shutdown before the operation had ended",
+             hvdl_own_number(e));
+    set_gone(e, e->config.rank);
+    fail_collecting(e, text);
 }
 
 static void read_leave(hvdl_engine *e, int rank, bool clean)
 {
-    if (rank == e->config.rank)
+    if (rank == e->config.rank) {
+        leave_self(e);
         return;
-    if (!e->gone) {
-        char text[HVDL_TEXT_BYTES];
-        snprintf(
-            text, sizeof text,
-            "rank %d on %s has left (it called shutdown or ended); an operation needs every rank",
-            rank, e->name_of[rank]);
-        e->gone = strdup(text);
     }
+    set_gone(e, rank);
     if (!clean) {
-        hvdl_break(e, "rank %d on %s has left while operations were under way", rank,
-                   e->name_of[rank]);
+        hvdl_break(e, "rank %d on %s has left while operations were under way",
+                   hvdl_world_rank(e, rank), e->name_of[rank]);
         return;
     }
     if (e->is_leader && e->config.num_hosts > 1) {
@@ -411,7 +670,7 @@ static void read_leave(hvdl_engine *e, int rank, bool clean)
             hvdl_control_leave(e, rank, true);
         hvdl_control_fail_open(e);
     }
-    fail_collecting(e);
+    fail_collecting(e, e->gone);
     if (rank == e->members[e->host_first[e->host_of[rank]]] && e->host_of[rank] != e->host)
         fail_asked(e, e->host_of[rank]);
 }
@@ -424,7 +683,14 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     switch (entry->type) {
     case HVDL_ENTRY_POST: read_post(e, entry); return;
     case HVDL_ENTRY_RUN: read_run(e, entry); return;
+    case HVDL_ENTRY_FREE: read_free(e, entry->id); return;
     case HVDL_ENTRY_RELEASE: read_release(e, entry->id); return;
+    case HVDL_ENTRY_JOIN: hvdl_read_join(e, entry->from); return;
+    case HVDL_ENTRY_JOINED: hvdl_read_all_joined(e, (int)entry->arg); return;
+    case HVDL_ENTRY_ZERO: read_zero(e, entry); return;
+    case HVDL_ENTRY_ZERO_RUN: read_zero_run(e, entry); return;
+    case HVDL_ENTRY_REPORTED: hvdl_read_reported(e, entry); return;
+    case HVDL_ENTRY_GIVE_UP: hvdl_break_all(e, hvdl_entry_body(entry)); return;
     case HVDL_ENTRY_LEAVE: read_leave(e, (int)entry->id, entry->arg); return;
     default: break;
     }
@@ -436,7 +702,7 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     switch (entry->type) {
     case HVDL_ENTRY_START: read_start(e, op, entry); break;
     case HVDL_ENTRY_RESULT: read_result(e, op, entry); break;
-    case HVDL_ENTRY_FAIL: hvdl_finish(e, op, hvdl_entry_body(entry)); break;
+    case HVDL_ENTRY_FAIL: fail_with_name(e, op, hvdl_entry_body(entry)); break;
     case HVDL_ENTRY_NEXT: hvdl_piece_next(e, op); break;
     case HVDL_ENTRY_READY: hvdl_piece_ready(e, op, entry->arg); break;
     default: break;

@@ -36,11 +36,11 @@ static size_t usable_block_bytes(int local_size, size_t block_bytes)
     return round_up(block_bytes < least ? least : block_bytes, 64);
 }
 
-static layout make_layout(int local_size, size_t inline_bytes, size_t block_bytes)
+static layout make_layout(int local_size, size_t payload_bytes, size_t block_bytes)
 {
     layout at;
     /* Room for four tiny operations of all ranks before the slowest reader must have moved on. */
-    uint64_t wanted = 4 * (uint64_t)local_size * (inline_bytes + 4 * HVDL_ENTRY_ALIGN);
+    uint64_t wanted = 4 * (uint64_t)local_size * (payload_bytes + 4 * HVDL_ENTRY_ALIGN);
     at.ring_bytes = 1 << 20;
     while (at.ring_bytes < wanted)
         at.ring_bytes *= 2;
@@ -55,9 +55,9 @@ static layout make_layout(int local_size, size_t inline_bytes, size_t block_byte
     return at;
 }
 
-size_t hvdl_shm_bytes(int local_size, size_t inline_bytes, size_t block_bytes)
+size_t hvdl_shm_bytes(int local_size, size_t payload_bytes, size_t block_bytes)
 {
-    return make_layout(local_size, inline_bytes, block_bytes).total;
+    return make_layout(local_size, payload_bytes, block_bytes).total;
 }
 
 static uint64_t own_pid_namespace(void)
@@ -66,12 +66,12 @@ static uint64_t own_pid_namespace(void)
     return stat("/proc/self/ns/pid", &status) ? 0 : (uint64_t)status.st_ino;
 }
 
-hvdl_err hvdl_shm_open(hvdl_shm *shm, int fd, int local_size, int local_rank, size_t inline_bytes,
+hvdl_err hvdl_shm_open(hvdl_shm *shm, int fd, int local_size, int local_rank, size_t payload_bytes,
                        size_t block_bytes)
 {
     if (local_size < 1 || local_size > HVDL_MAX_LOCAL || (fd < 0 && local_size > 1))
         return HVDL_EINVAL;
-    layout at = make_layout(local_size, inline_bytes, block_bytes);
+    layout at = make_layout(local_size, payload_bytes, block_bytes);
     int *pidfds = malloc((size_t)local_size * sizeof *pidfds);
     if (!pidfds)
         return HVDL_ENOMEM;

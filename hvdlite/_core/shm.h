@@ -26,16 +26,23 @@
 typedef enum { HVDL_STAGE_IN = 0, HVDL_STAGE_REDUCED, HVDL_STAGE_OUT, HVDL_NUM_STAGES } hvdl_stage;
 
 typedef enum {
-    HVDL_ENTRY_PAD = 0, /* skips to the start of the ring */
-    HVDL_ENTRY_POST,    /* a rank posts an operation: key, descriptor, payload */
-    HVDL_ENTRY_RUN,     /* a rank starts a plan */
-    HVDL_ENTRY_START,   /* the hosts agree on an operation: its tag, rows */
-    HVDL_ENTRY_RESULT,  /* the hosts' result of a tiny operation */
-    HVDL_ENTRY_FAIL,    /* the hosts disagree, or one can't take part: the text */
-    HVDL_ENTRY_NEXT,    /* the next piece of an operation may begin */
-    HVDL_ENTRY_READY,   /* a rail has done its exchange of a piece */
-    HVDL_ENTRY_RELEASE, /* a rank has freed a plan */
-    HVDL_ENTRY_LEAVE    /* a rank leaves */
+    HVDL_ENTRY_PAD = 0,  /* skips to the start of the ring */
+    HVDL_ENTRY_POST,     /* a rank posts an operation: key, descriptor, payload */
+    HVDL_ENTRY_RUN,      /* a rank starts a plan */
+    HVDL_ENTRY_START,    /* the hosts agree on an operation: its tag, rows */
+    HVDL_ENTRY_RESULT,   /* the hosts' result of a tiny operation */
+    HVDL_ENTRY_FAIL,     /* the hosts disagree, or one can't take part: the text */
+    HVDL_ENTRY_NEXT,     /* the next piece of an operation may begin */
+    HVDL_ENTRY_READY,    /* a rail has done its exchange of a piece */
+    HVDL_ENTRY_FREE,     /* all hosts have freed a plan */
+    HVDL_ENTRY_RELEASE,  /* a rank has freed a plan */
+    HVDL_ENTRY_JOIN,     /* a rank has joined */
+    HVDL_ENTRY_JOINED,   /* all ranks have */
+    HVDL_ENTRY_ZERO,     /* all ranks of this host have: they take part in an operation of others */
+    HVDL_ENTRY_ZERO_RUN, /* and in a run of a plan */
+    HVDL_ENTRY_REPORTED, /* an operation is late */
+    HVDL_ENTRY_GIVE_UP,  /* too late: everything fails, with this text */
+    HVDL_ENTRY_LEAVE     /* a rank leaves */
 } hvdl_entry_type;
 
 /* An entry's head; `body_bytes` of body follow it. */
@@ -43,7 +50,7 @@ typedef struct {
     uint16_t type, from; /* hvdl_entry_type; local index of the rank that appended it */
     uint32_t body_bytes;
     uint64_t id;  /* operation or plan: position of the entry that introduced it, here and below */
-    uint64_t arg; /* START: tag; NEXT, READY: piece */
+    uint64_t arg; /* START, ZERO: tag; NEXT, READY: piece; JOINED: the last rank; POST: internal */
     int64_t rows; /* POST of an allgather: first dimension */
     uint64_t position; /* set by the journal */
 } hvdl_entry;
@@ -52,6 +59,15 @@ static inline const void *hvdl_entry_body(const hvdl_entry *entry)
 {
     return entry + 1;
 }
+
+typedef enum { HVDL_DID_NOTHING, HVDL_DID_POST, HVDL_DID_END, HVDL_DID_FAIL } hvdl_activity;
+
+/* What a rank last did, for the others to read. */
+typedef struct {
+    uint64_t time_ns;
+    int32_t kind, activity;
+    char name[64]; /* cut */
+} hvdl_shm_last;
 
 /* Written by its rank alone. Every line that others poll is its own, so that no store of one rank
  * takes away a line that another one polls for something else. */
@@ -62,6 +78,8 @@ typedef struct {
     _Atomic uint32_t idle_bell;            /* wakes its progress thread when nothing is driven */
     _Atomic int32_t pid;                   /* 0: not attached yet */
     _Atomic uint32_t left;
+    _Alignas(128) _Atomic uint32_t last_sequence; /* stall.c */
+    hvdl_shm_last last;
     _Atomic uint64_t pid_namespace; /* pid means something only to ranks of the same one */
 } hvdl_shm_rank;
 
@@ -91,12 +109,12 @@ typedef struct {
     int *pidfds; /* opened when first needed; -1 unknown, -2 can't be watched */
 } hvdl_shm;
 
-/* Bytes of the region. */
-size_t hvdl_shm_bytes(int local_size, size_t inline_bytes, size_t block_bytes);
+/* Bytes of the region. payload_bytes: the most that a rank adds to the posting of an operation. */
+size_t hvdl_shm_bytes(int local_size, size_t payload_bytes, size_t block_bytes);
 
 /* Maps the region of file descriptor fd (-1: private memory, local_size 1), and announces this
  * process in it. The file descriptor stays the caller's. */
-hvdl_err hvdl_shm_open(hvdl_shm *shm, int fd, int local_size, int local_rank, size_t inline_bytes,
+hvdl_err hvdl_shm_open(hvdl_shm *shm, int fd, int local_size, int local_rank, size_t payload_bytes,
                        size_t block_bytes);
 void hvdl_shm_close(hvdl_shm *shm);
 

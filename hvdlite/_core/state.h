@@ -27,6 +27,8 @@ _Static_assert(HVDL_PIECE_SLOTS > HVDL_PIECE_WINDOW + HVDL_NUM_BUFFERS, "pieces 
 typedef enum { HVDL_POSTED, HVDL_MATCHED, HVDL_RUNNING, HVDL_DONE, HVDL_FAILED } hvdl_state;
 
 typedef struct hvdl_meeting hvdl_meeting;
+typedef struct hvdl_adasum hvdl_adasum;
+typedef struct hvdl_inquiry hvdl_inquiry; /* stall.c */
 
 /* A piece is finished on a rank when its phase A is over there, all rails have done its exchange, and
  * its phase C is over there. Those it does not have are over at once. */
@@ -44,9 +46,12 @@ struct hvdl_operation {
     const char *input;
     char *output;
     int64_t rows;
+    int64_t *splits; /* alltoall: rows for each rank */
     void *owner;
+    bool internal;   /* the engine's own */
     hvdl_plan *plan; /* that it is a run of, or (desc.kind PLAN) makes */
     uint64_t posted_ns;
+    uint64_t number;      /* among the operations of this engine; set before anything is recorded */
     hvdl_operation *next; /* in the queue, in engine->announced, or among the orphans */
 
     _Atomic int state; /* release by the driver, acquire by the callers */
@@ -63,13 +68,26 @@ struct hvdl_operation {
     hvdl_piece pieces[HVDL_PIECE_SLOTS]; /* piece k, if it is in flight, at k % HVDL_PIECE_SLOTS */
     bool exchange_waits;    /* allgather: its exchange is due once the earlier pieces are done */
     uint64_t num_gathering; /* allgather: pieces before the exchange */
-    bool pinned;            /* a message may still use its buffers: never hand them back */
-    int num_exchanges;      /* running */
+    bool stall_told, stall_given_up; /* stall.c */
+    bool pinned;                     /* a message may still use its buffers: never hand them back */
+    char *zeros;                     /* of a rank that has joined: its input and output */
+    bool counted;                    /* in its plan's num_active */
+    hvdl_kind course; /* the kind whose phases it goes through: an Adasum begins as alltoall */
+    char *work;       /* the result, where it is not the caller's memory */
+    /* allgather, alltoall: rows that come from each rank; else what is said of a result */
+    int64_t *all_rows;
+    int num_rows;
+    size_t *places; /* by rank: offset in `work`, in bytes */
     /* allgather */
-    int64_t *all_rows;   /* by rank */
-    size_t *places;      /* by rank: offset in `work`, in bytes */
-    size_t *host_places; /* by host, and the total */
-    char *work;          /* all rows, host by host */
+    size_t *host_places; /* by host, and the total: offset in `work`, which is host by host */
+    /* alltoall */
+    int64_t *matrix;     /* rows from each member (in the order of `members`) to each local rank */
+    size_t *send_places; /* by rank, and the total: offset in the input, in bytes */
+    const char *local_stream; /* its rows for the local ranks, in the input or packed */
+    char *packed;
+    /* Adasum: the operation that works for this one, and the one that this works for */
+    hvdl_adasum *adasum;
+    hvdl_operation *child, *parent;
 };
 
 /* What the ranks of this host have posted under one key: the same on each of them, because it is made
@@ -82,10 +100,14 @@ struct hvdl_meeting {
     int posted;
     hvdl_variants variants;
     char *payloads;            /* tiny: one of each local rank */
-    int64_t *rows;             /* allgather: of each local rank */
+    int64_t *rows;             /* allgather: of each local rank; alltoall: to each rank, too */
     hvdl_operation *operation; /* this rank's, once posted */
     hvdl_plan *plan;           /* a run of it */
+    uint64_t epoch;            /* of join.c, when it began */
+    bool reported, given_up;   /* stall.c */
     int coordinator;           /* the host whose leader was asked and has not answered, or -1 */
+    bool internal;    /* of the engine's own operations: who has joined takes part itself */
+    bool posted_by[]; /* by local rank */
 };
 
 struct hvdl_plan {
@@ -99,6 +121,9 @@ struct hvdl_plan {
     char *error;              /* it could not be made */
     hvdl_operation *waiting;  /* a run posted before it was ready */
     hvdl_meeting *collecting; /* of the next run */
+    uint64_t num_runs;        /* begun on this host, or, on a host that has joined, about to be */
+    int num_active;           /* runs that have begun and not ended on this rank */
+    bool given_back;          /* all local ranks have freed it, and no run is left */
     int num_released;         /* local ranks that have freed it */
     /* under engine->queue_lock */
     hvdl_operation *run; /* in flight */
@@ -127,13 +152,16 @@ typedef struct hvdl_control hvdl_control; /* control.c */
 
 struct hvdl_engine {
     /* constant */
-    hvdl_engine_config config;                      /* pointers are copies of the engine's own */
-    int *host_sizes, *members, *host_of, *local_of; /* the last two by rank */
-    int *host_first;                                /* index in members of each host's first */
-    const char **name_of;                           /* host name, by rank */
+    hvdl_engine_config config; /* pointers are copies of the engine's own */
+    int *host_sizes, *members, *world_ranks;
+    int *host_of, *local_of; /* by rank */
+    int *host_first;         /* index in members of each host's first */
+    const char **name_of;    /* host name, by rank */
+    hvdl_naming naming;      /* of the last two */
     char **host_names;
     int host, local, local_size, num_rails;
     int max_local_size;
+    int *all_ranks;  /* 0, 1, 2, ... */
     int *rail_peers; /* rank of this rank's rail on each host; NULL if it is not a rail */
     bool is_leader;  /* of its host: speaks for it with the other hosts */
 
@@ -150,11 +178,16 @@ struct hvdl_engine {
     hvdl_plan *released_plans; /* to be announced */
     void **dead_owners;        /* of plans that are gone */
     size_t num_dead_owners, room_dead_owners;
-    hvdl_event *events;
-    uint64_t num_events;
-    uint64_t num_operations;
+    uint64_t num_operations, last_number;
     bool closed;
     _Atomic bool queued; /* the queue or released_plans is not empty */
+
+    /* what was recorded: any thread, under events_lock, but for `recording` */
+    pthread_mutex_t events_lock;
+    hvdl_event *events; /* a ring */
+    size_t event_capacity;
+    uint64_t num_events; /* since the ring was new */
+    _Atomic bool recording;
 
     /* who drives */
     pthread_mutex_t driving;
@@ -176,9 +209,21 @@ struct hvdl_engine {
     hvdl_deferred *deferred, *deferred_last;
     hvdl_running_exchange *exchanges;
     char *scratch; /* inline_bytes */
-    char *gone;    /* why new operations can't succeed any more: a rank has left or died */
-    bool pinned;   /* MPI may still use an operation\'s buffers: they are kept for ever */
-    bool broken;   /* and why none can: data was under way */
+    bool *joined;  /* by local rank */
+    int num_joined;
+    uint64_t epoch;            /* how often all have joined */
+    hvdl_operation *join;      /* this rank's, in the journal */
+    hvdl_operation *held_join; /* it waits until all runs posted before are in the journal */
+    int num_waiting_runs;      /* for their plans to be made */
+    int num_zero_operations;   /* of this rank, in flight */
+    int last_joined;           /* once all have joined, while zero operations are left; else -1 */
+    hvdl_inquiry *inquiries;
+    int num_asking; /* of these, under way */
+    uint64_t next_stall_look_ns, sweeps;
+    uint64_t next_turn; /* of operations that the engine only agrees on; one host */
+    char *gone;         /* why new operations can't succeed any more: a rank has left or died */
+    bool pinned;        /* MPI may still use an operation\'s buffers: they are kept for ever */
+    bool broken;        /* and why none can: data was under way */
     int idle_looks;
     long pause_ns;
 };
@@ -187,12 +232,25 @@ struct hvdl_engine {
 
 /* Ends an operation; text NULL: it succeeded. Takes it out of its meeting. */
 void hvdl_finish(hvdl_engine *engine, hvdl_operation *operation, const char *text);
-void hvdl_record(hvdl_engine *engine, const char *name, const char *what, uint64_t time_ns);
 void hvdl_set_state(hvdl_engine *engine, hvdl_operation *operation, hvdl_state state);
 bool hvdl_is_tiny(const hvdl_engine *engine, const hvdl_desc *desc, bool is_run);
 hvdl_scale hvdl_final_scale(const hvdl_engine *engine, const hvdl_desc *desc);
+/* What the operation says besides its result. */
+hvdl_err hvdl_say_number(hvdl_operation *operation, int64_t number);
+/* What a rank of a reducescatter keeps. */
+hvdl_range hvdl_own_elems(const hvdl_engine *engine, const hvdl_desc *desc);
+/* Bytes of the user's data that go through the engine: none where it only agrees. */
+size_t hvdl_data_bytes(const hvdl_desc *desc);
+/* Posts an operation that works for `parent`, under its key and the number of the step. */
+hvdl_err hvdl_post_child(hvdl_engine *engine, hvdl_operation *parent, const hvdl_posting *posting,
+                         int step);
+/* An operation of the engine's own that no caller waits for, as if it were in flight already. */
+hvdl_operation *hvdl_adopt_operation(hvdl_engine *engine, const hvdl_posting *posting,
+                                     hvdl_key key);
 void hvdl_meeting_free(hvdl_meeting *meeting);
 void hvdl_plan_free(hvdl_engine *engine, hvdl_plan *plan);
+/* Its buffers can be handed back. */
+void hvdl_plan_drop_owner(hvdl_engine *engine, hvdl_plan *plan);
 /* The engine is closed: no plan runs any more, so that their buffers can be handed back. */
 void hvdl_plans_drop_owners(hvdl_engine *engine);
 /* A plan was released while its making or a run was under way, which has now ended. */
@@ -200,6 +258,14 @@ void hvdl_plan_note_release(hvdl_engine *engine, hvdl_plan *plan);
 void hvdl_wake_thread(hvdl_engine *engine);
 /* An operation has ended, or the driver has left: callers that sleep look again. */
 void hvdl_wake_waiting(hvdl_engine *engine);
+
+/* ---- recording.c ---- */
+
+/* time_ns 0: now. Nothing is told of the engine's own operations. */
+void hvdl_record(hvdl_engine *engine, const hvdl_operation *operation, hvdl_state state,
+                 uint64_t time_ns);
+/* What does not fit is cut between characters of UTF-8 and ends in dots. */
+void hvdl_copy_name(char *to, size_t room, const char *name);
 
 /* ---- replay.c ---- */
 
@@ -217,8 +283,44 @@ bool hvdl_take_queue(hvdl_engine *engine);
 bool hvdl_read_journal(hvdl_engine *engine);
 /* The making of a plan has ended; error NULL: well. */
 void hvdl_plan_made(hvdl_engine *engine, hvdl_plan *plan, const char *error);
+/* A run has ended here, or a local rank has freed it: is it of any more use? */
+void hvdl_plan_settle(hvdl_engine *engine, hvdl_plan *plan);
 hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *engine, hvdl_key key);
 hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *engine, uint64_t id);
+
+/* Begins what is complete now that a rank has joined. */
+void hvdl_complete_meetings(hvdl_engine *engine);
+/* Puts the operation's name into a text. */
+#define HVDL_NAME_HERE "\001"
+
+/* ---- join.c ---- */
+
+/* Have all ranks of this host posted, or joined? */
+bool hvdl_meeting_complete(const hvdl_engine *engine, const hvdl_meeting *meeting);
+/* A rank of this host that has not posted, or -1. */
+int hvdl_meeting_absent(const hvdl_engine *engine, const hvdl_meeting *meeting);
+/* Does a rank that has joined take part in such an operation? */
+bool hvdl_can_be_joined(const hvdl_desc *desc);
+/* The text for one in which it does not. */
+void hvdl_describe_absent(const hvdl_engine *engine, const hvdl_desc *desc, int rank,
+                          char text[HVDL_TEXT_BYTES]);
+/* One of those has ended. */
+void hvdl_zero_operation_ended(hvdl_engine *engine);
+/* What a rank that has joined takes part with; NULL: no memory. */
+hvdl_operation *hvdl_zero_operation(hvdl_engine *engine, hvdl_key key, const hvdl_desc *desc);
+void hvdl_read_join(hvdl_engine *engine, int local);
+void hvdl_read_all_joined(hvdl_engine *engine, int last);
+
+/* ---- stall.c ---- */
+
+void hvdl_note_activity(hvdl_engine *engine, const hvdl_operation *operation,
+                        hvdl_activity activity);
+/* Looks for operations that are late, now and then. */
+void hvdl_stall_look(hvdl_engine *engine);
+void hvdl_read_reported(hvdl_engine *engine, const hvdl_entry *entry);
+/* An operation ends: nobody need be asked about it any more. */
+void hvdl_stall_ended(hvdl_engine *engine, const hvdl_operation *operation);
+void hvdl_stall_free(hvdl_engine *engine);
 
 /* ---- drive.c ---- */
 
@@ -231,6 +333,8 @@ bool hvdl_nobody(hvdl_engine *engine);
 void *hvdl_progress_main(void *engine);
 /* Fails all operations; the engine must be broken, or closing. */
 void hvdl_fail_all(hvdl_engine *engine, const char *text);
+/* Fails everything, now and later, on all ranks alike: nobody need be told. */
+void hvdl_break_all(hvdl_engine *engine, const char *text);
 /* Fails everything, now and later. */
 void hvdl_break(hvdl_engine *engine, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -239,6 +343,17 @@ void hvdl_break(hvdl_engine *engine, const char *format, ...) __attribute__((for
 static inline int hvdl_rank_of_local(const hvdl_engine *engine, int local)
 {
     return engine->members[engine->host_first[engine->host] + local];
+}
+
+static inline int hvdl_world_rank(const hvdl_engine *engine, int rank)
+{
+    return engine->world_ranks[rank];
+}
+
+/* What texts call this rank. */
+static inline int hvdl_own_number(const hvdl_engine *engine)
+{
+    return hvdl_world_rank(engine, engine->config.rank);
 }
 
 static inline uint64_t hvdl_now_ns(void)
@@ -251,6 +366,26 @@ static inline uint64_t hvdl_now_ns(void)
 static inline size_t hvdl_desc_bytes(const hvdl_desc *desc)
 {
     return (size_t)desc->count * hvdl_dtype_bytes(desc->dtype);
+}
+
+/* ---- adasum.c ---- */
+
+/* The first step's rows. */
+hvdl_err hvdl_adasum_prepare(const hvdl_engine *engine, hvdl_operation *operation);
+/* The first step is over. */
+hvdl_err hvdl_adasum_begin(hvdl_engine *engine, hvdl_operation *operation);
+/* A later step is over; text NULL: well. */
+hvdl_err hvdl_adasum_child_done(hvdl_engine *engine, hvdl_operation *operation,
+                                hvdl_operation *child, const char *text);
+void hvdl_adasum_free(hvdl_adasum *adasum);
+
+/* The longest payload of a posting, or of a message between hosts. */
+size_t hvdl_largest_payload(const hvdl_engine_config *config);
+
+/* A rank has left, so that this operation can't succeed. (What works for one that is matched can.) */
+static inline bool hvdl_is_doomed(const hvdl_engine *engine, const hvdl_operation *operation)
+{
+    return engine->gone && (engine->broken || !operation->internal);
 }
 
 /* ---- pieces.c ---- */
@@ -274,6 +409,12 @@ void hvdl_control_posted(hvdl_engine *engine, hvdl_meeting *meeting);
 void hvdl_control_tag_done(hvdl_engine *engine, int tag);
 /* The leader: a rank has left, so what is not agreed on yet fails. */
 void hvdl_control_fail_open(hvdl_engine *engine);
+/* The leader: all ranks of this host have joined, `last` as the last one. */
+void hvdl_control_joined(hvdl_engine *engine, int last);
+/* The leader: a run of a plan has begun here, to which hosts that have joined must come. */
+void hvdl_control_run(hvdl_engine *engine, const hvdl_plan *plan);
+/* The leader: a plan is made, of which others may have told a run already. */
+void hvdl_control_plan_made(hvdl_engine *engine, hvdl_plan *plan);
 /* Moves messages. *progressed is set, never cleared. Returns whether sends are under way. */
 bool hvdl_control_step(hvdl_engine *engine, bool *progressed);
 /* Tells the other hosts that a rank of this one leaves; on its leader. After its own leave it says
@@ -282,6 +423,5 @@ void hvdl_control_leave(hvdl_engine *engine, int rank, bool clean);
 /* Have the leaders of all other hosts said that they leave? */
 bool hvdl_control_all_left(const hvdl_engine *engine);
 void hvdl_control_destroy(hvdl_engine *engine);
-uint64_t hvdl_control_messages(const hvdl_engine *engine);
 
 #endif

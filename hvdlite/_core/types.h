@@ -22,10 +22,21 @@ typedef enum {
     HVDL_BROADCAST = 1,
     HVDL_ALLGATHER = 2,
     HVDL_BARRIER = 3,
-    HVDL_PLAN = 4 /* the making of a plan; its runs are HVDL_ALLREDUCE */
+    HVDL_ALLTOALL = 4,
+    HVDL_REDUCESCATTER = 5,
+    HVDL_JOIN = 6,
+    HVDL_PLAN = 7 /* the making of a plan; its runs are HVDL_ALLREDUCE */
 } hvdl_kind;
 
-typedef enum { HVDL_AVERAGE = 0, HVDL_SUM, HVDL_MIN, HVDL_MAX, HVDL_PRODUCT, HVDL_NUM_OPS } hvdl_op;
+typedef enum {
+    HVDL_AVERAGE = 0,
+    HVDL_SUM,
+    HVDL_MIN,
+    HVDL_MAX,
+    HVDL_PRODUCT,
+    HVDL_ADASUM,
+    HVDL_NUM_OPS
+} hvdl_op;
 
 typedef enum {
     HVDL_UINT8 = 0,
@@ -49,16 +60,31 @@ static inline size_t hvdl_dtype_bytes(int dtype)
 
 #define HVDL_MAX_DIMS 8
 
+/* Where the tensors lie. */
+typedef enum {
+    HVDL_ON_HOST = 0,
+    HVDL_STAGED = 1, /* on a device, and pass through host memory */
+    HVDL_ORDERED = 2 /* on a device, and stay there: the engine only agrees, and numbers them */
+} hvdl_place;
+
+/* The number of an ordered operation in which a rank is absent, as it has joined: it takes no turn, and
+ * the others do it as a staged one. */
+#define HVDL_NO_TURN (-1)
+
 /* What the ranks must agree on. Compared with memcmp, so it is zeroed before it is filled. */
 typedef struct {
     uint8_t kind, dtype, op, ndim;
-    int32_t root; /* broadcast: world rank; else -1 */
+    int32_t root;        /* broadcast: rank; else -1 */
+    int32_t num_tensors; /* of a group that is reduced as one; 0: no group */
+    uint8_t place;       /* hvdl_place */
+    uint8_t zeros[3];
+    uint64_t layout; /* of a group: a hash of its tensors' shapes */
     double prescale, postscale;
-    int64_t count;               /* elements; allgather: elements of one row */
-    int64_t dims[HVDL_MAX_DIMS]; /* allgather: dims[0] is -1, the rows travel beside it */
+    int64_t count;               /* elements; of one row where rows travel beside it */
+    int64_t dims[HVDL_MAX_DIMS]; /* allgather, alltoall: dims[0] is -1, the rows travel beside it */
 } hvdl_desc;
 
-/* Names an operation: a hash of process set, kind and name. 128 bits: equality is taken for
+/* Names an operation: a hash of kind and name. 128 bits: equality is taken for
  * identity (2^64 names in flight would make a collision likely). */
 typedef struct {
     uint64_t lo, hi;

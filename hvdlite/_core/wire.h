@@ -10,6 +10,8 @@
 #ifndef HVDL_WIRE_H
 #define HVDL_WIRE_H
 
+#include <stdatomic.h>
+
 #include "types.h"
 
 #define HVDL_MAX_MESSAGE_BYTES (1u << 30)
@@ -25,7 +27,8 @@ typedef struct {
     int (*cancel)(hvdl_word *request);
     hvdl_word comm, byte;
     int tag_ub;
-    uint64_t data_messages, data_bytes, control_messages; /* sent */
+    /* Sent; counted by the driver, read by anybody. */
+    _Atomic uint64_t data_messages, data_bytes, control_messages;
 } hvdl_wire;
 
 typedef struct {

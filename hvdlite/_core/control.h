@@ -1,0 +1,131 @@
+/* Messages between the leaders of the hosts: control.c moves them; coordinator.c (agreement), join.c and
+ * stall.c say what is in them. */
+#ifndef HVDL_CONTROL_H
+#define HVDL_CONTROL_H
+
+#include "state.h"
+
+#define HVDL_MAX_DONE 16 /* DONE notes that are kept for a message that goes there anyway */
+#define HVDL_MAX_TAG_NUMBERS 65536 /* per coordinator */
+
+enum {
+    HVDL_MSG_POSTED,
+    HVDL_MSG_MATCHED,
+    HVDL_MSG_RESULT,
+    HVDL_MSG_FAILED,
+    HVDL_MSG_DONE,
+    HVDL_MSG_LEFT,
+    HVDL_MSG_ORDER,
+    HVDL_MSG_JOINED,
+    HVDL_MSG_ALL_JOINED,
+    HVDL_MSG_ZERO,
+    HVDL_MSG_RUN,
+    HVDL_MSG_STALLED,
+    HVDL_MSG_ASK,
+    HVDL_MSG_STATUS,
+    HVDL_MSG_GIVE_UP,
+    HVDL_MSG_FREE
+};
+
+typedef struct {
+    int32_t type, host; /* of the sender */
+    hvdl_key key;
+    hvdl_variants variants; /* POSTED */
+    int32_t tag;            /* MATCHED */
+    int32_t rank, clean; /* LEFT; rank: JOINED, ALL_JOINED, too, and of POSTED one who has joined */
+    int32_t internal;    /* POSTED: of the engine's own operations */
+    uint64_t epoch;      /* POSTED */
+    uint64_t run;        /* RUN, ASK, STATUS: its number */
+    int32_t num_done, done[HVDL_MAX_DONE];
+    uint32_t payload_bytes;
+} hvdl_message;
+
+typedef struct hvdl_sending {
+    struct hvdl_sending *next;
+    hvdl_request request;
+    char bytes[];
+} hvdl_sending;
+
+typedef struct hvdl_agreement hvdl_agreement; /* coordinator.c */
+
+/* A run of a plan that is not known here yet. */
+typedef struct hvdl_early_run {
+    struct hvdl_early_run *next;
+    int tag;
+    uint64_t run;
+} hvdl_early_run;
+
+typedef struct {
+    int32_t count, numbers[HVDL_MAX_DONE];
+} hvdl_done_notes;
+
+struct hvdl_control {
+    size_t room; /* bytes of the largest message */
+    /* The leader: one from the leader of each other host. Not from any source: with ranks on the own
+     * and on other hosts, MPICH 5.0 was seen to lose messages to several such receives. */
+    hvdl_request *receives;
+    char *receive_buffers;
+    int next_receive;
+    hvdl_sending *sendings;
+    hvdl_table asked, open; /* coordinator.c */
+    hvdl_done_notes *notes; /* per coordinator */
+    int numbers_per_host;
+    uint16_t *num_done; /* per number of this coordinator: hosts that have said DONE */
+    int *free_numbers, num_free;
+    hvdl_agreement *waiting, *waiting_last; /* for a free number */
+
+    int next_turn; /* host 0 */
+    /* join.c; by host: how often all its ranks have joined, and how often it has heard that of all */
+    uint64_t *joins, *heard;
+    uint64_t num_told, num_epochs; /* how often this leader has said so, and has heard it of all */
+    int last_joined;
+    hvdl_early_run *early_runs;
+    bool *is_plan; /* by number of this coordinator */
+    int num_left;  /* leaders of other hosts that have said LEFT, after which they say nothing */
+    bool has_left; /* so has this one */
+};
+
+/* ---- control.c ---- */
+
+static inline int hvdl_leader_of(const hvdl_engine *engine, int host)
+{
+    return engine->members[engine->host_first[host]];
+}
+
+/* To another host's leader. Fills in the sender and what the receiver should know anyway. */
+void hvdl_send_message(hvdl_engine *engine, int host, hvdl_message *message, const void *payload,
+                       size_t payload_bytes);
+
+/* ---- coordinator.c ---- */
+
+void hvdl_take_posted(hvdl_engine *engine, const hvdl_message *message, const void *payload);
+void hvdl_take_answer(hvdl_engine *engine, const hvdl_message *message, const void *payload);
+/* A host is done with a tag of this coordinator. */
+void hvdl_take_done(hvdl_engine *engine, int number);
+/* Host 0: numbers an operation that stays on devices, and tells all. */
+void hvdl_give_turn(hvdl_engine *engine, hvdl_key key);
+/* Hosts have joined: what is complete now is decided. */
+void hvdl_decide_complete(hvdl_engine *engine);
+/* All hosts have freed the plan with this tag. */
+void hvdl_take_free(hvdl_engine *engine, int tag);
+void hvdl_free_agreements(hvdl_engine *engine);
+
+/* ---- stall.c ---- */
+
+void hvdl_take_stalled(hvdl_engine *engine, const void *payload);
+void hvdl_take_ask(hvdl_engine *engine, int host, hvdl_key key, uint64_t run);
+void hvdl_take_status(hvdl_engine *engine, int host, hvdl_key key, uint64_t run,
+                      const void *payload);
+void hvdl_take_give_up(hvdl_engine *engine, const char *text);
+
+/* ---- join.c ---- */
+
+void hvdl_take_joined(hvdl_engine *engine, int host, int last);
+void hvdl_take_all_joined(hvdl_engine *engine, int host, int last);
+void hvdl_free_early_runs(hvdl_engine *engine);
+hvdl_plan *hvdl_plan_by_tag(const hvdl_engine *engine, int tag);
+/* All ranks of this host have joined, and the others do something. */
+void hvdl_take_zero(hvdl_engine *engine, const hvdl_message *message);
+void hvdl_take_run(hvdl_engine *engine, int tag, uint64_t run);
+
+#endif

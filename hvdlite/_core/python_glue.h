@@ -1,0 +1,79 @@
+/* What the glue to Python shares. Only the files python_*.c and module.c know Python.
+ *
+ * Three steps, always: validate and convert; call without the GIL where it may block; one place that
+ * turns an error code into an exception. */
+#ifndef HVDL_PYTHON_H
+#define HVDL_PYTHON_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "engine.h"
+
+typedef struct {
+    PyTypeObject *engine_type, *operation_type, *plan_type;
+} hvdl_py_state;
+
+typedef struct {
+    PyObject_HEAD hvdl_engine *engine; /* NULL until __init__ has succeeded */
+    long forks; /* hvdl_py_num_forks when it was made: a forked child may not touch it */
+    bool closed;
+} EngineObject;
+
+typedef struct {
+    PyObject_HEAD EngineObject *engine;
+    PyObject *plan;  /* the Plan it is a run of, or NULL */
+    PyObject *shape; /* of the input; allgather */
+    hvdl_operation *operation;
+} OperationObject;
+
+typedef struct {
+    PyObject_HEAD EngineObject *engine;
+    hvdl_plan *plan;
+} PlanObject;
+
+/* How often this process was forked off another one since the module was loaded. */
+extern long hvdl_py_num_forks;
+
+extern PyType_Spec hvdl_py_engine_spec, hvdl_py_operation_spec, hvdl_py_plan_spec;
+
+/* ---- python_posting.c ---- */
+
+void hvdl_py_raise(hvdl_err err, const char *what, const char *name);
+/* The engine, or NULL and an exception. */
+hvdl_engine *hvdl_py_engine(EngineObject *self);
+/* Drops the buffers' owners of operations that ended after their callers had gone. */
+void hvdl_py_reap(hvdl_engine *engine);
+/* Conversions: 0, or -1 and an exception. */
+int hvdl_py_int(PyObject *object, const char *name, long least, long most, int *to);
+int hvdl_py_pointer(PyObject *object, void **to);
+/* The arguments of Engine.post, from which `owner` and `wake` are left to the caller. */
+int hvdl_py_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *posting);
+
+enum {
+    POST_KIND,
+    POST_NAME,
+    POST_UNNAMED,
+    POST_DTYPE,
+    POST_OP,
+    POST_ROOT,
+    POST_INPUT,
+    POST_OUTPUT,
+    POST_SHAPE,
+    POST_PRESCALE,
+    POST_POSTSCALE,
+    POST_OWNER,
+    POST_WAKE,
+    POST_PLACE,
+    POST_SPLITS,
+    POST_GROUP,
+    POST_MAX
+};
+
+/* ---- python_operation.c ---- */
+
+/* Takes the operation over, also where it fails. */
+PyObject *hvdl_py_operation(EngineObject *engine, PyObject *plan, PyObject *shape,
+                            hvdl_operation *operation);
+
+#endif

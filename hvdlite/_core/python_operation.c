@@ -1,0 +1,268 @@
+/* Operation and Plan. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "python_glue.h"
+
+/* ---- Operation ---- */
+
+PyObject *hvdl_py_operation(EngineObject *engine, PyObject *plan, PyObject *shape,
+                            hvdl_operation *operation)
+{
+    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(engine));
+    OperationObject *self = PyObject_New(OperationObject, state->operation_type);
+    if (!self) {
+        hvdl_operation_release(engine->engine,
+                               operation); /* the owner comes back by hvdl_py_reap */
+        return NULL;
+    }
+    Py_INCREF(engine);
+    Py_XINCREF(plan);
+    Py_XINCREF(shape);
+    self->engine = engine;
+    self->plan = plan;
+    self->shape = shape;
+    self->operation = operation;
+    return (PyObject *)self;
+}
+
+static void operation_dealloc(PyObject *object)
+{
+    OperationObject *self = (OperationObject *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->engine->forks == hvdl_py_num_forks) {
+        PyObject *owner = hvdl_operation_release(self->engine->engine, self->operation);
+        Py_XDECREF(owner);
+    }
+    Py_XDECREF(self->plan);
+    Py_XDECREF(self->shape);
+    Py_DECREF(self->engine);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *operation_poll(PyObject *object, PyObject *unused)
+{
+    OperationObject *self = (OperationObject *)object;
+    (void)unused;
+    if (self->engine->forks == hvdl_py_num_forks && !hvdl_operation_done(self->operation)) {
+        Py_BEGIN_ALLOW_THREADS hvdl_engine_poll(self->engine->engine);
+        Py_END_ALLOW_THREADS
+    }
+    return PyBool_FromLong(hvdl_operation_done(self->operation));
+}
+
+#define SIGNAL_CHECK_NS 50000000L /* how long Ctrl-C may have to wait */
+
+/* 0: it is done. -1: an exception (a signal handler's). */
+static int wait_for(hvdl_engine *engine, hvdl_operation *operation)
+{
+    while (!hvdl_operation_done(operation)) {
+        Py_BEGIN_ALLOW_THREADS hvdl_operation_wait(engine, operation, SIGNAL_CHECK_NS);
+        Py_END_ALLOW_THREADS if (PyErr_CheckSignals()) return -1;
+    }
+    return 0;
+}
+
+static PyObject *outcome(hvdl_operation *operation)
+{
+    const char *error = hvdl_operation_error(operation);
+    if (error)
+        return PyUnicode_DecodeUTF8(error, (Py_ssize_t)strlen(error), "replace");
+    Py_RETURN_NONE;
+}
+
+static PyObject *operation_wait(PyObject *object, PyObject *unused)
+{
+    OperationObject *self = (OperationObject *)object;
+    (void)unused;
+    if (self->engine->forks != hvdl_py_num_forks)
+        return hvdl_py_engine(self->engine) ? NULL : NULL; /* raises */
+    if (wait_for(self->engine->engine, self->operation))
+        return NULL;
+    return outcome(self->operation);
+}
+
+/* The operation if it succeeded and has said something, else NULL and an exception. */
+static hvdl_operation *gathered(OperationObject *self)
+{
+    hvdl_operation *operation = self->operation;
+    int count;
+    if (!hvdl_operation_done(operation) || hvdl_operation_error(operation) ||
+        !hvdl_operation_rows(operation, &count)) {
+        PyErr_SetString(PyExc_RuntimeError, "only an operation that has succeeded has a result");
+        return NULL;
+    }
+    return operation;
+}
+
+static PyObject *operation_rows(PyObject *object, PyObject *unused)
+{
+    OperationObject *self = (OperationObject *)object;
+    hvdl_operation *operation = gathered(self);
+    (void)unused;
+    if (!operation)
+        return NULL;
+    int count;
+    const int64_t *rows = hvdl_operation_rows(operation, &count);
+    PyObject *all = PyTuple_New(count);
+    for (int r = 0; all && r < count; r++) {
+        PyObject *value = PyLong_FromLongLong(rows[r]);
+        if (!value) {
+            Py_DECREF(all);
+            return NULL;
+        }
+        PyTuple_SetItem(all, r, value);
+    }
+    return all;
+}
+
+/* ---- DLPack: its version-0 structures, which every consumer takes ---- */
+
+typedef struct {
+    void *data;
+    struct {
+        int32_t device_type, device_id;
+    } device;
+    int32_t ndim;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} dl_tensor;
+
+typedef struct dl_managed {
+    dl_tensor tensor;
+    void *context;
+    void (*deleter)(struct dl_managed *);
+    int64_t shape[];
+} dl_managed;
+
+static void dl_delete(dl_managed *managed)
+{
+    free(managed->tensor.data);
+    free(managed);
+}
+
+static void capsule_delete(PyObject *capsule)
+{
+    if (PyCapsule_IsValid(capsule, "dltensor")) { /* nobody has taken it over */
+        dl_managed *managed = PyCapsule_GetPointer(capsule, "dltensor");
+        managed->deleter(managed);
+    }
+}
+
+static PyObject *operation_capsule(PyObject *object, PyObject *unused)
+{
+    static const uint8_t codes[HVDL_NUM_DTYPES] = {1, 0, 0, 0, 0, 2, 4, 2, 2, 6};
+    OperationObject *self = (OperationObject *)object;
+    hvdl_operation *operation = gathered(self);
+    (void)unused;
+    if (!operation)
+        return NULL;
+    Py_ssize_t ndim = PyTuple_Size(self->shape);
+    dl_managed *managed = calloc(1, sizeof *managed + (size_t)ndim * sizeof(int64_t));
+    if (!managed)
+        return PyErr_NoMemory();
+    const hvdl_desc *desc = hvdl_operation_desc(operation);
+    int count;
+    const int64_t *rows = hvdl_operation_rows(operation, &count);
+    for (int r = 0; r < count; r++)
+        managed->shape[0] += rows[r];
+    for (Py_ssize_t i = 1; i < ndim; i++)
+        managed->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(self->shape, i));
+    managed->tensor.data = hvdl_operation_take_output(operation);
+    managed->tensor.device.device_type = 1; /* CPU */
+    managed->tensor.ndim = (int32_t)ndim;
+    managed->tensor.dtype.code = codes[desc->dtype];
+    managed->tensor.dtype.bits = (uint8_t)(8 * hvdl_dtype_bytes(desc->dtype));
+    managed->tensor.dtype.lanes = 1;
+    managed->tensor.shape = managed->shape;
+    managed->deleter = dl_delete;
+    if (!managed->tensor.data) {
+        free(managed);
+        PyErr_SetString(PyExc_RuntimeError, "the result was taken already");
+        return NULL;
+    }
+    PyObject *capsule = PyCapsule_New(managed, "dltensor", capsule_delete);
+    if (!capsule)
+        dl_delete(managed);
+    return capsule;
+}
+
+static PyMethodDef operation_methods[] = {
+    {"poll", operation_poll, METH_NOARGS, NULL},
+    {"wait", operation_wait, METH_NOARGS, NULL},
+    {"rows", operation_rows, METH_NOARGS, NULL},
+    {"capsule", operation_capsule, METH_NOARGS, NULL},
+    {0},
+};
+
+static PyType_Slot operation_slots[] = {
+    {Py_tp_dealloc, operation_dealloc},
+    {Py_tp_methods, operation_methods},
+    {Py_tp_doc, "One run of a collective; ends as DONE or FAILED."},
+    {0, NULL},
+};
+
+PyType_Spec hvdl_py_operation_spec = {
+    .name = "hvdlite._core.Operation",
+    .basicsize = sizeof(OperationObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = operation_slots,
+};
+
+/* ---- Plan ---- */
+
+static PyObject *plan_start(PyObject *object, PyObject *owner)
+{
+    PlanObject *self = (PlanObject *)object;
+    hvdl_engine *engine = hvdl_py_engine(self->engine);
+    hvdl_operation *operation;
+    if (!engine)
+        return NULL;
+    hvdl_py_reap(engine);
+    Py_INCREF(owner);
+    hvdl_err err = hvdl_plan_start(engine, self->plan, owner, &operation);
+    if (err) {
+        Py_DECREF(owner);
+        if (err == HVDL_EDUP)
+            PyErr_SetString(PyExc_RuntimeError, "the plan's run before has not ended");
+        else
+            hvdl_py_raise(err, "plan", "");
+        return NULL;
+    }
+    return hvdl_py_operation(self->engine, object, NULL, operation);
+}
+
+static void plan_dealloc(PyObject *object)
+{
+    PlanObject *self = (PlanObject *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->engine->forks == hvdl_py_num_forks)
+        hvdl_plan_release(self->engine->engine, self->plan);
+    Py_DECREF(self->engine);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef plan_methods[] = {
+    {"start", plan_start, METH_O, NULL},
+    {0},
+};
+
+static PyType_Slot plan_slots[] = {
+    {Py_tp_dealloc, plan_dealloc},
+    {Py_tp_methods, plan_methods},
+    {Py_tp_doc, "A collective prepared once and started many times."},
+    {0, NULL},
+};
+
+PyType_Spec hvdl_py_plan_spec = {
+    .name = "hvdlite._core.Plan",
+    .basicsize = sizeof(PlanObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = plan_slots,
+};

@@ -1,0 +1,33 @@
+/* A stream: messages from one peer, or to one, with one tag, in order, a few of them in flight. */
+#ifndef HVDL_STREAMS_H
+#define HVDL_STREAMS_H
+
+#include "wire.h"
+
+#define HVDL_WINDOW 4
+
+/* Message m has slot m % HVDL_WINDOW. done <= posted <= done + HVDL_WINDOW */
+typedef struct {
+    size_t posted, done;
+    hvdl_request requests[HVDL_WINDOW];
+} hvdl_stream;
+
+static inline bool hvdl_stream_has_room(const hvdl_stream *stream)
+{
+    return stream->posted - stream->done < HVDL_WINDOW;
+}
+
+/* Tests the oldest message in flight. *completed: there was one, and it is done. */
+hvdl_err hvdl_stream_test(hvdl_wire *wire, hvdl_stream *stream, bool *completed);
+
+/* Posts the next message; there must be room. peer: a rank of the wire's communicator. */
+hvdl_err hvdl_stream_send(hvdl_wire *wire, hvdl_stream *stream, const void *from, size_t bytes,
+                          int peer, int tag);
+hvdl_err hvdl_stream_recv(hvdl_wire *wire, hvdl_stream *stream, void *to, size_t bytes, int peer,
+                          int tag);
+
+/* Cancels receives; sends are never cancelled, as no MPI ends a large one that way. False: a message
+ * can't be ended, and its memory must stay for the life of the process. */
+bool hvdl_stream_end(hvdl_wire *wire, hvdl_stream *stream, bool receiving);
+
+#endif
