@@ -4,8 +4,8 @@ Importing it starts nothing: no MPI, no thread. `init` does.
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from hvdlite.blocking import allgather, allreduce, allreduce_, barrier, broadcast, broadcast_
 from hvdlite.built import (
     ccl_built,
     cuda_built,
@@ -19,17 +19,38 @@ from hvdlite.built import (
     rocm_built,
 )
 from hvdlite.collectives import (
+    allgather,
     allgather_async,
+    allreduce,
+    allreduce_,
     allreduce_async,
     allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    join,
     poll,
+    reducescatter,
+    reducescatter_async,
+    sparse_allreduce_async,
     synchronize,
 )
 from hvdlite.compression import Compression
 from hvdlite.errors import HorovodInternalError, HvdliteError
-from hvdlite.ops import Average, Max, Min, Product, Sum
+from hvdlite.membership import add_process_set, init, remove_process_set
+from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.optimizer import DistributedOptimizer
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.state import (
@@ -38,10 +59,11 @@ from hvdlite.state import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from hvdlite.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+from hvdlite.timeline import start_timeline, stop_timeline
 from hvdlite.world import (
     cross_rank,
     cross_size,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -51,9 +73,13 @@ from hvdlite.world import (
     size,
 )
 
+if not _TYPE_CHECKING:  # a type checker would take every name for one of ours
+    from hvdlite.absent import __getattr__ as __getattr__
+
 __version__ = _version("hvdlite")
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
@@ -64,6 +90,8 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -71,6 +99,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -80,6 +110,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -87,9 +118,18 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -98,8 +138,14 @@ __all__ = [
     "nccl_built",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

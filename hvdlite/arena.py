@@ -2,25 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from hvdlite import _core
-from hvdlite.buckets import Slots
-from hvdlite.compression import Compressor
+from hvdlite import _core, gpu
+from hvdlite.buckets import Item, Slots, assign
+from hvdlite.compression import Compression, Compressor
+from hvdlite.config import Config
+from hvdlite.lanes import takes
+from hvdlite.lanes.plan import LanePlan
+from hvdlite.lanes.transfer import Transfer
+from hvdlite.ops import DTYPES, Average, ReduceOp, Sum
+from hvdlite.teams import Team
+
+
+class Form(enum.Enum):
+    """What a parameter's gradients are on all ranks, as far as the rounds have shown.
+
+    All ranks know the same: it changes with what a round has brought to all of them.
+    """
+
+    UNKNOWN = enum.auto()  # in a bucket, until the first gradient shows that it need not be
+    DENSE = enum.auto()  # in a bucket; a sparse gradient is made dense
+    SPARSE = enum.auto()  # in none: its rows are gathered
+
+
+@dataclass(frozen=True)
+class Combining:
+    """How the ranks' gradients become one."""
+
+    op: ReduceOp
+    predivide: float
+    compression: type[Compressor]
+    # By the id of a parameter: those of a group are reduced together, whatever their size.
+    group_of: Mapping[int, int]
+
+    def factors(self, size: int) -> tuple[ReduceOp, float, float]:
+        """The reduce op, and what is multiplied before and after."""
+        if self.predivide == 1.0:
+            return self.op, 1.0, 1.0
+        assert self.op is Average
+        return Sum, 1 / self.predivide, self.predivide / size
+
+    def is_everyone(self, total: float, size: int) -> bool:
+        """Whether a one of every rank makes this total (which may be rounded, to 16 bits)."""
+        whole = size if self.op is Sum else 1
+        return total > whole * (1 - 0.5 / size)
+
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """In words, as DistributedOptimizer's arguments."""
+        known = {value: f"Compression.{name}" for name, value in vars(Compression).items()}
+        return (
+            ("op", repr(self.op)),
+            ("gradient_predivide_factor", repr(self.predivide)),
+            ("compression", known.get(self.compression, self.compression.__name__)),
+        )
 
 
 class Slot:
-    """The place of one parameter's gradient."""
+    """One parameter's gradient, and its place if it has one."""
 
-    __slots__ = ("bucket", "dirty", "mark", "name", "param", "view")
+    __slots__ = (
+        "bucket",
+        "dirty",
+        "form",
+        "given",
+        "mark",
+        "name",
+        "param",
+        "position",
+        "unhook",
+        "view",
+    )
 
-    def __init__(self, name: str, param: torch.Tensor) -> None:
+    def __init__(self, name: str, param: torch.Tensor, form: Form) -> None:
         self.name = name
         self.param = param
-        self.bucket: Bucket
-        self.view: torch.Tensor
+        self.form = form
+        # Removes autograd's hook; None: it has none.
+        self.unhook: Callable[[], None] | None = None
+        # Both None where the gradients are sparse.
+        self.bucket: Bucket | None = None
+        self.view: torch.Tensor | None = None
+        # Which of its bucket's gradients it is.
+        self.position = 0
+        # The tensor that a round has made `.grad`.
+        self.given: torch.Tensor | None = None
         # The last round to which this rank, or another, had a gradient.
         self.mark = -1
         # The round for which a backward that did not communicate left a gradient.
@@ -30,36 +101,140 @@ class Slot:
 class Bucket:
     """Gradients that are reduced together.
 
-    flat: their memory. wire: what the engine reduces, which is the same memory unless gradients are
-    compressed or live on another device; then it is copied there and back.
+    flat: their memory. wire: what is reduced, which is the same memory unless gradients are
+    compressed or live where neither the engine nor a lane comes; then it is copied there and back,
+    by `_load` and `_unload`.
     """
-
-    __slots__ = ("absent", "flat", "operation", "pending", "plan", "presence", "slots", "wire")
 
     def __init__(self, layout: Slots, slots: Sequence[Slot], compression: type[Compressor]) -> None:
         self.slots = [slots[i] for i in layout.members]
         like = self.slots[0].param
         # Zeros also between the gradients: what lies there is added too.
         self.flat = torch.zeros(layout.elems, dtype=like.dtype, device=like.device)
-        for slot, offset in zip(self.slots, layout.offsets_elems, strict=True):
+        for position, slot in enumerate(self.slots):
             slot.bucket = self
-            slot.view = _view(self.flat, offset, slot.param)
+            slot.position = position
+            slot.view = _view(self.flat, layout.offsets_elems[position], slot.param)
+        # Behind the gradients, one for each: 0 where this rank has none, 1 where it has one, and
+        # infinity where it is sparse, and so is not in its place. Then 1 for this rank: it is
+        # missing for one that has joined.
         self.presence = self.flat[layout.presence_offset_elems :]
         real = real_view(self.flat)
         dtype = compression.travels_as(real.dtype)
-        if dtype is real.dtype and like.is_cpu:
-            self.wire = real
-        else:
-            pin = like.is_cuda
-            self.wire = torch.zeros(real.numel(), dtype=dtype, device="cpu", pin_memory=pin)
-        self.plan: _core.Plan
-        self.operation: _core.Operation | None = None
+        self.in_lane = takes(like)
+        stays = like.is_cpu or self.in_lane
+        self.wire = real
+        if dtype is not real.dtype or not stays:
+            device = like.device if stays else "cpu"
+            self.wire = torch.zeros(real.numel(), dtype=dtype, device=device)
+        self.plan: _core.Plan | LanePlan
+        self.operation: _core.Operation | Transfer | None = None
+        # Of which it is not known yet whether they are sparse.
+        self.unknown = [slot for slot in self.slots if slot.form is Form.UNKNOWN]
+        # How many gradients have not come yet in this round; those that are not there or sparse.
         self.pending = len(self.slots)
-        # Where this rank has no gradient in the present round.
         self.absent: list[int] = []
+        self.sparse: list[int] = []
 
-    def same_memory(self) -> bool:
-        return self.wire.data_ptr() == self.flat.data_ptr() and self.flat.is_cpu
+    def start(self) -> None:
+        """Starts its plan; returns at once."""
+        self.presence.fill_(1)
+        if self.absent:
+            self.presence[self.absent] = 0
+        if self.sparse:
+            self.presence[self.sparse] = math.inf
+        self._load()
+        self.operation = self.plan.start(self.wire)
+
+    def wait(self) -> str | None:
+        """Returns when the reduced gradients are in their places, or the text of the failure."""
+        assert self.operation is not None
+        text = self.operation.wait()
+        if text is None:
+            self._unload()
+        return text
+
+    def reset(self) -> None:
+        """The next round begins with nothing."""
+        self.operation = None
+        self.pending = len(self.slots)
+        self.absent = []
+        self.sparse = []
+
+    def totals(self) -> list[float]:
+        """The presences of all ranks, after the reduction. 0: nobody has this gradient; infinity:
+        it is sparse on some rank. Last, the number of ranks, as the gradients are combined."""
+        presence = self.presence.real if self.presence.is_complex() else self.presence
+        return presence.tolist()
+
+    def _load(self) -> None:
+        if not self._same_memory():
+            self.wire.copy_(real_view(self.flat))
+
+    def _unload(self) -> None:
+        if not self._same_memory():
+            real_view(self.flat).copy_(self.wire)
+
+    def _same_memory(self) -> bool:
+        wire, flat = self.wire, self.flat
+        return wire.data_ptr() == flat.data_ptr() and wire.device == flat.device
+
+
+def make_buckets(
+    team: Team, config: Config, name: str, slots: Sequence[Slot], combining: Combining
+) -> list[Bucket]:
+    """Buckets for those of the slots that need a place, each with its plan.
+
+    Collective over the team, but does not block. Every member passes the same slots.
+
+    Raises:
+        ValueError: a parameter whose gradients can't be reduced.
+    """
+    for slot in slots:
+        slot.bucket = slot.view = None
+        check_reducible(slot.name, slot.param)
+    placed = [slot for slot in slots if slot.form is not Form.SPARSE]
+    layouts = assign(
+        [
+            Item(
+                slot.param.numel(),
+                slot.param.element_size(),
+                (slot.param.dtype, slot.param.device),
+                combining.group_of.get(id(slot.param)),
+            )
+            for slot in placed
+        ],
+        config.bucket_bytes,
+        config.first_bucket_bytes,
+    )
+    buckets = [Bucket(layout, placed, combining.compression) for layout in layouts]
+    op, prescale, postscale = combining.factors(team.size)
+    for index, bucket in enumerate(buckets):
+        wire, plan_name = bucket.wire, f"{name}.bucket.{index}"
+        if bucket.in_lane:
+            bucket.plan = LanePlan(team, plan_name, wire, op, prescale, postscale)
+            continue
+        address = wire.data_ptr()
+        bucket.plan = team.engine.plan(
+            plan_name,
+            DTYPES[wire.dtype],
+            op,
+            address,
+            address,
+            wire.numel(),
+            prescale,
+            postscale,
+            wire,
+        )
+    return buckets
+
+
+def check_reducible(name: str, param: torch.Tensor) -> None:
+    """Raises ValueError where collectives can't take this parameter's gradients."""
+    if param.is_cuda and gpu.refusal:
+        raise ValueError(gpu.refusal)
+    if (param.real if param.is_complex() else param).dtype not in DTYPES:
+        raise ValueError(f"{name!r} is {param.dtype}, which collectives do not support")
 
 
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -67,16 +242,25 @@ def real_view(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor
 
 
+def strides_in_place(param: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of its gradient's place: the parameter's, if these leave no gaps. None: those of
+    a contiguous tensor."""
+    if not param.numel() or param.is_contiguous():
+        return None
+    extent = 1
+    for stride, size in sorted(zip(param.stride(), param.shape, strict=True)):
+        if size != 1 and stride != extent:
+            return None
+        extent *= size
+    return param.stride()
+
+
 def _view(flat: torch.Tensor, offset: int, param: torch.Tensor) -> torch.Tensor:
-    """A gradient's place, with the parameter's strides if these leave no gaps.
+    """A gradient's place.
 
     `.data`: views of one tensor would share its version counter, and one in-place change would
     count for all of them.
     """
     part = flat[offset : offset + param.numel()].data
-    last = sum(
-        (size - 1) * stride for size, stride in zip(param.shape, param.stride(), strict=True)
-    )
-    if param.numel() and not param.is_contiguous() and last + 1 == param.numel():
-        return part.as_strided(param.shape, param.stride())
-    return part.view(param.shape)
+    strides = strides_in_place(param)
+    return part.view(param.shape) if strides is None else part.as_strided(param.shape, strides)

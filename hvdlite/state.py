@@ -11,16 +11,12 @@ from typing import Any
 import torch
 
 from hvdlite import world
-from hvdlite.blocking import broadcast_
-from hvdlite.collectives import (
-    Handle,
-    allgather_async,
-    broadcast_async_,
-    rows_of,
-    synchronize,
-)
+from hvdlite.collectives.allgather import allgather_async
+from hvdlite.collectives.broadcast import broadcast_, broadcast_async_
+from hvdlite.collectives.handles import Handle, rows_of, synchronize
+from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, team_of
 
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor]
 
@@ -64,7 +60,10 @@ def broadcast_parameters(
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives every rank's optimizer the state and the options of that of rank `root_rank`. Blocks.
 
@@ -74,6 +73,7 @@ def broadcast_optimizer_state(
         optimizer: The same class over the same parameters on every rank; distributed or not.
         root_rank: Whose state counts.
         model: Accepted for Horovod's sake; not needed.
+        process_set: The ranks that take part.
 
     Raises:
         ValueError: LBFGS, whose state is a history that can't be shared.
@@ -83,10 +83,11 @@ def broadcast_optimizer_state(
     is_root = world.rank() == root_rank
     tensors: list[torch.Tensor] = []
     frame = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
-    frame = broadcast_object(frame, root_rank)
+    frame = broadcast_object(frame, root_rank, process_set=process_set)
     if not is_root:
         frame = _with_tensors(frame, tensors)
-    broadcast_parameters([(f"state.{i}", tensor) for i, tensor in enumerate(tensors)], root_rank)
+    named = [(f"state.{i}", tensor) for i, tensor in enumerate(tensors)]
+    broadcast_parameters(named, root_rank, process_set)
     if not is_root:
         optimizer.load_state_dict(frame)
 
@@ -103,16 +104,19 @@ def broadcast_object(
 
     Raises:
         ValueError: No such rank.
-        HorovodInternalError: The ranks' operations do not match; on every rank.
+        HorovodInternalError: The ranks' operations do not match; on every rank. Or the root's
+            object can't be pickled, and there this is raised as pickle raises it.
     """
     is_root = world.rank() == root_rank
-    payload = _dumps(obj) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")
+    payload, failure = _sendable(obj) if is_root else (_nothing(), None)
     size_bytes = torch.tensor([payload.numel()], dtype=torch.int64, device="cpu")
     broadcast_(size_bytes, root_rank, name and f"{name}.size", process_set)
     if not is_root:
         payload = torch.empty(int(size_bytes), dtype=torch.uint8, device="cpu")
     broadcast_(payload, root_rank, name, process_set)
-    return obj if is_root else _loads(payload)
+    if failure is not None:
+        raise failure
+    return obj if is_root else _received("broadcast_object", payload, root_rank)
 
 
 def allgather_object(
@@ -121,13 +125,18 @@ def allgather_object(
     """The objects of all ranks, by rank, on every rank; each a copy. Blocks.
 
     Raises:
-        HorovodInternalError: The ranks' operations do not match; on every rank.
+        HorovodInternalError: The ranks' operations do not match; on every rank. Or a rank's object
+            can't be pickled, and there this is raised as pickle raises it.
     """
-    handle = allgather_async(_dumps(obj), name, process_set)
-    everyones = synchronize(handle)
-    assert everyones is not None
-    parts = torch.split(everyones, list(rows_of(handle)))
-    return [_loads(part) for part in parts]
+    payload, failure = _sendable(obj)
+    handle = allgather_async(payload, name, process_set)
+    parts = torch.split(synchronize(handle), list(rows_of(handle)))
+    if failure is not None:
+        raise failure
+    ranks = team_of("allgather_object", process_set).ranks
+    return [
+        _received("allgather_object", part, rank) for part, rank in zip(parts, ranks, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -188,13 +197,34 @@ def _known_dtype(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _dumps(obj: Any) -> torch.Tensor:
+@dataclass(frozen=True)
+class _Unpicklable:
+    """Goes to the others where an object can't, so that they don't wait for it."""
+
+    why: str
+
+
+def _sendable(obj: Any) -> tuple[torch.Tensor, Exception | None]:
+    """The pickled object; or what to send instead, and what to raise afterwards."""
     import cloudpickle
 
+    failure = None
     buffer = io.BytesIO()
-    cloudpickle.dump(obj, buffer)
-    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+    try:
+        cloudpickle.dump(obj, buffer)
+    except Exception as error:
+        failure = error
+        buffer = io.BytesIO()
+        cloudpickle.dump(_Unpicklable(f"{type(error).__name__}: {error}"), buffer)
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8), failure
 
 
-def _loads(payload: torch.Tensor) -> Any:
-    return pickle.loads(payload.numpy().data)
+def _nothing() -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+def _received(operation: str, payload: torch.Tensor, rank: int) -> Any:
+    obj = pickle.loads(payload.numpy().data)
+    if isinstance(obj, _Unpicklable):
+        raise HorovodInternalError(f"{operation}: rank {rank}'s object can't be sent: {obj.why}")
+    return obj

@@ -5,22 +5,21 @@ At any time there is at most one. `active` is None before `init` and after `shut
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import socket
-import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from hvdlite import _core, gpu, mpi, threads
 from hvdlite.config import Config
-from hvdlite.errors import HorovodInternalError, LaunchError, NotInitializedError
+from hvdlite.errors import LaunchError, NotInitializedError
 from hvdlite.exits import Exits
 from hvdlite.layout import Layout
-from hvdlite.shared_memory import open_shared
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.teams import Team, make_team, team_of_one
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Intracomm
@@ -37,52 +36,38 @@ LEVELS = {
 }
 
 
-class _Names(threading.local):
-    """The numbers of one thread's unnamed operations."""
-
-    def __init__(self, thread_count: itertools.count[int]) -> None:
-        # Runs in each thread, at its first use.
-        thread = next(thread_count)
-        self.prefix = f"unnamed.{thread}." if thread else "unnamed."
-        self.next: dict[int, int] = {}
-
-
 class World:
-    """What `init` makes: the engine, and where this rank stands."""
+    """What `init` makes: where this rank stands, and the team of all ranks."""
 
     def __init__(
-        self, layout: Layout, engine: _core.Engine, config: Config, started: mpi.Started | None
+        self, layout: Layout, team: Team, config: Config, started: mpi.Started | None
     ) -> None:
         self.layout = layout
-        self.engine = engine
+        self.team = team
         self.config = config
         self.started = started
         self.rank = layout.rank
         self.size = layout.size
-        # Bound once: the way of every operation.
-        self.post: Callable[..., _core.Operation] = engine.post
-        # The optimizers of this world, in the order in which every rank makes them.
-        self.optimizer_numbers = itertools.count()
-        self._names = _Names(itertools.count())
+        # The registered process sets, by number; 0 is the global one.
+        self.process_sets: dict[int, ProcessSet] = {}
+        # Counts the sets ever registered, on all ranks alike.
+        self.next_process_set = 1
+        # Called when this rank leaves, while the engines still work.
+        self.before_leaving: list[Callable[[], None]] = []
+        # Called when there is a new team, or one less.
+        self.teams_changed: list[Callable[[], None]] = []
 
-    def unnamed(self, process_set: int) -> str:
-        """The name of the next unnamed operation of the calling thread, the same on every rank that
-        makes the same calls. Threads are counted by their first unnamed operation."""
-        names = self._names
-        number = names.next.get(process_set, 0)
-        names.next[process_set] = number + 1
-        return names.prefix + str(number)
+    def teams(self) -> list[Team]:
+        """Those of all process sets of which this process is a member."""
+        return [s.team for s in self.process_sets.values() if s.team is not None]
 
-    def forked(self) -> None:
-        """In a forked child: the numbers answer, and nothing else works."""
-
-        def refuse(*args: object) -> Any:
-            raise HorovodInternalError(
-                f"this process was forked from rank {self.rank} (a DataLoader worker, for "
-                "instance) and can't take part in collectives; only the rank itself can"
-            )
-
-        self.post = refuse
+    def note_teams(self) -> None:
+        """There are other teams than before: all are left in good order when the process ends, on
+        every rank in the same order, the world last."""
+        if self.started is not None and self.started.finalize:
+            _core.close_on_exit(tuple(team.engine for team in reversed(self.teams())))
+        for tell in self.teams_changed:
+            tell()
 
 
 active: World | None = None
@@ -102,7 +87,7 @@ def current() -> World:
     return active
 
 
-def init(comm: Intracomm | Sequence[int] | None = None, process_sets: Any = None) -> None:
+def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
     """Makes this process a rank of the world. Does nothing where that is done already.
 
     Collective: every process of the world calls it, and it returns when all have. Processes without
@@ -114,7 +99,6 @@ def init(comm: Intracomm | Sequence[int] | None = None, process_sets: Any = None
     Args:
         comm: An mpi4py communicator, which is duplicated; or a list of ranks of MPI.COMM_WORLD; or
             None for all of them.
-        process_sets: None; others are not supported yet.
 
     Raises:
         LaunchError: The processes can't become one world: a launcher of another MPI, no memory to
@@ -125,8 +109,6 @@ def init(comm: Intracomm | Sequence[int] | None = None, process_sets: Any = None
     global active
     if active is not None:
         return
-    if process_sets is not None:
-        raise ValueError("process_sets: hvdlite has no process sets yet, leave it None")
     config = Config.from_env()
     _set_log_level(config)
     parent = mpi.started_by_rank(config.rank_process, os.environ)
@@ -137,6 +119,9 @@ def init(comm: Intracomm | Sequence[int] | None = None, process_sets: Any = None
         active = _world_of_one(config)
     else:
         active = _world_of_many(config, comm)
+    global_process_set.register(0, active.team.ranks, active.team)
+    active.process_sets[0] = global_process_set
+    active.note_teams()
 
 
 def shutdown() -> None:
@@ -148,14 +133,22 @@ def shutdown() -> None:
     global active
     world, active = active, None
     if world is not None:
-        _core.close_on_exit(None)
-        world.engine.close()
+        for leave in world.before_leaving:
+            leave()
+        _core.close_on_exit(())
+        for team in world.teams():
+            team.close()
+        for process_set in world.process_sets.values():
+            process_set.unregister()
 
 
 def _leave_for_good() -> None:
     """Closes the engine just before MPI is finalized."""
     if active is not None:
-        active.engine.close(True)
+        for leave in active.before_leaving:
+            leave()
+        for team in reversed(active.teams()):
+            team.close(True)
 
 
 def is_initialized() -> bool:
@@ -200,60 +193,35 @@ def is_homogeneous() -> bool:
 
 def _world_of_one(config: Config) -> World:
     layout = Layout(0, ((0,),), (socket.gethostname(),))
-    engine = _engine(config, layout, -1, None, True)
     _pin([gpu.visible_devices(config.gpu)], 0, config)
-    return World(layout, engine, config, None)
+    return World(layout, team_of_one(config, layout), config, None)
 
 
 def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> World:
     global _exits
     started = mpi.load()
     mpi.check_launcher(started, os.environ)
-    given = mpi.world_comm(started, comm)
-    # One for Python's exchanges, one for the engine alone: a message of the one is never taken for
-    # one of the other. Not freed by shutdown, which is not collective.
-    exchange, engine_comm = given.Dup(), given.Dup()
+    # Not freed by shutdown, which is not collective.
+    everyone = mpi.world_comm(started, comm).Dup()
     if _exits is None:
-        _exits = Exits(started, exchange, exchange.Get_rank())
+        _exits = Exits(started, everyone, everyone.Get_rank())
         _exits.before(_leave_for_good)
         os.environ["HVDLITE_RANK_PROCESS"] = mpi.rank_process(os.environ)
-    layout = mpi.layout_of(started, exchange, config.host_ranks)
-    local = exchange.Split(layout.host, layout.rank)
-    _check_settings(exchange, config)
-    hosts, memory_fd = _share(config, exchange, local, layout)
-    try:
-        shared = Layout(layout.rank, *hosts)
-        several = len(shared.hosts) > 1
-        threads_supported = started.threads_supported()
-        if several and not threads_supported and layout.rank == 0:
-            log.warning(
-                "%s gives one thread at a time access: collectives make progress only inside "
-                "poll() and synchronize()",
-                started.version(),
-            )
-        engine = _engine(
-            config,
-            shared,
-            memory_fd,
-            started.wire(engine_comm) if several else None,
-            threads_supported or not several,
-        )
-    finally:
-        if memory_fd >= 0:
-            os.close(memory_fd)
-    if started.finalize:
-        _core.close_on_exit(engine)
+    layout = mpi.layout_of(started, everyone, config.host_ranks)
+    _check_settings(everyone, config)
+    team = make_team(config, started, everyone, layout, tuple(range(layout.size)))
+    local = everyone.Split(layout.host, layout.rank)
     _divide_cores(local)
     _pin(local.allgather(gpu.visible_devices(config.gpu)), layout.local_rank, config)
     local.Free()
-    return World(layout, engine, config, started)
+    return World(layout, team, config, started)
 
 
 def _check_settings(everyone: Comm, config: Config) -> None:
     """Raises LaunchError, on every rank, where ranks have different values of what must be equal:
     they would cut the data differently."""
     sizes = ("inline", "block", "segment", "piece", "bucket", "first_bucket")
-    names = [*(f"{size}_bytes" for size in sizes), "deterministic"]
+    names = [*(f"{size}_bytes" for size in sizes), "deterministic", "gpu_collectives"]
     everyones = everyone.allgather([getattr(config, name) for name in names])
     for name, values in zip(names, zip(*everyones, strict=True), strict=True):
         for rank, value in enumerate(values):
@@ -262,64 +230,6 @@ def _check_settings(everyone: Comm, config: Config) -> None:
                     f"HVDLITE_{name.upper()} is {value} on rank {rank} and {values[0]} on rank 0; "
                     "give all ranks the same (hvdrun passes exported variables to all)"
                 )
-
-
-def _engine(
-    config: Config,
-    layout: Layout,
-    memory_fd: int,
-    wire: dict[str, int] | None,
-    progress_thread: bool,
-) -> _core.Engine:
-    return _core.Engine(
-        rank=layout.rank,
-        hosts=layout.hosts,
-        host_names=layout.host_names,
-        memory_fd=memory_fd,
-        wire=wire,
-        progress_thread=progress_thread,
-        inline_bytes=config.inline_bytes,
-        block_bytes=config.block_bytes,
-        segment_bytes=config.segment_bytes,
-        piece_bytes=config.piece_bytes,
-        deterministic=config.deterministic,
-        event_capacity=config.event_log,
-    )
-
-
-def _share(
-    config: Config, everyone: Comm, local: Comm, layout: Layout
-) -> tuple[tuple[tuple[tuple[int, ...], ...], tuple[str, ...]], int]:
-    """The hosts as the engine sees them, and the descriptor of this host's memory (-1: none).
-
-    Ranks of one host that can't share memory are hosts of one rank each for the engine.
-    """
-    descriptor: int | None = -1
-    problem = None
-    if layout.local_size > 1:
-        size_bytes = _core.memory_bytes(layout.local_size, config.inline_bytes, config.block_bytes)
-        try:
-            descriptor = open_shared(local, size_bytes)
-        except MemoryError as error:
-            problem = str(error)
-    answers = everyone.allgather((problem, descriptor is not None))
-    problems = sorted({text for text, _ in answers if text})
-    if problems:
-        if descriptor is not None and descriptor >= 0:
-            os.close(descriptor)
-        raise LaunchError("; ".join(problems))
-    hosts: list[tuple[int, ...]] = []
-    names: list[str] = []
-    for ranks, name in zip(layout.hosts, layout.host_names, strict=True):
-        groups = [ranks] if answers[ranks[0]][1] else [(rank,) for rank in ranks]
-        if len(groups) > 1 and layout.rank == ranks[0]:
-            log.warning("the ranks on %s can't share memory: they send messages instead", name)
-        hosts += groups
-        names += [name] * len(groups)
-    order = sorted(range(len(hosts)), key=lambda i: hosts[i][0])
-    return (tuple(hosts[i] for i in order), tuple(names[i] for i in order)), (
-        -1 if descriptor is None else descriptor
-    )
 
 
 def _divide_cores(local: Comm) -> None:
@@ -352,7 +262,8 @@ def _tell_child(parent: int) -> None:
 
 def _after_fork_in_child() -> None:
     if active is not None:
-        active.forked()
+        for team in active.teams():
+            team.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,42 @@
+"""A backward of autograd: which one runs, whether it still does, and its end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+
+# The number of the graph task whose hooks run in this thread.
+current_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+class Backward:
+    """The backward whose hook makes this. A backward inside of it (a reentrant checkpoint) is one
+    of its own."""
+
+    def __init__(self, at_end: Callable[[], None]) -> None:
+        """at_end: autograd calls it when all gradients are there, unless the backward raises."""
+        self.task = current_task()
+        end = _End(at_end)
+        _queue_callback(end)
+        # Autograd alone keeps it alive, and drops it without a call where the backward raises.
+        self._end = weakref.ref(end)
+
+    def runs(self) -> bool:
+        """Whether it has not ended, be it by an exception."""
+        return self._end() is not None
+
+
+class _End:
+    """What autograd calls."""
+
+    __slots__ = ("__weakref__", "_at_end")
+
+    def __init__(self, at_end: Callable[[], None]) -> None:
+        self._at_end = at_end
+
+    def __call__(self) -> None:
+        self._at_end()

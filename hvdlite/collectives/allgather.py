@@ -1,0 +1,203 @@
+"""allgather: every rank gets all ranks' rows, in the order of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hvdlite import _core
+from hvdlite.collectives.allreduce import allreduce
+from hvdlite.collectives.devices import start_on_device
+from hvdlite.collectives.grouped_allreduce import grouped_allreduce
+from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
+from hvdlite.collectives.handles import Handle, rows_of, synchronize, together
+from hvdlite.collectives.posting import (
+    checked,
+    differentiable,
+    label,
+    named,
+    no_rows,
+    readable,
+    received,
+)
+from hvdlite.ops import Average
+from hvdlite.process_sets import ProcessSet, global_process_set, team_of
+
+_ALLGATHER = _core.ALLGATHER
+_ON_HOST = _core.ON_HOST
+
+
+def allgather(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The ranks' tensors, one after the other along the first dimension, on every rank. Blocks.
+
+    Differentiable: the gradient is averaged over the ranks, and this rank's rows of it are taken.
+
+    Args:
+        tensor: At least one dimension. The first may differ between ranks (also be 0), the others
+            and the dtype may not.
+        name: As for `allreduce`.
+        process_set: The ranks that take part.
+
+    Raises:
+        ValueError: A bad argument, a scalar.
+        HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+    """
+    if differentiable(tensor):
+        return _Allgather.apply(  # type: ignore[no-any-return,no-untyped-call]
+            tensor, label("allgather", name, process_set), process_set
+        )
+    return synchronize(start("allgather", tensor, name, process_set, False))  # type: ignore[no-any-return]
+
+
+def allgather_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts `allgather` and returns; `synchronize` gives the result. Not differentiable.
+
+    Arguments, result and errors as those of `allgather`.
+    """
+    return start("allgather", tensor, name, process_set, True)
+
+
+def grouped_allgather(
+    tensors: Iterable[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """`allgather` of several tensors at once; the list of the results. Blocks. Differentiable.
+
+    Every rank passes as many tensors, of the same dtypes and shapes but for the first dimensions.
+
+    Raises:
+        ValueError: A bad argument; then none is sent.
+        HorovodInternalError: The ranks' groups do not match; on every rank, with the same text.
+    """
+    tensors = tensors_of("grouped_allgather", tensors)
+    if any(map(differentiable, tensors)):
+        name = label("grouped_allgather", name, process_set)
+        return list(_GroupedAllgather.apply(name, process_set, *tensors))  # type: ignore[no-untyped-call]
+    handle, _ = _start_group(tensors, name, process_set, False)
+    return synchronize(handle)  # type: ignore[no-any-return]
+
+
+def grouped_allgather_async(
+    tensors: Iterable[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts `grouped_allgather` and returns; `synchronize` gives the list. Not differentiable."""
+    handle, _ = _start_group(tensors, name, process_set, True)
+    return handle
+
+
+def start(
+    form: str,
+    tensor: torch.Tensor,
+    name: str | None,
+    process_set: ProcessSet,
+    wake: bool,
+    group: Group | None = None,
+) -> Handle:
+    """form: what the user called. group: that of which it is a part."""
+    team = team_of(form, process_set)
+    code = _checked(form, tensor)
+    source = readable(tensor)
+    if not tensor.is_cpu:
+        return start_on_device(team, source, None, wake, _ALLGATHER, name, code, group=group)
+    name, unnamed = named(team, name)
+    operation = team.post(
+        _ALLGATHER,
+        name,
+        unnamed,
+        code,
+        0,
+        0,
+        source.data_ptr(),
+        0,
+        tensor.shape,
+        1.0,
+        1.0,
+        source,
+        wake,
+        _ON_HOST,
+        0,
+        group,
+    )
+    dtype = tensor.dtype
+    return Handle(operation, finish=lambda: received(operation, dtype))
+
+
+def _start_group(
+    tensors: Iterable[torch.Tensor], name: str | None, process_set: ProcessSet, wake: bool
+) -> tuple[Handle, list[Handle]]:
+    """The group's handle, and those of its tensors."""
+    form = "grouped_allgather"
+    tensors = tensors_of(form, tensors)
+    team = team_of(form, process_set)
+    # All are checked before the first one is posted. The first dimensions may differ between ranks.
+    layout = tuple([(_checked(form, tensor), tensor.shape[1:]) for tensor in tensors])
+    parts = parts_of(team, "allgather", name, len(tensors), layout)
+    handles = [
+        start(form, tensor, part, process_set, wake, group)
+        for tensor, (part, group) in zip(tensors, parts, strict=False)
+    ]
+    return together(handles, ending(team, "allgather", name, handles)), handles
+
+
+def _checked(form: str, tensor: torch.Tensor) -> int:
+    code = checked(form, tensor)
+    if not tensor.dim():
+        raise no_rows(form)
+    return code
+
+
+class _Allgather(torch.autograd.Function):
+    """Backward: the gradient averaged over the ranks, then the rows that this rank contributed."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str, process_set: ProcessSet) -> Any:
+        handle = start("allgather", tensor, name, process_set, False)
+        gathered = synchronize(handle)
+        ctx.arguments = _own_rows(handle, process_set), f"{name}.grad", process_set
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        rows, name, process_set = ctx.arguments
+        averaged = allreduce(grad, None, name, op=Average, process_set=process_set)
+        # A copy, as a view would keep the memory of all ranks' rows.
+        return averaged[rows].clone(), None, None
+
+
+class _GroupedAllgather(torch.autograd.Function):
+    """As `_Allgather`, for each tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        handle, handles = _start_group(tensors, name, process_set, False)
+        gathered = synchronize(handle)
+        rows = [_own_rows(handle, process_set) for handle in handles]
+        ctx.arguments = rows, f"{name}.grad", process_set
+        return tuple(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        every, name, process_set = ctx.arguments
+        averaged = grouped_allreduce(grads, None, name, op=Average, process_set=process_set)
+        return None, None, *(grad[rows].clone() for grad, rows in zip(averaged, every, strict=True))
+
+
+def _own_rows(handle: Handle, process_set: ProcessSet) -> slice:
+    """Where this rank's rows are in the result of an allgather that has ended."""
+    rank = team_of("allgather", process_set).rank
+    rows = rows_of(handle)
+    begin = sum(rows[:rank])
+    return slice(begin, begin + rows[rank])

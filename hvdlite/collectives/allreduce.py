@@ -1,0 +1,265 @@
+"""allreduce: every rank gets the combination of all ranks' tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvdlite import _core
+from hvdlite.collectives.devices import start_on_device
+from hvdlite.collectives.groups import Group
+from hvdlite.collectives.handles import Handle, synchronize
+from hvdlite.collectives.posting import (
+    buffers,
+    checked,
+    checked_compression,
+    differentiable,
+    factors,
+    label,
+    named,
+    reduce_op,
+)
+from hvdlite.compression import Compression, Compressor
+from hvdlite.ops import ReduceOp
+from hvdlite.process_sets import ProcessSet, global_process_set, team_of
+
+_ALLREDUCE = _core.ALLREDUCE
+_BOOL = _core.BOOL
+_ON_HOST = _core.ON_HOST
+_none = Compression.none
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Combines the ranks' tensors; every rank gets the same result, bitwise, in a new tensor.
+
+    Every rank calls it with a tensor of the same shape and dtype. Blocks until the result is there.
+    Differentiable: the gradient is allreduced with the same op and factors.
+
+    Args:
+        tensor: Any shape, any dtype of `hvdlite.ops.DTYPES`, any device. Not changed. A
+            non-contiguous one is copied.
+        average: Deprecated, use `op`.
+        name: By which the ranks' operations find each other, in any order. Without a name those of
+            the same thread match in the order of the calls.
+        compression: In which form floating-point tensors travel.
+        op: Average (the default), Sum, Min, Max, Product or Adasum.
+        prescale_factor: Every rank's tensor is multiplied by this before it is combined.
+        postscale_factor: The result is multiplied by this.
+        process_set: The ranks that take part.
+
+    Returns:
+        A contiguous tensor of the same shape, dtype and device. The ranks' values are added in the
+        order of the ranks within a host; float16 and bfloat16 are added in float32. Integers wrap;
+        their Average divides the sum, toward zero. Adasum: see `hvdlite.ops.ReduceOp`.
+
+    Raises:
+        ValueError: A bad argument.
+        HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+    """
+    if compression is not _none:
+        checked_compression("allreduce", compression)
+        tensor, ctx = compression.compress(tensor)
+    if differentiable(tensor):
+        result = _Allreduce.apply(  # type: ignore[no-untyped-call]
+            tensor,
+            label("allreduce", name, process_set),
+            reduce_op(average, op),
+            prescale_factor,
+            postscale_factor,
+            process_set,
+        )
+    else:
+        result = synchronize(
+            start(
+                "allreduce",
+                tensor,
+                average,
+                name,
+                op,
+                prescale_factor,
+                postscale_factor,
+                process_set,
+                False,
+            )
+        )
+    if compression is not _none:
+        result = compression.decompress(result, ctx)
+    return result  # type: ignore[no-any-return]
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts `allreduce` and returns; `synchronize` gives the result.
+
+    Arguments, result and errors as those of `allreduce`; the input must not change before the end.
+    Not differentiable.
+    """
+    return start(
+        "allreduce",
+        tensor,
+        average,
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        True,
+    )
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """`allreduce` in place: the result overwrites `tensor`, which is returned. Blocks.
+
+    Not differentiable.
+
+    Raises:
+        ValueError: A bad argument; also where the tensor is not contiguous.
+        HorovodInternalError: The ranks' operations do not match. The tensor's contents are then
+            undefined.
+    """
+    return synchronize(  # type: ignore[no-any-return]
+        start(
+            "allreduce_",
+            tensor,
+            average,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+            False,
+        )
+    )
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts `allreduce_` and returns; `synchronize` gives the tensor with the result in it.
+
+    The tensor must not be used before the end.
+    """
+    return start(
+        "allreduce_",
+        tensor,
+        average,
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        True,
+    )
+
+
+def start(
+    form: str,
+    tensor: torch.Tensor,
+    average: bool | None,
+    name: str | None,
+    op: ReduceOp | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    wake: bool,
+    group: Group | None = None,
+) -> Handle:
+    """form: what the user called; in place if it ends in "_". group: that of which it is a part."""
+    if average is not None or op.__class__ is not ReduceOp:
+        op = reduce_op(average, op)
+    team = team_of(form, process_set)
+    code = checked(form, tensor, op)
+    if prescale.__class__ is not float or postscale.__class__ is not float or code == _BOOL:
+        prescale, postscale = factors(form, code, prescale, postscale)
+    source, result = buffers(form, tensor)
+    if not tensor.is_cpu:
+        return start_on_device(
+            team,
+            source,
+            result,
+            wake,
+            _ALLREDUCE,
+            name,
+            code,
+            op,
+            0,
+            prescale,
+            postscale,
+            None,
+            group,
+        )
+    name, unnamed = named(team, name)
+    operation = team.post(
+        _ALLREDUCE,
+        name,
+        unnamed,
+        code,
+        op,
+        0,
+        source.data_ptr(),
+        result.data_ptr(),
+        tensor.shape,
+        prescale,
+        postscale,
+        (source, result),
+        wake,
+        _ON_HOST,
+        0,
+        group,
+    )
+    return Handle(operation, result)
+
+
+class _Allreduce(torch.autograd.Function):
+    """Forward and backward are the same allreduce, with the same op and factors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+    ) -> Any:
+        ctx.arguments = (f"{name}.grad", _none, op, prescale, postscale, process_set)
+        return synchronize(
+            start("allreduce", tensor, None, name, op, prescale, postscale, process_set, False)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        name, *rest = ctx.arguments
+        return allreduce(grad, None, name, *rest), None, None, None, None, None

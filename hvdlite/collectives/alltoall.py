@@ -1,0 +1,204 @@
+"""alltoall: every rank sends some of its rows to each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdlite import _core
+from hvdlite.collectives.devices import start_on_device
+from hvdlite.collectives.handles import Handle, rows_of, synchronize
+from hvdlite.collectives.posting import (
+    checked,
+    differentiable,
+    label,
+    named,
+    no_rows,
+    readable,
+    received,
+)
+from hvdlite.process_sets import ProcessSet, as_int, global_process_set, team_of
+from hvdlite.teams import Team
+
+_ALLTOALL = _core.ALLTOALL
+_ON_HOST = _core.ON_HOST
+_INT32_MAX = torch.iinfo(torch.int32).max
+
+Splits = torch.Tensor | Sequence[int] | None
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Sends rows to each member, and returns those received, in the order of the members. Blocks.
+
+    Differentiable: the gradient's rows go back to where the rows came from; rows that were sent to
+    nobody get zeros.
+
+    Args:
+        tensor: At least one dimension; the dtype and all dimensions but the first are the same on
+            every rank.
+        splits: How many rows go to each member, the first ones to the first: as many numbers as
+            there are members, not negative, with a sum of at most the first dimension. A list, or
+            a tensor of int32 or int64 on any device. None: the same number for each; the first
+            dimension is then a multiple of the number of members.
+        name: As for `allreduce`.
+        process_set: The ranks that take part.
+
+    Returns:
+        Without splits the received rows. With splits a pair: the received rows, and how many came
+        from each member; the latter with the dtype and on the device of `splits`, int32 on the CPU
+        if that is no tensor.
+
+    Raises:
+        ValueError: A bad argument, a scalar, splits that do not fit.
+        HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+    """
+    if differentiable(tensor):
+        name = label("alltoall", name, process_set)
+        rows, counts = _Alltoall.apply(  # type: ignore[no-untyped-call]
+            tensor, splits, name, process_set
+        )
+    else:
+        rows, counts = synchronize(_start(tensor, splits, name, process_set, False))
+    return rows if splits is None else (rows, counts)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts `alltoall` and returns; `synchronize` gives the pair, also without splits.
+
+    The tensor must not change before the end. Not differentiable.
+    """
+    return _start(tensor, splits, name, process_set, True)
+
+
+def _start(
+    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet, wake: bool
+) -> Handle:
+    team = team_of("alltoall", process_set)
+    code = checked("alltoall", tensor)
+    if not tensor.dim():
+        raise no_rows("alltoall")
+    rows = torch.tensor(_rows_to_send(tensor, splits, team), dtype=torch.int64, device="cpu")
+    source = readable(tensor)
+    if tensor.is_cpu:
+        handle = _post(team, source, rows, name, code, wake)
+    else:
+        handle = start_on_device(team, source, None, wake, _ALLTOALL, name, code, splits=rows)
+    return Handle(
+        handle.operation, finish=lambda: (synchronize(handle), _like(splits, rows_of(handle)))
+    )
+
+
+def _post(
+    team: Team,
+    source: torch.Tensor,
+    rows: torch.Tensor,
+    name: str | None,
+    code: int,
+    wake: bool,
+) -> Handle:
+    name, unnamed = named(team, name)
+    operation = team.post(
+        _ALLTOALL,
+        name,
+        unnamed,
+        code,
+        0,
+        0,
+        source.data_ptr(),
+        0,
+        source.shape,
+        1.0,
+        1.0,
+        (source, rows),
+        wake,
+        _ON_HOST,
+        rows.data_ptr(),
+    )
+    dtype = source.dtype
+    return Handle(operation, finish=lambda: received(operation, dtype))
+
+
+def _rows_to_send(tensor: torch.Tensor, splits: Splits, team: Team) -> list[int]:
+    """How many rows go to each member.
+
+    Raises:
+        ValueError: the splits are no such numbers, or do not fit the tensor.
+    """
+    num_rows, size = tensor.shape[0], team.size
+    if splits is None:
+        if num_rows % size:
+            raise ValueError(
+                f"alltoall: the first dimension is {num_rows}, which is no multiple of the {size} "
+                "members; pass splits to say how many rows go to each"
+            )
+        return [num_rows // size] * size
+    if isinstance(splits, torch.Tensor):
+        if splits.dtype not in (torch.int32, torch.int64) or splits.dim() != 1:
+            raise ValueError(
+                f"alltoall: splits is {str(splits.dtype).removeprefix('torch.')}"
+                f"{list(splits.shape)}, expected int32[{size}] or int64[{size}]"
+            )
+        numbers: list[Any] = splits.tolist()
+    else:
+        try:
+            numbers = list(splits)
+        except TypeError:
+            raise ValueError(
+                f"alltoall: splits={splits!r}, expected a tensor or a list of {size} integers"
+            ) from None
+    rows = [as_int(number) for number in numbers]
+    if len(rows) != size or any(number is None or number < 0 for number in rows):
+        raise ValueError(
+            f"alltoall: splits={numbers}, expected {size} numbers of rows, one for each member, "
+            "none of them negative"
+        )
+    wanted = [number for number in rows if number is not None]
+    if sum(wanted) > num_rows:
+        raise ValueError(
+            f"alltoall: splits={numbers} are {sum(wanted)} rows together, but the tensor has only "
+            f"{num_rows}"
+        )
+    return wanted
+
+
+def _like(splits: Splits, counts: tuple[int, ...]) -> torch.Tensor:
+    """The received splits, in the form of those given."""
+    if isinstance(splits, torch.Tensor):
+        return torch.tensor(counts, dtype=splits.dtype, device=splits.device)
+    dtype = torch.int32 if max(counts) <= _INT32_MAX else torch.int64
+    return torch.tensor(counts, dtype=dtype, device="cpu")
+
+
+class _Alltoall(torch.autograd.Function):
+    """Backward: the rows go back, by the numbers of rows that were received."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Splits, name: str, process_set: ProcessSet
+    ) -> Any:
+        handle = _start(tensor, splits, name, process_set, False)
+        rows, counts = synchronize(handle)
+        ctx.mark_non_differentiable(counts)
+        ctx.arguments = rows_of(handle), f"{name}.grad", process_set
+        ctx.num_rows = len(tensor)
+        return rows, counts
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+        back, _ = alltoall(grad, *ctx.arguments)
+        if len(back) < ctx.num_rows:  # the last rows were sent to nobody
+            rest = back.new_zeros((ctx.num_rows - len(back), *back.shape[1:]))
+            back = torch.cat((back, rest))
+        return back, None, None, None

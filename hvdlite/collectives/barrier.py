@@ -1,0 +1,34 @@
+"""barrier: nobody goes on before all have come."""
+
+from __future__ import annotations
+
+import torch
+
+from hvdlite import _core
+from hvdlite.collectives.handles import Handle, synchronize
+from hvdlite.collectives.posting import named
+from hvdlite.process_sets import ProcessSet, global_process_set, team_of
+
+_BARRIER = _core.BARRIER
+_UINT8 = _core.UINT8
+_NO_SHAPE = torch.Size([0])
+
+
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Returns when every member has called it, whatever else is still pending. Blocks.
+
+    Args:
+        process_set: The ranks that take part.
+        name: As for `allreduce`.
+
+    Raises:
+        ValueError: A bad argument.
+        HorovodInternalError: A rank has left the world.
+    """
+    team = team_of("barrier", process_set)
+    name, unnamed = named(team, name)
+    synchronize(
+        Handle(
+            team.post(_BARRIER, name, unnamed, _UINT8, 0, 0, 0, 0, _NO_SHAPE, 1.0, 1.0, None, False)
+        )
+    )

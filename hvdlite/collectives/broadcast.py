@@ -1,0 +1,158 @@
+"""broadcast: every rank gets the tensor of one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvdlite import _core
+from hvdlite.collectives.allreduce import allreduce
+from hvdlite.collectives.devices import start_on_device
+from hvdlite.collectives.handles import Handle, synchronize
+from hvdlite.collectives.posting import (
+    buffers,
+    checked,
+    differentiable,
+    label,
+    named,
+)
+from hvdlite.ops import Average
+from hvdlite.process_sets import ProcessSet, as_int, global_process_set, team_of
+from hvdlite.teams import Team
+
+_BROADCAST = _core.BROADCAST
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The tensor of rank `root_rank`, on every rank, as a new tensor. Blocks.
+
+    Every rank passes a tensor of the same shape and dtype; only the root's values count.
+    Differentiable: the gradient is averaged on the root, and zero elsewhere.
+
+    Args:
+        tensor: Any shape and dtype, as for `allreduce`.
+        root_rank: A rank of the world, also in a process set, of which it is a member.
+        name: As for `allreduce`.
+        process_set: The ranks that take part.
+
+    Raises:
+        ValueError: A bad argument, no such rank.
+        HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+    """
+    if differentiable(tensor):
+        return _Broadcast.apply(  # type: ignore[no-any-return,no-untyped-call]
+            tensor, root_rank, label("broadcast", name, process_set), process_set
+        )
+    return synchronize(  # type: ignore[no-any-return]
+        _start("broadcast", tensor, root_rank, name, process_set, False)
+    )
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts `broadcast` and returns; `synchronize` gives the result. Not differentiable."""
+    return _start("broadcast", tensor, root_rank, name, process_set, True)
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """`broadcast` in place: overwrites `tensor`, which is returned. Blocks. Not differentiable.
+
+    Raises:
+        ValueError: A bad argument; also where the tensor is not contiguous.
+        HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+    """
+    return synchronize(  # type: ignore[no-any-return]
+        _start("broadcast_", tensor, root_rank, name, process_set, False)
+    )
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts `broadcast_` and returns; `synchronize` gives the tensor with the root's values."""
+    return _start("broadcast_", tensor, root_rank, name, process_set, True)
+
+
+def _start(
+    form: str,
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    wake: bool,
+) -> Handle:
+    """form: what the user called; in place if it ends in "_"."""
+    team = team_of(form, process_set)
+    code = checked(form, tensor)
+    root = _checked_root(form, root_rank, team, process_set)
+    source, result = buffers(form, tensor)
+    if not tensor.is_cpu:
+        return start_on_device(team, source, result, wake, _BROADCAST, name, code, root=root)
+    name, unnamed = named(team, name)
+    operation = team.post(
+        _BROADCAST,
+        name,
+        unnamed,
+        code,
+        0,
+        root,
+        source.data_ptr(),
+        result.data_ptr(),
+        tensor.shape,
+        1.0,
+        1.0,
+        (source, result),
+        wake,
+    )
+    return Handle(operation, result)
+
+
+def _checked_root(form: str, root_rank: object, team: Team, process_set: ProcessSet) -> int:
+    """The root's number in the team."""
+    root = root_rank if type(root_rank) is int else as_int(root_rank)
+    if root in team.ranks:
+        return team.ranks.index(root)
+    expected = (
+        f"a rank from 0 to {team.size - 1}"
+        if process_set is global_process_set
+        else f"one of the members {list(team.ranks)}"
+    )
+    raise ValueError(f"{form}: root_rank={root_rank!r}, expected {expected}")
+
+
+class _Broadcast(torch.autograd.Function):
+    """Backward: averaged on the root, zeros elsewhere."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet
+    ) -> Any:
+        ctx.arguments = root_rank, f"{name}.grad", process_set
+        return synchronize(_start("broadcast", tensor, root_rank, name, process_set, False))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        root_rank, name, process_set = ctx.arguments
+        averaged = allreduce(grad, None, name, op=Average, process_set=process_set)
+        team = team_of("broadcast", process_set)
+        if team.ranks[team.rank] != root_rank:
+            averaged = torch.zeros_like(averaged)
+        return averaged, None, None, None

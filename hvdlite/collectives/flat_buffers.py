@@ -1,0 +1,74 @@
+"""The flat buffers through which the small tensors of a group travel."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import AbstractContextManager
+
+import torch
+from torch._utils import _unflatten_dense_tensors
+
+# What is kept for the next time: buffers up to this size, and this many.
+IDLE_BYTES = 1 << 20
+MOST_IDLE = 16
+
+Key = tuple[torch.dtype, torch.device, int]
+
+
+class FlatBuffer:
+    """A flat buffer, and views of it with the shapes of some tensors.
+
+    In host memory it is kept for the next group of the same layout, as making the views takes as
+    long as copying. (On a GPU, whose work is still to come when the host has done with it, memory
+    is the allocator's to give out again.)
+    """
+
+    __slots__ = ("_key", "_shapes", "_views", "flat")
+
+    def __init__(self, key: Key, shapes: list[torch.Size], tensors: list[torch.Tensor]) -> None:
+        self._key = key
+        self._shapes = shapes
+        with _unrecorded(key[1]):
+            count = sum([tensor.numel() for tensor in tensors])
+            self.flat = torch.empty(count, dtype=key[0], device=key[1])
+            self._views = _unflatten_dense_tensors(self.flat, tensors)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def of(cls, tensors: list[torch.Tensor], digest: int) -> FlatBuffer:
+        """One for these tensors, which are of one dtype and one device, and not empty.
+
+        digest: a hash of what their shapes follow from.
+        """
+        key = tensors[0].dtype, tensors[0].device, digest
+        shapes = [tensor.shape for tensor in tensors]
+        buffer = _idle.pop(key, None)
+        if buffer is None or buffer._shapes != shapes:
+            return cls(key, shapes, tensors)
+        return buffer
+
+    def take(self, tensors: list[torch.Tensor]) -> None:
+        """Copies the tensors into the buffer."""
+        with _unrecorded(self._key[1]):
+            torch._foreach_copy_(self._views, tensors)
+
+    def give(self, tensors: list[torch.Tensor]) -> None:
+        """Copies what is in the buffer into the tensors. The caller uses it no more."""
+        with _unrecorded(self._key[1]):
+            torch._foreach_copy_(tensors, self._views)
+        if self.flat.is_cpu and self.flat.nbytes <= IDLE_BYTES:
+            _idle[self._key] = self
+            if len(_idle) > MOST_IDLE:
+                _idle.popitem(last=False)
+
+
+def _unrecorded(device: torch.device) -> AbstractContextManager[None]:
+    """What is done to a buffer is no business of autograd's.
+
+    Inference mode, where views cost half; but not on a GPU, as the thread that works on the buffer
+    there is not in that mode.
+    """
+    return torch.inference_mode() if device.type == "cpu" else torch.no_grad()
+
+
+# Those that nobody uses, the longest unused first.
+_idle: OrderedDict[Key, FlatBuffer] = OrderedDict()

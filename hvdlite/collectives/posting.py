@@ -1,0 +1,179 @@
+"""From the arguments of a collective to what the engine takes: names, ops, dtypes and memory.
+
+Everything is checked before anything is posted, and the number of an unnamed operation is taken
+last: an argument that is refused leaves no trace.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from hvdlite import _core
+from hvdlite.compression import Compressor
+from hvdlite.ops import DTYPES, Adasum, Average, ReduceOp, Sum
+from hvdlite.process_sets import ProcessSet, team_of
+from hvdlite.teams import Team
+
+_BOOL = _core.BOOL
+_increment_version = torch.autograd.graph.increment_version
+
+
+class Unnamed(str):
+    """A name that `Team.unnamed` gave, where it is passed on instead of None."""
+
+    __slots__ = ()
+
+
+def label(operation: str, name: str | None, process_set: ProcessSet) -> str:
+    """The operation's name, also where the user gave none: for what has a backward named after it,
+    or several parts."""
+    return Unnamed(team_of(operation, process_set).unnamed()) if name is None else name
+
+
+def named(team: Team, name: str | None) -> tuple[str, bool]:
+    """The name to post under, and whether it is one of those for unnamed operations."""
+    if name is None:
+        return team.unnamed(), True
+    if not isinstance(name, str):
+        raise ValueError(f"name={name!r} is {type(name).__name__}, expected a str or None")
+    return name, name.__class__ is Unnamed
+
+
+def reduce_op(average: bool | None, op: object) -> ReduceOp:
+    """The op that is meant, by itself or by the deprecated `average`.
+
+    Raises:
+        ValueError: both are given, or `op` is none of hvdlite's.
+    """
+    if average is not None:
+        if op is not None:
+            raise ValueError("average and op are both given; leave average, it is deprecated")
+        warnings.warn(
+            "average is deprecated, use op=hvdlite.Average or op=hvdlite.Sum instead",
+            DeprecationWarning,
+            stacklevel=_outside_hvdlite(),
+        )
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if not isinstance(op, ReduceOp):
+        known = ", ".join(member.name for member in ReduceOp)
+        raise ValueError(f"op={op!r} is not one of hvdlite's: {known}")
+    return op
+
+
+def checked(operation: str, tensor: torch.Tensor, op: ReduceOp | None = None) -> int:
+    """The core's number for the tensor's dtype, if the operation can be done at all."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{operation}: expected a torch.Tensor, got {type(tensor).__name__}")
+    code = DTYPES.get(tensor.dtype)
+    if code is None:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise ValueError(f"{operation}: {tensor.dtype} is not supported; expected one of {known}")
+    if code == _BOOL and (op is Average or op is Adasum):
+        raise ValueError(f"{operation}: bool has no {op!r}; use op=Sum (or), op=Min (and)")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{operation}: a {tensor.layout} tensor; expected a dense one")
+    return code
+
+
+def no_rows(operation: str) -> ValueError:
+    """For an operation along the first dimension that was given a scalar."""
+    return ValueError(f"{operation}: a scalar has no first dimension; use tensor.reshape(1)")
+
+
+def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[float, float]:
+    """The scale factors as the engine takes them. Called unless both are floats and the dtype is
+    not bool.
+
+    Raises:
+        ValueError: something else than numbers, or bool.
+    """
+    try:
+        pair = float(prescale), float(postscale)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{operation}: prescale_factor={prescale!r} and postscale_factor={postscale!r}: "
+            "expected two numbers (1.0 where nothing is to be scaled)"
+        ) from None
+    if code == _BOOL and pair != (1.0, 1.0):
+        raise ValueError(
+            f"{operation}: bool takes no scale factors, got prescale_factor={prescale!r} and "
+            f"postscale_factor={postscale!r}"
+        )
+    return pair
+
+
+def checked_compression(operation: str, compression: object) -> None:
+    """Raises ValueError where it can't compress."""
+    if isinstance(compression, type) and issubclass(compression, Compressor):
+        return
+    if not all(callable(getattr(compression, step, None)) for step in ("compress", "decompress")):
+        raise ValueError(
+            f"{operation}: compression={compression!r}, expected hvdlite.Compression.none, .fp16 "
+            "or .bf16"
+        )
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor if its memory holds its values in order, else a copy."""
+    if tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
+    return tensor.detach().resolve_neg().contiguous()
+
+
+def buffers(form: str, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What to read, and what to write, which is the result and as large; may be the same.
+
+    form: what the user called; in place if it ends in "_".
+    """
+    if form[-1] == "_":
+        if tensor.is_neg() or not tensor.is_contiguous():
+            refuse_in_place(form, tensor)
+        # autograd must learn that a tensor that it may have saved has changed.
+        _increment_version(tensor)
+        return tensor, tensor
+    source = readable(tensor)
+    return source, torch.empty_like(tensor) if source is tensor else source
+
+
+def refuse_in_place(operation: str, tensor: torch.Tensor) -> None:
+    """Raises ValueError for a tensor that can't be changed in place."""
+    if tensor.is_neg():  # a lazy view: its memory holds other values
+        raise ValueError(
+            f"{operation}: the tensor is a negated view and can't be changed in place; call "
+            "resolve_neg() on it"
+        )
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{operation}: the tensor is not contiguous (shape {tuple(tensor.shape)}, strides "
+            f"{tensor.stride()}) and can't be changed in place; use {operation.rstrip('_')}"
+        )
+
+
+def received(operation: _core.Operation, dtype: torch.dtype) -> torch.Tensor:
+    """The result that the engine has made, in host memory."""
+    result = from_dlpack(operation.capsule())
+    return result if result.dtype is dtype else result.view(dtype)
+
+
+def differentiable(tensor: torch.Tensor) -> bool:
+    """Whether autograd records the operation. (What is no tensor is refused further on.)"""
+    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
+
+
+def _outside_hvdlite() -> int:
+    """For warnings.warn: how far up the caller is that is not hvdlite."""
+    package = __package__.partition(".")[0]
+    frame, level = sys._getframe(1), 1
+    while (
+        frame.f_back is not None
+        and str(frame.f_globals.get("__package__")).partition(".")[0] == package
+    ):
+        frame, level = frame.f_back, level + 1
+    return level

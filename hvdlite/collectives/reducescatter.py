@@ -1,0 +1,302 @@
+"""reducescatter: the ranks' tensors are combined, and every rank gets some rows of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hvdlite import _core
+from hvdlite.collectives.allgather import allgather, grouped_allgather
+from hvdlite.collectives.devices import start_on_device
+from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
+from hvdlite.collectives.handles import Handle, synchronize, together
+from hvdlite.collectives.posting import (
+    checked,
+    checked_compression,
+    differentiable,
+    factors,
+    label,
+    named,
+    no_rows,
+    readable,
+)
+from hvdlite.compression import Compression, Compressor
+from hvdlite.ops import Average, ReduceOp, Sum
+from hvdlite.process_sets import ProcessSet, global_process_set, team_of
+
+_REDUCESCATTER = _core.REDUCESCATTER
+_BOOL = _core.BOOL
+_ON_HOST = _core.ON_HOST
+_none = Compression.none
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Combines the members' tensors and returns this member's rows of the result. Blocks.
+
+    The rows are dealt out along the first dimension in the order of the members, as evenly as can
+    be: the first `rows % size` members get one more than the others, which may get none.
+    Differentiable: the gradient times the factors, and with Sum times the number of members, is
+    gathered.
+
+    Args:
+        tensor: At least one dimension; shape and dtype are the same on every rank. Not changed.
+        name: As for `allreduce`.
+        compression: In which form floating-point tensors travel.
+        op: Average or Sum.
+        process_set: The ranks that take part.
+        prescale_factor: Every rank's tensor is multiplied by this before it is combined.
+        postscale_factor: The result is multiplied by this.
+
+    Raises:
+        ValueError: A bad argument, a scalar, another op.
+        HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+    """
+    if compression is not _none:
+        checked_compression("reducescatter", compression)
+        tensor, ctx = compression.compress(tensor)
+    if differentiable(tensor):
+        result = _Reducescatter.apply(  # type: ignore[no-untyped-call]
+            tensor,
+            label("reducescatter", name, process_set),
+            op,
+            process_set,
+            prescale_factor,
+            postscale_factor,
+        )
+    else:
+        result = synchronize(
+            _start(
+                "reducescatter",
+                tensor,
+                name,
+                op,
+                process_set,
+                prescale_factor,
+                postscale_factor,
+                False,
+            )
+        )
+    if compression is not _none:
+        result = compression.decompress(result, ctx)
+    return result  # type: ignore[no-any-return]
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Starts `reducescatter` and returns; `synchronize` gives this member's rows.
+
+    The tensor must not change before the end. Not differentiable.
+    """
+    return _start(
+        "reducescatter", tensor, name, op, process_set, prescale_factor, postscale_factor, True
+    )
+
+
+def grouped_reducescatter(
+    tensors: Iterable[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """`reducescatter` of several tensors at once; the list of the results. Blocks. Differentiable.
+
+    Every rank passes as many tensors, of the same shapes and dtypes.
+
+    Raises:
+        ValueError: A bad argument; then nothing is sent.
+        HorovodInternalError: The ranks' groups do not match; on every rank, with the same text.
+    """
+    form = "grouped_reducescatter"
+    tensors = tensors_of(form, tensors)
+    if compression is not _none:
+        checked_compression(form, compression)
+        for tensor in tensors:
+            checked(form, tensor)
+        pairs = [compression.compress(tensor) for tensor in tensors]
+        tensors = [tensor for tensor, _ in pairs]
+    arguments = op, process_set, prescale_factor, postscale_factor
+    if any(map(differentiable, tensors)):
+        results = _GroupedReducescatter.apply(  # type: ignore[no-untyped-call]
+            label(form, name, process_set), *arguments, *tensors
+        )
+    else:
+        results = synchronize(_start_group(tensors, name, *arguments, False))
+    if compression is not _none:
+        results = [
+            compression.decompress(result, ctx)
+            for result, (_, ctx) in zip(results, pairs, strict=True)
+        ]
+    return list(results)
+
+
+def grouped_reducescatter_async(
+    tensors: Iterable[torch.Tensor],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Starts `grouped_reducescatter` and returns; `synchronize` gives the list of the results.
+
+    The group is one operation to `poll` and `synchronize`. Not differentiable.
+    """
+    return _start_group(tensors, name, op, process_set, prescale_factor, postscale_factor, True)
+
+
+def _start(
+    form: str,
+    tensor: torch.Tensor,
+    name: str | None,
+    op: ReduceOp,
+    process_set: ProcessSet,
+    prescale: float,
+    postscale: float,
+    wake: bool,
+    group: Group | None = None,
+) -> Handle:
+    """form: what the user called. group: that of which it is a part."""
+    team = team_of(form, process_set)
+    code = _checked(form, tensor, op)
+    if prescale.__class__ is not float or postscale.__class__ is not float or code == _BOOL:
+        prescale, postscale = factors(form, code, prescale, postscale)
+    source = readable(tensor)
+    rows, more = divmod(tensor.shape[0], team.size)
+    shape = (rows + (team.rank < more), *tensor.shape[1:])
+    result = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    if not tensor.is_cpu:
+        return start_on_device(
+            team,
+            source,
+            result,
+            wake,
+            _REDUCESCATTER,
+            name,
+            code,
+            op,
+            0,
+            prescale,
+            postscale,
+            None,
+            group,
+        )
+    name, unnamed = named(team, name)
+    operation = team.post(
+        _REDUCESCATTER,
+        name,
+        unnamed,
+        code,
+        op,
+        0,
+        source.data_ptr(),
+        result.data_ptr(),
+        tensor.shape,
+        prescale,
+        postscale,
+        (source, result),
+        wake,
+        _ON_HOST,
+        0,
+        group,
+    )
+    return Handle(operation, result)
+
+
+def _start_group(
+    given: Iterable[torch.Tensor],
+    name: str | None,
+    op: ReduceOp,
+    process_set: ProcessSet,
+    prescale: float,
+    postscale: float,
+    wake: bool,
+) -> Handle:
+    form = "grouped_reducescatter"
+    tensors = tensors_of(form, given)
+    team = team_of(form, process_set)
+    # All are checked before the first one is posted.
+    layout = tuple([(_checked(form, tensor, op), tensor.shape) for tensor in tensors])
+    for code, _ in layout:
+        prescale, postscale = factors(form, code, prescale, postscale)
+    parts = parts_of(team, "reducescatter", name, len(tensors), layout)
+    handles = [
+        _start(form, tensor, part, op, process_set, prescale, postscale, wake, group)
+        for tensor, (part, group) in zip(tensors, parts, strict=False)
+    ]
+    return together(handles, ending(team, "reducescatter", name, handles))
+
+
+def _checked(form: str, tensor: torch.Tensor, op: object) -> int:
+    if not isinstance(op, ReduceOp) or op not in (Average, Sum):
+        raise ValueError(f"{form}: op={op!r}, expected Average or Sum")
+    code = checked(form, tensor, op)
+    if not tensor.dim():
+        raise no_rows(form)
+    return code
+
+
+class _Reducescatter(torch.autograd.Function):
+    """Backward: the gradient times the factors (Horovod's, see `_scale`), gathered."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str,
+        op: ReduceOp,
+        process_set: ProcessSet,
+        prescale: float,
+        postscale: float,
+    ) -> Any:
+        arguments = op, process_set, prescale, postscale
+        result = synchronize(_start("reducescatter", tensor, name, *arguments, False))
+        ctx.arguments = _scale(*arguments), f"{name}.grad", process_set
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        scale, name, process_set = ctx.arguments
+        return allgather(grad * scale, name, process_set), None, None, None, None, None
+
+
+class _GroupedReducescatter(torch.autograd.Function):
+    """As `_Reducescatter`, for each tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, *rest: Any) -> Any:
+        op, process_set, prescale, postscale, *tensors = rest
+        arguments = op, process_set, prescale, postscale
+        results = synchronize(_start_group(tensors, name, *arguments, False))
+        ctx.arguments = _scale(*arguments), f"{name}.grad", process_set
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        scale, name, process_set = ctx.arguments
+        gathered = grouped_allgather([grad * scale for grad in grads], name, process_set)
+        return None, None, None, None, None, *gathered
+
+
+def _scale(op: ReduceOp, process_set: ProcessSet, prescale: float, postscale: float) -> float:
+    """What the gradient is multiplied by."""
+    size = team_of("reducescatter", process_set).size if op is Sum else 1
+    return size * float(prescale) * float(postscale)

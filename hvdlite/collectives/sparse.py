@@ -1,0 +1,92 @@
+"""sparse_allreduce_async: the sum of sparse tensors is all their elements together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from hvdlite.collectives.allgather import start
+from hvdlite.collectives.groups import ending, parts_of
+from hvdlite.collectives.handles import synchronize, together
+from hvdlite.collectives.posting import checked
+from hvdlite.ops import Average, ReduceOp, Sum
+from hvdlite.process_sets import ProcessSet, global_process_set, team_of
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None,
+    op: ReduceOp,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], torch.Tensor]:
+    """Starts the sum or the average of sparse tensors, and returns what to call for the result.
+
+    Every rank passes a tensor of the same shape, dtype and number of sparse dimensions; how many
+    elements it holds may differ, and be 0.
+
+    Args:
+        tensor: A sparse COO tensor, coalesced or not, on any device. Not changed, but it must not
+            change before the end.
+        name: As for `allreduce`.
+        op: Sum or Average.
+        process_set: The ranks that take part.
+
+    Returns:
+        A function without arguments. It waits, and returns a sparse tensor of the input's shape,
+        dtype and device, the same one each time; it raises as `synchronize` does. The tensor is not
+        coalesced: it holds the elements of all members one after the other, and counts an index
+        that comes several times as their sum. Only an average of integers is coalesced, as it
+        divides the sums, toward zero.
+
+    Raises:
+        ValueError: A bad argument, a tensor that is not sparse, another op.
+    """
+    form = "sparse_allreduce_async"
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
+        what = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise ValueError(f"{form}: got {what}, expected a torch.sparse_coo tensor")
+    if not isinstance(op, ReduceOp) or op not in (Average, Sum):
+        raise ValueError(f"{form}: op={op!r}, expected Average or Sum")
+    tensor = tensor.detach()
+    values = tensor._values()
+    code = checked(form, values, op)
+    # One row for each element.
+    rows = tensor._indices().t().contiguous()
+    team = team_of(form, process_set)
+    # Two allgathers, but those of ranks with other shapes or ops must not match.
+    layout = (code, int(op), tensor.shape, tensor.sparse_dim())
+    parts = parts_of(team, "allgather", name, 2, layout)
+    handles = [
+        start(form, part, part_name, process_set, True, group)
+        for part, (part_name, group) in zip((rows, values), parts, strict=False)
+    ]
+    gathered = together(handles, ending(team, "allgather", name, handles))
+    shape, size = tensor.shape, team.size
+    result: torch.Tensor | None = None
+
+    def wait() -> torch.Tensor:
+        nonlocal result
+        if result is None:
+            rows, values = synchronize(gathered)
+            result = _combined(rows, values, shape, size if op is Average else 1)
+        return result
+
+    return wait
+
+
+def _combined(
+    rows: torch.Tensor, values: torch.Tensor, shape: torch.Size, divisor: int
+) -> torch.Tensor:
+    """The sparse tensor of all ranks' elements, divided."""
+    exact = not values.dtype.is_floating_point
+    if divisor > 1 and not exact:
+        values.div_(divisor)
+    total = torch.sparse_coo_tensor(rows.t(), values, shape, check_invariants=False)
+    if divisor == 1 or not exact:
+        return total
+    total = total.coalesce()
+    quotients = torch.div(total.values(), divisor, rounding_mode="trunc")
+    return torch.sparse_coo_tensor(
+        total.indices(), quotients, shape, is_coalesced=True, check_invariants=False
+    )

@@ -1,0 +1,164 @@
+"""The gradients of an optimizer: whose parameters have one, in which buckets they lie, and whether
+all ranks have the same. All of it is made anew when the parameters have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hvdlite import world
+from hvdlite.agreement import Agreement, Model, parameters_of
+from hvdlite.arena import Bucket, Combining, Form, Slot, make_buckets
+from hvdlite.process_sets import ProcessSet, team_of
+from hvdlite.teams import Team
+
+Hook = Callable[[Slot, torch.Tensor], None]
+
+
+class Gradients:
+    """The slots and buckets of the parameters as they were when last looked at.
+
+    Whoever starts a bucket has seen before that the ranks are `alike`.
+    """
+
+    def __init__(
+        self,
+        groups: Callable[[], Sequence[dict[str, Any]]],
+        names: dict[int, str],
+        combining: Combining,
+        first_form: Form,
+        optimizer: str,
+        process_set: ProcessSet,
+        hook: Hook,
+    ) -> None:
+        """groups: gives the optimizer's param_groups, as they are then. names: by the id of a
+        parameter. first_form: what a gradient is taken for before the first has come.
+        optimizer: its class. hook: is called with each gradient that autograd has accumulated."""
+        self._groups = groups
+        self._names = names
+        self.combining = combining
+        self._first_form = first_form
+        self._options = (
+            ("optimizer", optimizer),
+            *combining.options(),
+            ("sparse_as_dense", repr(first_form is Form.DENSE)),
+        )
+        self.process_set = process_set
+        self._hook = hook
+        self.slots: list[Slot] = []
+        self.buckets: list[Bucket] = []
+        # Those whose rows are gathered.
+        self.sparse: list[Slot] = []
+        # What the buckets were made for.
+        self.team: Team | None = None
+        self._num_known = 0
+        self._frozen: list[torch.Tensor] = []
+        # They must be made anew, although the parameters are the same.
+        self.stale = False
+        # The number of the optimizer in its team, and how often the buckets were made.
+        self._number = -1
+        self._generation = 0
+        self.name = ""
+        self._agreement: Agreement | None = None
+        self._detached = False
+        self._build(0)
+
+    def rebuild_if_changed(self, round_number: int) -> None:
+        """Parameters may be frozen, thawed or added between steps, on all ranks alike; they may
+        have shown to be sparse; and the world may be a new one.
+
+        Collective where something has changed, but does not block.
+        """
+        if (
+            self.stale
+            or (self._agreement is not None and self._agreement.failed)
+            or self.process_set.team is not self.team
+            or sum(len(group["params"]) for group in self._groups()) != self._num_known
+            or not all(slot.param.requires_grad for slot in self.slots)
+            or any(param.requires_grad for param in self._frozen)
+        ) and not self._detached:
+            self._build(round_number)
+
+    def known_alike(self) -> bool:
+        """Whether all ranks are known to have the same buckets. Never blocks."""
+        if self._agreement is not None and self._agreement.reached():
+            self._agreement = None
+        return self._agreement is None
+
+    def require_alike(self) -> None:
+        """Returns when all ranks are known to have the same buckets. Blocks.
+
+        Raises:
+            HorovodInternalError: They have not, or it could not be found out; on every rank.
+        """
+        if self._agreement is not None:
+            self._agreement.wait()
+            self._agreement = None
+
+    def detach(self) -> None:
+        """There are no gradients any more, whatever happens to the parameters."""
+        self._detached = True
+        for slot in self.slots:
+            _unhook(slot)
+        self.slots, self.buckets, self.sparse, self._frozen = [], [], [], []
+        self._agreement = None
+        self._groups = lambda: ()
+
+    def _build(self, round_number: int) -> None:
+        team = team_of("DistributedOptimizer", self.process_set)
+        config = world.current().config
+        is_first = self.team is None
+        if team is not self.team:
+            self._number = next(team.optimizer_numbers)
+            self._generation = 0
+            # What the ranks of another world knew does not count.
+            for slot in self.slots:
+                slot.form = self._first_form
+        params = [param for group in self._groups() for param in group["params"]]
+        former = {id(slot.param): slot for slot in self.slots}
+        slots = []
+        for index, param in enumerate(params):
+            if not param.requires_grad:
+                continue
+            if id(param) in former:
+                slots.append(former.pop(id(param)))
+                continue
+            slots.append(Slot(self._name_of(param, index), param, self._first_form))
+            if not is_first and param.grad is not None:
+                # Thawed or added, and backward may have been here before its hook was.
+                slots[-1].dirty = round_number
+        name = f"DistributedOptimizer.{self._number}.{self._generation}"
+        buckets = make_buckets(team, config, name, slots, self.combining)
+        if team.size > 1:
+            model = Model(
+                self._options, parameters_of(params, self._name_of, self.combining.group_of)
+            )
+            self._agreement = Agreement(team, self.process_set, name, model)
+        self._generation += 1
+        self.team, self.name, self.stale = team, name, False
+        self.slots, self.buckets = slots, buckets
+        self.sparse = [slot for slot in slots if slot.form is Form.SPARSE]
+        self._num_known = len(params)
+        self._frozen = [param for param in params if not param.requires_grad]
+        for slot in former.values():
+            _unhook(slot)
+        for slot in slots:
+            if slot.unhook is None:
+                slot.unhook = _hook(slot, self._hook)
+
+    def _name_of(self, param: torch.Tensor, index: int) -> str:
+        return self._names.get(id(param), f"parameter {index}")
+
+
+def _hook(slot: Slot, hook: Hook) -> Callable[[], None]:
+    """What undoes it."""
+    handle = slot.param.register_post_accumulate_grad_hook(lambda param: hook(slot, param))  # type: ignore[no-untyped-call]
+    return handle.remove  # type: ignore[no-any-return]
+
+
+def _unhook(slot: Slot) -> None:
+    if slot.unhook is not None:
+        slot.unhook()
+        slot.unhook = None

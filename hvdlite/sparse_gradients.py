@@ -1,0 +1,127 @@
+"""Sparse gradients: the rows that the ranks have are gathered and added, not the whole tensor.
+
+Every rank takes part, with no rows where it has no gradient. Before its rows a rank sends one
+number that says what it has; so all ranks learn the same from all of them.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+
+from hvdlite.arena import Combining
+from hvdlite.collectives import allgather_async, rows_of, synchronize
+from hvdlite.compression import Compressor
+from hvdlite.ops import Average
+from hvdlite.process_sets import ProcessSet
+
+
+class Held(enum.IntEnum):
+    """What a rank has of one gradient."""
+
+    NOTHING = 0
+    ROWS = 1
+    # A dense one, which it sends as rows.
+    ALL_ROWS = 2
+    # A dense one, which its bucket has reduced in this round.
+    REDUCED = 3
+
+
+def held(grad: torch.Tensor | None) -> Held:
+    """What a rank has that has this gradient, and no place for it."""
+    if grad is None:
+        return Held.NOTHING
+    return Held.ROWS if grad.is_sparse else Held.ALL_ROWS
+
+
+class RowExchange:
+    """One parameter's gradients on their way: every rank makes one, which does not block, and
+    finishes it. The ranks' exchanges match by `label`."""
+
+    def __init__(
+        self,
+        label: str,
+        param: torch.Tensor,
+        what: Held,
+        grad: torch.Tensor | None,
+        combining: Combining,
+        process_set: ProcessSet,
+        size: int,
+    ) -> None:
+        """param: gives shape, dtype and device. what: this rank has; the gradient is `grad` where
+        it is sent. size: the number of ranks."""
+        self._param = param
+        self._op, prescale, self._postscale = combining.factors(size)
+        self._size = size
+        indices, values = _rows(param, grad if what in (Held.ROWS, Held.ALL_ROWS) else None)
+        if prescale != 1.0:
+            values = values * prescale
+        compressor: type[Compressor] = combining.compression
+        head = torch.tensor([what], dtype=torch.int64, device="cpu")
+        self._indices = allgather_async(torch.cat([head, indices]), f"{label}.rows", process_set)
+        values = values.to(compressor.travels_as(values.dtype))
+        self._values = allgather_async(values, f"{label}.values", process_set)
+
+    def finish(self) -> tuple[torch.Tensor | None, frozenset[Held]]:
+        """The reduced gradient, sparse and coalesced; None where no rank has one. And what the
+        ranks have. Both are the same on all ranks. Blocks.
+
+        Rows are added in the order of the ranks, 16-bit numbers in float32.
+
+        Raises:
+            HorovodInternalError: The exchange failed, on every rank.
+        """
+        heads, values = synchronize(self._indices), synchronize(self._values)
+        assert heads is not None
+        assert values is not None
+        parts = torch.split(heads, list(rows_of(self._indices)))
+        all_held = frozenset(Held(int(part[0])) for part in parts)
+        if all_held == {Held.NOTHING}:
+            return None, all_held
+        param = self._param
+        real_dtype = (param.real if param.is_complex() else param).dtype
+        total = _coo(
+            torch.cat([part[1:] for part in parts]),
+            values.to(torch.float32) if real_dtype.itemsize == 2 else values.to(real_dtype),
+            param.shape,
+        ).coalesce()
+        indices, summed = total.indices()[0], total.values()
+        if self._op is Average:
+            summed = summed / self._size
+        elif self._postscale != 1.0:
+            summed = summed * self._postscale
+        summed = summed.to(real_dtype)
+        if param.is_complex():
+            summed = torch.view_as_complex(summed)
+        reduced = _coo(indices.to(param.device), summed.to(param.device), param.shape, True)
+        return reduced, all_held
+
+
+def _rows(param: torch.Tensor, grad: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices of a gradient's rows, and the rows, in host memory; complex numbers as pairs."""
+    if grad is None:
+        indices = torch.empty(0, dtype=torch.int64, device="cpu")
+        values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device="cpu")
+    else:
+        grad = grad.detach()
+        if not grad.is_sparse:
+            grad = grad.to_sparse(1)
+        elif grad.sparse_dim() != 1:
+            grad = grad.to_dense().to_sparse(1)
+        grad = grad.coalesce()
+        indices, values = grad.indices()[0].cpu(), grad.values().cpu()
+    return indices, torch.view_as_real(values) if values.is_complex() else values
+
+
+def _coo(
+    indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, coalesced: bool = False
+) -> torch.Tensor:
+    """The sparse tensor with these rows; `values` may have a dimension more, of pairs."""
+    return torch.sparse_coo_tensor(
+        indices[None],
+        values,
+        (shape[0], *values.shape[1:]),
+        check_invariants=False,
+        is_coalesced=coalesced or None,
+    )

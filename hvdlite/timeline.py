@@ -1,0 +1,325 @@
+"""The timeline: what every operation did when, in a file that trace viewers show.
+
+One file for the job, in Chrome's JSON array format, a lane for each rank. Each rank takes the
+events out of its engines four times a second. The ranks that can open rank 0's file append to it
+themselves, whole lines at a time; those on other hosts send their lines to rank 0. So nothing is
+kept back for long, and the file of a job that was killed can be shown up to its last moments.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from hvdlite import world
+from hvdlite.collectives.barrier import barrier
+from hvdlite.state import allgather_object, broadcast_object
+from hvdlite.teams import Team
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+log = logging.getLogger("hvdlite")
+
+PAUSE_S = 0.25
+# How long rank 0 waits for what the others sent last.
+LAST_WORDS_S = 10.0
+# Events that an engine keeps between two looks, and 8 MB.
+CAPACITY = 32768
+# What is sent at once: so little that every MPI takes it without waiting for the receiver, which
+# may be gone when a job ends.
+MESSAGE_BYTES = 3000
+
+Write = Callable[[bytes], None]
+
+_active: Timeline | None = None
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Writes a timeline of all operations from now on. Blocks.
+
+    Every rank calls it, at any time after `init`. The file is made, or emptied, where rank 0 runs.
+    Open it in https://ui.perfetto.dev or chrome://tracing: a lane per rank, in it each operation
+    from POSTED to DONE, with its bytes.
+
+    Args:
+        file_path: Where; a relative path is relative to rank 0's working directory.
+        mark_cycles: Accepted for Horovod's sake: there are no cycles to mark.
+
+    Raises:
+        ValueError: The file can't be written, or a timeline is being written already; on every
+            rank.
+    """
+    global _active
+    active = world.current()
+    problem = "a timeline is being written already; call stop_timeline() first" if _active else None
+    place: tuple[str, int, int] | None = None
+    if active.rank == 0 and problem is None:
+        try:
+            place = _made(os.fspath(file_path))
+        except (OSError, TypeError, ValueError) as error:
+            problem = f"can't write {file_path!r}: {error}"
+    problem, place = broadcast_object((problem, place), 0, "hvdlite.start_timeline")
+    if problem is not None:
+        raise ValueError(f"start_timeline: {problem}")
+    assert place is not None
+    descriptor = _opened(*place)
+    everyones = allgather_object(descriptor is not None, "hvdlite.start_timeline")
+    senders = [rank for rank, opened in enumerate(everyones) if not opened]
+    comm = None
+    if senders and active.started is not None:
+        if active.started.threads_supported() and active.team.comm is not None:
+            comm = active.team.comm.Dup()
+        elif active.rank == 0:
+            log.warning(
+                "timeline: ranks %s can't open %s, and %s lets one thread at a time send: they are "
+                "left out",
+                senders,
+                place[0],
+                active.started.version(),
+            )
+    _active = Timeline(active, descriptor, comm, senders if active.rank == 0 else [])
+    if leave_timeline not in active.before_leaving:
+        active.before_leaving.append(leave_timeline)
+    _at_exit()
+
+
+def stop_timeline() -> None:
+    """Ends the timeline; the file is complete when this returns on rank 0. Blocks.
+
+    Every rank calls it. Does nothing where no timeline is being written.
+    """
+    global _active
+    timeline, _active = _active, None
+    if timeline is None:
+        return
+    timeline.stop()
+    if world.is_initialized():
+        barrier(name="hvdlite.stop_timeline")  # all have written, or sent, what they had
+    timeline.close(world.is_initialized() and world.rank() == 0)
+
+
+@functools.cache
+def _at_exit() -> None:
+    """Once for the process: it may end without `shutdown`."""
+    atexit.register(leave_timeline)
+
+
+def leave_timeline() -> None:
+    """Writes what there is: this rank leaves the world, and waits for nobody. The file then lacks
+    its closing bracket, which trace viewers do not mind."""
+    global _active
+    timeline, _active = _active, None
+    if timeline is not None:
+        timeline.stop()
+        timeline.close(False)
+
+
+class Timeline:
+    """What one rank does for it, in a thread of its own."""
+
+    def __init__(
+        self,
+        active: world.World,
+        descriptor: int | None,
+        comm: Intracomm | None,
+        senders: list[int],
+    ) -> None:
+        self._world = active
+        self._descriptor = descriptor
+        self._comm = comm
+        self._senders = senders
+        self._sending: list[Any] = []
+        self._lane = Lane(active.rank, active.layout.host_names[active.layout.host])
+        self._teams: dict[int, Team] = {}
+        self._broken = False
+        self._stopping = threading.Event()
+        self._write_lines(self._lane.title())
+        self._watch()
+        active.teams_changed.append(self._watch)
+        self._thread = threading.Thread(target=self._run, name="hvdlite timeline", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The last events are written, or sent."""
+        self._world.teams_changed.remove(self._watch)
+        self._stopping.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._take()
+        for team in self._teams.values():
+            team.engine.record(0)
+        if self._comm is not None and self._descriptor is None:
+            self._sending.append(self._comm.isend(b"", 0))  # nothing follows
+
+    def close(self, complete: bool) -> None:
+        """Takes what other ranks have sent; complete: nothing comes any more."""
+        deadline = time.monotonic() + (LAST_WORDS_S if complete else 0.0)
+        self._receive()
+        while self._senders and time.monotonic() < deadline:
+            time.sleep(0.001)
+            self._receive()
+        if complete and self._descriptor is not None:
+            self._write(json.dumps(self._lane.end()).encode() + b"\n]\n")
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PAUSE_S):
+            self._take()
+            self._receive()
+
+    def _watch(self) -> None:
+        """Has the engines of process sets that are new keep their events."""
+        for number, process_set in list(self._world.process_sets.items()):
+            team = process_set.team
+            if team is not None and number not in self._teams:
+                team.engine.record(CAPACITY)
+                self._teams[number] = team
+
+    def _take(self) -> None:
+        """Takes the events out of the engines, also of process sets that are removed by now."""
+        for number, team in list(self._teams.items()):
+            events, lost = team.engine.drain_events()
+            self._write_lines(self._lane.lines(number, events, lost))
+
+    def _write_lines(self, events: Iterable[dict[str, Any]]) -> None:
+        lines = [json.dumps(event).encode() + b",\n" for event in events]
+        if self._descriptor is not None:
+            if lines:
+                self._write(b"".join(lines))
+        elif self._comm is not None:
+            self._send(lines)
+
+    def _write(self, text: bytes) -> None:
+        if self._broken or self._descriptor is None:
+            return
+        try:
+            while text:
+                text = text[os.write(self._descriptor, text) :]
+        except OSError as error:
+            self._broken = True
+            log.warning("timeline: nothing more is written: %s", error)
+
+    def _send(self, lines: list[bytes]) -> None:
+        assert self._comm is not None
+        batch: list[bytes] = []
+        for line in [*lines, b""]:
+            if batch and (not line or sum(map(len, batch)) + len(line) > MESSAGE_BYTES):
+                self._sending.append(self._comm.isend(b"".join(batch), 0))
+                batch = []
+            batch.append(line)
+        self._sending = [request for request in self._sending if not request.test()[0]]
+
+    def _receive(self) -> None:
+        if self._comm is None:
+            return
+        for rank in list(self._senders):
+            while rank in self._senders and self._comm.iprobe(source=rank):
+                lines = self._comm.recv(source=rank)
+                self._write(lines)
+                if not lines:
+                    self._senders.remove(rank)
+
+
+class Lane:
+    """Makes events of trace viewers from those of this rank's engines. Pure."""
+
+    def __init__(self, rank: int, host: str) -> None:
+        self._rank = rank
+        self._host = host
+        # The engines' clock is this host's, and begins anywhere: the wall clock is common to all.
+        self._to_wall_ns = time.time_ns() - time.monotonic_ns()
+        # The state in which each operation is; by process set and number.
+        self._states: dict[tuple[int, int], str] = {}
+
+    def title(self) -> list[dict[str, Any]]:
+        """What the viewers call this lane, and where it stands."""
+        label = f"rank {self._rank} on {self._host}"
+        return [
+            {"ph": "M", "pid": self._rank, "name": "process_name", "args": {"name": label}},
+            {
+                "ph": "M",
+                "pid": self._rank,
+                "name": "process_sort_index",
+                "args": {"sort_index": self._rank},
+            },
+        ]
+
+    def end(self) -> dict[str, Any]:
+        return self._instant("the timeline ends", time.monotonic_ns())
+
+    def lines(
+        self, process_set: int, events: list[tuple[int, int, str, str, str, int]], lost: int
+    ) -> list[dict[str, Any]]:
+        """An operation is a span, and each of its states is one inside it."""
+        made: list[dict[str, Any]] = []
+        if lost:
+            at = events[0][0] if events else time.monotonic_ns()
+            made.append(self._instant(f"{lost} events were lost: too many at once", at))
+        for at_ns, number, kind, name, state, size_bytes in events:
+            about = {
+                "cat": kind,
+                "id": f"{self._rank}.{process_set}.{number}",
+                "pid": self._rank,
+                "tid": 0,
+                "ts": self._micros(at_ns),
+            }
+            key = (process_set, number)
+            before = self._states.get(key)
+            title = f"{kind} {name}"
+            args = {"state": state, "bytes": size_bytes, "process_set": process_set}
+            if before is None:
+                made.append({"ph": "b", "name": title, **about, "args": args})
+            else:
+                made.append({"ph": "e", "name": before, **about})
+            if state in ("DONE", "FAILED"):
+                self._states.pop(key, None)
+                made.append({"ph": "e", "name": title, **about, "args": args})
+            else:
+                self._states[key] = state
+                made.append({"ph": "b", "name": state, **about, "args": args})
+        return made
+
+    def _instant(self, name: str, at_ns: int) -> dict[str, Any]:
+        return {
+            "ph": "i",
+            "s": "p",
+            "name": name,
+            "pid": self._rank,
+            "tid": 0,
+            "ts": self._micros(at_ns),
+        }
+
+    def _micros(self, at_ns: int) -> float:
+        return (at_ns + self._to_wall_ns) / 1000
+
+
+def _made(path: str) -> tuple[str, int, int]:
+    """A file that begins an array; and how others know that it is this one."""
+    path = os.path.abspath(path)
+    with open(path, "wb") as file:
+        file.write(b"[\n")
+        status = os.fstat(file.fileno())
+    return path, status.st_dev, status.st_ino
+
+
+def _opened(path: str, device: int, inode: int) -> int | None:
+    """The file, for appending; None where this process does not see it, or another one there."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:
+        return None
+    status = os.fstat(descriptor)
+    if (status.st_dev, status.st_ino) == (device, inode):
+        return descriptor
+    os.close(descriptor)
+    return None
