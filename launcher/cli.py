@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 
 import click
@@ -15,6 +16,7 @@ from . import facts, flavour
 from .errors import HostListError, LaunchError, UsageError, exit_codes
 from .hosts import Host, parse_hostfile, parse_hosts
 from .request import Request
+from .runtime_options import IdleOption, KnobOption, idle_notes, runtime_options, settings
 
 # Horovod's users type these with one dash.
 SINGLE_DASH = {
@@ -45,9 +47,15 @@ class HvdrunCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = {p.name: p.get_help_record(ctx) for p in self.get_params(ctx)}
-        for title, names in GROUPS.items():
+        knobs = tuple(str(p.name) for p in self.get_params(ctx) if isinstance(p, KnobOption))
+        for title, names in {**GROUPS, "Runtime": knobs}.items():
             with formatter.section(title):
                 formatter.write_dl([r for name in names if (r := records.get(name))])
+        with formatter.section("Taken for horovodrun's users, and without effect"):
+            idle = sorted(p.opts[0] for p in self.get_params(ctx) if isinstance(p, IdleOption))
+            width = formatter.width - formatter.current_indent
+            for line in textwrap.wrap(" ".join(idle), width, break_on_hyphens=False):
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, text in (("Examples", EXAMPLES), ("Exit codes", CODES)):
@@ -160,6 +168,7 @@ def cli(
     verbose: bool,
     version: bool,
     command: tuple[str, ...],
+    **runtime: object,
 ) -> int:
     """Run COMMAND on several processes and hosts, as one training job.
 
@@ -184,8 +193,13 @@ def cli(
         mpi=mpi,
         mpi_args=_split(mpi_args),
         verbose=verbose,
+        settings=settings(cli.params, runtime),
+        notes=idle_notes(cli.params, runtime),
     )
     return launch(request, dry_run)
+
+
+cli.params += runtime_options()
 
 
 def launch(request: Request, dry_run: bool) -> int:

@@ -119,7 +119,8 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
         "MASTER_PORT": str(facts.master_port),
     }
     added = {name: value for name, value in defaults.items() if name not in environment}
-    ranks_get = [*environment, *added]
+    added.update(request.settings)
+    ranks_get = list({**environment, **added})
     if remote:
         added[EXPORTED] = " ".join(exported)
         added[SSH] = shlex.join(_ssh_options(request, shares))
@@ -151,7 +152,7 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
         added=tuple(added),
         passed=names,
         shares=shares,
-        notes=_notes(request, shares, facts),
+        notes=(*request.notes, *_notes(request, shares, facts)),
         program=request.command[0],
         python=facts.python,
     )

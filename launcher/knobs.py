@@ -17,6 +17,7 @@ class Knob:
     """One row of the table.
 
     kind: 'int', 'bool', 'text' or 'counts' (whole numbers with commas between them).
+    off_flag: of a bool: the flag that says the opposite of `flag`.
     unit: a flag's number times this is the variable's number (`--fusion-threshold-mb 25`).
     internal: hvdlite sets it itself; hvdrun neither takes nor forwards it.
     """
@@ -31,6 +32,7 @@ class Knob:
         "kind",
         "minimum",
         "name",
+        "off_flag",
         "unit",
     )
 
@@ -46,6 +48,7 @@ class Knob:
         minimum: int = 0,
         choices: tuple[str, ...] = (),
         internal: bool = False,
+        off_flag: str = "",
     ) -> None:
         self.name = name
         self.kind = kind
@@ -57,6 +60,7 @@ class Knob:
         self.minimum = minimum
         self.choices = choices
         self.internal = internal
+        self.off_flag = off_flag
 
     @property
     def variable(self) -> str:
@@ -133,6 +137,14 @@ KNOBS: tuple[Knob, ...] = (
         flag="--gpu",
     ),
     Knob(
+        "gpu_collectives",
+        "text",
+        "auto",
+        "how GPU tensors travel: nccl, staged (through host memory), or auto: nccl where it can be",
+        flag="--gpu-collectives",
+        choices=("auto", "nccl", "staged"),
+    ),
+    Knob(
         "host_ranks",
         "counts",
         (),
@@ -176,115 +188,159 @@ KNOBS: tuple[Knob, ...] = (
         "size of a message between hosts: one is on the wire while another is being reduced",
         minimum=64,
     ),
+    Knob(
+        "stall_check_disable",
+        "bool",
+        False,
+        "no warnings about operations that some ranks have not come to",
+        horovod="HOROVOD_STALL_CHECK_DISABLE",
+        flag="--no-stall-check",
+        off_flag="--stall-check",
+    ),
+    Knob(
+        "stall_check_time_seconds",
+        "int",
+        60,
+        "after this time an operation that some ranks have not come to is reported; 0: never",
+        horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
+        flag="--stall-check-warning-time-seconds",
+    ),
+    Knob(
+        "stall_shutdown_time_seconds",
+        "int",
+        0,
+        "after this time everything fails where an operation is missing ranks; 0: never",
+        horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        flag="--stall-check-shutdown-time-seconds",
+    ),
+    Knob(
+        "timeline",
+        "text",
+        "",
+        "the file of a timeline of all operations, in Chrome's format, written by rank 0's host",
+        horovod="HOROVOD_TIMELINE",
+        flag="--timeline-filename",
+    ),
 )
 
-WITHOUT_EFFECT: tuple[tuple[str, str, bool, str], ...] = (
-    # (flag of horovodrun, its variable, does it take a value, why it does nothing here)
+WITHOUT_EFFECT: tuple[tuple[str, str, str, str], ...] = (
+    # (flag of horovodrun, its variable, what it takes, why it does nothing here)
     (
         "--cycle-time-ms",
         "HOROVOD_CYCLE_TIME",
-        True,
+        "float",
         "there are no cycles: an operation starts as soon as all ranks have posted it",
     ),
     (
         "--cache-capacity",
         "HOROVOD_CACHE_CAPACITY",
-        True,
+        "int",
         "repeated operations are plans, there is no response cache to size",
     ),
     (
         "--hierarchical-allreduce",
         "HOROVOD_HIERARCHICAL_ALLREDUCE",
-        False,
+        "",
         "reductions are always done within each host first",
     ),
     (
         "--no-hierarchical-allreduce",
         "",
-        False,
+        "",
         "reductions are always done within each host first",
     ),
     (
         "--hierarchical-allgather",
         "HOROVOD_HIERARCHICAL_ALLGATHER",
-        False,
+        "",
         "allgather is always done within each host first",
     ),
     (
         "--no-hierarchical-allgather",
         "",
-        False,
+        "",
         "allgather is always done within each host first",
     ),
     (
         "--autotune",
         "HOROVOD_AUTOTUNE",
-        False,
+        "",
         "the algorithm of each size is fixed, so that a training run repeats bitwise",
     ),
-    ("--no-autotune", "", False, "there is no autotuning to switch off"),
-    ("--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", True, "there is no autotuning"),
+    ("--no-autotune", "", "", "there is no autotuning to switch off"),
+    ("--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", "text", "there is no autotuning"),
     (
         "--autotune-warmup-samples",
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
-        True,
+        "int",
         "there is no autotuning",
     ),
     (
         "--autotune-steps-per-sample",
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
-        True,
+        "int",
         "there is no autotuning",
     ),
     (
         "--autotune-bayes-opt-max-samples",
         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
-        True,
+        "int",
         "there is no autotuning",
     ),
     (
         "--autotune-gaussian-process-noise",
         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
-        True,
+        "float",
         "there is no autotuning",
     ),
     (
         "--mpi-threads-disable",
         "HOROVOD_MPI_THREADS_DISABLE",
-        False,
+        "",
         "the thread level that MPI was started with decides",
     ),
-    ("--no-mpi-threads-disable", "", False, "the thread level that MPI was started with decides"),
-    ("--num-nccl-streams", "HOROVOD_NUM_NCCL_STREAMS", True, "NCCL is used through torch"),
+    ("--no-mpi-threads-disable", "", "", "the thread level that MPI was started with decides"),
+    ("--num-nccl-streams", "HOROVOD_NUM_NCCL_STREAMS", "int", "NCCL is used through torch"),
     (
         "--thread-affinity",
         "HOROVOD_THREAD_AFFINITY",
-        True,
+        "int",
         "hvdlite never changes a process's affinity",
     ),
-    ("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", True, "there is no Gloo here"),
-    ("--log-with-timestamp", "", False, "logging is Python's: set a format there"),
-    ("--log-hide-timestamp", "HOROVOD_LOG_HIDE_TIME", False, "logging is Python's"),
-    ("--timeline-filename", "HOROVOD_TIMELINE", True, "the timeline is not there yet"),
+    ("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", "int", "there is no Gloo here"),
+    ("--log-with-timestamp", "", "", "logging is Python's: set a format there"),
+    ("--log-hide-timestamp", "HOROVOD_LOG_HIDE_TIME", "", "logging is Python's"),
     (
         "--timeline-mark-cycles",
         "HOROVOD_TIMELINE_MARK_CYCLES",
-        False,
+        "",
         "there are no cycles to mark",
     ),
-    ("--no-timeline-mark-cycles", "", False, "there are no cycles to mark"),
-    ("--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", False, "the stall check is not there yet"),
-    ("--stall-check", "", False, "the stall check is not there yet"),
+    ("--no-timeline-mark-cycles", "", "", "there are no cycles to mark"),
+    ("--no-log-hide-timestamp", "", "", "logging is Python's"),
+    ("--log-without-timestamp", "", "", "logging is Python's"),
     (
-        "--stall-check-warning-time-seconds",
-        "HOROVOD_STALL_CHECK_TIME_SECONDS",
-        True,
-        "the stall check is not there yet",
+        "--torus-allreduce",
+        "HOROVOD_TORUS_ALLREDUCE",
+        "",
+        "an algorithm of NCCL's, and the algorithm is not the user's to choose",
     ),
     (
-        "--stall-check-shutdown-time-seconds",
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-        True,
-        "the stall check is not there yet",
+        "--no-torus-allreduce",
+        "",
+        "",
+        "an algorithm of NCCL's, and the algorithm is not the user's to choose",
     ),
+    ("--tcp", "", "", "MPI's transport is chosen by --mpi-args, NCCL's by NCCL's own variables"),
+)
+
+ELASTIC: tuple[tuple[tuple[str, ...], int], ...] = (
+    # (spellings of a flag of elastic training, how many values it takes)
+    (("--min-np", "--min-num-proc"), 1),
+    (("--max-np", "--max-num-proc"), 1),
+    (("--slots-per-host",), 1),
+    (("--elastic-timeout",), 1),
+    (("--reset-limit",), 1),
+    (("--blacklist-cooldown-range",), 2),
+    (("--host-discovery-script",), 1),
 )

@@ -16,6 +16,9 @@ class Request:
     exports: dict[str, str | None] = field(default_factory=dict)
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
+    # Variables of the runtime's, set by options of theirs.
+    settings: dict[str, str] = field(default_factory=dict)
     mpi: str = "auto"
     mpi_args: tuple[str, ...] = ()
     verbose: bool = False
+    notes: tuple[str, ...] = ()  # what the user should know of the options
