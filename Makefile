@@ -17,26 +17,47 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar
 PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench build clean
+.PHONY: help demo test test-wide test-gpu test-properties check format bench build clean
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo      train on handwritten digits with hvdrun, on 2 processes'
-	@echo 'make test      all tests, under Open MPI and MPICH (PYTEST_ARGS="-k ring" for some)'
-	@echo 'make check     formatters, linters, types, C warnings as errors'
-	@echo 'make format    let the formatters change the files'
-	@echo 'make bench     compare with torch.distributed and plain MPI'
-	@echo 'make sanitize  the C core under ASan, UBSan and TSan'
-	@echo 'make build     .venv, .venv-mpich and the C core, nothing run'
-	@echo 'make clean     remove what was built'
+	@echo 'make demo       train on handwritten digits with hvdrun, on 2 processes'
+	@echo 'make test       the tests, under Open MPI and MPICH (PYTEST_ARGS="-k ring" for some)'
+	@echo 'make test-wide  what make test leaves out: the same in more shapes of the world'
+	@echo 'make test-gpu  what needs a GPU, with an interpreter that has CUDA: PYTHON=/path/to/it'
+	@echo 'make test-properties  random programs of collectives, PROGRAMS=20000 of them'
+	@echo 'make check      formatters, linters, types, C warnings as errors'
+	@echo 'make format     let the formatters change the files'
+	@echo 'make bench      compare with torch.distributed and plain MPI'
+	@echo 'make sanitize   the C core under ASan, UBSan and TSan'
+	@echo 'make build      .venv, .venv-mpich and the C core, nothing run'
+	@echo 'make clean      remove what was built'
 	@echo 'PYTHON=python3.12 make ... chooses the Python of .venv'
 
 demo: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/hvdrun -np $(NP) $(BIN)/python examples/digits.py
 
+# Under ten minutes together; what is wide is chosen in tests/wide.py and by the marks of the tests.
 test: build
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'not wide' $(PYTEST_ARGS)
+
+test-wide: build
+	@$(BIN)/python -m pytest -m wide $(PYTEST_ARGS)
+
+# Some hundred of them are in make test, the same ones each time; these begin with a random seed.
+# They are played in so many shapes of the world:
+PROGRAM_TESTS := 54
+PROGRAMS ?= 20000
+SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
+test-properties: build
+	@echo 'at least $(PROGRAMS) programs, SEED=$(SEED)'
+	@HVDLITE_TEST_PROGRAMS=$$(( ($(PROGRAMS) + $(PROGRAM_TESTS) - 1) / $(PROGRAM_TESTS) )) HVDLITE_TEST_SEED=$(SEED) \
+	    $(BIN)/python -m pytest tests/properties -q $(PYTEST_ARGS)
+
+# Installs nothing: the interpreter has what is needed, or one line says what it lacks.
+test-gpu:
+	@$(PYTHON) tests/gpu/run.py
 
 bench: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/python -m benchmarks

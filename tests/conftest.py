@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.needs import lacking
+from tests.wide import Variant, by_turn
 from tests.worlds import (
     MPIS,
     SESSION_VARIABLE,
@@ -78,6 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "ranks(*sizes): the numbers of ranks of the fixture `world`, all on one host",
         "hosts(*layouts): the ranks on each pretended host, such as '2,2', for the fixture `world`",
         "mpis(*names): the MPIs of the fixture `world`; by default both",
+        "wide: the same thing once more: for `make test-wide`, not for `make test`",
+        "wide_in(*where): wide with so many ranks (3), on these hosts ('2,1') or under that MPI",
+        "breaks_the_world: after it new ranks have to be started",
     ):
         config.addinivalue_line("markers", line)
     os.environ[SESSION_VARIABLE] = str(uuid.uuid4())
@@ -93,7 +97,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     shapes = metafunc.config.getoption("--world")
     layouts = marked("hosts", ())
-    sizes = marked("ranks", () if layouts else SIZES)
+    # The first is the one that may be run under every MPI: one rank alone says the least there.
+    sizes = sorted(marked("ranks", () if layouts else SIZES), key=lambda size: size == 1)
     requests = [
         request
         for mpi in marked("mpis", MPIS)
@@ -107,20 +112,59 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("world", requests, indirect=True, ids=str)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects by the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the same world stand together, so that each world is started once.
+    """Marks what is wide. Tests of the same world stand together, so that each is started once.
 
-    In it those with the same knobs, so that hvdlite is seldom shut down.
+    First those that end it, as the ranks that follow have torch to import; then those with the same
+    knobs one after the other, so that hvdlite is seldom shut down.
     """
+    mark_wide(items)
 
     def order(item: pytest.Item) -> tuple[Any, ...]:
         callspec = getattr(item, "callspec", None)
         request = callspec.params.get("world") if callspec else None
         if callspec is None or not isinstance(request, WorldRequest):
-            return ("", 0, "", "")
-        return (request.mpi, request.size, request.hosts or "", str(callspec.params.get("knobs")))
+            return ("", 0, False, "", "")
+        stays = item.get_closest_marker("breaks_the_world") is None
+        knobs = str(callspec.params.get("knobs"))
+        return (request.mpi, request.size, stays, request.hosts or "", knobs)
 
     items.sort(key=order)
+
+
+def mark_wide(items: list[pytest.Item]) -> None:
+    """See tests/wide.py."""
+    tests: dict[str, list[tuple[pytest.Item, Variant]]] = {}
+    for item in items:
+        variant = variant_of(item)
+        if variant is None:
+            continue
+        mark = item.get_closest_marker("wide_in")
+        if mark and {variant.mpi, variant.shape} & set(mark.args):
+            item.add_marker("wide")
+        if not item.get_closest_marker("wide"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append((item, variant))
+    for runs in tests.values():
+        for (item, _), wide in zip(runs, by_turn([run[1] for run in runs]), strict=True):
+            if wide:
+                item.add_marker("wide")
+
+
+def variant_of(item: pytest.Item) -> Variant | None:
+    """None for a test that is run under no MPI."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return None
+    # By their names: pytest's indices of parameters are not the same under both MPIs.
+    parameters = [callspec.params.get(name) for name in ("world", "mpi", "python")]
+    for value in parameters:
+        if isinstance(value, WorldRequest):
+            others = callspec.id.replace(str(value), "", 1)
+            return Variant(value.mpi, value.hosts or value.size, others)
+        if value in MPIS:
+            return Variant(value, None, callspec.id.replace(value, "", 1))
+    return None
 
 
 @pytest.fixture(scope="session", autouse=True)

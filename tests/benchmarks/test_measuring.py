@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,3 +66,13 @@ def test_one_command_measures_and_writes_everything(tmp_path):
     assert (tmp_path / "bench.png").exists()
     assert "Allreduce in place" in finished.stdout
     assert "Training step" in finished.stdout
+
+
+def test_the_latency_of_each_form_is_measured_and_checked():
+    hvdrun = str(Path(sys.executable).with_name("hvdrun"))
+    command = [hvdrun, "-np", "2", sys.executable, "-m", "benchmarks.latency", "--quick"]
+    finished = run_program(command, limit_s=120)
+    assert finished.code == 0, finished
+    for form in ("first of its name", "in place", "grouped_allreduce of 100", "mpi4py", "Gloo"):
+        assert form in finished.stdout, finished
+    assert "of an idle rank, by rank: " in finished.stdout

@@ -12,31 +12,34 @@ from tests.core import limits
 pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.hosts("1,1", "2,2", "2,1,1")]
 
 # Some travel beside their flag, some in one block, some in several pieces.
-COUNTS = (1, 500, 3, 70_000, 0, 2_500_000, 17)
+COUNTS = {
+    "default knobs": (1, 500, 3, 70_000, 0, 2_500_000, 17),
+    "tiny knobs": (1, 50, 3, 700, 0, 25_000, 17),
+}
 
 
-def start_in_opposite_orders():
+def start_in_opposite_orders(counts):
     hvd.init()
-    order = list(range(len(COUNTS)))
+    order = list(range(len(counts)))
     if hvd.rank() % 2:
         order.reverse()
     handles = {}
     for i in order:
         handles[i] = hvd.allreduce_async(
-            torch.full((COUNTS[i],), float(i + hvd.rank())), name=f"t{i}", op=hvd.Sum
+            torch.full((counts[i],), float(i + hvd.rank())), name=f"t{i}", op=hvd.Sum
         )
     wrong = []
     # Each rank also waits in the order in which it has started.
     for i in order:
         expected = i * hvd.size() + hvd.size() * (hvd.size() - 1) / 2
-        if not torch.equal(hvd.synchronize(handles[i]), torch.full((COUNTS[i],), expected)):
+        if not torch.equal(hvd.synchronize(handles[i]), torch.full((counts[i],), expected)):
             wrong.append(i)
     assert not wrong
 
 
 @pytest.mark.parametrize("knobs", limits.KNOBS)
 def test_operations_started_in_opposite_orders_complete(world, knobs):
-    world.run(start_in_opposite_orders, knobs=limits.KNOBS[knobs])
+    world.run(start_in_opposite_orders, COUNTS[knobs], knobs=limits.KNOBS[knobs])
 
 
 def start_kinds_in_opposite_orders():
@@ -105,6 +108,7 @@ def hold_the_lock_until_the_data_is_there(count):
     return done
 
 
+@pytest.mark.wide_in(3, "1,1", "2,1,1")  # it takes a second
 @pytest.mark.parametrize("count", [10, 1_000_000])
 def test_the_first_poll_after_a_busy_loop_that_holds_the_gil_is_true(world, count):
     assert world.run(hold_the_lock_until_the_data_is_there, count) == [True] * world.size

@@ -1,4 +1,7 @@
-"""Runs the examples as their users do: with hvdrun, or plainly with Python."""
+"""Runs the examples as their users do: with hvdrun, or plainly with Python.
+
+`make test` runs each under one MPI: what hvdlite and hvdrun do under either has tests of its own.
+"""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ def test_every_link_within_the_project_leads_somewhere(page):
             assert anchor in anchors(file.read_text()), f"{page.name} links to {link}"
 
 
+@pytest.mark.wide_in("mpich")
 def test_the_script_in_the_readme_learns_on_two_ranks(mpi, tmp_path):
     (script,) = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL

@@ -181,6 +181,11 @@ def test_a_reader_that_leaves_ends_the_job(python):
         end_tree(process)
 
 
+def not_under_nohup():
+    """Between fork and exec: also where the tests are."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture
 def running(python):
     """hvdrun with two ranks that wait in MPI, and all its processes."""
@@ -191,6 +196,7 @@ def running(python):
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=not_under_nohup,
     )
     assert process.stdout
     family: list[psutil.Process] = []

@@ -57,7 +57,7 @@ def main():
     assert len(set(texts)) == 1, texts
     # The first rank of each host has spoken with the others over the network.
     if hvd.local_rank() == 0:
-        assert world.current().engine.counters()["data_bytes"] > 0
+        assert world.current().team.engine.counters()["data_bytes"] > 0
     print(f"collectives agree: {rank} of {size}, {hvd.local_rank()} of {hvd.local_size()}")
 
 

@@ -259,35 +259,6 @@ def test_a_handle_that_nobody_waits_for_keeps_no_tensor(world):
     assert world.run(drops_handles) == [0] * world.size
 
 
-def bad_arguments():
-    hvd.init()
-    x = torch.ones(3)
-    for call, text in (
-        (lambda: hvd.allreduce([1.0]), "expected a torch.Tensor, got list"),
-        (lambda: hvd.allreduce(x.to(torch.complex64)), "complex64 is not supported"),
-        (lambda: hvd.allreduce(x > 0), "bool has no average"),
-        (lambda: hvd.allreduce(x, op=17), "op=17 is not one"),
-        (lambda: hvd.allreduce(x, average=True, op=hvd.Sum), "average and op"),
-        (lambda: hvd.allreduce(x.to_sparse()), "sparse_coo"),
-        (lambda: hvd.allreduce(x, process_set=3), "process_set=3"),
-        (lambda: hvd.broadcast(x, hvd.size()), "root_rank="),
-        (lambda: hvd.broadcast(x, -1), "root_rank=-1"),
-        (lambda: hvd.broadcast(x, "0"), "root_rank='0'"),
-        (lambda: hvd.allgather(torch.tensor(1.0)), "scalar"),
-        (lambda: hvd.synchronize(3), "expected a handle"),
-        (lambda: hvd.poll(None), "expected a handle"),
-        (lambda: hvd.allreduce(torch.empty(2, device="meta")), "meta"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            call()
-    hvd.barrier()
-
-
-@pytest.mark.ranks(1, 2)
-def test_a_bad_argument_is_a_value_error_at_the_call(world):
-    world.run(bad_arguments)
-
-
 def average_argument():
     hvd.init()
     x = torch.full((2,), float(hvd.rank()))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hvdlite.config import Config
 from hvdlite.errors import ConfigError
-from hvdrun.knobs import KNOBS, WITHOUT_EFFECT
+from hvdrun.knobs import ELASTIC, KNOBS, WITHOUT_EFFECT
 
 BY_NAME = {knob.name: knob for knob in KNOBS}
 
@@ -19,7 +19,8 @@ def test_every_knob_is_a_field_and_every_field_a_knob():
 
 def test_the_table_is_sorted_and_no_name_or_flag_stands_twice():
     assert [knob.name for knob in KNOBS] == sorted(BY_NAME)
-    flags = [knob.flag for knob in KNOBS if knob.flag] + [row[0] for row in WITHOUT_EFFECT]
+    flags = [flag for knob in KNOBS for flag in (knob.flag, knob.off_flag) if flag]
+    flags += [row[0] for row in WITHOUT_EFFECT] + [name for row in ELASTIC for name in row[0]]
     variables = [knob.horovod for knob in KNOBS if knob.horovod]
     variables += [row[1] for row in WITHOUT_EFFECT if row[1]]
     assert len(set(flags)) == len(flags)

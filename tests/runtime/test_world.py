@@ -87,7 +87,7 @@ def leaves():
         with pytest.raises(hvd.HorovodInternalError, match=r"rank 1 on .* has left"):
             hvd.allreduce(torch.ones(2), name="nobody answers")
         hvd.shutdown()
-    worlds.init()
+    hvd.init()
     hvd.barrier()
 
 
@@ -171,7 +171,7 @@ def cannot_share():
         hvd.init()
         assert hvd.local_size() == hvd.size()
         assert hvd.allreduce(torch.ones(9999), op=hvd.Sum)[0] == hvd.size(), "by messages"
-        assert worlds.current().engine.counters()["data_messages"] > 0
+        assert worlds.current().team.engine.counters()["data_messages"] > 0
         hvd.shutdown()
     finally:
         shared_memory._memfd, shared_memory._named_file = before

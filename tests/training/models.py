@@ -30,13 +30,18 @@ def own(joined, rank, size):
     return joined.chunk(size)[rank]
 
 
+def mean_over_ranks(value_of):
+    """The mean of a function of the rank."""
+    return sum(float(value_of(r)) for r in range(hvd.size())) / hvd.size()
+
+
 def loss_of(net, x, y):
     return nn.functional.mse_loss(net(x), y)
 
 
-def assert_same_parameters(net, other):
+def assert_same_parameters(net, other, rtol=1e-9, atol=1e-12):
     for (name, p), q in zip(net.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(p, q, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def assert_bitwise_equal_on_all_ranks(net):

@@ -1,0 +1,50 @@
+"""What an engine holds does not grow with the number of operations that it has done."""
+
+import gc
+import os
+
+import psutil
+import pytest
+import torch
+
+import hvdlite as hvd
+
+ROUNDS = 300
+
+
+def operations(name):
+    """One of each kind, of sizes that take each way; 12 operations."""
+    size = hvd.size()
+    for elems in (3, 3000):
+        x = torch.ones(elems)
+        hvd.allreduce(x, op=hvd.Sum, name=name)
+        hvd.allreduce(x, op=hvd.Adasum, name=f"{name}.adasum")
+        hvd.broadcast(x, 0, name=name)
+        hvd.allgather(x, name=name)
+        hvd.alltoall(torch.ones(elems * size), name=name)
+    hvd.allreduce_async(torch.ones(5))  # nobody waits for it
+    hvd.barrier()
+
+
+def resident_bytes():
+    gc.collect()
+    return psutil.Process(os.getpid()).memory_info().rss
+
+
+def growth():
+    """Bytes per operation, between a warm engine and one that has done many more."""
+    hvd.init()
+    sizes = []
+    for batch in range(4):
+        for i in range(ROUNDS):
+            operations(f"{batch}.{i}")  # never the same name
+        sizes.append(resident_bytes())
+    hvd.barrier()
+    return (sizes[-1] - sizes[1]) / (2 * ROUNDS * 12)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("2,1")
+def test_memory_does_not_grow_with_the_operations_done(world):
+    # An operation's own record is half a kilobyte: were one in ten kept, this would show.
+    assert max(world.run(growth, limit_s=120)) < 50

@@ -1,0 +1,159 @@
+"""What stands in for GPUs and NCCL in tests: tensors in host memory, and Gloo.
+
+A queue of work is here the thread that works, so that each mark is reached when it is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
+
+import hvdlite as hvd
+from hvdlite import _core, world
+from hvdlite.lanes.backend import Backend
+from hvdlite.lanes.devices import Mark, Track
+from hvdlite.lanes.lane import Lane
+from hvdlite.lanes.setup import connect, stage_everything
+from hvdlite.lanes.transfer import Request, Transfer
+from hvdlite.ops import DTYPES
+from hvdlite.process_sets import ProcessSet
+
+
+class OnGpu(torch.Tensor):
+    """A tensor in host memory that says of itself that it is on a GPU, as do its results."""
+
+    is_cpu = False
+    is_cuda = True
+
+
+def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_subclass(OnGpu)
+
+
+class Reached:
+    """A mark behind work that is done."""
+
+    def query(self) -> bool:
+        return True
+
+
+class HostTrack:
+    """A queue of which nothing is ever left."""
+
+    @contextlib.contextmanager
+    def behind(self, mark: Any) -> Iterator[None]:
+        assert mark.query()
+        yield
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def mark(self) -> Mark:
+        return Reached()
+
+
+class HostDevices:
+    """As if host memory were a GPU of this process's own, with Gloo for its NCCL."""
+
+    def __init__(self, identity: str = "", problem: str = "") -> None:
+        self._identity = identity or f"process {os.getpid()}"
+        self._problem = problem
+
+    def enter(self, device: torch.device) -> None:
+        pass
+
+    def ready(self, tensor: torch.Tensor) -> Mark:
+        return Reached()
+
+    def hand_over(self, done: Any, tensor: torch.Tensor) -> None:
+        assert done.query()
+
+    def track(self, device: torch.device) -> Track:
+        return HostTrack()
+
+    def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor)
+
+    def identity(self, device: torch.device) -> str:
+        return self._identity
+
+    def problem(self) -> str:
+        return self._problem
+
+    def group(self, store: Store, rank: int, size: int, device: torch.device) -> Backend:
+        group: Any = ProcessGroupGloo(store, rank, size, timedelta(seconds=30))
+        return group  # type: ignore[no-any-return]
+
+
+# By which way a lane's tensors go.
+ROUTES: dict[str, Callable[..., Any]] = {
+    "group": functools.partial(connect, choice="nccl"),
+    "auto": functools.partial(connect, choice="auto"),
+    "staged": stage_everything,
+}
+
+
+def new_lane(route: str = "group", devices: HostDevices | None = None) -> Lane:
+    """The lane of a new world, which takes tensors in host memory. Every rank calls it."""
+    hvd.shutdown()
+    hvd.init()
+    return lane_for(hvd.global_process_set, route, devices)
+
+
+def lane_for(
+    process_set: ProcessSet, route: str = "group", devices: HostDevices | None = None
+) -> Lane:
+    """The same for a process set, which must not have a lane yet. Its members call it."""
+    team = process_set.team
+    assert team is not None
+    assert team.lane is None
+    assert world.is_initialized()
+    team.lane = Lane(team, devices or HostDevices(), ROUTES[route])
+    return team.lane
+
+
+def request(
+    kind: str, name: str, tensor: torch.Tensor, op: str = "Average", **rest: Any
+) -> Request:
+    """A named collective of this tensor."""
+    numbers = _core.__dict__
+    return Request(
+        numbers[kind.upper()], name, False, DTYPES[tensor.dtype], numbers[op.upper()], **rest
+    )
+
+
+def allreduce(
+    lane: Lane, name: str, tensor: torch.Tensor, op: str = "Sum", **rest: Any
+) -> Transfer:
+    """Starts an allreduce in the lane."""
+    return lane.start(
+        request("allreduce", name, tensor, op, **rest), tensor, torch.empty_like(tensor)
+    )
+
+
+def result_of(transfer: Transfer) -> torch.Tensor:
+    """Waits for it; a failure is raised."""
+    failure = transfer.wait()
+    if failure is not None:
+        raise hvd.HorovodInternalError(failure)
+    return transfer.value()
+
+
+def count_starts(lane: Lane) -> list[Request]:
+    """A list to which the requests are added that the lane gets from now on."""
+    starts: list[Request] = []
+    real = lane.start
+
+    def start(request: Request, *rest: Any) -> Transfer:
+        starts.append(request)
+        return real(request, *rest)
+
+    vars(lane)["start"] = start
+    return starts

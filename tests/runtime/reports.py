@@ -1,0 +1,90 @@
+"""What the stall check says: the lines on the ranks' stderr, and what they should be."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import hvdlite as hvd
+from hvdlite import world as worlds
+
+WARNS = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1"}
+FAILS = {**WARNS, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+DEADLINE_S = 50.0
+
+# That of `Said`, also where ranks have joined before.
+BARRIER_ENDED = r"last ended barrier 'unnamed\.[^']*', \d+ s ago"
+END = r"; do all ranks take the same path through the program\?"
+GIVES_UP = r"; everything fails now \(HVDLITE_STALL_SHUTDOWN_TIME_SECONDS\)"
+
+
+class Said:
+    """What all ranks write to stderr from now on. Every rank makes one at the same place."""
+
+    def __init__(self) -> None:
+        folder = Path(os.environ["HVDLITE_TEST_FOLDER"])
+        self._logs = [folder / f"{rank}.log" for rank in range(hvd.size())]
+        self._begin = [log.stat().st_size for log in self._logs]
+        # Nobody begins to wait for anything before all have looked.
+        hvd.barrier()
+
+    def lines(self) -> list[str]:
+        """Those of hvdlite's core."""
+        found = []
+        for log, begin in zip(self._logs, self._begin, strict=True):
+            # What is being written has no end yet.
+            whole = log.read_bytes()[begin:].rpartition(b"\n")[0].decode()
+            found += [line for line in whole.split("\n") if line.startswith("hvdlite: ")]
+        return found
+
+    def about(self, operation: str) -> list[str]:
+        """The reports of an operation such as "allreduce 'x'"."""
+        return [line for line in self.lines() if line.startswith(f"hvdlite: {operation} has ")]
+
+    def wait_for(self, operation: str, count: int = 1) -> list[str]:
+        """Returns when there are so many reports of it, or more."""
+        deadline = time.monotonic() + DEADLINE_S
+        while len(found := self.about(operation)) < count:
+            assert time.monotonic() < deadline, f"{operation}: {self.lines()}"
+            time.sleep(0.02)
+        return found
+
+    def wait_for_all(self, operations: Iterable[str]) -> list[str]:
+        """Returns when each has a report; those reports that there are then."""
+        wanted = {f"hvdlite: {operation}" for operation in operations}
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            found = [line for line in self.lines() if " has waited " in line]
+            missing = wanted - {line.partition(" has waited ")[0] for line in found}
+            if not missing:
+                return [line for line in found if line.partition(" has waited ")[0] in wanted]
+            assert time.monotonic() < deadline, f"{len(missing)} without report: {sorted(missing)}"
+            time.sleep(0.1)
+
+
+def host_of(rank: int) -> str:
+    """The name of its host, as a pattern."""
+    layout = worlds.current().layout
+    names = zip(layout.hosts, layout.host_names, strict=True)
+    return next(re.escape(name) for ranks, name in names if rank in ranks)
+
+
+def missing(rank: int, did: str) -> str:
+    """The words for a rank that is waited for, as a pattern. did: what it last did."""
+    return rf"rank {rank} on {host_of(rank)} \(which {did}\)"
+
+
+def posted(*ranks: int) -> str:
+    """The words for who has posted, all on one host: 'rank 0', 'ranks 0, 1', 'ranks 0-2'."""
+    if len(ranks) > 2:
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def report(operation: str, absent: Sequence[str], by: str, end: str = END) -> re.Pattern[str]:
+    """The exact text, but for its numbers."""
+    waited = rf"hvdlite: {re.escape(operation)} has waited \d+ s for {', '.join(absent)}"
+    return re.compile(rf"{waited}; posted by {by}{end}")

@@ -1,0 +1,101 @@
+"""join: ranks whose data ends earlier than that of others."""
+
+import pytest
+import torch
+
+import hvdlite as hvd
+
+
+def batches_of(rank, size):
+    """How many batches each rank has: all different, the longest in the middle."""
+    return 2 + 3 * ((rank + size // 2) % size)
+
+
+def uneven():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    counts = [batches_of(r, size) for r in range(size)]
+    last = counts.index(max(counts))
+    for epoch in range(2):
+        for step in range(counts[rank]):
+            there = [r for r in range(size) if counts[r] > step]
+            for count in (3, 70_001):
+                x = torch.full((count,), float(rank + 1 + step))
+                values = [float(r + 1 + step) for r in there]
+                total = sum(values)
+                assert hvd.allreduce(x, op=hvd.Sum).eq(total).all()
+                torch.testing.assert_close(hvd.allreduce(x), x * 0 + total / size)
+                assert hvd.allreduce(-x, op=hvd.Max, name="max").eq(-min(values)).all()
+                assert hvd.allreduce(x, op=hvd.Min, name="min").eq(min(values)).all()
+                product = torch.tensor(values).prod()
+                torch.testing.assert_close(hvd.allreduce(x, op=hvd.Product)[0], product)
+                a, b = hvd.grouped_allreduce([x, x[:1] + 1], op=hvd.Sum, prescale_factor=2.0)
+                assert a.eq(2 * total).all()
+                assert b.item() == 2 * (total + len(there))
+            hvd.barrier()
+        assert hvd.join(device=epoch - 1) == last
+        # The ranks have made different numbers of unnamed operations; that is forgotten.
+        assert hvd.allgather(torch.tensor([rank])).tolist() == list(range(size))
+        assert hvd.allreduce(torch.tensor(rank), op=hvd.Max) == size - 1
+        assert hvd.broadcast(torch.tensor([rank]), size - 1).tolist() == [size - 1]
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.hosts("1,1", "2,1", "2,2")
+def test_a_rank_that_joined_takes_part_with_zeros_until_all_have(world):
+    world.run(uneven)
+
+
+def others_fail():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    texts = []
+    if rank == 0:
+        # Only now the first one has joined, as far as this one can tell.
+        assert hvd.join() == size - 1
+    else:
+        hvd.allreduce(torch.ones(1), name="once")
+        for call in (
+            lambda: hvd.allgather(torch.ones(1), name="a"),
+            lambda: hvd.broadcast(torch.ones(1), 1, name="b"),
+            lambda: hvd.alltoall(torch.ones(size), name="c"),
+            lambda: hvd.reducescatter(torch.ones(size), name="d"),
+            lambda: hvd.grouped_allgather([torch.ones(1)] * 2, name="e"),
+        ):
+            with pytest.raises(hvd.HorovodInternalError) as caught:
+                call()
+            texts.append(str(caught.value))
+        # One after the other, so that it is known who is the last.
+        for other in range(1, rank):
+            hvd.allreduce(torch.ones(1), name=f"before {other}", op=hvd.Sum)
+        for other in range(rank, size - 1):
+            hvd.allreduce(torch.ones(1), name=f"before {other}", op=hvd.Sum)
+        assert hvd.join() == size - 1 or size == 2
+    # Afterwards it all works, under the same names too.
+    assert hvd.allgather(torch.tensor([rank]), name="a").tolist() == list(range(size))
+    assert len(hvd.grouped_allgather([torch.ones(1)] * 2, name="e")) == 2
+    return texts
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+def test_while_a_rank_has_joined_all_but_allreduces_and_barriers_fail(world):
+    texts = world.run(others_fail)[1]
+    assert len(texts) == 5
+    for text in texts:
+        assert "rank 0" in text
+        assert "join" in text
+
+
+def refuses():
+    hvd.init()
+    for device in (None, "cuda:0", 1.5, True):
+        with pytest.raises(ValueError, match="expected the number of a GPU, or -1"):
+            hvd.join(device)
+    assert hvd.join(0) in range(hvd.size())
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.mpis("openmpi")
+def test_join_takes_a_devices_number(world):
+    world.run(refuses)

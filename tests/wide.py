@@ -1,0 +1,49 @@
+"""Which tests are wide: the same thing once more, in another shape or under the other MPI.
+
+`make test` leaves them out, for its time; `make test-wide` runs them. A test or a parameter is wide
+by its mark `wide`, in some of its worlds or under one MPI by its mark `wide_in`, or by turn:
+
+The variants of a test are the shapes of its world times its other parameters. `make test` runs each
+of them under one MPI, and the MPIs take turns, so that with two parameters or more each MPI sees
+each shape. One variant it runs under every MPI: the first on several hosts, as what is between them
+goes through MPI; where the test has none of these, its first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.worlds import MPIS
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of a test."""
+
+    mpi: str
+    shape: int | str | None  # ranks on one host, or a layout such as "2,1"
+    others: Hashable = None  # the other parameters
+
+    @property
+    def on_several_hosts(self) -> bool:
+        return isinstance(self.shape, str)
+
+
+def by_turn(variants: Sequence[Variant]) -> list[bool]:
+    """Of all the variants of one test: whether each is wide, as its turn is the other MPI's."""
+    if len({variant.mpi for variant in variants}) < 2:
+        return [False] * len(variants)
+    # Those on several hosts come first.
+    shapes = _numbers(v.shape for v in sorted(variants, key=lambda v: not v.on_several_hosts))
+    others = _numbers(variant.others for variant in variants)
+    numbers = [shapes[variant.shape] + others[variant.others] for variant in variants]
+    return [
+        number > 0 and (number + MPIS.index(variant.mpi)) % len(MPIS) != 0
+        for number, variant in zip(numbers, variants, strict=True)
+    ]
+
+
+def _numbers(things: Iterable[Hashable]) -> dict[Hashable, int]:
+    """Each with its place in the order in which they first come."""
+    return {thing: place for place, thing in enumerate(dict.fromkeys(things))}
