@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("hvdlite")
 
 PAUSE_S = 0.25
-# How long rank 0 waits for what the others sent last.
+# How long the ranks wait for what was sent last.
 LAST_WORDS_S = 10.0
 # Events that an engine keeps between two looks, and 8 MB.
 CAPACITY = 32768
@@ -101,9 +101,11 @@ def stop_timeline() -> None:
     if timeline is None:
         return
     timeline.stop()
-    if world.is_initialized():
+    complete = world.is_initialized()
+    if complete:
+        timeline.exchange()
         barrier(name="hvdlite.stop_timeline")  # all have written, or sent, what they had
-    timeline.close(world.is_initialized() and world.rank() == 0)
+    timeline.close(complete and world.rank() == 0)
 
 
 @functools.cache
@@ -159,13 +161,18 @@ class Timeline:
         if self._comm is not None and self._descriptor is None:
             self._sending.append(self._comm.isend(b"", 0))  # nothing follows
 
-    def close(self, complete: bool) -> None:
-        """Takes what other ranks have sent; complete: nothing comes any more."""
-        deadline = time.monotonic() + (LAST_WORDS_S if complete else 0.0)
-        self._receive()
-        while self._senders and time.monotonic() < deadline:
-            time.sleep(0.001)
+    def exchange(self) -> None:
+        """Until what was sent is taken. Everyone calls it: some MPIs move messages only while both
+        ends call them."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while (self._senders or self._sending) and time.monotonic() < deadline:
             self._receive()
+            self._forget_sent()
+            time.sleep(0.001)
+
+    def close(self, complete: bool) -> None:
+        """Complete: nothing comes any more."""
+        self._receive()
         if complete and self._descriptor is not None:
             self._write(json.dumps(self._lane.end()).encode() + b"\n]\n")
         if self._descriptor is not None:
@@ -217,6 +224,9 @@ class Timeline:
                 self._sending.append(self._comm.isend(b"".join(batch), 0))
                 batch = []
             batch.append(line)
+        self._forget_sent()
+
+    def _forget_sent(self) -> None:
         self._sending = [request for request in self._sending if not request.test()[0]]
 
     def _receive(self) -> None:
