@@ -21,6 +21,7 @@ from .link import (
     HOST,
     MAGIC,
     PING,
+    RANK,
     SILENCE_LIMIT_S,
     STDIN,
     Waker,
@@ -98,7 +99,7 @@ class HostAgent:
         # Where two names mean one host, the ranks find the first agent, or hvdrun itself.
         with contextlib.suppress(OSError):
             self.station = Station(
-                name, self.selector, self._send, self._stdin_of_rank_0, pack(os.environ)
+                name, self.selector, self._deliver, self._stdin_of_rank_0, pack(os.environ)
             )
 
     def _stdin_of_rank_0(self) -> int:
@@ -109,9 +110,18 @@ class HostAgent:
     def _send(self, kind: bytes, rank: int, payload: bytes) -> None:
         write_all(1, frame(kind, rank, payload))
 
+    def _send_clock(self) -> None:
+        self._send(PING, -1, b"%d" % time.monotonic_ns())
+
+    def _deliver(self, kind: bytes, rank: int, payload: bytes) -> None:
+        self._send(kind, rank, payload)
+        if kind == RANK:
+            self._send_clock()
+
     def run(self) -> int:
         """The exit code of MPI's daemon, for MPI."""
         set_subreaper()
+        self._send_clock()
         waker = Waker([signal.SIGCHLD])
         self.daemon = self._start_daemon()
         self.selector.register(0, selectors.EVENT_READ, self._hear)
@@ -182,7 +192,7 @@ class HostAgent:
         self.buffer += data
         for kind, _, payload in unpack(self.buffer):
             if kind == PING:
-                self._send(PING, -1, b"")
+                self._send_clock()
             elif kind == END:
                 self._end(int(payload) / 10)
             elif kind == STDIN:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # What MPIs name their files in /dev/shm. They remove them only when a rank ends in good order.
 SHARED = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_", "psm2_shm", "ucx_shm")
+PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two looks
 
 # Per MPI: rank, size, rank on the host, number of ranks on the host.
@@ -146,6 +147,17 @@ def spawn(
     return pid, 0
 
 
+def is_exiting(pid: int) -> bool:
+    """Whether the kernel is taking the process down already. Its connections are closed by then,
+    while it can't be waited for yet: others may fail of that meanwhile."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return bool(int(fields[6]) & PF_EXITING)
+
+
 class Keeper:
     """The parent of one rank's command, in a session of its own: MPI's daemons kill by process
     group, and a keeper that is killed can't report.
@@ -187,7 +199,7 @@ class Keeper:
         if not self.released:
             self.pid, missing = spawn(command, environment, stdio)
             if missing:
-                self._tell(EXIT, b"missing %d" % missing)
+                self._tell_end(f"missing {missing}")
         for fd in (*stdio, *readers):
             os.close(fd)
         self.poll.register(self.sock, select.POLLIN)
@@ -237,6 +249,9 @@ class Keeper:
         with contextlib.suppress(OSError):  # a supervisor that is gone is noticed by reading
             send(self.sock, frame(kind, self.rank, payload), fds or ())
 
+    def _tell_end(self, how: str) -> None:
+        self._tell(EXIT, f"{how} {time.monotonic_ns()}".encode())
+
     def _await_go(self) -> tuple[int, bytes]:
         """Standard input for the command, and the variables of this host if it is another one than
         hvdrun's."""
@@ -271,14 +286,14 @@ class Keeper:
         if not ended:
             return
         # Whoever loses its stub loses its daemon, and may fail of that before we hear of it.
-        self.asked = self.asked or self._has_ended(self.stub)
+        late = self._has_ended(self.stub)
         with contextlib.suppress(OSError):  # what it left in its process group
             os.killpg(self.pid, signal.SIGKILL)
         self.pid = 0
         code = os.waitstatus_to_exitcode(raw)
         self.status = code if code >= 0 else 128 - code
         text = f"code {code}" if code >= 0 else f"signal {-code}"
-        self._tell(EXIT, f"{'asked ' if self.asked else ''}{text}".encode())
+        self._tell_end(f"{'asked ' if self.asked else 'late ' if late else ''}{text}")
         self.released = self.released or code == 0
 
     @staticmethod
@@ -319,7 +334,7 @@ class Keeper:
         for deadline in sorted(self.deadlines):
             if deadline[0] <= now:
                 self.deadlines.remove(deadline)
-                self.asked = True
+                self.asked = self.asked or not is_exiting(self.pid)
                 if self.pid:
                     with contextlib.suppress(OSError):
                         os.killpg(self.pid, deadline[1])

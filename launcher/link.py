@@ -25,7 +25,10 @@ HEADER = struct.Struct("!ciI")
 RANK = b"R"  # keeper → supervisor: a rank is about to start; the daemon's session folder, and
 # with it the rank's stdout and stderr
 GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
-EXIT = b"X"  # keeper → supervisor: how the command ended (see `Ending`)
+# keeper → supervisor: how the command ended ('code 3', 'signal 9', 'missing 2'; after 'asked ' if
+# the keeper ended it, after 'late ' if MPI had ended the stub by then), and when, in nanoseconds of
+# the host's monotonic clock
+EXIT = b"X"
 STUB_GONE = b"W"  # keeper → supervisor: MPI ended the stub
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
@@ -33,13 +36,12 @@ HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with s
 DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
 BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of MPI's daemon
 STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); before that, back: send some
-PING = b"P"  # both ways between hvdrun and host agents
+PING = b"P"  # both ways between hvdrun and host agents; from these, with their monotonic clock
 END = b"T"  # end: TERM, and KILL after the number of tenths of a second in the payload
 
 PING_EVERY_S = 2.0
 SILENCE_LIMIT_S = 8.0  # after which the other side counts as dead
 GRACE_S = 3.0  # between TERM and KILL
-ABORT_GRACE_S = 2.0  # how long a rank whose stub MPI killed may take to end by itself
 CHUNK = 1 << 16
 
 

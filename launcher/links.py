@@ -14,6 +14,7 @@ from .link import (
     CHUNK,
     DAEMON,
     END,
+    EXIT,
     MAGIC,
     PING,
     PING_EVERY_S,
@@ -55,6 +56,9 @@ class HostLink:
         self.unsent = bytearray()
         self.errors = b""  # what ssh and the remote shell said
         self.heard = self.pinged = time.monotonic()
+        # Between this clock and the host's: the least that was seen, which is the difference and
+        # the fastest way of a message. What happened there seems later than it was by that way.
+        self.clock_ns: int | None = None
         self.closed = False
         sock.setblocking(False)
         os.set_blocking(stderr, False)
@@ -136,8 +140,15 @@ class HostLink:
                 self.on_stdin_wanted(self)
             elif kind == BYE:
                 self.daemon_status = int(payload)
-            elif kind != PING:
-                self.deliver(kind, rank, payload)
+            elif kind == PING:
+                seen = time.monotonic_ns() - int(payload)
+                self.clock_ns = seen if self.clock_ns is None else min(seen, self.clock_ns)
+            else:
+                self.deliver(kind, rank, self._by_own_clock(payload) if kind == EXIT else payload)
+
+    def _by_own_clock(self, ending: bytes) -> bytes:
+        how, _, at_ns = ending.rpartition(b" ")
+        return b"%s %d" % (how, int(at_ns) + (self.clock_ns or 0))
 
     def _read_errors(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -6,12 +6,14 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
 
 LINES = 30
+# How Open MPI begins to say that it ends a rank; the communicator comes in the next line.
+_REPORTER = re.compile(r"\*\*\* reported by process \[\d+,(\d+)\]")
 # What MPICH's ranks say when they abort. It kills all of them at once, without their exit codes.
 _ABORT = re.compile(rb"^Abort\((\d+)\) on node \d+", re.MULTILINE)
 
@@ -24,6 +26,8 @@ class Failure:
     host: str
     ended: str  # 'code 3' or 'signal 9', as the keeper says it
     after_s: float
+    # MPI had ended its stub by then: it may be a consequence of another failure.
+    late: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -60,6 +64,29 @@ def last_lines(stderr: bytes) -> list[str]:
         # Chained exceptions: from the first of the chain.
         return recent[starts[0] :]
     return recent[-10:]
+
+
+def first_failure(failures: Sequence[Failure], mpirun_said: Iterable[str]) -> Failure | None:
+    """The one that the others are a consequence of, as far as can be told."""
+    lost = _lost_a_peer(mpirun_said)
+    return min(
+        failures,
+        key=lambda failure: (failure.rank in lost, failure.late, failure.after_s),
+        default=None,
+    )
+
+
+def _lost_a_peer(mpirun_said: Iterable[str]) -> set[int]:
+    """The ranks that Open MPI ended because another one's connection closed: an error that belongs
+    to no communicator, so to no call of the program."""
+    ranks: set[int] = set()
+    reporter = None
+    for line in mpirun_said:
+        if match := _REPORTER.search(line):
+            reporter = int(match[1])
+        elif reporter is not None and "*** on a NULL communicator" in line:
+            ranks.add(reporter)
+    return ranks
 
 
 def aborted(stderr: Mapping[int, bytes]) -> tuple[int, str] | None:

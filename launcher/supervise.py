@@ -1,8 +1,9 @@
 """Runs mpirun, looks after every rank on every host, and says how it went.
 
 A loop over events: what the ranks' keepers and the other hosts report (see `agent`), what mpirun
-says and how it ends, and signals. The first failure by time decides the report and the exit code;
-from then on everything is being ended: TERM, a grace, KILL.
+says and how it ends, and signals. With the first failure that arrives everything is being ended:
+TERM, a grace, KILL. The first that happened decides the report and the exit code: when a rank dies,
+others may fail of that before its host's words are here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from .link import CHUNK, ERR, EXIT, GRACE_S, KEEPER_GONE, OUT, RANK, Waker
 from .links import HostLink
 from .output import Output
 from .processes import die_with_parent, kill_descendants, remove_sessions, set_subreaper
-from .report import Failure, aborted, daemon_failed, missing_program, rank_failed, unreachable
+from .report import (
+    Failure,
+    aborted,
+    daemon_failed,
+    first_failure,
+    missing_program,
+    rank_failed,
+    unreachable,
+)
 from .station import Station
 from .stdin import Stdin
 
@@ -64,6 +73,9 @@ class _Noise:
         self.all = (self.all + ready)[-200:]
         return ready
 
+    def everything(self) -> list[str]:
+        return self.all + [line for _, line in self.lines]
+
 
 def heeded() -> list[int]:
     """Under nohup the end of the terminal is none of ours."""
@@ -82,7 +94,8 @@ class Supervisor:
         self.noise = _Noise()
         self.endings: dict[int, str] = {}  # rank → how it ended
         self.started: set[int] = set()
-        self.failure: Failure | None = None
+        self.failures: list[Failure] = []  # of ranks that were not ended by us
+        self.late: list[Failure] = []  # as long as there is no other
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
         self.begin = time.monotonic()
@@ -174,25 +187,35 @@ class Supervisor:
         elif kind == RANK:
             self.started.add(rank)
         elif kind == EXIT:
-            self._rank_ended(rank, payload.decode())
+            how, _, at_ns = payload.decode().rpartition(" ")
+            self._rank_ended(rank, how, int(at_ns) / 1e9)
         elif kind == KEEPER_GONE and rank not in self.endings:
-            self._rank_ended(rank, "signal 9")
+            self._rank_ended(rank, "signal 9", time.monotonic())
 
-    def _rank_ended(self, rank: int, ended: str) -> None:
+    def _rank_ended(self, rank: int, ended: str, at: float) -> None:
+        late = ended.startswith("late ")
+        ended = ended.removeprefix("late ")
         self.endings[rank] = ended
-        asked = ended.startswith("asked ")
         if ended == "code 0":
             if sum(e == "code 0" for e in self.endings.values()) == self.command.num_proc:
                 self.closing_at = time.monotonic() + CLOSING_S
-        elif not asked and not self._ending():
-            host = self.command.host_of(rank)
-            if ended.startswith("missing "):
+        elif ended.startswith("missing "):
+            if not self._ending():
                 self.error = missing_program(
-                    self.command.program, rank, host, int(ended.split()[1])
+                    self.command.program, rank, self.command.host_of(rank), int(ended.split()[1])
                 )
-            else:
-                self.failure = Failure(rank, host, ended, self._elapsed())
-            self._end(GRACE_S)
+                self._end(GRACE_S)
+        elif not ended.startswith("asked "):
+            host = self.command.host_of(rank)
+            failure = Failure(rank, host, ended, at - self.begin, late)
+            # What fails after hvdrun itself has ended the job is no failure of a rank.
+            if self.failures or (not late and not self._ending()):
+                self.failures += [*self.late, failure]
+                self.late.clear()
+            elif late:
+                self.late.append(failure)
+            if self.failures and not self._ending():
+                self._end(GRACE_S)
 
     def _new_link(self, sock: socket.socket, host: str, stderr: int) -> None:
         link = HostLink(
@@ -302,14 +325,15 @@ class Supervisor:
             return 128 + self.signal
         if self.error is not None:
             raise self.error
-        abort = None if self.failure else aborted(self.output.tails)
+        failure = first_failure(self.failures, self.noise.everything())
+        abort = None if failure else aborted(self.output.tails)
         if abort is not None:
             rank, ended = abort
-            self.failure = Failure(rank, self.command.host_of(rank), ended, self._elapsed())
-        if self.failure is not None:
-            stderr = self.output.tails[self.failure.rank]
-            self.output.say(rank_failed(self.failure, stderr, self.command.num_proc))
-            return self.failure.exit_code
+            failure = Failure(rank, self.command.host_of(rank), ended, self._elapsed())
+        if failure is not None:
+            stderr = self.output.tails[failure.rank]
+            self.output.say(rank_failed(failure, stderr, self.command.num_proc))
+            return failure.exit_code
         if all(self.endings.get(r) == "code 0" for r in range(self.command.num_proc)):
             return 0
         return self._mpirun_failed()

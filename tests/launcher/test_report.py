@@ -14,6 +14,7 @@ from hvdrun.report import (
     Failure,
     aborted,
     daemon_failed,
+    first_failure,
     last_lines,
     missing_program,
     rank_failed,
@@ -115,3 +116,30 @@ def test_every_cause_has_an_exit_code_of_its_own_between_64_and_79():
     assert all(64 <= code <= 79 for code in codes)
     assert all(kind.cause and f"{kind.code}  {kind.cause}" in exit_codes() for kind in kinds)
     assert UsageError.code == 64
+
+
+LOST = """
+[server1:00000] *** An error occurred in Socket closed
+[server1:00000] *** reported by process [3216572417,0]
+[server1:00000] *** on a NULL communicator
+[server1:00000] *** Unknown error
+""".splitlines()
+CALLED = [line.replace("a NULL communicator", "communicator MPI_COMM_WORLD") for line in LOST]
+
+
+@pytest.mark.parametrize(
+    ("endings", "said", "first"),
+    [
+        ([(1, 2.0, False), (0, 1.0, False)], [], 0),  # by time, not by arrival
+        ([(0, 1.0, False), (2, 1.1, False)], LOST, 2),
+        ([(0, 1.0, False), (2, 1.1, True)], LOST, 2),
+        ([(0, 1.0, False), (2, 1.1, True)], CALLED, 0),
+        ([(0, 1.0, False), (2, 0.9, True)], [], 0),
+        ([(0, 1.0, False)], LOST, 0),
+        ([], LOST, None),
+    ],
+)
+def test_the_first_failure_is_the_one_that_the_others_are_a_consequence_of(endings, said, first):
+    failures = [Failure(rank, "here", "code 14", at, late) for rank, at, late in endings]
+    found = first_failure(failures, said)
+    assert (found and found.rank) == first

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from hvdrun.keeper import is_exiting
 from tests.worlds import ROOT, end_tree
 
 LIMIT_S = 30.0
@@ -255,3 +256,14 @@ def test_background_processes_of_a_rank_do_not_outlive_it(hvdrun, tmp_path):
     assert done.code == 0, done
     for pid in map(int, pids.read_text().split()):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+
+
+def test_a_process_that_the_kernel_takes_down_is_told_from_one_that_runs():
+    assert not is_exiting(os.getpid())
+    assert not is_exiting(0)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert is_exiting(child)
+    os.waitpid(child, 0)
