@@ -8,7 +8,11 @@ import pytest
 
 from tests.worlds import Key, RanksFailed, World
 
-pytestmark = [pytest.mark.ranks(3), pytest.mark.breaks_the_world]
+pytestmark = [
+    pytest.mark.ranks(3),
+    pytest.mark.breaks_the_world,
+    pytest.mark.wide_in("mpich"),
+]
 
 
 def rank_and_size():

@@ -19,12 +19,14 @@ THREE = "server1:1,server2:2,server3:1"
         pytest.param(UNEQUAL, marks=pytest.mark.wide),
     ],
 )
+@pytest.mark.wide_in("mpich")
 def test_the_collectives_agree_with_the_oracles(hvdrun, python, hosts):
     done = hvdrun("-H", hosts, python, "-m", "tests.rig.collectives")
     assert done.code == 0, done
     assert done.stdout.count("collectives agree") == 4, done
 
 
+@pytest.mark.wide_in("mpich")
 def test_the_digits_are_learned_across_hosts(hvdrun, python):
     options = ("--epochs", "5", "--expect-accuracy", "90")
     done = hvdrun("-H", TWO, python, "examples/digits.py", *options)

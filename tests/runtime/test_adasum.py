@@ -58,6 +58,7 @@ def reduces(dtype, tolerance):
 
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.hosts("1,1", "2,1", "3,2")
+@pytest.mark.wide_in("3,2")
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
 )

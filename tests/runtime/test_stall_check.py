@@ -148,7 +148,7 @@ def one_after_the_other():
 
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("2,1", "1,2", "1,1,1")
-@pytest.mark.wide_in("mpich", "1,2", "1,1,1")
+@pytest.mark.wide_in(3, "mpich", "1,2", "1,1,1")
 def test_a_rank_that_comes_after_the_report_causes_no_second_one(world):
     world.run(one_after_the_other, knobs=WARNS)
 
@@ -166,7 +166,7 @@ def again_later():
 
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("1,2")
-@pytest.mark.wide_in("mpich")
+@pytest.mark.wide_in(3, "mpich")
 def test_the_next_operation_of_a_name_is_reported_anew(world):
     world.run(again_later, knobs=WARNS)
 
@@ -186,7 +186,7 @@ def thousands():
 
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("1,1,1", "2,1")
-@pytest.mark.wide_in("2,1")
+@pytest.mark.wide_in(3, "2,1")
 def test_thousands_that_are_late_at_once_are_reported_once_each(world):
     world.run(thousands, knobs=WARNS)
 
@@ -220,7 +220,7 @@ def odd_names():
 
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("1,1,1")
-@pytest.mark.wide_in("mpich")
+@pytest.mark.wide_in(3, "mpich")
 def test_a_report_is_one_line_whatever_the_name(world):
     world.run(odd_names, knobs=WARNS)
 
@@ -298,7 +298,7 @@ def a_plans_run():
 
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("2,1")
-@pytest.mark.wide_in("mpich")
+@pytest.mark.wide_in(3, "mpich")
 def test_a_run_of_a_plan_is_reported_too(world):
     world.run(a_plans_run, knobs=WARNS)
 
@@ -347,7 +347,7 @@ def close_to_the_limit():
 
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("1,1,1", "2,1")
-@pytest.mark.wide_in("2,1")
+@pytest.mark.wide_in(3, "2,1")
 def test_what_a_rank_comes_to_while_it_is_being_reported_is_not_misreported(world):
     world.run(close_to_the_limit, knobs=WARNS)
 
