@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +40,7 @@ class Combining:
     predivide: float
     compression: type[Compressor]
     # By the id of a parameter: those of a group are reduced together, whatever their size.
-    group_of: Mapping[int, int]
+    group_of: dict[int, int]
 
     def factors(self, size: int) -> tuple[ReduceOp, float, float]:
         """The reduce op, and what is multiplied before and after."""
@@ -67,10 +68,12 @@ class Slot:
     """One parameter's gradient, and its place if it has one."""
 
     __slots__ = (
+        "address",
         "bucket",
         "dirty",
         "form",
         "given",
+        "made_for",
         "mark",
         "name",
         "param",
@@ -96,6 +99,34 @@ class Slot:
         self.mark = -1
         # The round for which a backward that did not communicate left a gradient.
         self.dirty = -1
+        # Of the parameter when its place was made.
+        self.address = 0
+        self.made_for: object = None
+
+    def note_parameter(self) -> None:
+        """Its place is made for the parameter as it is now."""
+        self.address = self.param.data_ptr()
+        self.made_for = _make(self.param)
+
+    def has_changed(self) -> bool:
+        """Whether the parameter is of another make than its place. Cheap where its memory is the
+        same: it is asked in every backward."""
+        if self.param.data_ptr() == self.address:
+            return False
+        self.address = self.param.data_ptr()
+        return _make(self.param) != self.made_for
+
+    def is_kept(self) -> bool:
+        """Whether the user keeps the gradient of an earlier step, which its place is."""
+        # Those that know of it: this slot, once or twice, and the call.
+        return sys.getrefcount(self.view) > (3 if self.given is self.view else 2)
+
+    def leave_place(self) -> None:
+        """Whoever has the gradient keeps its values, in memory of their own."""
+        former = self.view
+        assert former is not None
+        self.view = former.data
+        former.data = former.clone()
 
 
 class Bucket:
@@ -193,6 +224,7 @@ def make_buckets(
     for slot in slots:
         slot.bucket = slot.view = None
         check_reducible(slot.name, slot.param)
+        slot.note_parameter()
     placed = [slot for slot in slots if slot.form is not Form.SPARSE]
     layouts = assign(
         [
@@ -240,6 +272,10 @@ def check_reducible(name: str, param: torch.Tensor) -> None:
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, flat, as real numbers: what is complex is reduced in its two parts."""
     return torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor
+
+
+def _make(param: torch.Tensor) -> object:
+    return param.dtype, param.shape, param.device, strides_in_place(param)
 
 
 def strides_in_place(param: torch.Tensor) -> tuple[int, ...] | None:

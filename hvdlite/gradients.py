@@ -3,7 +3,7 @@ all ranks have the same. All of it is made anew when the parameters have changed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,8 +53,10 @@ class Gradients:
         self.sparse: list[Slot] = []
         # What the buckets were made for.
         self.team: Team | None = None
-        self._num_known = 0
-        self._frozen: list[torch.Tensor] = []
+        self._params: list[torch.Tensor] = []
+        self._frozen: list[Slot] = []
+        # By their ids, those that another optimizer reduces.
+        self._released: dict[int, torch.Tensor] = {}
         # They must be made anew, although the parameters are the same.
         self.stale = False
         # The number of the optimizer in its team, and how often the buckets were made.
@@ -75,9 +77,10 @@ class Gradients:
             self.stale
             or (self._agreement is not None and self._agreement.failed)
             or self.process_set.team is not self.team
-            or sum(len(group["params"]) for group in self._groups()) != self._num_known
+            or list(map(id, self._present())) != list(map(id, self._params))
             or not all(slot.param.requires_grad for slot in self.slots)
-            or any(param.requires_grad for param in self._frozen)
+            or any(slot.param.requires_grad for slot in self._frozen)
+            or any(slot.has_changed() for slot in self.slots)
         ) and not self._detached:
             self._build(round_number)
 
@@ -100,11 +103,28 @@ class Gradients:
     def detach(self) -> None:
         """There are no gradients any more, whatever happens to the parameters."""
         self._detached = True
-        for slot in self.slots:
+        for slot in (*self.slots, *self._frozen):
             _unhook(slot)
         self.slots, self.buckets, self.sparse, self._frozen = [], [], [], []
         self._agreement = None
         self._groups = lambda: ()
+
+    def release(self, params: Mapping[int, torch.Tensor]) -> bool:
+        """These, by their ids, are another optimizer's from now on. Whether any is left."""
+        self._released.update(params)
+        present = self._present()
+        if len(present) != len(self._params):
+            self.stale = True
+            for slot in (*self.slots, *self._frozen):
+                if id(slot.param) in self._released:
+                    _unhook(slot)
+        return bool(present)
+
+    def _present(self) -> list[torch.Tensor]:
+        params = [param for group in self._groups() for param in group["params"]]
+        if self._released:
+            params = [param for param in params if id(param) not in self._released]
+        return params
 
     def _build(self, round_number: int) -> None:
         team = team_of("DistributedOptimizer", self.process_set)
@@ -116,19 +136,19 @@ class Gradients:
             # What the ranks of another world knew does not count.
             for slot in self.slots:
                 slot.form = self._first_form
-        params = [param for group in self._groups() for param in group["params"]]
-        former = {id(slot.param): slot for slot in self.slots}
-        slots = []
+        params = self._present()
+        former = {id(slot.param): slot for slot in (*self.slots, *self._frozen)}
+        slots: list[Slot] = []
+        frozen: list[Slot] = []
         for index, param in enumerate(params):
-            if not param.requires_grad:
-                continue
             if id(param) in former:
-                slots.append(former.pop(id(param)))
-                continue
-            slots.append(Slot(self._name_of(param, index), param, self._first_form))
-            if not is_first and param.grad is not None:
-                # Thawed or added, and backward may have been here before its hook was.
-                slots[-1].dirty = round_number
+                slot = former.pop(id(param))
+            else:
+                slot = Slot(self._name_of(param, index), param, self._first_form)
+                if not is_first and param.requires_grad and param.grad is not None:
+                    # Added, and backward may have been here before its hook was.
+                    slot.dirty = round_number
+            (slots if param.requires_grad else frozen).append(slot)
         name = f"DistributedOptimizer.{self._number}.{self._generation}"
         buckets = make_buckets(team, config, name, slots, self.combining)
         if team.size > 1:
@@ -140,11 +160,15 @@ class Gradients:
         self.team, self.name, self.stale = team, name, False
         self.slots, self.buckets = slots, buckets
         self.sparse = [slot for slot in slots if slot.form is Form.SPARSE]
-        self._num_known = len(params)
-        self._frozen = [param for param in params if not param.requires_grad]
+        self._params = params
+        self._frozen = frozen
         for slot in former.values():
             _unhook(slot)
-        for slot in slots:
+            # Its id may become another parameter's.
+            self._names.pop(id(slot.param), None)
+            self.combining.group_of.pop(id(slot.param), None)
+        # Also those that are frozen: a backward may come to them alone once they are thawed.
+        for slot in (*slots, *frozen):
             if slot.unhook is None:
                 slot.unhook = _hook(slot, self._hook)
 
@@ -152,9 +176,20 @@ class Gradients:
         return self._names.get(id(param), f"parameter {index}")
 
 
-def _hook(slot: Slot, hook: Hook) -> Callable[[], None]:
-    """What undoes it."""
-    handle = slot.param.register_post_accumulate_grad_hook(lambda param: hook(slot, param))  # type: ignore[no-untyped-call]
+def _hook(slot: Slot, hook: Hook) -> Callable[[], None] | None:
+    """What undoes it. None: it can't have a gradient."""
+    param = slot.param
+    if not (param.is_floating_point() or param.is_complex()):
+        return None
+    frozen = not param.requires_grad
+    # torch refuses to put a hook on a frozen one, and keeps that of one that is frozen later.
+    if frozen:
+        param.requires_grad_(True)
+    try:
+        handle = param.register_post_accumulate_grad_hook(lambda param: hook(slot, param))  # type: ignore[no-untyped-call]
+    finally:
+        if frozen:
+            param.requires_grad_(False)
     return handle.remove  # type: ignore[no-any-return]
 
 

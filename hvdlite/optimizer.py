@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,6 +52,8 @@ class GradientOptimizer(Wrapper):
             HorovodInternalError: The reduction failed, on every rank.
         """
         reducer, calls = self._hvdlite_reducer, self._hvdlite_calls
+        if reducer.step_is_due and _grad_scaler_calls(5):
+            reducer.step_is_due = False
         closure = kwargs.get("closure", args[0] if args else None)
         if callable(closure):
             if "closure" in kwargs:
@@ -87,6 +90,24 @@ class GradientOptimizer(Wrapper):
         super().zero_grad(*args, **kwargs)
         self._hvdlite_calls.synchronized = False
         self._hvdlite_reducer.next_step()
+
+    def add_param_group(self, *args: Any, **kwargs: Any) -> None:
+        """That of the wrapped class; the gradients of the new parameters are reduced too."""
+        super().add_param_group(*args, **kwargs)
+        self._hvdlite_reducer.note_parameters()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler is to leave infinities to `step`. It asks when it is told to make a
+        step: there is no other way to learn of those that it leaves out."""
+        if _grad_scaler_calls(1):
+            self._hvdlite_reducer.expect_step()
+        inherited = getattr(super(), "_step_supports_amp_scaling", False)
+        return bool(vars(self).get("_step_supports_amp_scaling", inherited))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        vars(self)["_step_supports_amp_scaling"] = value
 
     def synchronize(self) -> None:
         """Returns when this step's gradients are reduced: at once after a backward that
@@ -133,6 +154,16 @@ class GradientOptimizer(Wrapper):
         return synchronized
 
 
+def _grad_scaler_calls(depth: int) -> bool:
+    """Whether one of so many callers of the function that asks is torch's GradScaler."""
+    frame = sys._getframe(1).f_back
+    while frame is not None and depth:
+        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
+            return True
+        frame, depth = frame.f_back, depth - 1
+    return False
+
+
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
@@ -151,7 +182,8 @@ def DistributedOptimizer(
     (in order of the ranks within a host, whatever the timing), so clipping and GradScaler work as
     in one process. Every rank makes its distributed optimizers in the same order, over the same
     parameters, and calls `backward` and `step` equally often; a rank whose backward reaches no
-    parameter takes part in `step`.
+    parameter takes part in `step`. Gradients lie in shared buckets, step after step: what shares memory
+    with `.grad` (`detach()`, a view) must be cloned to be kept.
 
     With op=Adasum the gradients stay this rank's own. `step` makes the optimizer's step with them,
     and combines by Adasum what it has changed in each parameter: the delta from its former value.

@@ -23,7 +23,7 @@ import itertools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +73,10 @@ class Reducer:
         self._open = False
         self._next = 0
         self._communicated = False
+        # Whose `.grad` has a graph of its own, and gets its values at the end of the round.
+        self._with_graph: list[Slot] = []
+        # GradScaler was told to make a step, and has not made it yet: it may have left it out.
+        self.step_is_due = False
         # Greater than of those that were made before it.
         self._age = next(_ages)
         self._gradients = Gradients(
@@ -94,6 +98,7 @@ class Reducer:
         Raises:
             HorovodInternalError: The reduction failed.
         """
+        self._forget_skipped_step()
         if self._open or not self._communicated or self._has_unreduced:
             if not self._open:
                 self._gradients.rebuild_if_changed(self._round)
@@ -110,6 +115,16 @@ class Reducer:
         self._has_unreduced = False
         self._backward = None
         self._task = -1
+        self.step_is_due = False
+
+    def expect_step(self) -> None:
+        """GradScaler is told to make a step, which it may leave out."""
+        self._forget_skipped_step()
+        self.step_is_due = True
+
+    def _forget_skipped_step(self) -> None:
+        if self.step_is_due:
+            self.next_step()
 
     def set_passes_per_step(self, passes: int) -> None:
         self.passes_per_step = passes
@@ -120,9 +135,15 @@ class Reducer:
         self._gradients.detach()
         _alive.discard(self)
 
-    def has_any(self, params: set[int]) -> bool:
-        """Whether it reduces the gradient of one of these parameters, given by their ids."""
-        return any(id(slot.param) in params for slot in self._gradients.slots)
+    def release(self, params: Mapping[int, torch.Tensor]) -> None:
+        """Reduces no gradient of these parameters, given by their ids, any more."""
+        if not self._gradients.release(params):
+            self.detach()
+
+    def note_parameters(self) -> None:
+        """The optimizer may have others now, and the next backward may come to these alone."""
+        if not self._open:
+            self._gradients.rebuild_if_changed(self._round)
 
     # Hooks.
 
@@ -133,7 +154,8 @@ class Reducer:
             if task != self._task:
                 self._begin_backward(task)
             grad = param.grad
-            assert grad is not None
+            if grad is None:
+                return  # a hook of the user's has taken it
             if slot.mark == self._round or self._is_reduced(slot, grad):
                 error = self._reached_again(slot)
                 if self._open and not self._next:
@@ -156,6 +178,7 @@ class Reducer:
         if self._backward is not None and self._backward.runs():
             self._task = task
             return
+        self._forget_skipped_step()
         if self._open:
             if self._next:
                 raise RuntimeError(
@@ -198,6 +221,8 @@ class Reducer:
 
     def _take(self, slot: Slot, grad: torch.Tensor) -> None:
         """Copies a gradient to its place, which becomes `.grad`."""
+        if grad is not slot.view and slot.is_kept():
+            slot.leave_place()
         bucket, place = slot.bucket, slot.view
         assert bucket is not None
         assert place is not None
@@ -209,7 +234,13 @@ class Reducer:
                     bucket.sparse.append(slot.position)
                     return
                 grad = grad.to_dense()
-            place.copy_(grad.detach() if grad.requires_grad else grad)
+            if grad.requires_grad:
+                # By create_graph: the graph hangs on this tensor, which stays `.grad`.
+                place.copy_(grad.detach())
+                slot.given = grad
+                self._with_graph.append(slot)
+                return
+            place.copy_(grad)
         slot.param.grad = slot.given = place
 
     # Rounds.
@@ -246,11 +277,16 @@ class Reducer:
                     self._read_presences(bucket)
             if self._gradients.sparse:
                 self._exchange_rows(by_step)
+            for slot in self._with_graph:
+                assert slot.given is not None
+                assert slot.view is not None
+                slot.given.data.copy_(slot.view)
             done = True
         finally:
             self._backward = None
             if done:
                 self._open, self._next = False, 0
+                self._with_graph = []
                 for bucket in self._gradients.buckets:
                     bucket.reset()
                 self._round += 1
@@ -263,6 +299,7 @@ class Reducer:
     def _cancel_round(self) -> None:
         """Ends a round without a result. What came to it waits for the next one."""
         self._open, self._next = False, 0
+        self._with_graph = []
         for bucket in self._gradients.buckets:
             bucket.reset()
         for slot in self._gradients.slots:
@@ -283,9 +320,12 @@ class Reducer:
                 slot.mark = self._round
                 continue
             assert slot.view is not None
+            # What it holds must survive the round where it is `.grad`, or the user keeps it.
             if grad is slot.view:
-                # It must survive the round.
-                slot.param.grad = grad.clone()
+                slot.given = None if slot.given is grad else slot.given
+                slot.leave_place()
+            elif slot.is_kept():
+                slot.leave_place()
             slot.view.zero_()
             bucket.absent.append(position)
 
@@ -379,9 +419,8 @@ class Reducer:
 
 
 def release(params: Iterable[torch.Tensor]) -> None:
-    """Lets go of the optimizers that have any of the parameters: these belong to the newest one,
-    and are reduced once."""
-    ids = {id(param) for param in params}
+    """Takes the parameters from the optimizers that have any of them: they belong to the newest
+    one, and are reduced once."""
+    by_id = {id(param): param for param in params}
     for reducer in list(_alive):
-        if reducer.has_any(ids):
-            reducer.detach()
+        reducer.release(by_id)

@@ -139,3 +139,38 @@ def skips_without_telling():
 
 def test_a_skipped_step_needs_no_zero_grad_of_the_optimizer(world):
     world.run(skips_without_telling)
+
+
+def skips_and_zeroes_in_place():
+    hvd.init()
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor in (1.0, float("inf"), 1.0):
+        scaler.scale(p * factor * (hvd.rank() + 1)).sum().backward()
+        scaler.step(optimizer)
+        scaler.update()
+        p.grad.zero_()
+    assert p.item() == -2 * mean_over_ranks(lambda r: r + 1)
+
+
+def skips_and_then_one_rank_reaches_nothing():
+    hvd.init()
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(p * float("inf")).sum().backward()
+    scaler.step(optimizer)
+    scaler.update()
+    p.grad = None
+    if hvd.rank() == 0:
+        p.sum().backward()
+    optimizer.step()
+    assert p.item() == -1 / hvd.size()
+
+
+@pytest.mark.parametrize(
+    "case", [skips_and_zeroes_in_place, skips_and_then_one_rank_reaches_nothing]
+)
+def test_after_a_skipped_step_the_next_one_begins(world, case):
+    world.run(case)
