@@ -182,8 +182,8 @@ def DistributedOptimizer(
     (in order of the ranks within a host, whatever the timing), so clipping and GradScaler work as
     in one process. Every rank makes its distributed optimizers in the same order, over the same
     parameters, and calls `backward` and `step` equally often; a rank whose backward reaches no
-    parameter takes part in `step`. Gradients lie in shared buckets, step after step: what shares memory
-    with `.grad` (`detach()`, a view) must be cloned to be kept.
+    parameter takes part in `step`. Gradients lie in shared buckets, step after step: what shares
+    memory with `.grad` (`detach()`, a view) must be cloned to be kept.
 
     With op=Adasum the gradients stay this rank's own. `step` makes the optimizer's step with them,
     and combines by Adasum what it has changed in each parameter: the delta from its former value.
