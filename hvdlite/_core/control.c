@@ -64,6 +64,19 @@ static bool test_sends(hvdl_engine *e)
 
 /* ---- receiving ---- */
 
+void hvdl_announce_leave(hvdl_engine *e, int rank, bool clean)
+{
+    hvdl_entry entry = {.type = HVDL_ENTRY_LEAVE, .id = (uint64_t)rank, .arg = clean};
+    hvdl_announce(e, entry, NULL, 0);
+}
+
+/* Its sender says nothing more: it leaves, or is broken, whoever is the cause. */
+static bool is_last(const hvdl_engine *e, const hvdl_message *head)
+{
+    return head->type == HVDL_MSG_LEFT &&
+           (!head->clean || head->rank == hvdl_leader_of(e, head->host));
+}
+
 static void take_message(hvdl_engine *e, const char *bytes)
 {
     hvdl_message head;
@@ -85,14 +98,13 @@ static void take_message(hvdl_engine *e, const char *bytes)
     case HVDL_MSG_ASK: hvdl_take_ask(e, head.host, head.key, head.run); break;
     case HVDL_MSG_STATUS: hvdl_take_status(e, head.host, head.key, head.run, payload); break;
     case HVDL_MSG_GIVE_UP: hvdl_take_give_up(e, payload); break;
-    case HVDL_MSG_ORDER: hvdl_give_turn(e, head.key); break;
-    case HVDL_MSG_LEFT: {
-        hvdl_entry entry = {
-            .type = HVDL_ENTRY_LEAVE, .id = (uint64_t)head.rank, .arg = (uint64_t)head.clean};
-        e->control->num_left += head.rank == hvdl_leader_of(e, head.host);
-        hvdl_announce(e, entry, NULL, 0);
+    case HVDL_MSG_ORDER: hvdl_give_turn(e, head.host, head.key); break;
+    case HVDL_MSG_TURN: hvdl_take_turn(e, head.key, head.tag); break;
+    case HVDL_MSG_LEFT:
+        e->control->num_left += is_last(e, &head);
+        if (!head.clean || !hvdl_hold_leave(e, head.host, head.rank))
+            hvdl_announce_leave(e, head.rank, head.clean);
         break;
-    }
     default: break;
     }
 }
@@ -116,7 +128,7 @@ static bool receive(hvdl_engine *e, int host)
     const char *message = control->receive_buffers + (size_t)host * control->room;
     hvdl_message head;
     memcpy(&head, message, sizeof head);
-    bool last = head.type == HVDL_MSG_LEFT && head.rank == hvdl_leader_of(e, host);
+    bool last = is_last(e, &head);
     take_message(e, message);
     if (!last && !post_receive(e, host))
         hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
@@ -149,7 +161,7 @@ void hvdl_control_leave(hvdl_engine *e, int rank, bool clean)
 {
     if (!e->is_leader || e->control->has_left)
         return;
-    e->control->has_left = rank == e->config.rank;
+    e->control->has_left = !clean || rank == e->config.rank;
     for (int h = 0; h < e->config.num_hosts; h++)
         if (h != e->host) {
             hvdl_message head = {.type = HVDL_MSG_LEFT, .rank = rank, .clean = clean};
@@ -239,6 +251,11 @@ void hvdl_control_destroy(hvdl_engine *e)
     /* Sends that have not left are MPI's to read for the life of the process. */
     free(control->notes);
     hvdl_free_early_runs(e);
+    while (control->held_leaves) {
+        hvdl_held_leave *next = control->held_leaves->next;
+        free(control->held_leaves);
+        control->held_leaves = next;
+    }
     free(control->joins);
     free(control->heard);
     free(control->is_plan);

@@ -16,6 +16,7 @@ enum {
     HVDL_MSG_DONE,
     HVDL_MSG_LEFT,
     HVDL_MSG_ORDER,
+    HVDL_MSG_TURN,
     HVDL_MSG_JOINED,
     HVDL_MSG_ALL_JOINED,
     HVDL_MSG_ZERO,
@@ -31,7 +32,7 @@ typedef struct {
     int32_t type, host; /* of the sender */
     hvdl_key key;
     hvdl_variants variants; /* POSTED */
-    int32_t tag;            /* MATCHED */
+    int32_t tag;            /* MATCHED; TURN: the number */
     int32_t rank, clean; /* LEFT; rank: JOINED, ALL_JOINED, too, and of POSTED one who has joined */
     int32_t internal;    /* POSTED: of the engine's own operations */
     uint64_t epoch;      /* POSTED */
@@ -54,6 +55,12 @@ typedef struct hvdl_early_run {
     int tag;
     uint64_t run;
 } hvdl_early_run;
+
+/* A rank that leaves after an epoch whose end is not known here yet. */
+typedef struct hvdl_held_leave {
+    struct hvdl_held_leave *next;
+    int rank;
+} hvdl_held_leave;
 
 typedef struct {
     int32_t count, numbers[HVDL_MAX_DONE];
@@ -80,6 +87,8 @@ struct hvdl_control {
     uint64_t num_told, num_epochs; /* how often this leader has said so, and has heard it of all */
     int last_joined;
     hvdl_early_run *early_runs;
+    uint64_t num_early_zero_runs; /* of all plans: runs that wait for the one before */
+    hvdl_held_leave *held_leaves;
     bool *is_plan; /* by number of this coordinator */
     int num_left;  /* leaders of other hosts that have said LEFT, after which they say nothing */
     bool has_left; /* so has this one */
@@ -96,14 +105,19 @@ static inline int hvdl_leader_of(const hvdl_engine *engine, int host)
 void hvdl_send_message(hvdl_engine *engine, int host, hvdl_message *message, const void *payload,
                        size_t payload_bytes);
 
+/* A rank of another host has left. */
+void hvdl_announce_leave(hvdl_engine *engine, int rank, bool clean);
+
 /* ---- coordinator.c ---- */
 
 void hvdl_take_posted(hvdl_engine *engine, const hvdl_message *message, const void *payload);
 void hvdl_take_answer(hvdl_engine *engine, const hvdl_message *message, const void *payload);
 /* A host is done with a tag of this coordinator. */
 void hvdl_take_done(hvdl_engine *engine, int number);
-/* Host 0: numbers an operation that stays on devices, and tells all. */
-void hvdl_give_turn(hvdl_engine *engine, hvdl_key key);
+/* Host 0: numbers an operation that stays on devices, for its coordinator. */
+void hvdl_give_turn(hvdl_engine *engine, int host, hvdl_key key);
+/* The coordinator: it has the number, and tells all. */
+void hvdl_take_turn(hvdl_engine *engine, hvdl_key key, int turn);
 /* Hosts have joined: what is complete now is decided. */
 void hvdl_decide_complete(hvdl_engine *engine);
 /* All hosts have freed the plan with this tag. */
@@ -112,6 +126,8 @@ void hvdl_free_agreements(hvdl_engine *engine);
 
 /* ---- stall.c ---- */
 
+/* The coordinator has an answer: nobody waits any more. */
+void hvdl_stall_decided(hvdl_engine *engine, hvdl_key key);
 void hvdl_take_stalled(hvdl_engine *engine, const void *payload);
 void hvdl_take_ask(hvdl_engine *engine, int host, hvdl_key key, uint64_t run);
 void hvdl_take_status(hvdl_engine *engine, int host, hvdl_key key, uint64_t run,
@@ -123,6 +139,8 @@ void hvdl_take_give_up(hvdl_engine *engine, const char *text);
 void hvdl_take_joined(hvdl_engine *engine, int host, int last);
 void hvdl_take_all_joined(hvdl_engine *engine, int host, int last);
 void hvdl_free_early_runs(hvdl_engine *engine);
+/* A rank of `host` leaves in good order. True: that is told after the end of the epoch. */
+bool hvdl_hold_leave(hvdl_engine *engine, int host, int rank);
 hvdl_plan *hvdl_plan_by_tag(const hvdl_engine *engine, int tag);
 /* All ranks of this host have joined, and the others do something. */
 void hvdl_take_zero(hvdl_engine *engine, const hvdl_message *message);

@@ -125,11 +125,19 @@ static size_t rows_to_host(hvdl_engine *e, const hvdl_agreement *agreement, int 
     return at * sizeof *to;
 }
 
-/* The leader of host 0 numbers what stays on devices, in the order in which it hears that all have
- * posted it, and tells all hosts. */
-void hvdl_give_turn(hvdl_engine *e, hvdl_key key)
+/* Host 0 counts, and the coordinator tells all: whoever has heard of it may leave, and its leader's
+ * word that it leaves must not come to a host before this. */
+void hvdl_give_turn(hvdl_engine *e, int host, hvdl_key key)
 {
-    int turn = e->control->next_turn++;
+    hvdl_message head = {.type = HVDL_MSG_TURN, .key = key, .tag = e->control->next_turn++};
+    if (host == e->host)
+        hvdl_take_turn(e, key, head.tag);
+    else
+        hvdl_send_message(e, host, &head, NULL, 0);
+}
+
+void hvdl_take_turn(hvdl_engine *e, hvdl_key key, int turn)
+{
     for (int h = 0; h < e->config.num_hosts; h++)
         answer(e, h, key, HVDL_MSG_RESULT, turn, NULL, 0);
 }
@@ -138,7 +146,7 @@ static void ask_for_turn(hvdl_engine *e, hvdl_key key)
 {
     hvdl_message head = {.type = HVDL_MSG_ORDER, .key = key};
     if (e->host == 0)
-        hvdl_give_turn(e, key);
+        hvdl_give_turn(e, 0, key);
     else
         hvdl_send_message(e, 0, &head, NULL, 0);
 }
@@ -169,6 +177,8 @@ static void decide(hvdl_engine *e, hvdl_agreement *agreement)
 {
     hvdl_control *control = e->control;
     const hvdl_desc *desc = &agreement->variants.variants[0].desc;
+    if (e->inquiries)
+        hvdl_stall_decided(e, agreement->key);
     if (agreement->variants.count > 1) {
         char text[HVDL_TEXT_BYTES];
         hvdl_variants_describe(&agreement->variants, HVDL_NAME_HERE, &e->naming, text);

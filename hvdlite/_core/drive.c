@@ -61,7 +61,7 @@ void hvdl_break(hvdl_engine *e, const char *format, ...)
     atomic_store(&e->shm.control->ranks[e->local].left, 2);
     hvdl_shm_ring(&e->shm);
     if (e->config.num_hosts > 1 && e->control)
-        hvdl_control_leave(e, e->config.rank, false);
+        hvdl_control_leave(e, e->culprit, false);
     hvdl_fail_all(e, text);
 }
 
@@ -70,13 +70,17 @@ static void look_for_dead(hvdl_engine *e)
     if (e->local_size == 1)
         return;
     int dead = hvdl_shm_find_dead(&e->shm);
-    if (dead >= 0 && !e->broken)
+    if (dead >= 0 && !e->broken) {
+        e->culprit = hvdl_rank_of_local(e, dead);
         hvdl_break(e, "rank %d on %s has died", hvdl_world_rank(e, hvdl_rank_of_local(e, dead)),
                    e->config.host_names[e->host]);
+    }
     for (int r = 0; r < e->local_size && !e->broken; r++)
-        if (r != e->local && atomic_load(&e->shm.control->ranks[r].left) == 2)
+        if (r != e->local && atomic_load(&e->shm.control->ranks[r].left) == 2) {
+            e->culprit = hvdl_rank_of_local(e, r);
             hvdl_break(e, "rank %d on %s has left while operations were under way",
                        hvdl_world_rank(e, hvdl_rank_of_local(e, r)), e->config.host_names[e->host]);
+        }
 }
 
 /* ---- driving ---- */

@@ -44,6 +44,7 @@ static hvdl_err set_geometry(hvdl_engine *e, const hvdl_engine_config *config)
 {
     size_t ranks = (size_t)config->num_ranks, hosts = (size_t)config->num_hosts;
     e->config = *config;
+    e->culprit = config->rank;
     e->host_sizes = copy_of(config->host_sizes, hosts * sizeof(int));
     e->members = copy_of(config->members, ranks * sizeof(int));
     e->world_ranks = copy_of(config->world_ranks, ranks * sizeof(int));

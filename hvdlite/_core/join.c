@@ -197,6 +197,32 @@ static void send_run(hvdl_engine *e, int host, const hvdl_plan *plan)
     hvdl_send_message(e, host, &head, NULL, 0);
 }
 
+static uint64_t least(const hvdl_engine *e, const uint64_t *by_host)
+{
+    uint64_t fewest = by_host[0];
+    for (int h = 1; h < e->config.num_hosts; h++)
+        fewest = by_host[h] < fewest ? by_host[h] : fewest;
+    return fewest;
+}
+
+/* If all have said that all have joined, and all runs of the epoch are in the journal. Messages of two
+ * hosts come in any order: one that has heard the end may leave before this one has heard it. */
+static void end_epoch_between_hosts(hvdl_engine *e)
+{
+    hvdl_control *control = e->control;
+    if (least(e, control->heard) == control->num_epochs || control->num_early_zero_runs)
+        return;
+    control->num_epochs++;
+    hvdl_free_early_runs(e);
+    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_JOINED, .arg = (uint64_t)control->last_joined},
+                  NULL, 0);
+    for (hvdl_held_leave *held; (held = control->held_leaves);) {
+        control->held_leaves = held->next;
+        hvdl_announce_leave(e, held->rank, true);
+        free(held);
+    }
+}
+
 /* Runs that have begun before this leader knew that `host` has joined. */
 static void send_runs_under_way(hvdl_engine *e, int host)
 {
@@ -215,12 +241,30 @@ void hvdl_control_run(hvdl_engine *e, const hvdl_plan *plan)
             send_run(e, h, plan);
 }
 
-static void begin_run(hvdl_engine *e, hvdl_plan *plan, uint64_t run)
+/* All messages of a run must be posted before those of the next, which have the same tag. Other hosts
+ * may be a run ahead of this one, whose ranks do not start its runs themselves. */
+void hvdl_next_zero_run(hvdl_engine *e, hvdl_plan *plan)
 {
-    if (run != plan->num_runs)
-        return; /* another host has told it before */
+    if (e->broken || plan->num_known_runs <= plan->num_runs || plan->num_active ||
+        plan->zero_run_announced)
+        return;
     plan->num_runs++;
+    plan->zero_run_announced = true;
+    e->control->num_early_zero_runs--;
     hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_ZERO_RUN, .id = plan->id}, NULL, 0);
+    end_epoch_between_hosts(e);
+}
+
+/* Several hosts may tell of it, or this one may have begun it itself. */
+static void learn_of_run(hvdl_engine *e, hvdl_plan *plan, uint64_t run)
+{
+    if (plan->num_known_runs < plan->num_runs)
+        plan->num_known_runs = plan->num_runs;
+    if (run < plan->num_known_runs)
+        return;
+    e->control->num_early_zero_runs += run + 1 - plan->num_known_runs;
+    plan->num_known_runs = run + 1;
+    hvdl_next_zero_run(e, plan);
 }
 
 hvdl_plan *hvdl_plan_by_tag(const hvdl_engine *e, int tag)
@@ -238,7 +282,7 @@ void hvdl_take_run(hvdl_engine *e, int tag, uint64_t run)
 {
     hvdl_plan *plan = hvdl_plan_by_tag(e, tag);
     if (plan) {
-        begin_run(e, plan, run);
+        learn_of_run(e, plan, run);
         return;
     }
     /* The coordinator's word that the plan is made is still on its way here. */
@@ -260,7 +304,7 @@ void hvdl_control_plan_made(hvdl_engine *e, hvdl_plan *plan)
             continue;
         }
         *at = early->next;
-        begin_run(e, plan, early->run);
+        learn_of_run(e, plan, early->run);
         free(early);
     }
 }
@@ -274,26 +318,26 @@ void hvdl_free_early_runs(hvdl_engine *e)
     }
 }
 
-static uint64_t least(const hvdl_engine *e, const uint64_t *by_host)
-{
-    uint64_t fewest = by_host[0];
-    for (int h = 1; h < e->config.num_hosts; h++)
-        fewest = by_host[h] < fewest ? by_host[h] : fewest;
-    return fewest;
-}
-
 void hvdl_take_all_joined(hvdl_engine *e, int host, int last)
 {
     hvdl_control *control = e->control;
     control->heard[host]++;
     if (host == 0)
         control->last_joined = last;
-    if (least(e, control->heard) == control->num_epochs)
-        return;
-    control->num_epochs++;
-    hvdl_free_early_runs(e);
-    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_JOINED, .arg = (uint64_t)control->last_joined},
-                  NULL, 0);
+    end_epoch_between_hosts(e);
+}
+
+bool hvdl_hold_leave(hvdl_engine *e, int host, int rank)
+{
+    hvdl_control *control = e->control;
+    if (control->heard[host] == control->num_epochs)
+        return false;
+    hvdl_held_leave *held = malloc(sizeof *held);
+    if (!held)
+        return false;
+    *held = (hvdl_held_leave){control->held_leaves, rank};
+    control->held_leaves = held;
+    return true;
 }
 
 static void tell_all(hvdl_engine *e, int type, int last)

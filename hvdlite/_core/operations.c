@@ -194,6 +194,8 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
         hvdl_plan_made(e, plan, text);
     if (counted) {
         plan->num_active--;
+        if (e->is_leader && e->config.num_hosts > 1)
+            hvdl_next_zero_run(e, plan);
         hvdl_plan_settle(e, plan);
     }
     if (zeros)

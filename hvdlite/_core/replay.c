@@ -568,6 +568,7 @@ static void read_zero_run(hvdl_engine *e, const hvdl_entry *entry)
     }
     if (!e->is_leader) /* it has counted when it was told */
         plan->num_runs++;
+    plan->zero_run_announced = false;
     begin_with_zeros(e, meeting, &plan->posting.desc, plan->tag);
 }
 
@@ -600,7 +601,7 @@ void hvdl_complete_meetings(hvdl_engine *e)
 /* No operation that is not matched yet can be any more. */
 static void fail_collecting(hvdl_engine *e, const char *text)
 {
-    if (e->join)
+    if (e->join && e->last_joined < 0) /* else it has succeeded, and ends with what is under way */
         hvdl_finish(e, e->join, text);
     if (e->held_join)
         hvdl_finish(e, e->held_join, text);
@@ -661,6 +662,7 @@ static void read_leave(hvdl_engine *e, int rank, bool clean)
     }
     set_gone(e, rank);
     if (!clean) {
+        e->culprit = rank;
         hvdl_break(e, "rank %d on %s has left while operations were under way",
                    hvdl_world_rank(e, rank), e->name_of[rank]);
         return;

@@ -28,6 +28,7 @@ struct hvdl_inquiry {
     bool *answered; /* by host; NULL, as the next: not begun yet, or concluded */
     hvdl_stall_part *answers;
     hvdl_writer posted, missing;
+    bool over; /* nobody waits any more: the next one of this name is another */
 };
 
 static void say(const hvdl_engine *e, const char *text)
@@ -89,17 +90,35 @@ static bool is_about(const hvdl_late *what, hvdl_key key, uint64_t run)
     return hvdl_key_equal(what->key, key) && what->run == run;
 }
 
-void hvdl_stall_ended(hvdl_engine *e, const hvdl_operation *op)
+/* Not while the inquiries are being gone through. */
+static void forget_over(hvdl_engine *e)
 {
     for (hvdl_inquiry **at = &e->inquiries; *at;) {
         hvdl_inquiry *inquiry = *at;
-        if (!is_about(&inquiry->what, op->key, hvdl_run_of(op))) {
+        if (!inquiry->over) {
             at = &inquiry->next;
             continue;
         }
         *at = inquiry->next;
         free_inquiry(e, inquiry);
     }
+}
+
+static void forget(hvdl_engine *e, hvdl_key key, uint64_t run)
+{
+    for (hvdl_inquiry *inquiry = e->inquiries; inquiry; inquiry = inquiry->next)
+        inquiry->over |= is_about(&inquiry->what, key, run);
+    forget_over(e);
+}
+
+void hvdl_stall_ended(hvdl_engine *e, const hvdl_operation *op)
+{
+    forget(e, op->key, hvdl_run_of(op));
+}
+
+void hvdl_stall_decided(hvdl_engine *e, hvdl_key key)
+{
+    forget(e, key, 0);
 }
 
 static void conclude(hvdl_engine *e, hvdl_inquiry *inquiry)
@@ -118,6 +137,7 @@ static void conclude(hvdl_engine *e, hvdl_inquiry *inquiry)
     if (waits)
         hvdl_describe_late(&what, inquiry->posted.text, inquiry->missing.text, text);
     free_answers(e, inquiry);
+    inquiry->over = !waits;
     if (!waits)
         return;
     if (!what.gives_up) {
@@ -190,6 +210,7 @@ void hvdl_take_stalled(hvdl_engine *e, const void *payload)
 {
     hvdl_late what;
     memcpy(&what, payload, sizeof what);
+    forget_over(e);
     hvdl_inquiry **at = &e->inquiries;
     for (; *at; at = &(*at)->next)
         if (is_about(&(*at)->what, what.key, what.run) && (*at)->what.gives_up == what.gives_up)

@@ -122,6 +122,8 @@ struct hvdl_plan {
     hvdl_operation *waiting;  /* a run posted before it was ready */
     hvdl_meeting *collecting; /* of the next run */
     uint64_t num_runs;        /* begun on this host, or, on a host that has joined, about to be */
+    uint64_t num_known_runs;  /* the leader: also those of others that wait for the one before */
+    bool zero_run_announced;  /* the leader: ZERO_RUN is in the journal, and not read yet */
     int num_active;           /* runs that have begun and not ended on this rank */
     bool given_back;          /* all local ranks have freed it, and no run is left */
     int num_released;         /* local ranks that have freed it */
@@ -224,6 +226,7 @@ struct hvdl_engine {
     char *gone;         /* why new operations can't succeed any more: a rank has left or died */
     bool pinned;        /* MPI may still use an operation\'s buffers: they are kept for ever */
     bool broken;        /* and why none can: data was under way */
+    int culprit;        /* the rank for which it was broken: this one, or one that has gone */
     int idle_looks;
     long pause_ns;
 };
@@ -310,6 +313,8 @@ void hvdl_zero_operation_ended(hvdl_engine *engine);
 hvdl_operation *hvdl_zero_operation(hvdl_engine *engine, hvdl_key key, const hvdl_desc *desc);
 void hvdl_read_join(hvdl_engine *engine, int local);
 void hvdl_read_all_joined(hvdl_engine *engine, int last);
+/* The leader: a run of the plan has ended here, or its beginning was read, and others may wait. */
+void hvdl_next_zero_run(hvdl_engine *engine, hvdl_plan *plan);
 
 /* ---- stall.c ---- */
 

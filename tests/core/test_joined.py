@@ -3,7 +3,11 @@
 Which rank joins first is made sure by MPI's barrier, which the engine knows nothing of.
 """
 
+import os
 import random
+import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -184,3 +188,59 @@ def join_in_turns(rounds):
 @pytest.mark.hosts("1,2,1", "1,1,1")
 def test_every_epoch_ends_before_the_next_begins(world):
     world.run(join_in_turns, 60)
+
+
+def run_a_plan_with_one_that_stands_still(rounds):
+    """Rank 1 has joined. It may have all of a run from rank 0, and still owe rank 2, which stands
+    still now and then, some messages, when rank 0 begins the next run."""
+    hvd.init()
+    rank = hvd.rank()
+    pids = everyone().allgather(os.getpid())
+    tensor = torch.empty(3_000_000)
+    plan = plan_of(tensor, "with one that stands still")
+    over = threading.Event()
+
+    def stop_now_and_then():
+        while not over.wait(0.015):
+            os.kill(pids[2], signal.SIGSTOP)
+            time.sleep(0.02)
+            os.kill(pids[2], signal.SIGCONT)
+
+    wrong = 0
+    everyone().Barrier()
+    if rank != 1:
+        stopper = threading.Thread(target=stop_now_and_then)
+        if rank == 0:
+            stopper.start()
+        for i in range(rounds):
+            tensor.fill_(i + 1.0)
+            assert plan.start(tensor).wait() is None
+            wrong += int((tensor != 2 * (i + 1)).sum())
+        over.set()
+        if rank == 0:
+            stopper.join()
+    hvd.join()
+    assert not wrong
+
+
+@pytest.mark.ranks
+@pytest.mark.hosts("1,1,1")
+def test_a_joined_host_ends_one_run_of_a_plan_before_it_begins_the_next(world):
+    world.run(run_a_plan_with_one_that_stands_still, 30)
+
+
+def join_and_leave_at_once(rounds):
+    for _ in range(rounds):
+        hvd.init()
+        everyone().Barrier()
+        if hvd.rank() < hvd.size() - 1:
+            hvd.allreduce(torch.ones(300_000), name="while the last one has joined")
+        hvd.join()
+        hvd.shutdown()
+        everyone().Barrier()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("1,1,1", "2,1")
+def test_a_join_that_has_succeeded_does_not_fail_as_others_leave(world):
+    world.run(join_and_leave_at_once, 25)

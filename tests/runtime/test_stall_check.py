@@ -323,6 +323,29 @@ def test_so_is_one_that_was_posted_before_its_plan_was_made(world):
     world.run(a_plan_and_its_run, knobs=WARNS)
 
 
+def late_twice_for_a_joined_host():
+    """Whoever coordinates an operation may have joined: it has none of that name itself."""
+    hvd.init()
+    said = Said()
+    names = [f"twice {i}" for i in range(6)]
+    if hvd.rank() < 2:
+        for _ in range(2):
+            if hvd.rank() == 1:
+                time.sleep(2.5)
+            for handle in [start(name) for name in names]:
+                hvd.synchronize(handle)
+            hvd.barrier()
+    hvd.join()
+    return [line.split("'")[1] for line in said.lines() if " has waited " in line]
+
+
+@pytest.mark.hosts("1,1,1")
+@pytest.mark.wide_in("mpich")
+def test_a_name_is_reported_again_where_its_coordinator_has_joined(world):
+    told = world.run(late_twice_for_a_joined_host, knobs=WARNS)[0]
+    assert sorted(told) == sorted(2 * [f"twice {i}" for i in range(6)])
+
+
 def close_to_the_limit():
     hvd.init()
     said = Said()
