@@ -27,7 +27,7 @@ def broadcast_parameters(
     """Overwrites the tensors with those of rank `root_rank`, in place. Blocks.
 
     Every rank passes the same names with tensors of the same shape and dtype; any dtype that torch
-    has, also non-contiguous.
+    has, also non-contiguous, expanded, or a lazily conjugated or negated view.
 
     Args:
         params: A state dict; or a list or an iterator of `(name, tensor)`, as
@@ -48,15 +48,15 @@ def broadcast_parameters(
                 f"broadcast_parameters: {name!r} is {type(tensor).__name__}, expected a tensor; "
                 "use broadcast_optimizer_state or broadcast_object"
             )
-        place = tensor.detach().contiguous()
+        memory = _memory_of(tensor)
+        place = memory.resolve_conj().resolve_neg().contiguous()
         label = None if name is None else f"broadcast_parameters.{name}"
         handle = broadcast_async_(_known_dtype(place), root_rank, label, process_set)
-        started.append((handle, place, tensor))
-    with torch.no_grad():
-        for handle, place, tensor in started:
-            synchronize(handle)
-            if not tensor.is_contiguous():
-                tensor.copy_(place)
+        started.append((handle, place, memory))
+    for handle, place, memory in started:
+        synchronize(handle)
+        if place is not memory:
+            memory.copy_(place)
 
 
 def broadcast_optimizer_state(
@@ -186,6 +186,15 @@ def _pairs(params: Named) -> Iterable[tuple[str | None, Any]]:
             f"{type(params).__name__}"
         )
     return [p if isinstance(p, tuple) else (None, p) for p in params]
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without autograd, and without what `expand` repeats, which can't be written."""
+    memory = tensor.detach()
+    for dim, (size, stride) in enumerate(zip(memory.shape, memory.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            memory = memory.narrow(dim, 0, 1)
+    return memory
 
 
 def _known_dtype(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,13 +21,24 @@ def every_dtype(rank):
         "scalar": torch.tensor(float(rank)),
         "empty": torch.empty(0, 4),
         "transposed": torch.full((3, 4), float(rank)).add(torch.arange(4)).t(),
+        "conjugated": torch.tensor([rank + 1j, 2j], dtype=torch.complex64).conj(),
+        "negated": torch.tensor([1 + (rank + 1) * 1j, 2j], dtype=torch.complex64).conj().imag,
+        "expanded": torch.tensor([[rank], [rank + 1]]).expand(2, 3),
         "parameter": nn.Parameter(torch.full((2,), float(rank))),
         "none": None,
     }
 
 
 def raw(tensor):
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
+    return (
+        tensor.detach()
+        .resolve_conj()
+        .resolve_neg()
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+        .tolist()
+    )
 
 
 def broadcasts(form):
