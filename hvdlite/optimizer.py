@@ -202,13 +202,12 @@ def DistributedOptimizer(
     passes = checked_passes(backward_passes_per_step)
     team_of("DistributedOptimizer", process_set)
     release(params)
-    attributes = optimizer.__dict__
     kind = type(optimizer).__name__
     if op is Adasum:
-        deltas = Deltas(lambda: attributes["param_groups"], names, combining, kind, process_set)
+        deltas = Deltas(lambda: optimizer.param_groups, names, combining, kind, process_set)
         return wrap(optimizer, DeltaOptimizer, _hvdlite_deltas=deltas, _hvdlite_passes=[passes])
     reducer = Reducer(
-        lambda: attributes["param_groups"],
+        lambda: optimizer.param_groups,
         names,
         combining,
         passes=passes,

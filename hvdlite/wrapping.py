@@ -44,7 +44,8 @@ def wrap(optimizer: torch.optim.Optimizer, kind: type[Wrapper], **attributes: An
     result = distributed.__new__(distributed)
     # One set of attributes for both objects: what load_state_dict or a scheduler replaces in one
     # is replaced in the other.
-    result.__dict__ = optimizer.__dict__
+    # Not by the class's own __setattr__, which may want attributes that are not there yet.
+    object.__setattr__(result, "__dict__", optimizer.__dict__)
     _redirect_step(result)
     return result
 

@@ -84,6 +84,55 @@ def test_a_users_own_optimizer_is_not_constructed_again(world):
     world.run(takes_a_users_own)
 
 
+class Around(torch.optim.Optimizer):
+    """Has nothing but another optimizer, and delegates the rest to it."""
+
+    def __init__(self, inner):
+        self.__dict__["inner"] = inner
+
+    def __setattr__(self, name, value):
+        setattr(self.inner, name, value)
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    @property
+    def state(self):
+        return self.inner.state
+
+    @property
+    def defaults(self):
+        return self.inner.defaults
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.inner.zero_grad(set_to_none)
+
+
+def wraps_a_wrapper(op):
+    hvd.init()
+    p, added = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+    inner = torch.optim.SGD([p], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(Around(inner), op=op)
+    assert optimizer.param_groups is inner.param_groups
+    for _ in range(2):
+        optimizer.zero_grad()
+        (p.sum() + added.sum()).backward()
+        optimizer.step()
+        if len(inner.param_groups) == 1:
+            inner.add_param_group({"params": [added], "lr": 2.0})
+    assert p.tolist() == [-2.0, -2.0]
+    assert added.tolist() == [-2.0]
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_an_optimizer_whose_groups_are_those_of_another_can_be_wrapped(world, op):
+    world.run(wraps_a_wrapper, op)
+
+
 def step_hooks():
     hvd.init()
     p = nn.Parameter(torch.zeros(2))
