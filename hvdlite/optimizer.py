@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -122,11 +123,12 @@ class GradientOptimizer(Wrapper):
         """From now on every `passes`-th backward communicates; counted from now."""
         self._hvdlite_reducer.set_passes_per_step(checked_passes(passes))
 
-    def _synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         """The closure, after which its gradients are reduced; it may be called several times."""
 
-        def synchronized() -> Any:
-            loss = closure()
+        @functools.wraps(closure)
+        def synchronized(*args: Any, **kwargs: Any) -> Any:
+            loss = closure(*args, **kwargs)
             self._hvdlite_reducer.finish()
             return loss
 
