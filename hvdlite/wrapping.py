@@ -18,6 +18,10 @@ class Wrapper(torch.optim.Optimizer):
     """What all distributed optimizers have. Subclasses add their methods, and are never
     constructed: `wrap` makes the instances."""
 
+    def __init_subclass__(cls) -> None:
+        """Ends here, before that of the wrapped class: which may want arguments, or keep a register
+        of its subclasses, that the distributed optimizer's class is none of."""
+
     def __init__(self) -> None:
         raise TypeError("use hvdlite.DistributedOptimizer")
 

@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import pickle
+from typing import ClassVar
 
 import pytest
 import torch
@@ -82,6 +83,37 @@ def takes_a_users_own():
 
 def test_a_users_own_optimizer_is_not_constructed_again(world):
     world.run(takes_a_users_own)
+
+
+class Registered(torch.optim.SGD):
+    """Keeps a register of its subclasses."""
+
+    kinds: ClassVar[dict[str, type]] = {}
+
+    def __init_subclass__(cls, *, tag):
+        assert tag not in cls.kinds
+        assert cls.__name__ not in {kind.__name__ for kind in cls.kinds.values()}
+        cls.kinds[tag] = cls
+
+
+class Known(Registered, tag="known"):
+    pass
+
+
+def leaves_the_register_alone(op):
+    hvd.init()
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(Known([p], lr=1.0), op=op)
+    assert isinstance(optimizer, Known)
+    p.sum().backward()
+    optimizer.step()
+    assert p.tolist() == [-1.0, -1.0]
+    assert Registered.kinds == {"known": Known}
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_a_class_that_registers_its_subclasses_does_not_learn_of_the_wrappers(world, op):
+    world.run(leaves_the_register_alone, op)
 
 
 class Around(torch.optim.Optimizer):
