@@ -72,7 +72,7 @@ def allreduce(
     if differentiable(tensor):
         result = _Allreduce.apply(  # type: ignore[no-untyped-call]
             tensor,
-            label("allreduce", name, process_set),
+            name,
             reduce_op(average, op),
             prescale_factor,
             postscale_factor,
@@ -248,13 +248,14 @@ class _Allreduce(torch.autograd.Function):
     def forward(
         ctx: Any,
         tensor: torch.Tensor,
-        name: str,
+        name: str | None,
         op: ReduceOp,
         prescale: float,
         postscale: float,
         process_set: ProcessSet,
     ) -> Any:
-        ctx.arguments = (f"{name}.grad", _none, op, prescale, postscale, process_set)
+        backward = f"{label('allreduce', name, process_set)}.grad"
+        ctx.arguments = (backward, _none, op, prescale, postscale, process_set)
         return synchronize(
             start("allreduce", tensor, None, name, op, prescale, postscale, process_set, False)
         )

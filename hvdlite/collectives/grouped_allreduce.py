@@ -69,7 +69,7 @@ def grouped_allreduce(
         tensors = [tensor for tensor, _ in pairs]
     if any(map(differentiable, tensors)):
         results = _GroupedAllreduce.apply(  # type: ignore[no-untyped-call]
-            label("grouped_allreduce", name, process_set),
+            name,
             reduce_op(average, op),
             prescale_factor,
             postscale_factor,
@@ -384,10 +384,11 @@ class _GroupedAllreduce(torch.autograd.Function):
     """Forward and backward are the same allreduce, with the same op and factors."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, *rest: Any) -> Any:
+    def forward(ctx: Any, name: str | None, *rest: Any) -> Any:
         op, prescale, postscale, process_set, *tensors = rest
-        ctx.arguments = (f"{name}.grad", _none, op, prescale, postscale, process_set)
         form = "grouped_allreduce"
+        backward = f"{label(form, name, process_set)}.grad"
+        ctx.arguments = (backward, _none, op, prescale, postscale, process_set)
         return tuple(
             synchronize(
                 _start(form, tensors, None, name, op, prescale, postscale, process_set, False)

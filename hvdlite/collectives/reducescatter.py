@@ -67,7 +67,7 @@ def reducescatter(
     if differentiable(tensor):
         result = _Reducescatter.apply(  # type: ignore[no-untyped-call]
             tensor,
-            label("reducescatter", name, process_set),
+            name,
             op,
             process_set,
             prescale_factor,
@@ -136,7 +136,7 @@ def grouped_reducescatter(
     arguments = op, process_set, prescale_factor, postscale_factor
     if any(map(differentiable, tensors)):
         results = _GroupedReducescatter.apply(  # type: ignore[no-untyped-call]
-            label(form, name, process_set), *arguments, *tensors
+            name, *arguments, *tensors
         )
     else:
         results = synchronize(_start_group(tensors, name, *arguments, False))
@@ -261,15 +261,16 @@ class _Reducescatter(torch.autograd.Function):
     def forward(
         ctx: Any,
         tensor: torch.Tensor,
-        name: str,
+        name: str | None,
         op: ReduceOp,
         process_set: ProcessSet,
         prescale: float,
         postscale: float,
     ) -> Any:
         arguments = op, process_set, prescale, postscale
+        backward = f"{label('reducescatter', name, process_set)}.grad"
         result = synchronize(_start("reducescatter", tensor, name, *arguments, False))
-        ctx.arguments = _scale(*arguments), f"{name}.grad", process_set
+        ctx.arguments = _scale(*arguments), backward, process_set
         return result
 
     @staticmethod
@@ -282,11 +283,12 @@ class _GroupedReducescatter(torch.autograd.Function):
     """As `_Reducescatter`, for each tensor."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, *rest: Any) -> Any:
+    def forward(ctx: Any, name: str | None, *rest: Any) -> Any:
         op, process_set, prescale, postscale, *tensors = rest
         arguments = op, process_set, prescale, postscale
+        backward = f"{label('grouped_reducescatter', name, process_set)}.grad"
         results = synchronize(_start_group(tensors, name, *arguments, False))
-        ctx.arguments = _scale(*arguments), f"{name}.grad", process_set
+        ctx.arguments = _scale(*arguments), backward, process_set
         return tuple(results)
 
     @staticmethod
