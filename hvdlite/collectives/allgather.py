@@ -11,7 +11,7 @@ from hvdlite import _core
 from hvdlite.collectives.allreduce import allreduce
 from hvdlite.collectives.devices import start_on_device
 from hvdlite.collectives.grouped_allreduce import grouped_allreduce
-from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
+from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, rows_of, synchronize, together
 from hvdlite.collectives.posting import (
     checked,
@@ -192,8 +192,15 @@ class _GroupedAllgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         every, name, process_set = ctx.arguments
-        averaged = grouped_allreduce(grads, None, name, op=Average, process_set=process_set)
-        return None, None, *(grad[rows].clone() for grad, rows in zip(averaged, every, strict=True))
+        averaged = backward_of(
+            grads,
+            lambda some: grouped_allreduce(some, None, name, op=Average, process_set=process_set),
+        )
+        results = [
+            None if grad is None else grad[rows].clone()
+            for grad, rows in zip(averaged, every, strict=True)
+        ]
+        return None, None, *results
 
 
 def _own_rows(handle: Handle, process_set: ProcessSet) -> slice:

@@ -16,7 +16,7 @@ from hvdlite import _core
 from hvdlite.collectives.allreduce import start
 from hvdlite.collectives.devices import start_on_device
 from hvdlite.collectives.flat_buffers import FlatBuffer
-from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
+from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, Several, synchronize
 from hvdlite.collectives.posting import (
     checked,
@@ -398,4 +398,5 @@ class _GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         name, *rest = ctx.arguments
-        return None, None, None, None, None, *grouped_allreduce(grads, None, name, *rest)
+        results = backward_of(grads, lambda some: grouped_allreduce(some, None, name, *rest))
+        return None, None, None, None, None, *results

@@ -10,7 +10,7 @@ import torch
 from hvdlite import _core
 from hvdlite.collectives.allgather import allgather, grouped_allgather
 from hvdlite.collectives.devices import start_on_device
-from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
+from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, synchronize, together
 from hvdlite.collectives.posting import (
     checked,
@@ -294,7 +294,10 @@ class _GroupedReducescatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         scale, name, process_set = ctx.arguments
-        gathered = grouped_allgather([grad * scale for grad in grads], name, process_set)
+        gathered = backward_of(
+            grads,
+            lambda some: grouped_allgather([grad * scale for grad in some], name, process_set),
+        )
         return None, None, None, None, None, *gathered
 
 
