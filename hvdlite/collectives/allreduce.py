@@ -68,6 +68,7 @@ def allreduce(
     """
     if compression is not _none:
         checked_compression("allreduce", compression)
+        checked("allreduce", tensor)
         tensor, ctx = compression.compress(tensor)
     if differentiable(tensor):
         result = _Allreduce.apply(  # type: ignore[no-untyped-call]

@@ -63,6 +63,7 @@ def reducescatter(
     """
     if compression is not _none:
         checked_compression("reducescatter", compression)
+        checked("reducescatter", tensor)
         tensor, ctx = compression.compress(tensor)
     if differentiable(tensor):
         result = _Reducescatter.apply(  # type: ignore[no-untyped-call]
