@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import warnings
 import weakref
@@ -143,11 +144,12 @@ class GradientOptimizer(Wrapper):
         """From now on every `passes`-th backward communicates; counted from now."""
         self._hvdlite_reducer.set_passes_per_step(checked_passes(passes))
 
-    def _synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         """The closure, after which its gradients are reduced; it may be called several times."""
 
-        def synchronized() -> Any:
-            loss = closure()
+        @functools.wraps(closure)
+        def synchronized(*args: Any, **kwargs: Any) -> Any:
+            loss = closure(*args, **kwargs)
             self._hvdlite_reducer.finish()
             return loss
 
@@ -234,13 +236,12 @@ def DistributedOptimizer(
     passes = checked_passes(backward_passes_per_step)
     team_of("DistributedOptimizer", process_set)
     release(params)
-    attributes = optimizer.__dict__
     kind = type(optimizer).__name__
     if op is Adasum:
-        deltas = Deltas(lambda: attributes["param_groups"], names, combining, kind, process_set)
+        deltas = Deltas(lambda: optimizer.param_groups, names, combining, kind, process_set)
         return wrap(optimizer, DeltaOptimizer, _hvdlite_deltas=deltas, _hvdlite_passes=[passes])
     reducer = Reducer(
-        lambda: attributes["param_groups"],
+        lambda: optimizer.param_groups,
         names,
         combining,
         passes=passes,

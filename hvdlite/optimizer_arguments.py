@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from hvdlite.compression import Compressor
+from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Adasum, Average, ReduceOp, Sum
 
 
@@ -29,12 +29,14 @@ def checked_op(op: object, predivide: float) -> ReduceOp:
 
 
 def checked_compression(compression: object) -> type[Compressor]:
-    """Raises ValueError where it is none of Compression's."""
-    if isinstance(compression, type) and issubclass(compression, Compressor):
-        return compression
+    """Raises ValueError where it is none of Compression's: gradients are only cast, and a user's
+    own `compress` would not be called."""
+    for known in (Compression.none, Compression.fp16, Compression.bf16):
+        if compression is known:
+            return known
     raise ValueError(
         f"compression={compression!r}: expected Compression.none, Compression.fp16 or "
-        "Compression.bf16"
+        "Compression.bf16; allreduce takes others too"
     )
 
 

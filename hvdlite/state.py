@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from collections.abc import Iterable, Mapping
@@ -27,7 +28,7 @@ def broadcast_parameters(
     """Overwrites the tensors with those of rank `root_rank`, in place. Blocks.
 
     Every rank passes the same names with tensors of the same shape and dtype; any dtype that torch
-    has, also non-contiguous.
+    has, also non-contiguous, expanded, or a lazily conjugated or negated view.
 
     Args:
         params: A state dict; or a list or an iterator of `(name, tensor)`, as
@@ -48,15 +49,15 @@ def broadcast_parameters(
                 f"broadcast_parameters: {name!r} is {type(tensor).__name__}, expected a tensor; "
                 "use broadcast_optimizer_state or broadcast_object"
             )
-        place = tensor.detach().contiguous()
+        memory = _memory_of(tensor)
+        place = memory.resolve_conj().resolve_neg().contiguous()
         label = None if name is None else f"broadcast_parameters.{name}"
         handle = broadcast_async_(_known_dtype(place), root_rank, label, process_set)
-        started.append((handle, place, tensor))
-    with torch.no_grad():
-        for handle, place, tensor in started:
-            synchronize(handle)
-            if not tensor.is_contiguous():
-                tensor.copy_(place)
+        started.append((handle, place, memory))
+    for handle, place, memory in started:
+        synchronize(handle)
+        if place is not memory:
+            memory.copy_(place)
 
 
 def broadcast_optimizer_state(
@@ -67,7 +68,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives every rank's optimizer the state and the options of that of rank `root_rank`. Blocks.
 
-    Works also where only the root has state, since it alone has loaded a checkpoint.
+    Works also where only the root has state, since it alone has loaded a checkpoint. The state has
+    the root's dtypes and types on every rank, on the devices where `load_state_dict` puts it.
 
     Args:
         optimizer: The same class over the same parameters on every rank; distributed or not.
@@ -89,7 +91,7 @@ def broadcast_optimizer_state(
     named = [(f"state.{i}", tensor) for i, tensor in enumerate(tensors)]
     broadcast_parameters(named, root_rank, process_set)
     if not is_root:
-        optimizer.load_state_dict(frame)
+        _load(optimizer, frame)
 
 
 def broadcast_object(
@@ -155,10 +157,10 @@ def _without_tensors(thing: Any, tensors: list[torch.Tensor]) -> Any:
         tensors.append(thing.detach().cpu().contiguous())
         return _TensorPlace(len(tensors) - 1, tuple(thing.shape), thing.dtype)
     if isinstance(thing, dict):
-        return {key: _without_tensors(value, tensors) for key, value in thing.items()}
+        copies = {key: _without_tensors(value, tensors) for key, value in thing.items()}
+        return _of_its_type(thing, copies)
     if isinstance(thing, (list, tuple)):
-        copies = [_without_tensors(item, tensors) for item in thing]
-        return copies if isinstance(thing, list) else tuple(copies)
+        return _of_its_type(thing, [_without_tensors(item, tensors) for item in thing])
     return thing
 
 
@@ -169,11 +171,70 @@ def _with_tensors(thing: Any, tensors: list[torch.Tensor]) -> Any:
         tensors.append(torch.empty(thing.shape, dtype=thing.dtype, device="cpu"))
         return tensors[-1]
     if isinstance(thing, dict):
-        return {key: _with_tensors(value, tensors) for key, value in thing.items()}
+        copies = {key: _with_tensors(value, tensors) for key, value in thing.items()}
+        return _of_its_type(thing, copies)
     if isinstance(thing, (list, tuple)):
-        copies = [_with_tensors(item, tensors) for item in thing]
-        return copies if isinstance(thing, list) else tuple(copies)
+        return _of_its_type(thing, [_with_tensors(item, tensors) for item in thing])
     return thing
+
+
+def _of_its_type(container: Any, items: Any) -> Any:
+    """A container as this one, a namedtuple or a defaultdict for instance, with other items."""
+    if isinstance(container, tuple):
+        make = getattr(container, "_make", type(container))
+        return make(items)
+    copied = copy.copy(container)
+    if isinstance(container, dict):
+        for key, value in items.items():  # as a Counter's update adds
+            copied[key] = value
+    else:
+        copied[:] = items
+    return copied
+
+
+def _load(optimizer: torch.optim.Optimizer, frame: dict[str, Any]) -> None:
+    """`load_state_dict`, after which the state is exactly what was given.
+
+    By itself it casts floating-point state to the parameter's dtype, and makes all that is iterable
+    anew from a generator, which namedtuples and strings do not survive.
+    """
+    saved = frame.get("state")
+    if not isinstance(saved, dict) or "param_groups" not in frame:
+        # The user's own way of saving, and of loading.
+        optimizer.load_state_dict(frame)
+        return
+    optimizer.load_state_dict({**frame, "state": _loadable(saved)})
+    ids = [key for group in frame["param_groups"] for key in group["params"]]
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    owners: dict[Any, Any] = dict(zip(ids, params, strict=True))
+    for key, wanted in saved.items():
+        owner = owners.get(key, key)
+        if owner in optimizer.state:
+            optimizer.state[owner] = _as_saved(wanted, optimizer.state[owner])
+
+
+def _loadable(thing: Any) -> Any:
+    """Of plain containers; what is iterable besides tensors and these is left out."""
+    if isinstance(thing, torch.Tensor):
+        return thing
+    if isinstance(thing, dict):
+        return {key: _loadable(value) for key, value in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return [_loadable(item) for item in thing]
+    return None if isinstance(thing, Iterable) else thing
+
+
+def _as_saved(saved: Any, loaded: Any) -> Any:
+    """What was saved, with its tensors on the devices where those are that were loaded."""
+    if isinstance(saved, torch.Tensor):
+        return saved.to(loaded.device) if isinstance(loaded, torch.Tensor) else saved
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        items = {key: _as_saved(value, loaded.get(key)) for key, value in saved.items()}
+        return _of_its_type(saved, items)
+    if isinstance(saved, (list, tuple)) and isinstance(loaded, (list, tuple)):
+        pairs = zip(saved, loaded, strict=True)
+        return _of_its_type(saved, [_as_saved(item, other) for item, other in pairs])
+    return saved
 
 
 def _pairs(params: Named) -> Iterable[tuple[str | None, Any]]:
@@ -186,6 +247,15 @@ def _pairs(params: Named) -> Iterable[tuple[str | None, Any]]:
             f"{type(params).__name__}"
         )
     return [p if isinstance(p, tuple) else (None, p) for p in params]
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without autograd, and without what `expand` repeats, which can't be written."""
+    memory = tensor.detach()
+    for dim, (size, stride) in enumerate(zip(memory.shape, memory.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            memory = memory.narrow(dim, 0, 1)
+    return memory
 
 
 def _known_dtype(tensor: torch.Tensor) -> torch.Tensor:

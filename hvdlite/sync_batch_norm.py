@@ -68,7 +68,6 @@ class SyncBatchNorm(_BatchNorm):
             self.weight,
             self.bias,
             self.eps,
-            label("SyncBatchNorm", None, self.process_set),
             self.process_set,
         )
         if self.track_running_stats and count:
@@ -178,7 +177,6 @@ class _Normalize(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         eps: float,
-        name: str,
         process_set: ProcessSet,
     ) -> Any:
         values = _wide(input)
@@ -189,7 +187,8 @@ class _Normalize(torch.autograd.Function):
         number = torch.tensor([count], dtype=torch.float64, device=input.device)
         own = torch.cat((number, own_mean.double(), squares.double()))
         sizes = [1, len(own_mean), len(own_mean)]
-        everything = allgather(own[None], name, process_set)
+        name = label("SyncBatchNorm", None, process_set)
+        everything = allgather(own[None], None, process_set)
         counts, means, everyones = torch.split(everything, sizes, dim=1)
         total = float(counts.sum())
         if total == 1:
@@ -240,7 +239,7 @@ class _Normalize(torch.autograd.Function):
             grad_weight = (sums[1] * inverse_std).to(weight.dtype)
         if ctx.needs_input_grad[2]:
             grad_bias = sums[0].to(grad.dtype if weight is None else weight.dtype)
-        return grad_input, grad_weight, grad_bias, None, None, None
+        return grad_input, grad_weight, grad_bias, None, None
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

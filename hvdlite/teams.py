@@ -93,6 +93,12 @@ class Team:
         names.next = number + 1
         return names.prefix + str(number)
 
+    def next_unnamed(self) -> str:
+        """What `unnamed` will return next in the calling thread."""
+        name = self.unnamed()
+        self._names.next -= 1
+        return name
+
     def renumber(self) -> None:
         """Members that have done different things count alike again: the unnamed operations of all
         threads, under new names, and what has failed. Every member does it at the same place among

@@ -18,6 +18,10 @@ class Wrapper(torch.optim.Optimizer):
     """What all distributed optimizers have. Subclasses add their methods, and are never
     constructed: `wrap` makes the instances."""
 
+    def __init_subclass__(cls) -> None:
+        """Ends here, before that of the wrapped class: which may want arguments, or keep a register
+        of its subclasses, that the distributed optimizer's class is none of."""
+
     def __init__(self) -> None:
         raise TypeError("use hvdlite.DistributedOptimizer")
 
@@ -44,7 +48,8 @@ def wrap(optimizer: torch.optim.Optimizer, kind: type[Wrapper], **attributes: An
     result = distributed.__new__(distributed)
     # One set of attributes for both objects: what load_state_dict or a scheduler replaces in one
     # is replaced in the other.
-    result.__dict__ = optimizer.__dict__
+    # Not by the class's own __setattr__, which may want attributes that are not there yet.
+    object.__setattr__(result, "__dict__", optimizer.__dict__)
     _redirect_step(result)
     return result
 

@@ -11,7 +11,7 @@ from hvdlite import _core
 from hvdlite.collectives.allreduce import allreduce
 from hvdlite.collectives.devices import start_on_device
 from hvdlite.collectives.grouped_allreduce import grouped_allreduce
-from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
+from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, rows_of, synchronize, together
 from hvdlite.collectives.posting import (
     checked,
@@ -50,7 +50,7 @@ def allgather(
     """
     if differentiable(tensor):
         return _Allgather.apply(  # type: ignore[no-any-return,no-untyped-call]
-            tensor, label("allgather", name, process_set), process_set
+            tensor, name, process_set
         )
     return synchronize(start("allgather", tensor, name, process_set, False))  # type: ignore[no-any-return]
 
@@ -82,7 +82,6 @@ def grouped_allgather(
     """
     tensors = tensors_of("grouped_allgather", tensors)
     if any(map(differentiable, tensors)):
-        name = label("grouped_allgather", name, process_set)
         return list(_GroupedAllgather.apply(name, process_set, *tensors))  # type: ignore[no-untyped-call]
     handle, _ = _start_group(tensors, name, process_set, False)
     return synchronize(handle)  # type: ignore[no-any-return]
@@ -163,10 +162,11 @@ class _Allgather(torch.autograd.Function):
     """Backward: the gradient averaged over the ranks, then the rows that this rank contributed."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str, process_set: ProcessSet) -> Any:
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
+        backward = f"{label('allgather', name, process_set)}.grad"
         handle = start("allgather", tensor, name, process_set, False)
         gathered = synchronize(handle)
-        ctx.arguments = _own_rows(handle, process_set), f"{name}.grad", process_set
+        ctx.arguments = _own_rows(handle, process_set), backward, process_set
         return gathered
 
     @staticmethod
@@ -181,18 +181,26 @@ class _GroupedAllgather(torch.autograd.Function):
     """As `_Allgather`, for each tensor."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        backward = f"{label('grouped_allgather', name, process_set)}.grad"
         handle, handles = _start_group(tensors, name, process_set, False)
         gathered = synchronize(handle)
         rows = [_own_rows(handle, process_set) for handle in handles]
-        ctx.arguments = rows, f"{name}.grad", process_set
+        ctx.arguments = rows, backward, process_set
         return tuple(gathered)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         every, name, process_set = ctx.arguments
-        averaged = grouped_allreduce(grads, None, name, op=Average, process_set=process_set)
-        return None, None, *(grad[rows].clone() for grad, rows in zip(averaged, every, strict=True))
+        averaged = backward_of(
+            grads,
+            lambda some: grouped_allreduce(some, None, name, op=Average, process_set=process_set),
+        )
+        results = [
+            None if grad is None else grad[rows].clone()
+            for grad, rows in zip(averaged, every, strict=True)
+        ]
+        return None, None, *results
 
 
 def _own_rows(handle: Handle, process_set: ProcessSet) -> slice:

@@ -68,11 +68,12 @@ def allreduce(
     """
     if compression is not _none:
         checked_compression("allreduce", compression)
+        checked("allreduce", tensor)
         tensor, ctx = compression.compress(tensor)
     if differentiable(tensor):
         result = _Allreduce.apply(  # type: ignore[no-untyped-call]
             tensor,
-            label("allreduce", name, process_set),
+            name,
             reduce_op(average, op),
             prescale_factor,
             postscale_factor,
@@ -248,13 +249,14 @@ class _Allreduce(torch.autograd.Function):
     def forward(
         ctx: Any,
         tensor: torch.Tensor,
-        name: str,
+        name: str | None,
         op: ReduceOp,
         prescale: float,
         postscale: float,
         process_set: ProcessSet,
     ) -> Any:
-        ctx.arguments = (f"{name}.grad", _none, op, prescale, postscale, process_set)
+        backward = f"{label('allreduce', name, process_set)}.grad"
+        ctx.arguments = (backward, _none, op, prescale, postscale, process_set)
         return synchronize(
             start("allreduce", tensor, None, name, op, prescale, postscale, process_set, False)
         )

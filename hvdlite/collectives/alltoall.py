@@ -60,7 +60,6 @@ def alltoall(
         HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
     """
     if differentiable(tensor):
-        name = label("alltoall", name, process_set)
         rows, counts = _Alltoall.apply(  # type: ignore[no-untyped-call]
             tensor, splits, name, process_set
         )
@@ -186,12 +185,13 @@ class _Alltoall(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, splits: Splits, name: str, process_set: ProcessSet
+        ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
     ) -> Any:
+        backward = f"{label('alltoall', name, process_set)}.grad"
         handle = _start(tensor, splits, name, process_set, False)
         rows, counts = synchronize(handle)
         ctx.mark_non_differentiable(counts)
-        ctx.arguments = rows_of(handle), f"{name}.grad", process_set
+        ctx.arguments = rows_of(handle), backward, process_set
         ctx.num_rows = len(tensor)
         return rows, counts
 

@@ -47,7 +47,7 @@ def broadcast(
     """
     if differentiable(tensor):
         return _Broadcast.apply(  # type: ignore[no-any-return,no-untyped-call]
-            tensor, root_rank, label("broadcast", name, process_set), process_set
+            tensor, root_rank, name, process_set
         )
     return synchronize(  # type: ignore[no-any-return]
         _start("broadcast", tensor, root_rank, name, process_set, False)
@@ -143,9 +143,10 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> Any:
-        ctx.arguments = root_rank, f"{name}.grad", process_set
+        backward = f"{label('broadcast', name, process_set)}.grad"
+        ctx.arguments = root_rank, backward, process_set
         return synchronize(_start("broadcast", tensor, root_rank, name, process_set, False))
 
     @staticmethod

@@ -16,7 +16,7 @@ from hvdlite import _core
 from hvdlite.collectives.allreduce import start
 from hvdlite.collectives.devices import start_on_device
 from hvdlite.collectives.flat_buffers import FlatBuffer
-from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
+from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, Several, synchronize
 from hvdlite.collectives.posting import (
     checked,
@@ -69,7 +69,7 @@ def grouped_allreduce(
         tensors = [tensor for tensor, _ in pairs]
     if any(map(differentiable, tensors)):
         results = _GroupedAllreduce.apply(  # type: ignore[no-untyped-call]
-            label("grouped_allreduce", name, process_set),
+            name,
             reduce_op(average, op),
             prescale_factor,
             postscale_factor,
@@ -384,10 +384,11 @@ class _GroupedAllreduce(torch.autograd.Function):
     """Forward and backward are the same allreduce, with the same op and factors."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, *rest: Any) -> Any:
+    def forward(ctx: Any, name: str | None, *rest: Any) -> Any:
         op, prescale, postscale, process_set, *tensors = rest
-        ctx.arguments = (f"{name}.grad", _none, op, prescale, postscale, process_set)
         form = "grouped_allreduce"
+        backward = f"{label(form, name, process_set)}.grad"
+        ctx.arguments = (backward, _none, op, prescale, postscale, process_set)
         return tuple(
             synchronize(
                 _start(form, tensors, None, name, op, prescale, postscale, process_set, False)
@@ -397,4 +398,5 @@ class _GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         name, *rest = ctx.arguments
-        return None, None, None, None, None, *grouped_allreduce(grads, None, name, *rest)
+        results = backward_of(grads, lambda some: grouped_allreduce(some, None, name, *rest))
+        return None, None, None, None, None, *results

@@ -40,6 +40,23 @@ def tensors_of(form: str, tensors: object) -> list[torch.Tensor]:
     return list(tensors)
 
 
+def backward_of(
+    grads: Sequence[torch.Tensor],
+    send: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+) -> list[torch.Tensor | None]:
+    """What a group's backward makes of the gradients of its results.
+
+    send: a grouped collective. Integers and bools, whose gradients are zeros that autograd makes,
+    are left out of it, on every rank alike, and have None.
+    """
+    places = [place for place, grad in enumerate(grads) if grad.is_floating_point()]
+    results: list[torch.Tensor | None] = [None] * len(grads)
+    sent = send([grads[place] for place in places])
+    for place, result in zip(places, sent, strict=True):
+        results[place] = result
+    return results
+
+
 def parts_of(
     team: Team, kind: str, name: str | None, num_tensors: int, layout: Hashable
 ) -> Iterator[tuple[str, Group]]:

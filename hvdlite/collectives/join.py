@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from hvdlite import _core
-from hvdlite.collectives.handles import Handle, rows_of, synchronize
-from hvdlite.process_sets import as_int, global_process_set, team_of
+from hvdlite import _core, world
+from hvdlite.collectives.handles import Handle, rows_of
+from hvdlite.errors import HorovodInternalError
+from hvdlite.process_sets import as_int
+from hvdlite.teams import Team
 
 _NO_SHAPE = torch.Size([])
 
@@ -17,7 +19,8 @@ def join(device: int = -1) -> int:
 
     Zeros do not count for Min, Max and Product; Average still divides by the number of all ranks. A
     barrier takes a joined rank as present. Every other operation fails on every rank while a rank
-    has joined. Afterwards all ranks are as before, and may join again.
+    has joined. All this holds in each process set that this rank belongs to as well. Afterwards all
+    ranks are as before, and may join again.
 
     What this rank has in flight on a GPU is awaited first: every rank has to come to that.
 
@@ -29,20 +32,35 @@ def join(device: int = -1) -> int:
 
     Raises:
         ValueError: `device` is no device's number.
-        HorovodInternalError: A rank has left the world.
+        HorovodInternalError: A rank has left the world. It is raised when in each process set of
+            this rank, too, all members have joined, or one has left.
     """
     if as_int(device) is None:
         raise ValueError(f"join: device={device!r}, expected the number of a GPU, or -1")
-    team = team_of("join", global_process_set)
-    if team.lane is not None:
-        # What is in it may still have something to post, which must be before the join.
-        team.lane.settle()
-    handle = Handle(
+    # The world's is the first: it refuses a second thread of this rank before anything is posted,
+    # and may need this thread to drive it, while the engines of sets have threads of their own.
+    teams = world.current().teams()
+    for team in teams:
+        if team.lane is not None:
+            # What is in it may still have something to post, which must be before the join.
+            team.lane.settle()
+    handles = [_start(team, team is not teams[0]) for team in teams]
+    # All are awaited also where one fails: a rank that went on in a set in which it still counts as
+    # joined would be answered for with zeros.
+    failures = [handle.operation.wait() for handle in handles]
+    for team, failure in zip(teams, failures, strict=True):
+        if failure is None:
+            # The members have made different numbers of operations.
+            team.renumber()
+    for failure in failures:
+        if failure is not None:
+            raise HorovodInternalError(failure)
+    return teams[0].ranks[rows_of(handles[0])[0]]
+
+
+def _start(team: Team, wake: bool) -> Handle:
+    return Handle(
         team.post(
-            _core.JOIN, "join", False, _core.UINT8, 0, 0, 0, 0, _NO_SHAPE, 1.0, 1.0, None, False
+            _core.JOIN, "join", False, _core.UINT8, 0, 0, 0, 0, _NO_SHAPE, 1.0, 1.0, None, wake
         )
     )
-    synchronize(handle)
-    # The ranks have made different numbers of operations.
-    team.renumber()
-    return team.ranks[rows_of(handle)[0]]

@@ -30,9 +30,9 @@ class Unnamed(str):
 
 
 def label(operation: str, name: str | None, process_set: ProcessSet) -> str:
-    """The operation's name, also where the user gave none: for what has a backward named after it,
-    or several parts."""
-    return Unnamed(team_of(operation, process_set).unnamed()) if name is None else name
+    """The name that the calling thread's next operation has if the user names it `name`: for its
+    backward, which is named after it. Takes no number, as that operation may yet be refused."""
+    return team_of(operation, process_set).next_unnamed() if name is None else name
 
 
 def named(team: Team, name: str | None) -> tuple[str, bool]:

@@ -10,7 +10,7 @@ import torch
 from hvdlite import _core
 from hvdlite.collectives.allgather import allgather, grouped_allgather
 from hvdlite.collectives.devices import start_on_device
-from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
+from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, synchronize, together
 from hvdlite.collectives.posting import (
     checked,
@@ -63,11 +63,12 @@ def reducescatter(
     """
     if compression is not _none:
         checked_compression("reducescatter", compression)
+        checked("reducescatter", tensor)
         tensor, ctx = compression.compress(tensor)
     if differentiable(tensor):
         result = _Reducescatter.apply(  # type: ignore[no-untyped-call]
             tensor,
-            label("reducescatter", name, process_set),
+            name,
             op,
             process_set,
             prescale_factor,
@@ -136,7 +137,7 @@ def grouped_reducescatter(
     arguments = op, process_set, prescale_factor, postscale_factor
     if any(map(differentiable, tensors)):
         results = _GroupedReducescatter.apply(  # type: ignore[no-untyped-call]
-            label(form, name, process_set), *arguments, *tensors
+            name, *arguments, *tensors
         )
     else:
         results = synchronize(_start_group(tensors, name, *arguments, False))
@@ -261,15 +262,16 @@ class _Reducescatter(torch.autograd.Function):
     def forward(
         ctx: Any,
         tensor: torch.Tensor,
-        name: str,
+        name: str | None,
         op: ReduceOp,
         process_set: ProcessSet,
         prescale: float,
         postscale: float,
     ) -> Any:
         arguments = op, process_set, prescale, postscale
+        backward = f"{label('reducescatter', name, process_set)}.grad"
         result = synchronize(_start("reducescatter", tensor, name, *arguments, False))
-        ctx.arguments = _scale(*arguments), f"{name}.grad", process_set
+        ctx.arguments = _scale(*arguments), backward, process_set
         return result
 
     @staticmethod
@@ -282,17 +284,21 @@ class _GroupedReducescatter(torch.autograd.Function):
     """As `_Reducescatter`, for each tensor."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, *rest: Any) -> Any:
+    def forward(ctx: Any, name: str | None, *rest: Any) -> Any:
         op, process_set, prescale, postscale, *tensors = rest
         arguments = op, process_set, prescale, postscale
+        backward = f"{label('grouped_reducescatter', name, process_set)}.grad"
         results = synchronize(_start_group(tensors, name, *arguments, False))
-        ctx.arguments = _scale(*arguments), f"{name}.grad", process_set
+        ctx.arguments = _scale(*arguments), backward, process_set
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         scale, name, process_set = ctx.arguments
-        gathered = grouped_allgather([grad * scale for grad in grads], name, process_set)
+        gathered = backward_of(
+            grads,
+            lambda some: grouped_allgather([grad * scale for grad in some], name, process_set),
+        )
         return None, None, None, None, None, *gathered
 
 

@@ -36,8 +36,9 @@ def sparse_allreduce_async(
         A function without arguments. It waits, and returns a sparse tensor of the input's shape,
         dtype and device, the same one each time; it raises as `synchronize` does. The tensor is not
         coalesced: it holds the elements of all members one after the other, and counts an index
-        that comes several times as their sum. Only an average of integers is coalesced, as it
-        divides the sums, toward zero.
+        that comes several times as their sum. Coalesced are float16 and bfloat16, which are added
+        in float32 and rounded once, and an average of integers, which divides the sums, toward
+        zero.
 
     Raises:
         ValueError: A bad argument, a tensor that is not sparse, another op.
@@ -79,14 +80,19 @@ def _combined(
     rows: torch.Tensor, values: torch.Tensor, shape: torch.Size, divisor: int
 ) -> torch.Tensor:
     """The sparse tensor of all ranks' elements, divided."""
-    exact = not values.dtype.is_floating_point
-    if divisor > 1 and not exact:
+    dtype = values.dtype
+    narrow = dtype in (torch.float16, torch.bfloat16)
+    exact = not dtype.is_floating_point
+    needs_sums = narrow or (exact and divisor > 1)
+    if divisor > 1 and not needs_sums:
         values.div_(divisor)
-    total = torch.sparse_coo_tensor(rows.t(), values, shape, check_invariants=False)
-    if divisor == 1 or not exact:
+    total = torch.sparse_coo_tensor(
+        rows.t(), values.float() if narrow else values, shape, check_invariants=False
+    )
+    if not needs_sums:
         return total
     total = total.coalesce()
-    quotients = torch.div(total.values(), divisor, rounding_mode="trunc")
+    quotients = torch.div(total.values(), divisor, rounding_mode="trunc" if exact else None)
     return torch.sparse_coo_tensor(
-        total.indices(), quotients, shape, is_coalesced=True, check_invariants=False
+        total.indices(), quotients.to(dtype), shape, is_coalesced=True, check_invariants=False
     )

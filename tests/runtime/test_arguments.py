@@ -16,6 +16,7 @@ def calls():
     """What to call, and what the error has to say."""
     x = torch.ones(3)
     flags = x > 0
+    fp16 = hvd.Compression.fp16
     negated = torch.imag(torch.ones(3, dtype=torch.complex64).conj())
     return (
         (lambda: hvd.allreduce([1.0]), "allreduce: expected a torch.Tensor, got list"),
@@ -40,6 +41,10 @@ def calls():
         (lambda: hvd.allreduce(x, name="a\0b"), "NUL"),
         (lambda: hvd.allreduce(x, compression="fp16"), "'fp16', expected hvdlite.Compression.none"),
         (lambda: hvd.allreduce(x, compression=None), "compression=None, expected"),
+        (lambda: hvd.allreduce([1.0], compression=fp16), "allreduce: expected a torch.Tensor, got"),
+        (lambda: hvd.reducescatter(None, compression=fp16), "reducescatter: expected a torch"),
+        (lambda: hvd.grouped_allreduce([1.0], compression=fp16), "expected a torch.Tensor, got"),
+        (lambda: hvd.grouped_reducescatter([1.0], compression=fp16), "expected a torch.Tensor"),
         (lambda: hvd.allreduce(x, prescale_factor=None), "prescale_factor=None .* two numbers"),
         (lambda: hvd.allreduce_(x, postscale_factor="2x"), "postscale_factor='2x': expected two"),
         (lambda: hvd.allreduce_async(x, prescale_factor=x), "expected two numbers"),

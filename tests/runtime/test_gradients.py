@@ -87,6 +87,42 @@ def test_gradients_are_horovods_in_every_set(world):
     world.run(in_sets)
 
 
+def refused_calls():
+    """Differentiable operations with a bad argument each."""
+    x = torch.ones(2, requires_grad=True)
+    scalar = torch.tensor(1.0, requires_grad=True)
+    return (
+        lambda: hvd.allreduce(x, op="sum"),
+        lambda: hvd.allreduce(x, prescale_factor=None),
+        lambda: hvd.grouped_allreduce([x, x.to(torch.complex64)]),
+        lambda: hvd.allgather(scalar),
+        lambda: hvd.grouped_allgather([x, scalar]),
+        lambda: hvd.broadcast(x, hvd.size()),
+        lambda: hvd.alltoall(x, [7] * hvd.size()),
+        lambda: hvd.reducescatter(x, op=hvd.Max),
+        lambda: hvd.grouped_reducescatter([x], op=hvd.Max),
+    )
+
+
+def takes_no_number(calls):
+    hvd.init()
+    if hvd.rank() == 0:
+        for call in calls():
+            with pytest.raises(ValueError, match=r"expected|not |scalar|only 2"):
+                call()
+    x = torch.ones(2, requires_grad=True)
+    result = hvd.allreduce(x, op=hvd.Sum)
+    assert result.tolist() == [hvd.size()] * 2
+    result.sum().backward()
+    assert x.grad.tolist() == [hvd.size()] * 2
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.mpis("openmpi")
+def test_a_differentiable_operation_that_is_refused_on_one_rank_leaves_no_trace(world):
+    world.run(takes_no_number, refused_calls)
+
+
 def backwards_in_any_order():
     hvd.init()
     rank, size = hvd.rank(), hvd.size()

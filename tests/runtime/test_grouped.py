@@ -345,6 +345,30 @@ def test_groups_are_differentiable_with_horovods_gradients(world):
     world.run(gradients)
 
 
+def gradients_of_mixtures():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    total = size * (size + 1) / 2
+    scattered = [(r + 1.0) * size for r in range(size)]
+    for other in (torch.ones(size, dtype=torch.bool), torch.ones(size, dtype=torch.int32)):
+        for call, wanted in (
+            (lambda pair: hvd.grouped_allreduce(pair, op=hvd.Sum), [total] * size),
+            (hvd.grouped_allgather, [total / size] * size),
+            (lambda pair: hvd.grouped_reducescatter(pair, op=hvd.Sum), scattered),
+        ):
+            x = torch.ones(size, requires_grad=True)
+            integers, result = call([other, x])
+            assert not integers.requires_grad
+            (result * (rank + 1)).sum().backward()
+            assert x.grad.tolist() == wanted
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.mpis("openmpi")
+def test_what_has_no_gradient_may_be_in_a_group_with_what_has_one(world):
+    world.run(gradients_of_mixtures)
+
+
 def changes_are_seen():
     hvd.init()
     x = torch.ones(3, requires_grad=True)

@@ -87,6 +87,99 @@ def test_while_a_rank_has_joined_all_but_allreduces_and_barriers_fail(world):
         assert "join" in text
 
 
+def in_sets():
+    """Rank 0 has joined first; the others go on in sets with it, and without it."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    last = size - 1
+    ends = hvd.add_process_set([0, last])
+    others = hvd.add_process_set(range(1, size))
+    alone = hvd.add_process_set([0])
+    for epoch in range(2):
+        # Different numbers of unnamed operations, in the sets too.
+        if rank == 0:
+            assert hvd.allreduce(torch.ones(3), op=hvd.Sum, process_set=alone).tolist() == [1] * 3
+        else:
+            for count in (3, 70_001):
+                total = hvd.allreduce(torch.ones(count), op=hvd.Sum, process_set=others)
+                assert total.eq(size - 1).all()
+            assert hvd.allgather(torch.ones(1), process_set=others).tolist() == [1.0] * (size - 1)
+        if rank == last:
+            for count in (3, 70_001):
+                x = torch.full((count,), 5.0)
+                kind = {"process_set": ends}
+                assert hvd.allreduce(x, op=hvd.Sum, **kind).eq(5).all()
+                assert hvd.allreduce(x, **kind).eq(2.5).all()
+                assert hvd.allreduce(-x, op=hvd.Max, **kind).eq(-5).all()
+                a, b = hvd.grouped_allreduce([x, x[:1]], op=hvd.Sum, name="group", **kind)
+                assert (a[0].item(), b.item()) == (5, 5)
+            hvd.barrier(process_set=ends)
+            for name in ("a", None):
+                with pytest.raises(hvd.HorovodInternalError, match=r"rank 0 on .* has joined"):
+                    hvd.allgather(torch.ones(1), name=name, process_set=ends)
+        if rank:
+            # Also in the world, where all but rank 0 are still there.
+            assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [size - 1] * 2
+        # In `ends` it is over when the last rank has joined, maybe before the others have.
+        assert hvd.join() in range(1, size)
+        for process_set in (hvd.global_process_set, ends, others, alone):
+            if process_set.included():
+                for name in ("a", None):
+                    got = hvd.allgather(torch.tensor([rank]), name, process_set)
+                    assert got.tolist() == process_set.ranks, epoch
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("2,1", "1,1,1")
+def test_a_rank_that_joined_takes_part_in_its_process_sets_too(world):
+    world.run(in_sets)
+
+
+def first_the_members_of_a_set():
+    """All members of a set have joined, and it is over there, while another rank goes on."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    pair = hvd.add_process_set([0, 1])
+    for epoch in range(3):
+        if rank == size - 1:
+            assert hvd.allreduce(torch.tensor(-1.0), op=hvd.Max, name="mine") == 0
+            # Who has joined is left out of Max.
+            assert hvd.allreduce(torch.tensor(-1.0), op=hvd.Max, name="mine") == -1
+        else:
+            hvd.allreduce(torch.tensor(0.0), op=hvd.Max, name="mine")
+        assert hvd.join() == size - 1
+        if pair.included():
+            got = hvd.allreduce(torch.tensor(rank + 1.0), op=hvd.Sum, process_set=pair)
+            assert got.item() == 3, epoch
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("2,1", "1,1,1")
+def test_a_set_whose_members_have_all_joined_works_again_after_the_join(world):
+    world.run(first_the_members_of_a_set)
+
+
+def another_leaves():
+    hvd.init()
+    rank = hvd.rank()
+    pair = hvd.add_process_set([0, 1])
+    if rank == 2:
+        hvd.shutdown()
+        return
+    if rank == 1:
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum, process_set=pair).tolist() == [1, 1]
+    with pytest.raises(hvd.HorovodInternalError, match="rank 2"):
+        hvd.join()
+    # Both have joined there, and neither has any more.
+    assert hvd.allgather(torch.tensor([rank]), None, pair).tolist() == [0, 1]
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("2,1", "1,1,1")
+def test_where_a_rank_has_left_join_fails_and_the_sets_without_it_go_on(world):
+    world.run(another_leaves)
+
+
 def refuses():
     hvd.init()
     for device in (None, "cuda:0", 1.5, True):

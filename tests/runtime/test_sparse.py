@@ -1,5 +1,7 @@
 """Sparse allreduce: the sum of all members' elements."""
 
+import math
+
 import pytest
 import torch
 
@@ -56,6 +58,29 @@ def reduces(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_the_result_is_the_sum_of_all_elements_with_the_inputs_shape_and_dtype(world, dtype):
     world.run(reduces, dtype)
+
+
+def adds_in_float32(dtype, op):
+    hvd.init()
+    # The last place of `large` is 2, so each of the ones would be lost by itself.
+    large = 2.0 * 2 ** round(-math.log2(torch.finfo(dtype).eps))
+    indices, values = [[0, 1, 0, 0]], [large, 3.0, 1.0, 1.0]
+    tensor = torch.sparse_coo_tensor(
+        indices, torch.tensor(values, dtype=dtype), (3,), check_invariants=True
+    )
+    result = hvd.sparse_allreduce_async(tensor, "narrow", op)()
+    times = hvd.size() if op is hvd.Sum else 1
+    assert result.dtype is dtype
+    assert result.is_coalesced()
+    assert result.to_dense().tolist() == [times * (large + 2), times * 3, 0]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.mpis("openmpi")
+@pytest.mark.parametrize("op", [hvd.Sum, hvd.Average])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_numbers_are_added_in_float32(world, dtype, op):
+    world.run(adds_in_float32, dtype, op)
 
 
 def disagrees():

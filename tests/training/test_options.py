@@ -86,6 +86,12 @@ def test_parameters_of_any_strides_and_dtype_are_reduced(world):
     world.run(strides_and_kinds)
 
 
+class Negated(hvd.Compression.none):
+    @classmethod
+    def compress(cls, tensor):
+        return -tensor, None
+
+
 def bad_arguments():
     hvd.init()
     net = nn.Linear(2, 2)
@@ -126,6 +132,7 @@ def bad_arguments():
         ({"num_groups": 1, "groups": 1}, "num_groups=1 and groups are both given"),
         ({"compression": "fp16"}, "'fp16': expected Compression.none, Compression.fp16 or"),
         ({"compression": None}, "None: expected Compression.none, Compression.fp16 or"),
+        ({"compression": Negated}, "Negated'>: expected Compression.none, Compression.fp16 or"),
         ({"process_set": 1}, "process_set=1"),
         ({"process_set": hvd.ProcessSet([0])}, "not registered"),
     ):

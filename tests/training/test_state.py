@@ -1,5 +1,7 @@
 """State that all ranks should have alike."""
 
+import collections
+
 import pytest
 import torch
 from torch import nn
@@ -21,13 +23,24 @@ def every_dtype(rank):
         "scalar": torch.tensor(float(rank)),
         "empty": torch.empty(0, 4),
         "transposed": torch.full((3, 4), float(rank)).add(torch.arange(4)).t(),
+        "conjugated": torch.tensor([rank + 1j, 2j], dtype=torch.complex64).conj(),
+        "negated": torch.tensor([1 + (rank + 1) * 1j, 2j], dtype=torch.complex64).conj().imag,
+        "expanded": torch.tensor([[rank], [rank + 1]]).expand(2, 3),
         "parameter": nn.Parameter(torch.full((2,), float(rank))),
         "none": None,
     }
 
 
 def raw(tensor):
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
+    return (
+        tensor.detach()
+        .resolve_conj()
+        .resolve_neg()
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+        .tolist()
+    )
 
 
 def broadcasts(form):
@@ -123,6 +136,53 @@ def no_state_at_all():
 
 def test_without_state_the_options_are_the_roots(world):
     world.run(no_state_at_all)
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+class Unusual(torch.optim.Optimizer):
+    """Its state has other dtypes than the parameters, and types that load_state_dict wrecks."""
+
+    def __init__(self, params):
+        super().__init__(params, {"pair": Pair(1, 2)})
+
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            self.state[p] = {
+                "master": torch.full_like(p, 1.001, dtype=torch.float32),
+                "pair": Pair(torch.ones(1, dtype=torch.float64), "text"),
+                "counts": collections.Counter(a=3),
+                "parts": [torch.tensor(1.001), (b"bytes", {1, 2})],
+            }
+
+
+def unusual_state(distributed):
+    hvd.init()
+    p = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    optimizer = Unusual([p])
+    if hvd.rank() == 0:
+        optimizer.step()
+    if distributed:
+        optimizer = hvd.DistributedOptimizer(optimizer)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    state = optimizer.state[p]
+    assert state["master"].dtype == torch.float32
+    assert state["master"].eq(torch.tensor(1.001)).all()
+    assert state["pair"] == Pair(torch.ones(1), "text")
+    assert type(state["pair"]) is Pair
+    assert state["pair"].left.dtype == torch.float64
+    assert type(state["counts"]) is collections.Counter
+    assert (state["counts"]["a"], state["counts"]["none"]) == (3, 0)
+    assert state["parts"] == [torch.tensor(1.001), (b"bytes", {1, 2})]
+    assert type(optimizer.param_groups[0]["pair"]) is Pair
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_the_state_has_the_roots_dtypes_and_types_also_where_the_parameters_differ(
+    world, distributed
+):
+    world.run(unusual_state, distributed)
 
 
 class Point:

@@ -46,6 +46,32 @@ def test_the_gradients_of_a_closure_are_reduced_before_the_step(world):
     world.run(steps_with_a_closure)
 
 
+class Asking(torch.optim.SGD):
+    def step(self, closure):
+        loss = closure(2.0, backward=True)
+        super().step()
+        return loss
+
+
+def takes_arguments():
+    hvd.init()
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(Asking([p], lr=1.0))
+
+    def closure(factor, *, backward=False):
+        loss = p.sum() * factor * (hvd.rank() + 1)
+        if backward:
+            loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 0.0
+    assert p.tolist() == [-2.0 * mean_over_ranks(lambda r: r + 1)] * 2
+
+
+def test_a_closure_may_take_arguments(world):
+    world.run(takes_arguments)
+
+
 def many_evaluations():
     hvd.init()
     p = nn.Parameter(torch.zeros(2, dtype=torch.float64))

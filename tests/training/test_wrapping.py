@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import pickle
+from typing import ClassVar
 
 import pytest
 import torch
@@ -82,6 +83,86 @@ def takes_a_users_own():
 
 def test_a_users_own_optimizer_is_not_constructed_again(world):
     world.run(takes_a_users_own)
+
+
+class Registered(torch.optim.SGD):
+    """Keeps a register of its subclasses."""
+
+    kinds: ClassVar[dict[str, type]] = {}
+
+    def __init_subclass__(cls, *, tag):
+        assert tag not in cls.kinds
+        assert cls.__name__ not in {kind.__name__ for kind in cls.kinds.values()}
+        cls.kinds[tag] = cls
+
+
+class Known(Registered, tag="known"):
+    pass
+
+
+def leaves_the_register_alone(op):
+    hvd.init()
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(Known([p], lr=1.0), op=op)
+    assert isinstance(optimizer, Known)
+    p.sum().backward()
+    optimizer.step()
+    assert p.tolist() == [-1.0, -1.0]
+    assert Registered.kinds == {"known": Known}
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_a_class_that_registers_its_subclasses_does_not_learn_of_the_wrappers(world, op):
+    world.run(leaves_the_register_alone, op)
+
+
+class Around(torch.optim.Optimizer):
+    """Has nothing but another optimizer, and delegates the rest to it."""
+
+    def __init__(self, inner):
+        self.__dict__["inner"] = inner
+
+    def __setattr__(self, name, value):
+        setattr(self.inner, name, value)
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    @property
+    def state(self):
+        return self.inner.state
+
+    @property
+    def defaults(self):
+        return self.inner.defaults
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.inner.zero_grad(set_to_none)
+
+
+def wraps_a_wrapper(op):
+    hvd.init()
+    p, added = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+    inner = torch.optim.SGD([p], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(Around(inner), op=op)
+    assert optimizer.param_groups is inner.param_groups
+    for _ in range(2):
+        optimizer.zero_grad()
+        (p.sum() + added.sum()).backward()
+        optimizer.step()
+        if len(inner.param_groups) == 1:
+            inner.add_param_group({"params": [added], "lr": 2.0})
+    assert p.tolist() == [-2.0, -2.0]
+    assert added.tolist() == [-2.0]
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_an_optimizer_whose_groups_are_those_of_another_can_be_wrapped(world, op):
+    world.run(wraps_a_wrapper, op)
 
 
 def step_hooks():
