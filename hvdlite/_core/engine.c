@@ -106,12 +106,12 @@ static hvdl_err start_thread(hvdl_engine *e)
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+    e->has_thread = true; /* before there is one that may read it */
     int failed = pthread_create(&e->thread, NULL, hvdl_progress_main, e);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed)
         return HVDL_ENOMEM;
     pthread_setname_np(e->thread, "hvdlite");
-    e->has_thread = true;
     return HVDL_OK;
 }
 
@@ -202,7 +202,6 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
         atomic_fetch_add(&e->shm.control->ranks[e->local].idle_bell, 1);
         hvdl_futex_wake(&e->shm.control->ranks[e->local].idle_bell);
         pthread_join(e->thread, NULL);
-        e->has_thread = false;
     }
     if (e->config.num_ranks == 1)
         return;

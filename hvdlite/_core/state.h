@@ -192,7 +192,7 @@ struct hvdl_engine {
     /* who drives */
     pthread_mutex_t driving;
     pthread_t thread;
-    bool has_thread;
+    bool has_thread; /* constant: also when the thread has ended */
     _Atomic bool stop;
     _Atomic int num_waiting;     /* callers in hvdl_operation_wait: the thread leaves it to them */
     _Atomic int num_sleeping;    /* of those, asleep on done_count */
