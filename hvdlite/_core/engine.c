@@ -218,7 +218,7 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
              hvdl_own_number(e));
     e->broken = true;
     hvdl_fail_all(e, text);
-    hvdl_plans_drop_owners(e);
+    hvdl_plans_end(e);
     hvdl_control_destroy(e);
     pthread_mutex_unlock(&e->driving);
     hvdl_wake_waiting(e);
@@ -231,6 +231,8 @@ void hvdl_engine_free(hvdl_engine *e)
         for (hvdl_node *node = e->plans.slots[i], *next; node; node = next) {
             hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
             next = node->next;
+            if (plan->collecting)
+                hvdl_meeting_free(plan->collecting);
             free(plan->name);
             free(plan->error);
             free(plan);

@@ -241,8 +241,10 @@ static void plan_dealloc(PyObject *object)
 {
     PlanObject *self = (PlanObject *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->engine->forks == hvdl_py_num_forks)
+    if (self->engine->forks == hvdl_py_num_forks) {
         hvdl_plan_release(self->engine->engine, self->plan);
+        hvdl_py_reap(self->engine->engine);
+    }
     Py_DECREF(self->engine);
     PyObject_Free(self);
     Py_DECREF(type);

@@ -180,6 +180,7 @@ struct hvdl_engine {
     size_t num_dead_owners, room_dead_owners;
     uint64_t num_operations, last_number;
     bool closed;
+    bool undriven;       /* and nobody drives any more */
     _Atomic bool queued; /* the queue or released_plans is not empty */
 
     /* what was recorded: any thread, under events_lock, but for `recording` */
@@ -251,8 +252,9 @@ void hvdl_meeting_free(hvdl_meeting *meeting);
 void hvdl_plan_free(hvdl_engine *engine, hvdl_plan *plan);
 /* Its buffers can be handed back. */
 void hvdl_plan_drop_owner(hvdl_engine *engine, hvdl_plan *plan);
-/* The engine is closed: no plan runs any more, so that their buffers can be handed back. */
-void hvdl_plans_drop_owners(hvdl_engine *engine);
+/* The engine is closed: no plan runs any more, so that their buffers can be handed back. Those that
+ * were made are freed with the engine, the others when they are released. */
+void hvdl_plans_end(hvdl_engine *engine);
 /* A plan was released while its making or a run was under way, which has now ended. */
 void hvdl_plan_note_release(hvdl_engine *engine, hvdl_plan *plan);
 void hvdl_wake_thread(hvdl_engine *engine);
