@@ -266,8 +266,6 @@ void hvdl_wake_waiting(hvdl_engine *engine);
 /* time_ns 0: now. Nothing is told of the engine's own operations. */
 void hvdl_record(hvdl_engine *engine, const hvdl_operation *operation, hvdl_state state,
                  uint64_t time_ns);
-/* What does not fit is cut between characters of UTF-8 and ends in dots. */
-void hvdl_copy_name(char *to, size_t room, const char *name);
 
 /* ---- replay.c ---- */
 
