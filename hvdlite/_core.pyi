@@ -99,7 +99,8 @@ class Operation:
         """
 
     def capsule(self) -> Any:
-        """Allgather, after it ended: the result as a DLPack capsule, which owns it. Once."""
+        """Allgather, alltoall, after it ended: the result as a DLPack capsule, which owns it. Once.
+        A result without elements: its shape."""
 
 @final
 class Plan:

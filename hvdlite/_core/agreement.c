@@ -20,14 +20,23 @@ static void add_rank(hvdl_variant *variant, int32_t rank)
     variant->num_ranks++;
 }
 
-static hvdl_variant *variant_of(hvdl_variants *all, const hvdl_desc *desc)
+/* Where `lowest` and perhaps more ranks are to be added. NULL: there are enough, of lower ranks. */
+static hvdl_variant *variant_of(hvdl_variants *all, const hvdl_desc *desc, int32_t lowest)
 {
     for (int i = 0; i < all->count; i++)
         if (!memcmp(&all->variants[i].desc, desc, sizeof *desc))
             return &all->variants[i];
-    if (all->count == HVDL_MAX_VARIANTS)
-        return &all->variants[HVDL_MAX_VARIANTS - 1];
-    hvdl_variant *variant = &all->variants[all->count++];
+    hvdl_variant *variant = &all->variants[0];
+    if (all->count < HVDL_MAX_VARIANTS) {
+        variant = &all->variants[all->count++];
+    } else {
+        for (int i = 1; i < all->count; i++)
+            if (all->variants[i].ranks[0] > variant->ranks[0])
+                variant = &all->variants[i];
+        if (variant->ranks[0] < lowest)
+            return NULL;
+        all->num_others += variant->num_ranks;
+    }
     memset(variant, 0, sizeof *variant);
     variant->desc = *desc;
     return variant;
@@ -35,22 +44,46 @@ static hvdl_variant *variant_of(hvdl_variants *all, const hvdl_desc *desc)
 
 void hvdl_variants_add(hvdl_variants *all, const hvdl_desc *desc, int rank)
 {
-    add_rank(variant_of(all, desc), rank);
+    hvdl_variant *variant = variant_of(all, desc, rank);
+    if (variant)
+        add_rank(variant, rank);
+    else
+        all->num_others++;
 }
 
 void hvdl_variants_merge(hvdl_variants *all, const hvdl_variants *more)
 {
     for (int i = 0; i < more->count; i++) {
         const hvdl_variant *from = &more->variants[i];
-        hvdl_variant *to = variant_of(all, &from->desc);
+        hvdl_variant *to = variant_of(all, &from->desc, from->ranks[0]);
+        if (!to) {
+            all->num_others += from->num_ranks;
+            continue;
+        }
         int named = from->num_ranks < HVDL_MAX_NAMED ? from->num_ranks : HVDL_MAX_NAMED;
         for (int k = 0; k < named; k++)
             add_rank(to, from->ranks[k]);
         to->num_ranks += from->num_ranks - named;
     }
+    all->num_others += more->num_others;
 }
 
 /* ---- describing ---- */
+
+void hvdl_copy_name(char *to, size_t room, const char *name)
+{
+    static const char dots[] = "...";
+    size_t length = strlen(name);
+    if (length < room) {
+        memcpy(to, name, length + 1);
+        return;
+    }
+    length = room - sizeof dots;
+    while (length && ((unsigned char)name[length] & 0xc0) == 0x80)
+        length--; /* to where a character of UTF-8 begins */
+    memcpy(to, name, length);
+    memcpy(to + length, dots, sizeof dots);
+}
 
 typedef struct {
     char *text;
@@ -86,7 +119,8 @@ static void put_tensor(writer *to, const hvdl_desc *desc)
         return;
     }
     put(to, "%s[", names[desc->dtype]);
-    int shown = desc->ndim < HVDL_MAX_DIMS ? desc->ndim : HVDL_MAX_DIMS;
+    /* The last one stands for all that do not fit. */
+    int shown = desc->ndim > HVDL_MAX_DIMS ? HVDL_MAX_DIMS - 1 : desc->ndim;
     for (int i = 0; i < shown; i++) {
         put(to, i ? ", " : "");
         if (desc->dims[i] < 0)
@@ -94,7 +128,11 @@ static void put_tensor(writer *to, const hvdl_desc *desc)
         else
             put(to, "%" PRId64, desc->dims[i]);
     }
-    put(to, desc->ndim > shown ? ", ...]" : "]");
+    if (desc->ndim > shown)
+        put(to, ", ...] of %d dimensions and %" PRId64 " elements%s", desc->ndim, desc->count,
+            desc->dims[0] < 0 ? " in a row" : "");
+    else
+        put(to, "]");
 }
 
 /* In what the descriptors differ, and what to call it. */
@@ -114,7 +152,9 @@ static int difference(const hvdl_desc *a, const hvdl_desc *b)
         found |= OP;
     if (a->root != b->root)
         found |= ROOT;
-    if (a->prescale != b->prescale || a->postscale != b->postscale)
+    /* As they were compared: NaN is what it is. */
+    if (memcmp(&a->prescale, &b->prescale, sizeof a->prescale) ||
+        memcmp(&a->postscale, &b->postscale, sizeof a->postscale))
         found |= SCALE;
     if (a->place != b->place)
         found |= PLACE;
@@ -217,19 +257,24 @@ void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hv
         differing = KIND;
     const char *verb = differing & KIND ? "called" : differing & (DTYPE | SHAPE) ? "sent" : "gave";
     writer to = {text, 0};
+    char short_name[HVDL_NAME_BYTES];
+    hvdl_copy_name(short_name, sizeof short_name, name);
     text[0] = '\0';
     put(&to, "%s '%s': ", differing & KIND ? "operation" : hvdl_kind_name(majority->desc.kind),
-        name);
+        short_name);
     for (int i = 0; i < all->count; i++) {
         bool last = i == all->count - 1;
         if (i)
             put(&to, ", ");
-        if (last && order[i]->num_ranks > 1)
+        if (last && !all->num_others && order[i]->num_ranks > 1)
             put(&to, "the other %d ranks", order[i]->num_ranks);
         else
             put_ranks(&to, order[i], naming);
         put(&to, i ? " " : " %s ", verb);
         put_values(&to, &order[i]->desc, differing, naming);
     }
+    if (all->num_others)
+        put(&to, ", and %d more %s not shown", all->num_others,
+            all->num_others == 1 ? "rank is" : "ranks are");
     put_remedy(&to, differing);
 }

@@ -6,8 +6,9 @@
 
 #include "types.h"
 
-#define HVDL_MAX_VARIANTS 4 /* further ones are counted with the last */
+#define HVDL_MAX_VARIANTS 4 /* those of the lowest ranks; the ranks of others are counted */
 #define HVDL_MAX_NAMED 4    /* ranks that a text names one by one */
+#define HVDL_NAME_BYTES 256 /* of an operation's name, with its NUL, that stand in a text */
 
 typedef struct {
     hvdl_desc desc;
@@ -17,6 +18,7 @@ typedef struct {
 
 typedef struct {
     int32_t count; /* 1: they agree */
+    int32_t num_others; /* ranks that stand in none of these, as there were more */
     hvdl_variant variants[HVDL_MAX_VARIANTS];
 } hvdl_variants;
 
@@ -35,6 +37,9 @@ typedef struct {
 /* Writes the text of the disagreement (count > 1). */
 void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hvdl_naming *naming,
                             char text[HVDL_TEXT_BYTES]);
+
+/* What does not fit is cut between characters of UTF-8 and ends in dots. */
+void hvdl_copy_name(char *to, size_t room, const char *name);
 
 const char *hvdl_kind_name(int kind); /* "allreduce" ... */
 

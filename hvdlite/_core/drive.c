@@ -277,7 +277,8 @@ void hvdl_engine_poll(hvdl_engine *e)
 {
     if (e->has_thread || e->config.num_ranks == 1 || pthread_mutex_trylock(&e->driving))
         return;
-    if (!hvdl_sweep(e)) {
+    /* The lock shows what close did: it stops, then takes down what a sweep needs. */
+    if (!stopping(e) && !hvdl_sweep(e)) {
         look_for_dead(e);
         hvdl_stall_look(e);
     }

@@ -107,12 +107,12 @@ static hvdl_err start_thread(hvdl_engine *e)
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+    e->has_thread = true; /* before there is one that may read it */
     int failed = pthread_create(&e->thread, NULL, hvdl_progress_main, e);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed)
         return HVDL_ENOMEM;
     pthread_setname_np(e->thread, "hvdlite");
-    e->has_thread = true;
     return HVDL_OK;
 }
 
@@ -203,7 +203,6 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
         atomic_fetch_add(&e->shm.control->ranks[e->local].idle_bell, 1);
         hvdl_futex_wake(&e->shm.control->ranks[e->local].idle_bell);
         pthread_join(e->thread, NULL);
-        e->has_thread = false;
     }
     if (e->config.num_ranks == 1)
         return;
@@ -220,7 +219,7 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
              hvdl_own_number(e));
     e->broken = true;
     hvdl_fail_all(e, text);
-    hvdl_plans_drop_owners(e);
+    hvdl_plans_end(e);
     hvdl_control_destroy(e);
     pthread_mutex_unlock(&e->driving);
     hvdl_wake_waiting(e);
@@ -233,6 +232,8 @@ void hvdl_engine_free(hvdl_engine *e)
         for (hvdl_node *node = e->plans.slots[i], *next; node; node = next) {
             hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
             next = node->next;
+            if (plan->collecting)
+                hvdl_meeting_free(plan->collecting);
             free(plan->name);
             free(plan->error);
             free(plan);

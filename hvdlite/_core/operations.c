@@ -486,9 +486,12 @@ void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
     free(plan);
 }
 
-void hvdl_plans_drop_owners(hvdl_engine *e)
+void hvdl_plans_end(hvdl_engine *e)
 {
     pthread_mutex_lock(&e->queue_lock);
+    hvdl_plan *released = e->released_plans, *next;
+    e->released_plans = NULL;
+    e->undriven = true;
     for (size_t i = 0; i < e->plans.num_slots && !e->pinned; i++)
         for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
             hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
@@ -496,6 +499,11 @@ void hvdl_plans_drop_owners(hvdl_engine *e)
                 plan->posting.owner = NULL;
         }
     pthread_mutex_unlock(&e->queue_lock);
+    for (; released; released = next) {
+        next = released->next;
+        if (!released->ready)
+            hvdl_plan_free(e, released);
+    }
 }
 
 void hvdl_plan_release(hvdl_engine *e, hvdl_plan *plan)
@@ -506,7 +514,8 @@ void hvdl_plan_release(hvdl_engine *e, hvdl_plan *plan)
     }
     pthread_mutex_lock(&e->queue_lock);
     plan->released = true;
-    bool now = plan->made && !plan->run && !plan->announced;
+    bool is_last = e->undriven && !plan->ready; /* it is in no table */
+    bool now = plan->made && !plan->run && !plan->announced && !e->undriven;
     if (now) {
         plan->announced = true;
         plan->next = e->released_plans;
@@ -514,6 +523,8 @@ void hvdl_plan_release(hvdl_engine *e, hvdl_plan *plan)
         atomic_store(&e->queued, true);
     }
     pthread_mutex_unlock(&e->queue_lock);
+    if (is_last)
+        hvdl_plan_free(e, plan);
     if (now)
         hvdl_wake_thread(e);
 }

@@ -304,6 +304,8 @@ static PyObject *engine_plan(PyObject *object, PyObject *args)
     if (hvdl_py_pointer(input, &address) || hvdl_py_pointer(output, &posting.output))
         return NULL;
     posting.input = address;
+    desc->prescale = hvdl_py_factor(desc->prescale);
+    desc->postscale = hvdl_py_factor(desc->postscale);
     desc->kind = HVDL_ALLREDUCE;
     desc->dtype = (uint8_t)dtype;
     desc->op = (uint8_t)op;

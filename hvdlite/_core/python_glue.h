@@ -47,6 +47,8 @@ void hvdl_py_reap(hvdl_engine *engine);
 /* Conversions: 0, or -1 and an exception. */
 int hvdl_py_int(PyObject *object, const char *name, long least, long most, int *to);
 int hvdl_py_pointer(PyObject *object, void **to);
+/* A scale factor: 0.0 and -0.0, which are compared bytewise, as the same. */
+double hvdl_py_factor(double value);
 /* The arguments of Engine.post, from which `owner` and `wake` are left to the caller. */
 int hvdl_py_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *posting);
 

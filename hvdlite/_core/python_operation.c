@@ -1,4 +1,5 @@
 /* Operation and Plan. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -137,21 +138,65 @@ typedef struct dl_managed {
     dl_tensor tensor;
     void *context;
     void (*deleter)(struct dl_managed *);
+    /* our own: the capsule and the data, each of which may go first, in any thread */
+    _Atomic int num_holders;
+    _Atomic bool deleted;
     int64_t shape[];
 } dl_managed;
 
+static void dl_let_go(dl_managed *managed)
+{
+    if (atomic_fetch_sub(&managed->num_holders, 1) == 1)
+        free(managed);
+}
+
+/* Twice does no harm while there is the capsule: a consumer that fails may have deleted the data and
+ * left the capsule's name as if it had taken nothing. (torch does so.) */
 static void dl_delete(dl_managed *managed)
 {
+    if (atomic_exchange(&managed->deleted, true))
+        return;
     free(managed->tensor.data);
-    free(managed);
+    dl_let_go(managed);
 }
 
 static void capsule_delete(PyObject *capsule)
 {
-    if (PyCapsule_IsValid(capsule, "dltensor")) { /* nobody has taken it over */
-        dl_managed *managed = PyCapsule_GetPointer(capsule, "dltensor");
-        managed->deleter(managed);
+    dl_managed *managed = PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule));
+    if (PyCapsule_IsValid(capsule, "dltensor")) /* nobody has taken it over */
+        dl_delete(managed);
+    dl_let_go(managed);
+}
+
+/* The number of rows that came from all ranks; -1: an exception. */
+static int64_t sum_rows(hvdl_operation *operation)
+{
+    int count;
+    const int64_t *rows = hvdl_operation_rows(operation, &count);
+    int64_t sum = 0;
+    for (int r = 0; r < count; r++)
+        if (__builtin_add_overflow(sum, rows[r], &sum)) {
+            PyErr_SetString(PyExc_OverflowError, "the result has 2^63 rows or more");
+            return -1;
+        }
+    return sum;
+}
+
+/* The input's, but for the first dimension. */
+static PyObject *result_shape(PyObject *input, int64_t num_rows)
+{
+    Py_ssize_t ndim = PyTuple_Size(input);
+    PyObject *shape = PyTuple_New(ndim);
+    for (Py_ssize_t i = 0; shape && i < ndim; i++) {
+        PyObject *dim = i ? PyTuple_GetItem(input, i) : PyLong_FromLongLong(num_rows);
+        if (i)
+            Py_XINCREF(dim);
+        if (!dim || PyTuple_SetItem(shape, i, dim)) {
+            Py_DECREF(shape);
+            return NULL;
+        }
     }
+    return shape;
 }
 
 static PyObject *operation_capsule(PyObject *object, PyObject *unused)
@@ -162,15 +207,22 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
     (void)unused;
     if (!operation)
         return NULL;
+    const hvdl_desc *desc = hvdl_operation_desc(operation);
+    if ((desc->kind != HVDL_ALLGATHER && desc->kind != HVDL_ALLTOALL) ||
+        desc->place == HVDL_ORDERED) { /* its rows are some other number, and it may have no shape */
+        PyErr_SetString(PyExc_RuntimeError, "only an allgather or alltoall has a result to take");
+        return NULL;
+    }
     Py_ssize_t ndim = PyTuple_Size(self->shape);
+    int64_t num_rows = sum_rows(operation);
+    if (num_rows < 0)
+        return NULL;
+    if (!num_rows || !desc->count)
+        return result_shape(self->shape, num_rows);
     dl_managed *managed = calloc(1, sizeof *managed + (size_t)ndim * sizeof(int64_t));
     if (!managed)
         return PyErr_NoMemory();
-    const hvdl_desc *desc = hvdl_operation_desc(operation);
-    int count;
-    const int64_t *rows = hvdl_operation_rows(operation, &count);
-    for (int r = 0; r < count; r++)
-        managed->shape[0] += rows[r];
+    managed->shape[0] = num_rows;
     for (Py_ssize_t i = 1; i < ndim; i++)
         managed->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(self->shape, i));
     managed->tensor.data = hvdl_operation_take_output(operation);
@@ -181,14 +233,17 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
     managed->tensor.dtype.lanes = 1;
     managed->tensor.shape = managed->shape;
     managed->deleter = dl_delete;
+    managed->num_holders = 2;
     if (!managed->tensor.data) {
         free(managed);
         PyErr_SetString(PyExc_RuntimeError, "the result was taken already");
         return NULL;
     }
     PyObject *capsule = PyCapsule_New(managed, "dltensor", capsule_delete);
-    if (!capsule)
+    if (!capsule) {
         dl_delete(managed);
+        dl_let_go(managed);
+    }
     return capsule;
 }
 
@@ -241,8 +296,10 @@ static void plan_dealloc(PyObject *object)
 {
     PlanObject *self = (PlanObject *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->engine->forks == hvdl_py_num_forks)
+    if (self->engine->forks == hvdl_py_num_forks) {
         hvdl_plan_release(self->engine->engine, self->plan);
+        hvdl_py_reap(self->engine->engine);
+    }
     Py_DECREF(self->engine);
     PyObject_Free(self);
     Py_DECREF(type);

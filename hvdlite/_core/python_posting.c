@@ -68,9 +68,14 @@ int hvdl_py_pointer(PyObject *object, void **to)
     return 0;
 }
 
-static int to_double(PyObject *object, double *to)
+double hvdl_py_factor(double value)
 {
-    *to = PyFloat_AsDouble(object);
+    return value == 0.0 ? 0.0 : value;
+}
+
+static int to_factor(PyObject *object, double *to)
+{
+    *to = hvdl_py_factor(PyFloat_AsDouble(object));
     return *to == -1.0 && PyErr_Occurred() ? -1 : 0;
 }
 
@@ -90,7 +95,8 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
         return -1;
     }
     desc->ndim = (uint8_t)(ndim < 255 ? ndim : 255);
-    desc->count = 1;
+    int64_t count = 1;
+    bool overflows = false, has_zero = false;
     for (Py_ssize_t i = 0; i < ndim; i++) {
         long long dim = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
         if (dim < 0) {
@@ -102,13 +108,21 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
         if (is_rows)
             posting->rows = dim;
         else
-            desc->count *= dim;
+            overflows |= __builtin_mul_overflow(count, (int64_t)dim, &count);
+        has_zero |= dim == 0;
         /* What does not fit is folded into the last one, so that it is still compared. */
         if (i < HVDL_MAX_DIMS)
             desc->dims[i] = is_rows ? -1 : dim;
         else
-            desc->dims[HVDL_MAX_DIMS - 1] = desc->dims[HVDL_MAX_DIMS - 1] * 1000003 + dim;
+            desc->dims[HVDL_MAX_DIMS - 1] =
+                (int64_t)((uint64_t)desc->dims[HVDL_MAX_DIMS - 1] * 1000003 + (uint64_t)dim);
     }
+    if (overflows && !has_zero) {
+        PyErr_SetString(PyExc_ValueError, "the tensor has 2^63 elements or more");
+        return -1;
+    }
+    /* Where rows would be larger than any memory, no rank has one. */
+    desc->count = overflows ? 0 : count;
     return 0;
 }
 
@@ -176,8 +190,8 @@ int hvdl_py_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *po
         hvdl_py_int(args[POST_ROOT], "root", -1, INT32_MAX, &root) ||
         hvdl_py_pointer(args[POST_INPUT], &input) ||
         hvdl_py_pointer(args[POST_OUTPUT], &posting->output) ||
-        to_double(args[POST_PRESCALE], &desc->prescale) ||
-        to_double(args[POST_POSTSCALE], &desc->postscale))
+        to_factor(args[POST_PRESCALE], &desc->prescale) ||
+        to_factor(args[POST_POSTSCALE], &desc->postscale))
         return -1;
     posting->input = input;
     posting->unnamed = unnamed;

@@ -11,21 +11,6 @@ const char *hvdl_state_name(int state)
     return names[state];
 }
 
-void hvdl_copy_name(char *to, size_t room, const char *name)
-{
-    static const char dots[] = "...";
-    size_t length = strlen(name);
-    if (length < room) {
-        memcpy(to, name, length + 1);
-        return;
-    }
-    length = room - sizeof dots;
-    while (length && ((unsigned char)name[length] & 0xc0) == 0x80)
-        length--; /* to where a character of UTF-8 begins */
-    memcpy(to, name, length);
-    memcpy(to + length, dots, sizeof dots);
-}
-
 /* Of the user's tensor on this rank, wherever it lies. */
 static uint64_t tensor_bytes(const hvdl_operation *op)
 {

@@ -276,9 +276,10 @@ void hvdl_plan_made(hvdl_engine *e, hvdl_plan *plan, const char *error)
 static void fail_with_name(hvdl_engine *e, hvdl_operation *op, const char *text)
 {
     const char *here = strstr(text, HVDL_NAME_HERE);
-    char named[HVDL_TEXT_BYTES];
+    char named[HVDL_TEXT_BYTES], name[HVDL_NAME_BYTES];
+    hvdl_copy_name(name, sizeof name, op->name);
     if (here)
-        snprintf(named, sizeof named, "%.*s%s%s", (int)(here - text), text, op->name,
+        snprintf(named, sizeof named, "%.*s%s%s", (int)(here - text), text, name,
                  here + strlen(HVDL_NAME_HERE));
     hvdl_finish(e, op, here ? named : text);
 }

@@ -182,6 +182,7 @@ struct hvdl_engine {
     size_t num_dead_owners, room_dead_owners;
     uint64_t num_operations, last_number;
     bool closed;
+    bool undriven;       /* and nobody drives any more */
     _Atomic bool queued; /* the queue or released_plans is not empty */
 
     /* what was recorded: any thread, under events_lock, but for `recording` */
@@ -194,7 +195,7 @@ struct hvdl_engine {
     /* who drives */
     pthread_mutex_t driving;
     pthread_t thread;
-    bool has_thread;
+    bool has_thread; /* constant: also when the thread has ended */
     _Atomic bool stop;
     _Atomic int num_waiting;     /* callers in hvdl_operation_wait: the thread leaves it to them */
     _Atomic int num_sleeping;    /* of those, asleep on done_count */
@@ -254,8 +255,9 @@ void hvdl_meeting_free(hvdl_meeting *meeting);
 void hvdl_plan_free(hvdl_engine *engine, hvdl_plan *plan);
 /* Its buffers can be handed back. */
 void hvdl_plan_drop_owner(hvdl_engine *engine, hvdl_plan *plan);
-/* The engine is closed: no plan runs any more, so that their buffers can be handed back. */
-void hvdl_plans_drop_owners(hvdl_engine *engine);
+/* The engine is closed: no plan runs any more, so that their buffers can be handed back. Those that
+ * were made are freed with the engine, the others when they are released. */
+void hvdl_plans_end(hvdl_engine *engine);
 /* A plan was released while its making or a run was under way, which has now ended. */
 void hvdl_plan_note_release(hvdl_engine *engine, hvdl_plan *plan);
 void hvdl_wake_thread(hvdl_engine *engine);
@@ -267,8 +269,6 @@ void hvdl_wake_waiting(hvdl_engine *engine);
 /* time_ns 0: now. Nothing is told of the engine's own operations. */
 void hvdl_record(hvdl_engine *engine, const hvdl_operation *operation, hvdl_state state,
                  uint64_t time_ns);
-/* What does not fit is cut between characters of UTF-8 and ends in dots. */
-void hvdl_copy_name(char *to, size_t room, const char *name);
 
 /* ---- replay.c ---- */
 

@@ -20,10 +20,10 @@ from hvdlite.collectives.posting import (
     named,
     no_rows,
     readable,
-    received,
 )
 from hvdlite.ops import Average
 from hvdlite.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.received import received
 
 _ALLGATHER = _core.ALLGATHER
 _ON_HOST = _core.ON_HOST

@@ -17,9 +17,9 @@ from hvdlite.collectives.posting import (
     named,
     no_rows,
     readable,
-    received,
 )
 from hvdlite.process_sets import ProcessSet, as_int, global_process_set, team_of
+from hvdlite.received import received
 from hvdlite.teams import Team
 
 _ALLTOALL = _core.ALLTOALL

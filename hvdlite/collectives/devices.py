@@ -12,9 +12,10 @@ import torch
 
 from hvdlite import _core, gpu
 from hvdlite.collectives.handles import Handle
-from hvdlite.collectives.posting import named, received
+from hvdlite.collectives.posting import named
 from hvdlite.lanes import lane_of, takes
 from hvdlite.lanes.transfer import Request
+from hvdlite.received import received
 from hvdlite.teams import Team
 
 

@@ -11,7 +11,6 @@ import warnings
 from typing import Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from hvdlite import _core
 from hvdlite.compression import Compressor
@@ -154,12 +153,6 @@ def refuse_in_place(operation: str, tensor: torch.Tensor) -> None:
             f"{operation}: the tensor is not contiguous (shape {tuple(tensor.shape)}, strides "
             f"{tensor.stride()}) and can't be changed in place; use {operation.rstrip('_')}"
         )
-
-
-def received(operation: _core.Operation, dtype: torch.dtype) -> torch.Tensor:
-    """The result that the engine has made, in host memory."""
-    result = from_dlpack(operation.capsule())
-    return result if result.dtype is dtype else result.view(dtype)
 
 
 def differentiable(tensor: torch.Tensor) -> bool:

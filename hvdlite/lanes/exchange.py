@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError
 from hvdlite.lanes.transfer import Request
+from hvdlite.received import received
 
 if TYPE_CHECKING:
     from hvdlite.teams import Team
@@ -27,7 +27,7 @@ def gather_bytes(team: Team, name: str, payload: bytes) -> list[bytes]:
     text = operation.wait()
     if text is not None:
         raise HorovodInternalError(text)
-    everything = bytes(from_dlpack(operation.capsule()).tolist())
+    everything = bytes(received(operation, torch.uint8).tolist())
     parts = []
     for count in operation.rows():
         parts.append(everything[:count])
@@ -56,4 +56,4 @@ def post_counts(team: Team, request: Request, rows: int) -> _core.Operation:
 
 def counts_of(operation: _core.Operation) -> tuple[int, ...]:
     """What `post_counts` has found out."""
-    return tuple(from_dlpack(operation.capsule()).tolist())
+    return tuple(received(operation, torch.int64).tolist())

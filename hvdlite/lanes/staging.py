@@ -10,11 +10,11 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from hvdlite import _core
 from hvdlite.lanes.devices import Devices, Track
 from hvdlite.lanes.transfer import GATHERING, Transfer
+from hvdlite.received import received
 
 if TYPE_CHECKING:
     from hvdlite.teams import Team
@@ -86,9 +86,7 @@ class Staging:
         assert transfer.ready is not None
         if transfer.request.kind in GATHERING:
             transfer.counts = operation.rows()
-            output = from_dlpack(operation.capsule())
-            if output.dtype is not tensor.dtype:  # bool
-                output = output.view(tensor.dtype)
+            output = received(operation, tensor.dtype)
         with self._inward.behind(transfer.ready):
             if transfer.result is None:
                 transfer.result = torch.empty_like(output, device=tensor.device)

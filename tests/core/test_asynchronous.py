@@ -1,6 +1,7 @@
 """Operations make progress on their own, and no global order of them is needed."""
 
 import sys
+import threading
 import time
 
 import pytest
@@ -139,3 +140,39 @@ def test_a_second_operation_in_flight_with_the_same_name_is_an_error_at_once(wor
     texts = world.run(start_the_same_name_twice)[0]
     assert len(texts) == 1
     assert "twice" in texts[0]
+
+
+def poll_in_threads_until_shutdown(cycles, num_threads):
+    """Rank 0's operation never ends well: the others leave without it."""
+    from mpi4py import MPI
+
+    ended = []
+
+    def poll(handle):
+        while not hvd.poll(handle):
+            pass
+        ended.append(True)
+
+    for _ in range(cycles):
+        hvd.init()
+        threads = []
+        if hvd.rank() == 0:
+            handle = hvd.allreduce_async(torch.ones(3), name="never")
+            threads = [threading.Thread(target=poll, args=[handle]) for _ in range(num_threads)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.05)
+        else:
+            time.sleep(0.15)  # so long does rank 0 find no one who answers
+        hvd.shutdown()
+        for thread in threads:
+            thread.join()
+        MPI.COMM_WORLD.Barrier()
+    return len(ended)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+@pytest.mark.wide_in(2)  # it takes three seconds, and concerns several hosts
+def test_an_operation_may_be_polled_while_another_thread_shuts_down(world):
+    assert world.run(poll_in_threads_until_shutdown, 20, 12)[0] == 20 * 12

@@ -116,3 +116,55 @@ def disagree_while_others_are_in_flight():
 
 def test_a_disagreement_harms_no_other_operation(world):
     assert all(world.run(disagree_while_others_are_in_flight))
+
+
+def text_of(case):
+    """Of the disagreement; None: there was none."""
+    hvd.init()
+    rank = hvd.rank()
+    calls = {
+        "zeros of both signs": lambda: reduce(torch.ones(3), prescale_factor=-0.0 if rank else 0.0),
+        "nine dimensions": lambda: reduce(torch.ones((1,) * 8 + (2 + (rank == 1),))),
+        "a long name": lambda: reduce(torch.ones(3 + (rank == 1)), name="nä" * 500),
+        "six shapes": lambda: reduce(torch.ones(10 + min(rank, 5))),
+    }
+    try:
+        calls[case]()
+    except hvd.HorovodInternalError as error:
+        return str(error)
+    return None
+
+
+def the_text(world, case):
+    (text,) = set(world.run(text_of, case))
+    return text
+
+
+def test_zeros_of_both_signs_are_the_same_factor(world):
+    assert the_text(world, "zeros of both signs") is None
+
+
+def test_what_is_left_out_of_a_shape_is_no_number_in_its_text(world):
+    text = the_text(world, "nine dimensions")
+    for elements in (2, 3):
+        assert f"float32[{'1, ' * 7}...] of 9 dimensions and {elements} elements" in text
+
+
+def test_a_long_name_leaves_room_for_who_sent_what(world):
+    text = the_text(world, "a long name")
+    assert text.startswith("allreduce 'nänänä")
+    assert "...': rank " in text
+    assert "float32[3]" in text
+    assert "float32[4]" in text
+    assert text.endswith("; make the shape the same on every rank")
+
+
+@pytest.mark.ranks(7)
+@pytest.mark.hosts("4,3")
+def test_where_there_are_many_shapes_no_rank_is_listed_with_one_that_it_did_not_send(world):
+    text = the_text(world, "six shapes")
+    assert ", and 3 more ranks are not shown; make the shape the same on every rank" in text
+    for rank in range(4):
+        assert f"rank {rank} on " in text
+        assert f"float32[{10 + rank}]" in text
+    assert text.count("float32[") == 4

@@ -2,12 +2,15 @@
 
 import gc
 import os
+import weakref
 
 import psutil
 import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite import _core
+from hvdlite import world as worlds
 
 ROUNDS = 300
 
@@ -48,3 +51,39 @@ def growth():
 def test_memory_does_not_grow_with_the_operations_done(world):
     # An operation's own record is half a kilobyte: were one in ten kept, this would show.
     assert max(world.run(growth, limit_s=120)) < 50
+
+
+class Owner:
+    """Of the buffers of a plan."""
+
+
+def owners_left(when):
+    """Those of rank 0's plans that the others never make, or that all make."""
+    from mpi4py import MPI
+
+    owners = []
+    for _ in range(3):
+        hvd.init()
+        if hvd.rank() == 0 or when == "made":
+            owner, x = Owner(), torch.ones(10)
+            owners.append(weakref.ref(owner))
+            plan = worlds.current().team.engine.plan(
+                "p", _core.FLOAT32, _core.SUM, x.data_ptr(), x.data_ptr(), 10, 1.0, 1.0, owner
+            )
+            if when == "made":
+                assert plan.start(owner).wait() is None
+            if when == "released before":
+                del plan
+            hvd.shutdown()
+            plan = owner = None
+        MPI.COMM_WORLD.Barrier()
+        hvd.shutdown()
+    gc.collect()
+    return sum(owner() is not None for owner in owners)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+@pytest.mark.parametrize("when", ["released before", "released after", "made"])
+def test_what_a_plan_holds_is_given_back_when_the_engine_is_closed(world, when):
+    assert world.run(owners_left, when) == [0] * world.size

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite import _core
+from hvdlite import world as worlds
 
 
 def sparse(x):
@@ -145,3 +147,30 @@ def test_an_object_that_cannot_be_pickled_is_an_error_on_every_rank(world):
     for kind, text in others:
         assert kind == "HorovodInternalError"
         assert "rank 1's object can't be sent: TypeError: not this one" in text
+
+
+def post_huge_shapes():
+    hvd.init()
+    post = worlds.current().team.engine.post
+    x = torch.ones(1)
+
+    def start(kind, shape):
+        return post(
+            kind, "huge", False, _core.FLOAT32, _core.SUM, -1, x.data_ptr(), 0, shape, 1.0, 1.0, x
+        )
+
+    with pytest.raises(ValueError, match=r"2\^63 elements or more"):
+        start(_core.ALLREDUCE, (2**32, 2**32))
+    with pytest.raises(ValueError, match=r"2\^63 elements or more"):
+        start(_core.ALLGATHER, (1, 2**32, 2**32))
+    for kind, shape in (
+        (_core.ALLREDUCE, (2**32, 2**32, 0)),
+        (_core.ALLREDUCE, (0, 2**32, 2**32)),
+        (_core.ALLGATHER, (0, 2**32, 2**32)),
+    ):
+        assert start(kind, shape).wait() is None
+
+
+@pytest.mark.ranks(1, 2)
+def test_the_number_of_elements_does_not_overflow(world):
+    world.run(post_huge_shapes)
