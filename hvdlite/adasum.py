@@ -21,7 +21,7 @@ from hvdlite.arena import Combining, check_reducible
 from hvdlite.collectives import Handle, allreduce_async, synchronize
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import Adasum
-from hvdlite.optimizer_arguments import checked_passes
+from hvdlite.optimizer_arguments import Names, checked_passes
 from hvdlite.process_sets import ProcessSet, team_of
 from hvdlite.teams import Team
 from hvdlite.wrapping import Wrapper
@@ -33,13 +33,12 @@ class Deltas:
     def __init__(
         self,
         groups: Callable[[], Sequence[dict[str, Any]]],
-        names: dict[int, str],
+        names: Names,
         combining: Combining,
         optimizer: str,
         process_set: ProcessSet,
     ) -> None:
-        """groups: gives the optimizer's param_groups, as they are then. names: by the id of a
-        parameter. optimizer: its class."""
+        """groups: gives the optimizer's param_groups, as they are then. optimizer: its class."""
         self._groups = groups
         self._names = names
         self._combining = combining
@@ -143,7 +142,7 @@ class Deltas:
         self._agreement = Agreement(team, self._process_set, self._name, model)
 
     def _name_of(self, param: torch.Tensor, index: int) -> str:
-        return self._names.get(id(param), f"parameter {index}")
+        return self._names.of(param, index)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

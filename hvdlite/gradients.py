@@ -11,6 +11,7 @@ import torch
 from hvdlite import world
 from hvdlite.agreement import Agreement, Model, parameters_of
 from hvdlite.arena import Bucket, Combining, Form, Slot, make_buckets
+from hvdlite.optimizer_arguments import Names
 from hvdlite.process_sets import ProcessSet, team_of
 from hvdlite.teams import Team
 
@@ -26,16 +27,15 @@ class Gradients:
     def __init__(
         self,
         groups: Callable[[], Sequence[dict[str, Any]]],
-        names: dict[int, str],
+        names: Names,
         combining: Combining,
         first_form: Form,
         optimizer: str,
         process_set: ProcessSet,
         hook: Hook,
     ) -> None:
-        """groups: gives the optimizer's param_groups, as they are then. names: by the id of a
-        parameter. first_form: what a gradient is taken for before the first has come.
-        optimizer: its class. hook: is called with each gradient that autograd has accumulated."""
+        """groups: gives the optimizer's param_groups, as they are then. first_form: what a gradient
+        is taken for before the first has come. optimizer: its class. hook: is called with each gradient that autograd has accumulated."""
         self._groups = groups
         self._names = names
         self.combining = combining
@@ -165,7 +165,6 @@ class Gradients:
         for slot in former.values():
             _unhook(slot)
             # Its id may become another parameter's.
-            self._names.pop(id(slot.param), None)
             self.combining.group_of.pop(id(slot.param), None)
         # Also those that are frozen: a backward may come to them alone once they are thawed.
         for slot in (*slots, *frozen):
@@ -173,7 +172,7 @@ class Gradients:
                 slot.unhook = _hook(slot, self._hook)
 
     def _name_of(self, param: torch.Tensor, index: int) -> str:
-        return self._names.get(id(param), f"parameter {index}")
+        return self._names.of(param, index)
 
 
 def _hook(slot: Slot, hook: Hook) -> Callable[[], None] | None:

@@ -19,10 +19,10 @@ from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Adasum, Average, ReduceOp
 from hvdlite.optimizer_arguments import (
     checked_compression,
+    checked_names,
     checked_op,
     checked_passes,
     groups_by_id,
-    names_by_id,
 )
 from hvdlite.process_sets import ProcessSet, global_process_set, team_of
 from hvdlite.reducer import Reducer, release
@@ -226,7 +226,7 @@ def DistributedOptimizer(
         raise ValueError("this optimizer is distributed already")
     op = checked_op(op, gradient_predivide_factor)
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    names = names_by_id(named_parameters, params)
+    names = checked_names(named_parameters, params)
     combining = Combining(
         op,
         float(gradient_predivide_factor),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -49,17 +50,30 @@ def checked_passes(passes: object) -> int:
     return passes
 
 
-def names_by_id(
+class Names:
+    """What the user calls the parameters, also of those that come later."""
+
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        # The id of one that is gone may become another's, on some ranks only.
+        self._names = {id(param): (weakref.ref(param), name) for name, param in named}
+
+    def of(self, param: torch.Tensor, index: int) -> str:
+        """index: which of the optimizer's it is."""
+        reference, name = self._names.get(id(param), (None, ""))
+        return name if reference and reference() is param else f"parameter {index}"
+
+
+def checked_names(
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None, params: Sequence[torch.Tensor]
-) -> dict[int, str]:
-    """The parameters' names, by id.
+) -> Names:
+    """The parameters' names.
 
     Raises:
         ValueError: what was given does not name each parameter once.
     """
     named = list(named_parameters or ())
     if not named:
-        return {id(param): f"parameter {i}" for i, param in enumerate(params)}
+        return Names((f"parameter {i}", param) for i, param in enumerate(params))
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
         raise ValueError(
             "named_parameters: expected (name, parameter) tuples, as model.named_parameters() gives"
@@ -68,14 +82,14 @@ def names_by_id(
     duplicates = sorted({name for name, _ in named if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
     if duplicates:
         raise ValueError(f"named_parameters: more than one parameter is named {duplicates}")
-    names = {id(param): name for name, param in named}
-    missing = sum(id(param) not in names for param in params)
+    known = {id(param) for _, param in named}
+    missing = sum(id(param) not in known for param in params)
     if missing:
         raise ValueError(
             f"named_parameters: {missing} of the optimizer's {len(params)} parameters are not "
             "named; pass model.named_parameters() of the whole model, or nothing"
         )
-    return names
+    return Names(named)
 
 
 def groups_by_id(

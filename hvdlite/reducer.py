@@ -32,6 +32,7 @@ from hvdlite.arena import Bucket, Combining, Form, Slot
 from hvdlite.backwards import Backward, current_task
 from hvdlite.errors import HorovodInternalError
 from hvdlite.gradients import Gradients
+from hvdlite.optimizer_arguments import Names
 from hvdlite.process_sets import ProcessSet
 from hvdlite.sparse_gradients import Held, RowExchange, held
 
@@ -45,7 +46,7 @@ class Reducer:
     def __init__(
         self,
         groups: Callable[[], Sequence[dict[str, Any]]],
-        names: dict[int, str],
+        names: Names,
         combining: Combining,
         *,
         passes: int,

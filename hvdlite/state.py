@@ -208,7 +208,7 @@ def _load(optimizer: torch.optim.Optimizer, frame: dict[str, Any]) -> None:
     params = [param for group in optimizer.param_groups for param in group["params"]]
     owners: dict[Any, Any] = dict(zip(ids, params, strict=True))
     for key, wanted in saved.items():
-        owner = owners.get(key, key)
+        owner: Any = owners.get(key, key)
         if owner in optimizer.state:
             optimizer.state[owner] = _as_saved(wanted, optimizer.state[owner])
 

@@ -6,6 +6,7 @@ from torch import nn
 
 import hvdlite as hvd
 from hvdlite import world as worlds
+from hvdlite.optimizer_arguments import Names
 from tests.training.models import (
     assert_same_parameters,
     batches,
@@ -86,7 +87,7 @@ def test_parameters_of_any_strides_and_dtype_are_reduced(world):
     world.run(strides_and_kinds)
 
 
-class Negated(hvd.Compression.none):
+class Negated(hvd.Compression.none):  # type: ignore[misc, valid-type]
     @classmethod
     def compress(cls, tensor):
         return -tensor, None
@@ -218,3 +219,17 @@ def runs_in_a_step(options):
 def test_the_gradients_of_a_group_are_one_reduction(world, options, runs):
     knobs = {"HVDLITE_BUCKET_BYTES": "0", "HVDLITE_FIRST_BUCKET_BYTES": "0"}
     assert world.run(runs_in_a_step, options, knobs=knobs) == [runs] * world.size
+
+
+def test_the_name_of_a_parameter_that_is_gone_is_nobody_elses():
+    gone = torch.nn.Parameter(torch.ones(1))
+    names = Names([("gone", gone)])
+    assert names.of(gone, 3) == "gone"
+    former = id(gone)
+    del gone
+    kept = []
+    for _ in range(1000):
+        kept.append(torch.nn.Parameter(torch.ones(1)))
+        assert names.of(kept[-1], 3) == "parameter 3"
+        if id(kept[-1]) == former:
+            return
