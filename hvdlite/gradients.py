@@ -35,7 +35,8 @@ class Gradients:
         hook: Hook,
     ) -> None:
         """groups: gives the optimizer's param_groups, as they are then. first_form: what a gradient
-        is taken for before the first has come. optimizer: its class. hook: is called with each gradient that autograd has accumulated."""
+        is taken for before the first has come. optimizer: its class. hook: is called with each
+        gradient that autograd has accumulated."""
         self._groups = groups
         self._names = names
         self.combining = combining
