@@ -207,10 +207,11 @@ def _load(optimizer: torch.optim.Optimizer, frame: dict[str, Any]) -> None:
     ids = [key for group in frame["param_groups"] for key in group["params"]]
     params = [param for group in optimizer.param_groups for param in group["params"]]
     owners: dict[Any, Any] = dict(zip(ids, params, strict=True))
+    state: dict[Any, Any] = optimizer.state
     for key, wanted in saved.items():
-        owner: Any = owners.get(key, key)
-        if owner in optimizer.state:
-            optimizer.state[owner] = _as_saved(wanted, optimizer.state[owner])
+        owner = owners.get(key, key)
+        if owner in state:
+            state[owner] = _as_saved(wanted, state[owner])
 
 
 def _loadable(thing: Any) -> Any:
