@@ -17,7 +17,7 @@ typedef struct {
 } hvdl_variant;
 
 typedef struct {
-    int32_t count; /* 1: they agree */
+    int32_t count;      /* 1: they agree */
     int32_t num_others; /* ranks that stand in none of these, as there were more */
     hvdl_variant variants[HVDL_MAX_VARIANTS];
 } hvdl_variants;

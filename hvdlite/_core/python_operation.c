@@ -209,7 +209,8 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
         return NULL;
     const hvdl_desc *desc = hvdl_operation_desc(operation);
     if ((desc->kind != HVDL_ALLGATHER && desc->kind != HVDL_ALLTOALL) ||
-        desc->place == HVDL_ORDERED) { /* its rows are some other number, and it may have no shape */
+        desc->place ==
+            HVDL_ORDERED) { /* its rows are some other number, and it may have no shape */
         PyErr_SetString(PyExc_RuntimeError, "only an allgather or alltoall has a result to take");
         return NULL;
     }
