@@ -231,6 +231,8 @@ static void send_runs_under_way(hvdl_engine *e, int host)
             const hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_id);
             if (meeting->plan && e->control->joins[host] > meeting->epoch)
                 send_run(e, host, meeting->plan);
+            if (e->broken)
+                return; /* the meetings are gone */
         }
 }
 

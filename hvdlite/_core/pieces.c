@@ -59,6 +59,8 @@ void hvdl_step_exchanges(hvdl_engine *e, bool *progressed)
         announce_ready(e, running->operation, running->piece);
         free(running);
         *progressed = true;
+        if (e->broken)
+            return; /* they are gone */
     }
 }
 
@@ -125,6 +127,8 @@ static void offer_next(hvdl_engine *e, hvdl_operation *op)
         op->announced_pieces++;
         hvdl_entry head = {.type = HVDL_ENTRY_NEXT, .id = op->meeting->id, .arg = k};
         hvdl_announce(e, head, NULL, 0);
+        if (e->broken)
+            return;
     }
 }
 
@@ -179,6 +183,8 @@ static void complete(hvdl_engine *e, hvdl_operation *op)
 {
     if (e->config.num_hosts > 1 && e->is_leader && !op->plan)
         hvdl_control_tag_done(e, op->tag);
+    if (e->broken)
+        return;
     if (hvdl_settle_result(e, op)) {
         break_for_memory(e, op);
         return;
@@ -200,6 +206,8 @@ static void piece_done(hvdl_engine *e, hvdl_operation *op, uint64_t k)
     if (op->exchange_waits && op->finished_pieces == op->num_gathering) {
         op->exchange_waits = false;
         start_exchange(e, op, op->num_gathering);
+        if (e->broken)
+            return;
     }
     if (op->finished_pieces == op->num_pieces)
         complete(e, op);

@@ -120,7 +120,9 @@ bool hvdl_take_queue(hvdl_engine *e)
     e->released_plans = NULL;
     atomic_store(&e->queued, false);
     pthread_mutex_unlock(&e->queue_lock);
-    for (; op; op = next_op) {
+    bool was_broken = e->broken;
+    /* A break ends all of them: those not looked at yet are gone, too. */
+    for (; op && e->broken == was_broken; op = next_op) {
         next_op = op->next;
         op->next = NULL;
         hvdl_record(e, op, HVDL_POSTED, op->posted_ns);
@@ -296,7 +298,8 @@ static void make_plan(hvdl_engine *e, hvdl_operation *op, uint64_t id, int tag)
     plan->ready = true;
     if (e->is_leader && e->config.num_hosts > 1)
         hvdl_control_plan_made(e, plan);
-    hvdl_finish(e, op, NULL);
+    if (!e->broken)
+        hvdl_finish(e, op, NULL);
 }
 
 static bool can_take_part(const hvdl_meeting *meeting)
@@ -366,11 +369,15 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
         return;
     }
     if (hvdl_table_insert(&e->meetings_by_id, &meeting->by_id, meeting->id)) {
+        op->meeting = NULL;
+        hvdl_meeting_free(meeting);
         hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;
     }
     if (meeting->plan)
         count_run(e, meeting->plan, op);
+    if (e->broken)
+        return; /* the operation and its meeting are gone */
     if (e->config.num_hosts > 1 && !meeting->plan) {
         if (e->is_leader)
             hvdl_control_posted(e, meeting);
