@@ -7,11 +7,21 @@ beyond that it starts again at 0, with an odd period, so that no power of two hi
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 DTYPES = (*INTEGERS, *FLOATS, "bool")
+
+
+def mostly_on_few_ranks(dtypes, everywhere):
+    """As a parameter: `everywhere` also where there are many ranks, which takes seconds; the others
+    there in `make test-wide` only."""
+    wide = pytest.mark.wide_in(7, "1,3,3")
+    return [d if d in everywhere else pytest.param(d, marks=wide) for d in dtypes]
+
+
 # One of each width: enough where the way of the data depends on its bytes alone.
 WIDTHS = ("uint8", "bfloat16", "float32", "int64")
 

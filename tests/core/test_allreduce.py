@@ -56,14 +56,7 @@ def reduce_in_place_all_at_once(dtype, knobs):
     assert not wrong, "\n".join(wrong)
 
 
-# With many ranks on few cores it takes seconds.
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        dtype if dtype in SOME else pytest.param(dtype, marks=pytest.mark.wide_in(7))
-        for dtype in oracles.DTYPES
-    ],
-)
+@pytest.mark.parametrize("dtype", oracles.mostly_on_few_ranks(oracles.DTYPES, SOME))
 def test_every_op_on_every_type_gives_its_closed_form(world, dtype):
     world.run(reduce_by_closed_form, dtype, "default knobs")
 
@@ -74,7 +67,7 @@ def test_tensors_of_many_pieces_give_the_closed_form(world, dtype):
 
 
 @pytest.mark.parametrize("knobs", limits.KNOBS)
-@pytest.mark.parametrize("dtype", oracles.WIDTHS)
+@pytest.mark.parametrize("dtype", oracles.mostly_on_few_ranks(oracles.WIDTHS, ("float32",)))
 def test_many_at_once_in_place_give_the_closed_form(world, dtype, knobs):
     world.run(reduce_in_place_all_at_once, dtype, knobs, knobs=limits.KNOBS[knobs])
 
