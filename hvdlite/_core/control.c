@@ -64,6 +64,15 @@ static bool test_sends(hvdl_engine *e)
 
 /* ---- receiving ---- */
 
+static void take_runs(hvdl_engine *e, int tag, uint64_t num_runs)
+{
+    hvdl_plan *plan = hvdl_plan_by_tag(e, tag);
+    if (!plan || (plan->ends_elsewhere && plan->num_runs_elsewhere <= num_runs))
+        return;
+    plan->ends_elsewhere = true;
+    plan->num_runs_elsewhere = num_runs;
+}
+
 void hvdl_announce_leave(hvdl_engine *e, int rank, bool clean)
 {
     hvdl_entry entry = {.type = HVDL_ENTRY_LEAVE, .id = (uint64_t)rank, .arg = clean};
@@ -94,6 +103,7 @@ static void take_message(hvdl_engine *e, const char *bytes)
     case HVDL_MSG_FREE: hvdl_take_free(e, head.tag); break;
     case HVDL_MSG_ZERO: hvdl_take_zero(e, &head); break;
     case HVDL_MSG_RUN: hvdl_take_run(e, head.tag, head.run); break;
+    case HVDL_MSG_RUNS: take_runs(e, head.tag, head.run); break;
     case HVDL_MSG_STALLED: hvdl_take_stalled(e, payload); break;
     case HVDL_MSG_ASK: hvdl_take_ask(e, head.host, head.key, head.run); break;
     case HVDL_MSG_STATUS: hvdl_take_status(e, head.host, head.key, head.run, payload); break;
@@ -157,11 +167,41 @@ bool hvdl_control_step(hvdl_engine *e, bool *progressed)
     return e->control->sendings != NULL;
 }
 
+/* A run of a plan begins on each host without asking the others. They must learn which ones this host
+ * has begun, and so will end: it begins no more, as a rank of it leaves. */
+static void tell_runs(hvdl_engine *e)
+{
+    for (size_t i = 0; i < e->plans.num_slots; i++)
+        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
+            const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            for (int h = 0; h < e->config.num_hosts && !e->broken; h++) {
+                hvdl_message head = {
+                    .type = HVDL_MSG_RUNS, .tag = plan->tag, .run = plan->num_runs};
+                if (h != e->host)
+                    hvdl_send_message(e, h, &head, NULL, 0);
+            }
+        }
+}
+
+bool hvdl_control_run_is_lost(const hvdl_engine *e)
+{
+    for (size_t i = 0; i < e->plans.num_slots; i++)
+        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
+            const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            if (plan->ends_elsewhere && plan->num_active &&
+                plan->num_runs > plan->num_runs_elsewhere)
+                return true;
+        }
+    return false;
+}
+
 void hvdl_control_leave(hvdl_engine *e, int rank, bool clean)
 {
     if (!e->is_leader || e->control->has_left)
         return;
     e->control->has_left = !clean || rank == e->config.rank;
+    if (clean)
+        tell_runs(e);
     for (int h = 0; h < e->config.num_hosts; h++)
         if (h != e->host) {
             hvdl_message head = {.type = HVDL_MSG_LEFT, .rank = rank, .clean = clean};

@@ -21,6 +21,7 @@ enum {
     HVDL_MSG_ALL_JOINED,
     HVDL_MSG_ZERO,
     HVDL_MSG_RUN,
+    HVDL_MSG_RUNS,
     HVDL_MSG_STALLED,
     HVDL_MSG_ASK,
     HVDL_MSG_STATUS,
@@ -36,7 +37,7 @@ typedef struct {
     int32_t rank, clean; /* LEFT; rank: JOINED, ALL_JOINED, too, and of POSTED one who has joined */
     int32_t internal;    /* POSTED: of the engine's own operations */
     uint64_t epoch;      /* POSTED */
-    uint64_t run;        /* RUN, ASK, STATUS: its number */
+    uint64_t run;        /* RUN, ASK, STATUS: its number; RUNS: how many there are */
     int32_t num_done, done[HVDL_MAX_DONE];
     uint32_t payload_bytes;
 } hvdl_message;

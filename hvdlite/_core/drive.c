@@ -58,7 +58,7 @@ void hvdl_break(hvdl_engine *e, const char *format, ...)
     va_end(arguments);
     break_with(e, text);
     /* The others wait for this rank: they must hear of it, since its process lives on. */
-    atomic_store(&e->shm.control->ranks[e->local].left, 2);
+    atomic_store(&e->shm.control->ranks[e->local].left, HVDL_LEFT_BROKEN + (uint32_t)e->culprit);
     hvdl_shm_ring(&e->shm);
     if (e->config.num_hosts > 1 && e->control)
         hvdl_control_leave(e, e->culprit, false);
@@ -75,12 +75,14 @@ static void look_for_dead(hvdl_engine *e)
         hvdl_break(e, "rank %d on %s has died", hvdl_world_rank(e, hvdl_rank_of_local(e, dead)),
                    e->config.host_names[e->host]);
     }
-    for (int r = 0; r < e->local_size && !e->broken; r++)
-        if (r != e->local && atomic_load(&e->shm.control->ranks[r].left) == 2) {
-            e->culprit = hvdl_rank_of_local(e, r);
-            hvdl_break(e, "rank %d on %s has left while operations were under way",
-                       hvdl_world_rank(e, hvdl_rank_of_local(e, r)), e->config.host_names[e->host]);
-        }
+    for (int r = 0; r < e->local_size && !e->broken; r++) {
+        uint32_t left = atomic_load(&e->shm.control->ranks[r].left);
+        if (left < HVDL_LEFT_BROKEN)
+            continue;
+        e->culprit = (int)(left - HVDL_LEFT_BROKEN);
+        hvdl_break(e, "rank %d on %s has left while operations were under way",
+                   hvdl_world_rank(e, e->culprit), e->name_of[e->culprit]);
+    }
 }
 
 /* ---- driving ---- */

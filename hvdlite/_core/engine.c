@@ -168,7 +168,7 @@ static void leave(hvdl_engine *e)
         if (!hvdl_sweep(e))
             hvdl_pause(e, hvdl_nobody);
     bool clean = !e->meetings_by_id.count && !e->exchanges && !e->deferred;
-    atomic_store(&self->left, clean ? 1 : 2);
+    atomic_store(&self->left, clean ? 1 : HVDL_LEFT_BROKEN + (uint32_t)e->config.rank);
     /* The journal need not wait for this rank any more. */
     atomic_store(&self->cursor, UINT64_MAX - 2 * e->shm.ring_bytes);
     if (e->config.num_hosts > 1)

@@ -646,6 +646,7 @@ static void set_gone(hvdl_engine *e, int rank)
     char text[HVDL_TEXT_BYTES];
     if (e->gone)
         return;
+    e->first_gone = rank;
     snprintf(text, sizeof text,
              "rank %d on %s has left (it called shutdown or ended); an operation needs every rank",
              hvdl_world_rank(e, rank), e->name_of[rank]);
@@ -681,6 +682,12 @@ static void read_leave(hvdl_engine *e, int rank, bool clean)
         hvdl_control_fail_open(e);
     }
     fail_collecting(e, e->gone);
+    if (e->is_leader && e->config.num_hosts > 1 && hvdl_control_run_is_lost(e)) {
+        e->culprit = e->first_gone; /* for whose sake others leave, too */
+        hvdl_break(e, "rank %d on %s has left while operations were under way",
+                   hvdl_world_rank(e, e->culprit), e->name_of[e->culprit]);
+        return;
+    }
     if (rank == e->members[e->host_first[e->host_of[rank]]] && e->host_of[rank] != e->host)
         fail_asked(e, e->host_of[rank]);
 }

@@ -60,6 +60,8 @@ static inline const void *hvdl_entry_body(const hvdl_entry *entry)
     return entry + 1;
 }
 
+#define HVDL_LEFT_BROKEN 2
+
 typedef enum { HVDL_DID_NOTHING, HVDL_DID_POST, HVDL_DID_END, HVDL_DID_FAIL } hvdl_activity;
 
 /* What a rank last did, for the others to read. */
@@ -77,6 +79,7 @@ typedef struct {
     _Alignas(128) _Atomic uint32_t bell;   /* wakes the thread that drives its engine */
     _Atomic uint32_t idle_bell;            /* wakes its progress thread when nothing is driven */
     _Atomic int32_t pid;                   /* 0: not attached yet */
+    /* 0: not; 1: in good order; HVDL_LEFT_BROKEN + r: operations were lost for the sake of rank r */
     _Atomic uint32_t left;
     _Alignas(128) _Atomic uint32_t last_sequence; /* stall.c */
     hvdl_shm_last last;

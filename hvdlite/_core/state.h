@@ -124,9 +124,11 @@ struct hvdl_plan {
     uint64_t num_runs;        /* begun on this host, or, on a host that has joined, about to be */
     uint64_t num_known_runs;  /* the leader: also those of others that wait for the one before */
     bool zero_run_announced;  /* the leader: ZERO_RUN is in the journal, and not read yet */
-    int num_active;           /* runs that have begun and not ended on this rank */
-    bool given_back;          /* all local ranks have freed it, and no run is left */
-    int num_released;         /* local ranks that have freed it */
+    bool ends_elsewhere; /* the leader: a host where a rank has left begins these and no more: */
+    uint64_t num_runs_elsewhere;
+    int num_active;   /* runs that have begun and not ended on this rank */
+    bool given_back;  /* all local ranks have freed it, and no run is left */
+    int num_released; /* local ranks that have freed it */
     /* under engine->queue_lock */
     hvdl_operation *run; /* in flight */
     bool made;           /* its making has ended */
@@ -225,6 +227,7 @@ struct hvdl_engine {
     uint64_t next_stall_look_ns, sweeps;
     uint64_t next_turn; /* of operations that the engine only agrees on; one host */
     char *gone;         /* why new operations can't succeed any more: a rank has left or died */
+    int first_gone;     /* that rank */
     bool pinned;        /* MPI may still use an operation\'s buffers: they are kept for ever */
     bool broken;        /* and why none can: data was under way */
     int culprit;        /* the rank for which it was broken: this one, or one that has gone */
@@ -425,6 +428,9 @@ bool hvdl_control_step(hvdl_engine *engine, bool *progressed);
 /* Tells the other hosts that a rank of this one leaves; on its leader. After its own leave it says
  * nothing more. */
 void hvdl_control_leave(hvdl_engine *engine, int rank, bool clean);
+/* The leader, when a rank of another host has left: has this host begun a run that the other one never
+ * will? */
+bool hvdl_control_run_is_lost(const hvdl_engine *engine);
 /* Have the leaders of all other hosts said that they leave? */
 bool hvdl_control_all_left(const hvdl_engine *engine);
 void hvdl_control_destroy(hvdl_engine *engine);
