@@ -17,7 +17,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar
 PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wide test-gpu test-properties check format bench build clean
+.PHONY: help demo test test-wide test-gpu test-properties check format bench bench-quick build clean
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
 
@@ -29,7 +29,8 @@ help:
 	@echo 'make test-properties  random programs of collectives, PROGRAMS=20000 of them'
 	@echo 'make check      formatters, linters, types, C warnings as errors'
 	@echo 'make format     let the formatters change the files'
-	@echo 'make bench      compare with torch.distributed and plain MPI'
+	@echo 'make bench      compare with torch.distributed and plain MPI, Open MPI and MPICH'
+	@echo 'make bench-quick  a look in less than two minutes'
 	@echo 'make sanitize   the C core under ASan, UBSan and TSan'
 	@echo 'make build      .venv, .venv-mpich and the C core, nothing run'
 	@echo 'make clean      remove what was built'
@@ -59,8 +60,13 @@ test-properties: build
 test-gpu:
 	@$(PYTHON) tests/gpu/run.py
 
-bench: $(VENV)/.installed $(EXTENSION)
-	@$(BIN)/python -m benchmarks
+# Under both MPIs, and MPICH at the thread level at which it is faster. Some minutes.
+bench: build
+	@$(BIN)/python -m benchmarks --python $(BIN)/python --python $(VENV_MPICH)/bin/python \
+	    --thread-level multiple --thread-level serialized
+
+bench-quick: $(VENV)/.installed $(EXTENSION)
+	@$(BIN)/python -m benchmarks --quick
 
 build: $(VENV)/.installed $(VENV_MPICH)/.installed $(EXTENSION)
 

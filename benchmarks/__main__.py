@@ -18,15 +18,15 @@ from benchmarks.plan import FULL, QUICK, Plan
 RESULTS = Path(__file__).parent / "results"
 
 
-def measure(ranks: int, plan: Plan, thread_level: str) -> dict[str, Any]:
-    """Runs the worker on that many ranks of this host, under the MPI of this Python."""
+def measure(python: Path, ranks: int, plan: Plan, thread_level: str) -> dict[str, Any]:
+    """Runs the worker on that many ranks of this host, under the MPI of that Python."""
     # Where ranks outnumber the cores hvdrun makes Open MPI yield: twelve times faster.
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
         request = {"plan": asdict(plan), "thread_level": thread_level, "output": str(output)}
-        hvdrun = str(Path(sys.executable).with_name("hvdrun"))
-        command = [hvdrun, "-np", str(ranks), sys.executable, "-m", "benchmarks.worker"]
+        hvdrun = str(python.with_name("hvdrun"))
+        command = [hvdrun, "-np", str(ranks), str(python), "-m", "benchmarks.worker"]
         finished = subprocess.run(
             [*command, json.dumps(request)], env=env, cwd=Path(__file__).parent.parent
         )
@@ -41,9 +41,18 @@ def measure(ranks: int, plan: Plan, thread_level: str) -> dict[str, Any]:
 @click.option("--ranks", multiple=True, type=click.IntRange(min=2), help="[default: 2 and 4]")
 @click.option(
     "--thread-level",
+    "thread_levels",
+    multiple=True,
     type=click.Choice(["serialized", "multiple"]),
-    default="multiple",
-    help="The thread level that MPI is initialized with. MPICH is faster with serialized.",
+    default=["multiple"],
+    help="The thread level that MPI is initialized with; MPICH is often faster with serialized.",
+)
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Measure with this Python's MPI: once more for each.  [default: the one that runs this]",
 )
 @click.option(
     "--output",
@@ -52,15 +61,22 @@ def measure(ranks: int, plan: Plan, thread_level: str) -> dict[str, Any]:
     show_default="benchmarks/results",
     help="The folder for bench.json and bench.png.",
 )
-def main(quick: bool, ranks: tuple[int, ...], thread_level: str, output: Path) -> None:
-    """Compares hvdlite with torch.distributed's Gloo and the installed MPI, on this host.
-
-    The MPI is that of the Python which runs this.
-    """
+def main(
+    quick: bool,
+    ranks: tuple[int, ...],
+    thread_levels: tuple[str, ...],
+    pythons: tuple[Path, ...],
+    output: Path,
+) -> None:
+    """Compares hvdlite with torch.distributed's Gloo and the installed MPI, on this host."""
     described = host.describe()
+    # Not resolved: a virtual environment's Python is a link to another one.
+    interpreters = [Path(os.path.abspath(python)) for python in pythons] or [Path(sys.executable)]
     runs = [
-        measure(count, QUICK if quick else FULL, thread_level)
+        measure(python, count, QUICK if quick else FULL, level)
         for count in ranks or ((2,) if quick else (2, 4))
+        for python in interpreters
+        for level in thread_levels
     ]
     found = {"host": described, "runs": runs}
     console = Console()

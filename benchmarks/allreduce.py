@@ -3,7 +3,8 @@
 Every buffer is written immediately before every call, and not with zeros: a loop over untouched
 buffers leaves them in the caches in a way that no training step ever sees. Contenders alternate in
 every round, within the same processes. A barrier stands before each timing, outside of it; a
-timing is each rank's own, from leaving the barrier to having the result.
+timing is each rank's own, from leaving the barrier to having the result. Beside the contenders
+stands the bound: a copy of the buffer, by all ranks at once.
 """
 
 import time
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hvdlite as hvd
-from benchmarks.figures import OURS, size_text
+from benchmarks.figures import BOUND, OURS, size_text
 from benchmarks.plan import calls, rotated, rounds
 
 PRIME = 4093  # of the pattern's period: no multiple of any chunk or block
@@ -40,7 +41,10 @@ def contenders(mpi: Any, comm: Any) -> dict[str, Contender]:
         spec = [buffer.numpy(), buffer.numel(), mpi.FLOAT]
         return partial(comm.Allreduce, mpi.IN_PLACE, spec, mpi.SUM)
 
-    return {OURS: hvdlite, "Gloo": gloo, "MPI": plain_mpi}
+    def copy(buffer: Tensor) -> Callable[[], object]:
+        return partial(torch.zeros_like(buffer).copy_, buffer)
+
+    return {OURS: hvdlite, "Gloo": gloo, "MPI": plain_mpi, BOUND: copy}
 
 
 def pattern(count: int, rank: int, size: int) -> Tensor:
@@ -79,7 +83,7 @@ def time_size(
                 call()
             seconds = time.perf_counter() - start
 
-            for buffer in buffers:
+            for buffer in buffers if name != BOUND else ():
                 if not torch.equal(buffer.sub_(shift * comm.size), expected):
                     raise AssertionError(
                         f"{name}: wrong sum of {size_text(size_bytes)} on rank {comm.rank}"

@@ -18,13 +18,15 @@ class Plan:
     max_rounds: int
 
 
-# 4 B, 16 B, … 64 MiB.
-FULL = Plan(tuple(4 ** (k + 1) for k in range(13)), ("mlp", "deep"), max_rounds=30)
+# 4 B, 16 B, … 256 MiB.
+FULL = Plan(tuple(4 ** (k + 1) for k in range(14)), ("mlp", "deep"), max_rounds=30)
 QUICK = Plan((4, 16 * KIB, MIB), ("mlp",), max_rounds=5)
 
 
 def rounds(size_bytes: int, max_rounds: int) -> int:
     """How often a size is timed: fewer times where one takes long."""
+    if size_bytes >= 256 * MIB:
+        return min(5, max_rounds)
     if size_bytes >= 64 * MIB:
         return min(10, max_rounds)
     if size_bytes >= 16 * MIB:

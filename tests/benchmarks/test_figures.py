@@ -5,7 +5,7 @@ import doctest
 import pytest
 
 from benchmarks import figures, plan
-from benchmarks.figures import FLOOR, OURS, algbw, busbw, medians, ratio, slowest
+from benchmarks.figures import BOUND, FLOOR, OURS, algbw, busbw, medians, of_bound, ratio, slowest
 
 
 @pytest.mark.parametrize("module", [figures, plan])
@@ -40,9 +40,14 @@ def test_the_floor_is_no_peer():
     assert ratio({OURS: 2.0, "Gloo": 8.0, FLOOR: 1.0}) == 4.0
 
 
-def test_the_full_plan_goes_from_4_bytes_to_64_mib():
+def test_neither_is_the_bound_of_which_hvdlite_reaches_a_part():
+    assert ratio({OURS: 2.0, "Gloo": 8.0, BOUND: 1.0}) == 4.0
+    assert of_bound({OURS: 2.0, "Gloo": 8.0, BOUND: 1.0}) == 0.5
+
+
+def test_the_full_plan_goes_from_4_bytes_to_256_mib():
     assert plan.FULL.sizes_bytes[0] == 4
-    assert plan.FULL.sizes_bytes[-1] == 64 * 1024 * 1024
+    assert plan.FULL.sizes_bytes[-1] == 256 * 1024 * 1024
 
 
 @pytest.mark.parametrize("size_bytes", plan.FULL.sizes_bytes)

@@ -7,15 +7,15 @@ import pytest
 from rich.console import Console
 
 from benchmarks import host, report
-from benchmarks.figures import FLOOR, OURS
+from benchmarks.figures import BOUND, FLOOR, OURS
 
 RUN = {
     "ranks": 4,
     "mpi": "Some MPI 1.0",
     "mpi_thread_level": "multiple",
     "allreduce": [
-        {"bytes": 4, "median_s": {OURS: 2e-6, "Gloo": 3e-4, "MPI": 1e-6}},
-        {"bytes": 1 << 20, "median_s": {OURS: 1e-3, "Gloo": 3e-3, "MPI": 2e-3}},
+        {"bytes": 4, "median_s": {OURS: 2e-6, "Gloo": 3e-4, "MPI": 1e-6, BOUND: 1e-7}},
+        {"bytes": 1 << 20, "median_s": {OURS: 1e-3, "Gloo": 3e-3, "MPI": 2e-3, BOUND: 5e-4}},
     ],
     "training": [
         {"task": "a network", "median_s": {OURS: 0.010, "DDP (Gloo)": 0.015, FLOOR: 0.009}}
@@ -33,8 +33,8 @@ def test_the_tables_show_every_contender_the_bandwidths_and_the_ratio():
     report.print_tables(REPORT, Console(file=out, width=120))
     rows = [cells(line) for line in out.getvalue().splitlines() if line.startswith("│")]
     assert rows == [
-        ["4 B", "2.0", "300.0", "1.0", "0.002", "0.003", "0.50"],
-        ["1 MiB", "1000.0", "3000.0", "2000.0", "1.05", "1.57", "2.00"],
+        ["4 B", "2.0", "300.0", "1.0", "0.1", "0.002", "0.003", "5%", "0.50"],
+        ["1 MiB", "1000.0", "3000.0", "2000.0", "500.0", "1.05", "1.57", "50%", "2.00"],
         ["a network", "10.00", "15.00", "9.00", "1.50"],
     ]
     assert "4 ranks, Some MPI 1.0 (threads: multiple)" in out.getvalue()
