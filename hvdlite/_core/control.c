@@ -171,6 +171,7 @@ bool hvdl_control_step(hvdl_engine *e, bool *progressed)
  * has begun, and so will end: it begins no more, as a rank of it leaves. */
 static void tell_runs(hvdl_engine *e)
 {
+    e->control->has_told_runs = true;
     for (size_t i = 0; i < e->plans.num_slots; i++)
         for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
             const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
@@ -200,7 +201,7 @@ void hvdl_control_leave(hvdl_engine *e, int rank, bool clean)
     if (!e->is_leader || e->control->has_left)
         return;
     e->control->has_left = !clean || rank == e->config.rank;
-    if (clean)
+    if (clean && !e->control->has_told_runs)
         tell_runs(e);
     for (int h = 0; h < e->config.num_hosts; h++)
         if (h != e->host) {

@@ -93,6 +93,7 @@ struct hvdl_control {
     bool *is_plan; /* by number of this coordinator */
     int num_left;  /* leaders of other hosts that have said LEFT, after which they say nothing */
     bool has_left; /* so has this one */
+    bool has_told_runs;
 };
 
 /* ---- control.c ---- */
