@@ -63,7 +63,7 @@ class HostLink:
         sock.setblocking(False)
         os.set_blocking(stderr, False)
         selector.register(sock, selectors.EVENT_READ, self._read)
-        selector.register(stderr, selectors.EVENT_READ, self._read_errors)
+        selector.register(stderr, selectors.EVENT_READ, self._errors_ready)
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
         self.unsent += frame(kind, payload=payload)
@@ -149,6 +149,10 @@ class HostLink:
     def _by_own_clock(self, ending: bytes) -> bytes:
         how, _, at_ns = ending.rpartition(b" ")
         return b"%s %d" % (how, int(at_ns) + (self.clock_ns or 0))
+
+    def _errors_ready(self) -> None:
+        if not self.closed:  # by what was ready at the same moment
+            self._read_errors()
 
     def _read_errors(self) -> None:
         with contextlib.suppress(BlockingIOError):
