@@ -39,7 +39,7 @@ help:
 demo: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/hvdrun -np $(NP) $(BIN)/python examples/digits.py
 
-# Under ten minutes together; what is wide is chosen in tests/wide.py and by the marks of the tests.
+# Some ten minutes; what is wide is chosen in tests/wide.py and by the marks of the tests.
 test: build
 	@$(BIN)/python -m pytest -m 'not wide' $(PYTEST_ARGS)
 
