@@ -1,15 +1,15 @@
 # This line is skipped by `python -x`: an option that some launchers put before ours.
 """What hvdrun runs beside each rank and on each remote host: `python -I -S agent.py ROLE …`.
 
-    hvdrun ─ mpirun ─┬─ stub ─ keeper ─ COMMAND         a rank on this host
+    hvdrun ─ mpirun ─┬─ shim ─ keeper ─ COMMAND         a rank on this host
        │             └─ ssh ┄┄┄ host agent ┐            (role `ssh`, which becomes ssh)
        └─── both ends of ssh are hvdrun's  │
-                                 MPI's daemon ─ stub ─ keeper ─ COMMAND     a rank over there
+                                 MPI's daemon ─ shim ─ keeper ─ COMMAND     a rank over there
 
 - `ssh` stands in ssh's place: it hands the ends of the connection to hvdrun and becomes ssh, so
   that each remote host costs one connection, MPI's and hvdrun's in one.
 - `host` starts MPI's daemon on a remote host, and looks after the ranks there as hvdrun does here.
-- `rank` is what MPI takes for the program. It divides in two: the stub, which MPI sees and may
+- `rank` is what MPI takes for the program. It divides in two: the shim, which MPI sees and may
   kill, and the keeper, out of MPI's reach, whose child is the user's command. So a rank that fails
   is reported before MPI hears of it, in the same way under every MPI.
 

@@ -17,7 +17,7 @@ from .link import (
     GO,
     GRACE_S,
     RANK,
-    STUB_GONE,
+    SHIM_GONE,
     Waker,
     connect,
     frame,
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> NoReturn:
             os._exit(1)
     sock.close()
     os.close(writer)
-    # The keeper decides when the stub ends; MPI's KILL alone is faster.
+    # The keeper decides when the shim ends; MPI's KILL alone is faster.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     os._exit((os.read(reader, 1) or b"\1")[0])
@@ -166,9 +166,9 @@ class Keeper:
     between, a failed rank is held: MPI must not be the first to hear of it.
     """
 
-    def __init__(self, sock: socket.socket, stub: int, rank: int, daemon: int) -> None:
+    def __init__(self, sock: socket.socket, shim: int, rank: int, daemon: int) -> None:
         self.sock = sock
-        self.stub = stub  # a pipe to the stub, which reads one byte: its exit code
+        self.shim = shim  # a pipe to the shim, which reads one byte: its exit code
         self.rank = rank
         self.pid = 0  # of the command, while it runs
         self.status = 127
@@ -176,7 +176,7 @@ class Keeper:
         self.released = False  # nobody waits for more than the end of the command
         self.deadlines: list[tuple[float, int]] = []  # when to send which signal
         self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
-        self.daemon = daemon  # MPI's, the stub's parent
+        self.daemon = daemon  # MPI's, the shim's parent
         self.orphaned = False  # the supervisor is gone: its last duty is ours
         self.shared: set[str] = set()  # MPI's files that the command was seen to have mapped
         self.look_at = time.monotonic() + LOOK_AGAIN_S[0]
@@ -204,12 +204,12 @@ class Keeper:
             os.close(fd)
         self.poll.register(self.sock, select.POLLIN)
         self.poll.register(waker.fd, select.POLLIN)
-        self.poll.register(self.stub, 0)  # POLLERR when the stub has ended
+        self.poll.register(self.shim, 0)  # POLLERR when the shim has ended
         while self.pid or not self.released:
             ready = self._wait()
             waker.read()
-            if self.stub in ready:
-                self._stub_gone()
+            if self.shim in ready:
+                self._shim_gone()
             self._reap()
             if self.sock.fileno() in ready:
                 self._hear()
@@ -219,7 +219,7 @@ class Keeper:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
         with contextlib.suppress(OSError):
-            os.write(self.stub, bytes([self.status]))
+            os.write(self.shim, bytes([self.status]))
         if self.orphaned:
             self._remove_session()
         os._exit(0)
@@ -285,8 +285,8 @@ class Keeper:
         ended, raw = os.waitpid(self.pid, os.WNOHANG) if self.pid else (0, 0)
         if not ended:
             return
-        # Whoever loses its stub loses its daemon, and may fail of that before we hear of it.
-        late = self._has_ended(self.stub)
+        # Whoever loses its shim loses its daemon, and may fail of that before we hear of it.
+        late = self._has_ended(self.shim)
         with contextlib.suppress(OSError):  # what it left in its process group
             os.killpg(self.pid, signal.SIGKILL)
         self.pid = 0
@@ -297,16 +297,16 @@ class Keeper:
         self.released = self.released or code == 0
 
     @staticmethod
-    def _has_ended(stub: int) -> bool:
+    def _has_ended(shim: int) -> bool:
         poll = select.poll()
-        poll.register(stub, 0)
+        poll.register(shim, 0)
         return bool(poll.poll(0))
 
-    def _stub_gone(self) -> None:
+    def _shim_gone(self) -> None:
         """MPI has killed what it takes for the rank, as it does with all after MPI_Abort or the
         loss of a daemon; so does the keeper. How the command ends from now on is a consequence."""
-        self.poll.unregister(self.stub)
-        self._tell(STUB_GONE)
+        self.poll.unregister(self.shim)
+        self._tell(SHIM_GONE)
         self.released = True
         self._end(time.monotonic(), 0)
 

@@ -26,10 +26,10 @@ RANK = b"R"  # keeper → supervisor: a rank is about to start; the daemon's ses
 # with it the rank's stdout and stderr
 GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
 # keeper → supervisor: how the command ended ('code 3', 'signal 9', 'missing 2'; after 'asked ' if
-# the keeper ended it, after 'late ' if MPI had ended the stub by then), and when, in nanoseconds of
+# the keeper ended it, after 'late ' if MPI had ended the shim by then), and when, in nanoseconds of
 # the host's monotonic clock
 EXIT = b"X"
-STUB_GONE = b"W"  # keeper → supervisor: MPI ended the stub
+SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
 HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr

@@ -26,7 +26,7 @@ class Failure:
     host: str
     ended: str  # 'code 3' or 'signal 9', as the keeper says it
     after_s: float
-    # MPI had ended its stub by then: it may be a consequence of another failure.
+    # MPI had ended its shim by then: it may be a consequence of another failure.
     late: bool = False
 
     @property

@@ -205,7 +205,7 @@ def running(python):
         for _ in range(2):
             assert process.stdout.readline().endswith(b" up\n")
         family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) >= 7  # mpirun, and per rank a stub, a keeper and the program
+        assert len(family) >= 7  # mpirun, and per rank a shim, a keeper and the program
         yield process, family
     finally:
         end_tree(process, [p.pid for p in family if p.is_running()])
