@@ -79,9 +79,7 @@ static void look_for_dead(hvdl_engine *e)
         uint32_t left = atomic_load(&e->shm.control->ranks[r].left);
         if (left < HVDL_LEFT_BROKEN)
             continue;
-        e->culprit = (int)(left - HVDL_LEFT_BROKEN);
-        hvdl_break(e, "rank %d on %s has left while operations were under way",
-                   hvdl_world_rank(e, e->culprit), e->name_of[e->culprit]);
+        hvdl_break_for(e, (int)(left - HVDL_LEFT_BROKEN));
     }
 }
 

@@ -319,6 +319,12 @@ void hvdl_read_all_joined(hvdl_engine *engine, int last);
 /* The leader: a run of the plan has ended here, or its beginning was read, and others may wait. */
 void hvdl_next_zero_run(hvdl_engine *engine, hvdl_plan *plan);
 
+/* ---- leaving.c ---- */
+
+void hvdl_read_leave(hvdl_engine *engine, int rank, bool clean);
+/* Fails everything, now and later, as this rank left while it was needed. */
+void hvdl_break_for(hvdl_engine *engine, int rank);
+
 /* ---- stall.c ---- */
 
 void hvdl_note_activity(hvdl_engine *engine, const hvdl_operation *operation,

@@ -220,8 +220,10 @@ def test_a_signal_to_hvdrun_ends_everything(running, number):
     assert not psutil.wait_procs(family, timeout=10)[1]
 
 
-def test_under_nohup_the_end_of_the_terminal_ends_nothing(python):
-    code = "import time; print('up', flush=True); time.sleep(1)"
+def test_under_nohup_the_end_of_the_terminal_ends_nothing(python, tmp_path):
+    over = tmp_path / "over"
+    waits = f"while not os.path.exists({str(over)!r}): time.sleep(0.01)"
+    code = f"import os, time; print('up', flush=True)\n{waits}"
     process = subprocess.Popen(
         ["nohup", python.with_name("hvdrun"), "-np", "2", python, "-c", code],
         stdin=subprocess.DEVNULL,
@@ -231,6 +233,7 @@ def test_under_nohup_the_end_of_the_terminal_ends_nothing(python):
     try:
         assert process.stdout.readline().endswith(b" up\n")
         process.send_signal(signal.SIGHUP)
+        over.touch()
         assert process.wait(LIMIT_S) == 0
     finally:
         end_tree(process)
