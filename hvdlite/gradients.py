@@ -3,6 +3,7 @@ all ranks have the same. All of it is made anew when the parameters have changed
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -78,7 +79,7 @@ class Gradients:
             self.stale
             or (self._agreement is not None and self._agreement.failed)
             or self.process_set.team is not self.team
-            or list(map(id, self._present())) != list(map(id, self._params))
+            or not _same(self._present(), self._params)
             or not all(slot.param.requires_grad for slot in self.slots)
             or any(slot.param.requires_grad for slot in self._frozen)
             or any(slot.has_changed() for slot in self.slots)
@@ -174,6 +175,10 @@ class Gradients:
 
     def _name_of(self, param: torch.Tensor, index: int) -> str:
         return self._names.of(param, index)
+
+
+def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _hook(slot: Slot, hook: Hook) -> Callable[[], None] | None:

@@ -332,8 +332,7 @@ hvdl_err hvdl_engine_post(hvdl_engine *e, const hvdl_posting *posting, bool wake
     hvdl_operation *op = new_operation(posting);
     if (!op)
         return HVDL_ENOMEM;
-    bool splits = posting->desc.kind == HVDL_ALLTOALL && posting->desc.place != HVDL_ORDERED;
-    hvdl_err err = splits ? copy_splits(e, posting, op) : HVDL_OK;
+    hvdl_err err = hvdl_sends_splits(&posting->desc) ? copy_splits(e, posting, op) : HVDL_OK;
     if (err) {
         free_operation(op);
         return err;

@@ -138,7 +138,7 @@ static int check_posting(const hvdl_posting *posting)
                      hvdl_kind_name(desc->kind), posting->name);
         return -1;
     }
-    if (desc->kind == HVDL_ALLTOALL && desc->place != HVDL_ORDERED && !posting->splits) {
+    if (hvdl_sends_splits(desc) && !posting->splits) {
         PyErr_Format(PyExc_ValueError, "alltoall '%s': splits are missing", posting->name);
         return -1;
     }

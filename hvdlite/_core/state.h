@@ -273,7 +273,7 @@ void hvdl_wake_waiting(hvdl_engine *engine);
 void hvdl_record(hvdl_engine *engine, const hvdl_operation *operation, hvdl_state state,
                  uint64_t time_ns);
 
-/* ---- replay.c ---- */
+/* ---- announcing.c, and replay.c, which reads what was announced ---- */
 
 /* A POST entry's body; tiny data follows. */
 typedef struct {

@@ -84,6 +84,12 @@ typedef struct {
     int64_t dims[HVDL_MAX_DIMS]; /* allgather, alltoall: dims[0] is -1, the rows travel beside it */
 } hvdl_desc;
 
+/* Whether the rows for each rank travel with its posting. */
+static inline bool hvdl_sends_splits(const hvdl_desc *desc)
+{
+    return desc->kind == HVDL_ALLTOALL && desc->place != HVDL_ORDERED;
+}
+
 /* Names an operation: a hash of kind and name. 128 bits: equality is taken for
  * identity (2^64 names in flight would make a collision likely). */
 typedef struct {

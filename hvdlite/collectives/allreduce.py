@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.devices import start_on_device
+from hvdlite.collectives.devices import start_into
 from hvdlite.collectives.groups import Group
 from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.posting import (
@@ -17,7 +17,6 @@ from hvdlite.collectives.posting import (
     differentiable,
     factors,
     label,
-    named,
     reduce_op,
 )
 from hvdlite.compression import Compression, Compressor
@@ -204,42 +203,9 @@ def start(
     if prescale.__class__ is not float or postscale.__class__ is not float or code == _BOOL:
         prescale, postscale = factors(form, code, prescale, postscale)
     source, result = buffers(form, tensor)
-    if not tensor.is_cpu:
-        return start_on_device(
-            team,
-            source,
-            result,
-            wake,
-            _ALLREDUCE,
-            name,
-            code,
-            op,
-            0,
-            prescale,
-            postscale,
-            None,
-            group,
-        )
-    name, unnamed = named(team, name)
-    operation = team.post(
-        _ALLREDUCE,
-        name,
-        unnamed,
-        code,
-        op,
-        0,
-        source.data_ptr(),
-        result.data_ptr(),
-        tensor.shape,
-        prescale,
-        postscale,
-        (source, result),
-        wake,
-        _ON_HOST,
-        0,
-        group,
+    return start_into(
+        team, _ALLREDUCE, source, result, name, code, op, 0, prescale, postscale, wake, group
     )
-    return Handle(operation, result)
 
 
 class _Allreduce(torch.autograd.Function):

@@ -8,14 +8,13 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives.allreduce import allreduce
-from hvdlite.collectives.devices import start_on_device
+from hvdlite.collectives.devices import start_into
 from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.posting import (
     buffers,
     checked,
     differentiable,
     label,
-    named,
 )
 from hvdlite.ops import Average
 from hvdlite.process_sets import ProcessSet, as_int, global_process_set, team_of
@@ -104,25 +103,7 @@ def _start(
     code = checked(form, tensor)
     root = _checked_root(form, root_rank, team, process_set)
     source, result = buffers(form, tensor)
-    if not tensor.is_cpu:
-        return start_on_device(team, source, result, wake, _BROADCAST, name, code, root=root)
-    name, unnamed = named(team, name)
-    operation = team.post(
-        _BROADCAST,
-        name,
-        unnamed,
-        code,
-        0,
-        root,
-        source.data_ptr(),
-        result.data_ptr(),
-        tensor.shape,
-        1.0,
-        1.0,
-        (source, result),
-        wake,
-    )
-    return Handle(operation, result)
+    return start_into(team, _BROADCAST, source, result, name, code, 0, root, 1.0, 1.0, wake)
 
 
 def _checked_root(form: str, root_rank: object, team: Team, process_set: ProcessSet) -> int:

@@ -18,6 +18,64 @@ from hvdlite.lanes.transfer import Request
 from hvdlite.received import received
 from hvdlite.teams import Team
 
+_ON_HOST = _core.ON_HOST
+
+
+def start_into(
+    team: Team,
+    kind: int,
+    source: torch.Tensor,
+    result: torch.Tensor,
+    name: str | None,
+    code: int,
+    op: int,
+    root: int,
+    prescale: float,
+    postscale: float,
+    wake: bool,
+    group: tuple[int, int] | None = None,
+) -> Handle:
+    """Starts a collective whose result has its memory already, wherever the tensors lie.
+
+    Arguments and errors as those of `start_on_device`.
+    """
+    if not source.is_cpu:
+        return start_on_device(
+            team,
+            source,
+            result,
+            wake,
+            kind,
+            name,
+            code,
+            op,
+            root,
+            prescale,
+            postscale,
+            None,
+            group,
+        )
+    name, unnamed = named(team, name)
+    operation = team.post(
+        kind,
+        name,
+        unnamed,
+        code,
+        op,
+        root,
+        source.data_ptr(),
+        result.data_ptr(),
+        source.shape,
+        prescale,
+        postscale,
+        (source, result),
+        wake,
+        _ON_HOST,
+        0,
+        group,
+    )
+    return Handle(operation, result)
+
 
 def start_on_device(
     team: Team,

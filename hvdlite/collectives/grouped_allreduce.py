@@ -14,7 +14,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives.allreduce import start
-from hvdlite.collectives.devices import start_on_device
+from hvdlite.collectives.devices import start_into
 from hvdlite.collectives.flat_buffers import FlatBuffer
 from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, Several, synchronize
@@ -24,7 +24,6 @@ from hvdlite.collectives.posting import (
     differentiable,
     factors,
     label,
-    named,
     reduce_op,
     refuse_in_place,
 )
@@ -342,42 +341,9 @@ def _start_flat(
 ) -> Handle:
     """An allreduce in place."""
     code = DTYPES[flat.dtype]
-    if not flat.is_cpu:
-        return start_on_device(
-            team,
-            flat,
-            flat,
-            wake,
-            _ALLREDUCE,
-            name,
-            code,
-            op,
-            0,
-            prescale,
-            postscale,
-            None,
-            group,
-        )
-    name, unnamed = named(team, name)
-    operation = team.post(
-        _ALLREDUCE,
-        name,
-        unnamed,
-        code,
-        op,
-        0,
-        flat.data_ptr(),
-        flat.data_ptr(),
-        flat.shape,
-        prescale,
-        postscale,
-        flat,
-        wake,
-        _ON_HOST,
-        0,
-        group,
+    return start_into(
+        team, _ALLREDUCE, flat, flat, name, code, op, 0, prescale, postscale, wake, group
     )
-    return Handle(operation, flat)
 
 
 class _GroupedAllreduce(torch.autograd.Function):

@@ -9,7 +9,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives.allgather import allgather, grouped_allgather
-from hvdlite.collectives.devices import start_on_device
+from hvdlite.collectives.devices import start_into
 from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, synchronize, together
 from hvdlite.collectives.posting import (
@@ -18,7 +18,6 @@ from hvdlite.collectives.posting import (
     differentiable,
     factors,
     label,
-    named,
     no_rows,
     readable,
 )
@@ -184,42 +183,9 @@ def _start(
     rows, more = divmod(tensor.shape[0], team.size)
     shape = (rows + (team.rank < more), *tensor.shape[1:])
     result = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-    if not tensor.is_cpu:
-        return start_on_device(
-            team,
-            source,
-            result,
-            wake,
-            _REDUCESCATTER,
-            name,
-            code,
-            op,
-            0,
-            prescale,
-            postscale,
-            None,
-            group,
-        )
-    name, unnamed = named(team, name)
-    operation = team.post(
-        _REDUCESCATTER,
-        name,
-        unnamed,
-        code,
-        op,
-        0,
-        source.data_ptr(),
-        result.data_ptr(),
-        tensor.shape,
-        prescale,
-        postscale,
-        (source, result),
-        wake,
-        _ON_HOST,
-        0,
-        group,
+    return start_into(
+        team, _REDUCESCATTER, source, result, name, code, op, 0, prescale, postscale, wake, group
     )
-    return Handle(operation, result)
 
 
 def _start_group(
