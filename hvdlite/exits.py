@@ -88,13 +88,18 @@ class Exits:
         if os.getpid() != self._pid:
             return self._former_hook(kind, error, trace)
         self._code = 130 if issubclass(kind, KeyboardInterrupt) else 1
+        only_heard = issubclass(kind, HorovodInternalError)
+        # Without hvdrun an abort of the rank that failed is on its way to this one, which would
+        # add nothing to what that rank has said.
+        if only_heard and not is_supervised():
+            time.sleep(ORIGIN_FIRST_S)
         print(
             f"hvdlite: rank {self._rank} on {socket.gethostname()} failed:",
             file=sys.stderr,
         )
         self._former_hook(kind, error, trace)
         _flush()
-        if issubclass(kind, HorovodInternalError):
+        if only_heard:
             time.sleep(ORIGIN_FIRST_S)
 
     def _exit(self, code: Any = None, /) -> NoReturn:
