@@ -32,21 +32,27 @@ enum {
 typedef struct {
     int32_t type, host; /* of the sender */
     hvdl_key key;
-    hvdl_variants variants; /* POSTED */
-    int32_t tag;            /* MATCHED; TURN: the number */
+    int32_t tag;         /* MATCHED; TURN: the number */
     int32_t rank, clean; /* LEFT; rank: JOINED, ALL_JOINED, too, and of POSTED one who has joined */
     int32_t internal;    /* POSTED: of the engine's own operations */
     uint64_t epoch;      /* POSTED */
     uint64_t run;        /* RUN, ASK, STATUS: its number; RUNS: how many there are */
     int32_t num_done, done[HVDL_MAX_DONE];
     uint32_t payload_bytes;
+    hvdl_variants variants; /* POSTED; the last, as only those that are there travel */
 } hvdl_message;
 
-typedef struct hvdl_sending {
-    struct hvdl_sending *next;
+/* What travels: several messages to one host as one of MPI's. */
+typedef struct hvdl_packet {
+    struct hvdl_packet *next;
+    int host;
     hvdl_request request;
+    size_t bytes_used; /* of what follows, which is what is sent */
+    struct {
+        uint64_t num_messages;
+    } head;
     char bytes[];
-} hvdl_sending;
+} hvdl_packet;
 
 typedef struct hvdl_agreement hvdl_agreement; /* coordinator.c */
 
@@ -68,13 +74,15 @@ typedef struct {
 } hvdl_done_notes;
 
 struct hvdl_control {
-    size_t room; /* bytes of the largest message */
+    size_t room; /* bytes of a packet, its head included */
     /* The leader: one from the leader of each other host. Not from any source: with ranks on the own
      * and on other hosts, MPICH 5.0 was seen to lose messages to several such receives. */
     hvdl_request *receives;
     char *receive_buffers;
     int next_receive;
-    hvdl_sending *sendings;
+    hvdl_packet **packets; /* by host: what the next one to it holds already, or NULL */
+    int num_packets;       /* of these */
+    hvdl_packet *sendings;
     hvdl_table asked, open; /* coordinator.c */
     hvdl_done_notes *notes; /* per coordinator */
     int numbers_per_host;
@@ -103,7 +111,8 @@ static inline int hvdl_leader_of(const hvdl_engine *engine, int host)
     return engine->members[engine->host_first[host]];
 }
 
-/* To another host's leader. Fills in the sender and what the receiver should know anyway. */
+/* To another host's leader, with the next packet. Fills in the sender and what the receiver should know
+ * anyway. */
 void hvdl_send_message(hvdl_engine *engine, int host, hvdl_message *message, const void *payload,
                        size_t payload_bytes);
 

@@ -431,6 +431,8 @@ void hvdl_control_run(hvdl_engine *engine, const hvdl_plan *plan);
 void hvdl_control_plan_made(hvdl_engine *engine, hvdl_plan *plan);
 /* Moves messages. *progressed is set, never cleared. Returns whether sends are under way. */
 bool hvdl_control_step(hvdl_engine *engine, bool *progressed);
+/* Sends what has been said since the last time: many small messages go out as one. */
+void hvdl_control_flush(hvdl_engine *engine);
 /* Tells the other hosts that a rank of this one leaves; on its leader. After its own leave it says
  * nothing more. */
 void hvdl_control_leave(hvdl_engine *engine, int rank, bool clean);
