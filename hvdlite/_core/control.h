@@ -1,5 +1,5 @@
-/* Messages between the leaders of the hosts: control.c moves them; coordinator.c (agreement), join.c and
- * stall.c say what is in them. */
+/* Messages between the leaders of the hosts: control.c moves them; coordinator.c (agreement), tags.c, join.c
+ * and stall.c say what is in them. */
 #ifndef HVDL_CONTROL_H
 #define HVDL_CONTROL_H
 
@@ -54,7 +54,19 @@ typedef struct hvdl_packet {
     char bytes[];
 } hvdl_packet;
 
-typedef struct hvdl_agreement hvdl_agreement; /* coordinator.c */
+/* An operation that other leaders have asked this coordinator about. */
+typedef struct hvdl_agreement {
+    hvdl_node by_key;
+    hvdl_key key;
+    uint64_t epoch; /* of join.c */
+    bool internal;
+    int absent;  /* a rank that has joined and not posted, or -1 */
+    bool *hosts; /* that have posted */
+    hvdl_variants variants;
+    char *payloads;              /* tiny: of each host */
+    int64_t *rows;               /* allgather: host by host */
+    struct hvdl_agreement *next; /* among those that wait for a tag */
+} hvdl_agreement;
 
 /* A run of a plan that is not known here yet. */
 typedef struct hvdl_early_run {
@@ -123,17 +135,24 @@ void hvdl_announce_leave(hvdl_engine *engine, int rank, bool clean);
 
 void hvdl_take_posted(hvdl_engine *engine, const hvdl_message *message, const void *payload);
 void hvdl_take_answer(hvdl_engine *engine, const hvdl_message *message, const void *payload);
-/* A host is done with a tag of this coordinator. */
-void hvdl_take_done(hvdl_engine *engine, int number);
+/* All hosts have posted it, or joined, or a tag is free for it: it is answered, or waits for a tag. */
+void hvdl_decide(hvdl_engine *engine, hvdl_agreement *agreement);
 /* Host 0: numbers an operation that stays on devices, for its coordinator. */
 void hvdl_give_turn(hvdl_engine *engine, int host, hvdl_key key);
 /* The coordinator: it has the number, and tells all. */
 void hvdl_take_turn(hvdl_engine *engine, hvdl_key key, int turn);
 /* Hosts have joined: what is complete now is decided. */
 void hvdl_decide_complete(hvdl_engine *engine);
+void hvdl_free_agreements(hvdl_engine *engine);
+
+/* ---- tags.c ---- */
+
+/* The first tag of a number that is free at this coordinator, or -1. */
+int hvdl_next_tag(hvdl_engine *engine, bool is_plan);
+/* A host is done with a tag of this coordinator. */
+void hvdl_take_done(hvdl_engine *engine, int number);
 /* All hosts have freed the plan with this tag. */
 void hvdl_take_free(hvdl_engine *engine, int tag);
-void hvdl_free_agreements(hvdl_engine *engine);
 
 /* ---- stall.c ---- */
 
