@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from hvdlite import _core, gpu
-from hvdlite.buckets import Item, Slots, assign
+from hvdlite.buckets import LARGEST_FIRST_BYTES, Item, Slots, assign, sizes_bytes
 from hvdlite.compression import Compression, Compressor
 from hvdlite.config import Config
 from hvdlite.lanes import takes
@@ -69,6 +69,7 @@ class Slot:
 
     __slots__ = (
         "address",
+        "arrival",
         "bucket",
         "dirty",
         "form",
@@ -99,6 +100,8 @@ class Slot:
         self.mark = -1
         # The round for which a backward that did not communicate left a gradient.
         self.dirty = -1
+        # Where backward comes to it, among all; None: not known yet.
+        self.arrival: int | None = None
         # Of the parameter when its place was made.
         self.address = 0
         self.made_for: object = None
@@ -120,6 +123,15 @@ class Slot:
         """Whether the user keeps the gradient of an earlier step, which its place is."""
         # Those that know of it: this slot, once or twice, and the call.
         return sys.getrefcount(self.view) > (3 if self.given is self.view else 2)
+
+    def move_from(self, former: torch.Tensor) -> None:
+        """A gradient that is in its former place comes to the present one."""
+        if self.param.grad is not former or self.view is None:
+            return
+        self.view.copy_(former)
+        self.param.grad = self.view
+        if self.given is former:
+            self.given = self.view
 
     def leave_place(self) -> None:
         """Whoever has the gradient keeps its values, in memory of their own."""
@@ -211,8 +223,54 @@ class Bucket:
         return wire.data_ptr() == flat.data_ptr() and wire.device == flat.device
 
 
+@dataclass(frozen=True)
+class Sizing:
+    """What the sizes of buckets follow from, besides the gradients; the same on all members.
+
+    overlaps: whether reducing goes on beside computing without slowing it down.
+    """
+
+    config: Config
+    several_hosts: bool
+    overlaps: bool
+
+    def limits_bytes(self, total_bytes: int) -> tuple[int, int]:
+        """The sizes of buckets and of the first one: what the knobs say, else by measure."""
+        size, first = self.config.bucket_bytes, self.config.first_bucket_bytes
+        measured, first_measured = sizes_bytes(total_bytes, self.several_hosts, self.overlaps)
+        if size >= 0:
+            first_measured = min(size, LARGEST_FIRST_BYTES)
+        return size if size >= 0 else measured, first if first >= 0 else first_measured
+
+
+def lay_out(slots: Sequence[Slot], combining: Combining, sizing: Sizing) -> list[list[Slot]]:
+    """Which of the slots that need a place share a bucket, in the order of the buckets."""
+    placed = in_order_of_arrival(slots)
+    return [[placed[i] for i in layout.members] for layout in _layouts(placed, combining, sizing)]
+
+
+def in_order_of_arrival(slots: Sequence[Slot]) -> list[Slot]:
+    """Those that need a place. Of which it is not known when backward comes to them, they are last:
+    the last parameters first."""
+    placed = [slot for slot in reversed(slots) if slot.form is not Form.SPARSE]
+    return sorted(placed, key=lambda slot: math.inf if slot.arrival is None else slot.arrival)
+
+
+def _layouts(placed: Sequence[Slot], combining: Combining, sizing: Sizing) -> tuple[Slots, ...]:
+    items = [
+        Item(
+            slot.param.numel(),
+            slot.param.element_size(),
+            (slot.param.dtype, slot.param.device),
+            combining.group_of.get(id(slot.param)),
+        )
+        for slot in placed
+    ]
+    return assign(items, *sizing.limits_bytes(sum(item.elems * item.elem_bytes for item in items)))
+
+
 def make_buckets(
-    team: Team, config: Config, name: str, slots: Sequence[Slot], combining: Combining
+    team: Team, name: str, slots: Sequence[Slot], combining: Combining, sizing: Sizing
 ) -> list[Bucket]:
     """Buckets for those of the slots that need a place, each with its plan.
 
@@ -225,20 +283,8 @@ def make_buckets(
         slot.bucket = slot.view = None
         check_reducible(slot.name, slot.param)
         slot.note_parameter()
-    placed = [slot for slot in slots if slot.form is not Form.SPARSE]
-    layouts = assign(
-        [
-            Item(
-                slot.param.numel(),
-                slot.param.element_size(),
-                (slot.param.dtype, slot.param.device),
-                combining.group_of.get(id(slot.param)),
-            )
-            for slot in placed
-        ],
-        config.bucket_bytes,
-        config.first_bucket_bytes,
-    )
+    placed = in_order_of_arrival(slots)
+    layouts = _layouts(placed, combining, sizing)
     buckets = [Bucket(layout, placed, combining.compression) for layout in layouts]
     op, prescale, postscale = combining.factors(team.size)
     for index, bucket in enumerate(buckets):

@@ -11,7 +11,8 @@ import torch
 
 from hvdlite import world
 from hvdlite.agreement import Agreement, Model, parameters_of
-from hvdlite.arena import Bucket, Combining, Form, Slot, make_buckets
+from hvdlite.arena import Bucket, Combining, Form, Sizing, Slot, lay_out, make_buckets
+from hvdlite.arrivals import Arrivals
 from hvdlite.optimizer_arguments import Names
 from hvdlite.process_sets import ProcessSet, team_of
 from hvdlite.teams import Team
@@ -66,6 +67,10 @@ class Gradients:
         self._generation = 0
         self.name = ""
         self._agreement: Agreement | None = None
+        # Of the next round, where the order in which backward comes to the gradients isn't known.
+        self.arrivals: Arrivals | None = None
+        # Whether all members have cores to spare for reducing; until they say that they haven't.
+        self._overlaps = True
         self._detached = False
         self._build(0)
 
@@ -85,6 +90,31 @@ class Gradients:
             or any(slot.has_changed() for slot in self.slots)
         ) and not self._detached:
             self._build(round_number)
+
+    def learn_order(self, round_number: int) -> None:
+        """After a round in which `arrivals` were seen: makes new buckets if others are better, and
+        the gradients keep their values in them.
+
+        Collective, as the members have learnt the same, but does not block.
+        """
+        assert self.arrivals is not None
+        assert self.team is not None
+        spare = self.arrivals.learn()
+        if spare is None:
+            return
+        self.arrivals = None
+        # What computes on a GPU leaves the cores alone.
+        self._overlaps = spare or any(bucket.in_lane for bucket in self.buckets)
+        better = lay_out(self.slots, self.combining, self._sizing(self.team))
+        if [set(map(id, slots)) for slots in better] == [
+            set(map(id, bucket.slots)) for bucket in self.buckets
+        ]:
+            return
+        former = [(slot, slot.view) for slot in self.slots]
+        self._build(round_number)
+        for slot, place in former:
+            if place is not None:
+                slot.move_from(place)
 
     def known_alike(self) -> bool:
         """Whether all ranks are known to have the same buckets. Never blocks."""
@@ -108,7 +138,7 @@ class Gradients:
         for slot in (*self.slots, *self._frozen):
             _unhook(slot)
         self.slots, self.buckets, self.sparse, self._frozen = [], [], [], []
-        self._agreement = None
+        self._agreement = self.arrivals = None
         self._groups = lambda: ()
 
     def release(self, params: Mapping[int, torch.Tensor]) -> bool:
@@ -130,14 +160,15 @@ class Gradients:
 
     def _build(self, round_number: int) -> None:
         team = team_of("DistributedOptimizer", self.process_set)
-        config = world.current().config
         is_first = self.team is None
         if team is not self.team:
             self._number = next(team.optimizer_numbers)
             self._generation = 0
+            self._overlaps = True
             # What the ranks of another world knew does not count.
-            for slot in self.slots:
+            for slot in (*self.slots, *self._frozen):
                 slot.form = self._first_form
+                slot.arrival = None
         params = self._present()
         former = {id(slot.param): slot for slot in (*self.slots, *self._frozen)}
         slots: list[Slot] = []
@@ -152,8 +183,11 @@ class Gradients:
                     slot.dirty = round_number
             (slots if param.requires_grad else frozen).append(slot)
         name = f"DistributedOptimizer.{self._number}.{self._generation}"
-        buckets = make_buckets(team, config, name, slots, self.combining)
+        buckets = make_buckets(team, name, slots, self.combining, self._sizing(team))
+        self.arrivals = None
         if team.size > 1:
+            if any(slot.arrival is None for slot in slots):
+                self.arrivals = Arrivals(team, f"{name}.order", slots)
             model = Model(
                 self._options, parameters_of(params, self._name_of, self.combining.group_of)
             )
@@ -172,6 +206,11 @@ class Gradients:
         for slot in (*slots, *frozen):
             if slot.unhook is None:
                 slot.unhook = _hook(slot, self._hook)
+
+    def _sizing(self, team: Team) -> Sizing:
+        here = world.current()
+        hosts = sum(not set(ranks).isdisjoint(team.ranks) for ranks in here.layout.hosts)
+        return Sizing(here.config, hosts > 1, self._overlaps)
 
     def _name_of(self, param: torch.Tensor, index: int) -> str:
         return self._names.of(param, index)

@@ -166,6 +166,9 @@ class Reducer:
                 slot.dirty = self._round
                 return
             slot.mark = self._round
+            arrivals = self._gradients.arrivals
+            if arrivals is not None:
+                arrivals.note(slot)
             bucket = slot.bucket
             if bucket is None:
                 return
@@ -262,6 +265,8 @@ class Reducer:
                 self._fill_absent(bucket, by_step)
             bucket.start()
             self._next += 1
+        if self._gradients.arrivals is not None:
+            self._gradients.arrivals.post()
 
     def _finish_round(self, by_step: bool) -> None:
         """Starts what has not started, waits for everything, and ends the round."""
@@ -270,6 +275,8 @@ class Reducer:
         try:
             self._start_rest(by_step)
             failures = [bucket.wait() for bucket in self._gradients.buckets]
+            if self._gradients.arrivals is not None:
+                failures.append(self._gradients.arrivals.wait())
             failure = next((text for text in failures if text is not None), None)
             if failure is not None:
                 raise HorovodInternalError(failure)
@@ -296,11 +303,15 @@ class Reducer:
                 self._has_unreduced = False
             else:
                 self._cancel_round()
+        if self._gradients.arrivals is not None:
+            self._gradients.learn_order(self._round)
 
     def _cancel_round(self) -> None:
         """Ends a round without a result. What came to it waits for the next one."""
         self._open, self._next = False, 0
         self._with_graph = []
+        if self._gradients.arrivals is not None:
+            self._gradients.arrivals.forget()
         for bucket in self._gradients.buckets:
             bucket.reset()
         for slot in self._gradients.slots:

@@ -104,8 +104,9 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "bucket_bytes",
         "int",
-        25 * MIB,
-        "gradients of DistributedOptimizer that are reduced together; 0: each alone",
+        -1,
+        "gradients of DistributedOptimizer that are reduced together; 0: each alone; -1, which is "
+        "only the default: as many as suit their total",
         horovod="HOROVOD_FUSION_THRESHOLD",
         flag="--fusion-threshold-mb",
         unit=MIB,
@@ -126,7 +127,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "first_bucket_bytes",
         "int",
-        MIB,
+        -1,
         "the same as bucket_bytes for the first bucket, which should start early",
     ),
     Knob(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.buckets import ALIGNMENT_BYTES, Item, assign
+from hvdlite.buckets import ALIGNMENT_BYTES, Item, assign, sizes_bytes
 
 ITEMS = st.lists(
     st.builds(
@@ -22,28 +22,28 @@ def members(buckets):
     return [bucket.members for bucket in buckets]
 
 
-def test_the_last_parameters_come_first_and_the_first_bucket_is_small():
+def test_gradients_stand_as_they_are_expected_and_the_first_bucket_is_small():
     items = [Item(100, 4, "float32")] * 7
-    assert members(assign(items, 800, 400)) == [(6,), (5, 4), (3, 2), (1, 0)]
+    assert members(assign(items, 800, 400)) == [(0,), (1, 2), (3, 4), (5, 6)]
 
 
 def test_a_gradient_larger_than_a_bucket_has_one_to_itself():
     items = [Item(10, 4, ""), Item(10_000, 4, ""), Item(10, 4, "")]
-    assert members(assign(items, 400, 40)) == [(2,), (1,), (0,)]
+    assert members(assign(items, 400, 40)) == [(0,), (1,), (2,)]
 
 
 def test_without_a_size_every_gradient_is_alone():
-    assert members(assign([Item(5, 4, "")] * 3, 0, 1000)) == [(2,), (1,), (0,)]
+    assert members(assign([Item(5, 4, "")] * 3, 0, 1000)) == [(0,), (1,), (2,)]
 
 
 def test_different_dtypes_never_meet():
     items = [Item(1, 4, "float32"), Item(1, 2, "float16"), Item(1, 4, "float32")]
-    assert members(assign(items, 1000, 1000)) == [(1,), (2, 0)]
+    assert members(assign(items, 1000, 1000)) == [(1,), (0, 2)]
 
 
 def test_a_group_is_one_bucket_whatever_its_size():
     items = [Item(1000, 4, "", group=i % 2) for i in range(4)]
-    assert members(assign(items, 1, 1)) == [(3, 1), (2, 0)]
+    assert members(assign(items, 1, 1)) == [(0, 2), (1, 3)]
 
 
 @given(ITEMS, LIMITS, LIMITS)
@@ -68,5 +68,28 @@ def test_places_are_aligned_and_do_not_overlap(items, limit, first):
 
 @given(ITEMS, LIMITS, LIMITS)
 def test_buckets_stand_in_the_order_in_which_backward_completes_them(items, limit, first):
-    last = [min(bucket.members) for bucket in assign(items, limit, first)]
-    assert last == sorted(last, reverse=True)
+    last = [max(bucket.members) for bucket in assign(items, limit, first)]
+    assert last == sorted(last)
+
+
+TOTALS = st.integers(0, 1 << 40)
+
+
+@given(TOTALS, st.booleans())
+def test_more_gradients_make_larger_and_more_buckets_up_to_a_limit(total, several_hosts):
+    size, first = sizes_bytes(total, several_hosts, overlaps=True)
+    twice, _ = sizes_bytes(2 * total, several_hosts, overlaps=True)
+    assert 0 < first <= size <= twice <= 25 << 20
+    assert 2 * total / twice >= total / size
+
+
+def test_between_hosts_buckets_are_smaller_and_do_not_wait_for_the_end():
+    assert sizes_bytes(1 << 26, True, overlaps=True)[0] == 1 << 22
+    assert sizes_bytes(1 << 26, True, overlaps=False) == sizes_bytes(1 << 26, True, overlaps=True)
+    assert sizes_bytes(1 << 25, False, overlaps=True)[0] == 1 << 22
+
+
+def test_where_computing_needs_all_cores_there_is_one_bucket():
+    size, first = sizes_bytes(1 << 26, False, overlaps=False)
+    assert size == first == 1 << 26
+    assert sizes_bytes(0, False, overlaps=False) == (1, 1)

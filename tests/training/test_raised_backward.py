@@ -66,7 +66,8 @@ def something_had_started():
     hvd.init()
     a, b = two()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
-    (a + b).backward()
+    # Backward comes to b first, as in what fails: its bucket starts before.
+    (b + a).backward()
     optimizer.step()
     optimizer.zero_grad()
     for zero in (optimizer.zero_grad, lambda: None):

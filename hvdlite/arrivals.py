@@ -1,0 +1,98 @@
+"""In which order backward comes to the gradients: seen in a round, and agreed on in that round.
+
+The order of the member with number 0 counts for all. It travels in an operation of its own, which
+is posted when the gradients of the round have come, and waited for as one more bucket: so it
+delays nothing, and after the round every member knows the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from hvdlite import _core, world
+from hvdlite.arena import Slot
+from hvdlite.teams import Team
+
+
+class Arrivals:
+    """One round's order. Every member makes it for the same slots, before the same round."""
+
+    def __init__(self, team: Team, name: str, slots: Sequence[Slot]) -> None:
+        """name: the same on every member."""
+        self._team = team
+        self._name = name
+        self._slots = slots
+        self._came: list[Slot] = []
+        # Of each slot: which it was to come, from 1 on; 0: it did not. Then the members that have
+        # cores for reducing beside computing, and all that take part.
+        self._numbers = torch.zeros(len(slots) + 2, dtype=torch.int32, device="cpu")
+        self._operation: _core.Operation | None = None
+
+    def note(self, slot: Slot) -> None:
+        """Its gradient has come."""
+        self._came.append(slot)
+
+    def forget(self) -> None:
+        """The round had no result: the next one counts."""
+        self._came = []
+        self._operation = None
+
+    def post(self) -> None:
+        """All gradients of the round have come. Collective; does not block; once in a round."""
+        if self._operation is not None:
+            return
+        numbers = self._numbers.zero_()
+        if self._team.rank == 0:
+            place = {id(slot): number for number, slot in enumerate(self._came, 1)}
+            for index, slot in enumerate(self._slots):
+                numbers[index] = place.get(id(slot), 0)
+        numbers[-2] = has_spare_cores()
+        numbers[-1] = 1
+        self._operation = self._team.post(
+            _core.ALLREDUCE,
+            self._name,
+            False,
+            _core.INT32,
+            _core.SUM,
+            0,
+            numbers.data_ptr(),
+            numbers.data_ptr(),
+            numbers.shape,
+            1.0,
+            1.0,
+            numbers,
+            True,
+            _core.ON_HOST,
+            0,
+            (0, 0),
+        )
+
+    def wait(self) -> str | None:
+        """Returns when all members have posted it, or the text of the failure."""
+        assert self._operation is not None
+        return self._operation.wait()
+
+    def learn(self) -> bool | None:
+        """After the wait: gives the slots their places in the order.
+
+        Returns:
+            Whether all members have spare cores; None, and nothing is learnt, where a member has
+            joined, as it would not know.
+        """
+        *places, spare, members = self._numbers.tolist()
+        self.forget()
+        if members < self._team.size:
+            return None
+        for slot, place in zip(self._slots, places, strict=True):
+            slot.arrival = place or len(places) + 1
+        return bool(spare == members)
+
+
+def has_spare_cores() -> bool:
+    """Whether there are more cores than the ranks of this host compute on, if all are as this one:
+    only then do reductions take nothing from computing."""
+    cores = len(os.sched_getaffinity(0))
+    return cores > world.current().layout.local_size * torch.get_num_threads()
