@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 EXTENSION := hvdlite/_core.abi3.so
 C_FILES := $(wildcard hvdlite/_core/*.c)
 C_HEADERS := $(wildcard hvdlite/_core/*.h)
+C_TESTS := $(wildcard tests/core/*.c)
 C_STRICT := -std=c11 -O3 -Wall -Wextra -Werror -DPy_LIMITED_API=0x030A0000
 PYTHON_INCLUDE = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar off -c constraints.txt
@@ -101,7 +102,7 @@ check: $(VENV)/.installed
 	@mkdir -p build/types && ln -sfn ../../launcher build/types/hvdrun
 	MYPYPATH=build/types $(BIN)/mypy -p hvdlite -p hvdrun -p tests -p benchmarks -p examples
 	$(BIN)/mypy setup.py
-	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_HEADERS)
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_HEADERS) $(C_TESTS)
 	@echo '$(CC) $(C_STRICT) hvdlite/_core/*.c'
 	@for source in $(C_FILES); do \
 	    $(CC) $(C_STRICT) -I"$(PYTHON_INCLUDE)" -c -o /dev/null $$source || exit 1; \
@@ -132,7 +133,7 @@ sanitize-address sanitize-thread: build
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(C_FILES) $(C_HEADERS)
+	$(BIN)/clang-format -i $(C_FILES) $(C_HEADERS) $(C_TESTS)
 
 clean:
 	rm -rf $(VENV) $(VENV_MPICH) build dist *.egg-info hvdlite/*.so

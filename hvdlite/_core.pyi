@@ -52,6 +52,28 @@ def memory_bytes(local_size: int, num_ranks: int, inline_bytes: int, block_bytes
 def cpu_features() -> str:
     """The kernels that this CPU was given: 'avx512', 'avx2', 'neon' or 'baseline'."""
 
+def kernel_variants() -> list[str]:
+    """The kernels that this CPU can run, the one in use first, 'baseline' last."""
+
+def reduce(
+    variant: str,
+    dtype: int,
+    op: int,
+    output: int,
+    inputs: tuple[int, ...],
+    count: int,
+    divisor: int,
+    factor: float,
+    /,
+) -> None:
+    """Reduces `count` elements of each input into `output` with the kernels of that name: for tests
+    and benchmarks.
+
+    output, inputs: addresses; the output may be one of the inputs, and must not overlap one
+    otherwise. The result is divided by `divisor`, then multiplied by `factor`. Bool: they are 1.
+    ValueError: this CPU has no such variant, or an argument is out of its range.
+    """
+
 def finish_on_exit(
     *,
     abort: int,

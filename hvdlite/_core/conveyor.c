@@ -98,6 +98,21 @@ static void take_of(const hvdl_source *source, hvdl_range part, const char *at)
         memcpy(to, from, hvdl_range_size(wanted));
 }
 
+/* The slice of an allreduce's block that local rank `local` adds up: elements of the block. */
+static hvdl_range block_slice(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, int local)
+{
+    size_t count = hvdl_range_size(block_of(pass->count, pass->unit, b));
+    return hvdl_slice(count, shm->local_size, local, pass->dtype);
+}
+
+/* May this rank's own part of a sum be read from its input? Then its staging block is only for the
+ * others. `out` may be the same memory, element for element, and is written after it was read. */
+static bool reads_input(const hvdl_pass *pass)
+{
+    return pass->type == HVDL_PASS_ALLREDUCE && hvdl_scale_is_one(&pass->prescale) &&
+           hvdl_range_size(pass->keep) == pass->count;
+}
+
 static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
 {
     size_t esize = hvdl_dtype_bytes((int)pass->dtype);
@@ -105,9 +120,15 @@ static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint6
     char *staging = alone ? NULL : hvdl_staging(shm, shm->local_rank, number);
     switch (pass->type) {
     case HVDL_PASS_ALLREDUCE: {
-        hvdl_range part = block_of(pass->count, pass->unit, b);
+        hvdl_range part = block_of(pass->count, pass->unit, b), left_out = {0, 0};
+        size_t count = hvdl_range_size(part);
+        const char *from = pass->in + part.begin * esize;
         char *to = alone ? pass->out + part.begin * esize : staging;
-        copy_scaled(pass, to, pass->in + part.begin * esize, hvdl_range_size(part));
+        if (!alone && !pass->direct && reads_input(pass)) /* only this rank needs it */
+            left_out = block_slice(shm, pass, b, shm->local_rank);
+        copy_scaled(pass, to, from, left_out.begin);
+        copy_scaled(pass, to + left_out.end * esize, from + left_out.end * esize,
+                    count - left_out.end);
         break;
     }
     case HVDL_PASS_SCATTER:
@@ -132,21 +153,17 @@ static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint6
     }
 }
 
-/* Adds up `range` (elements within the staging blocks) of all ranks into `to`. */
+/* Adds up `count` elements of all ranks, which begin at offset_bytes of the staging blocks, into
+ * `to`. own: where this rank's are; NULL: in its staging block too. */
 static void add_up(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t number, size_t offset_bytes,
-                   size_t count, char *to)
+                   size_t count, const char *own, char *to)
 {
     const void *inputs[HVDL_MAX_LOCAL];
     for (int r = 0; r < shm->local_size; r++)
         inputs[r] = hvdl_staging(shm, r, number) + offset_bytes;
+    if (own)
+        inputs[shm->local_rank] = own;
     hvdl_reduce(pass->dtype, pass->op, to, inputs, shm->local_size, count, &pass->scale);
-}
-
-/* The slice of an allreduce's block that local rank `local` adds up: elements of the block. */
-static hvdl_range block_slice(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, int local)
-{
-    size_t count = hvdl_range_size(block_of(pass->count, pass->unit, b));
-    return hvdl_slice(count, shm->local_size, local, pass->dtype);
 }
 
 static void reduce_block(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
@@ -155,12 +172,14 @@ static void reduce_block(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b,
     if (pass->type == HVDL_PASS_ALLREDUCE) {
         /* In place: nobody else reads this slice of this rank's staging block before it is summed. */
         hvdl_range slice = block_slice(shm, pass, b, shm->local_rank);
+        size_t begin = block_of(pass->count, pass->unit, b).begin + slice.begin;
         add_up(shm, pass, number, slice.begin * esize, hvdl_range_size(slice),
+               reads_input(pass) ? pass->in + begin * esize : NULL,
                hvdl_staging(shm, shm->local_rank, number) + slice.begin * esize);
     } else {
         hvdl_range part = scatter_range(pass, shm->local_rank, b);
         add_up(shm, pass, number, (size_t)shm->local_rank * pass->unit * esize,
-               hvdl_range_size(part), pass->out + part.begin * esize);
+               hvdl_range_size(part), NULL, pass->out + part.begin * esize);
     }
 }
 
@@ -176,7 +195,7 @@ static void take_out(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uin
         char *to = pass->out + (wanted.begin - pass->keep.begin) * esize;
         if (pass->direct) {
             add_up(shm, pass, number, (wanted.begin - part.begin) * esize, hvdl_range_size(wanted),
-                   to);
+                   reads_input(pass) ? pass->in + wanted.begin * esize : NULL, to);
             break;
         }
         for (int r = 0; r < shm->local_size; r++) {

@@ -13,7 +13,10 @@
  * A rank runs ahead where it can: with HVDL_NUM_BUFFERS buffers it puts in later blocks, also of
  * later passes, while earlier ones wait for slower ranks. Small passes and two ranks skip the middle
  * stage: everyone adds up everything, which saves a synchronization. The sums are formed in rank
- * order either way, so both give the same bits. */
+ * order either way, so both give the same bits.
+ *
+ * What a rank adds up it reads from its own input where it can, not from its staging block, so that
+ * the lines of this one go to the other ranks and nowhere else. */
 #ifndef HVDL_CONVEYOR_H
 #define HVDL_CONVEYOR_H
 

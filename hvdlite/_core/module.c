@@ -40,7 +40,57 @@ static PyObject *memory_bytes(PyObject *module, PyObject *args)
 static PyObject *cpu_features(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    return PyUnicode_FromString(hvdl_reduce_variant());
+    return PyUnicode_FromString(hvdl_reduce_variants()->name);
+}
+
+static PyObject *kernel_variants(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    PyObject *names = PyList_New(0);
+    for (const hvdl_reduce_variant *variant = hvdl_reduce_variants(); names && variant->name;
+         variant++) {
+        PyObject *name = PyUnicode_FromString(variant->name);
+        if (!name || PyList_Append(names, name))
+            Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    return names;
+}
+
+/* reduce(variant, dtype, op, output, inputs, count, divisor, factor) */
+static PyObject *reduce(PyObject *module, PyObject *args)
+{
+    const char *name;
+    int dtype, op;
+    unsigned long long output;
+    PyObject *inputs;
+    Py_ssize_t count;
+    long long divisor;
+    hvdl_scale scale;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "siiKO!nLd:reduce", &name, &dtype, &op, &output, &PyTuple_Type,
+                          &inputs, &count, &divisor, &scale.factor))
+        return NULL;
+    scale.divisor = divisor;
+    const hvdl_reduce_variant *variant = hvdl_reduce_variants();
+    while (variant->name && strcmp(variant->name, name) != 0)
+        variant++;
+    const void *addresses[HVDL_MAX_LOCAL];
+    Py_ssize_t num_inputs = PyTuple_Size(inputs);
+    if (!variant->name || dtype < 0 || dtype >= HVDL_NUM_DTYPES || op < 0 || op >= HVDL_ADASUM ||
+        num_inputs < 1 || num_inputs > HVDL_MAX_LOCAL || count < 0 || divisor < 1) {
+        PyErr_SetString(PyExc_ValueError, "reduce: no such variant, dtype, op or number of inputs, "
+                                          "or a negative count, or a divisor below 1");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < num_inputs; i++)
+        addresses[i] = PyLong_AsVoidPtr(PyTuple_GetItem(inputs, i));
+    if (PyErr_Occurred())
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS hvdl_reduce_with(variant, (hvdl_dtype)dtype, (hvdl_op)op,
+                                            (void *)(uintptr_t)output, addresses, (int)num_inputs,
+                                            (size_t)count, &scale);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 static PyObject *finish_on_exit(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -102,6 +152,8 @@ static PyObject *close_on_exit(PyObject *module, PyObject *engines)
 static PyMethodDef module_methods[] = {
     {"memory_bytes", memory_bytes, METH_VARARGS, NULL},
     {"cpu_features", cpu_features, METH_NOARGS, NULL},
+    {"kernel_variants", kernel_variants, METH_NOARGS, NULL},
+    {"reduce", reduce, METH_VARARGS, NULL},
     {"close_on_exit", close_on_exit, METH_O, NULL},
     {"finish_on_exit", (PyCFunction)(void (*)(void))finish_on_exit, METH_VARARGS | METH_KEYWORDS,
      NULL},

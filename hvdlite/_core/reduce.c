@@ -1,34 +1,53 @@
 /* Picks the kernels for the CPU at hand. */
 #include "reduce.h"
 
+#include <stdatomic.h>
+
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
 
-typedef void reduce_fn(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src, int num_src,
-                       size_t count, const hvdl_scale *scale);
-
-reduce_fn hvdl_reduce_baseline;
+hvdl_reduce_variant_fn hvdl_reduce_baseline;
 #if defined(__x86_64__)
-reduce_fn hvdl_reduce_avx2, hvdl_reduce_avx512;
+hvdl_reduce_variant_fn hvdl_reduce_avx2, hvdl_reduce_avx512;
+#elif defined(__aarch64__)
+hvdl_reduce_variant_fn hvdl_reduce_neon;
 #endif
 
-typedef struct {
-    const char *name;
-    reduce_fn *reduce;
-} variant;
+/* Best first: each CPU has those from some row on. */
+static const hvdl_reduce_variant variants[] = {
+#if defined(__x86_64__)
+    {"avx512", hvdl_reduce_avx512},
+    {"avx2", hvdl_reduce_avx2},
+#elif defined(__aarch64__)
+    {"neon", hvdl_reduce_neon},
+#endif
+    {"baseline", hvdl_reduce_baseline},
+    {NULL, NULL},
+};
 
-static variant best_variant(void)
+static const hvdl_reduce_variant *find_best(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return (variant){"avx512", hvdl_reduce_avx512};
-    if (__builtin_cpu_supports("avx2")) /* every CPU with AVX2 has F16C */
-        return (variant){"avx2", hvdl_reduce_avx2};
+        return variants;
+    return variants + (__builtin_cpu_supports("avx2") ? 1 : 2); /* with AVX2 comes F16C */
+#else
+    return variants;
 #endif
-    return (variant){"baseline", hvdl_reduce_baseline};
+}
+
+const hvdl_reduce_variant *hvdl_reduce_variants(void)
+{
+    static _Atomic(const hvdl_reduce_variant *) best; /* every thread finds the same */
+    const hvdl_reduce_variant *found = atomic_load_explicit(&best, memory_order_relaxed);
+    if (!found) {
+        found = find_best();
+        atomic_store_explicit(&best, found, memory_order_relaxed);
+    }
+    return found;
 }
 
 /* The thread that happens to run a kernel must not decide whether denormals are kept:
@@ -66,15 +85,16 @@ static void restore_float_mode(float_mode mode)
 #endif
 }
 
-void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src, int num_src,
-                 size_t count, const hvdl_scale *scale)
+void hvdl_reduce_with(const hvdl_reduce_variant *variant, hvdl_dtype dtype, hvdl_op op, void *dst,
+                      const void *const *src, int num_src, size_t count, const hvdl_scale *scale)
 {
     float_mode mode = set_default_float_mode();
-    best_variant().reduce(dtype, op, dst, src, num_src, count, scale);
+    variant->reduce(dtype, op, dst, src, num_src, count, scale);
     restore_float_mode(mode);
 }
 
-const char *hvdl_reduce_variant(void)
+void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src, int num_src,
+                 size_t count, const hvdl_scale *scale)
 {
-    return best_variant().name;
+    hvdl_reduce_with(hvdl_reduce_variants(), dtype, op, dst, src, num_src, count, scale);
 }

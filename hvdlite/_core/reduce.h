@@ -1,9 +1,11 @@
 /* Kernels: element-wise reduction of several inputs into one output.
  *
  * The inputs are combined in the order in which they are given. float16 and bfloat16 are widened to
- * float32, and rounded once, to nearest even, after the scale. Integer sums wrap. Min and Max hand on
- * NaN. bool: Sum and Max are or, Min and Product are and.
- * Every variant (one per instruction set) gives the same bits. */
+ * float32, and rounded once, to nearest even, after the scale. Integer sums wrap. Min and Max hand
+ * on NaN; of numbers that are equal (0.0 and -0.0) they take the last. bool: Sum and Max are or, Min
+ * and Product are and.
+ * Every variant (one per instruction set) gives the same bits; only which NaN is the sum or product
+ * of NaNs is left open, as the CPU takes it from whichever operand the compiler put first. */
 #ifndef HVDL_REDUCE_H
 #define HVDL_REDUCE_H
 
@@ -32,7 +34,20 @@ void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src
 void hvdl_to_doubles(int dtype, double *to, const void *from, size_t count);
 void hvdl_from_doubles(int dtype, void *to, const double *from, size_t count);
 
-/* "avx512", "avx2" or "baseline": what hvdl_reduce uses on this CPU. */
-const char *hvdl_reduce_variant(void);
+typedef void hvdl_reduce_variant_fn(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
+                                    int num_src, size_t count, const hvdl_scale *scale);
+
+/* The variants that this CPU can run, the one that hvdl_reduce uses first; ended by a name of NULL.
+ * "avx512", "avx2", "neon", "baseline". */
+typedef struct {
+    const char *name;
+    hvdl_reduce_variant_fn *reduce;
+} hvdl_reduce_variant;
+
+const hvdl_reduce_variant *hvdl_reduce_variants(void);
+
+/* hvdl_reduce with one of them: for tests and benchmarks. */
+void hvdl_reduce_with(const hvdl_reduce_variant *variant, hvdl_dtype dtype, hvdl_op op, void *dst,
+                      const void *const *src, int num_src, size_t count, const hvdl_scale *scale);
 
 #endif

@@ -5,7 +5,11 @@
 #else
 #pragma GCC target("avx2,f16c")
 #endif
-#define HAVE_F16C 1
+#include <immintrin.h>
+#define WIDEN_FLOAT16(from) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from)))
+#define NARROW_FLOAT16(to, value)                                                                  \
+    _mm_storeu_si128((__m128i *)(to), _mm256_cvtps_ph((__m256)(value), 0))
+#define VECTOR_BYTES 32
 #define VARIANT avx2
 #include "reduce_kernels.h"
 #if defined(__clang__)

@@ -6,7 +6,11 @@
 #else
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,prefer-vector-width=512")
 #endif
-#define HAVE_F16C 1
+#include <immintrin.h>
+#define WIDEN_FLOAT16(from) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from)))
+#define NARROW_FLOAT16(to, value)                                                                  \
+    _mm256_storeu_si256((__m256i *)(to), _mm512_cvtps_ph((__m512)(value), 0))
+#define VECTOR_BYTES 64
 #define VARIANT avx512
 #include "reduce_kernels.h"
 #if defined(__clang__)

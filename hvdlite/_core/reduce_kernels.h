@@ -1,5 +1,6 @@
-/* The kernels, written once and compiled per instruction set: the including file sets VARIANT and
- * the target. Work goes through a tile of accumulators that stays in the first-level cache. */
+/* The kernels, written once and compiled per instruction set: the including file sets VARIANT,
+ * VECTOR_BYTES and the target. Each group of elements, four vectors of accumulators, is read once
+ * from every input, combined, scaled and stored once, without leaving the registers. */
 #include <math.h>
 #include <string.h>
 
@@ -8,100 +9,168 @@
 
 #define PASTE2(a, b) a##b
 #define PASTE(a, b) PASTE2(a, b)
+#define INLINE static inline __attribute__((always_inline))
 
-enum { TILE = 512 }; /* elements */
+/* ---- vectors, and four of them: what is in work at a time ---- */
 
-/* ---- 16-bit floats ---- */
+#define DEFINE_QUAD(name, type)                                                                    \
+    typedef type name##_v __attribute__((vector_size(VECTOR_BYTES)));                              \
+    typedef type name##_u __attribute__((vector_size(VECTOR_BYTES), aligned(1), may_alias));       \
+    typedef struct {                                                                               \
+        name##_v a, b, c, d;                                                                       \
+    } name##_quad;                                                                                 \
+    enum { name##_group = 4 * VECTOR_BYTES / sizeof(type) }; /* elements of a quad */
 
-static void widen_bfloat16(float *dst, const uint16_t *src, size_t count)
+#define DEFINE_LOAD_STORE(name)                                                                    \
+    INLINE name##_quad load_##name(const void *from)                                               \
+    {                                                                                              \
+        const name##_u *x = from;                                                                  \
+        return (name##_quad){x[0], x[1], x[2], x[3]};                                              \
+    }                                                                                              \
+    INLINE void store_##name(void *to, name##_quad q)                                              \
+    {                                                                                              \
+        name##_u *x = to;                                                                          \
+        x[0] = q.a, x[1] = q.b, x[2] = q.c, x[3] = q.d;                                            \
+    }
+
+DEFINE_QUAD(uint8, uint8_t)
+DEFINE_QUAD(int8, int8_t)
+DEFINE_QUAD(uint16, uint16_t)
+DEFINE_QUAD(int16, int16_t)
+DEFINE_QUAD(uint32, uint32_t)
+DEFINE_QUAD(int32, int32_t)
+DEFINE_QUAD(uint64, uint64_t)
+DEFINE_QUAD(int64, int64_t)
+DEFINE_QUAD(float32, float)
+DEFINE_QUAD(float64, double)
+
+DEFINE_LOAD_STORE(uint8)
+DEFINE_LOAD_STORE(int8)
+DEFINE_LOAD_STORE(int16)
+DEFINE_LOAD_STORE(int32)
+DEFINE_LOAD_STORE(int64)
+DEFINE_LOAD_STORE(float32)
+DEFINE_LOAD_STORE(float64)
+
+/* bfloat16: a pair in each 32 bits. Its first is shifted to where float32 has it, the second is there
+ * already; the accumulators of the even and the odd elements are separate vectors. */
+
+INLINE float32_v even_of_bfloat16(uint32_v pairs)
 {
-    for (size_t i = 0; i < count; i++)
-        dst[i] = float_of_bfloat16(src[i]);
+    return (float32_v)(pairs << 16);
 }
 
-static void narrow_bfloat16(uint16_t *dst, const float *src, size_t count)
+INLINE float32_v odd_of_bfloat16(uint32_v pairs)
 {
-    for (size_t i = 0; i < count; i++)
-        dst[i] = bfloat16_of_float(src[i]);
+    return (float32_v)(pairs & 0xffff0000u);
 }
 
-#ifdef HAVE_F16C
-#include <immintrin.h>
-
-static void widen_float16(float *dst, const uint16_t *src, size_t count)
+/* The upper half of each element becomes the bfloat16. NaN stays NaN: those that come from bfloat16,
+ * and the CPU's own, have zeros in the lower half. (AVX512_BF16 would flush denormals.) */
+INLINE uint32_v round_to_bfloat16(float32_v value)
 {
-    size_t i = 0;
-    for (; i + 8 <= count; i += 8)
-        _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(src + i))));
-    for (; i < count; i++)
-        dst[i] = _cvtsh_ss(src[i]);
+    const uint32_v bits = (uint32_v)value;
+    return bits + 0x7fffu + (bits >> 16 & 1u);
 }
 
-static void narrow_float16(uint16_t *dst, const float *src, size_t count)
+INLINE uint32_v bfloat16_pairs(float32_v even, float32_v odd)
 {
-    size_t i = 0;
-    for (; i + 8 <= count; i += 8)
-        _mm_storeu_si128((__m128i *)(dst + i), _mm256_cvtps_ph(_mm256_loadu_ps(src + i), 0));
-    for (; i < count; i++)
-        dst[i] = _cvtss_sh(src[i], 0);
+    return round_to_bfloat16(even) >> 16 | (round_to_bfloat16(odd) & 0xffff0000u);
+}
+
+INLINE float32_quad load_bfloat16(const void *from)
+{
+    const uint32_u *x = from;
+    const uint32_v one = x[0], two = x[1];
+    return (float32_quad){even_of_bfloat16(one), odd_of_bfloat16(one), even_of_bfloat16(two),
+                          odd_of_bfloat16(two)};
+}
+
+INLINE void store_bfloat16(void *to, float32_quad q)
+{
+    uint32_u *x = to;
+    x[0] = bfloat16_pairs(q.a, q.b), x[1] = bfloat16_pairs(q.c, q.d);
+}
+
+/* float16: with the CPU's conversions where the including file names them. */
+#ifdef WIDEN_FLOAT16
+INLINE float32_quad load_float16(const void *from)
+{
+    const char *x = from;
+    return (float32_quad){(float32_v)WIDEN_FLOAT16(x),
+                          (float32_v)WIDEN_FLOAT16(x + VECTOR_BYTES / 2),
+                          (float32_v)WIDEN_FLOAT16(x + VECTOR_BYTES),
+                          (float32_v)WIDEN_FLOAT16(x + VECTOR_BYTES / 2 * 3)};
+}
+
+INLINE void store_float16(void *to, float32_quad q)
+{
+    char *x = to;
+    NARROW_FLOAT16(x, q.a);
+    NARROW_FLOAT16(x + VECTOR_BYTES / 2, q.b);
+    NARROW_FLOAT16(x + VECTOR_BYTES, q.c);
+    NARROW_FLOAT16(x + VECTOR_BYTES / 2 * 3, q.d);
 }
 #else
-static void widen_float16(float *dst, const uint16_t *src, size_t count)
+INLINE float32_quad load_float16(const void *from)
 {
-    for (size_t i = 0; i < count; i++)
-        dst[i] = float_of_half(src[i]);
+    uint16_t halves[VECTOR_BYTES];
+    float wide[VECTOR_BYTES];
+    memcpy(halves, from, sizeof halves);
+    for (int i = 0; i < VECTOR_BYTES; i++)
+        wide[i] = float_of_half(halves[i]);
+    return load_float32(wide);
 }
 
-static void narrow_float16(uint16_t *dst, const float *src, size_t count)
+INLINE void store_float16(void *to, float32_quad q)
 {
-    for (size_t i = 0; i < count; i++)
-        dst[i] = half_of_float(src[i]);
+    uint16_t halves[VECTOR_BYTES];
+    float wide[VECTOR_BYTES];
+    store_float32(wide, q);
+    for (int i = 0; i < VECTOR_BYTES; i++)
+        halves[i] = half_of_float(wide[i]);
+    memcpy(to, halves, sizeof halves);
 }
 #endif
 
-/* ---- combining: acc[i] = acc[i] op x[i] ---- */
+/* ---- combining ---- */
 
 #define ADD(a, b) ((a) + (b))
 #define MULTIPLY(a, b) ((a) * (b))
-#define MINIMUM(a, b) ((b) < (a) ? (b) : (a))
-#define MAXIMUM(a, b) ((b) > (a) ? (b) : (a))
-#define MINIMUM_NAN(a, b) ((a) != (a) || (a) < (b) ? (a) : (b))
-#define MAXIMUM_NAN(a, b) ((a) != (a) || (a) > (b) ? (a) : (b))
 #define OR(a, b) ((a) | (b))
 #define AND(a, b) ((a) & (b))
+/* Of a comparison: all bits of an element, or none. The first NaN is handed on as it is. */
+#define CHOOSE(mask, a, b)                                                                         \
+    ((__typeof__(a))(((mask) & (__typeof__(mask))(a)) | (~(mask) & (__typeof__(mask))(b))))
+#define MINIMUM(a, b) CHOOSE((a) < (b), a, b)
+#define MAXIMUM(a, b) CHOOSE((a) > (b), a, b)
+#define MINIMUM_NAN(a, b) CHOOSE(((a) != (a)) | ((a) < (b)), a, b)
+#define MAXIMUM_NAN(a, b) CHOOSE(((a) != (a)) | ((a) > (b)), a, b)
 
-#define LOOP(type, word, f)                                                                        \
-    for (size_t i = 0; i < count; i++)                                                             \
-        acc[i] = (type)f((word)acc[i], (word)x[i]);
-
-/* `word`: unsigned, at least as wide as int, so that sums and products wrap without overflow. */
-#define DEFINE_COMBINE(name, type, word, min, max)                                                 \
-    static void combine_##name(hvdl_op op, type *restrict acc, const type *restrict x,             \
-                               size_t count)                                                       \
+/* `word`: unsigned, so that sums and products wrap. */
+#define DEFINE_COMBINE(name, word, verb, f)                                                        \
+    INLINE name##_quad name##_##verb(name##_quad p, name##_quad q)                                 \
     {                                                                                              \
-        switch (op) {                                                                              \
-        case HVDL_MIN: LOOP(type, type, min) break;                                                \
-        case HVDL_MAX: LOOP(type, type, max) break;                                                \
-        case HVDL_PRODUCT: LOOP(type, word, MULTIPLY) break;                                       \
-        default: LOOP(type, word, ADD) break;                                                      \
-        }                                                                                          \
+        return (name##_quad){                                                                      \
+            (name##_v)f((word##_v)p.a, (word##_v)q.a), (name##_v)f((word##_v)p.b, (word##_v)q.b),  \
+            (name##_v)f((word##_v)p.c, (word##_v)q.c), (name##_v)f((word##_v)p.d, (word##_v)q.d)}; \
     }
 
-DEFINE_COMBINE(uint8, uint8_t, uint32_t, MINIMUM, MAXIMUM)
-DEFINE_COMBINE(int8, int8_t, uint32_t, MINIMUM, MAXIMUM)
-DEFINE_COMBINE(int16, int16_t, uint32_t, MINIMUM, MAXIMUM)
-DEFINE_COMBINE(int32, int32_t, uint32_t, MINIMUM, MAXIMUM)
-DEFINE_COMBINE(int64, int64_t, uint64_t, MINIMUM, MAXIMUM)
-DEFINE_COMBINE(float32, float, float, MINIMUM_NAN, MAXIMUM_NAN)
-DEFINE_COMBINE(float64, double, double, MINIMUM_NAN, MAXIMUM_NAN)
+#define DEFINE_COMBINES(name, word, minimum, maximum)                                              \
+    DEFINE_COMBINE(name, word, sum, ADD)                                                           \
+    DEFINE_COMBINE(name, word, product, MULTIPLY)                                                  \
+    DEFINE_COMBINE(name, name, min, minimum)                                                       \
+    DEFINE_COMBINE(name, name, max, maximum)
 
-static void combine_bool(hvdl_op op, uint8_t *restrict acc, const uint8_t *restrict x, size_t count)
-{
-    if (op == HVDL_MIN || op == HVDL_PRODUCT)
-        LOOP(uint8_t, uint8_t, AND)
-    else
-        LOOP(uint8_t, uint8_t, OR)
-}
+DEFINE_COMBINES(uint8, uint8, MINIMUM, MAXIMUM)
+DEFINE_COMBINES(int8, uint8, MINIMUM, MAXIMUM)
+DEFINE_COMBINES(int16, uint16, MINIMUM, MAXIMUM)
+DEFINE_COMBINES(int32, uint32, MINIMUM, MAXIMUM)
+DEFINE_COMBINES(int64, uint64, MINIMUM, MAXIMUM)
+DEFINE_COMBINES(float32, float32, MINIMUM_NAN, MAXIMUM_NAN)
+DEFINE_COMBINES(float64, float64, MINIMUM_NAN, MAXIMUM_NAN)
+DEFINE_COMBINE(uint8, uint8, or, OR)
+DEFINE_COMBINE(uint8, uint8, and, AND)
 
 /* ---- the scale ---- */
 
@@ -114,132 +183,148 @@ static int64_t int64_of_double(double value)
     return value <= -0x1p63 ? INT64_MIN : (int64_t)value;
 }
 
-#define DEFINE_SCALE_INTEGER(name, type)                                                           \
-    static void scale_##name(type *acc, size_t count, const hvdl_scale *scale)                     \
+/* In double, which is fast, and exact for integers of up to 32 bits: where x / y is no whole number
+ * it is at least 1 / y away from the next one, far more than double's rounding. */
+#define QUOTIENT(x, y) (int32_t)((double)(x) / (double)(y))
+#define LONG_QUOTIENT(x, y) ((x) / (y))
+
+/* Integers are scaled one by one, in memory. `size`: of the quad's elements, those that count. */
+#define DEFINE_SCALE_INTEGER(name, type, quotient)                                                 \
+    static void scale_each_##name(type *x, size_t size, hvdl_scale scale)                          \
     {                                                                                              \
-        if (scale->divisor != 1)                                                                   \
-            for (size_t i = 0; i < count; i++)                                                     \
-                acc[i] = (type)((int64_t)acc[i] / scale->divisor);                                 \
-        if (scale->factor != 1.0)                                                                  \
-            for (size_t i = 0; i < count; i++)                                                     \
-                acc[i] = (type)int64_of_double((double)acc[i] * scale->factor);                    \
+        if (scale.divisor != 1)                                                                    \
+            for (size_t i = 0; i < size; i++)                                                      \
+                x[i] = (type)quotient(x[i], scale.divisor);                                        \
+        if (scale.factor != 1.0)                                                                   \
+            for (size_t i = 0; i < size; i++)                                                      \
+                x[i] = (type)int64_of_double((double)x[i] * scale.factor);                         \
+    }                                                                                              \
+    INLINE name##_quad scale_##name(name##_quad q, size_t size, hvdl_scale scale)                  \
+    {                                                                                              \
+        type x[name##_group];                                                                      \
+        store_##name(x, q);                                                                        \
+        scale_each_##name(x, size, scale);                                                         \
+        return load_##name(x);                                                                     \
     }
 
+DEFINE_SCALE_INTEGER(uint8, uint8_t, QUOTIENT)
+DEFINE_SCALE_INTEGER(int8, int8_t, QUOTIENT)
+DEFINE_SCALE_INTEGER(int16, int16_t, QUOTIENT)
+DEFINE_SCALE_INTEGER(int32, int32_t, QUOTIENT)
+DEFINE_SCALE_INTEGER(int64, int64_t, LONG_QUOTIENT)
+
+/* Floats are divided, then multiplied in double. Where both are one multiplication in the type
+ * itself that rounds alike, it is that: by the inverse of a power of two, or by a factor that the
+ * type holds (a product of two float32 is exact in double). */
 #define DEFINE_SCALE_FLOAT(name, type)                                                             \
-    static void scale_##name(type *acc, size_t count, const hvdl_scale *scale)                     \
+    static void scale_each_##name(type *x, hvdl_scale scale)                                       \
     {                                                                                              \
-        if (scale->divisor != 1) {                                                                 \
-            const type divisor = (type)scale->divisor;                                             \
-            for (size_t i = 0; i < count; i++)                                                     \
-                acc[i] = acc[i] / divisor;                                                         \
+        for (size_t i = 0; i < name##_group; i++)                                                  \
+            x[i] = (type)((double)(x[i] / (type)scale.divisor) * scale.factor);                    \
+    }                                                                                              \
+    INLINE name##_quad scale_##name(name##_quad q, size_t size, hvdl_scale scale)                  \
+    {                                                                                              \
+        (void)size;                                                                                \
+        const int64_t divisor = scale.divisor;                                                     \
+        if (scale.factor == 1.0 && (divisor & (divisor - 1)) != 0) {                               \
+            const type by = (type)divisor;                                                         \
+            return (name##_quad){q.a / by, q.b / by, q.c / by, q.d / by};                          \
         }                                                                                          \
-        if (scale->factor != 1.0)                                                                  \
-            for (size_t i = 0; i < count; i++)                                                     \
-                acc[i] = (type)((double)acc[i] * scale->factor);                                   \
+        const type factor = (type)scale.factor, by = factor / (type)divisor;                       \
+        if (scale.factor == 1.0 || (divisor == 1 && (double)factor == scale.factor))               \
+            return (name##_quad){q.a * by, q.b * by, q.c * by, q.d * by};                          \
+        type x[name##_group];                                                                      \
+        store_##name(x, q);                                                                        \
+        scale_each_##name(x, scale);                                                               \
+        return load_##name(x);                                                                     \
     }
 
-DEFINE_SCALE_INTEGER(uint8, uint8_t)
-DEFINE_SCALE_INTEGER(int8, int8_t)
-DEFINE_SCALE_INTEGER(int16, int16_t)
-DEFINE_SCALE_INTEGER(int32, int32_t)
-DEFINE_SCALE_INTEGER(int64, int64_t)
 DEFINE_SCALE_FLOAT(float32, float)
 DEFINE_SCALE_FLOAT(float64, double)
 
-static void scale_bool(uint8_t *acc, size_t count, const hvdl_scale *scale)
-{
-    (void)acc, (void)count, (void)scale; /* the callers refuse factors for bool */
-}
-
 /* ---- whole reductions ---- */
 
-#define DEFINE_REDUCE(function, name, type)                                                        \
-    static void function(hvdl_op op, type *dst, const void *const *src, int num_src, size_t count, \
-                         const hvdl_scale *scale)                                                  \
+/* acc: what the type is added up in. The elements after the last whole group go through memory of a
+ * group's size, so that they are worked on by the same instructions. */
+#define DEFINE_REDUCE(name, type, acc, verb)                                                       \
+    INLINE void name##_##verb##_group(type *dst, const void *const *src, int num_src, size_t at,   \
+                                      size_t size, hvdl_scale scale, bool unscaled)                \
     {                                                                                              \
-        const bool unscaled = hvdl_scale_is_one(scale);                                            \
-        type tile[TILE];                                                                           \
-        for (size_t at = 0; at < count; at += TILE) {                                              \
-            size_t size = count - at < TILE ? count - at : TILE;                                   \
-            memcpy(tile, (const type *)src[0] + at, size * sizeof(type));                          \
-            for (int k = 1; k < num_src; k++)                                                      \
-                combine_##name(op, tile, (const type *)src[k] + at, size);                         \
-            if (!unscaled)                                                                         \
-                scale_##name(tile, size, scale);                                                   \
-            memcpy(dst + at, tile, size * sizeof(type));                                           \
+        const bool whole = size == acc##_group;                                                    \
+        type edge[acc##_group] = {0};                                                              \
+        const type *x = (const type *)src[0] + at;                                                 \
+        acc##_quad sum = load_##name(whole ? x : memcpy(edge, x, size * sizeof(type)));            \
+        for (int k = 1; k < num_src; k++) {                                                        \
+            x = (const type *)src[k] + at;                                                         \
+            sum =                                                                                  \
+                acc##_##verb(sum, load_##name(whole ? x : memcpy(edge, x, size * sizeof(type))));  \
         }                                                                                          \
-    }
-
-DEFINE_REDUCE(reduce_uint8, uint8, uint8_t)
-DEFINE_REDUCE(reduce_int8, int8, int8_t)
-DEFINE_REDUCE(reduce_int16, int16, int16_t)
-DEFINE_REDUCE(reduce_int32, int32, int32_t)
-DEFINE_REDUCE(reduce_int64, int64, int64_t)
-DEFINE_REDUCE(reduce_float64, float64, double)
-DEFINE_REDUCE(reduce_bool, bool, uint8_t)
-DEFINE_REDUCE(reduce_tiled_float32, float32, float)
-
-/* The case that training is made of, in one pass over registers: the sum of two. */
-static void reduce_float32(hvdl_op op, float *dst, const void *const *src, int num_src,
-                           size_t count, const hvdl_scale *scale)
-{
-    if (num_src != 2 || (op != HVDL_SUM && op != HVDL_AVERAGE) || scale->factor != 1.0) {
-        reduce_tiled_float32(op, dst, src, num_src, count, scale);
-        return;
-    }
-    const float *a = src[0],
-                *b = src[1]; /* each may be dst: element i is read before it is written */
-    if (scale->divisor == 1) {
-#pragma GCC ivdep
-        for (size_t i = 0; i < count; i++)
-            dst[i] = a[i] + b[i];
-    } else {
-        const float divisor = (float)scale->divisor;
-#pragma GCC ivdep
-        for (size_t i = 0; i < count; i++)
-            dst[i] = (a[i] + b[i]) / divisor;
-    }
-}
-
-#define DEFINE_REDUCE_16(name)                                                                     \
-    static void reduce_##name(hvdl_op op, uint16_t *dst, const void *const *src, int num_src,      \
-                              size_t count, const hvdl_scale *scale)                               \
+        if (!unscaled)                                                                             \
+            sum = scale_##acc(sum, size, scale);                                                   \
+        store_##name(whole ? dst + at : edge, sum);                                                \
+        if (!whole)                                                                                \
+            memcpy(dst + at, edge, size * sizeof(type));                                           \
+    }                                                                                              \
+    static void name##_##verb##_reduce(void *dst, const void *const *src, int num_src,             \
+                                       size_t count, hvdl_scale scale)                             \
     {                                                                                              \
-        const bool unscaled = hvdl_scale_is_one(scale);                                            \
-        float acc[TILE], x[TILE];                                                                  \
-        for (size_t at = 0; at < count; at += TILE) {                                              \
-            size_t size = count - at < TILE ? count - at : TILE;                                   \
-            widen_##name(acc, (const uint16_t *)src[0] + at, size);                                \
-            for (int k = 1; k < num_src; k++) {                                                    \
-                widen_##name(x, (const uint16_t *)src[k] + at, size);                              \
-                combine_float32(op, acc, x, size);                                                 \
-            }                                                                                      \
-            if (!unscaled)                                                                         \
-                scale_float32(acc, size, scale);                                                   \
-            narrow_##name(dst + at, acc, size);                                                    \
-        }                                                                                          \
+        const bool unscaled = hvdl_scale_is_one(&scale);                                           \
+        const void *const two[2] = {src[0], src[num_src > 1]};                                     \
+        size_t at = 0;                                                                             \
+        if (num_src == 2 && unscaled) /* what training is made of */                               \
+            for (; count - at >= acc##_group; at += acc##_group)                                   \
+                name##_##verb##_group(dst, two, 2, at, acc##_group, scale, true);                  \
+        for (; count - at >= acc##_group; at += acc##_group)                                       \
+            name##_##verb##_group(dst, src, num_src, at, acc##_group, scale, unscaled);            \
+        if (at < count)                                                                            \
+            name##_##verb##_group(dst, src, num_src, at, count - at, scale, unscaled);             \
     }
 
-DEFINE_REDUCE_16(float16)
-DEFINE_REDUCE_16(bfloat16)
+#define DEFINE_REDUCES(name, type, acc)                                                            \
+    DEFINE_REDUCE(name, type, acc, sum)                                                            \
+    DEFINE_REDUCE(name, type, acc, min)                                                            \
+    DEFINE_REDUCE(name, type, acc, max)                                                            \
+    DEFINE_REDUCE(name, type, acc, product)
 
-void PASTE(hvdl_reduce_, VARIANT)(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
-                                  int num_src, size_t count, const hvdl_scale *scale);
+DEFINE_REDUCES(uint8, uint8_t, uint8)
+DEFINE_REDUCES(int8, int8_t, int8)
+DEFINE_REDUCES(int16, int16_t, int16)
+DEFINE_REDUCES(int32, int32_t, int32)
+DEFINE_REDUCES(int64, int64_t, int64)
+DEFINE_REDUCES(float16, uint16_t, float32)
+DEFINE_REDUCES(bfloat16, uint16_t, float32)
+DEFINE_REDUCES(float32, float, float32)
+DEFINE_REDUCES(float64, double, float64)
+DEFINE_REDUCE(uint8, uint8_t, uint8, or)
+DEFINE_REDUCE(uint8, uint8_t, uint8, and)
+
+typedef void reduce_fn(void *dst, const void *const *src, int num_src, size_t count,
+                       hvdl_scale scale);
+
+#define ALL_OPS(name)                                                                              \
+    {name##_sum_reduce, name##_min_reduce, name##_max_reduce, name##_product_reduce}
+
+hvdl_reduce_variant_fn PASTE(hvdl_reduce_, VARIANT);
 
 void PASTE(hvdl_reduce_, VARIANT)(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
                                   int num_src, size_t count, const hvdl_scale *scale)
 {
-    switch (dtype) {
-    case HVDL_UINT8: reduce_uint8(op, dst, src, num_src, count, scale); break;
-    case HVDL_INT8: reduce_int8(op, dst, src, num_src, count, scale); break;
-    case HVDL_INT16: reduce_int16(op, dst, src, num_src, count, scale); break;
-    case HVDL_INT32: reduce_int32(op, dst, src, num_src, count, scale); break;
-    case HVDL_INT64: reduce_int64(op, dst, src, num_src, count, scale); break;
-    case HVDL_FLOAT16: reduce_float16(op, dst, src, num_src, count, scale); break;
-    case HVDL_BFLOAT16: reduce_bfloat16(op, dst, src, num_src, count, scale); break;
-    case HVDL_FLOAT32: reduce_float32(op, dst, src, num_src, count, scale); break;
-    case HVDL_FLOAT64: reduce_float64(op, dst, src, num_src, count, scale); break;
-    case HVDL_BOOL: reduce_bool(op, dst, src, num_src, count, scale); break;
-    case HVDL_NUM_DTYPES: break;
-    }
+    static reduce_fn *const all[HVDL_NUM_DTYPES][4] = {
+        [HVDL_UINT8] = ALL_OPS(uint8),
+        [HVDL_INT8] = ALL_OPS(int8),
+        [HVDL_INT16] = ALL_OPS(int16),
+        [HVDL_INT32] = ALL_OPS(int32),
+        [HVDL_INT64] = ALL_OPS(int64),
+        [HVDL_FLOAT16] = ALL_OPS(float16),
+        [HVDL_BFLOAT16] = ALL_OPS(bfloat16),
+        [HVDL_FLOAT32] = ALL_OPS(float32),
+        [HVDL_FLOAT64] = ALL_OPS(float64),
+        /* the callers refuse factors for bool */
+        [HVDL_BOOL] = {uint8_or_reduce, uint8_and_reduce, uint8_or_reduce, uint8_and_reduce},
+    };
+    const int verb = op == HVDL_MIN ? 1 : op == HVDL_MAX ? 2 : op == HVDL_PRODUCT ? 3 : 0;
+    hvdl_scale own = *scale;
+    if (own.factor != own.factor)
+        own.factor = NAN; /* that has zeros in its lower bits */
+    all[dtype][verb](dst, src, num_src, count, own);
 }
