@@ -1,0 +1,73 @@
+"""Starts the workers of a run's jobs, one job after the other, and collects what they found."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks import memory
+from benchmarks.plan import Job, Plan, request_of
+from benchmarks.rig import ROOT, Rig, rig
+
+
+def run(command: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Ends this program as the command does, where it fails: hvdrun has said why."""
+    # Where ranks outnumber the cores hvdrun makes Open MPI yield: twelve times faster.
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    finished = subprocess.run(command, env=env, cwd=ROOT)
+    if finished.returncode != 0:
+        sys.exit(finished.returncode)
+
+
+def run_jobs(plan: Plan, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """What rank 0 of each job's worker has written."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdlite-bench-")))
+        hosts, shaped = None, None
+        results = []
+        for number, job in enumerate(jobs):
+            if job.place.hosts > 1 and hosts is None:
+                most = max(job.place.hosts for job in jobs)
+                hosts = stack.enter_context(rig(folder, most))
+            if hosts is not None and job.place.rate != shaped:
+                hosts.shape(job.place.rate)
+                shaped = job.place.rate
+            own = folder / ("share" if job.place.hosts > 1 else ".") / str(number)
+            own.mkdir(parents=True)
+            results.append(run_job(plan, job, own, hosts))
+        return results
+
+
+def run_job(plan: Plan, job: Job, folder: Path, hosts: Rig | None) -> dict[str, Any]:
+    output = folder / "result.json"
+    request = {**request_of(plan, job), "output": str(output)}
+    python = job.flavour.python
+    hvdrun = str(Path(python).with_name("hvdrun"))
+    program = [python, "-m", "benchmarks.worker", json.dumps(request)]
+    if job.place.hosts == 1:
+        run([hvdrun, "-np", str(job.place.ranks), *program], {"GLOO_SOCKET_IFNAME": "lo"})
+    else:
+        assert hosts is not None
+        command = hosts.command(job.place, [hvdrun, *program])
+        run(command, {"GLOO_SOCKET_IFNAME": "eth0"})
+    result: dict[str, Any] = json.loads(output.read_text())
+    return result
+
+
+def run_memory(python: str) -> dict[str, Any]:
+    """PSS in bytes by variant and rank, 2 ranks on this host."""
+    pss = {}
+    for variant in memory.VARIANTS:
+        print(f"  memory of a training step, {variant}", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
+            request = json.dumps({"variant": variant, "folder": folder})
+            hvdrun = str(Path(python).with_name("hvdrun"))
+            command = [hvdrun, "-np", "2", python, "-m", "benchmarks.memory", request]
+            run(command, {"GLOO_SOCKET_IFNAME": "lo"})
+            pss[variant] = json.loads(Path(folder, "pss.json").read_text())
+    return {"buckets_bytes": memory.gradient_bytes(), "pss_bytes": pss}
