@@ -32,7 +32,8 @@ def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[s
         found["instructions"] = instructions.count(CORE, plan.instruction_counts)
     if "memory" in wanted:
         found["memory"] = starting.run_memory(flavours[0].python)
-    found["runs"] = starting.run_jobs(plan, jobs(plan, flavours, wanted))
+    found["failed"] = []
+    found["runs"] = starting.run_jobs(plan, jobs(plan, flavours, wanted), found["failed"])
     versions = {run["mpi"].split(",")[0]: run["mpi_version"] for run in found["runs"]}
     found["host"].update(versions)
     found["host"]["minutes"] = round((time.monotonic() - begin) / 60, 1)
@@ -91,6 +92,8 @@ def main(
         text = report.markdown(found, shown, links)
         page.write_text(report.replace_measured(page.read_text(), text))
         print(f"Written: {page}")
+    if found["failed"]:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

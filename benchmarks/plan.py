@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 KIB, MIB = 1024, 1024 * 1024
@@ -49,6 +50,10 @@ class Flavour:
 
     python: str
     thread_level: str
+
+    def __str__(self) -> str:
+        """Without the path, which a reader elsewhere does not have."""
+        return f"{Path(self.python).parents[1].name} ({self.thread_level})"
 
 
 @dataclass(frozen=True)

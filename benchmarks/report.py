@@ -28,7 +28,8 @@ def host_line(host: Mapping[str, Any]) -> str:
 def remarks(report: Mapping[str, Any]) -> list[str]:
     """What a reader must know before he reads a figure."""
     busy = [BUSY] if report["host"]["load_before"] > BUSY_LOAD else []
-    return [*busy, *(f"Not measured: {reason}." for reason in report["not_measured"])]
+    lacking = [f"Not measured: {reason}." for reason in report["not_measured"]]
+    return [*busy, *lacking, *(f"Failed: {job}." for job in report["failed"])]
 
 
 def print_report(report: Mapping[str, Any], tables: Sequence[Table], console: Console) -> None:

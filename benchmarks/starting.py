@@ -14,18 +14,21 @@ from benchmarks import memory
 from benchmarks.plan import Job, Plan, request_of
 from benchmarks.rig import ROOT, Rig, rig
 
+# What a command that has not succeeded raises; hvdrun has said why.
+FAILURES = (subprocess.CalledProcessError, subprocess.TimeoutExpired)
+LIMIT_S = 900.0  # of one command
+
 
 def run(command: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Ends this program as the command does, where it fails: hvdrun has said why."""
+    """Raises one of FAILURES."""
     # Where ranks outnumber the cores hvdrun makes Open MPI yield: twelve times faster.
     env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    finished = subprocess.run(command, env=env, cwd=ROOT)
-    if finished.returncode != 0:
-        sys.exit(finished.returncode)
+    subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=LIMIT_S)
 
 
-def run_jobs(plan: Plan, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """What rank 0 of each job's worker has written."""
+def run_jobs(plan: Plan, jobs: Sequence[Job], failed: list[str]) -> list[dict[str, Any]]:
+    """What rank 0 of each job's worker has written. A job that fails is named in `failed`, and the
+    others still run: a whole run takes long."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdlite-bench-")))
         hosts, shaped = None, None
@@ -39,8 +42,18 @@ def run_jobs(plan: Plan, jobs: Sequence[Job]) -> list[dict[str, Any]]:
                 shaped = job.place.rate
             own = folder / ("share" if job.place.hosts > 1 else ".") / str(number)
             own.mkdir(parents=True)
-            results.append(run_job(plan, job, own, hosts))
+            try:
+                results.append(run_job(plan, job, own, hosts))
+            except FAILURES as failure:
+                failed.append(f"{job.place}, {job.flavour}: {_how(failure)}")
         return results
+
+
+def _how(failure: subprocess.SubprocessError) -> str:
+    """How it ended, without its command, which is long."""
+    if isinstance(failure, subprocess.CalledProcessError):
+        return f"exit code {failure.returncode}"
+    return f"no end after {LIMIT_S:g} s"
 
 
 def run_job(plan: Plan, job: Job, folder: Path, hosts: Rig | None) -> dict[str, Any]:

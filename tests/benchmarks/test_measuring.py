@@ -14,7 +14,8 @@ from benchmarks import rig
 from benchmarks.allreduce import PERIODS, Contender, expected_sum, pattern, time_count
 from benchmarks.figures import BOUND, DDP, FLOOR, OURS
 from benchmarks.instructions import by_object
-from benchmarks.plan import MIB, TINY, Effort
+from benchmarks.plan import MIB, TINY, Effort, Flavour, Job, Place
+from benchmarks.starting import run_jobs
 from benchmarks.streams import PART_BYTES, Streams
 from benchmarks.tail import time_calls
 from tests.needs import lacking
@@ -232,3 +233,20 @@ def test_the_latency_of_each_form_is_measured_and_checked():
     for form in ("first of its name", "in place", "grouped_allreduce of 100", "mpi4py", "Gloo"):
         assert form in finished.stdout, finished
     assert "of an idle rank, by rank: " in finished.stdout
+
+
+def test_a_job_that_fails_is_named_and_the_others_run_on(tmp_path):
+    def job(folder):
+        return Job(Place(2), Flavour(str(folder / "python"), "multiple"), (), ())
+
+    # In place of hvdrun; the one that works writes what the worker would.
+    works, fails = tmp_path / "a" / "bin", tmp_path / "b" / "bin"
+    for folder, last in ((works, 'echo "{}" >"$output"'), (fails, "exit 7")):
+        folder.mkdir(parents=True)
+        request = "for request; do :; done"  # the last argument
+        output = """output=$(expr "$request" : '.*"output": "\\([^"]*\\)"')"""
+        (folder / "hvdrun").write_text(f"#!/bin/sh\n{request}\n{output}\n{last}\n")
+        (folder / "hvdrun").chmod(0o755)
+    failed = []
+    assert run_jobs(TINY, [job(fails), job(works)], failed) == [{}]
+    assert failed == ["2 ranks on one host, b (multiple): exit code 7"]

@@ -20,8 +20,8 @@ from benchmarks.plan import (
     rotated,
 )
 
-OPEN_MPI, MPICH = Flavour("a/python", "multiple"), Flavour("b/python", "multiple")
-SERIALIZED = Flavour("b/python", "serialized")
+OPEN_MPI, MPICH = Flavour(".a/bin/python", "multiple"), Flavour(".b/bin/python", "multiple")
+SERIALIZED = Flavour(".b/bin/python", "serialized")
 ALL = {"allreduce", "types", "tail", "training", "upkeep", "rig"}
 
 

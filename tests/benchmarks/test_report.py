@@ -47,6 +47,7 @@ MIB = 1 << 20
 REPORT = {
     "host": {"cpu": "a CPU", "cores": 2, "load_before": 0.1},
     "not_measured": [],
+    "failed": [],
     "runs": [RUN],
     "memory": {
         "buckets_bytes": 10 * MIB,
@@ -126,7 +127,9 @@ def test_it_is_said_when_the_machine_was_busy(load, said):
 
 
 def test_it_is_said_what_could_not_be_measured():
-    assert "Not measured: no root." in printed({**REPORT, "not_measured": ["no root"]})
+    text = printed({**REPORT, "not_measured": ["no root"], "failed": ["2 ranks: exit code 1"]})
+    assert "Not measured: no root." in text
+    assert "Failed: 2 ranks: exit code 1." in text
 
 
 def test_the_page_gets_the_tables_between_its_marks_and_keeps_the_rest():
