@@ -33,7 +33,8 @@ def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[s
     if "memory" in wanted:
         found["memory"] = starting.run_memory(flavours[0].python)
     found["failed"] = []
-    found["runs"] = starting.run_jobs(plan, jobs(plan, flavours, wanted), found["failed"])
+    started = jobs(plan, flavours, wanted, found["host"]["cores"])
+    found["runs"] = starting.run_jobs(plan, started, found["failed"])
     versions = {run["mpi"].split(",")[0]: run["mpi_version"] for run in found["runs"]}
     found["host"].update(versions)
     found["host"]["minutes"] = round((time.monotonic() - begin) / 60, 1)

@@ -88,7 +88,7 @@ class Plan:
 FULL = Plan(
     ranks=(2, 4, 8),
     sizes_bytes=tuple(4 ** (k + 1) for k in range(14)),  # 4 B, 16 B, … 256 MiB
-    allreduce=Effort(max_rounds=100, budget_s=2.0),
+    allreduce=Effort(max_rounds=100, budget_s=2.0, min_rounds=7),
     types_bytes=(MIB, 16 * MIB, 64 * MIB),
     tail_bytes=(4, KIB, 16 * KIB),
     tail=Effort(max_rounds=4000, budget_s=6.0),
@@ -152,16 +152,22 @@ def request_of(plan: Plan, job: Job) -> dict[str, Any]:
     return {"plan": asdict(plan), "job": asdict(job)}
 
 
-def jobs(plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str]) -> list[Job]:
+def jobs(plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores: int) -> list[Job]:
     """What is to be started, in this order: this host's jobs, then those of the rig.
 
     wanted: parts of worker.PARTS, and "rig". What does not depend on the MPI is measured under the
-    first only, what the waiting depends on under the first of each Python.
+    first only, what the waiting depends on under the first of each Python. Where ranks outnumber
+    the cores there is no run with serialized threads: MPICH, for which that is, then does not give
+    up its core while it waits, and was seen to need minutes for a single allreduce.
     """
     found = []
+
+    def fitting(place: Place) -> list[Flavour]:
+        return [f for f in flavours if place.size <= cores or f.thread_level != "serialized"]
+
     firsts = [f for i, f in enumerate(flavours) if f.python not in {g.python for g in flavours[:i]}]
     for ranks in plan.ranks:
-        for flavour in flavours:
+        for flavour in fitting(Place(ranks)):
             parts = ["allreduce"]
             if ranks == 2:
                 parts = ["upkeep", "allreduce", "tail"] if flavour in firsts else parts
@@ -172,7 +178,7 @@ def jobs(plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str]) -> li
     if "rig" in wanted:
         for rate, sizes_bytes in plan.links:
             for hosts, ranks in plan.shapes:
-                for flavour in flavours:
+                for flavour in fitting(Place(ranks, hosts)):
                     waits = (hosts, ranks) == plan.shapes[0] and not rate and flavour in firsts
                     rig_parts = ("upkeep", "allreduce") if waits else ("allreduce",)
                     place = Place(ranks, hosts, rate)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.allreduce import Buffers, Contender
+from benchmarks.allreduce import SHIFTS, Buffers, Contender
 from benchmarks.plan import Effort, rotated
 
 LATE_S = 3e-3
@@ -28,17 +28,17 @@ def time_calls(
     delays = random.Random(0)  # alike on all ranks
     begin, round_, done = time.perf_counter(), 0, False
     while not done:
-        shift = round_ % 16
+        shift = round_ % SHIFTS
         delay_s = delays.uniform(0, LATE_S) if situation == "one late" else 0.0
         for name in rotated(list(contenders), round_):
-            buffers.write(shift)
+            buffers.write(shift, 1)
             comm.Barrier()
             if delay_s and round_ % comm.size == comm.rank:
                 time.sleep(delay_s)
             start = time.perf_counter()
             calls[name]()
             spans[name].append((start, time.perf_counter()))
-            if not buffers.hold_the_sum(shift):
+            if not buffers.hold_the_sum(shift, 1):
                 raise AssertionError(f"{name}: wrong sum on rank {comm.rank}")
         round_ += 1
         done = comm.bcast(effort.enough(round_ - WARM_UP_ROUNDS, time.perf_counter() - begin))

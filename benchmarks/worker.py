@@ -39,10 +39,14 @@ class Bench:
             print(f"  {self.job.place}, {self.mpi_name}: {text}", file=sys.stderr, flush=True)
 
     def summary(self, times_s: dict[str, list[float]]) -> dict[str, Any]:
-        """The median over the rounds of the slowest rank's time, by contender."""
+        """Over the rounds, the slowest rank's time in each, by contender."""
         of_ranks = self.comm.allgather(times_s)
         rounds = {name: slowest([of[name] for of in of_ranks]) for name in times_s}
-        return {"median_s": medians(rounds), "rounds": min(map(len, rounds.values()))}
+        return {
+            "median_s": medians(rounds),
+            "p90_s": {name: percentiles(times)[1] for name, times in rounds.items()},
+            "rounds": min(map(len, rounds.values())),
+        }
 
 
 def measure_upkeep(bench: Bench) -> dict[str, Any]:

@@ -48,14 +48,20 @@ def understood(request):
 
 def test_every_place_is_measured_under_every_mpi():
     flavours = [OPEN_MPI, MPICH, SERIALIZED]
-    found = [(job.place, job.flavour) for job in jobs(FULL, flavours, ALL)]
+    found = [(job.place, job.flavour) for job in jobs(FULL, flavours, ALL, cores=8)]
     places = [Place(ranks) for ranks in FULL.ranks]
     places += [Place(r, h, rate) for rate, _ in FULL.links for h, r in FULL.shapes]
     assert found == [(place, flavour) for place in places for flavour in flavours]
 
 
+def test_where_ranks_outnumber_the_cores_threads_are_not_serialized():
+    found = jobs(FULL, [OPEN_MPI, MPICH, SERIALIZED], ALL, cores=2)
+    assert {job.place.size for job in found if job.flavour == SERIALIZED} == {2}
+    assert {job.place.size for job in found if job.flavour == MPICH} == {2, 4, 8}
+
+
 def test_what_does_not_depend_on_the_mpi_is_measured_once():
-    found = jobs(FULL, [OPEN_MPI, MPICH, SERIALIZED], ALL)
+    found = jobs(FULL, [OPEN_MPI, MPICH, SERIALIZED], ALL, cores=8)
     assert [job.flavour for job in found if "training" in job.parts] == [OPEN_MPI]
     upkeep = [(job.place, job.flavour) for job in found if "upkeep" in job.parts]
     places = (Place(2), Place(1, hosts=2))
@@ -63,9 +69,9 @@ def test_what_does_not_depend_on_the_mpi_is_measured_once():
 
 
 def test_only_what_is_wanted_is_measured():
-    (job,) = jobs(FULL, [OPEN_MPI, MPICH], {"training"})
+    (job,) = jobs(FULL, [OPEN_MPI, MPICH], {"training"}, cores=2)
     assert (job.place, job.flavour, job.parts) == (Place(2), OPEN_MPI, ("training",))
-    assert jobs(FULL, [OPEN_MPI], {"memory"}) == []
+    assert jobs(FULL, [OPEN_MPI], {"memory"}, cores=2) == []
 
 
 @pytest.mark.parametrize(
