@@ -82,16 +82,17 @@ class Plan:
     late_s: float
     links: tuple[tuple[str, tuple[int, ...]], ...]  # of the rig: rate, sizes in bytes
     shapes: tuple[tuple[int, int], ...]  # of the rig: hosts, ranks on each
+    between: Effort  # for each size of an allreduce between hosts
     instruction_counts: tuple[int, int]  # how many operations, in two runs
 
 
 FULL = Plan(
     ranks=(2, 4, 8),
     sizes_bytes=tuple(4 ** (k + 1) for k in range(14)),  # 4 B, 16 B, … 256 MiB
-    allreduce=Effort(max_rounds=100, budget_s=2.0, min_rounds=7),
+    allreduce=Effort(max_rounds=100, budget_s=2.0, min_rounds=5),
     types_bytes=(MIB, 16 * MIB, 64 * MIB),
     tail_bytes=(4, KIB, 16 * KIB),
-    tail=Effort(max_rounds=4000, budget_s=6.0),
+    tail=Effort(max_rounds=4000, budget_s=5.0),
     tasks=("mlp", "deep", "resnet"),
     training=Effort(max_rounds=60, budget_s=20.0),
     idle_s=10.0,
@@ -99,9 +100,10 @@ FULL = Plan(
     links=(
         ("", (4, KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)),
         ("10gbit", (MIB, 16 * MIB, 64 * MIB)),
-        ("1gbit", (16 * MIB, 32 * MIB)),
+        ("1gbit", (16 * MIB,)),
     ),
     shapes=((2, 1), (2, 2), (4, 1), (4, 2)),
+    between=Effort(max_rounds=60, budget_s=1.5, min_rounds=5),
     instruction_counts=(500, 1500),
 )
 QUICK = replace(
@@ -130,6 +132,7 @@ TINY = replace(
     idle_s=0.1,
     late_s=0.1,
     links=(("1gbit", (64 * KIB,)),),
+    between=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
     instruction_counts=(10, 30),
 )
 PLANS = {"full": FULL, "quick": QUICK, "tiny": TINY}
@@ -137,8 +140,8 @@ PLANS = {"full": FULL, "quick": QUICK, "tiny": TINY}
 
 def plan_from(fields: dict[str, Any]) -> Plan:
     """What asdict() and JSON have made of a plan, as a plan again."""
-    efforts = {name: Effort(**fields[name]) for name in ("allreduce", "tail", "training")}
-    return Plan(**{**fields, **efforts})
+    efforts = ("allreduce", "tail", "training", "between")
+    return Plan(**{**fields, **{name: Effort(**fields[name]) for name in efforts}})
 
 
 def job_from(fields: dict[str, Any]) -> Job:

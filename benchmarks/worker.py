@@ -59,12 +59,11 @@ def measure_allreduce(bench: Bench) -> list[dict[str, Any]]:
         **allreduce.peers(bench.mpi, bench.comm, bench.mpi_name),
         **allreduce.bound(bench.streams),
     }
+    effort = bench.plan.allreduce if bench.streams is None else bench.plan.between
     rows = []
     for size_bytes in bench.job.sizes_bytes:
         bench.progress(f"allreduce of {size_text(size_bytes)}")
-        times_s = allreduce.time_count(
-            size_bytes // 4, bench.plan.allreduce, bench.comm, contenders
-        )
+        times_s = allreduce.time_count(size_bytes // 4, effort, bench.comm, contenders)
         rows.append({"bytes": size_bytes, **bench.summary(times_s)})
     return rows
 
