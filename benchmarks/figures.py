@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,16 +138,15 @@ def percentiles(times_s: Sequence[float]) -> list[float]:
 
 
 def histogram(times_s: Iterable[float]) -> list[tuple[float, int]]:
-    """(lower edge, how many times lie from there to the next edge), on a logarithmic scale.
+    """(lower edge, how many times lie from there to the next edge), on a logarithmic scale, from
+    the first bin with any to the last.
 
-    >>> histogram([1.0, 1.01, 100.0])
-    [(1.0, 2), (100.0, 1)]
+    >>> [(round(edge, 2), count) for edge, count in histogram([1.0, 1.01, 2.0])]
+    [(1.0, 2), (1.26, 0), (1.58, 0), (2.0, 1)]
     """
-    counts: dict[int, int] = {}
-    for time_s in times_s:
-        number = math.floor(math.log10(time_s) * BINS_PER_DECADE)
-        counts[number] = counts.get(number, 0) + 1
-    return [(10 ** (number / BINS_PER_DECADE), counts[number]) for number in sorted(counts)]
+    counts = Counter(math.floor(math.log10(time_s) * BINS_PER_DECADE) for time_s in times_s)
+    bins = range(min(counts), max(counts) + 1)
+    return [(10 ** (number / BINS_PER_DECADE), counts[number]) for number in bins]
 
 
 def size_text(size_bytes: int) -> str:

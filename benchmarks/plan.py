@@ -114,7 +114,7 @@ QUICK = replace(
     types_bytes=(4 * MIB,),
     tail_bytes=(4,),
     tail=Effort(max_rounds=1000, budget_s=2.0),
-    training=Effort(max_rounds=20, budget_s=5.0),
+    training=Effort(max_rounds=20, budget_s=3.0),
     idle_s=2.0,
     late_s=1.0,
     links=(("1gbit", (16 * MIB,)),),
