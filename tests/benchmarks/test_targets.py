@@ -106,6 +106,12 @@ def test_a_step_is_compared_with_ddps_and_with_horovods(ours_s, met):
     assert [verdict for _, verdict in said.values()] == met
 
 
+def test_it_is_said_by_how_much_a_step_could_be_faster_at_best():
+    said = found(step("resnet", **{OURS: 1.0, DDP: 1.2, FLOOR: 0.96}))
+    speedup = said["step: a step", "≥ 1.3× as fast as DDP with Gloo"]
+    assert speedup == ("1.20× (without communication 1.25×)", False)
+
+
 @pytest.mark.parametrize(("floor_s", "met"), [(0.9, True), (0.89, False)])
 def test_what_the_resnet_does_not_hide_counts(floor_s, met):
     said = found(step("resnet", **{OURS: 1.0, DDP: 2.0, FLOOR: floor_s}))
