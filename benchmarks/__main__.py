@@ -27,14 +27,17 @@ def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[s
         print(reason, file=sys.stderr)
     wanted = {what for what in wanted if not reasons.get(what)}
     begin = time.monotonic()
+    failed: list[str] = []
     found: dict[str, Any] = {"host": host.describe(), "not_measured": not_measured}
     if "instructions" in wanted:
-        found["instructions"] = instructions.count(CORE, plan.instruction_counts)
+        with starting.noting(failed, "instructions"):
+            found["instructions"] = instructions.count(CORE, plan.instruction_counts)
     if "memory" in wanted:
-        found["memory"] = starting.run_memory(flavours[0].python)
-    found["failed"] = []
+        with starting.noting(failed, "memory"):
+            found["memory"] = starting.run_memory(flavours[0].python)
     started = jobs(plan, flavours, wanted, found["host"]["cores"])
-    found["runs"] = starting.run_jobs(plan, started, found["failed"])
+    found["runs"] = starting.run_jobs(plan, started, failed)
+    found["failed"] = failed
     versions = {run["mpi"].split(",")[0]: run["mpi_version"] for run in found["runs"]}
     found["host"].update(versions)
     found["host"]["minutes"] = round((time.monotonic() - begin) / 60, 1)

@@ -1,6 +1,6 @@
 """What is measured, where and how long. Pure, so that a test can see every choice."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,34 +159,48 @@ def jobs(plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores
     """What is to be started, in this order: this host's jobs, then those of the rig.
 
     wanted: parts of worker.PARTS, and "rig". What does not depend on the MPI is measured under the
-    first only, what the waiting depends on under the first of each Python. Where ranks outnumber
-    the cores there is no run with serialized threads: MPICH, for which that is, then does not give
-    up its core while it waits, and was seen to need minutes for a single allreduce.
+    first only, what the waiting depends on under the first of each Python.
     """
-    found = []
+    return [
+        *host_jobs(plan, flavours, wanted, cores),
+        *(rig_jobs(plan, flavours, cores) if "rig" in wanted else ()),
+    ]
 
-    def fitting(place: Place) -> list[Flavour]:
-        return [f for f in flavours if place.size <= cores or f.thread_level != "serialized"]
 
-    firsts = [f for i, f in enumerate(flavours) if f.python not in {g.python for g in flavours[:i]}]
-    for ranks in plan.ranks:
-        for flavour in fitting(Place(ranks)):
+def host_jobs(
+    plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores: int
+) -> Iterator[Job]:
+    for place in map(Place, plan.ranks):
+        for flavour in fitting(flavours, place, cores):
             parts = ["allreduce"]
-            if ranks == 2:
-                parts = ["upkeep", "allreduce", "tail"] if flavour in firsts else parts
+            if place.size == 2:
+                parts += ["upkeep", "tail"] if flavour in firsts(flavours) else []
                 parts += ["types", "training"] if flavour == flavours[0] else []
             chosen = tuple(part for part in parts if part in wanted)
             if chosen:
-                found.append(Job(Place(ranks), flavour, chosen, plan.sizes_bytes))
-    if "rig" in wanted:
-        for rate, sizes_bytes in plan.links:
-            for hosts, ranks in plan.shapes:
-                for flavour in fitting(Place(ranks, hosts)):
-                    waits = (hosts, ranks) == plan.shapes[0] and not rate and flavour in firsts
-                    rig_parts = ("upkeep", "allreduce") if waits else ("allreduce",)
-                    place = Place(ranks, hosts, rate)
-                    found.append(Job(place, flavour, rig_parts, sizes_bytes))
-    return found
+                yield Job(place, flavour, chosen, plan.sizes_bytes)
+
+
+def rig_jobs(plan: Plan, flavours: Sequence[Flavour], cores: int) -> Iterator[Job]:
+    for rate, sizes_bytes in plan.links:
+        for hosts, ranks in plan.shapes:
+            place = Place(ranks, hosts, rate)
+            for flavour in fitting(flavours, place, cores):
+                waits = not rate and place.size == 2 and flavour in firsts(flavours)
+                parts = ("upkeep", "allreduce") if waits else ("allreduce",)
+                yield Job(place, flavour, parts, sizes_bytes)
+
+
+def fitting(flavours: Sequence[Flavour], place: Place, cores: int) -> list[Flavour]:
+    """Where ranks outnumber the cores, those without serialized threads: MPICH, for which that is,
+    then does not give up its core while it waits, and was seen to need minutes for one allreduce.
+    """
+    return [f for f in flavours if place.size <= cores or f.thread_level != "serialized"]
+
+
+def firsts(flavours: Sequence[Flavour]) -> list[Flavour]:
+    """The first of each Python."""
+    return [f for i, f in enumerate(flavours) if f.python not in {g.python for g in flavours[:i]}]
 
 
 def warm_up_rounds(size_bytes: int) -> int:

@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,29 @@ from benchmarks import memory
 from benchmarks.plan import Job, Plan, request_of
 from benchmarks.rig import ROOT, Rig, rig
 
-# What a command that has not succeeded raises; hvdrun has said why.
-FAILURES = (subprocess.CalledProcessError, subprocess.TimeoutExpired)
 LIMIT_S = 900.0  # of one command
 
 
 def run(command: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Raises one of FAILURES."""
+    """Raises CalledProcessError or TimeoutExpired; hvdrun has said why."""
     # Where ranks outnumber the cores hvdrun makes Open MPI yield: twelve times faster.
     env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=LIMIT_S)
 
 
+@contextmanager
+def noting(failed: list[str], what: str) -> Iterator[None]:
+    """A command that fails within is noted, and the rest goes on: a whole run takes long."""
+    try:
+        yield
+    except subprocess.CalledProcessError as failure:
+        failed.append(f"{what}: exit code {failure.returncode}")
+    except subprocess.TimeoutExpired as failure:
+        failed.append(f"{what}: no end after {failure.timeout:g} s")
+
+
 def run_jobs(plan: Plan, jobs: Sequence[Job], failed: list[str]) -> list[dict[str, Any]]:
-    """What rank 0 of each job's worker has written. A job that fails is named in `failed`, and the
-    others still run: a whole run takes long."""
+    """What rank 0 of each job's worker has written; a job that fails is noted."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdlite-bench-")))
         hosts, shaped = None, None
@@ -42,18 +50,9 @@ def run_jobs(plan: Plan, jobs: Sequence[Job], failed: list[str]) -> list[dict[st
                 shaped = job.place.rate
             own = folder / ("share" if job.place.hosts > 1 else ".") / str(number)
             own.mkdir(parents=True)
-            try:
+            with noting(failed, f"{job.place}, {job.flavour}"):
                 results.append(run_job(plan, job, own, hosts))
-            except FAILURES as failure:
-                failed.append(f"{job.place}, {job.flavour}: {_how(failure)}")
         return results
-
-
-def _how(failure: subprocess.SubprocessError) -> str:
-    """How it ended, without its command, which is long."""
-    if isinstance(failure, subprocess.CalledProcessError):
-        return f"exit code {failure.returncode}"
-    return f"no end after {LIMIT_S:g} s"
 
 
 def run_job(plan: Plan, job: Job, folder: Path, hosts: Rig | None) -> dict[str, Any]:

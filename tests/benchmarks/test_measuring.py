@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import rig
+from benchmarks import instructions, rig
 from benchmarks.allreduce import PERIODS, Contender, expected_sum, pattern, time_count
 from benchmarks.figures import BOUND, DDP, FLOOR, OURS
-from benchmarks.instructions import by_object
 from benchmarks.plan import MIB, TINY, Effort, Flavour, Job, Place
 from benchmarks.starting import run_jobs
 from benchmarks.streams import PART_BYTES, Streams
@@ -140,7 +139,7 @@ totals: 1522
 
 
 def test_instructions_count_where_they_are_and_not_where_they_are_called_from():
-    counts = by_object(CALLGRIND.splitlines(), "core.so")
+    counts = instructions.by_object(CALLGRIND.splitlines(), "core.so")
     assert counts == {"all": 522, "core": 22}
 
 
@@ -212,17 +211,13 @@ def test_between_hosts_the_streams_take_part(tmp_path):
 
 
 @pytest.mark.wide
-def test_an_operation_takes_the_same_instructions_each_time(tmp_path):
-    def instructions(folder):
-        return run_tiny(folder, "--only", "instructions")[0].get("instructions")
-
-    first = instructions(tmp_path / "first")
-    if first is None:
-        lacking("counting instructions needs valgrind: apt-get install valgrind")
-    assert [row["core"] for row in first] == [
-        row["core"] for row in instructions(tmp_path / "second")
-    ]
-    assert all(0 < row["core"] < row["all"] for row in first)
+def test_an_operation_takes_the_same_instructions_each_time():
+    if reason := instructions.lacking():
+        lacking(reason)
+    core = ROOT / "hvdlite" / "_core.abi3.so"
+    first, second = (instructions.counted(core, (2, "post", 4), 20) for _ in range(2))
+    assert first["core"] == second["core"]
+    assert 0 < first["core"] < first["all"]
 
 
 def test_the_latency_of_each_form_is_measured_and_checked():
