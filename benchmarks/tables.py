@@ -17,6 +17,7 @@ from benchmarks.figures import (
     rows_by_place,
     size_text,
     time_text,
+    wire_bytes,
 )
 from benchmarks.networks import TASKS
 from benchmarks.plan import MIB, Place
@@ -64,6 +65,7 @@ def allreduce(place: Place, rows: Sequence[Row]) -> Table:
         [
             size_text(row.size_bytes),
             *[time_text(row.time_s[name]) if name in row.time_s else "–" for name in names],
+            bound_speed(row, place),
             digits(busbw(row.size_bytes, row.time_s[OURS], place.size) / 1e9),
             f"{row.of_bound:.0%}",
             digits(row.ratio),
@@ -72,7 +74,16 @@ def allreduce(place: Place, rows: Sequence[Row]) -> Table:
         for row in rows
     ]
     title = f"Allreduce in place, float32 sum, {place}"
-    return Table(title, ["size", *columns, "busbw", f"of {bound}", "ratio", "rounds"], cells)
+    speeds = [f"speed of {bound}", "busbw", f"of {bound}"]
+    return Table(title, ["size", *columns, *speeds, "ratio", "rounds"], cells)
+
+
+def bound_speed(row: Row, place: Place) -> str:
+    """What the copy reads, or the goodput of a link in each direction."""
+    if place.hosts > 1:
+        sent_bytes = wire_bytes(row.size_bytes, place.hosts)
+        return f"{digits(8e-9 * sent_bytes / row.time_s[BOUND])} Gbit/s"
+    return f"{digits(1e-9 * row.size_bytes / row.time_s[BOUND])} GB/s"
 
 
 def types(run: Mapping[str, Any]) -> Table:

@@ -68,9 +68,40 @@ def rows_of(title):
 
 def test_the_table_of_an_allreduce_shows_every_contender_the_bound_and_the_ratio():
     assert rows_of("Allreduce in place, float32 sum, 4 ranks on one host") == [
-        ["4 B", "2.00 µs", "300 µs", "1.00 µs", "0.100 µs", "0.00300", "5%", "0.500", "9"],
-        ["1 MiB", "1.00 ms", "3.00 ms", "2.00 ms", "500 µs", "1.57", "50%", "2.00", "8"],
+        [
+            "4 B",
+            "2.00 µs",
+            "300 µs",
+            "1.00 µs",
+            "0.100 µs",
+            "0.0400 GB/s",
+            "0.00300",
+            "5%",
+            "0.500",
+            "9",
+        ],
+        [
+            "1 MiB",
+            "1.00 ms",
+            "3.00 ms",
+            "2.00 ms",
+            "500 µs",
+            "2.10 GB/s",
+            "1.57",
+            "50%",
+            "2.00",
+            "8",
+        ],
     ]
+
+
+def test_between_hosts_the_goodput_is_that_of_each_direction():
+    row = {"bytes": 10**6, "median_s": {OURS: 0.02, "MPI": 0.03, BOUND: 0.012}, "rounds": 1}
+    place = {"ranks": 2, "hosts": 4, "rate": "1gbit"}
+    found = {"runs": [{"place": place, "mpi": "MPI", "allreduce": [row]}]}
+    (table,) = [table for table in shown(found) if table.title.startswith("Allreduce")]
+    assert table.columns[4] == "speed of streams"
+    assert table.rows[0][4] == "1.00 Gbit/s"  # 2·(4-1)/4 · 1 MB in 12 ms
 
 
 @pytest.mark.parametrize(
@@ -138,8 +169,8 @@ def test_the_page_gets_the_tables_between_its_marks_and_keeps_the_rest():
     assert page.startswith("# Title\n")
     assert page.endswith("the end\n")
     assert "old" not in page
-    assert "| size | hvdlite | Gloo | Some MPI | copy | busbw | of copy | ratio | rounds |" in page
-    assert "| 1 MiB | 1.00 ms | 3.00 ms | 2.00 ms | 500 µs | 1.57 | 50% | 2.00 | 8 |" in page
+    assert "| size | hvdlite | Gloo | Some MPI | copy | speed of copy | busbw |" in page
+    assert "| 1 MiB | 1.00 ms | 3.00 ms | 2.00 ms | 500 µs | 2.10 GB/s | 1.57 | 50% |" in page
     assert "![allreduce](pictures/allreduce.png)" in page
     assert report.replace_measured(page, text) == page
 
