@@ -80,6 +80,8 @@ def main(
         flavours += [Flavour(os.path.abspath(mpich), level) for level in ("multiple", "serialized")]
     found = measure(plan, flavours, set(only or WHAT))
     verdicts = targets.verdicts(found)
+    if only:
+        verdicts = [verdict for verdict in verdicts if verdict.met is not None]
     found["targets"] = targets.as_rows(verdicts)
 
     console = Console()

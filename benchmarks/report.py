@@ -36,7 +36,7 @@ def print_report(report: Mapping[str, Any], tables: Sequence[Table], console: Co
     """The targets come last, where they are seen."""
     console.print(f"Host: {host_line(report['host'])}", highlight=False)
     targets, *others = tables
-    for table in [*others, targets]:
+    for table in [*others, *([targets] if targets.rows else [])]:
         console.print(_rich(table))
     console.print(NOTE, highlight=False)
     for remark in remarks(report):
