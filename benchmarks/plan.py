@@ -100,7 +100,7 @@ FULL = Plan(
     links=(
         ("", (4, KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)),
         ("10gbit", (MIB, 16 * MIB, 64 * MIB)),
-        ("1gbit", (16 * MIB,)),
+        ("1gbit", (MIB, 16 * MIB)),
     ),
     shapes=((2, 1), (2, 2), (4, 1), (4, 2)),
     between=Effort(max_rounds=60, budget_s=1.5, min_rounds=5),

@@ -16,7 +16,8 @@ def draw(report: Mapping[str, Any], folder: Path) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")
-    places = rows_by_place(report["runs"])
+    # A curve has more points than one.
+    places = {p: rows for p, rows in rows_by_place(report["runs"]).items() if len(rows) > 1}
     one_host = {place: rows for place, rows in places.items() if place.hosts == 1}
     hosts = {place: rows for place, rows in places.items() if place.hosts > 1}
     tails = [run for run in report["runs"] if run.get("tail")]
@@ -48,7 +49,10 @@ def by_size(places: Mapping[Place, Sequence[Row]], path: Path) -> Path:
             bandwidths.plot(sizes, bus, style, lw=width, ms=3, label=name)
         times.set(title=str(place), ylabel="median time, µs")
         bandwidths.set(title="higher is better", ylabel="bus bandwidth, GB/s")
-        ticks = [row.size_bytes for row in rows][:: 1 + len(rows) // 8]
+        ticks: list[int] = []
+        for row in rows:
+            if not ticks or row.size_bytes >= 16 * ticks[-1]:  # else the texts would overlap
+                ticks.append(row.size_bytes)
         for panel in (times, bandwidths):
             panel.set(xlabel="buffer", xscale="log", yscale="log")
             panel.set_xticks(ticks, [size_text(size) for size in ticks], minor=False)

@@ -166,7 +166,7 @@ def memory(measured: Mapping[str, Any]) -> Table:
                 digits(excess / buckets_bytes),
             ]
         )
-    gradients = f"{size_text(buckets_bytes)} of gradients"
+    gradients = f"{digits(buckets_bytes / MIB)} MiB of gradients"
     title = f"Memory of a step, 2 ranks: {TASKS['deep'].title} ({gradients})"
     columns = ["", "PSS per rank, MiB", "above the step without, MiB", "in sets of buckets"]
     return Table(title, columns, cells)
