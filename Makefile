@@ -18,7 +18,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar
 PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wide test-gpu test-properties check format bench bench-quick build clean
+.PHONY: help demo test test-wide test-gpu test-properties check format bench bench-quick bench-instructions build clean
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
 
@@ -32,6 +32,7 @@ help:
 	@echo 'make format     let the formatters change the files'
 	@echo 'make bench      compare with torch.distributed and plain MPI, Open MPI and MPICH'
 	@echo 'make bench-quick  a look in less than two minutes'
+	@echo 'make bench-instructions  count the instructions of an operation (callgrind)'
 	@echo 'make sanitize   the C core under ASan, UBSan and TSan'
 	@echo 'make build      .venv, .venv-mpich and the C core, nothing run'
 	@echo 'make clean      remove what was built'
@@ -61,13 +62,15 @@ test-properties: build
 test-gpu:
 	@$(PYTHON) tests/gpu/run.py
 
-# Under both MPIs, and MPICH at the thread level at which it is faster. Some minutes.
+# Some twenty minutes; writes benchmarks/results and the figures in docs/benchmarks.md.
 bench: build
-	@$(BIN)/python -m benchmarks --python $(BIN)/python --python $(VENV_MPICH)/bin/python \
-	    --thread-level multiple --thread-level serialized
+	@$(BIN)/python -m benchmarks --mpich $(VENV_MPICH)/bin/python --page docs/benchmarks.md
 
 bench-quick: $(VENV)/.installed $(EXTENSION)
-	@$(BIN)/python -m benchmarks --quick
+	@$(BIN)/python -m benchmarks --plan quick --output build/bench-quick
+
+bench-instructions: $(VENV)/.installed $(EXTENSION)
+	@$(BIN)/python -m benchmarks --only instructions --output build/bench-instructions
 
 build: $(VENV)/.installed $(VENV_MPICH)/.installed $(EXTENSION)
 

@@ -1,92 +1,105 @@
-"""The command: measures, prints tables, writes JSON and a plot."""
+"""The command: measures, prints tables, writes JSON and plots, and the page that shows them."""
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
-from dataclasses import asdict
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from benchmarks import host, report
-from benchmarks.plan import FULL, QUICK, Plan
+from benchmarks import host, instructions, plots, report, rig, starting, tables, targets
+from benchmarks.plan import PLANS, Flavour, jobs
 
 RESULTS = Path(__file__).parent / "results"
+CORE = Path(__file__).parent.parent / "hvdlite" / "_core.abi3.so"
+WHAT = ("allreduce", "types", "tail", "training", "upkeep", "memory", "instructions", "rig")
 
 
-def measure(python: Path, ranks: int, plan: Plan, thread_level: str) -> dict[str, Any]:
-    """Runs the worker on that many ranks of this host, under the MPI of that Python."""
-    # Where ranks outnumber the cores hvdrun makes Open MPI yield: twelve times faster.
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "result.json"
-        request = {"plan": asdict(plan), "thread_level": thread_level, "output": str(output)}
-        hvdrun = str(python.with_name("hvdrun"))
-        command = [hvdrun, "-np", str(ranks), str(python), "-m", "benchmarks.worker"]
-        finished = subprocess.run(
-            [*command, json.dumps(request)], env=env, cwd=Path(__file__).parent.parent
-        )
-        if finished.returncode != 0:
-            sys.exit(finished.returncode)  # hvdrun has said why
-        result: dict[str, Any] = json.loads(output.read_text())
-        return result
+def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[str, Any]:
+    """The report; what can't be measured here is named in it."""
+    plan = PLANS[plan_name]
+    reasons = {"rig": rig.lacking(), "instructions": instructions.lacking()}
+    not_measured = [reason for what, reason in reasons.items() if what in wanted and reason]
+    for reason in not_measured:
+        print(reason, file=sys.stderr)
+    wanted = {what for what in wanted if not reasons.get(what)}
+    begin = time.monotonic()
+    failed: list[str] = []
+    found: dict[str, Any] = {"host": host.describe(), "not_measured": not_measured}
+    if "instructions" in wanted:
+        with starting.noting(failed, "instructions"):
+            found["instructions"] = instructions.count(CORE, plan.instruction_counts)
+    if "memory" in wanted:
+        with starting.noting(failed, "memory"):
+            found["memory"] = starting.run_memory(flavours[0].python)
+    started = jobs(plan, flavours, wanted, found["host"]["cores"])
+    found["runs"] = starting.run_jobs(plan, started, failed)
+    found["failed"] = failed
+    versions = {run["mpi"].split(",")[0]: run["mpi_version"] for run in found["runs"]}
+    found["host"].update(versions)
+    found["host"]["minutes"] = round((time.monotonic() - begin) / 60, 1)
+    return found
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--quick", is_flag=True, help="Few sizes and rounds, 2 ranks: a look, no figures.")
-@click.option("--ranks", multiple=True, type=click.IntRange(min=2), help="[default: 2 and 4]")
 @click.option(
-    "--thread-level",
-    "thread_levels",
-    multiple=True,
-    type=click.Choice(["serialized", "multiple"]),
-    default=["multiple"],
-    help="The thread level that MPI is initialized with; MPICH is often faster with serialized.",
+    "--plan",
+    type=click.Choice(list(PLANS)),
+    default="full",
+    help="full: some twenty minutes; quick: two, a look; tiny: everything once, no figures.",
 )
+@click.option("--only", "only", multiple=True, type=click.Choice(WHAT), help="[default: all]")
 @click.option(
-    "--python",
-    "pythons",
-    multiple=True,
+    "--mpich",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Measure with this Python's MPI: once more for each.  [default: the one that runs this]",
+    help="The Python of an environment with MPICH: measured too, at both of its thread levels.",
 )
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=RESULTS,
     show_default="benchmarks/results",
-    help="The folder for bench.json and bench.png.",
+    help="The folder for bench.json and the plots.",
+)
+@click.option(
+    "--page",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A page of Markdown in which the figures between two marks are replaced.",
 )
 def main(
-    quick: bool,
-    ranks: tuple[int, ...],
-    thread_levels: tuple[str, ...],
-    pythons: tuple[Path, ...],
-    output: Path,
+    plan: str, only: tuple[str, ...], mpich: Path | None, output: Path, page: Path | None
 ) -> None:
-    """Compares hvdlite with torch.distributed's Gloo and the installed MPI, on this host."""
-    described = host.describe()
-    # Not resolved: a virtual environment's Python is a link to another one.
-    interpreters = [Path(os.path.abspath(python)) for python in pythons] or [Path(sys.executable)]
-    runs = [
-        measure(python, count, QUICK if quick else FULL, level)
-        for count in ranks or ((2,) if quick else (2, 4))
-        for python in interpreters
-        for level in thread_levels
-    ]
-    found = {"host": described, "runs": runs}
+    """Compares hvdlite with torch.distributed's Gloo and the MPI of this Python, on this host and
+    on several ones that it makes up (tests/cluster)."""
+    flavours = [Flavour(sys.executable, "multiple")]
+    if mpich is not None:
+        # Not resolved: a virtual environment's Python is a link to another one.
+        flavours += [Flavour(os.path.abspath(mpich), level) for level in ("multiple", "serialized")]
+    found = measure(plan, flavours, set(only or WHAT))
+    verdicts = targets.verdicts(found)
+    if only:
+        verdicts = [verdict for verdict in verdicts if verdict.met is not None]
+    found["targets"] = targets.as_rows(verdicts)
+
     console = Console()
     if not console.is_terminal:
-        console.width = 110  # so that no column is folded in a file or a log
-    report.print_tables(found, console)
+        console.width = 140  # so that no column is folded in a file or a log
+    shown = tables.tables(found, verdicts)
+    report.print_report(found, shown, console)
     output.mkdir(parents=True, exist_ok=True)
-    report.write_json(found, output / "bench.json")
-    report.plot(runs, output / "bench.png")
-    print(f"\nWritten: {output / 'bench.json'}, {output / 'bench.png'}")
+    (output / "bench.json").write_text(json.dumps(found, indent=1) + "\n")
+    figures = plots.draw(found, output)
+    print(f"\nWritten: {', '.join(str(path) for path in (output / 'bench.json', *figures))}")
+    if page is not None:
+        links = [os.path.relpath(figure, page.parent) for figure in figures]
+        text = report.markdown(found, shown, links)
+        page.write_text(report.replace_measured(page.read_text(), text))
+        print(f"Written: {page}")
+    if found["failed"]:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Times allreduce in place: float32, sum, on ordinary tensors.
+"""Times allreduce in place: a sum, on ordinary tensors.
 
 Every buffer is written immediately before every call, and not with zeros: a loop over untouched
 buffers leaves them in the caches in a way that no training step ever sees. Contenders alternate in
 every round, within the same processes. A barrier stands before each timing, outside of it; a
 timing is each rank's own, from leaving the barrier to having the result. Beside the contenders
-stands the bound: a copy of the buffer, by all ranks at once.
+stands the bound: on one host a copy of the buffer, by all ranks at once; between hosts plain TCP
+streams (streams.py).
 """
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,64 +20,132 @@ from torch import Tensor
 
 import hvdlite as hvd
 from benchmarks.figures import BOUND, OURS, size_text
-from benchmarks.plan import calls, rotated, rounds
+from benchmarks.plan import Effort, calls, rotated, warm_up_rounds
+from benchmarks.streams import Streams
 
-PRIME = 4093  # of the pattern's period: no multiple of any chunk or block
-WARM_UP_ROUNDS = 3
+# Of the pattern: no multiple of any chunk or block. Of 16 bits so short that sums over 3 ranks at
+# most fit into the 8 bits of a mantissa, shifts included.
+PERIODS = {torch.float32: 4093, torch.float16: 23, torch.bfloat16: 23}
+SHIFTS = 16  # that the input of a round takes, one after the other
 
-# Gets a buffer, and returns what allreduces it: anything that can be prepared is outside the time.
-Contender = Callable[[Tensor], Callable[[], object]]
+
+@dataclass(frozen=True)
+class Contender:
+    """bind(buffer) → what allreduces it: all that can be prepared is outside the time."""
+
+    bind: Callable[[Tensor], Callable[[], object]]
+    dtype: torch.dtype = torch.float32
+    checked: bool = True  # False of a bound, which leaves the buffer as it was
+    # Whether one call takes so long at any size that it may be timed alone.
+    slow: bool = False
 
 
-def contenders(mpi: Any, comm: Any) -> dict[str, Contender]:
-    """By name. mpi: the module mpi4py.MPI; the default process group of torch must be Gloo's."""
+def hvdlite(buffer: Tensor) -> Callable[[], object]:
+    # In flight one after the other: one name for each size is enough.
+    name = f"bench.{buffer.numel()}.{buffer.dtype}"
+    return partial(hvd.allreduce_, buffer, op=hvd.Sum, name=name)
 
-    def hvdlite(buffer: Tensor) -> Callable[[], object]:
-        # In flight one after the other: one name for each size is enough.
-        return partial(hvd.allreduce_, buffer, op=hvd.Sum, name=f"bench.{buffer.numel()}")
 
-    def gloo(buffer: Tensor) -> Callable[[], object]:
-        return partial(dist.all_reduce, buffer)
+def gloo(buffer: Tensor) -> Callable[[], object]:
+    return partial(dist.all_reduce, buffer)
+
+
+def copy(buffer: Tensor) -> Callable[[], object]:
+    return partial(torch.zeros_like(buffer).copy_, buffer)
+
+
+def peers(mpi: Any, comm: Any, mpi_name: str) -> dict[str, Contender]:
+    """By name, hvdlite first. mpi: the module mpi4py.MPI; torch's default group is Gloo's."""
 
     def plain_mpi(buffer: Tensor) -> Callable[[], object]:
         spec = [buffer.numpy(), buffer.numel(), mpi.FLOAT]
         return partial(comm.Allreduce, mpi.IN_PLACE, spec, mpi.SUM)
 
-    def copy(buffer: Tensor) -> Callable[[], object]:
-        return partial(torch.zeros_like(buffer).copy_, buffer)
+    return {
+        OURS: Contender(hvdlite),
+        "Gloo": Contender(gloo, slow=True),
+        mpi_name: Contender(plain_mpi),
+    }
 
-    return {OURS: hvdlite, "Gloo": gloo, "MPI": plain_mpi, BOUND: copy}
+
+def bound(streams: Streams | None) -> dict[str, Contender]:
+    return {BOUND: Contender(copy if streams is None else streams.bind, checked=False)}
 
 
-def pattern(count: int, rank: int, size: int) -> Tensor:
-    """x[j] = rank + 1 + size · (j mod 4093), which float32 holds exactly, as it does the sums.
+def types() -> dict[str, Contender]:
+    """hvdlite with equal numbers of elements, by dtype."""
+    return {
+        str(dtype).removeprefix("torch."): Contender(hvdlite, dtype)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    }
+
+
+def pattern(count: int, rank: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """x[j] = rank + 1 + size · (j mod period), which the dtype holds exactly, as it does the sums.
 
     A rank that is dropped, doubled or shifted gives another sum.
     """
-    return (torch.arange(count) % PRIME * size + rank + 1).to(torch.float32)
+    return _periodic(count, lambda j: j * size + rank + 1, dtype)
 
 
-def expected_sum(count: int, size: int) -> Tensor:
+def expected_sum(count: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """The sum of pattern() over the ranks 0 … size-1."""
-    return (torch.arange(count) % PRIME * size**2 + size * (size + 1) // 2).to(torch.float32)
+    return _periodic(count, lambda j: j * size**2 + size * (size + 1) // 2, dtype)
 
 
-def time_size(
-    size_bytes: int, max_rounds: int, comm: Any, contenders: Mapping[str, Contender]
+def _periodic(count: int, value: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+    period = PERIODS[dtype]
+    return value(torch.arange(period)).to(dtype).repeat(-(-count // period))[:count]
+
+
+class Buffers:
+    """The tensors of one dtype that a round works on, and what they must hold."""
+
+    def __init__(self, count: int, calls: int, comm: Any, dtype: torch.dtype) -> None:
+        self.size = comm.size
+        self.ours = pattern(count, comm.rank, comm.size, dtype)
+        self.expected = expected_sum(count, comm.size, dtype)
+        self.tensors = [torch.empty(count, dtype=dtype) for _ in range(calls)]
+
+    def write(self, shift: int, first: int) -> None:
+        """So many of them."""
+        for tensor in self.tensors[:first]:
+            torch.add(self.ours, shift, out=tensor)
+
+    def hold_the_sum(self, shift: int, first: int) -> bool:
+        """So many of them, which this changes."""
+        return all(
+            torch.equal(tensor.sub_(shift * self.size), self.expected)
+            for tensor in self.tensors[:first]
+        )
+
+
+def time_count(
+    count: int, effort: Effort, comm: Any, contenders: Mapping[str, Contender]
 ) -> dict[str, list[float]]:
-    """This rank's seconds per allreduce of size_bytes, by contender and round. Collective."""
-    count = size_bytes // 4
-    ours = pattern(count, comm.rank, comm.size)
-    expected = expected_sum(count, comm.size)
-    buffers = [torch.empty(count) for _ in range(calls(size_bytes))]
-    bound = {name: [bind(buffer) for buffer in buffers] for name, bind in contenders.items()}
+    """This rank's seconds per allreduce of count elements, by contender and round. Collective."""
+    size_bytes = count * 4
+    in_timing = calls(size_bytes)
+    buffers = {
+        dtype: Buffers(count, in_timing, comm, dtype)
+        for dtype in {contender.dtype: None for contender in contenders.values()}
+    }
+    bound = {
+        name: [
+            contender.bind(buffer)
+            for buffer in buffers[contender.dtype].tensors[: 1 if contender.slow else in_timing]
+        ]
+        for name, contender in contenders.items()
+    }
 
     times_s: dict[str, list[float]] = {name: [] for name in contenders}
-    for round_ in range(WARM_UP_ROUNDS + rounds(size_bytes, max_rounds)):
-        shift = round_ % 64  # no round has the input of the one before
+    warm_up = warm_up_rounds(size_bytes)
+    begin, round_, done = time.perf_counter(), 0, False
+    while not done:
+        shift = round_ % SHIFTS  # no round has the input of the one before
         for name in rotated(list(contenders), round_):
-            for buffer in buffers:
-                torch.add(ours, shift, out=buffer)
+            own = buffers[contenders[name].dtype]
+            own.write(shift, len(bound[name]))
             comm.Barrier()
 
             start = time.perf_counter()
@@ -83,11 +153,12 @@ def time_size(
                 call()
             seconds = time.perf_counter() - start
 
-            for buffer in buffers if name != BOUND else ():
-                if not torch.equal(buffer.sub_(shift * comm.size), expected):
-                    raise AssertionError(
-                        f"{name}: wrong sum of {size_text(size_bytes)} on rank {comm.rank}"
-                    )
-            if round_ >= WARM_UP_ROUNDS:
-                times_s[name].append(seconds / len(buffers))
+            if contenders[name].checked and not own.hold_the_sum(shift, len(bound[name])):
+                raise AssertionError(
+                    f"{name}: wrong sum of {size_text(size_bytes)} on rank {comm.rank}"
+                )
+            if round_ >= warm_up:
+                times_s[name].append(seconds / len(bound[name]))
+        round_ += 1
+        done = comm.bcast(effort.enough(round_ - warm_up, time.perf_counter() - begin))
     return times_s

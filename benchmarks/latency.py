@@ -23,6 +23,7 @@ from rich.table import Table
 import hvdlite as hvd
 from benchmarks.figures import slowest
 from benchmarks.plan import rotated
+from benchmarks.upkeep import idle_cpu_s
 
 ROUNDS = 50
 CALLS = 20  # of one form, in one timing
@@ -107,13 +108,6 @@ def measure(comm: Any, mpi: Any, rounds: int) -> dict[str, float]:
             times_s.setdefault(name, []).append(seconds_of(every[name], CALLS, comm))
     of_ranks = comm.allgather(times_s)
     return {name: statistics.median(slowest([of[name] for of in of_ranks])) for name in of_ranks[0]}
-
-
-def idle_cpu_s(seconds: float) -> float:
-    """The CPU time that this process uses while it only sleeps."""
-    before = time.process_time()
-    time.sleep(seconds)
-    return time.process_time() - before
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""What is measured and how often. Pure, so that a test can see every choice."""
+"""What is measured, where and how long. Pure, so that a test can see every choice."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -10,28 +11,200 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What one run measures."""
+class Effort:
+    """How often one thing is timed: at least min_rounds, then until the time is over."""
 
-    sizes_bytes: tuple[int, ...]
-    tasks: tuple[str, ...]
     max_rounds: int
+    budget_s: float
+    min_rounds: int = 3
+
+    def enough(self, rounds: int, elapsed_s: float) -> bool:
+        if rounds < self.min_rounds:
+            return False
+        return rounds >= self.max_rounds or elapsed_s >= self.budget_s
 
 
-# 4 B, 16 B, … 256 MiB.
-FULL = Plan(tuple(4 ** (k + 1) for k in range(14)), ("mlp", "deep"), max_rounds=30)
-QUICK = Plan((4, 16 * KIB, MIB), ("mlp",), max_rounds=5)
+@dataclass(frozen=True)
+class Place:
+    """Where ranks stand."""
+
+    ranks: int  # on each host
+    hosts: int = 1  # more than one: hosts of the rig
+    rate: str = ""  # of each host's link, each way, such as 10gbit; "": not shaped
+
+    @property
+    def size(self) -> int:
+        return self.ranks * self.hosts
+
+    def __str__(self) -> str:
+        if self.hosts == 1:
+            return f"{self.ranks} ranks on one host"
+        each = "one rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        link = self.rate.replace("gbit", " Gbit/s") if self.rate else "unshaped"
+        return f"{self.hosts} hosts with {each} each, {link}"
 
 
-def rounds(size_bytes: int, max_rounds: int) -> int:
-    """How often a size is timed: fewer times where one takes long."""
-    if size_bytes >= 256 * MIB:
-        return min(5, max_rounds)
-    if size_bytes >= 64 * MIB:
-        return min(10, max_rounds)
-    if size_bytes >= 16 * MIB:
-        return min(15, max_rounds)
-    return max_rounds
+@dataclass(frozen=True)
+class Flavour:
+    """An MPI: the Python that finds it, and the thread level that it is initialized with."""
+
+    python: str
+    thread_level: str
+
+    def __str__(self) -> str:
+        """Without the path, which a reader elsewhere does not have."""
+        return f"{Path(self.python).parents[1].name} ({self.thread_level})"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One start of the worker on all ranks of a place; `parts` are those of worker.PARTS."""
+
+    place: Place
+    flavour: Flavour
+    parts: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that one run of the command measures."""
+
+    ranks: tuple[int, ...]  # on this host
+    sizes_bytes: tuple[int, ...]
+    allreduce: Effort  # for each size
+    types_bytes: tuple[int, ...]  # of the float32 tensor
+    tail_bytes: tuple[int, ...]
+    tail: Effort
+    tasks: tuple[str, ...]
+    training: Effort
+    idle_s: float
+    late_s: float
+    links: tuple[tuple[str, tuple[int, ...]], ...]  # of the rig: rate, sizes in bytes
+    shapes: tuple[tuple[int, int], ...]  # of the rig: hosts, ranks on each
+    between: Effort  # for each size of an allreduce between hosts
+    instruction_counts: tuple[int, int]  # how many operations, in two runs
+
+
+FULL = Plan(
+    ranks=(2, 4, 8),
+    sizes_bytes=tuple(4 ** (k + 1) for k in range(14)),  # 4 B, 16 B, … 256 MiB
+    allreduce=Effort(max_rounds=100, budget_s=2.0, min_rounds=5),
+    types_bytes=(MIB, 16 * MIB, 64 * MIB),
+    tail_bytes=(4, KIB, 16 * KIB),
+    tail=Effort(max_rounds=4000, budget_s=5.0),
+    tasks=("mlp", "deep", "resnet"),
+    training=Effort(max_rounds=60, budget_s=20.0),
+    idle_s=10.0,
+    late_s=5.0,
+    links=(
+        ("", (4, KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)),
+        ("10gbit", (MIB, 16 * MIB, 64 * MIB)),
+        ("1gbit", (MIB, 16 * MIB)),
+    ),
+    shapes=((2, 1), (2, 2), (4, 1), (4, 2)),
+    between=Effort(max_rounds=60, budget_s=1.5, min_rounds=5),
+    instruction_counts=(500, 1500),
+)
+QUICK = replace(
+    FULL,
+    ranks=(2,),
+    sizes_bytes=(4, KIB, 16 * KIB, 256 * KIB, MIB, 16 * MIB, 64 * MIB),
+    allreduce=Effort(max_rounds=30, budget_s=0.7),
+    types_bytes=(4 * MIB,),
+    tail_bytes=(4,),
+    tail=Effort(max_rounds=1000, budget_s=2.0),
+    training=Effort(max_rounds=20, budget_s=3.0),
+    idle_s=2.0,
+    late_s=1.0,
+    links=(("1gbit", (16 * MIB,)),),
+    shapes=((2, 1),),
+)
+# For the tests of the benchmark itself: everything once, no figures.
+TINY = replace(
+    QUICK,
+    sizes_bytes=(4, 64 * KIB),
+    allreduce=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
+    types_bytes=(MIB,),
+    tail=Effort(max_rounds=3, budget_s=0.0),
+    tasks=("mlp",),
+    training=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
+    idle_s=0.1,
+    late_s=0.1,
+    links=(("1gbit", (64 * KIB,)),),
+    between=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
+    instruction_counts=(10, 30),
+)
+PLANS = {"full": FULL, "quick": QUICK, "tiny": TINY}
+
+
+def plan_from(fields: dict[str, Any]) -> Plan:
+    """What asdict() and JSON have made of a plan, as a plan again."""
+    efforts = ("allreduce", "tail", "training", "between")
+    return Plan(**{**fields, **{name: Effort(**fields[name]) for name in efforts}})
+
+
+def job_from(fields: dict[str, Any]) -> Job:
+    """The same for a job."""
+    parts = {"place": Place(**fields["place"]), "flavour": Flavour(**fields["flavour"])}
+    return Job(**{**fields, **parts})
+
+
+def request_of(plan: Plan, job: Job) -> dict[str, Any]:
+    """What a worker is told: plan_from and job_from understand it."""
+    return {"plan": asdict(plan), "job": asdict(job)}
+
+
+def jobs(plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores: int) -> list[Job]:
+    """What is to be started, in this order: this host's jobs, then those of the rig.
+
+    wanted: parts of worker.PARTS, and "rig". What does not depend on the MPI is measured under the
+    first only, what the waiting depends on under the first of each Python.
+    """
+    return [
+        *host_jobs(plan, flavours, wanted, cores),
+        *(rig_jobs(plan, flavours, cores) if "rig" in wanted else ()),
+    ]
+
+
+def host_jobs(
+    plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores: int
+) -> Iterator[Job]:
+    for place in map(Place, plan.ranks):
+        for flavour in fitting(flavours, place, cores):
+            parts = ["allreduce"]
+            if place.size == 2:
+                parts += ["upkeep", "tail"] if flavour in firsts(flavours) else []
+                parts += ["types", "training"] if flavour == flavours[0] else []
+            chosen = tuple(part for part in parts if part in wanted)
+            if chosen:
+                yield Job(place, flavour, chosen, plan.sizes_bytes)
+
+
+def rig_jobs(plan: Plan, flavours: Sequence[Flavour], cores: int) -> Iterator[Job]:
+    for rate, sizes_bytes in plan.links:
+        for hosts, ranks in plan.shapes:
+            place = Place(ranks, hosts, rate)
+            for flavour in fitting(flavours, place, cores):
+                waits = not rate and place.size == 2 and flavour in firsts(flavours)
+                parts = ("upkeep", "allreduce") if waits else ("allreduce",)
+                yield Job(place, flavour, parts, sizes_bytes)
+
+
+def fitting(flavours: Sequence[Flavour], place: Place, cores: int) -> list[Flavour]:
+    """Where ranks outnumber the cores, those without serialized threads: MPICH, for which that is,
+    then does not give up its core while it waits, and was seen to need minutes for one allreduce.
+    """
+    return [f for f in flavours if place.size <= cores or f.thread_level != "serialized"]
+
+
+def firsts(flavours: Sequence[Flavour]) -> list[Flavour]:
+    """The first of each Python."""
+    return [f for i, f in enumerate(flavours) if f.python not in {g.python for g in flavours[:i]}]
+
+
+def warm_up_rounds(size_bytes: int) -> int:
+    return 1 if size_bytes >= 4 * MIB else 3
 
 
 def calls(size_bytes: int) -> int:

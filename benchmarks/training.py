@@ -7,8 +7,6 @@ so that what they have trained can be compared at the end.
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,58 +15,20 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite as hvd
-from benchmarks.figures import FLOOR, OURS
-from benchmarks.plan import rotated
+from benchmarks.figures import DDP, FLOOR, OURS
+from benchmarks.networks import Task, batch
+from benchmarks.plan import Effort, rotated
 
 WARM_UP_ROUNDS = 3
-CLASSES = 10
-
-
-@dataclass(frozen=True)
-class Task:
-    title: str
-    widths: tuple[int, ...]  # of the layers, the input first
-    optimizer: type[torch.optim.Adam] | type[torch.optim.SGD]
-    lr: float
-    batch_size: int  # of all ranks together
-
-
-TASKS = {
-    "mlp": Task(
-        "MLP 784-700-500-10, Adam, batch 128", (784, 700, 500, CLASSES), torch.optim.Adam, 1e-3, 128
-    ),
-    "deep": Task("12 layers 1024×1024, SGD, batch 64", (1024,) * 13, torch.optim.SGD, 3e-4, 64),
-}
-
-
-def network(task: Task) -> nn.Sequential:
-    """Linear layers with ReLU between them; the same parameters at every call."""
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for width_in, width_out in pairwise(task.widths):
-        linear = nn.Linear(width_in, width_out)
-        nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
-        layers += [linear, nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def batch(task: Task, round_: int, rank: int, size: int) -> tuple[Tensor, Tensor]:
-    """This rank's share of a round's batch."""
-    generator = torch.Generator().manual_seed(round_)
-    samples = torch.randn(task.batch_size, task.widths[0], generator=generator)
-    labels = torch.randint(CLASSES, (task.batch_size,), generator=generator)
-    return samples[rank::size], labels[rank::size]
 
 
 class Trainer:
     """A network, its optimizer, and how the gradients of the ranks become one."""
 
     def __init__(self, task: Task) -> None:
-        self.network = network(task)
+        self.network = task.network()
         self.model: nn.Module = self.network
-        self.optimizer: torch.optim.Optimizer = task.optimizer(
-            self.network.parameters(), lr=task.lr
-        )
+        self.optimizer = task.make_optimizer(self.network.parameters())
 
     def average_gradients(self) -> None:
         """Between backward() and step(); nothing where backward() has done it."""
@@ -90,12 +50,13 @@ class Hvdlite(Trainer):
         )
 
 
-class DDP(Trainer):
-    """torch's own, over the default process group, with its default options."""
+class WithDDP(Trainer):
+    """torch's own, over the default process group. It does not send the statistics of batch norm,
+    as the others don't; its other options are the default ones."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.model = DistributedDataParallel(self.network)
+        self.model = DistributedDataParallel(self.network, forward_sync_buffers=False)
 
 
 class MPIByHand(Trainer):
@@ -121,21 +82,22 @@ def contenders(mpi: Any, comm: Any) -> dict[str, Callable[[Task], Trainer]]:
     """By name; FLOOR, which trains each rank for itself, is what no contender can beat."""
     return {
         OURS: Hvdlite,
-        "DDP (Gloo)": DDP,
+        DDP: WithDDP,
         "MPI by hand": lambda task: MPIByHand(task, mpi, comm),
         FLOOR: Trainer,
     }
 
 
 def time_task(
-    task: Task, rounds: int, comm: Any, contenders: dict[str, Callable[[Task], Trainer]]
+    task: Task, effort: Effort, comm: Any, contenders: dict[str, Callable[[Task], Trainer]]
 ) -> dict[str, list[float]]:
     """This rank's seconds per step, by contender and round. Collective."""
     trainers = {name: make(task) for name, make in contenders.items()}
     times_s: dict[str, list[float]] = {name: [] for name in trainers}
     losses: dict[str, list[float]] = {name: [] for name in trainers}
 
-    for round_ in range(WARM_UP_ROUNDS + rounds):
+    begin, round_, done = time.perf_counter(), 0, False
+    while not done:
         samples, labels = batch(task, round_, comm.rank, comm.size)
         for name in rotated(list(trainers), round_):
             comm.Barrier()
@@ -145,10 +107,12 @@ def time_task(
             losses[name].append(loss.item())
             if round_ >= WARM_UP_ROUNDS:
                 times_s[name].append(seconds)
+        round_ += 1
+        done = comm.bcast(effort.enough(round_ - WARM_UP_ROUNDS, time.perf_counter() - begin))
 
     for name in trainers:
         if name != FLOOR:
-            check(name, trainers[name].network, losses[name], losses["DDP (Gloo)"], comm)
+            check(name, trainers[name].network, losses[name], losses[DDP], comm)
     return times_s
 
 

@@ -1,13 +1,13 @@
-"""What each rank of a benchmark runs; the command in __main__.py starts it with hvdrun.
+"""What each rank of a benchmark runs; jobs.py starts it with hvdrun.
 
-    python -m benchmarks.worker '{"plan": {...}, "thread_level": "multiple", "output": "FILE"}'
+    python -m benchmarks.worker '{"plan": {...}, "job": {...}, "output": "FILE"}'
 
 Rank 0 writes the figures to FILE.
 """
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,68 +16,153 @@ import torch
 import torch.distributed as dist
 
 import hvdlite as hvd
-from benchmarks import allreduce, training
-from benchmarks.figures import medians, size_text, slowest
-from benchmarks.plan import Plan
+from benchmarks import allreduce, tail, training, upkeep
+from benchmarks.figures import histogram, medians, percentiles, size_text, slowest
+from benchmarks.networks import TASKS
+from benchmarks.plan import Job, Plan, job_from, plan_from
+from benchmarks.streams import Streams
 
 
-def summary(times_s: dict[str, list[float]], comm: Any) -> dict[str, float]:
-    """The median over the rounds of the slowest rank's time, by contender."""
-    of_ranks = comm.allgather(times_s)
-    return medians({name: slowest([of[name] for of in of_ranks]) for name in times_s})
+@dataclass(frozen=True)
+class Bench:
+    """What the parts need."""
+
+    plan: Plan
+    job: Job
+    comm: Any
+    mpi: Any
+    mpi_name: str
+    streams: Streams | None  # where there are several hosts
+
+    def progress(self, text: str) -> None:
+        if self.comm.rank == 0:
+            print(f"  {self.job.place}, {self.mpi_name}: {text}", file=sys.stderr, flush=True)
+
+    def summary(self, times_s: dict[str, list[float]]) -> dict[str, Any]:
+        """Over the rounds, the slowest rank's time in each, by contender."""
+        of_ranks = self.comm.allgather(times_s)
+        rounds = {name: slowest([of[name] for of in of_ranks]) for name in times_s}
+        return {
+            "median_s": medians(rounds),
+            "p90_s": {name: percentiles(times)[1] for name, times in rounds.items()},
+            "rounds": min(map(len, rounds.values())),
+        }
 
 
-def measure(plan: Plan, comm: Any, mpi: Any) -> dict[str, Any]:
-    def progress(text: str) -> None:
-        if comm.rank == 0:
-            print(f"  {comm.size} ranks, {text}", file=sys.stderr, flush=True)
+def measure_upkeep(bench: Bench) -> dict[str, Any]:
+    bench.progress("CPU time of ranks that are idle or wait")
+    return upkeep.measure(bench.plan, bench.comm)
 
-    rows, steps = [], []
-    for size_bytes in plan.sizes_bytes:
-        progress(f"allreduce of {size_text(size_bytes)}")
-        times_s = allreduce.time_size(
-            size_bytes, plan.max_rounds, comm, allreduce.contenders(mpi, comm)
+
+def measure_allreduce(bench: Bench) -> list[dict[str, Any]]:
+    contenders = {
+        **allreduce.peers(bench.mpi, bench.comm, bench.mpi_name),
+        **allreduce.bound(bench.streams),
+    }
+    effort = bench.plan.allreduce if bench.streams is None else bench.plan.between
+    rows = []
+    for size_bytes in bench.job.sizes_bytes:
+        bench.progress(f"allreduce of {size_text(size_bytes)}")
+        times_s = allreduce.time_count(size_bytes // 4, effort, bench.comm, contenders)
+        rows.append({"bytes": size_bytes, **bench.summary(times_s)})
+    return rows
+
+
+def measure_types(bench: Bench) -> list[dict[str, Any]]:
+    rows = []
+    for size_bytes in bench.plan.types_bytes:
+        bench.progress(f"as many elements of 16 bits as {size_text(size_bytes)} of float32 have")
+        times_s = allreduce.time_count(
+            size_bytes // 4, bench.plan.allreduce, bench.comm, allreduce.types()
         )
-        rows.append({"bytes": size_bytes, "median_s": summary(times_s, comm)})
-    for name in plan.tasks:
-        task = training.TASKS[name]
-        progress(f"training step of {task.title}")
-        times_s = training.time_task(task, plan.max_rounds, comm, training.contenders(mpi, comm))
-        steps.append({"task": task.title, "median_s": summary(times_s, comm)})
-    return {"plan": asdict(plan), "allreduce": rows, "training": steps}
+        rows.append({"elements": size_bytes // 4, **bench.summary(times_s)})
+    return rows
+
+
+def measure_tail(bench: Bench) -> list[dict[str, Any]]:
+    contenders = allreduce.peers(bench.mpi, bench.comm, bench.mpi_name)
+    rows = []
+    for size_bytes in bench.plan.tail_bytes:
+        for situation in tail.SITUATIONS:
+            bench.progress(f"single allreduces of {size_text(size_bytes)}, {situation}")
+            times_s = tail.time_calls(
+                size_bytes // 4, bench.plan.tail, bench.comm, contenders, situation
+            )
+            for name, times in times_s.items():
+                rows.append(
+                    {
+                        "bytes": size_bytes,
+                        "situation": situation,
+                        "contender": name,
+                        "calls": len(times),
+                        "percentiles_s": percentiles(times),
+                        "histogram": histogram(times),
+                    }
+                )
+    return rows
+
+
+def measure_training(bench: Bench) -> list[dict[str, Any]]:
+    rows = []
+    for name in bench.plan.tasks:
+        task = TASKS[name]
+        bench.progress(f"training step of {task.title}")
+        contenders = training.contenders(bench.mpi, bench.comm)
+        times_s = training.time_task(task, bench.plan.training, bench.comm, contenders)
+        rows.append({"task": name, "title": task.title, **bench.summary(times_s)})
+    return rows
+
+
+# In this order; Gloo, whose threads would count, comes after the first.
+PARTS = {
+    "upkeep": measure_upkeep,
+    "allreduce": measure_allreduce,
+    "tail": measure_tail,
+    "types": measure_types,
+    "training": measure_training,
+}
 
 
 def main() -> None:
     request = json.loads(sys.argv[1])
-    mpi4py.rc.thread_level = request["thread_level"]  # counts until MPI is initialized
+    plan, job = plan_from(request["plan"]), job_from(request["job"])
+    output = Path(request["output"])
+    mpi4py.rc.thread_level = job.flavour.thread_level  # counts until MPI is initialized
     hvd.init()
     from mpi4py import MPI  # initializes MPI, unless hvd.init has
 
     torch.set_num_threads(1)
     comm = MPI.COMM_WORLD.Dup()
-    output = Path(request["output"])
-    dist.init_process_group(  # torch's default group; its ranks meet in a file beside the output
-        "gloo",
-        init_method=output.with_name("gloo").as_uri(),
-        rank=comm.rank,
-        world_size=comm.size,
-    )
     vendor, version = MPI.get_vendor()
-    levels = {
-        MPI.THREAD_SINGLE: "single",
-        MPI.THREAD_FUNNELED: "funneled",
-        MPI.THREAD_SERIALIZED: "serialized",
-        MPI.THREAD_MULTIPLE: "multiple",
+    serialized = MPI.Query_thread() == MPI.THREAD_SERIALIZED
+    mpi_name = f"{vendor}, serialized" if serialized else vendor
+    several = job.place.hosts > 1
+    streams = (
+        Streams(comm, hvd.cross_rank(), hvd.cross_size(), hvd.local_rank()) if several else None
+    )
+    bench = Bench(plan, job, comm, MPI, mpi_name, streams)
+    result: dict[str, Any] = {
+        "place": asdict(job.place),
+        "mpi": mpi_name,
+        "mpi_version": ".".join(map(str, version)),
     }
-    result = {
-        "ranks": comm.size,
-        "mpi": f"{vendor} {'.'.join(map(str, version))}",
-        "mpi_thread_level": levels[MPI.Query_thread()],
-        **measure(Plan(**request["plan"]), comm, MPI),
-    }
+    for part, measure in PARTS.items():
+        if part in job.parts:
+            if part != "upkeep" and not dist.is_initialized():
+                # torch's default group; its ranks meet in a file beside the output
+                dist.init_process_group(
+                    "gloo",
+                    init_method=output.with_name("gloo").as_uri(),
+                    rank=comm.rank,
+                    world_size=comm.size,
+                )
+            result[part] = measure(bench)
     if comm.rank == 0:
         output.write_text(json.dumps(result))
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if streams is not None:
+        streams.close()
     comm.Free()
 
 

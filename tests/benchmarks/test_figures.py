@@ -1,14 +1,30 @@
-"""The formulas and choices of the benchmark."""
+"""The formulas of the benchmark."""
 
 import doctest
 
 import pytest
 
-from benchmarks import figures, plan
-from benchmarks.figures import BOUND, FLOOR, OURS, algbw, busbw, medians, of_bound, ratio, slowest
+from benchmarks import figures, instructions, plan, tail
+from benchmarks.figures import (
+    BOUND,
+    DDP,
+    FLOOR,
+    OURS,
+    algbw,
+    busbw,
+    joined,
+    medians,
+    not_hidden,
+    of_bound,
+    ratio,
+    rows_by_place,
+    slowest,
+    speedups,
+)
+from benchmarks.plan import Place
 
 
-@pytest.mark.parametrize("module", [figures, plan])
+@pytest.mark.parametrize("module", [figures, instructions, plan, tail])
 def test_the_docstrings_show_what_is_computed(module):
     assert doctest.testmod(module).failed == 0
 
@@ -36,26 +52,46 @@ def test_the_ratio_is_that_of_the_best_peer_and_above_1_where_hvdlite_is_faster(
     assert ratio({OURS: 2.0, "Gloo": 8.0, "MPI": 3.0}) == 1.5
 
 
-def test_the_floor_is_no_peer():
-    assert ratio({OURS: 2.0, "Gloo": 8.0, FLOOR: 1.0}) == 4.0
-
-
-def test_neither_is_the_bound_of_which_hvdlite_reaches_a_part():
-    assert ratio({OURS: 2.0, "Gloo": 8.0, BOUND: 1.0}) == 4.0
+def test_neither_the_floor_nor_the_bound_is_a_peer():
+    assert speedups({OURS: 2.0, "Gloo": 8.0, FLOOR: 1.0, BOUND: 1.0}) == {"Gloo": 4.0}
     assert of_bound({OURS: 2.0, "Gloo": 8.0, BOUND: 1.0}) == 0.5
 
 
-def test_the_full_plan_goes_from_4_bytes_to_256_mib():
-    assert plan.FULL.sizes_bytes[0] == 4
-    assert plan.FULL.sizes_bytes[-1] == 256 * 1024 * 1024
+def test_what_is_not_hidden_is_a_part_of_hvdlites_step():
+    assert not_hidden({OURS: 8.0, DDP: 20.0, FLOOR: 6.0}) == 0.25
 
 
-@pytest.mark.parametrize("size_bytes", plan.FULL.sizes_bytes)
-def test_no_size_is_timed_more_often_than_allowed(size_bytes):
-    assert plan.rounds(size_bytes, 7) <= 7
-    assert plan.calls(size_bytes) >= 1
+def test_of_several_runs_times_are_medians_and_each_ratio_is_the_least_within_a_run():
+    row = joined(
+        64,
+        [
+            {"median_s": {OURS: 1.0, "Gloo": 9.0, "Open MPI": 2.0, BOUND: 0.5}, "rounds": 7},
+            {"median_s": {OURS: 2.0, "Gloo": 10.0, "MPICH": 5.0, BOUND: 0.5}, "rounds": 5},
+        ],
+    )
+    assert row.time_s == {OURS: 1.5, "Gloo": 9.5, "Open MPI": 2.0, "MPICH": 5.0, BOUND: 0.5}
+    assert row.speedup == {"Gloo": 5.0, "Open MPI": 2.0, "MPICH": 2.5}
+    assert (row.ratio, row.against_mpi, row.of_bound, row.rounds) == (2.0, 2.0, 0.25, 5)
 
 
-def test_every_contender_is_first_as_often_as_the_others():
-    firsts = [plan.rotated(["a", "b", "c"], round_)[0] for round_ in range(6)]
-    assert firsts == ["a", "b", "c", "a", "b", "c"]
+def test_gloo_does_not_count_as_an_mpi():
+    row = joined(4, [{"median_s": {OURS: 2.0, "Gloo": 1.0, "MPI": 3.0, BOUND: 1.0}, "rounds": 1}])
+    assert (row.ratio, row.against_mpi) == (0.5, 1.5)
+
+
+def test_runs_are_put_together_by_place_and_size():
+    def run(ranks, *sizes, **elsewhere):
+        rows = [
+            {"bytes": b, "median_s": {OURS: 1.0, "MPI": 2.0, BOUND: 1.0}, "rounds": 1}
+            for b in sizes
+        ]
+        return {"place": {"ranks": ranks, **elsewhere}, "allreduce": rows}
+
+    found = rows_by_place(
+        [run(2, 4, 16), run(2, 16), run(4, 4), run(2, 4, hosts=2, rate="1gbit"), run(8)]
+    )
+    assert {place: [row.size_bytes for row in rows] for place, rows in found.items()} == {
+        Place(2): [4, 16],
+        Place(4): [4],
+        Place(2, 2, "1gbit"): [4],
+    }

@@ -1,61 +1,189 @@
-"""Tables, plot and JSON of made-up figures."""
+"""Tables, plots and the page, of made-up figures."""
 
 import io
-import json
 
 import pytest
 from rich.console import Console
 
-from benchmarks import host, report
-from benchmarks.figures import BOUND, FLOOR, OURS
+from benchmarks import host, plots, report
+from benchmarks.figures import BOUND, DDP, FLOOR, OURS
+from benchmarks.tables import tables
+from benchmarks.targets import verdicts
 
+PERCENTILES_S = [1e-6, 2e-6, 3e-6, 4e-6, 5e-3]
 RUN = {
-    "ranks": 4,
-    "mpi": "Some MPI 1.0",
-    "mpi_thread_level": "multiple",
+    "place": {"ranks": 4, "hosts": 1, "rate": ""},
+    "mpi": "Some MPI",
     "allreduce": [
-        {"bytes": 4, "median_s": {OURS: 2e-6, "Gloo": 3e-4, "MPI": 1e-6, BOUND: 1e-7}},
-        {"bytes": 1 << 20, "median_s": {OURS: 1e-3, "Gloo": 3e-3, "MPI": 2e-3, BOUND: 5e-4}},
+        {
+            "bytes": 4,
+            "median_s": {OURS: 2e-6, "Gloo": 3e-4, "Some MPI": 1e-6, BOUND: 1e-7},
+            "rounds": 9,
+        },
+        {
+            "bytes": 1 << 20,
+            "median_s": {OURS: 1e-3, "Gloo": 3e-3, "Some MPI": 2e-3, BOUND: 5e-4},
+            "rounds": 8,
+        },
     ],
+    "types": [{"elements": 1024, "median_s": {"float32": 2e-6, "float16": 1e-6, "bfloat16": 4e-6}}],
     "training": [
-        {"task": "a network", "median_s": {OURS: 0.010, "DDP (Gloo)": 0.015, FLOOR: 0.009}}
+        {"task": "mlp", "title": "a network", "median_s": {OURS: 0.01, DDP: 0.0118, FLOOR: 0.009}}
     ],
+    "tail": [
+        {
+            "bytes": 4,
+            "situation": "one late",
+            "contender": OURS,
+            "calls": 1000,
+            "percentiles_s": PERCENTILES_S,
+            "histogram": [[1e-6, 999], [5e-3, 1]],
+        }
+    ],
+    "upkeep": {"idle_for_s": 10.0, "idle_cpu_s": [1e-4, 2e-4], "waiting_share": [0.01]},
 }
-REPORT = {"host": {"cpu": "a CPU", "cores": 2, "load_before": 0.1}, "runs": [RUN]}
+HOSTS = {**RUN, "place": {"ranks": 1, "hosts": 2, "rate": "1gbit"}}
+MIB = 1 << 20
+REPORT = {
+    "host": {"cpu": "a CPU", "cores": 2, "load_before": 0.1},
+    "not_measured": [],
+    "failed": [],
+    "runs": [RUN],
+    "memory": {
+        "buckets_bytes": 10 * MIB,
+        "pss_bytes": {"without": [100 * MIB, 90 * MIB], OURS: [105 * MIB, 110 * MIB]},
+    },
+    "instructions": [{"operation": "post", "core": 1000.0, "all": 1234.4}],
+}
 
 
-def cells(line):
-    return [cell.strip() for cell in line.strip("│┃").split("│")]
+def shown(found):
+    return tables(found, verdicts(found))
 
 
-def test_the_tables_show_every_contender_the_bandwidths_and_the_ratio():
-    out = io.StringIO()
-    report.print_tables(REPORT, Console(file=out, width=120))
-    rows = [cells(line) for line in out.getvalue().splitlines() if line.startswith("│")]
-    assert rows == [
-        ["4 B", "2.0", "300.0", "1.0", "0.1", "0.002", "0.003", "5%", "0.50"],
-        ["1 MiB", "1000.0", "3000.0", "2000.0", "500.0", "1.05", "1.57", "50%", "2.00"],
-        ["a network", "10.00", "15.00", "9.00", "1.50"],
+def rows_of(title):
+    (table,) = [table for table in shown(REPORT) if table.title.startswith(title)]
+    return [list(row) for row in table.rows]
+
+
+def test_the_table_of_an_allreduce_shows_every_contender_the_bound_and_the_ratio():
+    assert rows_of("Allreduce in place, float32 sum, 4 ranks on one host") == [
+        [
+            "4 B",
+            "2.00 µs",
+            "300 µs",
+            "1.00 µs",
+            "0.100 µs",
+            "0.0400 GB/s",
+            "0.00300",
+            "5%",
+            "0.500",
+            "9",
+        ],
+        [
+            "1 MiB",
+            "1.00 ms",
+            "3.00 ms",
+            "2.00 ms",
+            "500 µs",
+            "2.10 GB/s",
+            "1.57",
+            "50%",
+            "2.00",
+            "8",
+        ],
     ]
-    assert "4 ranks, Some MPI 1.0 (threads: multiple)" in out.getvalue()
-    assert "cpu a CPU, cores 2" in out.getvalue()
+
+
+def test_between_hosts_the_goodput_is_that_of_each_direction():
+    row = {"bytes": 10**6, "median_s": {OURS: 0.02, "MPI": 0.03, BOUND: 0.012}, "rounds": 1}
+    place = {"ranks": 2, "hosts": 4, "rate": "1gbit"}
+    found = {"runs": [{"place": place, "mpi": "MPI", "allreduce": [row]}]}
+    (table,) = [table for table in shown(found) if table.title.startswith("Allreduce")]
+    assert table.columns[4] == "speed of streams"
+    assert table.rows[0][4] == "1.00 Gbit/s"  # 2·(4-1)/4 · 1 MB in 12 ms
+
+
+@pytest.mark.parametrize(
+    ("title", "row"),
+    [
+        ("hvdlite's allreduce by type", ["1024", "2.00 µs", "1.00 µs", "4.00 µs", "2.00", "0.500"]),
+        (
+            "Training step",
+            ["a network", "10.0 ms", "11.8 ms", "9.00 ms", "10.0 ms", "10.0%", "1.18"],
+        ),
+        (
+            "Single allreduces",
+            [
+                "4 B, one late",
+                OURS,
+                *("1.00 µs", "2.00 µs", "3.00 µs", "4.00 µs", "5.00 ms"),
+                "1000",
+            ],
+        ),
+        ("Ranks that do nothing", ["4 ranks on one host, Some MPI", "200 µs", "1.00%"]),
+        ("Instructions", ["post", "1000", "1234"]),
+    ],
+)
+def test_every_part_has_a_table(title, row):
+    assert rows_of(title) == [row]
+
+
+def test_memory_is_shown_above_that_of_the_step_without():
+    assert rows_of("Memory") == [["without", "100", "0", "0"], [OURS, "110", "10.0", "1.00"]]
+
+
+def test_targets_are_said_to_be_met_missed_or_not_measured():
+    said = {row[3] for row in rows_of("Targets")}
+    assert said == {"met", "missed", "–"}
+
+
+def printed(found):
+    out = io.StringIO()
+    report.print_report(found, shown(found), Console(file=out, width=150))
+    return out.getvalue()
+
+
+def test_the_terminal_shows_all_tables():
+    text = printed(REPORT)
+    assert "cpu a CPU, cores 2" in text
+    for table in shown(REPORT):
+        assert table.title.split(",")[0] in text
 
 
 @pytest.mark.parametrize(("load", "said"), [(0.1, False), (3.2, True)])
 def test_it_is_said_when_the_machine_was_busy(load, said):
-    out = io.StringIO()
-    report.print_tables({**REPORT, "host": {"load_before": load}}, Console(file=out, width=120))
-    assert ("was busy" in out.getvalue()) == said
+    busy = {**REPORT, "host": {"load_before": load}}
+    assert ("was busy" in printed(busy)) == said
 
 
-def test_the_json_is_the_whole_report(tmp_path):
-    report.write_json(REPORT, tmp_path / "bench.json")
-    assert json.loads((tmp_path / "bench.json").read_text()) == REPORT
+def test_it_is_said_what_could_not_be_measured():
+    text = printed({**REPORT, "not_measured": ["no root"], "failed": ["2 ranks: exit code 1"]})
+    assert "Not measured: no root." in text
+    assert "Failed: 2 ranks: exit code 1." in text
 
 
-def test_the_plot_is_a_picture(tmp_path):
-    report.plot([RUN, {**RUN, "ranks": 2}], tmp_path / "bench.png")
-    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+def test_the_page_gets_the_tables_between_its_marks_and_keeps_the_rest():
+    text = report.markdown(REPORT, shown(REPORT), ["pictures/allreduce.png"])
+    page = report.replace_measured(f"# Title\n{report.BEGIN}\nold\n{report.END}\nthe end\n", text)
+    assert page.startswith("# Title\n")
+    assert page.endswith("the end\n")
+    assert "old" not in page
+    assert "| size | hvdlite | Gloo | Some MPI | copy | speed of copy | busbw |" in page
+    assert "| 1 MiB | 1.00 ms | 3.00 ms | 2.00 ms | 500 µs | 2.10 GB/s | 1.57 | 50% |" in page
+    assert "![allreduce](pictures/allreduce.png)" in page
+    assert report.replace_measured(page, text) == page
+
+
+def test_a_page_without_marks_is_left_alone():
+    with pytest.raises(ValueError, match="has no line"):
+        report.replace_measured("# Title\n", "figures")
+
+
+def test_the_plots_are_pictures(tmp_path):
+    files = plots.draw({**REPORT, "runs": [RUN, HOSTS]}, tmp_path)
+    assert [file.name for file in files] == ["allreduce.png", "hosts.png", "tail.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 
 def test_the_host_is_described_but_not_named():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.rig import lacking as what_a_rig_lacks
+from benchmarks.rig import shared_with_hosts
 from tests.needs import lacking
 from tests.programs import Finished, run_program
 from tests.worlds import MPIS, ROOT, python_of
@@ -108,21 +109,10 @@ class Rig:
         assert not left, f"processes left behind: {left}"
 
 
-def shared_with_hosts(*folders: Path) -> list[str | Path]:
-    """cluster's options: of these, the hosts see those in folders of their own only if told so."""
-    own = (Path("/tmp"), Path("/dev/shm"), Path("/run"))
-    below = [folder for folder in folders if any(path in folder.resolve().parents for path in own)]
-    return [word for folder in below for word in ("--share", folder)]
-
-
 @pytest.fixture(scope="session")
 def _rig() -> Iterator[Rig]:
-    if os.geteuid():
-        lacking("the rig of several hosts needs root")
-    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    for tool, package in (("sshd", "openssh-server"), ("ip", "iproute2"), ("tc", "iproute2")):
-        if not shutil.which(tool, path=path):
-            lacking(f"the rig of several hosts needs {tool}: apt-get install {package}")
+    if reason := what_a_rig_lacks():
+        lacking(reason)
     with tempfile.TemporaryDirectory(prefix="hvdlite-rig-") as folder:
         share = Path(folder, "share")
         share.mkdir()

@@ -1,0 +1,88 @@
+"""Starts the workers of a run's jobs, one job after the other, and collects what they found."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import memory
+from benchmarks.plan import Job, Plan, request_of
+from benchmarks.rig import ROOT, Rig, rig
+
+LIMIT_S = 900.0  # of one command
+# What Open MPI needs where ranks outnumber the cores: it is twelve times faster then, and more.
+YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+
+
+def run(command: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Raises CalledProcessError or TimeoutExpired; hvdrun has said why."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=LIMIT_S)
+
+
+@contextmanager
+def noting(failed: list[str], what: str) -> Iterator[None]:
+    """A command that fails within is noted, and the rest goes on: a whole run takes long."""
+    try:
+        yield
+    except subprocess.CalledProcessError as failure:
+        failed.append(f"{what}: exit code {failure.returncode}")
+    except subprocess.TimeoutExpired as failure:
+        failed.append(f"{what}: no end after {failure.timeout:g} s")
+
+
+def run_jobs(plan: Plan, jobs: Sequence[Job], failed: list[str]) -> list[dict[str, Any]]:
+    """What rank 0 of each job's worker has written; a job that fails is noted."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdlite-bench-")))
+        hosts, shaped = None, None
+        results = []
+        for number, job in enumerate(jobs):
+            if job.place.hosts > 1 and hosts is None:
+                most = max(job.place.hosts for job in jobs)
+                hosts = stack.enter_context(rig(folder, most))
+            if hosts is not None and job.place.rate != shaped:
+                hosts.shape(job.place.rate)
+                shaped = job.place.rate
+            own = folder / ("share" if job.place.hosts > 1 else ".") / str(number)
+            own.mkdir(parents=True)
+            with noting(failed, f"{job.place}, {job.flavour}"):
+                results.append(run_job(plan, job, own, hosts))
+        return results
+
+
+def run_job(plan: Plan, job: Job, folder: Path, hosts: Rig | None) -> dict[str, Any]:
+    output = folder / "result.json"
+    request = {**request_of(plan, job), "output": str(output)}
+    python = job.flavour.python
+    hvdrun = str(Path(python).with_name("hvdrun"))
+    program = [python, "-m", "benchmarks.worker", json.dumps(request)]
+    if job.place.hosts == 1:
+        run([hvdrun, "-np", str(job.place.ranks), *program], {"GLOO_SOCKET_IFNAME": "lo"})
+    else:
+        assert hosts is not None
+        command = hosts.command(job.place, [hvdrun, *program])
+        # hvdrun knows nothing of the other hosts being this machine too.
+        crowded = job.place.size > len(os.sched_getaffinity(0))
+        run(command, {"GLOO_SOCKET_IFNAME": "eth0", **(YIELDING if crowded else {})})
+    result: dict[str, Any] = json.loads(output.read_text())
+    return result
+
+
+def run_memory(python: str) -> dict[str, Any]:
+    """PSS in bytes by variant and rank, 2 ranks on this host."""
+    pss = {}
+    for variant in memory.VARIANTS:
+        print(f"  memory of a training step, {variant}", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
+            request = json.dumps({"variant": variant, "folder": folder})
+            hvdrun = str(Path(python).with_name("hvdrun"))
+            command = [hvdrun, "-np", "2", python, "-m", "benchmarks.memory", request]
+            run(command, {"GLOO_SOCKET_IFNAME": "lo"})
+            pss[variant] = json.loads(Path(folder, "pss.json").read_text())
+    return {"buckets_bytes": memory.gradient_bytes(), "pss_bytes": pss}

@@ -1,0 +1,178 @@
+"""The tables of a report, as texts, for the terminal and for the page. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.figures import (
+    BOUND,
+    DDP,
+    OURS,
+    PERCENTILES,
+    Row,
+    busbw,
+    digits,
+    idle_cpu_s_in_10_s,
+    not_hidden,
+    rows_by_place,
+    size_text,
+    time_text,
+    wire_bytes,
+)
+from benchmarks.networks import TASKS
+from benchmarks.plan import MIB, Place
+from benchmarks.targets import Verdict, excess_bytes, horovod_s
+
+SAID = {True: "met", False: "missed", None: "–"}
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: Sequence[str]  # the first is text, the others are figures, unless `prose`
+    rows: Sequence[Sequence[str]]
+    prose: bool = False
+
+
+def tables(report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[Table]:
+    """All that a report has figures for."""
+    runs = report["runs"]
+    found = [targets(verdicts)]
+    found += [allreduce(place, rows) for place, rows in rows_by_place(runs).items()]
+    found += [types(run) for run in runs if run.get("types")]
+    found += [training(run) for run in runs if run.get("training")]
+    found += [tail(run) for run in runs if run.get("tail")]
+    if any("upkeep" in run for run in runs):
+        found.append(upkeep(run for run in runs if "upkeep" in run))
+    if report.get("memory"):
+        found.append(memory(report["memory"]))
+    if report.get("instructions"):
+        found.append(instructions(report["instructions"]))
+    return found
+
+
+def targets(verdicts: Sequence[Verdict]) -> Table:
+    rows = [[v.work, v.target, v.found, SAID[v.met]] for v in verdicts]
+    return Table("Targets", ["work", "target", "found", ""], rows, prose=True)
+
+
+def allreduce(place: Place, rows: Sequence[Row]) -> Table:
+    names = list(dict.fromkeys(name for row in rows for name in row.time_s))
+    names = [*(name for name in names if name != BOUND), BOUND]
+    bound = "copy" if place.hosts == 1 else "streams"
+    columns = [bound if name == BOUND else name for name in names]
+    cells = [
+        [
+            size_text(row.size_bytes),
+            *[time_text(row.time_s[name]) if name in row.time_s else "–" for name in names],
+            bound_speed(row, place),
+            digits(busbw(row.size_bytes, row.time_s[OURS], place.size) / 1e9),
+            f"{row.of_bound:.0%}",
+            digits(row.ratio),
+            str(row.rounds),
+        ]
+        for row in rows
+    ]
+    title = f"Allreduce in place, float32 sum, {place}"
+    speeds = [f"speed of {bound}", "busbw", f"of {bound}"]
+    return Table(title, ["size", *columns, *speeds, "ratio", "rounds"], cells)
+
+
+def bound_speed(row: Row, place: Place) -> str:
+    """What the copy reads, or the goodput of a link in each direction."""
+    if place.hosts > 1:
+        sent_bytes = wire_bytes(row.size_bytes, place.hosts)
+        return f"{digits(8e-9 * sent_bytes / row.time_s[BOUND])} Gbit/s"
+    return f"{digits(1e-9 * row.size_bytes / row.time_s[BOUND])} GB/s"
+
+
+def types(run: Mapping[str, Any]) -> Table:
+    cells = []
+    for row in run["types"]:
+        medians_s = row["median_s"]
+        cells.append(
+            [
+                f"{row['elements']}",
+                *[time_text(time_s) for time_s in medians_s.values()],
+                *[
+                    digits(medians_s["float32"] / time_s)
+                    for dtype, time_s in medians_s.items()
+                    if dtype != "float32"
+                ],
+            ]
+        )
+    dtypes = list(run["types"][0]["median_s"])
+    faster = [f"{dtype}: elements/s over float32's" for dtype in dtypes if dtype != "float32"]
+    title = f"hvdlite's allreduce by type, {Place(**run['place'])}"
+    return Table(title, ["elements", *dtypes, *faster], cells)
+
+
+def training(run: Mapping[str, Any]) -> Table:
+    names = list(run["training"][0]["median_s"])
+    cells = []
+    for row in run["training"]:
+        medians_s = row["median_s"]
+        derived_s = horovod_s(row["task"], medians_s)
+        cells.append(
+            [
+                row["title"],
+                *[time_text(medians_s[name]) for name in names],
+                "–" if derived_s is None else time_text(derived_s),
+                f"{not_hidden(medians_s):.1%}",
+                digits(medians_s[DDP] / medians_s[OURS]),
+            ]
+        )
+    title = f"Training step, {Place(**run['place'])}, {run['mpi']}"
+    return Table(title, ["step", *names, "Horovod (derived)", "not hidden", "ratio to DDP"], cells)
+
+
+def tail(run: Mapping[str, Any]) -> Table:
+    cells = [
+        [
+            f"{size_text(row['bytes'])}, {row['situation']}",
+            row["contender"],
+            *[time_text(time_s) for time_s in row["percentiles_s"]],
+            str(row["calls"]),
+        ]
+        for row in run["tail"]
+    ]
+    named = ["max" if p == 100 else f"p{p:g}" for p in PERCENTILES]
+    title = f"Single allreduces, {Place(**run['place'])}, {run['mpi']}"
+    return Table(title, ["size", "contender", *named, "calls"], cells)
+
+
+def upkeep(runs: Iterable[Mapping[str, Any]]) -> Table:
+    cells = [
+        [
+            f"{Place(**run['place'])}, {run['mpi']}",
+            time_text(idle_cpu_s_in_10_s(run["upkeep"])),
+            f"{max(run['upkeep']['waiting_share']):.2%}",
+        ]
+        for run in runs
+    ]
+    columns = ["ranks", "CPU time in 10 s, idle", "of a core, waiting for a late rank"]
+    return Table("Ranks that do nothing: the worst of them", columns, cells)
+
+
+def memory(measured: Mapping[str, Any]) -> Table:
+    buckets_bytes = measured["buckets_bytes"]
+    cells = []
+    for variant, pss in measured["pss_bytes"].items():
+        excess = excess_bytes(measured, variant)
+        cells.append(
+            [
+                variant,
+                *[digits(max(pss) / MIB), digits(excess / MIB)],
+                digits(excess / buckets_bytes),
+            ]
+        )
+    gradients = f"{digits(buckets_bytes / MIB)} MiB of gradients"
+    title = f"Memory of a step, 2 ranks: {TASKS['deep'].title} ({gradients})"
+    columns = ["", "PSS per rank, MiB", "above the step without, MiB", "in sets of buckets"]
+    return Table(title, columns, cells)
+
+
+def instructions(rows: Sequence[Mapping[str, Any]]) -> Table:
+    cells = [[row["operation"], f"{row['core']:.0f}", f"{row['all']:.0f}"] for row in rows]
+    columns = ["operation", "in the core", "with Python and libraries"]
+    return Table("Instructions of one operation, on each rank", columns, cells)

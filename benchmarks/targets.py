@@ -1,0 +1,237 @@
+"""What is aimed at, and whether a run has reached it. Pure.
+
+A peer's time is compared with hvdlite's of the same run, in which both took turns; where a place
+was measured with several MPIs, the least favourable of its runs counts, and of several sizes the
+worst.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from benchmarks.figures import (
+    DDP,
+    FLOOR,
+    OURS,
+    Row,
+    digits,
+    idle_cpu_s_in_10_s,
+    not_hidden,
+    rows_by_place,
+    size_text,
+)
+from benchmarks.plan import KIB, MIB, Place
+
+# A Horovod step over DDP's, as it was measured elsewhere (it does not install here): the better of
+# what it reaches with and without MPI's yield. None of the ResNet.
+HOROVOD_SPEEDUPS = {"mlp": (1.18,), "deep": (0.90, 1.28)}
+MOST = 1 << 40
+
+
+@dataclass(frozen=True)
+class Verdict:
+    work: str
+    target: str
+    found: str  # the worst figure, and where
+    met: bool | None  # None: not measured in this run
+
+
+Figures = Sequence[tuple[str, float]]  # where, and how much
+
+
+class Scale(NamedTuple):
+    """What a figure is measured in."""
+
+    unit: str
+    of: str
+
+
+PEER = Scale("×", "as fast as the best peer")
+GLOO = Scale("×", "as fast as Gloo")
+PLAIN_MPI = Scale("×", "as fast as mpi4py's Allreduce")
+COPY = Scale(" %", "of the copy bound")
+WIRE = Scale(" %", "of the wire")
+
+
+def at_least(limit: float, scale: Scale, work: str, figures: Figures) -> Verdict:
+    worst = min(figures, key=_amount, default=None)
+    return _verdict(f"≥ {limit:g}", scale, work, worst, worst is not None and worst[1] >= limit)
+
+
+def at_most(limit: float, scale: Scale, work: str, figures: Figures) -> Verdict:
+    worst = max(figures, key=_amount, default=None)
+    return _verdict(f"≤ {limit:g}", scale, work, worst, worst is not None and worst[1] <= limit)
+
+
+def _amount(figure: tuple[str, float]) -> float:
+    return figure[1]
+
+
+def _verdict(
+    limit: str, scale: Scale, work: str, worst: tuple[str, float] | None, met: bool
+) -> Verdict:
+    target = f"{limit}{scale.unit} {scale.of}"
+    if worst is None:
+        return Verdict(work, target, "not measured", None)
+    where, amount = worst
+    return Verdict(work, target, f"{digits(amount)}{scale.unit} ({where})", met)
+
+
+def verdicts(report: Mapping[str, Any]) -> list[Verdict]:
+    """In the order in which the targets are listed."""
+    runs = report["runs"]
+    places = rows_by_place(runs)
+    return [
+        *on_one_host(places),
+        *types([row for run in runs for row in run.get("types", ())]),
+        *between_hosts(places),
+        *training([row for run in runs for row in run.get("training", ())]),
+        *upkeep(runs),
+        *memory(report.get("memory")),
+    ]
+
+
+def as_rows(found: Iterable[Verdict]) -> list[dict[str, Any]]:
+    return [asdict(verdict) for verdict in found]
+
+
+def of_sizes(
+    rows: Iterable[Row], low: int, high: int, figure: Callable[[Row], float]
+) -> list[tuple[str, float]]:
+    """The figure for each size from low to high, both included."""
+    return [
+        (size_text(row.size_bytes), figure(row)) for row in rows if low <= row.size_bytes <= high
+    ]
+
+
+def best_peer(row: Row) -> float:
+    return row.ratio
+
+
+def gloo(row: Row) -> float:
+    return row.speedup["Gloo"]
+
+
+def plain_mpi(row: Row) -> float:
+    return row.against_mpi
+
+
+def bound_percent(row: Row) -> float:
+    return 100 * row.of_bound
+
+
+def on_one_host(places: Mapping[Place, Sequence[Row]]) -> list[Verdict]:
+    two, four, eight = (places.get(Place(ranks), []) for ranks in (2, 4, 8))
+
+    def against(limit: float, rows: Sequence[Row], low: int, high: int, work: str) -> Verdict:
+        return at_least(limit, PEER, work, of_sizes(rows, low, high, best_peer))
+
+    large, tiny = "2 ranks, 64 and 256 MiB", "2 ranks, 4 B to 4 KiB"
+    return [
+        against(2.5, two, 64 * MIB, MOST, large),
+        at_least(80, COPY, large, of_sizes(two, 64 * MIB, MOST, bound_percent)),
+        against(1.5, two, MIB, 16 * MIB, "2 ranks, 1, 4 and 16 MiB"),
+        against(1.2, two, 16 * KIB, 256 * KIB, "2 ranks, 16 to 256 KiB"),
+        at_least(20, GLOO, tiny, of_sizes(two, 0, 4 * KIB, gloo)),
+        at_least(0.25, PLAIN_MPI, tiny, of_sizes(two, 0, 4 * KIB, plain_mpi)),
+        against(3, four, 64 * MIB, MOST, "4 ranks, from 64 MiB"),
+        against(2, four, 16 * MIB, 16 * MIB, "4 ranks, 16 MiB"),
+        against(1.4, four, 256 * KIB, 4 * MIB, "4 ranks, 256 KiB to 4 MiB"),
+        against(1, four, 0, 64 * KIB, "4 ranks, below 256 KiB"),
+        against(1, eight, 0, MOST, "8 ranks, all sizes"),
+    ]
+
+
+def types(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """Elements per second against float32's, equal numbers of elements."""
+    found = []
+    for dtype in ("float16", "bfloat16"):
+        figures = [
+            (size_text(4 * row["elements"]), row["median_s"]["float32"] / row["median_s"][dtype])
+            for row in rows
+        ]
+        scale = Scale("×", "float32's elements per second")
+        found.append(
+            at_least(1.8, scale, f"{dtype}, as many as 1 MiB of float32, or more", figures)
+        )
+    return found
+
+
+def between_hosts(places: Mapping[Place, Sequence[Row]]) -> list[Verdict]:
+    def figures(
+        hosts: Iterable[int], rate: str, low: int, high: int, figure: Callable[[Row], float]
+    ) -> list[tuple[str, float]]:
+        return [
+            (f"{place}, {size}", value)
+            for place, rows in places.items()
+            if place.hosts in hosts and place.rate == rate
+            for size, value in of_sizes(rows, low, high, figure)
+        ]
+
+    slow = figures((2, 4), "1gbit", 16 * MIB, MOST, bound_percent)
+    slow_on_4 = figures((4,), "1gbit", 16 * MIB, MOST, best_peer)
+    fast = figures((2, 4), "10gbit", 16 * MIB, MOST, best_peer)
+    free = figures((2,), "", 64 * KIB, MOST, best_peer)
+    free_small = "2 hosts, unshaped, below 64 KiB"
+    return [
+        at_least(95, WIRE, "2 and 4 hosts, 1 Gbit/s, ≥ 16 MiB", slow),
+        at_least(1.2, PEER, "4 hosts, 1 Gbit/s, ≥ 16 MiB", slow_on_4),
+        at_least(1.1, PEER, "2 and 4 hosts, 10 Gbit/s, ≥ 16 MiB", fast),
+        at_least(1, PEER, "2 hosts, unshaped, from 64 KiB", free),
+        at_least(0.25, PLAIN_MPI, free_small, figures((2,), "", 0, 64 * KIB - 1, plain_mpi)),
+        at_least(1, GLOO, free_small, figures((2,), "", 0, 64 * KIB - 1, gloo)),
+    ]
+
+
+def horovod_s(task: str, medians_s: Mapping[str, float]) -> float | None:
+    """Horovod's step, derived from DDP's in this run; None where no ratio is known."""
+    speedups = HOROVOD_SPEEDUPS.get(task)
+    return medians_s[DDP] / max(speedups) if speedups else None
+
+
+def training(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    found = []
+    for row in rows:
+        medians_s, work = row["median_s"], f"step: {row['title']}"
+        ours_s = medians_s[OURS]
+        # No contender can be faster than the step without communication.
+        most = digits(medians_s[DDP] / medians_s[FLOOR])
+        speedup = [(f"without communication {most}×", medians_s[DDP] / ours_s)]
+        found.append(at_least(1.3, Scale("×", "as fast as DDP with Gloo"), work, speedup))
+        derived_s = horovod_s(row["task"], medians_s)
+        if derived_s is not None:
+            scale = Scale("×", "as fast as Horovod (derived)")
+            found.append(at_least(1, scale, work, [("2 ranks", derived_s / ours_s)]))
+        if row["task"] == "resnet":
+            scale = Scale(" %", "of the step not hidden")
+            found.append(at_most(10, scale, work, [("2 ranks", 100 * not_hidden(medians_s))]))
+    return found
+
+
+def upkeep(runs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    measured = [
+        (f"{Place(**run['place'])}, {run['mpi']}", run["upkeep"]) for run in runs if "upkeep" in run
+    ]
+    idle = [(where, 1e3 * idle_cpu_s_in_10_s(row)) for where, row in measured]
+    waiting = [(where, 100 * max(row["waiting_share"])) for where, row in measured]
+    return [
+        at_most(1, Scale(" ms", "of CPU in 10 s"), "a rank that is idle", idle),
+        at_most(5, Scale(" %", "of a core"), "a rank that waits for a late one", waiting),
+    ]
+
+
+def memory(measured: Mapping[str, Any] | None) -> list[Verdict]:
+    """A set of buckets and 32 MiB, in sets of buckets."""
+    scale, work = Scale("", "sets of buckets"), "memory (PSS) over the same step without hvdlite"
+    if measured is None:
+        return [at_most(1, scale, f"{work}: one set + 32 MiB", [])]
+    buckets_bytes = measured["buckets_bytes"]
+    limit = round(1 + 32 * MIB / buckets_bytes, 2)
+    excess = excess_bytes(measured, OURS) / buckets_bytes
+    return [at_most(limit, scale, f"{work}: one set + 32 MiB", [("2 ranks", excess)])]
+
+
+def excess_bytes(measured: Mapping[str, Any], variant: str) -> float:
+    """PSS per rank above that of the same step without hvdlite, of the worst rank."""
+    pss = measured["pss_bytes"]
+    return float(max(pss[variant]) - max(pss["without"]))

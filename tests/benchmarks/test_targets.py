@@ -1,0 +1,131 @@
+"""When a target counts as met."""
+
+import pytest
+
+from benchmarks.figures import BOUND, DDP, FLOOR, OURS
+from benchmarks.plan import MIB
+from benchmarks.targets import horovod_s, verdicts
+
+
+def run(size_bytes, mpi_s, ranks=2, gloo_s=1000.0, bound_s=0.5, **elsewhere):
+    """hvdlite takes one second."""
+    median_s = {OURS: 1.0, "Gloo": gloo_s, "MPI": mpi_s, BOUND: bound_s}
+    rows = [{"bytes": size_bytes, "median_s": median_s, "rounds": 3}]
+    return {"place": {"ranks": ranks, **elsewhere}, "mpi": "MPI", "allreduce": rows}
+
+
+def found(*runs, **rest):
+    """What is said of each kind of work, without what was not measured."""
+    said = [v for v in verdicts({"runs": runs, **rest}) if v.met is not None]
+    return {(v.work, v.target): (v.found, v.met) for v in said}
+
+
+def test_what_was_not_measured_is_neither_met_nor_missed():
+    assert {v.met for v in verdicts({"runs": []})} == {None}
+    assert found() == {}
+
+
+@pytest.mark.parametrize(("mpi_s", "met"), [(2.49, False), (2.5, True)])
+def test_the_best_peer_decides(mpi_s, met):
+    said = found(run(64 * MIB, mpi_s, bound_s=0.81))
+    large = "2 ranks, 64 and 256 MiB"
+    assert said == {
+        (large, "≥ 2.5× as fast as the best peer"): (f"{mpi_s:.2f}× (64 MiB)", met),
+        (large, "≥ 80 % of the copy bound"): ("81.0 % (64 MiB)", True),
+    }
+
+
+def test_the_worst_size_decides_and_is_named():
+    said = found(run(1 * MIB, 1.6), run(4 * MIB, 1.4), run(16 * MIB, 1.5))
+    assert list(said.values()) == [("1.40× (4 MiB)", False)]
+
+
+@pytest.mark.parametrize(("mpi_s", "gloo_s", "met"), [(0.25, 20, True), (0.24, 19.9, False)])
+def test_tiny_sizes_are_compared_with_gloo_and_with_mpi4py(mpi_s, gloo_s, met):
+    said = found(run(4096, mpi_s, gloo_s=gloo_s))
+    assert [verdict for _, verdict in said.values()] == [met, met]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "limit"),
+    [(4, 1), (64 << 10, 1), (256 << 10, 1.4), (4 * MIB, 1.4), (16 * MIB, 2), (64 * MIB, 3)],
+)
+def test_four_ranks_have_a_target_for_every_size(size_bytes, limit):
+    def met(mpi_s):
+        ((_, verdict),) = found(run(size_bytes, mpi_s, ranks=4)).values()
+        return verdict
+
+    assert met(limit)
+    assert not met(limit - 0.01)
+
+
+def test_eight_ranks_may_nowhere_be_slower():
+    said = found(run(4, 0.9, ranks=8), run(MIB, 5, ranks=8))
+    assert said == {
+        ("8 ranks, all sizes", "≥ 1× as fast as the best peer"): ("0.900× (4 B)", False)
+    }
+
+
+def test_between_hosts_the_wire_counts():
+    there = {"ranks": 2, "hosts": 4, "rate": "1gbit"}
+    said = found(run(16 * MIB, 1.3, bound_s=0.94, **there))
+    where = "(4 hosts with 2 ranks each, 1 Gbit/s, 16 MiB)"
+    assert list(said.values()) == [(f"94.0 % {where}", False), (f"1.30× {where}", True)]
+    assert found(run(MIB, 1.0, **there)) == {}
+
+
+def test_on_two_hosts_without_limits_the_target_changes_at_64_kib():
+    there = {"ranks": 1, "hosts": 2}
+    large, small = found(run(64 << 10, 0.9, **there)), found(run(4096, 0.9, **there))
+    assert [met for _, met in large.values()] == [False]
+    assert [met for _, met in small.values()] == [True, True]
+    assert found(run(64 << 10, 0.9, ranks=1, hosts=4)) == {}
+
+
+@pytest.mark.parametrize(("bfloat16_s", "met"), [(0.5, True), (0.6, False)])
+def test_16_bits_are_compared_at_equal_numbers_of_elements(bfloat16_s, met):
+    median_s = {"float32": 1.0, "float16": 0.5, "bfloat16": bfloat16_s}
+    said = found({"place": {"ranks": 2}, "types": [{"elements": 1 << 18, "median_s": median_s}]})
+    assert [verdict for _, verdict in said.values()] == [True, met]
+
+
+def step(task, **medians_s):
+    row = {"task": task, "title": "a step", "median_s": {**medians_s}}
+    return {"place": {"ranks": 2}, "training": [row]}
+
+
+def test_horovods_step_is_derived_from_ddps_by_the_better_of_its_ratios():
+    assert horovod_s("mlp", {DDP: 11.8}) == pytest.approx(10.0)
+    assert horovod_s("deep", {DDP: 128.0}) == pytest.approx(100.0)
+    assert horovod_s("resnet", {DDP: 1.0}) is None
+
+
+@pytest.mark.parametrize(("ours_s", "met"), [(1.0, [True, True]), (1.1, [False, False])])
+def test_a_step_is_compared_with_ddps_and_with_horovods(ours_s, met):
+    said = found(step("deep", **{OURS: ours_s, DDP: 1.3, FLOOR: 0.9}))
+    assert [verdict for _, verdict in said.values()] == met
+
+
+def test_it_is_said_by_how_much_a_step_could_be_faster_at_best():
+    said = found(step("resnet", **{OURS: 1.0, DDP: 1.2, FLOOR: 0.96}))
+    speedup = said["step: a step", "≥ 1.3× as fast as DDP with Gloo"]
+    assert speedup == ("1.20× (without communication 1.25×)", False)
+
+
+@pytest.mark.parametrize(("floor_s", "met"), [(0.9, True), (0.89, False)])
+def test_what_the_resnet_does_not_hide_counts(floor_s, met):
+    said = found(step("resnet", **{OURS: 1.0, DDP: 2.0, FLOOR: floor_s}))
+    assert said["step: a step", "≤ 10 % of the step not hidden"][1] == met
+
+
+def test_the_worst_rank_decides_what_idling_and_waiting_cost():
+    upkeep = {"idle_for_s": 5.0, "idle_cpu_s": [1e-4, 6e-4], "waiting_share": [0.02, 0.05]}
+    said = found({"place": {"ranks": 2}, "mpi": "MPI", "upkeep": upkeep})
+    assert [met for _, met in said.values()] == [False, True]
+
+
+@pytest.mark.parametrize(("mib", "met"), [(180, True), (181, False)])
+def test_memory_may_be_one_set_of_buckets_and_32_mib_above_the_step_without(mib, met):
+    pss = {"without": [90 * MIB, 100 * MIB], OURS: [mib * MIB, 150 * MIB]}
+    ((_, verdict),) = found(memory={"buckets_bytes": 48 * MIB, "pss_bytes": pss}).values()
+    assert verdict == met
