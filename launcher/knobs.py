@@ -95,6 +95,20 @@ class Knob:
 
 KNOBS: tuple[Knob, ...] = (
     Knob(
+        "algorithm",
+        "text",
+        "auto",
+        "for tests: how sums are formed between hosts, whatever their size; 16-bit floats and the"
+        " deterministic mode keep to the order of the hosts",
+        choices=("auto", "ring", "direct", "recursive_doubling"),
+    ),
+    Knob(
+        "algorithm_table",
+        "text",
+        "",
+        "the file of python -m hvdlite.tune: which algorithm for which size; rank 0's counts",
+    ),
+    Knob(
         "block_bytes",
         "int",
         262144,

@@ -28,6 +28,14 @@ struct hvdl_exchange {
     char *scratch;
 };
 
+hvdl_algorithm hvdl_choose_algorithm(const hvdl_rule *rules, int num_rules, size_t slice_bytes)
+{
+    for (int i = 0; i < num_rules; i++)
+        if (slice_bytes <= rules[i].up_to_bytes)
+            return rules[i].algorithm;
+    return HVDL_RING;
+}
+
 /* ---- where things lie ---- */
 
 /* Not cut into chunks. */

@@ -30,6 +30,15 @@ typedef enum {
     HVDL_PAIRWISE
 } hvdl_algorithm;
 
+/* Slices of up to so many bytes are reduced by this algorithm. */
+typedef struct {
+    size_t up_to_bytes;
+    hvdl_algorithm algorithm;
+} hvdl_rule;
+
+/* By the first rule that holds for the slice; none: the ring. */
+hvdl_algorithm hvdl_choose_algorithm(const hvdl_rule *rules, int num_rules, size_t slice_bytes);
+
 typedef struct {
     hvdl_algorithm algorithm;
     int host, num_hosts;
