@@ -198,7 +198,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "segment_bytes",
         "int",
-        262144,
+        61440,  # below 64 KiB, where Open MPI begins to ask before it sends
         "size of a message between hosts: one is on the wire while another is being reduced",
         minimum=64,
     ),
