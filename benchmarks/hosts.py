@@ -71,19 +71,14 @@ class Cluster:
     def goodput_bytes_per_s(self, hosts: int) -> float:
         """Of the slowest link, while all are busy in both directions: each host sends to the
         next."""
-        command = [sys.executable, ROOT / "benchmarks" / "streams.py"]
-        running = [
-            subprocess.Popen(
-                [
-                    *(ROOT / "tests" / "cluster", "exec", f"server{host}", "--"),
-                    *(*command, f"server{host % hosts + 1}", str(STREAM_S)),
-                ],
-                env=self._environment,
-                stdout=subprocess.PIPE,
-                text=True,
+        running = []
+        for host in range(1, hosts + 1):
+            command: list[str | Path] = [ROOT / "tests" / "cluster", "exec", f"server{host}", "--"]
+            command += [sys.executable, ROOT / "benchmarks" / "streams.py"]
+            command += [f"server{host % hosts + 1}", str(STREAM_S)]
+            running.append(
+                subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE, text=True)
             )
-            for host in range(1, hosts + 1)
-        ]
         answers = [each.communicate()[0] for each in running]
         return min(float(answer) for answer in answers)
 

@@ -127,12 +127,10 @@ def main(file: Path, rounds: int, largest: int) -> None:
     if hvd.rank():
         return
     rules = rules_of(times, sizes_bytes)
-    known = algorithms.read(file).rules if file.exists() else {}
     us = {
         name: {str(size): round(s * 1e6, 1) for size, s in of.items()} for name, of in times.items()
     }
-    notes = {"last_measured": [list(host) for host in layout.hosts], "microseconds": us}
-    algorithms.write(file, {**known, len(layout.hosts): rules}, notes)
+    algorithms.add(file, len(layout.hosts), rules, us)
     click.echo(f"{'bytes':>10}" + "".join(f"{name:>20}" for name in ORDER) + "  (microseconds)")
     for size in sizes_bytes:
         click.echo(f"{size:>10}" + "".join(f"{times[name][size] * 1e6:>20.1f}" for name in ORDER))

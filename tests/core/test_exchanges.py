@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import cost
 from hvdlite import _core
 from tests.worlds import ROOT
 
@@ -356,6 +357,22 @@ def test_an_alltoall_sends_each_part_once_some_at_a_time(network, hosts):
     assert torch.equal(network.messages, sent // 64)
     assert torch.equal(network.bytes, sent)
     assert network.ticks == -(-(hosts - 1) // ACTIVE)
+
+
+COSTS = {RING: cost.ring, DIRECT: cost.direct, DOUBLING: cost.recursive_doubling}
+
+
+@by_algorithm
+@by_hosts
+def test_the_model_counts_the_same_messages_that_wait_for_each_other(network, hosts, algorithm):
+    elems = 16 * hosts
+    # One segment each: 16 float32 of a chunk, or the whole slice.
+    segment_bytes = 64 * hosts if algorithm == DOUBLING else 64
+    network.run(algorithm, [torch.ones(elems) for _ in range(hosts)], segment_bytes=segment_bytes)
+    alphas, _, wire_bytes, _ = COSTS[algorithm](hosts, 4 * elems)
+    assert network.ticks == alphas
+    if algorithm != DOUBLING:  # there the slice waits for itself, and hosts send it less often
+        assert network.bytes.sum(1).tolist() == pytest.approx([wire_bytes] * hosts)
 
 
 @by_algorithm

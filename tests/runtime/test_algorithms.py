@@ -25,12 +25,13 @@ def test_the_rules_of_the_next_smaller_number_of_hosts_count():
 
 def test_what_is_written_is_read_again(tmp_path):
     path = tmp_path / "table.json"
-    algorithms.write(path, {2: RULES}, {"measured": "yesterday"})
+    algorithms.add(path, 2, RULES, "yesterday")
     assert algorithms.chosen(Config(algorithm_table=str(path))).rules == {2: RULES}
 
 
 def test_what_is_built_in_is_a_table(tmp_path):
-    algorithms.write(tmp_path / "table.json", algorithms.BUILT_IN, {})
+    for hosts, rules in algorithms.BUILT_IN.items():
+        algorithms.add(tmp_path / "table.json", hosts, rules, {})
     assert algorithms.read(tmp_path / "table.json").rules == algorithms.BUILT_IN
 
 
@@ -89,7 +90,7 @@ def rules_after_init(path_of):
 @pytest.mark.hosts("1,1")
 def test_all_ranks_have_the_table_of_rank_0_or_its_error(world, tmp_path):
     path = tmp_path / "table.json"
-    algorithms.write(path, {2: RULES}, {})
+    algorithms.add(path, 2, RULES, {})
     assert world.run(rules_after_init, [str(path), "/not/there"]) == [(RULES, [2.0])] * 2
     texts = world.run(rules_after_init, ["/not/there", str(path)])
     assert texts[0] == texts[1]
@@ -112,7 +113,7 @@ def count_messages(counts):
 @pytest.mark.hosts("1,1")
 def test_the_size_decides(world, tmp_path):
     path = tmp_path / "table.json"
-    algorithms.write(path, {2: ((20_000, "recursive_doubling"), (None, "ring"))}, {})
+    algorithms.add(path, 2, ((20_000, "recursive_doubling"), (None, "ring")), {})
     knobs = {"HVDLITE_ALGORITHM_TABLE": str(path)}
     assert world.run(count_messages, [4000, 5000, 5001], knobs=knobs) == [[1, 1, 2]] * 2
     for forced, messages in (("ring", 2), ("direct", 2), ("recursive_doubling", 1)):

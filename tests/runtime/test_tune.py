@@ -45,7 +45,8 @@ def run_tune(*arguments, hosts, monkeypatch):
 
 def test_a_run_writes_a_table_and_keeps_the_rules_for_other_numbers_of_hosts(tmp_path, monkeypatch):
     path = tmp_path / "table.json"
-    algorithms.write(path, {5: ((None, "direct"),), 2: ((None, "direct"),)}, {})
+    for hosts in (5, 2):
+        algorithms.add(path, hosts, ((None, "direct"),), {})
     done = run_tune(path, "--rounds", 1, "--largest", 1024, hosts="1,1", monkeypatch=monkeypatch)
     assert done.code == 0, done
     rules = algorithms.read(path).rules
