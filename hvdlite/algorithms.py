@@ -32,7 +32,8 @@ Rules = tuple[tuple[int | None, str], ...]
 KIB, MIB = 1024, 1024 * 1024
 
 # For 2 hosts as measured, for more as the model of docs/design/cost.md says for links of 10 Gbit/s;
-# but the ring for large slices, where its steps cost little, as it never sends to one host from all.
+# but the ring for large slices: there its steps cost little, and it never sends to one host from
+# all.
 BUILT_IN: dict[int, Rules] = {
     2: ((512 * KIB, "recursive_doubling"), (None, "ring")),
     3: ((4 * MIB, "direct"), (None, "ring")),
