@@ -5,7 +5,7 @@ engine holds it until the operation has ended, also when nobody waits for it.
 The module knows no torch and no MPI: the wire is a table of addresses and handles.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 # Kinds of operations.
@@ -82,6 +82,18 @@ def finish_on_exit(
 def close_on_exit(engines: tuple[Engine, ...], /) -> None:
     """The engines that the exit handlers close, in this order, with `linger`, where the exit code
     is 0. They are kept alive past the end of Python. A later call replaces the former."""
+
+def use_tensors(
+    exchange_api: object,
+    types: tuple[type, ...],
+    op_type: type,
+    changed: Callable[[Any], object],
+    /,
+) -> bool:
+    """What `Engine.allreduce_in_place` takes: tensors of exactly these types, whose library has the
+    DLPack functions `exchange_api` (its type's `__dlpack_c_exchange_api__`), and ops of this type.
+    changed: is called with each tensor that will be written. Returns whether it can be used; False
+    if the functions are of an unknown version."""
 
 @final
 class Operation:
@@ -191,6 +203,16 @@ class Engine:
         group: several tensors are reduced as one: their number, and a hash of their shapes.
         ValueError: an operation of this kind and name is in flight already.
         """
+
+    def allreduce_in_place(
+        self, tensor: Any, name: Any, op: Any, prescale: Any, postscale: Any, /
+    ) -> str | None:
+        """A blocking allreduce: what `post` and `Operation.wait` do, in one call. None: it is done;
+        a text: it failed.
+
+        NotImplemented, and nothing was done: it takes ordinary arguments only. These are contiguous
+        tensors with elements, in host memory, of a type that `use_tensors` named and of any dtype
+        but bool; a str; Average, Sum, Min, Max or Product; and two floats."""
 
     def plan(
         self,

@@ -51,3 +51,13 @@ DTYPES: dict[torch.dtype, int] = {
     torch.float64: _core.FLOAT64,
     torch.bool: _core.BOOL,
 }
+
+# Of torch 2.10 and later, where tensors tell by themselves what their memory is.
+_exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+if _exchange_api is not None:
+    _core.use_tensors(
+        _exchange_api,
+        (torch.Tensor, torch.nn.Parameter),
+        ReduceOp,
+        torch.autograd.graph.increment_version,
+    )

@@ -74,6 +74,7 @@ class Team:
         self.lane: Lane | None = None
         # Bound once: the way of every operation.
         self.post: Callable[..., _core.Operation] = engine.post
+        self.allreduce_in_place: Callable[..., str | None] = engine.allreduce_in_place
         # The optimizers of this team, in the order in which every member makes them.
         self.optimizer_numbers = itertools.count()
         self._names = _Names(itertools.count())
@@ -131,7 +132,7 @@ class Team:
                 "can't take part in collectives; only the rank itself can"
             )
 
-        self.post = refuse
+        self.post = self.allreduce_in_place = refuse
 
 
 def team_of_one(config: Config, layout: Layout) -> Team:

@@ -10,53 +10,107 @@
 
 #define TESTS_PER_STEP 8 /* receives looked at in one step, in turn */
 
+#define PACKET_BYTES 16384 /* a packet may hold more if one message needs it */
+
 /* ---- sending ---- */
 
-void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *head, const void *payload,
-                       size_t payload_bytes)
+static size_t padded(size_t bytes)
+{
+    return (bytes + 7) / 8 * 8;
+}
+
+/* Of a message without its payload, as it travels. */
+static size_t head_bytes(const hvdl_message *message)
+{
+    return offsetof(hvdl_message, variants.variants) +
+           (size_t)message->variants.count * sizeof(hvdl_variant);
+}
+
+static void send_packet(hvdl_engine *e, int host)
 {
     hvdl_control *control = e->control;
-    hvdl_sending *message = malloc(sizeof *message + sizeof *head + payload_bytes);
-    head->host = e->host;
-    head->payload_bytes = (uint32_t)payload_bytes;
-    head->num_done = 0;
-    hvdl_done_notes *notes = &control->notes[host];
-    if (head->type == HVDL_MSG_POSTED || head->type == HVDL_MSG_DONE) {
-        head->num_done = notes->count;
-        memcpy(head->done, notes->numbers, sizeof head->done);
-        notes->count = 0;
-    }
-    if (!message) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
-        return;
-    }
-    memcpy(message->bytes, head, sizeof *head);
-    if (payload_bytes)
-        memcpy(message->bytes + sizeof *head, payload, payload_bytes);
-    if (hvdl_wire_send(&e->wire, message->bytes, sizeof *head + payload_bytes,
-                       hvdl_leader_of(e, host), HVDL_TAG_CONTROL, &message->request)) {
-        free(message);
+    hvdl_packet *packet = control->packets[host];
+    control->packets[host] = NULL;
+    control->num_packets--;
+    if (hvdl_wire_send(&e->wire, &packet->head, packet->bytes_used, hvdl_leader_of(e, host),
+                       HVDL_TAG_CONTROL, &packet->request)) {
+        free(packet);
         hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
                    e->name_of[e->config.rank]);
         return;
     }
-    message->next = control->sendings;
-    control->sendings = message;
+    packet->next = control->sendings;
+    control->sendings = packet;
     e->wire.control_messages++;
+}
+
+void hvdl_control_flush(hvdl_engine *e)
+{
+    for (int h = 0; h < e->config.num_hosts && e->control->num_packets; h++)
+        if (e->control->packets[h])
+            send_packet(e, h);
+}
+
+/* The host's packet, with room for so much more; NULL: no memory. */
+static hvdl_packet *packet_for(hvdl_engine *e, int host, size_t bytes)
+{
+    hvdl_control *control = e->control;
+    hvdl_packet *packet = control->packets[host];
+    if (packet && packet->bytes_used + bytes > control->room) {
+        send_packet(e, host);
+        packet = NULL;
+    }
+    if (packet)
+        return packet;
+    packet = malloc(sizeof *packet + control->room);
+    if (!packet)
+        return NULL;
+    packet->host = host;
+    packet->bytes_used = sizeof packet->head;
+    packet->head.num_messages = 0;
+    control->packets[host] = packet;
+    control->num_packets++;
+    return packet;
+}
+
+void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *message, const void *payload,
+                       size_t payload_bytes)
+{
+    size_t bytes = padded(head_bytes(message)), more = padded(payload_bytes);
+    hvdl_packet *packet = packet_for(e, host, bytes + more);
+    if (!packet) {
+        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        return;
+    }
+    message->host = e->host;
+    message->payload_bytes = (uint32_t)payload_bytes;
+    message->num_done = 0;
+    hvdl_done_notes *notes = &e->control->notes[host];
+    if (message->type == HVDL_MSG_POSTED || message->type == HVDL_MSG_DONE) {
+        message->num_done = notes->count;
+        memcpy(message->done, notes->numbers, sizeof message->done);
+        notes->count = 0;
+    }
+    char *at = (char *)&packet->head + packet->bytes_used;
+    memcpy(at, message, head_bytes(message));
+    if (payload_bytes)
+        memcpy(at + bytes, payload, payload_bytes);
+    packet->bytes_used += bytes + more;
+    packet->head.num_messages++;
 }
 
 static bool test_sends(hvdl_engine *e)
 {
     bool any = false;
-    for (hvdl_sending **at = &e->control->sendings; *at;) {
-        hvdl_sending *message = *at;
+    for (hvdl_packet **at = &e->control->sendings; *at;) {
+        hvdl_packet *packet = *at;
         bool done = false;
-        if (hvdl_wire_test(&e->wire, &message->request, &done) || !done) {
-            at = &message->next;
+        if (hvdl_wire_test(&e->wire, &packet->request, &done) || !done) {
+            at = &packet->next;
             continue;
         }
-        *at = message->next;
-        free(message);
+        *at = packet->next;
+        free(packet);
         any = true;
     }
     return any;
@@ -86,34 +140,44 @@ static bool is_last(const hvdl_engine *e, const hvdl_message *head)
            (!head->clean || head->rank == hvdl_leader_of(e, head->host));
 }
 
-static void take_message(hvdl_engine *e, const char *bytes)
+/* Reads the message at *at, and moves on behind its payload, which it returns. */
+static const char *next_message(const char **at, hvdl_message *message)
 {
-    hvdl_message head;
-    memcpy(&head, bytes, sizeof head);
-    const char *payload = bytes + sizeof head;
-    for (int i = 0; i < head.num_done; i++)
-        hvdl_take_done(e, head.done[i]);
-    switch (head.type) {
-    case HVDL_MSG_POSTED: hvdl_take_posted(e, &head, payload); break;
+    size_t fixed = offsetof(hvdl_message, variants.variants);
+    memcpy(message, *at, fixed);
+    memcpy((char *)message + fixed, *at + fixed, head_bytes(message) - fixed);
+    const char *payload = *at + padded(head_bytes(message));
+    *at = payload + padded(message->payload_bytes);
+    return payload;
+}
+
+static void take_message(hvdl_engine *e, const hvdl_message *message, const char *payload)
+{
+    for (int i = 0; i < message->num_done; i++)
+        hvdl_take_done(e, message->done[i]);
+    switch (message->type) {
+    case HVDL_MSG_POSTED: hvdl_take_posted(e, message, payload); break;
     case HVDL_MSG_MATCHED:
     case HVDL_MSG_RESULT:
-    case HVDL_MSG_FAILED: hvdl_take_answer(e, &head, payload); break;
-    case HVDL_MSG_JOINED: hvdl_take_joined(e, head.host, head.rank); break;
-    case HVDL_MSG_ALL_JOINED: hvdl_take_all_joined(e, head.host, head.rank); break;
-    case HVDL_MSG_FREE: hvdl_take_free(e, head.tag); break;
-    case HVDL_MSG_ZERO: hvdl_take_zero(e, &head); break;
-    case HVDL_MSG_RUN: hvdl_take_run(e, head.tag, head.run); break;
-    case HVDL_MSG_RUNS: take_runs(e, head.tag, head.run); break;
+    case HVDL_MSG_FAILED: hvdl_take_answer(e, message, payload); break;
+    case HVDL_MSG_JOINED: hvdl_take_joined(e, message->host, message->rank); break;
+    case HVDL_MSG_ALL_JOINED: hvdl_take_all_joined(e, message->host, message->rank); break;
+    case HVDL_MSG_FREE: hvdl_take_free(e, message->tag); break;
+    case HVDL_MSG_ZERO: hvdl_take_zero(e, message); break;
+    case HVDL_MSG_RUN: hvdl_take_run(e, message->tag, message->run); break;
+    case HVDL_MSG_RUNS: take_runs(e, message->tag, message->run); break;
     case HVDL_MSG_STALLED: hvdl_take_stalled(e, payload); break;
-    case HVDL_MSG_ASK: hvdl_take_ask(e, head.host, head.key, head.run); break;
-    case HVDL_MSG_STATUS: hvdl_take_status(e, head.host, head.key, head.run, payload); break;
+    case HVDL_MSG_ASK: hvdl_take_ask(e, message->host, message->key, message->run); break;
+    case HVDL_MSG_STATUS:
+        hvdl_take_status(e, message->host, message->key, message->run, payload);
+        break;
     case HVDL_MSG_GIVE_UP: hvdl_take_give_up(e, payload); break;
-    case HVDL_MSG_ORDER: hvdl_give_turn(e, head.host, head.key); break;
-    case HVDL_MSG_TURN: hvdl_take_turn(e, head.key, head.tag); break;
+    case HVDL_MSG_ORDER: hvdl_give_turn(e, message->host, message->key); break;
+    case HVDL_MSG_TURN: hvdl_take_turn(e, message->key, message->tag); break;
     case HVDL_MSG_LEFT:
-        e->control->num_left += is_last(e, &head);
-        if (!head.clean || !hvdl_hold_leave(e, head.host, head.rank))
-            hvdl_announce_leave(e, head.rank, head.clean);
+        e->control->num_left += is_last(e, message);
+        if (!message->clean || !hvdl_hold_leave(e, message->host, message->rank))
+            hvdl_announce_leave(e, message->rank, message->clean);
         break;
     default: break;
     }
@@ -127,7 +191,7 @@ static bool post_receive(hvdl_engine *e, int host)
                            &control->receives[host]);
 }
 
-/* Takes the message that has come from a host's leader, if one has. */
+/* Takes the packet that has come from a host's leader, if one has. */
 static bool receive(hvdl_engine *e, int host)
 {
     hvdl_control *control = e->control;
@@ -135,11 +199,17 @@ static bool receive(hvdl_engine *e, int host)
     bool done = false;
     if (!request->active || hvdl_wire_test(&e->wire, request, &done) || !done)
         return false;
-    const char *message = control->receive_buffers + (size_t)host * control->room;
-    hvdl_message head;
-    memcpy(&head, message, sizeof head);
-    bool last = is_last(e, &head);
-    take_message(e, message);
+    const char *at = control->receive_buffers + (size_t)host * control->room;
+    uint64_t num_messages;
+    bool last = false;
+    memcpy(&num_messages, at, sizeof num_messages);
+    at += sizeof num_messages;
+    for (uint64_t i = 0; i < num_messages && !e->broken; i++) {
+        hvdl_message message;
+        const char *payload = next_message(&at, &message);
+        last |= is_last(e, &message);
+        take_message(e, &message, payload);
+    }
     if (!last && !post_receive(e, host))
         hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
                    e->name_of[e->config.rank]);
@@ -164,7 +234,7 @@ bool hvdl_control_step(hvdl_engine *e, bool *progressed)
         *progressed |= test_sends(e);
     if (e->is_leader)
         *progressed |= receive_some(e);
-    return e->control->sendings != NULL;
+    return e->control->sendings || e->control->num_packets;
 }
 
 /* A run of a plan begins on each host without asking the others. They must learn which ones this host
@@ -208,6 +278,7 @@ void hvdl_control_leave(hvdl_engine *e, int rank, bool clean)
             hvdl_message head = {.type = HVDL_MSG_LEFT, .rank = rank, .clean = clean};
             hvdl_send_message(e, h, &head, NULL, 0);
         }
+    hvdl_control_flush(e);
 }
 
 bool hvdl_control_all_left(const hvdl_engine *e)
@@ -238,7 +309,9 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
     control->numbers_per_host = numbers < HVDL_MAX_TAG_NUMBERS ? numbers : HVDL_MAX_TAG_NUMBERS;
     if (control->numbers_per_host < 2 * HVDL_MAX_DONE)
         return HVDL_EINVAL; /* notes that are kept back would use up all numbers */
-    control->room = (sizeof(hvdl_message) + hvdl_largest_payload(&e->config) + 63) / 64 * 64;
+    size_t largest = sizeof(uint64_t) + sizeof(hvdl_message) + hvdl_largest_payload(&e->config);
+    control->room = ((largest > PACKET_BYTES ? largest : PACKET_BYTES) + 63) / 64 * 64;
+    control->packets = calloc((size_t)hosts, sizeof *control->packets);
     control->receives = calloc((size_t)hosts, sizeof *control->receives);
     control->receive_buffers = malloc(e->is_leader ? (size_t)hosts * control->room : 1);
     control->joins = calloc((size_t)hosts, sizeof *control->joins);
@@ -247,8 +320,8 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
     control->notes = calloc((size_t)hosts, sizeof *control->notes);
     control->num_done = calloc((size_t)control->numbers_per_host, sizeof *control->num_done);
     control->free_numbers = calloc((size_t)control->numbers_per_host, sizeof(int));
-    if (!control->joins || !control->heard || !control->is_plan || !control->receives ||
-        !control->receive_buffers || !control->notes || !control->num_done ||
+    if (!control->packets || !control->joins || !control->heard || !control->is_plan ||
+        !control->receives || !control->receive_buffers || !control->notes || !control->num_done ||
         !control->free_numbers)
         return HVDL_ENOMEM;
     for (int number = control->numbers_per_host - 1; number >= 0; number--)
@@ -263,6 +336,7 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
 static void flush_sends(hvdl_engine *e)
 {
     struct timespec pause = {0, 100000};
+    hvdl_control_flush(e);
     for (int i = 0; i < 10000 && e->control->sendings; i++) {
         test_sends(e);
         if (!e->control->sendings)
@@ -290,6 +364,9 @@ void hvdl_control_destroy(hvdl_engine *e)
         free(control->receives);
     }
     /* Sends that have not left are MPI's to read for the life of the process. */
+    for (int h = 0; control->packets && h < e->config.num_hosts; h++)
+        free(control->packets[h]);
+    free(control->packets);
     free(control->notes);
     hvdl_free_early_runs(e);
     while (control->held_leaves) {

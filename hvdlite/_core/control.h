@@ -1,5 +1,5 @@
-/* Messages between the leaders of the hosts: control.c moves them; coordinator.c (agreement), join.c and
- * stall.c say what is in them. */
+/* Messages between the leaders of the hosts: control.c moves them; coordinator.c (agreement), tags.c, join.c
+ * and stall.c say what is in them. */
 #ifndef HVDL_CONTROL_H
 #define HVDL_CONTROL_H
 
@@ -32,23 +32,41 @@ enum {
 typedef struct {
     int32_t type, host; /* of the sender */
     hvdl_key key;
-    hvdl_variants variants; /* POSTED */
-    int32_t tag;            /* MATCHED; TURN: the number */
+    int32_t tag;         /* MATCHED; TURN: the number */
     int32_t rank, clean; /* LEFT; rank: JOINED, ALL_JOINED, too, and of POSTED one who has joined */
     int32_t internal;    /* POSTED: of the engine's own operations */
     uint64_t epoch;      /* POSTED */
     uint64_t run;        /* RUN, ASK, STATUS: its number; RUNS: how many there are */
     int32_t num_done, done[HVDL_MAX_DONE];
     uint32_t payload_bytes;
+    hvdl_variants variants; /* POSTED; the last, as only those that are there travel */
 } hvdl_message;
 
-typedef struct hvdl_sending {
-    struct hvdl_sending *next;
+/* What travels: several messages to one host as one of MPI's. */
+typedef struct hvdl_packet {
+    struct hvdl_packet *next;
+    int host;
     hvdl_request request;
+    size_t bytes_used; /* of what follows, which is what is sent */
+    struct {
+        uint64_t num_messages;
+    } head;
     char bytes[];
-} hvdl_sending;
+} hvdl_packet;
 
-typedef struct hvdl_agreement hvdl_agreement; /* coordinator.c */
+/* An operation that other leaders have asked this coordinator about. */
+typedef struct hvdl_agreement {
+    hvdl_node by_key;
+    hvdl_key key;
+    uint64_t epoch; /* of join.c */
+    bool internal;
+    int absent;  /* a rank that has joined and not posted, or -1 */
+    bool *hosts; /* that have posted */
+    hvdl_variants variants;
+    char *payloads;              /* tiny: of each host */
+    int64_t *rows;               /* allgather: host by host */
+    struct hvdl_agreement *next; /* among those that wait for a tag */
+} hvdl_agreement;
 
 /* A run of a plan that is not known here yet. */
 typedef struct hvdl_early_run {
@@ -68,13 +86,15 @@ typedef struct {
 } hvdl_done_notes;
 
 struct hvdl_control {
-    size_t room; /* bytes of the largest message */
+    size_t room; /* bytes of a packet, its head included */
     /* The leader: one from the leader of each other host. Not from any source: with ranks on the own
      * and on other hosts, MPICH 5.0 was seen to lose messages to several such receives. */
     hvdl_request *receives;
     char *receive_buffers;
     int next_receive;
-    hvdl_sending *sendings;
+    hvdl_packet **packets; /* by host: what the next one to it holds already, or NULL */
+    int num_packets;       /* of these */
+    hvdl_packet *sendings;
     hvdl_table asked, open; /* coordinator.c */
     hvdl_done_notes *notes; /* per coordinator */
     int numbers_per_host;
@@ -103,7 +123,8 @@ static inline int hvdl_leader_of(const hvdl_engine *engine, int host)
     return engine->members[engine->host_first[host]];
 }
 
-/* To another host's leader. Fills in the sender and what the receiver should know anyway. */
+/* To another host's leader, with the next packet. Fills in the sender and what the receiver should know
+ * anyway. */
 void hvdl_send_message(hvdl_engine *engine, int host, hvdl_message *message, const void *payload,
                        size_t payload_bytes);
 
@@ -114,17 +135,24 @@ void hvdl_announce_leave(hvdl_engine *engine, int rank, bool clean);
 
 void hvdl_take_posted(hvdl_engine *engine, const hvdl_message *message, const void *payload);
 void hvdl_take_answer(hvdl_engine *engine, const hvdl_message *message, const void *payload);
-/* A host is done with a tag of this coordinator. */
-void hvdl_take_done(hvdl_engine *engine, int number);
+/* All hosts have posted it, or joined, or a tag is free for it: it is answered, or waits for a tag. */
+void hvdl_decide(hvdl_engine *engine, hvdl_agreement *agreement);
 /* Host 0: numbers an operation that stays on devices, for its coordinator. */
 void hvdl_give_turn(hvdl_engine *engine, int host, hvdl_key key);
 /* The coordinator: it has the number, and tells all. */
 void hvdl_take_turn(hvdl_engine *engine, hvdl_key key, int turn);
 /* Hosts have joined: what is complete now is decided. */
 void hvdl_decide_complete(hvdl_engine *engine);
+void hvdl_free_agreements(hvdl_engine *engine);
+
+/* ---- tags.c ---- */
+
+/* The first tag of a number that is free at this coordinator, or -1. */
+int hvdl_next_tag(hvdl_engine *engine, bool is_plan);
+/* A host is done with a tag of this coordinator. */
+void hvdl_take_done(hvdl_engine *engine, int number);
 /* All hosts have freed the plan with this tag. */
 void hvdl_take_free(hvdl_engine *engine, int tag);
-void hvdl_free_agreements(hvdl_engine *engine);
 
 /* ---- stall.c ---- */
 

@@ -7,10 +7,7 @@
  *                           |  FAILED: the text of the disagreement
  *
  * and the leader puts the answer into its host's journal. That is one round trip, in which tiny data
- * travels along. The runs of a plan need none of it: they use the tag the plan was given.
- *
- * Tags: coordinator h hands out numbers of its own range. A number is free again when the leaders of
- * all hosts have said DONE, which they add to their next message to that coordinator. */
+ * travels along. The runs of a plan need none of it: they use the tag the plan was given. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <string.h>
@@ -23,20 +20,6 @@ typedef struct {
     hvdl_key key;
     uint64_t id; /* of its meeting */
 } asked;
-
-/* An operation that other leaders have asked this coordinator about. */
-struct hvdl_agreement {
-    hvdl_node by_key;
-    hvdl_key key;
-    uint64_t epoch; /* of join.c */
-    bool internal;
-    int absent;  /* a rank that has joined and not posted, or -1 */
-    bool *hosts; /* that have posted */
-    hvdl_variants variants;
-    char *payloads;              /* tiny: of each host */
-    int64_t *rows;               /* allgather: host by host */
-    struct hvdl_agreement *next; /* among those that wait for a tag */
-};
 
 /* ---- the leader: answers ---- */
 
@@ -151,12 +134,6 @@ static void ask_for_turn(hvdl_engine *e, hvdl_key key)
         hvdl_send_message(e, 0, &head, NULL, 0);
 }
 
-/* The first tag of a number of this coordinator. */
-static int tag_of(const hvdl_engine *e, int number)
-{
-    return HVDL_TAG_FIRST + HVDL_TAGS_PER_ID * (e->host * e->control->numbers_per_host + number);
-}
-
 /* Hosts that have joined take part with zeros. */
 static void call_joined_hosts(hvdl_engine *e, const hvdl_agreement *agreement, int tag)
 {
@@ -172,8 +149,7 @@ static void call_joined_hosts(hvdl_engine *e, const hvdl_agreement *agreement, i
     }
 }
 
-/* All hosts have posted, or joined. */
-static void decide(hvdl_engine *e, hvdl_agreement *agreement)
+void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
 {
     hvdl_control *control = e->control;
     const hvdl_desc *desc = &agreement->variants.variants[0].desc;
@@ -205,7 +181,8 @@ static void decide(hvdl_engine *e, hvdl_agreement *agreement)
         answer_all(e, agreement, HVDL_MSG_RESULT, 0, e->scratch, bytes);
         return;
     }
-    if (!control->num_free) {
+    int tag = hvdl_next_tag(e, desc->kind == HVDL_PLAN);
+    if (tag < 0) {
         agreement->next = NULL;
         if (control->waiting)
             control->waiting_last->next = agreement;
@@ -214,9 +191,6 @@ static void decide(hvdl_engine *e, hvdl_agreement *agreement)
         control->waiting_last = agreement;
         return;
     }
-    int number = control->free_numbers[--control->num_free];
-    int tag = tag_of(e, number);
-    control->is_plan[number] = desc->kind == HVDL_PLAN;
     call_joined_hosts(e, agreement, tag);
     if (desc->kind == HVDL_ALLTOALL) {
         for (int h = 0; h < e->config.num_hosts; h++)
@@ -312,7 +286,7 @@ void hvdl_take_posted(hvdl_engine *e, const hvdl_message *head, const void *payl
     if (!is_complete(e, agreement))
         return;
     hvdl_table_remove(&e->control->open, &agreement->by_key);
-    decide(e, agreement);
+    hvdl_decide(e, agreement);
 }
 
 void hvdl_decide_complete(hvdl_engine *e)
@@ -332,7 +306,7 @@ void hvdl_decide_complete(hvdl_engine *e)
     while (complete) {
         hvdl_agreement *agreement = complete;
         complete = agreement->next;
-        decide(e, agreement);
+        hvdl_decide(e, agreement);
     }
 }
 
@@ -348,63 +322,6 @@ void hvdl_control_fail_open(hvdl_engine *e)
             hvdl_table_remove(open, &agreement->by_key);
             answer_all(e, agreement, HVDL_MSG_FAILED, 0, e->gone, strlen(e->gone) + 1);
         }
-}
-
-/* ---- tags ---- */
-
-void hvdl_take_free(hvdl_engine *e, int tag)
-{
-    const hvdl_plan *plan = hvdl_plan_by_tag(e, tag);
-    if (plan)
-        hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_FREE, .id = plan->id}, NULL, 0);
-}
-
-/* No host needs the plan any more: until here those that have joined could be called to its runs. */
-static void free_plan(hvdl_engine *e, int number)
-{
-    int tag = tag_of(e, number);
-    e->control->is_plan[number] = false;
-    for (int h = 0; h < e->config.num_hosts; h++)
-        if (h != e->host) {
-            hvdl_message head = {.type = HVDL_MSG_FREE, .tag = tag};
-            hvdl_send_message(e, h, &head, NULL, 0);
-        }
-    hvdl_take_free(e, tag);
-}
-
-void hvdl_take_done(hvdl_engine *e, int number)
-{
-    hvdl_control *control = e->control;
-    if (++control->num_done[number] < e->config.num_hosts)
-        return;
-    control->num_done[number] = 0;
-    if (control->is_plan[number])
-        free_plan(e, number);
-    control->free_numbers[control->num_free++] = number;
-    hvdl_agreement *agreement = control->waiting;
-    if (agreement) {
-        control->waiting = agreement->next;
-        decide(e, agreement);
-    }
-}
-
-void hvdl_control_tag_done(hvdl_engine *e, int tag)
-{
-    hvdl_control *control = e->control;
-    if (tag < HVDL_TAG_FIRST)
-        return; /* it had none: nothing was to be exchanged */
-    int id = (tag - HVDL_TAG_FIRST) / HVDL_TAGS_PER_ID;
-    int host = id / control->numbers_per_host, number = id % control->numbers_per_host;
-    if (host == e->host) {
-        hvdl_take_done(e, number);
-        return;
-    }
-    hvdl_done_notes *notes = &control->notes[host];
-    notes->numbers[notes->count++] = number;
-    if (notes->count == HVDL_MAX_DONE) {
-        hvdl_message head = {.type = HVDL_MSG_DONE};
-        hvdl_send_message(e, host, &head, NULL, 0);
-    }
 }
 
 /* ---- the leader: questions ---- */

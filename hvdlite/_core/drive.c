@@ -97,6 +97,7 @@ bool hvdl_sweep(hvdl_engine *e)
     if (e->config.num_hosts > 1) {
         bool busy = hvdl_control_step(e, &progressed);
         hvdl_step_exchanges(e, &progressed);
+        hvdl_control_flush(e);
         busy |= e->deferred || e->num_asking;
         atomic_store_explicit(&e->busy, busy, memory_order_relaxed);
     } else {

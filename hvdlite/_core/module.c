@@ -105,6 +105,7 @@ static PyMethodDef module_methods[] = {
     {"close_on_exit", close_on_exit, METH_O, NULL},
     {"finish_on_exit", (PyCFunction)(void (*)(void))finish_on_exit, METH_VARARGS | METH_KEYWORDS,
      NULL},
+    {"use_tensors", hvdl_py_use_tensors, METH_VARARGS, NULL},
     {0},
 };
 
@@ -155,7 +156,9 @@ static int module_exec(PyObject *module)
     state->engine_type = (PyTypeObject *)engine;
     state->operation_type = (PyTypeObject *)operation;
     state->plan_type = (PyTypeObject *)plan;
-    if (!engine || !operation || !plan || PyModule_AddObjectRef(module, "Operation", operation) ||
+    state->is_neg = PyUnicode_InternFromString("is_neg");
+    if (!state->is_neg || !engine || !operation || !plan ||
+        PyModule_AddObjectRef(module, "Operation", operation) ||
         PyModule_AddObjectRef(module, "Plan", plan) ||
         PyModule_AddObjectRef(module, "Engine", engine))
         return -1;
@@ -174,6 +177,10 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->engine_type);
     Py_VISIT(state->operation_type);
     Py_VISIT(state->plan_type);
+    Py_VISIT(state->tensor_types);
+    Py_VISIT(state->op_type);
+    Py_VISIT(state->tensor_changed);
+    Py_VISIT(state->is_neg);
     return 0;
 }
 
@@ -183,6 +190,10 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->engine_type);
     Py_CLEAR(state->operation_type);
     Py_CLEAR(state->plan_type);
+    Py_CLEAR(state->tensor_types);
+    Py_CLEAR(state->op_type);
+    Py_CLEAR(state->tensor_changed);
+    Py_CLEAR(state->is_neg);
     return 0;
 }
 

@@ -1,5 +1,5 @@
-/* Operations and plans as their callers see them: made and posted by any thread, ended by the driver,
- * freed when both are done with them. */
+/* Operations as their callers see them: made and posted by any thread, ended by the driver, freed when
+ * both are done with them. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -45,7 +45,7 @@ static uint64_t mix(uint64_t h)
     return h ^ h >> 33;
 }
 
-static hvdl_key make_key(int kind, const char *name)
+hvdl_key hvdl_make_key(int kind, const char *name)
 {
     hvdl_key key = {0xcbf29ce484222325ull, 0x84222325cbf29ce4ull};
     uint64_t tag = (uint64_t)kind;
@@ -85,7 +85,7 @@ void hvdl_wake_waiting(hvdl_engine *e)
 
 /* ---- operations: making and ending ---- */
 
-static void free_operation(hvdl_operation *op)
+void hvdl_operation_free(hvdl_operation *op)
 {
     free(op->name);
     free(op->error);
@@ -102,9 +102,7 @@ static void free_operation(hvdl_operation *op)
     free(op);
 }
 
-enum { KEY_OF_PLAN = 254, KEY_OF_UNNAMED = 255 };
-
-static hvdl_operation *new_operation(const hvdl_posting *posting)
+hvdl_operation *hvdl_operation_new(const hvdl_posting *posting)
 {
     hvdl_operation *op = calloc(1, sizeof *op);
     char *name = strdup(posting->name);
@@ -119,7 +117,7 @@ static hvdl_operation *new_operation(const hvdl_posting *posting)
     op->output = posting->output;
     op->rows = posting->rows;
     op->owner = posting->owner;
-    op->key = make_key(posting->unnamed ? KEY_OF_UNNAMED : posting->desc.kind, name);
+    op->key = hvdl_make_key(posting->unnamed ? HVDL_KEY_OF_UNNAMED : posting->desc.kind, name);
     op->posted_ns = hvdl_now_ns();
     return op;
 }
@@ -215,8 +213,7 @@ hvdl_err hvdl_say_number(hvdl_operation *op, int64_t number)
     return HVDL_OK;
 }
 
-/* A world of one: nothing to agree on. */
-static hvdl_err finish_alone(hvdl_engine *e, hvdl_operation *op)
+hvdl_err hvdl_finish_alone(hvdl_engine *e, hvdl_operation *op)
 {
     const hvdl_desc *desc = &op->desc;
     size_t bytes = hvdl_data_bytes(desc);
@@ -292,7 +289,7 @@ static bool is_same(const hvdl_operation *other, const hvdl_operation *op)
     return hvdl_key_equal(other->key, op->key) && !other->zeros;
 }
 
-static hvdl_err enqueue(hvdl_engine *e, hvdl_operation *op, bool wake)
+hvdl_err hvdl_enqueue(hvdl_engine *e, hvdl_operation *op, bool wake)
 {
     hvdl_err err = HVDL_OK;
     pthread_mutex_lock(&e->queue_lock);
@@ -329,23 +326,23 @@ static hvdl_err enqueue(hvdl_engine *e, hvdl_operation *op, bool wake)
 hvdl_err hvdl_engine_post(hvdl_engine *e, const hvdl_posting *posting, bool wake,
                           hvdl_operation **out)
 {
-    hvdl_operation *op = new_operation(posting);
+    hvdl_operation *op = hvdl_operation_new(posting);
     if (!op)
         return HVDL_ENOMEM;
     hvdl_err err = hvdl_sends_splits(&posting->desc) ? copy_splits(e, posting, op) : HVDL_OK;
     if (err) {
-        free_operation(op);
+        hvdl_operation_free(op);
         return err;
     }
     if (e->config.num_ranks == 1) {
-        err = e->closed ? HVDL_ECLOSED : finish_alone(e, op);
+        err = e->closed ? HVDL_ECLOSED : hvdl_finish_alone(e, op);
         if (!err)
             e->num_operations++;
     } else {
-        err = enqueue(e, op, wake);
+        err = hvdl_enqueue(e, op, wake);
     }
     if (err)
-        free_operation(op);
+        hvdl_operation_free(op);
     else
         *out = op;
     return err;
@@ -353,7 +350,7 @@ hvdl_err hvdl_engine_post(hvdl_engine *e, const hvdl_posting *posting, bool wake
 
 hvdl_operation *hvdl_adopt_operation(hvdl_engine *e, const hvdl_posting *posting, hvdl_key key)
 {
-    hvdl_operation *op = new_operation(posting);
+    hvdl_operation *op = hvdl_operation_new(posting);
     if (!op)
         return NULL;
     op->key = key;
@@ -364,7 +361,7 @@ hvdl_operation *hvdl_adopt_operation(hvdl_engine *e, const hvdl_posting *posting
         atomic_fetch_add(&e->num_in_flight, 1);
     pthread_mutex_unlock(&e->queue_lock);
     if (err) {
-        free_operation(op);
+        hvdl_operation_free(op);
         return NULL;
     }
     return op;
@@ -379,166 +376,18 @@ static hvdl_key child_key(hvdl_key parent, int step)
 hvdl_err hvdl_post_child(hvdl_engine *e, hvdl_operation *parent, const hvdl_posting *posting,
                          int step)
 {
-    hvdl_operation *op = new_operation(posting);
+    hvdl_operation *op = hvdl_operation_new(posting);
     if (!op)
         return HVDL_ENOMEM;
     op->key = child_key(parent->key, step);
     op->internal = op->released = true;
     op->parent = parent;
-    hvdl_err err = enqueue(e, op, false);
+    hvdl_err err = hvdl_enqueue(e, op, false);
     if (err)
-        free_operation(op);
+        hvdl_operation_free(op);
     else
         parent->child = op;
     return err;
-}
-
-hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan **out)
-{
-    hvdl_plan *plan = calloc(1, sizeof *plan);
-    hvdl_posting making = *posting;
-    making.desc.kind = HVDL_PLAN;
-    making.owner = NULL;
-    hvdl_operation *op = plan ? new_operation(&making) : NULL;
-    char *name = strdup(posting->name);
-    if (!op || !name) {
-        free(plan);
-        free(name);
-        if (op)
-            free_operation(op);
-        return HVDL_ENOMEM;
-    }
-    plan->posting = *posting;
-    plan->posting.name = plan->name = name;
-    plan->key = make_key(KEY_OF_PLAN, name);
-    if (e->config.num_ranks == 1) {
-        plan->ready = plan->made = true;
-        free_operation(op);
-        *out = plan;
-        return HVDL_OK;
-    }
-    op->plan = plan;
-    op->released = true; /* no caller waits for it */
-    hvdl_err err = enqueue(e, op, true);
-    if (err) {
-        free_operation(op);
-        free(name);
-        free(plan);
-        return err;
-    }
-    *out = plan;
-    return HVDL_OK;
-}
-
-hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, void *owner, hvdl_operation **out)
-{
-    hvdl_posting posting = plan->posting;
-    posting.owner = owner;
-    hvdl_operation *op = new_operation(&posting);
-    if (!op)
-        return HVDL_ENOMEM;
-    op->key = plan->key;
-    op->plan = plan;
-    hvdl_err err;
-    if (e->config.num_ranks == 1) {
-        op->plan = NULL;
-        err = e->closed ? HVDL_ECLOSED : finish_alone(e, op);
-    } else {
-        err = enqueue(e, op, true);
-    }
-    if (err)
-        free_operation(op);
-    else
-        *out = op;
-    return err;
-}
-
-static hvdl_err keep_dead_owner_locked(hvdl_engine *e, void *owner)
-{
-    if (!owner)
-        return HVDL_OK;
-    if (e->num_dead_owners == e->room_dead_owners) {
-        size_t room = 2 * e->room_dead_owners + 16;
-        void **larger = realloc(e->dead_owners, room * sizeof *larger);
-        if (!larger)
-            return HVDL_ENOMEM;
-        e->dead_owners = larger;
-        e->room_dead_owners = room;
-    }
-    e->dead_owners[e->num_dead_owners++] = owner;
-    return HVDL_OK;
-}
-
-void hvdl_plan_drop_owner(hvdl_engine *e, hvdl_plan *plan)
-{
-    pthread_mutex_lock(&e->queue_lock);
-    if (!keep_dead_owner_locked(e, plan->posting.owner))
-        plan->posting.owner = NULL;
-    pthread_mutex_unlock(&e->queue_lock);
-}
-
-void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
-{
-    hvdl_plan_drop_owner(e, plan);
-    free(plan->name);
-    free(plan->error);
-    free(plan);
-}
-
-void hvdl_plans_end(hvdl_engine *e)
-{
-    pthread_mutex_lock(&e->queue_lock);
-    hvdl_plan *released = e->released_plans, *next;
-    e->released_plans = NULL;
-    e->undriven = true;
-    for (size_t i = 0; i < e->plans.num_slots && !e->pinned; i++)
-        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
-            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
-            if (!keep_dead_owner_locked(e, plan->posting.owner))
-                plan->posting.owner = NULL;
-        }
-    pthread_mutex_unlock(&e->queue_lock);
-    for (; released; released = next) {
-        next = released->next;
-        if (!released->ready)
-            hvdl_plan_free(e, released);
-    }
-}
-
-void hvdl_plan_release(hvdl_engine *e, hvdl_plan *plan)
-{
-    if (e->config.num_ranks == 1) {
-        hvdl_plan_free(e, plan);
-        return;
-    }
-    pthread_mutex_lock(&e->queue_lock);
-    plan->released = true;
-    bool is_last = e->undriven && !plan->ready; /* it is in no table */
-    bool now = plan->made && !plan->run && !plan->announced && !e->undriven;
-    if (now) {
-        plan->announced = true;
-        plan->next = e->released_plans;
-        e->released_plans = plan;
-        atomic_store(&e->queued, true);
-    }
-    pthread_mutex_unlock(&e->queue_lock);
-    if (is_last)
-        hvdl_plan_free(e, plan);
-    if (now)
-        hvdl_wake_thread(e);
-}
-
-/* The driver: a plan was released while its making or a run was under way, which has now ended. */
-void hvdl_plan_note_release(hvdl_engine *e, hvdl_plan *plan)
-{
-    pthread_mutex_lock(&e->queue_lock);
-    if (plan->released && plan->made && !plan->run && !plan->announced) {
-        plan->announced = true;
-        plan->next = e->released_plans;
-        e->released_plans = plan;
-        atomic_store(&e->queued, true);
-    }
-    pthread_mutex_unlock(&e->queue_lock);
 }
 
 /* ---- what callers read ---- */
@@ -577,7 +426,7 @@ void *hvdl_operation_release(hvdl_engine *e, hvdl_operation *op)
     if (!free_now)
         return NULL;
     void *owner = op->owner;
-    free_operation(op);
+    hvdl_operation_free(op);
     return owner;
 }
 
@@ -595,7 +444,7 @@ void *hvdl_engine_reap(hvdl_engine *e)
         if (!op)
             break;
         owner = op->owner;
-        free_operation(op);
+        hvdl_operation_free(op);
     }
     return owner;
 }

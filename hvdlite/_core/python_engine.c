@@ -469,6 +469,8 @@ static PyObject *engine_counters(PyObject *object, PyObject *unused)
 
 static PyMethodDef engine_methods[] = {
     {"post", (PyCFunction)(void (*)(void))engine_post, METH_FASTCALL, NULL},
+    {"allreduce_in_place", (PyCFunction)(void (*)(void))hvdl_py_allreduce_in_place, METH_FASTCALL,
+     NULL},
     {"plan", engine_plan, METH_VARARGS, NULL},
     {"record", engine_record, METH_VARARGS, NULL},
     {"events", engine_events, METH_NOARGS, NULL},

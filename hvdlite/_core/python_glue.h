@@ -9,9 +9,14 @@
 #include <Python.h>
 
 #include "engine.h"
+#include "python_dlpack.h"
 
 typedef struct {
     PyTypeObject *engine_type, *operation_type, *plan_type;
+    /* What use_tensors was given. */
+    PyObject *tensor_types, *op_type, *tensor_changed;
+    int (*describe_tensor)(void *tensor, dl_tensor *to); /* NULL: it was not called */
+    PyObject *is_neg;                                    /* the name of the method */
 } hvdl_py_state;
 
 typedef struct {
@@ -72,7 +77,17 @@ enum {
     POST_MAX
 };
 
+/* ---- python_tensor.c ---- */
+
+PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args);
+PyObject *hvdl_py_allreduce_in_place(PyObject *engine, PyObject *const *args, Py_ssize_t num_args);
+
 /* ---- python_operation.c ---- */
+
+/* 0: it is done. -1: an exception (a signal handler's). */
+int hvdl_py_wait(hvdl_engine *engine, hvdl_operation *operation);
+/* Of one that is done: None, or the text of its failure. */
+PyObject *hvdl_py_outcome(hvdl_operation *operation);
 
 /* Takes the operation over, also where it fails. */
 PyObject *hvdl_py_operation(EngineObject *engine, PyObject *plan, PyObject *shape,

@@ -55,8 +55,7 @@ static PyObject *operation_poll(PyObject *object, PyObject *unused)
 
 #define SIGNAL_CHECK_NS 50000000L /* how long Ctrl-C may have to wait */
 
-/* 0: it is done. -1: an exception (a signal handler's). */
-static int wait_for(hvdl_engine *engine, hvdl_operation *operation)
+int hvdl_py_wait(hvdl_engine *engine, hvdl_operation *operation)
 {
     while (!hvdl_operation_done(operation)) {
         Py_BEGIN_ALLOW_THREADS hvdl_operation_wait(engine, operation, SIGNAL_CHECK_NS);
@@ -65,7 +64,7 @@ static int wait_for(hvdl_engine *engine, hvdl_operation *operation)
     return 0;
 }
 
-static PyObject *outcome(hvdl_operation *operation)
+PyObject *hvdl_py_outcome(hvdl_operation *operation)
 {
     const char *error = hvdl_operation_error(operation);
     if (error)
@@ -79,9 +78,9 @@ static PyObject *operation_wait(PyObject *object, PyObject *unused)
     (void)unused;
     if (self->engine->forks != hvdl_py_num_forks)
         return hvdl_py_engine(self->engine) ? NULL : NULL; /* raises */
-    if (wait_for(self->engine->engine, self->operation))
+    if (hvdl_py_wait(self->engine->engine, self->operation))
         return NULL;
-    return outcome(self->operation);
+    return hvdl_py_outcome(self->operation);
 }
 
 /* The operation if it succeeded and has said something, else NULL and an exception. */
@@ -118,21 +117,7 @@ static PyObject *operation_rows(PyObject *object, PyObject *unused)
     return all;
 }
 
-/* ---- DLPack: its version-0 structures, which every consumer takes ---- */
-
-typedef struct {
-    void *data;
-    struct {
-        int32_t device_type, device_id;
-    } device;
-    int32_t ndim;
-    struct {
-        uint8_t code, bits;
-        uint16_t lanes;
-    } dtype;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-} dl_tensor;
+/* ---- DLPack ---- */
 
 typedef struct dl_managed {
     dl_tensor tensor;
@@ -201,7 +186,8 @@ static PyObject *result_shape(PyObject *input, int64_t num_rows)
 
 static PyObject *operation_capsule(PyObject *object, PyObject *unused)
 {
-    static const uint8_t codes[HVDL_NUM_DTYPES] = {1, 0, 0, 0, 0, 2, 4, 2, 2, 6};
+    static const uint8_t codes[HVDL_NUM_DTYPES] = {
+        DL_UINT, DL_INT, DL_INT, DL_INT, DL_INT, DL_FLOAT, DL_BFLOAT, DL_FLOAT, DL_FLOAT, DL_BOOL};
     OperationObject *self = (OperationObject *)object;
     hvdl_operation *operation = gathered(self);
     (void)unused;
@@ -227,7 +213,7 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
     for (Py_ssize_t i = 1; i < ndim; i++)
         managed->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(self->shape, i));
     managed->tensor.data = hvdl_operation_take_output(operation);
-    managed->tensor.device.device_type = 1; /* CPU */
+    managed->tensor.device.device_type = DL_CPU;
     managed->tensor.ndim = (int32_t)ndim;
     managed->tensor.dtype.code = codes[desc->dtype];
     managed->tensor.dtype.bits = (uint8_t)(8 * hvdl_dtype_bytes(desc->dtype));

@@ -255,6 +255,22 @@ hvdl_err hvdl_post_child(hvdl_engine *engine, hvdl_operation *parent, const hvdl
 hvdl_operation *hvdl_adopt_operation(hvdl_engine *engine, const hvdl_posting *posting,
                                      hvdl_key key);
 void hvdl_meeting_free(hvdl_meeting *meeting);
+/* What keys are made of besides kinds of operations and names. */
+enum { HVDL_KEY_OF_PLAN = 254, HVDL_KEY_OF_UNNAMED = 255 };
+hvdl_key hvdl_make_key(int kind, const char *name);
+/* One that nobody knows yet; NULL: no memory. */
+hvdl_operation *hvdl_operation_new(const hvdl_posting *posting);
+void hvdl_operation_free(hvdl_operation *operation);
+/* Hands it to the driver, unless one of its key is in flight (HVDL_EDUP) or the engine is closed. */
+hvdl_err hvdl_enqueue(hvdl_engine *engine, hvdl_operation *operation, bool wake);
+/* In a world of one there is nothing to agree on. */
+hvdl_err hvdl_finish_alone(hvdl_engine *engine, hvdl_operation *operation);
+void hvdl_wake_thread(hvdl_engine *engine);
+/* An operation has ended, or the driver has left: callers that sleep look again. */
+void hvdl_wake_waiting(hvdl_engine *engine);
+
+/* ---- plans.c ---- */
+
 void hvdl_plan_free(hvdl_engine *engine, hvdl_plan *plan);
 /* Its buffers can be handed back. */
 void hvdl_plan_drop_owner(hvdl_engine *engine, hvdl_plan *plan);
@@ -263,9 +279,6 @@ void hvdl_plan_drop_owner(hvdl_engine *engine, hvdl_plan *plan);
 void hvdl_plans_end(hvdl_engine *engine);
 /* A plan was released while its making or a run was under way, which has now ended. */
 void hvdl_plan_note_release(hvdl_engine *engine, hvdl_plan *plan);
-void hvdl_wake_thread(hvdl_engine *engine);
-/* An operation has ended, or the driver has left: callers that sleep look again. */
-void hvdl_wake_waiting(hvdl_engine *engine);
 
 /* ---- recording.c ---- */
 
@@ -431,6 +444,8 @@ void hvdl_control_run(hvdl_engine *engine, const hvdl_plan *plan);
 void hvdl_control_plan_made(hvdl_engine *engine, hvdl_plan *plan);
 /* Moves messages. *progressed is set, never cleared. Returns whether sends are under way. */
 bool hvdl_control_step(hvdl_engine *engine, bool *progressed);
+/* Sends what has been said since the last time: many small messages go out as one. */
+void hvdl_control_flush(hvdl_engine *engine);
 /* Tells the other hosts that a rank of this one leaves; on its leader. After its own leave it says
  * nothing more. */
 void hvdl_control_leave(hvdl_engine *engine, int rank, bool clean);

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite import _core
 from hvdlite import world as worlds
 
 EVENTS = {"HVDLITE_EVENT_LOG": "100000"}
@@ -94,3 +95,30 @@ def test_a_repeated_operation_costs_one_small_round_trip_between_the_hosts(world
         total = sum(counts[size] for counts in per_rank)
         # To the coordinator and back; rarely, that tags are free again.
         assert others <= total <= 2 * others + 0.5
+
+
+def many_small(count):
+    """Packets that this rank has sent for `count` operations that were given at once."""
+    hvd.init()
+    engine = worlds.current().team.engine
+    tensors = [torch.full((5,), float(i)) for i in range(count)]
+    hvd.barrier()
+    before = engine.counters()["control_messages"]
+    operations = [
+        engine.post(
+            *(_core.ALLREDUCE, f"small {i}", False, _core.FLOAT32, _core.SUM, 0),
+            *(tensor.data_ptr(), tensor.data_ptr(), (5,), 1.0, 1.0, tensor, False),
+        )
+        for i, tensor in enumerate(tensors)
+    ]
+    for operation in operations:
+        assert operation.wait() is None
+    for i, tensor in enumerate(tensors):
+        assert tensor.tolist() == [i * hvd.size()] * 5
+    return engine.counters()["control_messages"] - before
+
+
+@pytest.mark.hosts("1,1", "2,1")
+def test_many_small_operations_go_between_the_hosts_as_few_messages(world):
+    # Each alone would be a message there and one back.
+    assert sum(world.run(many_small, 400)) < 100

@@ -1,0 +1,151 @@
+"""allreduce_ of ordinary tensors, in one call of the core: what it takes, and its results."""
+
+import numpy as np
+import pytest
+import torch
+
+import hvdlite as hvd
+from hvdlite.ops import DTYPES
+from hvdlite.process_sets import team_of
+
+DTYPES_OF_THE_SHORT_WAY = [dtype for dtype in DTYPES if dtype is not torch.bool]
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world_of_one():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def short_way(tensor, name="x", op=hvd.Sum, prescale=1.0, postscale=1.0):
+    team = team_of("allreduce_", hvd.global_process_set)
+    return team.allreduce_in_place(tensor, name, op, prescale, postscale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES_OF_THE_SHORT_WAY, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (1, 2, 1, 4), (2,) * 8], ids=str)
+def test_takes_ordinary_tensors(dtype, shape):
+    tensor = torch.full(shape, 3, dtype=dtype)
+    assert (
+        short_way(tensor, prescale=2.0, postscale=0.5 if dtype.is_floating_point else 1.0) is None
+    )
+    expected = 3 if dtype.is_floating_point else 6
+    assert tensor.equal(torch.full(shape, expected, dtype=dtype))
+
+
+def test_takes_views_parameters_and_inference_tensors():
+    rows = torch.arange(12.0).reshape(4, 3)
+    assert short_way(rows[1:3], prescale=2.0) is None
+    assert rows.tolist() == [[0, 1, 2], [6, 8, 10], [12, 14, 16], [9, 10, 11]]
+    parameter = torch.nn.Parameter(torch.ones(2))
+    assert short_way(parameter, prescale=2.0) is None
+    assert parameter.tolist() == [2, 2]
+    with torch.inference_mode():
+        assert short_way(torch.ones(2)) is None
+
+
+REFUSED = {
+    "a list": [1.0],
+    "a subclass": torch.ones(2).as_subclass(Subclass),
+    "not contiguous": torch.ones(2, 3).T,
+    "every other element": torch.ones(4)[::2],
+    "negated": torch._neg_view(torch.ones(1)),
+    "bool": torch.ones(2, dtype=torch.bool),
+    "uint16": torch.ones(2, dtype=torch.uint16),
+    "complex": torch.ones(2, dtype=torch.complex64),
+    "sparse": torch.eye(2).to_sparse(),
+    "without memory": torch.ones(2, device="meta"),
+    "without elements": torch.ones(0, 3),
+    "many dimensions": torch.ones((1,) * 9),
+    "an array": np.ones(2),
+}
+
+
+@pytest.mark.parametrize("tensor", REFUSED.values(), ids=REFUSED)
+def test_leaves_other_tensors_to_the_long_way(tensor):
+    assert short_way(tensor) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"name": None},
+        {"name": b"x"},
+        {"name": "x\0y"},
+        {"op": None},
+        {"op": int(hvd.Sum)},
+        {"op": hvd.Adasum},
+        {"prescale": 1},
+        {"postscale": "1"},
+        {"postscale": None},
+    ],
+    ids=str,
+)
+def test_leaves_other_arguments_to_the_long_way(arguments):
+    assert short_way(torch.ones(2), **arguments) is NotImplemented
+
+
+def test_autograd_learns_of_the_change():
+    tensor = torch.ones(2)
+    saved = tensor * torch.ones(2, requires_grad=True)
+    hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+
+
+def test_the_number_of_arguments_is_checked():
+    with pytest.raises(TypeError, match="5 arguments expected, got 1"):
+        team_of("allreduce_", hvd.global_process_set).allreduce_in_place(torch.ones(2))
+
+
+def both_ways_meet():
+    """Rank 0 takes the short way, the others the long one: what they post must be equal."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product):
+        for dtype in DTYPES_OF_THE_SHORT_WAY:
+            for shape in ((), (5,), (2, 3), (70_000,)):
+                tensor = torch.full(shape, rank + 1, dtype=dtype)
+                given = tensor if rank == 0 else tensor.as_subclass(Subclass)
+                hvd.allreduce_(given, name="meet", op=op)
+                inputs = torch.arange(1, size + 1).to(torch.float64)
+                wanted = {
+                    hvd.Average: inputs.mean(),
+                    hvd.Sum: inputs.sum(),
+                    hvd.Min: inputs.min(),
+                    hvd.Max: inputs.max(),
+                    hvd.Product: inputs.prod(),
+                }[op]
+                torch.testing.assert_close(tensor, wanted.to(dtype).expand(shape))
+
+
+def failures_are_the_same():
+    hvd.init()
+    tensor = torch.ones(2 + (hvd.rank() == 1))
+    with pytest.raises(hvd.HorovodInternalError, match="rank 1"):
+        hvd.allreduce_(tensor, name="shapes differ", op=hvd.Sum)
+    if hvd.rank() != 0:
+        hvd.barrier()
+    handle = hvd.allreduce_async_(torch.ones(2), name="twice", op=hvd.Sum)
+    if hvd.rank() == 0:
+        with pytest.raises(ValueError, match="in flight already"):
+            hvd.allreduce_(torch.ones(2), name="twice", op=hvd.Sum)
+        hvd.barrier()
+    hvd.synchronize(handle)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+def test_both_ways_meet(world):
+    world.run(both_ways_meet)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+def test_failures_are_the_same(world):
+    world.run(failures_are_the_same)
