@@ -36,8 +36,8 @@ KIB, MIB = 1024, 1024 * 1024
 # all.
 BUILT_IN: dict[int, Rules] = {
     2: ((512 * KIB, "recursive_doubling"), (None, "ring")),
-    3: ((4 * MIB, "direct"), (None, "ring")),
-    4: ((32 * KIB, "recursive_doubling"), (4 * MIB, "direct"), (None, "ring")),
+    3: ((MIB, "direct"), (None, "ring")),
+    4: ((32 * KIB, "recursive_doubling"), (MIB, "direct"), (None, "ring")),
     16: ((32 * KIB, "recursive_doubling"), (16 * MIB, "direct"), (None, "ring")),
     64: ((64 * KIB, "recursive_doubling"), (32 * MIB, "direct"), (None, "ring")),
     256: ((128 * KIB, "recursive_doubling"), (64 * MIB, "direct"), (None, "ring")),
