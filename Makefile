@@ -11,14 +11,15 @@ BIN := $(VENV)/bin
 EXTENSION := hvdlite/_core.abi3.so
 C_FILES := $(wildcard hvdlite/_core/*.c)
 C_HEADERS := $(wildcard hvdlite/_core/*.h)
-C_TESTS := $(wildcard tests/core/*.c)
+C_TEST_FILES := $(wildcard tests/core/*.c)
 C_STRICT := -std=c11 -O3 -Wall -Wextra -Werror -DPy_LIMITED_API=0x030A0000
 PYTHON_INCLUDE = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar off -c constraints.txt
 PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wide test-gpu test-properties check format bench bench-quick bench-instructions build clean
+.PHONY: help demo test test-wide test-gpu test-properties check format build clean
+.PHONY: bench bench-quick bench-instructions tune
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
 
@@ -33,6 +34,7 @@ help:
 	@echo 'make bench      compare with torch.distributed and plain MPI, Open MPI and MPICH'
 	@echo 'make bench-quick  a look in less than two minutes'
 	@echo 'make bench-instructions  count the instructions of an operation (callgrind)'
+	@echo 'make tune HOSTS=server1:1,server2:1  measure which algorithm suits these hosts'
 	@echo 'make sanitize   the C core under ASan, UBSan and TSan'
 	@echo 'make build      .venv, .venv-mpich and the C core, nothing run'
 	@echo 'make clean      remove what was built'
@@ -72,6 +74,14 @@ bench-quick: $(VENV)/.installed $(EXTENSION)
 bench-instructions: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/python -m benchmarks --only instructions --output build/bench-instructions
 
+# The file that HVDLITE_ALGORITHM_TABLE then names; rules for other numbers of hosts stay in it.
+TABLE ?= build/algorithms.json
+tune: $(VENV)/.installed $(EXTENSION)
+	@test -n '$(HOSTS)' || { echo 'make tune HOSTS=server1:1,server2:1' >&2; exit 2; }
+	@mkdir -p $(dir $(TABLE))
+	@$(BIN)/hvdrun -H '$(HOSTS)' $(BIN)/python -m hvdlite.tune $(abspath $(TABLE))
+	@echo 'written; use it by HVDLITE_ALGORITHM_TABLE=$(abspath $(TABLE))'
+
 build: $(VENV)/.installed $(VENV_MPICH)/.installed $(EXTENSION)
 
 # What the machine lacks is said before anything is made. The constraints keep torch at the version
@@ -105,10 +115,10 @@ check: $(VENV)/.installed
 	@mkdir -p build/types && ln -sfn ../../launcher build/types/hvdrun
 	MYPYPATH=build/types $(BIN)/mypy -p hvdlite -p hvdrun -p tests -p benchmarks -p examples
 	$(BIN)/mypy setup.py
-	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_HEADERS) $(C_TESTS)
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_HEADERS) $(C_TEST_FILES)
 	@echo '$(CC) $(C_STRICT) hvdlite/_core/*.c'
-	@for source in $(C_FILES); do \
-	    $(CC) $(C_STRICT) -I"$(PYTHON_INCLUDE)" -c -o /dev/null $$source || exit 1; \
+	@for source in $(C_FILES) $(C_TEST_FILES); do \
+	    $(CC) $(C_STRICT) -I"$(PYTHON_INCLUDE)" -Ihvdlite/_core -c -o /dev/null $$source || exit 1; \
 	done
 
 # The core is built once more, with a sanitizer in it, and the ranks of the tests load that one.
@@ -136,7 +146,7 @@ sanitize-address sanitize-thread: build
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(C_FILES) $(C_HEADERS) $(C_TESTS)
+	$(BIN)/clang-format -i $(C_FILES) $(C_HEADERS) $(C_TEST_FILES)
 
 clean:
 	rm -rf $(VENV) $(VENV_MPICH) build dist *.egg-info hvdlite/*.so

@@ -43,6 +43,11 @@ ON_HOST: int
 STAGED: int
 ORDERED: int
 
+# How slices are reduced between hosts.
+RING: int
+DIRECT: int
+RECURSIVE_DOUBLING: int
+
 HEADER_BYTES: int
 """The first bytes of the shared memory, which are the caller's (for its nonce)."""
 
@@ -161,6 +166,7 @@ class Engine:
         block_bytes: int,
         segment_bytes: int,
         piece_bytes: int,
+        algorithms: tuple[tuple[int, int], ...],
         deterministic: bool,
         event_capacity: int,
         stall_warning_s: float,
@@ -177,6 +183,8 @@ class Engine:
         members), byte (MPI_BYTE), tag_ub.
         progress_thread: False where MPI may not be called from another thread; progress is then
         made inside poll and wait only.
+        algorithms: how slices are reduced between hosts: up to so many bytes by this one, the first
+        that holds; none: RING. Where sums must be in rank order, DIRECT counts.
         stall_warning_s: after this time an operation that members have not come to is reported on
         stderr, once; stall_shutdown_s: everything fails, on all members. 0: never.
         Collective: every rank makes its own, after all ranks of the host have opened the memory.

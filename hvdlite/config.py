@@ -20,6 +20,8 @@ _DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in KNOBS}
 class Config:
     """What the knobs say; without arguments their defaults."""
 
+    algorithm: str = _DEFAULTS["algorithm"]
+    algorithm_table: str = _DEFAULTS["algorithm_table"]
     block_bytes: int = _DEFAULTS["block_bytes"]
     bucket_bytes: int = _DEFAULTS["bucket_bytes"]
     deterministic: bool = _DEFAULTS["deterministic"]

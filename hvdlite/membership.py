@@ -276,6 +276,7 @@ def _team(active: world.World, ranks: tuple[int, ...]) -> Team:
         return team_of_one(active.config, active.layout)
     everyone = active.team.comm
     assert everyone is not None
+    assert active.table is not None
     comm = everyone.Create_group(everyone.Get_group().Incl(list(ranks)))
     hosts, names = [], []
     for host, name in zip(active.layout.hosts, active.layout.host_names, strict=True):
@@ -294,7 +295,7 @@ def _team(active: world.World, ranks: tuple[int, ...]) -> Team:
             "MPI_THREAD_MULTIPLE"
         )
     try:
-        return make_team(active.config, active.started, comm, layout, ranks)
+        return make_team(active.config, active.table, active.started, comm, layout, ranks)
     except BaseException:
         comm.Free()
         raise

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import _core
+from hvdlite.algorithms import Table
 from hvdlite.config import Config
 from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.layout import Layout
@@ -136,16 +137,22 @@ class Team:
 
 def team_of_one(config: Config, layout: Layout) -> Team:
     """For a world of one, without MPI."""
-    return Team((0,), 0, _engine(config, layout, (0,), -1, None, True), None)
+    return Team((0,), 0, _engine(config, layout, (0,), -1, None, True, ()), None)
 
 
 def make_team(
-    config: Config, started: Started, comm: Intracomm, layout: Layout, ranks: tuple[int, ...]
+    config: Config,
+    table: Table,
+    started: Started,
+    comm: Intracomm,
+    layout: Layout,
+    ranks: tuple[int, ...],
 ) -> Team:
     """Collective over `comm`, whose ranks are the members; blocks.
 
     comm: becomes the team's. The engine gets a duplicate that is its alone: a message of the one is
         never taken for one of the other.
+    table: the same on every member.
     layout: where the members are, by their numbers in `comm`.
     ranks: their world ranks.
 
@@ -173,6 +180,7 @@ def make_team(
             memory_fd,
             started.wire(engine_comm) if several else None,
             progress_thread,
+            table.for_engine(len(shared.hosts)) if several else (),
         )
     except BaseException:
         engine_comm.Free()
@@ -191,6 +199,7 @@ def _engine(
     memory_fd: int,
     wire: dict[str, int] | None,
     progress_thread: bool,
+    algorithms: tuple[tuple[int, int], ...],
 ) -> _core.Engine:
     return _core.Engine(
         rank=layout.rank,
@@ -204,6 +213,7 @@ def _engine(
         block_bytes=config.block_bytes,
         segment_bytes=config.segment_bytes,
         piece_bytes=config.piece_bytes,
+        algorithms=algorithms,
         deterministic=config.deterministic,
         event_capacity=config.event_log,
         stall_warning_s=0.0 if config.stall_check_disable else config.stall_check_time_seconds,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvdlite import _core, gpu, mpi, threads
+from hvdlite import _core, algorithms, gpu, mpi, threads
 from hvdlite.config import Config
 from hvdlite.errors import LaunchError, NotInitializedError
 from hvdlite.exits import Exits
@@ -40,12 +40,19 @@ class World:
     """What `init` makes: where this rank stands, and the team of all ranks."""
 
     def __init__(
-        self, layout: Layout, team: Team, config: Config, started: mpi.Started | None
+        self,
+        layout: Layout,
+        team: Team,
+        config: Config,
+        started: mpi.Started | None,
+        table: algorithms.Table | None = None,
     ) -> None:
         self.layout = layout
         self.team = team
         self.config = config
         self.started = started
+        # The algorithms between hosts; None in a world of one.
+        self.table = table
         self.rank = layout.rank
         self.size = layout.size
         # The registered process sets, by number; 0 is the global one.
@@ -209,19 +216,20 @@ def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> Wo
         os.environ["HVDLITE_RANK_PROCESS"] = mpi.rank_process(os.environ)
     layout = mpi.layout_of(started, everyone, config.host_ranks)
     _check_settings(everyone, config)
-    team = make_team(config, started, everyone, layout, tuple(range(layout.size)))
+    table = algorithms.agreed(config, everyone)
+    team = make_team(config, table, started, everyone, layout, tuple(range(layout.size)))
     local = everyone.Split(layout.host, layout.rank)
     _divide_cores(local)
     _pin(local.allgather(gpu.visible_devices(config.gpu)), layout.local_rank, config)
     local.Free()
-    return World(layout, team, config, started)
+    return World(layout, team, config, started, table)
 
 
 def _check_settings(everyone: Comm, config: Config) -> None:
     """Raises LaunchError, on every rank, where ranks have different values of what must be equal:
     they would cut the data differently."""
     sizes = ("inline", "block", "segment", "piece", "bucket", "first_bucket")
-    names = [*(f"{size}_bytes" for size in sizes), "deterministic", "gpu_collectives"]
+    names = [*(f"{size}_bytes" for size in sizes), "algorithm", "deterministic", "gpu_collectives"]
     everyones = everyone.allgather([getattr(config, name) for name in names])
     for name, values in zip(names, zip(*everyones, strict=True), strict=True):
         for rank, value in enumerate(values):

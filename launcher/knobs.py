@@ -95,6 +95,20 @@ class Knob:
 
 KNOBS: tuple[Knob, ...] = (
     Knob(
+        "algorithm",
+        "text",
+        "auto",
+        "for tests: how sums are formed between hosts, whatever their size; 16-bit floats and the"
+        " deterministic mode keep to the order of the hosts",
+        choices=("auto", "ring", "direct", "recursive_doubling"),
+    ),
+    Knob(
+        "algorithm_table",
+        "text",
+        "",
+        "the file of python -m hvdlite.tune: which algorithm for which size; rank 0's counts",
+    ),
+    Knob(
         "block_bytes",
         "int",
         262144,
@@ -185,7 +199,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "segment_bytes",
         "int",
-        262144,
+        61440,  # below 64 KiB, where Open MPI begins to ask before it sends
         "size of a message between hosts: one is on the wire while another is being reduced",
         minimum=64,
     ),

@@ -6,11 +6,13 @@
 #ifndef HVDL_ENGINE_H
 #define HVDL_ENGINE_H
 
-#include "wire.h"
+#include "exchange.h"
 
 typedef struct hvdl_engine hvdl_engine;
 typedef struct hvdl_operation hvdl_operation;
 typedef struct hvdl_plan hvdl_plan;
+
+#define HVDL_MAX_RULES 8
 
 typedef struct {
     int rank, num_ranks, num_hosts; /* ranks of the members, from 0 */
@@ -27,8 +29,10 @@ typedef struct {
     size_t piece_bytes;   /* what goes through the phases of an operation as a unit */
     uint64_t stall_warning_ns, stall_shutdown_ns; /* 0: never */
     void (*say)(const char *line);                /* to the user; any thread */
-    bool deterministic;                           /* sums in rank order, whatever the size */
-    size_t event_capacity;                        /* of hvdl_engine_record, from the start */
+    hvdl_rule rules[HVDL_MAX_RULES];              /* how slices are reduced between hosts */
+    int num_rules;
+    bool deterministic;    /* sums in rank order, whatever the size */
+    size_t event_capacity; /* of hvdl_engine_record, from the start */
 } hvdl_engine_config;
 
 /* What is to be done. The buffers must stay until the operation has ended; `owner` is handed back by

@@ -18,16 +18,31 @@ struct hvdl_exchange {
     size_t esize, num_segments;
     size_t segment_room;    /* bytes of the largest segment */
     size_t *chunks;         /* gather: offsets, then sizes, of all hosts' chunks */
-    hvdl_stream send, recv; /* ring, gather, chain */
-    size_t num_messages;    /* ring, gather: of the whole exchange, each way */
+    hvdl_stream send, recv; /* but for direct and pairwise */
+    size_t num_messages;    /* ring, gather, doubling: of the whole exchange, each way */
     size_t num_reducing;    /* ring: the first so many received messages are added */
     direct_peer *directs;   /* direct: one per host, the own one unused */
-    size_t reduced;         /* direct: segments of the own chunk that are complete */
+    size_t reduced; /* direct: segments of the own chunk that are complete; doubling: messages whose
+                     * step is over for their segment */
     hvdl_pairwise *pairwise;
     char *scratch;
 };
 
+hvdl_algorithm hvdl_choose_algorithm(const hvdl_rule *rules, int num_rules, size_t slice_bytes)
+{
+    for (int i = 0; i < num_rules; i++)
+        if (slice_bytes <= rules[i].up_to_bytes)
+            return rules[i].algorithm;
+    return HVDL_RING;
+}
+
 /* ---- where things lie ---- */
+
+/* Not cut into chunks. */
+static bool sends_whole_slice(const hvdl_exchange_spec *spec)
+{
+    return spec->algorithm == HVDL_CHAIN || spec->algorithm == HVDL_DOUBLING;
+}
 
 /* Bytes of segment `segment` of host `chunk`'s chunk, as offsets in the buffer. */
 static hvdl_range segment_at(const hvdl_exchange *x, int chunk, size_t segment)
@@ -39,7 +54,7 @@ static hvdl_range segment_at(const hvdl_exchange *x, int chunk, size_t segment)
         return (hvdl_range){offset + part.begin, offset + part.end};
     }
     hvdl_range whole = {0, spec->count};
-    if (spec->algorithm != HVDL_CHAIN)
+    if (!sends_whole_slice(spec))
         whole = hvdl_part(spec->count, (size_t)spec->num_hosts, (size_t)chunk, 1);
     hvdl_range part = hvdl_part(hvdl_range_size(whole), x->num_segments, segment, 1);
     return (hvdl_range){(whole.begin + part.begin) * x->esize, (whole.begin + part.end) * x->esize};
@@ -48,7 +63,7 @@ static hvdl_range segment_at(const hvdl_exchange *x, int chunk, size_t segment)
 static size_t largest_chunk_bytes(const hvdl_exchange *x)
 {
     const hvdl_exchange_spec *spec = &x->spec;
-    if (spec->algorithm == HVDL_CHAIN)
+    if (sends_whole_slice(spec))
         return spec->count * x->esize;
     if (spec->algorithm != HVDL_GATHER) /* the first chunk is never smaller than another */
         return hvdl_range_size(hvdl_part(spec->count, (size_t)spec->num_hosts, 0, 1)) * x->esize;
@@ -223,6 +238,16 @@ static hvdl_err direct_step(hvdl_exchange *x, bool *progressed, bool *done)
     return HVDL_OK;
 }
 
+static hvdl_err test_streams(hvdl_exchange *x, bool *completed)
+{
+    bool received, sent = false;
+    hvdl_err err = hvdl_stream_test(x->wire, &x->recv, &received);
+    if (!err)
+        err = hvdl_stream_test(x->wire, &x->send, &sent);
+    *completed = received || sent;
+    return err;
+}
+
 /* ---- chain ---- */
 
 static hvdl_err chain_step(hvdl_exchange *x, bool *progressed, bool *done)
@@ -233,13 +258,7 @@ static hvdl_err chain_step(hvdl_exchange *x, bool *progressed, bool *done)
     size_t to_send = place < hosts - 1 ? x->num_segments : 0;
     bool again = true;
     while (again) {
-        bool completed;
-        hvdl_err err = hvdl_stream_test(x->wire, &x->recv, &completed);
-        again = completed;
-        if (!err) {
-            err = hvdl_stream_test(x->wire, &x->send, &completed);
-            again |= completed;
-        }
+        hvdl_err err = test_streams(x, &again);
         while (!err && x->recv.posted < to_recv && hvdl_stream_has_room(&x->recv)) {
             hvdl_range at = segment_at(x, 0, x->recv.posted);
             err = hvdl_stream_recv(x->wire, &x->recv, spec->buffer + at.begin, hvdl_range_size(at),
@@ -258,6 +277,84 @@ static hvdl_err chain_step(hvdl_exchange *x, bool *progressed, bool *done)
         *progressed |= again;
     }
     *done = x->recv.done == to_recv && x->send.done == to_send;
+    return HVDL_OK;
+}
+
+/* ---- recursive doubling ---- */
+
+/* Message m is segment m % num_segments of step m / num_segments: sent from `buffer`, received beside
+ * it, and added when both have ended. What a host does not send or receive in a step is skipped. */
+static hvdl_doubling_step doubling_step_of(const hvdl_exchange *x, size_t message)
+{
+    return hvdl_doubling_step_of(x->spec.host, (int)(message / x->num_segments), x->spec.num_hosts);
+}
+
+static void doubling_add(hvdl_exchange *x)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    hvdl_doubling_step step = doubling_step_of(x, x->reduced);
+    hvdl_range at = segment_at(x, 0, x->reduced % x->num_segments);
+    char *own = spec->buffer + at.begin;
+    const char *received = x->scratch + x->reduced % HVDL_WINDOW * x->segment_room;
+    x->reduced++;
+    if (step.receives && !step.adds)
+        memcpy(own, received, hvdl_range_size(at));
+    if (!step.adds)
+        return;
+    const void *inputs[2] = {step.peer_first ? received : own, step.peer_first ? own : received};
+    hvdl_scale none = {1, 1.0};
+    hvdl_reduce(spec->dtype, spec->op, own, inputs, 2, hvdl_range_size(at) / x->esize,
+                step.completes ? &spec->scale : &none);
+}
+
+static hvdl_err doubling_send(hvdl_exchange *x)
+{
+    hvdl_doubling_step step = doubling_step_of(x, x->send.posted);
+    hvdl_range at = segment_at(x, 0, x->send.posted % x->num_segments);
+    if (step.sends)
+        return hvdl_stream_send(x->wire, &x->send, x->spec.buffer + at.begin, hvdl_range_size(at),
+                                x->spec.peers[step.peer], x->spec.tag);
+    hvdl_stream_skip(&x->send);
+    return HVDL_OK;
+}
+
+static hvdl_err doubling_recv(hvdl_exchange *x)
+{
+    hvdl_doubling_step step = doubling_step_of(x, x->recv.posted);
+    hvdl_range at = segment_at(x, 0, x->recv.posted % x->num_segments);
+    if (step.receives)
+        return hvdl_stream_recv(x->wire, &x->recv,
+                                x->scratch + x->recv.posted % HVDL_WINDOW * x->segment_room,
+                                hvdl_range_size(at), x->spec.peers[step.peer], x->spec.tag);
+    hvdl_stream_skip(&x->recv);
+    return HVDL_OK;
+}
+
+static hvdl_err doubling_step(hvdl_exchange *x, bool *progressed, bool *done)
+{
+    bool again = true;
+    while (again) {
+        hvdl_err err = test_streams(x, &again);
+        /* The sum replaces what was sent: that send must have left the buffer. */
+        while (!err && x->reduced < x->recv.done && x->reduced < x->send.done) {
+            doubling_add(x);
+            again = true;
+        }
+        while (!err && x->recv.posted < x->num_messages && hvdl_stream_has_room(&x->recv) &&
+               x->recv.posted < x->reduced + HVDL_WINDOW) {
+            err = doubling_recv(x);
+            again = true;
+        }
+        while (!err && x->send.posted < x->num_messages && hvdl_stream_has_room(&x->send) &&
+               x->send.posted < x->reduced + x->num_segments) {
+            err = doubling_send(x);
+            again = true;
+        }
+        if (err)
+            return err;
+        *progressed |= again;
+    }
+    *done = x->reduced == x->num_messages;
     return HVDL_OK;
 }
 
@@ -288,21 +385,23 @@ static hvdl_err allocate(hvdl_exchange *x)
         memcpy(x->chunks + hosts, spec->chunk_bytes, hosts * sizeof *x->chunks);
     }
     size_t largest = largest_chunk_bytes(x);
+    if (!largest)
+        return HVDL_OK; /* on no host is there anything to exchange: no segments, no messages */
     x->num_segments = hvdl_ceil_div(largest, spec->segment_bytes);
-    if (!x->num_segments)
-        x->num_segments = 1;
     /* A segment is a whole number of elements, so it may be one element more than its share. Each
      * begins at a cache line. */
     x->segment_room = hvdl_ceil_div(largest, x->num_segments) + x->esize;
     x->segment_room = (x->segment_room + 63) / 64 * 64;
-    if (spec->algorithm == HVDL_RING) {
+    if (spec->algorithm == HVDL_RING)
         x->num_reducing = (hosts - 1) * x->num_segments;
-        x->num_messages = 2 * x->num_reducing;
+    if (spec->algorithm == HVDL_RING || spec->algorithm == HVDL_GATHER)
+        x->num_messages = x->num_reducing + (hosts - 1) * x->num_segments;
+    if (spec->algorithm == HVDL_DOUBLING)
+        x->num_messages = (size_t)hvdl_doubling_num_steps(spec->num_hosts) * x->num_segments;
+    if (spec->algorithm == HVDL_RING || spec->algorithm == HVDL_DOUBLING) {
         x->scratch = malloc(HVDL_WINDOW * x->segment_room);
         return x->scratch ? HVDL_OK : HVDL_ENOMEM;
     }
-    if (spec->algorithm == HVDL_GATHER)
-        x->num_messages = (hosts - 1) * x->num_segments;
     if (spec->algorithm == HVDL_DIRECT) {
         x->directs = calloc(hosts, sizeof *x->directs);
         x->scratch = malloc(hosts * HVDL_WINDOW * x->segment_room);
@@ -341,10 +440,16 @@ hvdl_err hvdl_exchange_create(hvdl_exchange **out, hvdl_wire *wire, const hvdl_e
 
 hvdl_err hvdl_exchange_step(hvdl_exchange *x, bool *progressed, bool *done)
 {
+    if (x->pairwise)
+        return hvdl_pairwise_step(x->pairwise, x->wire, progressed, done);
+    if (!x->num_segments) {
+        *done = true;
+        return HVDL_OK;
+    }
     switch (x->spec.algorithm) {
     case HVDL_DIRECT: return direct_step(x, progressed, done);
+    case HVDL_DOUBLING: return doubling_step(x, progressed, done);
     case HVDL_CHAIN: return chain_step(x, progressed, done);
-    case HVDL_PAIRWISE: return hvdl_pairwise_step(x->pairwise, x->wire, progressed, done);
     default: return ring_step(x, progressed, done);
     }
 }

@@ -10,6 +10,8 @@
  *   direct    allreduce: every host receives the others' parts of its own chunk, adds them in host
  *             order (16-bit floats in float32, rounded once), and sends the sum to all: the same
  *             bytes as the ring, 2(H-1) messages per segment, one rounding, rank order.
+ *   doubling  allreduce by recursive doubling: log2(H) steps (and two where H is no power of two), in
+ *             each of which a host sends the whole slice; few messages, so it is for small slices.
  *   pairwise  alltoall: between ranks and not hosts, see pairwise.h.
  *   chain     broadcast: root, root+1, ... each passes segments on while it receives later ones.
  */
@@ -19,7 +21,23 @@
 #include "reduce.h"
 #include "wire.h"
 
-typedef enum { HVDL_RING, HVDL_GATHER, HVDL_DIRECT, HVDL_CHAIN, HVDL_PAIRWISE } hvdl_algorithm;
+typedef enum {
+    HVDL_RING,
+    HVDL_DIRECT,
+    HVDL_DOUBLING,
+    HVDL_GATHER,
+    HVDL_CHAIN,
+    HVDL_PAIRWISE
+} hvdl_algorithm;
+
+/* Slices of up to so many bytes are reduced by this algorithm. */
+typedef struct {
+    size_t up_to_bytes;
+    hvdl_algorithm algorithm;
+} hvdl_rule;
+
+/* By the first rule that holds for the slice; none: the ring. */
+hvdl_algorithm hvdl_choose_algorithm(const hvdl_rule *rules, int num_rules, size_t slice_bytes);
 
 typedef struct {
     hvdl_algorithm algorithm;
@@ -29,7 +47,7 @@ typedef struct {
     char *buffer;     /* what is sent is read here, the result is written here */
     hvdl_dtype dtype;
     hvdl_op op;
-    hvdl_scale scale; /* of the final result; ring and direct */
+    hvdl_scale scale; /* of the final result of an allreduce */
     size_t count;     /* elements of the slice; not gather */
     /* gather: offset of each host's chunk in `buffer`, and its size, in bytes; copied.
      * pairwise: of what comes from each rank, and of what goes to it, in `input`. There, hosts are

@@ -193,6 +193,9 @@ static int module_exec(PyObject *module)
         {"FLOAT32", HVDL_FLOAT32},
         {"FLOAT64", HVDL_FLOAT64},
         {"BOOL", HVDL_BOOL},
+        {"RING", HVDL_RING},
+        {"DIRECT", HVDL_DIRECT},
+        {"RECURSIVE_DOUBLING", HVDL_DOUBLING},
         {"HEADER_BYTES", HVDL_HEADER_BYTES},
     };
     hvdl_py_state *state = PyModule_GetState(module);

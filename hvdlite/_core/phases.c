@@ -164,26 +164,39 @@ hvdl_err hvdl_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t
 
 /* ---- exchanges ---- */
 
+/* Sums in the order of the hosts, rounded once, are formed by the direct exchange; and by recursive
+ * doubling of two hosts, which adds up once. */
+static hvdl_algorithm reduce_algorithm(const hvdl_engine *e, const hvdl_desc *desc,
+                                       size_t slice_bytes)
+{
+    bool sixteen = desc->dtype == HVDL_FLOAT16 || desc->dtype == HVDL_BFLOAT16;
+    bool in_order = sixteen || e->config.deterministic;
+    hvdl_algorithm chosen =
+        hvdl_choose_algorithm(e->config.rules, e->config.num_rules, slice_bytes);
+    bool fits = !in_order || (chosen == HVDL_DOUBLING && e->config.num_hosts == 2);
+    return fits ? chosen : HVDL_DIRECT;
+}
+
 static void describe_exchange(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
                               hvdl_exchange_spec *spec)
 {
     const hvdl_desc *desc = &op->desc;
     hvdl_range range = piece_range(e, op, k);
+    if (op->course != HVDL_BROADCAST)
+        spec->dtype = desc->dtype;
+    size_t esize = hvdl_dtype_bytes((int)spec->dtype);
+    hvdl_range slice = hvdl_slice(hvdl_range_size(range), e->num_rails, e->local, spec->dtype);
     spec->tag += 2 * (int)(k % HVDL_PIECE_WINDOW);
+    spec->buffer = whole_result(op) + (range.begin + slice.begin) * esize;
+    spec->count = hvdl_range_size(slice);
     if (op->course == HVDL_BROADCAST) {
         spec->algorithm = HVDL_CHAIN;
         spec->root = e->host_of[desc->root];
     } else {
-        bool sixteen = desc->dtype == HVDL_FLOAT16 || desc->dtype == HVDL_BFLOAT16;
-        spec->algorithm = sixteen || e->config.deterministic ? HVDL_DIRECT : HVDL_RING;
-        spec->dtype = desc->dtype;
+        spec->algorithm = reduce_algorithm(e, desc, spec->count * esize);
         spec->op = desc->op;
         spec->scale = hvdl_final_scale(e, desc);
     }
-    hvdl_range slice = hvdl_slice(hvdl_range_size(range), e->num_rails, e->local, spec->dtype);
-    spec->buffer =
-        whole_result(op) + (range.begin + slice.begin) * hvdl_dtype_bytes((int)spec->dtype);
-    spec->count = hvdl_range_size(slice);
 }
 
 hvdl_err hvdl_make_exchange(hvdl_engine *e, const hvdl_operation *op, uint64_t k,

@@ -142,6 +142,31 @@ static int to_wire(PyObject *from, hvdl_wire *wire)
     return 0;
 }
 
+/* algorithms: pairs of the largest slice and the algorithm's number. */
+static int to_rules(PyObject *algorithms, hvdl_engine_config *config)
+{
+    Py_ssize_t count = PyTuple_Check(algorithms) ? PyTuple_Size(algorithms) : -1;
+    if (count < 0 || count > HVDL_MAX_RULES) {
+        PyErr_Format(PyExc_ValueError, "algorithms must be a tuple of at most %d rules",
+                     HVDL_MAX_RULES);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_ssize_t up_to;
+        int algorithm;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(algorithms, i), "ni", &up_to, &algorithm))
+            return -1;
+        if (up_to < 0 || algorithm < HVDL_RING || algorithm > HVDL_DOUBLING) {
+            PyErr_SetString(PyExc_ValueError,
+                            "a rule is a size in bytes, and RING, DIRECT or RECURSIVE_DOUBLING");
+            return -1;
+        }
+        config->rules[i] = (hvdl_rule){(size_t)up_to, (hvdl_algorithm)algorithm};
+    }
+    config->num_rules = (int)count;
+    return 0;
+}
+
 /* From any thread, also while another one holds the GIL. */
 static void say(const char *line)
 {
@@ -157,16 +182,28 @@ static void say(const char *line)
 
 static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {
-        "rank",        "hosts",           "host_names",     "world_ranks",     "memory_fd",
-        "wire",        "progress_thread", "inline_bytes",   "block_bytes",     "segment_bytes",
-        "piece_bytes", "deterministic",   "event_capacity", "stall_warning_s", "stall_shutdown_s",
-        NULL};
+    static char *names[] = {"rank",
+                            "hosts",
+                            "host_names",
+                            "world_ranks",
+                            "memory_fd",
+                            "wire",
+                            "progress_thread",
+                            "inline_bytes",
+                            "block_bytes",
+                            "segment_bytes",
+                            "piece_bytes",
+                            "algorithms",
+                            "deterministic",
+                            "event_capacity",
+                            "stall_warning_s",
+                            "stall_shutdown_s",
+                            NULL};
     EngineObject *self = (EngineObject *)object;
     hvdl_engine_config config = {0};
     hvdl_wire wire;
     geometry g = {0};
-    PyObject *hosts, *host_names, *world_ranks, *wire_dict;
+    PyObject *hosts, *host_names, *world_ranks, *wire_dict, *algorithms;
     int progress_thread, deterministic;
     double stall_warning_s, stall_shutdown_s;
     Py_ssize_t inline_bytes, block_bytes, segment_bytes, piece_bytes, event_capacity;
@@ -174,11 +211,11 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "the engine was made already");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$iOOOiOpnnnnpndd:Engine", names, &config.rank,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$iOOOiOpnnnnOpndd:Engine", names, &config.rank,
                                      &hosts, &host_names, &world_ranks, &config.memory_fd,
                                      &wire_dict, &progress_thread, &inline_bytes, &block_bytes,
-                                     &segment_bytes, &piece_bytes, &deterministic, &event_capacity,
-                                     &stall_warning_s, &stall_shutdown_s))
+                                     &segment_bytes, &piece_bytes, &algorithms, &deterministic,
+                                     &event_capacity, &stall_warning_s, &stall_shutdown_s))
         return -1;
     if (inline_bytes < 0 || block_bytes < 64 || segment_bytes < 1 || piece_bytes < 64 ||
         event_capacity < 0 || stall_warning_s < 0 || stall_shutdown_s < 0 ||
@@ -203,6 +240,8 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
             return -1;
         config.wire = &wire;
     }
+    if (to_rules(algorithms, &config))
+        return -1;
     int result = to_geometry(hosts, host_names, &g, &config);
     if (!result)
         result = to_world_ranks(world_ranks, &g, &config);

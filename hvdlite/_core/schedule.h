@@ -37,4 +37,24 @@ static inline size_t hvdl_ceil_div(size_t a, size_t b)
 int hvdl_ring_send_chunk(int host, int step, int num_hosts);
 int hvdl_ring_recv_chunk(int host, int step, int num_hosts);
 
+/* Recursive doubling on H hosts, of which P = 2^R is the largest power of two. In step s, host h and
+ * host h ^ 2^s give each other what they have and add it up, so that after R steps everyone has the
+ * sum of all P. Each sum is taken as that of the lower half of a group plus that of the upper half, so
+ * that it has the same bits on all hosts. The other H - P hosts are folded in: before the first step
+ * host h >= P gives its data to h - P, and after the last one it gets the result from there. These are
+ * a step more at either end, in which the hosts without such a partner do nothing.
+ *
+ *   H = 3:  step 0: 2 -> 0    step 1: 0 <-> 1    step 2: 0 -> 2
+ */
+typedef struct {
+    int peer; /* -1: this host has nothing to do in the step */
+    bool sends, receives;
+    bool adds;       /* what is received is added; else it replaces what the host has */
+    bool peer_first; /* the peer's data comes first in the sum */
+    bool completes;  /* after this addition the sum is that of all hosts */
+} hvdl_doubling_step;
+
+int hvdl_doubling_num_steps(int num_hosts);
+hvdl_doubling_step hvdl_doubling_step_of(int host, int step, int num_hosts);
+
 #endif

@@ -34,6 +34,11 @@ hvdl_err hvdl_stream_recv(hvdl_wire *wire, hvdl_stream *s, void *to, size_t byte
     return err;
 }
 
+void hvdl_stream_skip(hvdl_stream *s)
+{
+    s->requests[s->posted++ % HVDL_WINDOW].active = false;
+}
+
 bool hvdl_stream_end(hvdl_wire *wire, hvdl_stream *s, bool receiving)
 {
     bool ended = true;

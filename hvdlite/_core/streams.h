@@ -26,6 +26,9 @@ hvdl_err hvdl_stream_send(hvdl_wire *wire, hvdl_stream *stream, const void *from
 hvdl_err hvdl_stream_recv(hvdl_wire *wire, hvdl_stream *stream, void *to, size_t bytes, int peer,
                           int tag);
 
+/* The next message is none: it counts as posted, and as done in its turn. There must be room. */
+void hvdl_stream_skip(hvdl_stream *stream);
+
 /* Cancels receives; sends are never cancelled, as no MPI ends a large one that way. False: a message
  * can't be ended, and its memory must stay for the life of the process. */
 bool hvdl_stream_end(hvdl_wire *wire, hvdl_stream *stream, bool receiving);
