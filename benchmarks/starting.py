@@ -18,6 +18,10 @@ LIMIT_S = 900.0  # of one command
 # What Open MPI needs where ranks outnumber the cores: it is twelve times faster then, and more.
 YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
+# The C library keeps what is freed. Else it gives memory back to the system and takes it again,
+# page by page, in some training steps and not in others: more luck than contenders differ by.
+KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_MMAP_THRESHOLD_": "4000000000"}
+
 
 def run(command: Sequence[str], variables: Mapping[str, str]) -> None:
     """Raises CalledProcessError or TimeoutExpired; hvdrun has said why."""
@@ -63,7 +67,8 @@ def run_job(plan: Plan, job: Job, folder: Path, hosts: Rig | None) -> dict[str, 
     hvdrun = str(Path(python).with_name("hvdrun"))
     program = [python, "-m", "benchmarks.worker", json.dumps(request)]
     if job.place.hosts == 1:
-        run([hvdrun, "-np", str(job.place.ranks), *program], {"GLOO_SOCKET_IFNAME": "lo"})
+        variables = {"GLOO_SOCKET_IFNAME": "lo", **KEEPING_MEMORY}
+        run([hvdrun, "-np", str(job.place.ranks), *program], variables)
     else:
         assert hosts is not None
         command = hosts.command(job.place, [hvdrun, *program])
