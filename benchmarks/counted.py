@@ -41,6 +41,7 @@ def engines(core: Any, ranks: int) -> list[Any]:
             block_bytes=BLOCK_BYTES,
             segment_bytes=SEGMENT_BYTES,
             piece_bytes=PIECE_BYTES,
+            algorithms=(),
             deterministic=False,
             event_capacity=0,
             stall_warning_s=0.0,
