@@ -15,10 +15,10 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 DTYPES = (*INTEGERS, *FLOATS, "bool")
 
 
-def mostly_on_few_ranks(dtypes, everywhere):
+def mostly_on_few_ranks(dtypes, everywhere, many=(7, "1,3,3")):
     """As a parameter: `everywhere` also where there are many ranks, which takes seconds; the others
     there in `make test-wide` only."""
-    wide = pytest.mark.wide_in(7, "1,3,3")
+    wide = pytest.mark.wide_in(*many)
     return [d if d in everywhere else pytest.param(d, marks=wide) for d in dtypes]
 
 
