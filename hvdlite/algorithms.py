@@ -84,6 +84,9 @@ def _checked(rules: Sequence[Sequence[Any]]) -> Rules:
         raise ValueError(f"there is no algorithm {min(unknown)!r}")
     if len(checked) > MOST_RULES:
         raise ValueError(f"there can be {MOST_RULES} rules, not {len(checked)}")
+    for size in sizes[:-1]:
+        if type(size) is not int or not 0 <= size < 1 << 63:
+            raise ValueError(f"{size!r} is no size in bytes")
     if not sizes or sizes[-1] is not None or sizes[:-1] != sorted(set(sizes[:-1])):
         raise ValueError("the sizes must ascend, and the last one must be null")
     return checked

@@ -228,13 +228,17 @@ static bool receive_some(hvdl_engine *e)
     return any;
 }
 
-bool hvdl_control_step(hvdl_engine *e, bool *progressed)
+void hvdl_control_step(hvdl_engine *e, bool *progressed)
 {
     if (e->control->sendings)
         *progressed |= test_sends(e);
     if (e->is_leader)
         *progressed |= receive_some(e);
-    return e->control->sendings || e->control->num_packets;
+}
+
+bool hvdl_control_busy(const hvdl_engine *e)
+{
+    return e->control->sendings != NULL;
 }
 
 /* A run of a plan begins on each host without asking the others. They must learn which ones this host

@@ -94,14 +94,11 @@ bool hvdl_sweep(hvdl_engine *e)
     if (e->deferred)
         progressed |= hvdl_append_deferred(e);
     progressed |= hvdl_read_journal(e);
-    if (e->config.num_hosts > 1) {
-        bool busy = hvdl_control_step(e, &progressed);
+    bool between_hosts = e->config.num_hosts > 1;
+    if (between_hosts) {
+        hvdl_control_step(e, &progressed);
         hvdl_step_exchanges(e, &progressed);
-        hvdl_control_flush(e);
-        busy |= e->deferred || e->num_asking;
-        atomic_store_explicit(&e->busy, busy, memory_order_relaxed);
-    } else {
-        atomic_store_explicit(&e->busy, e->deferred != NULL, memory_order_relaxed);
+        hvdl_control_flush(e); /* before the block, which takes longer */
     }
     if (++e->sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0)
         hvdl_stall_look(e);
@@ -109,6 +106,12 @@ bool hvdl_sweep(hvdl_engine *e)
     progressed |= hvdl_conveyor_step(&e->conveyor, &finished);
     if (finished)
         hvdl_pass_finished(e, finished);
+    bool busy = e->deferred != NULL;
+    if (between_hosts) {
+        hvdl_control_flush(e);
+        busy |= hvdl_control_busy(e) || e->num_asking;
+    }
+    atomic_store_explicit(&e->busy, busy, memory_order_relaxed);
     if (progressed) {
         e->idle_looks = 0;
         e->pause_ns = 0;

@@ -52,6 +52,11 @@ void hvdl_py_reap(hvdl_engine *engine);
 /* Conversions: 0, or -1 and an exception. */
 int hvdl_py_int(PyObject *object, const char *name, long least, long most, int *to);
 int hvdl_py_pointer(PyObject *object, void **to);
+/* Tensors whose storage was freed lie at 0, or, where they began within it, a little above. */
+static inline bool hvdl_py_is_memory(const void *address)
+{
+    return (uintptr_t)address >= 4096;
+}
 /* A scale factor: 0.0 and -0.0, which are compared bytewise, as the same. */
 double hvdl_py_factor(double value);
 /* The arguments of Engine.post, from which `owner` and `wake` are left to the caller. */

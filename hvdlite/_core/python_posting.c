@@ -133,7 +133,8 @@ static int check_posting(const hvdl_posting *posting)
     bool needs_output = !gathers && desc->kind != HVDL_REDUCESCATTER; /* it may have no rows */
     bool has_data = desc->kind < HVDL_JOIN && desc->count && desc->place != HVDL_ORDERED &&
                     (!gathers || posting->rows);
-    if (has_data && (!posting->input || (needs_output && !posting->output))) {
+    if (has_data && (!hvdl_py_is_memory(posting->input) ||
+                     (needs_output && !hvdl_py_is_memory(posting->output)))) {
         PyErr_Format(PyExc_ValueError, "%s '%s': the tensor has no memory",
                      hvdl_kind_name(desc->kind), posting->name);
         return -1;

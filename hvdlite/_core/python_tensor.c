@@ -69,7 +69,8 @@ static bool put_tensor(const dl_tensor *tensor, hvdl_posting *posting)
 {
     hvdl_desc *desc = &posting->desc;
     int64_t count = 1;
-    if (tensor->ndim > HVDL_MAX_DIMS)
+    char *memory = (char *)tensor->data + tensor->byte_offset;
+    if (tensor->ndim > HVDL_MAX_DIMS || !hvdl_py_is_memory(memory))
         return false;
     for (int i = tensor->ndim - 1; i >= 0; i--) {
         int64_t dim = tensor->shape[i];
@@ -81,8 +82,8 @@ static bool put_tensor(const dl_tensor *tensor, hvdl_posting *posting)
     }
     desc->ndim = (uint8_t)tensor->ndim;
     desc->count = count;
-    posting->output = (char *)tensor->data + tensor->byte_offset;
-    posting->input = posting->output;
+    posting->output = memory;
+    posting->input = memory;
     return count > 0; /* without elements strides say nothing, and there may be no memory */
 }
 
@@ -108,7 +109,7 @@ static int fill(hvdl_py_state *state, PyObject *const *args, hvdl_posting *posti
         (PyObject *)Py_TYPE(args[ARG_OP]) != state->op_type ||
         !PyFloat_CheckExact(args[ARG_PRESCALE]) || !PyFloat_CheckExact(args[ARG_POSTSCALE]))
         return 0;
-    if (state->describe_tensor(object, &tensor)) { /* sparse, quantized, without memory, ... */
+    if (state->describe_tensor(object, &tensor)) { /* sparse, quantized, ... */
         PyErr_Clear();
         return 0;
     }
@@ -153,8 +154,14 @@ PyObject *hvdl_py_allreduce_in_place(PyObject *object, PyObject *const *args, Py
         Py_INCREF(Py_NotImplemented);
         return Py_NotImplemented;
     }
-    hvdl_py_reap(engine);
     PyObject *tensor = args[ARG_TENSOR];
+    /* Autograd must learn that a tensor that it may have saved changes. It is Python that may run here,
+     * and so before anything is posted. */
+    PyObject *result = PyObject_CallFunctionObjArgs(state->tensor_changed, tensor, NULL);
+    if (!result)
+        return NULL;
+    Py_DECREF(result);
+    hvdl_py_reap(engine);
     Py_INCREF(tensor);
     posting.owner = tensor;
     hvdl_err err = hvdl_engine_post(engine, &posting, false, &operation);
@@ -163,12 +170,7 @@ PyObject *hvdl_py_allreduce_in_place(PyObject *object, PyObject *const *args, Py
         hvdl_py_raise(err, hvdl_kind_name(posting.desc.kind), posting.name);
         return NULL;
     }
-    /* While the others come: autograd must learn that a tensor that it may have saved has changed. */
-    PyObject *result = PyObject_CallFunctionObjArgs(state->tensor_changed, tensor, NULL);
-    if (result) {
-        Py_DECREF(result);
-        result = hvdl_py_wait(engine, operation) ? NULL : hvdl_py_outcome(operation);
-    }
+    result = hvdl_py_wait(engine, operation) ? NULL : hvdl_py_outcome(operation);
     PyObject *owner = hvdl_operation_release(engine, operation);
     Py_XDECREF(owner);
     return result;

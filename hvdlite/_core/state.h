@@ -442,8 +442,10 @@ void hvdl_control_joined(hvdl_engine *engine, int last);
 void hvdl_control_run(hvdl_engine *engine, const hvdl_plan *plan);
 /* The leader: a plan is made, of which others may have told a run already. */
 void hvdl_control_plan_made(hvdl_engine *engine, hvdl_plan *plan);
-/* Moves messages. *progressed is set, never cleared. Returns whether sends are under way. */
-bool hvdl_control_step(hvdl_engine *engine, bool *progressed);
+/* Moves messages. *progressed is set, never cleared. */
+void hvdl_control_step(hvdl_engine *engine, bool *progressed);
+/* Whether sends are under way. */
+bool hvdl_control_busy(const hvdl_engine *engine);
 /* Sends what has been said since the last time: many small messages go out as one. */
 void hvdl_control_flush(hvdl_engine *engine);
 /* Tells the other hosts that a rank of this one leaves; on its leader. After its own leave it says

@@ -53,6 +53,9 @@ def test_one_that_is_forced_is_the_only_one():
         ('{"hosts": {"2": []}}', "the last one must be null"),
         ('{"hosts": {"2": [[5, "ring"]]}}', "the last one must be null"),
         ('{"hosts": {"2": [[5, "ring"], [4, "direct"], [null, "ring"]]}}', "must ascend"),
+        ('{"hosts": {"2": [[1e6, "direct"], [null, "ring"]]}}', "1000000.0 is no size in bytes"),
+        ('{"hosts": {"2": [[-1, "direct"], [null, "ring"]]}}', "-1 is no size in bytes"),
+        (json.dumps({"hosts": {"2": [[1 << 63, "ring"], [None, "ring"]]}}), "is no size in bytes"),
         (json.dumps({"hosts": {"2": [[i, "ring"] for i in range(9)]}}), "there can be 8 rules"),
     ],
 )

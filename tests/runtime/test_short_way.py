@@ -49,6 +49,14 @@ def test_takes_views_parameters_and_inference_tensors():
         assert short_way(torch.ones(2)) is None
 
 
+def freed(begin):
+    """What lay at `begin` of a storage that was freed, as sharded parameters are."""
+    tensor = torch.ones(8)
+    view = tensor[begin:]
+    tensor.untyped_storage().resize_(0)
+    return view
+
+
 REFUSED = {
     "a list": [1.0],
     "a subclass": torch.ones(2).as_subclass(Subclass),
@@ -60,6 +68,9 @@ REFUSED = {
     "complex": torch.ones(2, dtype=torch.complex64),
     "sparse": torch.eye(2).to_sparse(),
     "without memory": torch.ones(2, device="meta"),
+    "freed": freed(0),
+    "freed, of a later begin": freed(2),
+    "zeros without memory": torch._efficientzerotensor(2),
     "without elements": torch.ones(0, 3),
     "many dimensions": torch.ones((1,) * 9),
     "an array": np.ones(2),
@@ -69,6 +80,12 @@ REFUSED = {
 @pytest.mark.parametrize("tensor", REFUSED.values(), ids=REFUSED)
 def test_leaves_other_tensors_to_the_long_way(tensor):
     assert short_way(tensor) is NotImplemented
+
+
+@pytest.mark.parametrize("begin", [0, 2])
+def test_a_tensor_whose_memory_was_freed_is_an_error(begin):
+    with pytest.raises(ValueError, match="allreduce 'x': the tensor has no memory"):
+        hvd.allreduce_(freed(begin), name="x", op=hvd.Sum)
 
 
 @pytest.mark.parametrize(
