@@ -76,11 +76,15 @@ bench-instructions: $(VENV)/.installed $(EXTENSION)
 
 # The file that HVDLITE_ALGORITHM_TABLE then names; rules for other numbers of hosts stay in it.
 TABLE ?= build/algorithms.json
+ifeq ($(HOSTS),)
+tune:
+	@echo 'make tune HOSTS=server1:1,server2:1 [TABLE=$(TABLE)]' >&2; exit 2
+else
 tune: $(VENV)/.installed $(EXTENSION)
-	@test -n '$(HOSTS)' || { echo 'make tune HOSTS=server1:1,server2:1' >&2; exit 2; }
 	@mkdir -p $(dir $(TABLE))
 	@$(BIN)/hvdrun -H '$(HOSTS)' $(BIN)/python -m hvdlite.tune $(abspath $(TABLE))
 	@echo 'written; use it by HVDLITE_ALGORITHM_TABLE=$(abspath $(TABLE))'
+endif
 
 build: $(VENV)/.installed $(VENV_MPICH)/.installed $(EXTENSION)
 

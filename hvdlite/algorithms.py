@@ -7,6 +7,7 @@ like these. All ranks use rank 0's, from `init` on.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,7 @@ def read(path: Path) -> Table:
     try:
         hosts = json.loads(path.read_text())["hosts"]
         table = {int(number): _checked(rules) for number, rules in hosts.items()}
-    except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
+    except (TypeError, KeyError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"no table of algorithms: {error!r}") from error
     if not table or min(table) < 2:
         raise ValueError("a table of algorithms needs rules for 2 hosts or more")
@@ -92,16 +93,35 @@ def _checked(rules: Sequence[Sequence[Any]]) -> Rules:
     return checked
 
 
+def held_in(path: Path) -> dict[str, dict[str, object]]:
+    """What a file that `add` has written holds, or nothing if there is none yet.
+
+    Raises:
+        ValueError: it is another file, or could not be written.
+    """
+    held: dict[str, dict[str, object]] = {"hosts": {}}
+    try:
+        if path.exists():
+            read(path)
+            held = json.loads(path.read_text())
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(str(error)) from error
+    held.setdefault("microseconds", {})
+    return held
+
+
 def add(path: Path, num_hosts: int, rules: Rules, measured: object) -> None:
     """Puts the rules for so many hosts into a file, new or not, and beside them what they come
-    from."""
-    held: dict[str, dict[str, object]] = {"hosts": {}, "microseconds": {}}
-    if path.exists():
-        read(path)
-        held = json.loads(path.read_text())
+    from. Whoever reads it meanwhile sees the former file."""
+    held = held_in(path)
     held["hosts"][str(num_hosts)] = rules
     held["microseconds"][str(num_hosts)] = measured
-    path.write_text(json.dumps(held, indent=1) + "\n")
+    with tempfile.NamedTemporaryFile(mode="w", dir=path.parent, delete=False) as file:
+        file.write(json.dumps(held, indent=1) + "\n")
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)
 
 
 def chosen(config: Config) -> Table:

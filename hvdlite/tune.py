@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import torch
@@ -109,19 +110,44 @@ def _team_with(name: str) -> Team:
     )
 
 
+def _problem_with(file: Path) -> str | None:
+    try:
+        algorithms.held_in(file)
+    except ValueError as error:
+        return f"{file}: {error}"
+    return None
+
+
+def _fail(problem: str) -> NoReturn:
+    """Ends the job. Collective: rank 0 says why."""
+    if hvd.rank() == 0:
+        click.echo(f"Error: {problem}", err=True)
+    hvd.barrier()
+    raise SystemExit(1)
+
+
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(1))
-@click.option("--largest", default=max(SIZES_BYTES), show_default=True, help="Slice, in bytes.")
+@click.option(
+    "--largest",
+    default=max(SIZES_BYTES),
+    show_default=True,
+    type=click.IntRange(min(SIZES_BYTES)),
+    help="Slice, in bytes.",
+)
 def main(file: Path, rounds: int, largest: int) -> None:
     """Writes FILE: which algorithm for which size, as measured on these hosts."""
     hvd.init()
     layout = world.current().layout
     if len(layout.hosts) < 2:
-        raise click.ClickException(
+        _fail(
             "on one host there is nothing to choose: start it on several, for example with "
             "hvdrun -H server1:1,server2:1"
         )
+    problem = hvd.broadcast_object(_problem_with(file) if hvd.rank() == 0 else None)
+    if problem is not None:
+        _fail(problem)
     sizes_bytes = [size for size in SIZES_BYTES if size <= largest]
     times = measure(sizes_bytes, rounds)
     if hvd.rank():

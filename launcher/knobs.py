@@ -119,8 +119,8 @@ KNOBS: tuple[Knob, ...] = (
         "bucket_bytes",
         "int",
         -1,
-        "gradients of DistributedOptimizer that are reduced together; 0: each alone; -1, which is "
-        "only the default: as many as suit their total",
+        "gradients of DistributedOptimizer that are reduced together; 0: each alone; by default as "
+        "many as suit their total",
         horovod="HOROVOD_FUSION_THRESHOLD",
         flag="--fusion-threshold-mb",
         unit=MIB,
@@ -142,7 +142,8 @@ KNOBS: tuple[Knob, ...] = (
         "first_bucket_bytes",
         "int",
         -1,
-        "the same as bucket_bytes for the first bucket, which should start early",
+        "the same for the first bucket, which should start early; by default a quarter of the "
+        "others' size",
     ),
     Knob(
         "gpu",

@@ -59,3 +59,32 @@ def test_on_one_host_it_says_that_there_is_nothing_to_choose(tmp_path, monkeypat
     done = run_tune(tmp_path / "table.json", hosts="2", monkeypatch=monkeypatch)
     assert done.code == 1, done
     assert "on one host there is nothing to choose" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("missing/table.json", None, "No such file or directory"),
+        ("table.json", "{}", "no table of algorithms: KeyError('hosts')"),
+    ],
+)
+def test_a_file_that_can_not_be_written_is_said_before_anything_is_measured(
+    tmp_path, monkeypatch, name, text, expected
+):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    done = run_tune(path, hosts="1,1", monkeypatch=monkeypatch)
+    assert done.code == 1, done
+    assert done.stderr.count(f"Error: {path}: ") == 1
+    assert expected in done.stderr
+    assert not done.stdout
+    assert text is None or path.read_text() == text
+
+
+def test_rules_written_by_hand_are_kept(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text('{"hosts": {"3": [[null, "ring"]]}}')
+    algorithms.add(path, 2, ((None, "direct"),), {})
+    assert algorithms.read(path).rules == {3: ((None, "ring"),), 2: ((None, "direct"),)}
+    assert list(tmp_path.iterdir()) == [path]
