@@ -105,6 +105,10 @@ def close_on_exit(engines: tuple[Engine, ...], /) -> None:
     """The engines that the exit handlers close, in this order, with `linger`, where the exit code
     is 0. They are kept alive past the end of Python. A later call replaces the former."""
 
+def force_past_cache(force: bool | None, /) -> None:
+    """For tests and benchmarks: whether this process writes what other ranks of its host read past
+    the caches; None: where that is found to be faster. The results are the same."""
+
 def use_tensors(
     exchange_api: object,
     types: tuple[type, ...],

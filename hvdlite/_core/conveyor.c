@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "conveyor.h"
 
 #include <stdlib.h>
@@ -6,6 +7,16 @@
 /* Below this many bytes per pass everyone adds up everything: the second synchronization costs more
  * than the additions. */
 #define DIRECT_BYTES 16384
+
+/* Smaller parts of a block are written into the caches in any case, and reading them is not timed. */
+#define PAST_CACHE_BYTES 16384
+
+static _Atomic int force_past_cache = -1;
+
+void hvdl_conveyor_force_past_cache(int force)
+{
+    force_past_cache = force;
+}
 
 hvdl_range hvdl_slice(size_t count, int num_rails, int rail, hvdl_dtype dtype)
 {
@@ -72,13 +83,34 @@ static hvdl_range scatter_range(const hvdl_pass *pass, int rail, uint64_t block)
 
 /* ---- the stages' work; b: the block within the pass, number: within the stream ---- */
 
-static void copy_scaled(const hvdl_pass *pass, char *to, const char *from, size_t count)
+/* Whether so much is written past the caches to where other ranks read it. */
+static bool goes_past_cache(const hvdl_shm *shm, size_t bytes)
+{
+    if (bytes < PAST_CACHE_BYTES || shm->local_size == 1)
+        return false;
+    if (force_past_cache >= 0)
+        return force_past_cache;
+    return atomic_load_explicit(&shm->control->past_cache, memory_order_relaxed);
+}
+
+static void copy_in(const hvdl_shm *shm, char *to, const char *from, size_t bytes)
+{
+    if (goes_past_cache(shm, bytes))
+        hvdl_copy_past_cache(to, from, bytes);
+    else if (to != from)
+        memcpy(to, from, bytes);
+}
+
+static void copy_scaled(const hvdl_shm *shm, const hvdl_pass *pass, char *to, const char *from,
+                        size_t count)
 {
     const void *input = from;
-    if (!hvdl_scale_is_one(&pass->prescale))
-        hvdl_reduce(pass->dtype, HVDL_SUM, to, &input, 1, count, &pass->prescale);
-    else if (to != from)
-        memcpy(to, from, count * hvdl_dtype_bytes((int)pass->dtype));
+    size_t bytes = count * hvdl_dtype_bytes((int)pass->dtype);
+    if (hvdl_scale_is_one(&pass->prescale))
+        copy_in(shm, to, from, bytes);
+    else
+        (goes_past_cache(shm, bytes) ? hvdl_reduce_past_cache : hvdl_reduce)(
+            pass->dtype, HVDL_SUM, to, &input, 1, count, &pass->prescale);
 }
 
 static hvdl_range both(hvdl_range a, hvdl_range b)
@@ -126,8 +158,8 @@ static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint6
         char *to = alone ? pass->out + part.begin * esize : staging;
         if (!alone && !pass->direct && reads_input(pass)) /* only this rank needs it */
             left_out = block_slice(shm, pass, b, shm->local_rank);
-        copy_scaled(pass, to, from, left_out.begin);
-        copy_scaled(pass, to + left_out.end * esize, from + left_out.end * esize,
+        copy_scaled(shm, pass, to, from, left_out.begin);
+        copy_scaled(shm, pass, to + left_out.end * esize, from + left_out.end * esize,
                     count - left_out.end);
         break;
     }
@@ -136,7 +168,7 @@ static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint6
             hvdl_range part = scatter_range(pass, rail, b);
             char *to = alone ? pass->out + part.begin * esize
                              : staging + (size_t)rail * pass->unit * esize;
-            copy_scaled(pass, to, pass->in + part.begin * esize, hvdl_range_size(part));
+            copy_scaled(shm, pass, to, pass->in + part.begin * esize, hvdl_range_size(part));
         }
         break;
     case HVDL_PASS_SHARE:
@@ -146,7 +178,7 @@ static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint6
             if (source->local != shm->local_rank || !hvdl_range_size(part))
                 continue;
             if (!alone)
-                memcpy(staging, source->from + part.begin, hvdl_range_size(part));
+                copy_in(shm, staging, source->from + part.begin, hvdl_range_size(part));
             take_of(source, part, source->from + part.begin);
         }
         break;
@@ -163,7 +195,10 @@ static void add_up(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t number, 
         inputs[r] = hvdl_staging(shm, r, number) + offset_bytes;
     if (own)
         inputs[shm->local_rank] = own;
-    hvdl_reduce(pass->dtype, pass->op, to, inputs, shm->local_size, count, &pass->scale);
+    bool for_others = to == hvdl_staging(shm, shm->local_rank, number) + offset_bytes;
+    size_t bytes = count * hvdl_dtype_bytes((int)pass->dtype);
+    (for_others && goes_past_cache(shm, bytes) ? hvdl_reduce_past_cache : hvdl_reduce)(
+        pass->dtype, pass->op, to, inputs, shm->local_size, count, &pass->scale);
 }
 
 static void reduce_block(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
@@ -264,10 +299,30 @@ static bool may_enter(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage
     }
 }
 
-static void do_block(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage stage)
+/* Local rank 0 times what tells how far away the other ranks' caches are: writing a block that they have
+ * read, and adding up what they have written. Returns the bytes of the next block of this stage that
+ * are moved so, or 0. */
+static size_t bytes_to_time(const hvdl_shm *shm, const hvdl_pass *pass, hvdl_stage stage)
 {
-    hvdl_shm *shm = conveyor->shm;
-    uint64_t b = pass->at[stage], number = conveyor->blocks[stage];
+    bool is_sum = pass->type == HVDL_PASS_ALLREDUCE && pass->dtype == HVDL_FLOAT32 &&
+                  (pass->op == HVDL_SUM || pass->op == HVDL_AVERAGE) && pass->scale.factor == 1.0;
+    hvdl_stage adding = pass->direct ? HVDL_STAGE_OUT : HVDL_STAGE_REDUCED;
+    if (shm->local_size == 1 || shm->local_rank || force_past_cache >= 0 || !is_sum ||
+        !reads_input(pass) || (stage != HVDL_STAGE_IN && stage != adding))
+        return 0;
+    uint64_t b = pass->at[stage], others = (uint64_t)shm->local_size - 1;
+    size_t all = hvdl_range_size(block_of(pass->count, pass->unit, b)) * sizeof(float);
+    size_t slice = hvdl_range_size(block_slice(shm, pass, b, 0)) * sizeof(float);
+    if ((pass->direct ? all : slice) < PAST_CACHE_BYTES)
+        return 0;
+    if (stage == HVDL_STAGE_IN)
+        return pass->direct ? all : all - slice;
+    return others * (pass->direct ? all : slice);
+}
+
+static void work_on(const hvdl_shm *shm, const hvdl_pass *pass, hvdl_stage stage, uint64_t number)
+{
+    uint64_t b = pass->at[stage];
     if (stage == HVDL_STAGE_IN)
         put_in(shm, pass, b, number);
     else if (shm->local_size == 1)
@@ -278,6 +333,25 @@ static void do_block(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage 
                  ? !pass->direct
                  : pass->type == HVDL_PASS_SCATTER && shm->local_rank < pass->num_rails)
         reduce_block(shm, pass, b, number);
+}
+
+static void do_block(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage stage)
+{
+    hvdl_shm *shm = conveyor->shm;
+    size_t bytes = bytes_to_time(shm, pass, stage);
+    uint64_t begun_ns = bytes ? hvdl_now_ns() : 0;
+    work_on(shm, pass, stage, conveyor->blocks[stage]);
+    if (!bytes)
+        return;
+    uint64_t ns = hvdl_now_ns() - begun_ns;
+    if (stage == HVDL_STAGE_IN) {
+        conveyor->in_bytes = bytes;
+        conveyor->in_ns = ns;
+    } else if (hvdl_locality_note(&conveyor->locality, bytes + conveyor->in_bytes,
+                                  ns + conveyor->in_ns, HVDL_NUM_BUFFERS)) {
+        atomic_store_explicit(&shm->control->past_cache, conveyor->locality.past_cache,
+                              memory_order_relaxed);
+    }
 }
 
 /* Moves a stage past passes that it has finished. */

@@ -20,6 +20,7 @@
 #ifndef HVDL_CONVEYOR_H
 #define HVDL_CONVEYOR_H
 
+#include "locality.h"
 #include "reduce.h"
 #include "schedule.h"
 #include "shm.h"
@@ -71,6 +72,9 @@ typedef struct {
     hvdl_pass *first, *last;             /* scheduled and not finished here, in order */
     hvdl_pass *current[HVDL_NUM_STAGES]; /* the pass that each stage is at, or NULL: at the end */
     uint64_t blocks[HVDL_NUM_STAGES];    /* blocks passed, ever: what this rank publishes */
+    hvdl_locality locality;              /* local rank 0 */
+    size_t in_bytes;                     /* the last block that was timed as it was put in */
+    uint64_t in_ns;
 } hvdl_conveyor;
 
 void hvdl_conveyor_init(hvdl_conveyor *conveyor, hvdl_shm *shm);
@@ -86,6 +90,10 @@ bool hvdl_conveyor_step(hvdl_conveyor *conveyor, hvdl_pass **finished);
 
 /* Takes all passes off, when the stream is broken; returns them as a list. */
 hvdl_pass *hvdl_conveyor_clear(hvdl_conveyor *conveyor);
+
+/* For tests: all conveyors of this process write past the caches (1), never do so (0), or when that is
+ * faster (-1, the default). */
+void hvdl_conveyor_force_past_cache(int force);
 
 static inline bool hvdl_conveyor_busy(const hvdl_conveyor *conveyor)
 {

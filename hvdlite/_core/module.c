@@ -1,8 +1,10 @@
 /* The extension module `hvdlite._core`, whose interface is described in _core.pyi. */
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "conveyor.h"
 #include "exit.h"
 #include "python_glue.h"
 #include "reduce.h"
@@ -149,6 +151,18 @@ static PyObject *close_on_exit(PyObject *module, PyObject *engines)
     Py_RETURN_NONE;
 }
 
+static PyObject *force_past_cache(PyObject *module, PyObject *value)
+{
+    int force;
+    (void)module;
+    if (value == Py_None)
+        force = -1;
+    else if ((force = PyObject_IsTrue(value)) < 0)
+        return NULL;
+    hvdl_conveyor_force_past_cache(force);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
     {"memory_bytes", memory_bytes, METH_VARARGS, NULL},
     {"cpu_features", cpu_features, METH_NOARGS, NULL},
@@ -157,6 +171,7 @@ static PyMethodDef module_methods[] = {
     {"close_on_exit", close_on_exit, METH_O, NULL},
     {"finish_on_exit", (PyCFunction)(void (*)(void))finish_on_exit, METH_VARARGS | METH_KEYWORDS,
      NULL},
+    {"force_past_cache", force_past_cache, METH_O, NULL},
     {"use_tensors", hvdl_py_use_tensors, METH_VARARGS, NULL},
     {0},
 };

@@ -2,9 +2,10 @@
 #include "reduce.h"
 
 #include <stdatomic.h>
+#include <string.h>
 
 #if defined(__x86_64__)
-#include <xmmintrin.h>
+#include <emmintrin.h>
 #endif
 
 hvdl_reduce_variant_fn hvdl_reduce_baseline;
@@ -98,3 +99,61 @@ void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src
 {
     hvdl_reduce_with(hvdl_reduce_variants(), dtype, op, dst, src, num_src, count, scale);
 }
+
+/* ---- past the caches ---- */
+
+#if defined(__x86_64__)
+enum { LINE = 64, TILE_BYTES = 8192 }; /* a tile stays in the first-level cache */
+
+static void stream_lines(char *dst, const char *src, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += LINE)
+        for (size_t part = at; part < at + LINE; part += sizeof(__m128i))
+            _mm_stream_si128((__m128i *)(dst + part),
+                             _mm_loadu_si128((const __m128i *)(src + part)));
+}
+
+/* Bytes from `dst` to the next line, at most `bytes`. */
+static size_t to_next_line(const void *dst, size_t bytes)
+{
+    size_t left = -(uintptr_t)dst % LINE;
+    return left < bytes ? left : bytes;
+}
+
+void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes)
+{
+    size_t head = to_next_line(dst, bytes), lines = (bytes - head) / LINE * LINE;
+    memcpy(dst, src, head);
+    stream_lines((char *)dst + head, (const char *)src + head, lines);
+    memcpy((char *)dst + head + lines, (const char *)src + head + lines, bytes - head - lines);
+    _mm_sfence(); /* before whoever is told of the result reads it */
+}
+
+void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
+                            int num_src, size_t count, const hvdl_scale *scale)
+{
+    _Alignas(LINE) char tile[TILE_BYTES];
+    const void *inputs[num_src];
+    size_t esize = hvdl_dtype_bytes((int)dtype), per_tile = TILE_BYTES / esize;
+    size_t head = to_next_line(dst, count * esize) / esize;
+    for (size_t at = 0, size; at < count; at += size) {
+        size = at ? per_tile : head ? head : per_tile; /* from then on whole lines */
+        size = count - at < size ? count - at : size;
+        for (int k = 0; k < num_src; k++)
+            inputs[k] = (const char *)src[k] + at * esize;
+        hvdl_reduce(dtype, op, tile, inputs, num_src, size, scale);
+        hvdl_copy_past_cache((char *)dst + at * esize, tile, size * esize);
+    }
+}
+#else
+void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes)
+{
+    memcpy(dst, src, bytes);
+}
+
+void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
+                            int num_src, size_t count, const hvdl_scale *scale)
+{
+    hvdl_reduce(dtype, op, dst, src, num_src, count, scale);
+}
+#endif

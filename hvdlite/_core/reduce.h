@@ -29,6 +29,12 @@ static inline bool hvdl_scale_is_one(const hvdl_scale *scale)
 void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src, int num_src,
                  size_t count, const hvdl_scale *scale);
 
+/* The same, and a copy, for what somebody far away will read: on x86-64 the result goes past the caches
+ * to memory (non-temporal stores). */
+void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
+                            int num_src, size_t count, const hvdl_scale *scale);
+void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes);
+
 /* Every element as a double, and back: rounded to nearest even, integers cut toward zero and to their
  * range. */
 void hvdl_to_doubles(int dtype, double *to, const void *from, size_t count);

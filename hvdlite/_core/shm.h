@@ -16,6 +16,8 @@
 
 #include <stdatomic.h>
 
+#include <time.h>
+
 #include "types.h"
 
 #define HVDL_HEADER_BYTES 64 /* the region's first bytes are the caller's */
@@ -92,6 +94,7 @@ typedef struct {
     /* Bit r: rank r's driver is about to sleep. Set before its last look, read after every publish;
      * a sequentially consistent fence on both sides, so that one of the two sees the other. */
     _Alignas(128) _Atomic uint64_t sleepers[HVDL_MAX_LOCAL / 64];
+    _Alignas(128) _Atomic uint32_t past_cache; /* locality.h: what local rank 0 has found out */
     hvdl_shm_rank ranks[];
 } hvdl_shm_control;
 
@@ -111,6 +114,13 @@ typedef struct {
     size_t mapping_bytes;
     int *pidfds; /* opened when first needed; -1 unknown, -2 can't be watched */
 } hvdl_shm;
+
+static inline uint64_t hvdl_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
 
 /* Bytes of the region. payload_bytes: the most that a rank adds to the posting of an operation. */
 size_t hvdl_shm_bytes(int local_size, size_t payload_bytes, size_t block_bytes);

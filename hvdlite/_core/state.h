@@ -383,13 +383,6 @@ static inline int hvdl_own_number(const hvdl_engine *engine)
     return hvdl_world_rank(engine, engine->config.rank);
 }
 
-static inline uint64_t hvdl_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static inline size_t hvdl_desc_bytes(const hvdl_desc *desc)
 {
     return (size_t)desc->count * hvdl_dtype_bytes(desc->dtype);

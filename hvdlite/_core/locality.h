@@ -1,0 +1,32 @@
+/* Do the cores of a host's ranks share a cache? If they do, a staging block is best written into it, where
+ * the others read it. If not (other sockets, other groups of cores), every line that one has written and
+ * another one reads, or the other way round, travels between caches far apart, which takes several times
+ * as long as memory does: there it is best written past the caches. Where a rank's core is can change
+ * while it runs, so this is found out, again and again, from the time that a block takes: a pure state
+ * machine, fed by one rank of the host, whose answer all follow. */
+#ifndef HVDL_LOCALITY_H
+#define HVDL_LOCALITY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define HVDL_LOCALITY_WINDOW 8 /* blocks from which the median is taken */
+
+typedef struct {
+    bool past_cache; /* the answer; zeroed memory is a beginning */
+    bool is_trial;   /* not known yet whether it is better so */
+    uint64_t to_skip;
+    int num_times;
+    double times[HVDL_LOCALITY_WINDOW]; /* ns per byte */
+    double cached; /* the median when blocks were last written into the caches */
+    uint64_t
+        windows_left;  /* past the caches: until the other is tried again; else: no change until */
+    uint64_t patience; /* windows between trials: longer, the more often they change nothing */
+} hvdl_locality;
+
+/* To write and read so many bytes of blocks took so long, without waiting. in_flight: blocks that may have
+ * been written already when the answer changes. Returns whether it has changed. */
+bool hvdl_locality_note(hvdl_locality *locality, size_t bytes, uint64_t ns, uint64_t in_flight);
+
+#endif
