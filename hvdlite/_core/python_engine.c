@@ -291,28 +291,17 @@ static void engine_dealloc(PyObject *object)
 
 /* ---- Engine: posting ---- */
 
-/* Posts what the arguments say, and gives the engine a reference to the owner. */
+/* Posts what the arguments say. */
 static hvdl_operation *post_args(EngineObject *self, PyObject *const *args, Py_ssize_t num_args)
 {
     hvdl_engine *engine = hvdl_py_engine(self);
     hvdl_posting posting;
-    hvdl_operation *operation;
     if (!engine || hvdl_py_posting(args, num_args, &posting))
         return NULL;
     int wake = num_args > POST_WAKE ? PyObject_IsTrue(args[POST_WAKE]) : 1;
     if (wake < 0)
         return NULL;
-    hvdl_py_reap(engine);
-    PyObject *owner = args[POST_OWNER];
-    Py_INCREF(owner);
-    posting.owner = owner;
-    hvdl_err err = hvdl_engine_post(engine, &posting, wake, &operation);
-    if (err) {
-        Py_DECREF(owner);
-        hvdl_py_raise(err, hvdl_kind_name(posting.desc.kind), posting.name);
-        return NULL;
-    }
-    return operation;
+    return hvdl_py_post(engine, &posting, args[POST_OWNER], wake);
 }
 
 static PyObject *engine_post(PyObject *object, PyObject *const *args, Py_ssize_t num_args)

@@ -62,6 +62,10 @@ double hvdl_py_factor(double value);
 /* The arguments of Engine.post, from which `owner` and `wake` are left to the caller. */
 int hvdl_py_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *posting);
 
+/* Posts it, with a reference to the owner for the engine. NULL: an exception. */
+hvdl_operation *hvdl_py_post(hvdl_engine *engine, hvdl_posting *posting, PyObject *owner,
+                             bool wake);
+
 enum {
     POST_KIND,
     POST_NAME,

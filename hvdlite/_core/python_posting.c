@@ -210,3 +210,17 @@ int hvdl_py_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *po
         return -1;
     return put_shape(args[POST_SHAPE], posting) || check_posting(posting) ? -1 : 0;
 }
+
+hvdl_operation *hvdl_py_post(hvdl_engine *engine, hvdl_posting *posting, PyObject *owner, bool wake)
+{
+    hvdl_operation *operation;
+    hvdl_py_reap(engine);
+    Py_INCREF(owner);
+    posting->owner = owner;
+    hvdl_err err = hvdl_engine_post(engine, posting, wake, &operation);
+    if (!err)
+        return operation;
+    Py_DECREF(owner);
+    hvdl_py_raise(err, hvdl_kind_name(posting->desc.kind), posting->name);
+    return NULL;
+}

@@ -140,7 +140,6 @@ PyObject *hvdl_py_allreduce_in_place(PyObject *object, PyObject *const *args, Py
     hvdl_engine *engine = hvdl_py_engine(self);
     hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
     hvdl_posting posting = {0};
-    hvdl_operation *operation;
     if (!engine)
         return NULL;
     if (num_args != NUM_ARGS) {
@@ -161,15 +160,9 @@ PyObject *hvdl_py_allreduce_in_place(PyObject *object, PyObject *const *args, Py
     if (!result)
         return NULL;
     Py_DECREF(result);
-    hvdl_py_reap(engine);
-    Py_INCREF(tensor);
-    posting.owner = tensor;
-    hvdl_err err = hvdl_engine_post(engine, &posting, false, &operation);
-    if (err) {
-        Py_DECREF(tensor);
-        hvdl_py_raise(err, hvdl_kind_name(posting.desc.kind), posting.name);
+    hvdl_operation *operation = hvdl_py_post(engine, &posting, tensor, false);
+    if (!operation)
         return NULL;
-    }
     result = hvdl_py_wait(engine, operation) ? NULL : hvdl_py_outcome(operation);
     PyObject *owner = hvdl_operation_release(engine, operation);
     Py_XDECREF(owner);
