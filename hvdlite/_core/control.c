@@ -65,7 +65,6 @@ static hvdl_packet *packet_for(hvdl_engine *e, int host, size_t bytes)
     packet = malloc(sizeof *packet + control->room);
     if (!packet)
         return NULL;
-    packet->host = host;
     packet->bytes_used = sizeof packet->head;
     packet->head.num_messages = 0;
     control->packets[host] = packet;

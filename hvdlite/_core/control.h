@@ -45,7 +45,6 @@ typedef struct {
 /* What travels: several messages to one host as one of MPI's. */
 typedef struct hvdl_packet {
     struct hvdl_packet *next;
-    int host;
     hvdl_request request;
     size_t bytes_used; /* of what follows, which is what is sent */
     struct {
