@@ -29,9 +29,10 @@ def descendants() -> list[int]:
                 parent = int(file.read().rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry))
     found: list[int] = []
-    todo = [os.getpid()]
-    while todo:
-        todo += (more := children.get(todo.pop(), []))
+    parents = [os.getpid()]
+    while parents:
+        more = children.get(parents.pop(), [])
+        parents += more
         found += more
     return found
 
