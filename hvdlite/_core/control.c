@@ -165,7 +165,7 @@ static void take_message(hvdl_engine *e, const hvdl_message *message, const char
     case HVDL_MSG_ZERO: hvdl_take_zero(e, message); break;
     case HVDL_MSG_RUN: hvdl_take_run(e, message->tag, message->run); break;
     case HVDL_MSG_RUNS: take_runs(e, message->tag, message->run); break;
-    case HVDL_MSG_STALLED: hvdl_take_stalled(e, payload); break;
+    case HVDL_MSG_STALLED: hvdl_take_stalled(e, message->host, payload); break;
     case HVDL_MSG_ASK: hvdl_take_ask(e, message->host, message->key, message->run); break;
     case HVDL_MSG_STATUS:
         hvdl_take_status(e, message->host, message->key, message->run, payload);

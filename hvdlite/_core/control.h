@@ -140,6 +140,8 @@ void hvdl_decide(hvdl_engine *engine, hvdl_agreement *agreement);
 void hvdl_give_turn(hvdl_engine *engine, int host, hvdl_key key);
 /* The coordinator: it has the number, and tells all. */
 void hvdl_take_turn(hvdl_engine *engine, hvdl_key key, int turn);
+/* Has the host posted it, and no answer been given yet? */
+bool hvdl_is_open(const hvdl_engine *engine, hvdl_key key, int host);
 /* Hosts have joined: what is complete now is decided. */
 void hvdl_decide_complete(hvdl_engine *engine);
 void hvdl_free_agreements(hvdl_engine *engine);
@@ -157,7 +159,7 @@ void hvdl_take_free(hvdl_engine *engine, int tag);
 
 /* The coordinator has an answer: nobody waits any more. */
 void hvdl_stall_decided(hvdl_engine *engine, hvdl_key key);
-void hvdl_take_stalled(hvdl_engine *engine, const void *payload);
+void hvdl_take_stalled(hvdl_engine *engine, int host, const void *payload);
 void hvdl_take_ask(hvdl_engine *engine, int host, hvdl_key key, uint64_t run);
 void hvdl_take_status(hvdl_engine *engine, int host, hvdl_key key, uint64_t run,
                       const void *payload);

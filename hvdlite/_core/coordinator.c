@@ -289,6 +289,17 @@ void hvdl_take_posted(hvdl_engine *e, const hvdl_message *head, const void *payl
     hvdl_decide(e, agreement);
 }
 
+bool hvdl_is_open(const hvdl_engine *e, hvdl_key key, int host)
+{
+    hvdl_node *node = hvdl_table_first(&e->control->open, key.lo);
+    for (; node; node = hvdl_table_next(node->next, key.lo)) {
+        const hvdl_agreement *agreement = HVDL_CONTAINER(node, hvdl_agreement, by_key);
+        if (hvdl_key_equal(agreement->key, key) && agreement->hosts[host])
+            return true;
+    }
+    return false;
+}
+
 void hvdl_decide_complete(hvdl_engine *e)
 {
     hvdl_table *open = &e->control->open;

@@ -206,10 +206,13 @@ static void ask_next(hvdl_engine *e)
     }
 }
 
-void hvdl_take_stalled(hvdl_engine *e, const void *payload)
+void hvdl_take_stalled(hvdl_engine *e, int host, const void *payload)
 {
     hvdl_late what;
     memcpy(&what, payload, sizeof what);
+    /* Its report and the answer have crossed. */
+    if (what.is_asked && !what.gives_up && !hvdl_is_open(e, what.key, host))
+        return;
     forget_over(e);
     hvdl_inquiry **at = &e->inquiries;
     for (; *at; at = &(*at)->next)
@@ -273,10 +276,11 @@ void hvdl_read_reported(hvdl_engine *e, const hvdl_entry *entry)
     }
     if (!e->is_leader)
         return;
+    what.is_asked = !meeting->collecting && !meeting->plan;
     /* One host decides that all fails, as the text must be the same for everybody. */
     int coordinator = what.gives_up ? 0 : (int)(what.key.hi % (uint64_t)e->config.num_hosts);
     if (coordinator == e->host) {
-        hvdl_take_stalled(e, &what);
+        hvdl_take_stalled(e, e->host, &what);
         return;
     }
     hvdl_message message = {.type = HVDL_MSG_STALLED, .key = what.key};

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from collections import Counter
 
 import pytest
 import torch
@@ -63,6 +64,30 @@ def one_silent_of_three_hosts():
 @pytest.mark.wide_in("mpich")
 def test_so_is_one_for_which_two_hosts_wait(world):
     world.run(one_silent_of_three_hosts, knobs=WARNS)
+
+
+def reports_that_cross_the_answer():
+    hvd.init()
+    rank, names = hvd.rank(), [f"late {i}" for i in range(1500)]
+    said = Said()
+    # Rank 0 has reported all when rank 1 finds some of them late, and rank 2 comes to those just then.
+    if rank == 2:
+        time.sleep(1.2)
+    handles = {}
+    for name in names:
+        handles[name] = start(name)
+        if rank:
+            time.sleep(0.001)
+    end(handles)
+    hvd.barrier()
+    count = Counter(line.partition(" has waited ")[0] for line in said.lines())
+    assert count and max(count.values()) == 1, count.most_common(3)
+
+
+@pytest.mark.hosts("1,1,1")
+@pytest.mark.wide_in("mpich")
+def test_a_report_that_crosses_the_answer_is_no_second_one(world):
+    world.run(reports_that_cross_the_answer, knobs=WARNS)
 
 
 def all_but_one_silent():
