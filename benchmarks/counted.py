@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-INLINE_BYTES, BLOCK_BYTES, SEGMENT_BYTES, PIECE_BYTES = 4 << 10, 256 << 10, 60 << 10, 8 << 20
+INLINE_BYTES, BLOCK_BYTES, SEGMENT_BYTES, PIECE_BYTES = 16 << 10, 256 << 10, 60 << 10, 8 << 20
 
 
 def load(path: str) -> Any:

@@ -170,8 +170,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "inline_bytes",
         "int",
-        4096,
-        "up to this size an operation's payload travels beside its flag",
+        16384,
+        "up to this size (between hosts 4096 at most) a payload travels beside its flag",
         minimum=64,
     ),
     Knob(

@@ -5,23 +5,31 @@
 
 #include "state.h"
 
-void hvdl_announce(hvdl_engine *e, hvdl_entry head, const void *body, size_t bytes)
+static void announce_both(hvdl_engine *e, hvdl_entry head, const void *body, size_t bytes,
+                          const void *more, size_t more_bytes)
 {
-    if (!e->deferred && !hvdl_journal_append(&e->shm, head, body, bytes, NULL, 0))
+    if (!e->deferred && !hvdl_journal_append(&e->shm, head, body, bytes, more, more_bytes))
         return;
-    hvdl_deferred *entry = malloc(sizeof *entry + bytes);
+    hvdl_deferred *entry = malloc(sizeof *entry + bytes + more_bytes);
     if (!entry) {
         hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;
     }
-    *entry = (hvdl_deferred){.head = head, .body_bytes = bytes};
+    *entry = (hvdl_deferred){.head = head, .body_bytes = bytes + more_bytes};
     if (bytes)
         memcpy(entry->body, body, bytes);
+    if (more_bytes)
+        memcpy(entry->body + bytes, more, more_bytes);
     if (e->deferred)
         e->deferred_last->next = entry;
     else
         e->deferred = entry;
     e->deferred_last = entry;
+}
+
+void hvdl_announce(hvdl_engine *e, hvdl_entry head, const void *body, size_t bytes)
+{
+    announce_both(e, head, body, bytes, NULL, 0);
 }
 
 bool hvdl_append_deferred(hvdl_engine *e)
@@ -38,33 +46,35 @@ bool hvdl_append_deferred(hvdl_engine *e)
     return any;
 }
 
-/* This rank's contribution to a tiny operation; returns its size. */
-static size_t put_payload(const hvdl_engine *e, const hvdl_operation *op, void *to)
+/* This rank's contribution to a tiny operation: in its input, or scaled, in `room`. Returns its size. */
+static size_t own_payload(const hvdl_engine *e, const hvdl_operation *op, void *room,
+                          const void **payload)
 {
     const hvdl_desc *desc = &op->desc;
     size_t bytes = hvdl_data_bytes(desc);
     const void *input = op->input;
-    hvdl_scale scale = {1, desc->prescale};
     if (!bytes || (desc->kind == HVDL_BROADCAST && desc->root != e->config.rank))
         return 0;
-    if (desc->kind != HVDL_BROADCAST && !hvdl_scale_is_one(&scale))
-        hvdl_reduce(desc->dtype, HVDL_SUM, to, &input, 1, (size_t)desc->count, &scale);
-    else
-        memcpy(to, input, bytes);
+    *payload = input;
+    if (hvdl_contributes_input(desc))
+        return bytes;
+    hvdl_scale scale = {1, desc->prescale};
+    hvdl_reduce(desc->dtype, HVDL_SUM, room, &input, 1, (size_t)desc->count, &scale);
+    *payload = room;
     return bytes;
 }
 
 static void announce_post(hvdl_engine *e, hvdl_operation *op)
 {
     hvdl_entry head = {.type = HVDL_ENTRY_POST, .rows = op->rows, .arg = op->internal};
-    hvdl_post_body *body = (hvdl_post_body *)e->scratch;
+    hvdl_post_body body = {op->key, op->desc};
+    const void *payload = NULL;
     size_t payload_bytes = 0;
-    *body = (hvdl_post_body){op->key, op->desc};
     if (hvdl_is_tiny(e, &op->desc, false))
-        payload_bytes = put_payload(e, op, body + 1);
+        payload_bytes = own_payload(e, op, e->scratch, &payload);
     if (hvdl_sends_splits(&op->desc)) {
         payload_bytes = (size_t)e->config.num_ranks * sizeof *op->splits;
-        memcpy(body + 1, op->splits, payload_bytes);
+        payload = op->splits;
     }
     op->next = NULL;
     if (e->announced)
@@ -72,7 +82,7 @@ static void announce_post(hvdl_engine *e, hvdl_operation *op)
     else
         e->announced = op;
     e->announced_last = op;
-    hvdl_announce(e, head, body, sizeof *body + payload_bytes);
+    announce_both(e, head, &body, sizeof body, payload, payload_bytes);
 }
 
 static void announce_join(hvdl_engine *e, hvdl_operation *op)
@@ -89,10 +99,11 @@ static void announce_join(hvdl_engine *e, hvdl_operation *op)
 static void announce_run(hvdl_engine *e, hvdl_operation *op)
 {
     hvdl_entry head = {.type = HVDL_ENTRY_RUN, .id = op->plan->id};
+    const void *payload = NULL;
     size_t payload_bytes = 0;
     if (hvdl_is_tiny(e, &op->desc, true))
-        payload_bytes = put_payload(e, op, e->scratch);
-    hvdl_announce(e, head, e->scratch, payload_bytes);
+        payload_bytes = own_payload(e, op, e->scratch, &payload);
+    hvdl_announce(e, head, payload, payload_bytes);
 }
 
 static void wait_for_plan(hvdl_engine *e, hvdl_operation *op)

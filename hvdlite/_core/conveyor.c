@@ -8,15 +8,8 @@
  * than the additions. */
 #define DIRECT_BYTES 16384
 
-/* Smaller parts of a block are written into the caches in any case, and reading them is not timed. */
-#define PAST_CACHE_BYTES 16384
-
-static _Atomic int force_past_cache = -1;
-
-void hvdl_conveyor_force_past_cache(int force)
-{
-    force_past_cache = force;
-}
+/* Reading smaller parts of a block is not timed. */
+#define TIMED_BYTES 16384
 
 hvdl_range hvdl_slice(size_t count, int num_rails, int rail, hvdl_dtype dtype)
 {
@@ -83,33 +76,15 @@ static hvdl_range scatter_range(const hvdl_pass *pass, int rail, uint64_t block)
 
 /* ---- the stages' work; b: the block within the pass, number: within the stream ---- */
 
-/* Whether so much is written past the caches to where other ranks read it. */
-static bool goes_past_cache(const hvdl_shm *shm, size_t bytes)
-{
-    if (bytes < PAST_CACHE_BYTES || shm->local_size == 1)
-        return false;
-    if (force_past_cache >= 0)
-        return force_past_cache;
-    return atomic_load_explicit(&shm->control->past_cache, memory_order_relaxed);
-}
-
-static void copy_in(const hvdl_shm *shm, char *to, const char *from, size_t bytes)
-{
-    if (goes_past_cache(shm, bytes))
-        hvdl_copy_past_cache(to, from, bytes);
-    else if (to != from)
-        memcpy(to, from, bytes);
-}
-
 static void copy_scaled(const hvdl_shm *shm, const hvdl_pass *pass, char *to, const char *from,
                         size_t count)
 {
     const void *input = from;
     size_t bytes = count * hvdl_dtype_bytes((int)pass->dtype);
     if (hvdl_scale_is_one(&pass->prescale))
-        copy_in(shm, to, from, bytes);
+        hvdl_shm_copy(shm, to, from, bytes);
     else
-        (goes_past_cache(shm, bytes) ? hvdl_reduce_past_cache : hvdl_reduce)(
+        (hvdl_goes_past_cache(shm, bytes) ? hvdl_reduce_past_cache : hvdl_reduce)(
             pass->dtype, HVDL_SUM, to, &input, 1, count, &pass->prescale);
 }
 
@@ -178,7 +153,7 @@ static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint6
             if (source->local != shm->local_rank || !hvdl_range_size(part))
                 continue;
             if (!alone)
-                copy_in(shm, staging, source->from + part.begin, hvdl_range_size(part));
+                hvdl_shm_copy(shm, staging, source->from + part.begin, hvdl_range_size(part));
             take_of(source, part, source->from + part.begin);
         }
         break;
@@ -197,7 +172,7 @@ static void add_up(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t number, 
         inputs[shm->local_rank] = own;
     bool for_others = to == hvdl_staging(shm, shm->local_rank, number) + offset_bytes;
     size_t bytes = count * hvdl_dtype_bytes((int)pass->dtype);
-    (for_others && goes_past_cache(shm, bytes) ? hvdl_reduce_past_cache : hvdl_reduce)(
+    (for_others && hvdl_goes_past_cache(shm, bytes) ? hvdl_reduce_past_cache : hvdl_reduce)(
         pass->dtype, pass->op, to, inputs, shm->local_size, count, &pass->scale);
 }
 
@@ -307,13 +282,13 @@ static size_t bytes_to_time(const hvdl_shm *shm, const hvdl_pass *pass, hvdl_sta
     bool is_sum = pass->type == HVDL_PASS_ALLREDUCE && pass->dtype == HVDL_FLOAT32 &&
                   (pass->op == HVDL_SUM || pass->op == HVDL_AVERAGE) && pass->scale.factor == 1.0;
     hvdl_stage adding = pass->direct ? HVDL_STAGE_OUT : HVDL_STAGE_REDUCED;
-    if (shm->local_size == 1 || shm->local_rank || force_past_cache >= 0 || !is_sum ||
+    if (shm->local_size == 1 || shm->local_rank || hvdl_past_cache_is_forced() || !is_sum ||
         !reads_input(pass) || (stage != HVDL_STAGE_IN && stage != adding))
         return 0;
     uint64_t b = pass->at[stage], others = (uint64_t)shm->local_size - 1;
     size_t all = hvdl_range_size(block_of(pass->count, pass->unit, b)) * sizeof(float);
     size_t slice = hvdl_range_size(block_slice(shm, pass, b, 0)) * sizeof(float);
-    if ((pass->direct ? all : slice) < PAST_CACHE_BYTES)
+    if ((pass->direct ? all : slice) < TIMED_BYTES)
         return 0;
     if (stage == HVDL_STAGE_IN)
         return pass->direct ? all : all - slice;

@@ -91,10 +91,6 @@ bool hvdl_conveyor_step(hvdl_conveyor *conveyor, hvdl_pass **finished);
 /* Takes all passes off, when the stream is broken; returns them as a list. */
 hvdl_pass *hvdl_conveyor_clear(hvdl_conveyor *conveyor);
 
-/* For tests: all conveyors of this process write past the caches (1), never do so (0), or when that is
- * faster (-1, the default). */
-void hvdl_conveyor_force_past_cache(int force);
-
 static inline bool hvdl_conveyor_busy(const hvdl_conveyor *conveyor)
 {
     return conveyor->first != NULL;

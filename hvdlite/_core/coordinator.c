@@ -355,7 +355,7 @@ static size_t host_part(hvdl_engine *e, const hvdl_meeting *meeting, const void 
     if (desc->kind == HVDL_BROADCAST) {
         if (e->host_of[desc->root] != e->host || !meeting->posted_by[e->local_of[desc->root]])
             return 0;
-        *part = meeting->payloads + (size_t)e->local_of[desc->root] * bytes;
+        *part = hvdl_payload_of(e, meeting, e->local_of[desc->root], bytes);
         return bytes;
     }
     const void *inputs[HVDL_MAX_LOCAL];
@@ -363,7 +363,7 @@ static size_t host_part(hvdl_engine *e, const hvdl_meeting *meeting, const void 
     int num_inputs = 0;
     for (int r = 0; r < e->local_size; r++)
         if (meeting->posted_by[r])
-            inputs[num_inputs++] = meeting->payloads + (size_t)r * bytes;
+            inputs[num_inputs++] = hvdl_payload_of(e, meeting, r, bytes);
     hvdl_reduce(desc->dtype, desc->op, e->scratch, inputs, num_inputs, (size_t)desc->count, &none);
     return bytes;
 }

@@ -159,7 +159,7 @@ static PyObject *force_past_cache(PyObject *module, PyObject *value)
         force = -1;
     else if ((force = PyObject_IsTrue(value)) < 0)
         return NULL;
-    hvdl_conveyor_force_past_cache(force);
+    hvdl_force_past_cache(force);
     Py_RETURN_NONE;
 }
 

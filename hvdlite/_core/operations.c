@@ -5,6 +5,9 @@
 
 #include "state.h"
 
+/* Between hosts tiny data of all of them goes through one: its coordinator. */
+#define MOST_INLINE_BETWEEN_HOSTS 4096
+
 /* ---- small facts ---- */
 
 bool hvdl_is_tiny(const hvdl_engine *e, const hvdl_desc *desc, bool is_run)
@@ -18,7 +21,10 @@ bool hvdl_is_tiny(const hvdl_engine *e, const hvdl_desc *desc, bool is_run)
      * without, since nothing is left to agree on. */
     if (is_run && e->config.num_hosts > 1)
         return desc->count == 0;
-    return hvdl_desc_bytes(desc) <= e->config.inline_bytes;
+    size_t most = e->config.inline_bytes;
+    if (e->config.num_hosts > 1 && most > MOST_INLINE_BETWEEN_HOSTS)
+        most = MOST_INLINE_BETWEEN_HOSTS;
+    return hvdl_desc_bytes(desc) <= most;
 }
 
 hvdl_scale hvdl_final_scale(const hvdl_engine *e, const hvdl_desc *desc)
@@ -29,6 +35,12 @@ hvdl_scale hvdl_final_scale(const hvdl_engine *e, const hvdl_desc *desc)
 size_t hvdl_data_bytes(const hvdl_desc *desc)
 {
     return desc->kind == HVDL_BARRIER || desc->place == HVDL_ORDERED ? 0 : hvdl_desc_bytes(desc);
+}
+
+bool hvdl_contributes_input(const hvdl_desc *desc)
+{
+    hvdl_scale scale = {1, desc->prescale};
+    return desc->kind == HVDL_BROADCAST || hvdl_scale_is_one(&scale);
 }
 
 hvdl_range hvdl_own_elems(const hvdl_engine *e, const hvdl_desc *desc)

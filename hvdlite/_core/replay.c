@@ -41,73 +41,6 @@ static hvdl_meeting *new_meeting(const hvdl_engine *e, uint64_t id)
     return meeting;
 }
 
-/* Keeps what a rank of this host posted with its operation. */
-static hvdl_err keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_entry *entry,
-                             const hvdl_desc *desc, const void *payload, size_t bytes)
-{
-    bool splits = hvdl_sends_splits(desc), gathers = desc->kind == HVDL_ALLGATHER;
-    size_t row = splits ? (size_t)e->config.num_ranks : 1;
-    if (meeting->variants.count > 1)
-        return HVDL_OK; /* it fails */
-    if ((splits || gathers) && !meeting->rows) {
-        meeting->rows = calloc((size_t)e->local_size * row, sizeof *meeting->rows);
-        if (!meeting->rows)
-            return HVDL_ENOMEM;
-    }
-    if (gathers)
-        meeting->rows[entry->from] = entry->rows;
-    if (splits)
-        memcpy(meeting->rows + entry->from * row, payload, row * sizeof *meeting->rows);
-    if (!bytes || splits)
-        return HVDL_OK;
-    if (!meeting->payloads) {
-        meeting->payloads = malloc((size_t)e->local_size * bytes);
-        if (!meeting->payloads)
-            return HVDL_ENOMEM;
-    }
-    memcpy(meeting->payloads + entry->from * bytes, payload, bytes);
-    return HVDL_OK;
-}
-
-/* The elements of a tiny result that this rank wants. */
-static hvdl_range tiny_part(const hvdl_engine *e, const hvdl_desc *desc)
-{
-    if (desc->kind == HVDL_REDUCESCATTER)
-        return hvdl_own_elems(e, desc);
-    return (hvdl_range){0, (size_t)desc->count};
-}
-
-/* One host, tiny: all the data is here. */
-static void complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
-{
-    hvdl_operation *op = meeting->operation;
-    const hvdl_desc *desc = &op->desc;
-    size_t bytes = hvdl_data_bytes(desc);
-    hvdl_set_state(e, op, HVDL_RUNNING);
-    if (desc->place == HVDL_ORDERED) {
-        bool joined = hvdl_meeting_absent(e, meeting) >= 0;
-        if (hvdl_say_number(op, joined ? HVDL_NO_TURN : (int64_t)e->next_turn++)) {
-            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
-            return;
-        }
-    }
-    if (desc->kind == HVDL_BROADCAST && bytes) {
-        memcpy(op->output, meeting->payloads + (size_t)e->local_of[desc->root] * bytes, bytes);
-    } else if (bytes) {
-        const void *inputs[HVDL_MAX_LOCAL];
-        hvdl_scale scale = hvdl_final_scale(e, desc);
-        hvdl_range own = tiny_part(e, desc);
-        int num_inputs = 0; /* who has joined and not posted is left out */
-        for (int r = 0; r < e->local_size; r++)
-            if (meeting->posted_by[r])
-                inputs[num_inputs++] = meeting->payloads + (size_t)r * bytes +
-                                       own.begin * hvdl_dtype_bytes(desc->dtype);
-        hvdl_reduce(desc->dtype, desc->op, op->output, inputs, num_inputs, hvdl_range_size(own),
-                    &scale);
-    }
-    hvdl_finish(e, op, NULL);
-}
-
 /* Fails it with a text that may ask for its name. */
 static void fail_with_name(hvdl_engine *e, hvdl_operation *op, const char *text)
 {
@@ -231,16 +164,21 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
     if (op->desc.kind == HVDL_PLAN)
         make_plan(e, op, meeting->id, 0);
     else if (hvdl_is_tiny(e, &op->desc, meeting->plan != NULL))
-        complete_tiny(e, meeting);
+        hvdl_complete_tiny(e, meeting);
     else
         hvdl_begin(e, op, meeting->plan ? meeting->plan->tag : 0, meeting->rows);
 }
 
 /* Counts a POST or RUN. */
-static void meeting_joined(hvdl_engine *e, hvdl_meeting *meeting, int from, hvdl_operation *own)
+static void count_posted(hvdl_meeting *meeting, int from)
 {
     meeting->posted += !meeting->posted_by[from];
     meeting->posted_by[from] = true;
+}
+
+/* It has been counted, and its payload kept. */
+static void meeting_joined(hvdl_engine *e, hvdl_meeting *meeting, hvdl_operation *own)
+{
     if (own) {
         meeting->operation = own;
         own->meeting = meeting;
@@ -273,12 +211,14 @@ static void read_post(hvdl_engine *e, const hvdl_entry *entry)
         own->next = NULL;
     }
     hvdl_variants_add(&meeting->variants, &body.desc, hvdl_rank_of_local(e, entry->from));
-    if (keep_payload(e, meeting, entry, &body.desc, payload, entry->body_bytes - sizeof body)) {
+    meeting->internal = entry->arg;
+    count_posted(meeting, entry->from);
+    if (hvdl_keep_payload(e, meeting, entry, own, &body.desc, payload,
+                          entry->body_bytes - sizeof body)) {
         hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;
     }
-    meeting->internal = entry->arg;
-    meeting_joined(e, meeting, entry->from, own);
+    meeting_joined(e, meeting, own);
 }
 
 static void read_run(hvdl_engine *e, const hvdl_entry *entry)
@@ -296,12 +236,14 @@ static void read_run(hvdl_engine *e, const hvdl_entry *entry)
         plan->collecting->key = plan->key;
         plan->collecting->variants.count = 1;
     }
-    if (keep_payload(e, plan->collecting, entry, &plan->posting.desc, hvdl_entry_body(entry),
-                     entry->body_bytes)) {
+    hvdl_operation *own = entry->from == e->local ? plan->run : NULL;
+    count_posted(plan->collecting, entry->from);
+    if (hvdl_keep_payload(e, plan->collecting, entry, own, &plan->posting.desc,
+                          hvdl_entry_body(entry), entry->body_bytes)) {
         hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;
     }
-    meeting_joined(e, plan->collecting, entry->from, entry->from == e->local ? plan->run : NULL);
+    meeting_joined(e, plan->collecting, own);
 }
 
 static void read_start(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *entry)
@@ -326,7 +268,7 @@ static void read_result(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *en
             return;
         }
     } else if (entry->body_bytes) {
-        hvdl_range own = tiny_part(e, desc);
+        hvdl_range own = hvdl_tiny_part(e, desc);
         size_t esize = hvdl_dtype_bytes(desc->dtype);
         if (hvdl_range_size(own))
             memcpy(op->output, result + own.begin * esize, hvdl_range_size(own) * esize);

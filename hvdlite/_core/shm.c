@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "reduce.h"
+
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
@@ -188,6 +190,39 @@ void hvdl_shm_kick(hvdl_shm *shm)
         ring_bell(&shm->control->ranks[r].bell);
 }
 
+/* ---- past the caches ---- */
+
+#define PAST_CACHE_BYTES 4096 /* less goes into the caches in any case */
+
+static _Atomic int force_past_cache = -1;
+
+void hvdl_force_past_cache(int force)
+{
+    force_past_cache = force;
+}
+
+bool hvdl_past_cache_is_forced(void)
+{
+    return force_past_cache >= 0;
+}
+
+bool hvdl_goes_past_cache(const hvdl_shm *shm, size_t bytes)
+{
+    if (bytes < PAST_CACHE_BYTES || shm->local_size == 1)
+        return false;
+    if (hvdl_past_cache_is_forced())
+        return force_past_cache;
+    return atomic_load_explicit(&shm->control->past_cache, memory_order_relaxed);
+}
+
+void hvdl_shm_copy(const hvdl_shm *shm, void *to, const void *from, size_t bytes)
+{
+    if (hvdl_goes_past_cache(shm, bytes))
+        hvdl_copy_past_cache(to, from, bytes);
+    else if (to != from)
+        memcpy(to, from, bytes);
+}
+
 /* ---- journal ---- */
 
 static size_t entry_bytes(size_t body_bytes)
@@ -256,7 +291,7 @@ hvdl_err hvdl_journal_append(hvdl_shm *shm, hvdl_entry head, const void *body, s
     if (body_bytes)
         memcpy(to + sizeof head, body, body_bytes);
     if (more_bytes)
-        memcpy(to + sizeof head + body_bytes, more, more_bytes);
+        hvdl_shm_copy(shm, to + sizeof head + body_bytes, more, more_bytes);
     /* Release: pairs with the acquire in hvdl_journal_next. */
     atomic_store_explicit(stamp_at(shm, begin), begin + 1, memory_order_release);
     hvdl_shm_ring(shm);

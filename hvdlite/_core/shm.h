@@ -136,6 +136,15 @@ void hvdl_shm_close(hvdl_shm *shm);
 hvdl_err hvdl_journal_append(hvdl_shm *shm, hvdl_entry head, const void *body, size_t body_bytes,
                              const void *more, size_t more_bytes);
 
+/* Whether so much is written past the caches to where other ranks read it (locality.h). */
+bool hvdl_goes_past_cache(const hvdl_shm *shm, size_t bytes);
+/* Copies what others will read, past the caches if that is better. `to` may be `from`. */
+void hvdl_shm_copy(const hvdl_shm *shm, void *to, const void *from, size_t bytes);
+/* For tests: this process writes past the caches (1), never does so (0), or when that is faster (-1, the
+ * default). */
+void hvdl_force_past_cache(int force);
+bool hvdl_past_cache_is_forced(void);
+
 /* The next entry that this rank has not read, or NULL; valid until hvdl_journal_advance. */
 const hvdl_entry *hvdl_journal_next(hvdl_shm *shm);
 void hvdl_journal_advance(hvdl_shm *shm, const hvdl_entry *entry);

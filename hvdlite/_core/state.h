@@ -99,7 +99,9 @@ struct hvdl_meeting {
     bool collecting; /* in by_key (or its plan's `collecting`) */
     int posted;
     hvdl_variants variants;
-    char *payloads;            /* tiny: one of each local rank */
+    char *payloads; /* tiny: of each local rank, but those that hvdl_payload_of finds elsewhere */
+    const char *last_payload;  /* while the entry is read that completes it: in the journal */
+    int last_from;             /* its local rank */
     int64_t *rows;             /* allgather: of each local rank; alltoall: to each rank, too */
     hvdl_operation *operation; /* this rank's, once posted */
     hvdl_plan *plan;           /* a run of it */
@@ -248,6 +250,8 @@ hvdl_err hvdl_say_number(hvdl_operation *operation, int64_t number);
 hvdl_range hvdl_own_elems(const hvdl_engine *engine, const hvdl_desc *desc);
 /* Bytes of the user's data that go through the engine: none where it only agrees. */
 size_t hvdl_data_bytes(const hvdl_desc *desc);
+/* Of a tiny operation: a rank gives its input as it is. */
+bool hvdl_contributes_input(const hvdl_desc *desc);
 /* Posts an operation that works for `parent`, under its key and the number of the step. */
 hvdl_err hvdl_post_child(hvdl_engine *engine, hvdl_operation *parent, const hvdl_posting *posting,
                          int step);
@@ -450,5 +454,21 @@ bool hvdl_control_run_is_lost(const hvdl_engine *engine);
 /* Have the leaders of all other hosts said that they leave? */
 bool hvdl_control_all_left(const hvdl_engine *engine);
 void hvdl_control_destroy(hvdl_engine *engine);
+
+/* ---- tiny.c ---- */
+
+/* Keeps what a rank of this host posted with its operation, and has been counted in the meeting. own:
+ * the operation of this rank, or NULL: of another one. The last one's data stays in the journal, where
+ * it is used before this entry has been read. */
+hvdl_err hvdl_keep_payload(hvdl_engine *engine, hvdl_meeting *meeting, const hvdl_entry *entry,
+                           const hvdl_operation *own, const hvdl_desc *desc, const void *payload,
+                           size_t bytes);
+/* What a local rank gave to a tiny operation, which is complete on this host and has not failed here. */
+const char *hvdl_payload_of(const hvdl_engine *engine, const hvdl_meeting *meeting, int local,
+                            size_t bytes);
+/* The elements of a tiny result that this rank wants. */
+hvdl_range hvdl_tiny_part(const hvdl_engine *engine, const hvdl_desc *desc);
+/* On one host: all the data is here. */
+void hvdl_complete_tiny(hvdl_engine *engine, hvdl_meeting *meeting);
 
 #endif
