@@ -76,7 +76,7 @@ static hvdl_range scatter_range(const hvdl_pass *pass, int rail, uint64_t block)
 
 /* ---- the stages' work; b: the block within the pass, number: within the stream ---- */
 
-static void copy_scaled(const hvdl_shm *shm, const hvdl_pass *pass, char *to, const char *from,
+static void copy_scaled(hvdl_shm *shm, const hvdl_pass *pass, char *to, const char *from,
                         size_t count)
 {
     const void *input = from;
@@ -120,7 +120,7 @@ static bool reads_input(const hvdl_pass *pass)
            hvdl_range_size(pass->keep) == pass->count;
 }
 
-static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
+static void put_in(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
 {
     size_t esize = hvdl_dtype_bytes((int)pass->dtype);
     bool alone = shm->local_size == 1;
@@ -162,7 +162,7 @@ static void put_in(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint6
 
 /* Adds up `count` elements of all ranks, which begin at offset_bytes of the staging blocks, into
  * `to`. own: where this rank's are; NULL: in its staging block too. */
-static void add_up(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t number, size_t offset_bytes,
+static void add_up(hvdl_shm *shm, const hvdl_pass *pass, uint64_t number, size_t offset_bytes,
                    size_t count, const char *own, char *to)
 {
     const void *inputs[HVDL_MAX_LOCAL];
@@ -176,7 +176,7 @@ static void add_up(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t number, 
         pass->dtype, pass->op, to, inputs, shm->local_size, count, &pass->scale);
 }
 
-static void reduce_block(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
+static void reduce_block(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
 {
     size_t esize = hvdl_dtype_bytes((int)pass->dtype);
     if (pass->type == HVDL_PASS_ALLREDUCE) {
@@ -193,7 +193,7 @@ static void reduce_block(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b,
     }
 }
 
-static void take_out(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
+static void take_out(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
 {
     size_t esize = hvdl_dtype_bytes((int)pass->dtype);
     switch (pass->type) {
@@ -276,26 +276,39 @@ static bool may_enter(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage
 
 /* Local rank 0 times what tells how far away the other ranks' caches are: writing a block that they have
  * read, and adding up what they have written. Returns the bytes of the next block of this stage that
- * are moved so, or 0. */
+ * are moved so, or 0: it is not timed. */
 static size_t bytes_to_time(const hvdl_shm *shm, const hvdl_pass *pass, hvdl_stage stage)
 {
-    bool is_sum = pass->type == HVDL_PASS_ALLREDUCE && pass->dtype == HVDL_FLOAT32 &&
-                  (pass->op == HVDL_SUM || pass->op == HVDL_AVERAGE) && pass->scale.factor == 1.0;
-    hvdl_stage adding = pass->direct ? HVDL_STAGE_OUT : HVDL_STAGE_REDUCED;
-    if (shm->local_size == 1 || shm->local_rank || hvdl_past_cache_is_forced() || !is_sum ||
-        !reads_input(pass) || (stage != HVDL_STAGE_IN && stage != adding))
+    bool is_float = pass->dtype == HVDL_FLOAT32 || pass->dtype == HVDL_FLOAT64 ||
+                    pass->dtype == HVDL_FLOAT16 || pass->dtype == HVDL_BFLOAT16;
+    bool is_sum = pass->op == HVDL_SUM || pass->op == HVDL_AVERAGE;
+    if (!HVDL_HAS_PAST_CACHE || shm->local_size == 1 || shm->local_rank ||
+        hvdl_past_cache_is_forced() || !is_float || !is_sum || pass->scale.factor != 1.0 ||
+        !hvdl_scale_is_one(&pass->prescale))
         return 0;
-    uint64_t b = pass->at[stage], others = (uint64_t)shm->local_size - 1;
-    size_t all = hvdl_range_size(block_of(pass->count, pass->unit, b)) * sizeof(float);
-    size_t slice = hvdl_range_size(block_slice(shm, pass, b, 0)) * sizeof(float);
-    if ((pass->direct ? all : slice) < TIMED_BYTES)
+    uint64_t b = pass->at[stage];
+    size_t all = 0, slice; /* elements of the block, and of them what this rank adds up */
+    if (pass->type == HVDL_PASS_ALLREDUCE && reads_input(pass)) {
+        all = hvdl_range_size(block_of(pass->count, pass->unit, b));
+        slice = pass->direct ? all : hvdl_range_size(block_slice(shm, pass, b, 0));
+    } else if (pass->type == HVDL_PASS_SCATTER) {
+        for (int rail = 0; rail < pass->num_rails; rail++)
+            all += hvdl_range_size(scatter_range(pass, rail, b));
+        slice = hvdl_range_size(scatter_range(pass, 0, b));
+    } else {
+        return 0;
+    }
+    size_t esize = hvdl_dtype_bytes((int)pass->dtype);
+    bool copies_all = pass->direct || pass->type == HVDL_PASS_SCATTER;
+    if (all * esize < TIMED_BYTES)
         return 0;
     if (stage == HVDL_STAGE_IN)
-        return pass->direct ? all : all - slice;
-    return others * (pass->direct ? all : slice);
+        return (copies_all ? all : all - slice) * esize;
+    bool adds = stage == (pass->direct ? HVDL_STAGE_OUT : HVDL_STAGE_REDUCED);
+    return adds ? (size_t)(shm->local_size - 1) * slice * esize : 0;
 }
 
-static void work_on(const hvdl_shm *shm, const hvdl_pass *pass, hvdl_stage stage, uint64_t number)
+static void work_on(hvdl_shm *shm, const hvdl_pass *pass, hvdl_stage stage, uint64_t number)
 {
     uint64_t b = pass->at[stage];
     if (stage == HVDL_STAGE_IN)
@@ -310,22 +323,28 @@ static void work_on(const hvdl_shm *shm, const hvdl_pass *pass, hvdl_stage stage
         reduce_block(shm, pass, b, number);
 }
 
+static void tell_past_cache(hvdl_conveyor *conveyor)
+{
+    atomic_store_explicit(&conveyor->shm->control->past_cache, conveyor->locality.past_cache,
+                          memory_order_relaxed);
+}
+
 static void do_block(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage stage)
 {
     hvdl_shm *shm = conveyor->shm;
+    hvdl_timed *in = &conveyor->timed_in[conveyor->blocks[stage] % HVDL_NUM_BUFFERS];
     size_t bytes = bytes_to_time(shm, pass, stage);
     uint64_t begun_ns = bytes ? hvdl_now_ns() : 0;
     work_on(shm, pass, stage, conveyor->blocks[stage]);
-    if (!bytes)
-        return;
-    uint64_t ns = hvdl_now_ns() - begun_ns;
+    uint64_t ns = bytes ? hvdl_now_ns() - begun_ns : 0;
     if (stage == HVDL_STAGE_IN) {
-        conveyor->in_bytes = bytes;
-        conveyor->in_ns = ns;
-    } else if (hvdl_locality_note(&conveyor->locality, bytes + conveyor->in_bytes,
-                                  ns + conveyor->in_ns, HVDL_NUM_BUFFERS)) {
-        atomic_store_explicit(&shm->control->past_cache, conveyor->locality.past_cache,
-                              memory_order_relaxed);
+        *in = (hvdl_timed){bytes, ns};
+        if (!bytes && hvdl_locality_untimed(&conveyor->locality))
+            tell_past_cache(conveyor);
+    } else if (bytes && in->bytes &&
+               hvdl_locality_note(&conveyor->locality, bytes + in->bytes, ns + in->ns,
+                                  HVDL_NUM_BUFFERS)) {
+        tell_past_cache(conveyor);
     }
 }
 

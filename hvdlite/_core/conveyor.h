@@ -67,14 +67,19 @@ typedef struct hvdl_pass {
 /* Elements of a piece of `count` elements that rail `rail` owns; slices begin at cache lines. */
 hvdl_range hvdl_slice(size_t count, int num_rails, int rail, hvdl_dtype dtype);
 
+/* So many bytes took so long. bytes 0: that was not timed. */
+typedef struct {
+    size_t bytes;
+    uint64_t ns;
+} hvdl_timed;
+
 typedef struct {
     hvdl_shm *shm;
-    hvdl_pass *first, *last;             /* scheduled and not finished here, in order */
-    hvdl_pass *current[HVDL_NUM_STAGES]; /* the pass that each stage is at, or NULL: at the end */
-    uint64_t blocks[HVDL_NUM_STAGES];    /* blocks passed, ever: what this rank publishes */
-    hvdl_locality locality;              /* local rank 0 */
-    size_t in_bytes;                     /* the last block that was timed as it was put in */
-    uint64_t in_ns;
+    hvdl_pass *first, *last;               /* scheduled and not finished here, in order */
+    hvdl_pass *current[HVDL_NUM_STAGES];   /* the pass that each stage is at, or NULL: at the end */
+    uint64_t blocks[HVDL_NUM_STAGES];      /* blocks passed, ever: what this rank publishes */
+    hvdl_locality locality;                /* local rank 0 */
+    hvdl_timed timed_in[HVDL_NUM_BUFFERS]; /* of the block in each buffer, as it was put in */
 } hvdl_conveyor;
 
 void hvdl_conveyor_init(hvdl_conveyor *conveyor, hvdl_shm *shm);

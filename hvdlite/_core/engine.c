@@ -278,5 +278,6 @@ hvdl_counters hvdl_engine_counters(hvdl_engine *e)
     counters.control_messages = e->wire.control_messages;
     counters.data_messages = e->wire.data_messages;
     counters.data_bytes = e->wire.data_bytes;
+    counters.past_cache_bytes = e->shm.past_cache_bytes;
     return counters;
 }

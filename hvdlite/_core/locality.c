@@ -3,11 +3,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SLOW_NS_PER_BYTE                                                                           \
-    0.15               /* a shared cache takes a third of it, one far away three times as long */
+/* A shared cache takes a third of it, one far away three times as long. Memory that is touched for the
+ * first time takes longer, too: there the trial changes nothing. */
+#define SLOW_NS_PER_BYTE 0.15
 #define WORTHWHILE 0.7 /* of the time that it took */
-#define LEAST_PATIENCE 128 /* windows: a quarter of a GiB of a tensor, in blocks of 256 KiB */
-#define MOST_PATIENCE 512  /* a look costs twelve slow blocks: less than a hundredth of the time */
+/* In windows. Little at first, so that an error costs little; it doubles with each trial in a row. A look
+ * costs twelve slow blocks: in the end less than a hundredth of the time. */
+#define LEAST_PATIENCE 8
+#define MOST_PATIENCE 512
+#define MOST_UNTIMED 1024 /* blocks */
 
 static int compare(const void *a, const void *b)
 {
@@ -15,11 +19,12 @@ static int compare(const void *a, const void *b)
     return (first > second) - (first < second);
 }
 
-static double take_median(hvdl_locality *locality)
+/* What disturbs, a rank that had to wait for its core, only ever adds time. */
+static double take_quartile(hvdl_locality *locality)
 {
     qsort(locality->times, HVDL_LOCALITY_WINDOW, sizeof *locality->times, compare);
     locality->num_times = 0;
-    return locality->times[HVDL_LOCALITY_WINDOW / 2];
+    return locality->times[HVDL_LOCALITY_WINDOW / 4];
 }
 
 static void change(hvdl_locality *locality, uint64_t in_flight)
@@ -38,6 +43,7 @@ static void be_patient(hvdl_locality *locality)
 
 bool hvdl_locality_note(hvdl_locality *locality, size_t bytes, uint64_t ns, uint64_t in_flight)
 {
+    locality->untimed = 0;
     if (locality->to_skip) {
         locality->to_skip--;
         return false;
@@ -45,17 +51,17 @@ bool hvdl_locality_note(hvdl_locality *locality, size_t bytes, uint64_t ns, uint
     locality->times[locality->num_times++] = (double)ns / (double)bytes;
     if (locality->num_times < HVDL_LOCALITY_WINDOW)
         return false;
-    double median = take_median(locality);
+    double time = take_quartile(locality);
     if (locality->windows_left)
         locality->windows_left--;
     if (!locality->past_cache) {
-        if (median < SLOW_NS_PER_BYTE) {
+        if (time < SLOW_NS_PER_BYTE) {
             locality->patience = 0;
             return false;
         }
         if (locality->windows_left)
             return false; /* it did not help */
-        locality->cached = median;
+        locality->cached = time;
         locality->is_trial = true;
         change(locality, in_flight);
         return true;
@@ -63,7 +69,7 @@ bool hvdl_locality_note(hvdl_locality *locality, size_t bytes, uint64_t ns, uint
     if (locality->is_trial) {
         locality->is_trial = false;
         be_patient(locality);
-        if (median < WORTHWHILE * locality->cached)
+        if (time < WORTHWHILE * locality->cached)
             return false;
         change(locality, in_flight); /* memory is slow here, too */
         return true;
@@ -71,5 +77,13 @@ bool hvdl_locality_note(hvdl_locality *locality, size_t bytes, uint64_t ns, uint
     if (locality->windows_left)
         return false;
     change(locality, in_flight); /* to see what it is like now */
+    return true;
+}
+
+bool hvdl_locality_untimed(hvdl_locality *locality)
+{
+    if (!locality->past_cache || ++locality->untimed < MOST_UNTIMED)
+        return false;
+    memset(locality, 0, sizeof *locality);
     return true;
 }

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HVDL_LOCALITY_WINDOW 8 /* blocks from which the median is taken */
+#define HVDL_LOCALITY_WINDOW 8 /* blocks from which a quartile is taken */
 
 typedef struct {
     bool past_cache; /* the answer; zeroed memory is a beginning */
@@ -19,7 +19,8 @@ typedef struct {
     uint64_t to_skip;
     int num_times;
     double times[HVDL_LOCALITY_WINDOW]; /* ns per byte */
-    double cached; /* the median when blocks were last written into the caches */
+    double cached;    /* the lower quartile when blocks were last written into the caches */
+    uint64_t untimed; /* blocks since the last one that was timed */
     uint64_t
         windows_left;  /* past the caches: until the other is tried again; else: no change until */
     uint64_t patience; /* windows between trials: longer, the more often they change nothing */
@@ -28,5 +29,9 @@ typedef struct {
 /* To write and read so many bytes of blocks took so long, without waiting. in_flight: blocks that may have
  * been written already when the answer changes. Returns whether it has changed. */
 bool hvdl_locality_note(hvdl_locality *locality, size_t bytes, uint64_t ns, uint64_t in_flight);
+
+/* A block went by that was not timed. After many the answer is that for caches that are near, as nothing
+ * would ever correct the other one. Returns whether it has changed. */
+bool hvdl_locality_untimed(hvdl_locality *locality);
 
 #endif

@@ -102,30 +102,24 @@ void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src
 
 /* ---- past the caches ---- */
 
-#if defined(__x86_64__)
+#if HVDL_HAS_PAST_CACHE
 enum { LINE = 64, TILE_BYTES = 8192 }; /* a tile stays in the first-level cache */
 
-static void stream_lines(char *dst, const char *src, size_t bytes)
+/* Whole lines first, from the beginning of one; what is left of the last goes into the caches. */
+static void stream(char *dst, const char *src, size_t bytes)
 {
-    for (size_t at = 0; at < bytes; at += LINE)
-        for (size_t part = at; part < at + LINE; part += sizeof(__m128i))
-            _mm_stream_si128((__m128i *)(dst + part),
-                             _mm_loadu_si128((const __m128i *)(src + part)));
-}
-
-/* Bytes from `dst` to the next line, at most `bytes`. */
-static size_t to_next_line(const void *dst, size_t bytes)
-{
-    size_t left = -(uintptr_t)dst % LINE;
-    return left < bytes ? left : bytes;
+    size_t lines = bytes / LINE * LINE;
+    for (size_t at = 0; at < lines; at += sizeof(__m128i))
+        _mm_stream_si128((__m128i *)(dst + at), _mm_loadu_si128((const __m128i *)(src + at)));
+    memcpy(dst + lines, src + lines, bytes - lines);
 }
 
 void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes)
 {
-    size_t head = to_next_line(dst, bytes), lines = (bytes - head) / LINE * LINE;
+    size_t head = -(uintptr_t)dst % LINE;
+    head = head < bytes ? head : bytes;
     memcpy(dst, src, head);
-    stream_lines((char *)dst + head, (const char *)src + head, lines);
-    memcpy((char *)dst + head + lines, (const char *)src + head + lines, bytes - head - lines);
+    stream((char *)dst + head, (const char *)src + head, bytes - head);
     _mm_sfence(); /* before whoever is told of the result reads it */
 }
 
@@ -135,15 +129,14 @@ void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void 
     _Alignas(LINE) char tile[TILE_BYTES];
     const void *inputs[num_src];
     size_t esize = hvdl_dtype_bytes((int)dtype), per_tile = TILE_BYTES / esize;
-    size_t head = to_next_line(dst, count * esize) / esize;
-    for (size_t at = 0, size; at < count; at += size) {
-        size = at ? per_tile : head ? head : per_tile; /* from then on whole lines */
-        size = count - at < size ? count - at : size;
+    for (size_t at = 0; at < count; at += per_tile) {
+        size_t size = count - at < per_tile ? count - at : per_tile;
         for (int k = 0; k < num_src; k++)
             inputs[k] = (const char *)src[k] + at * esize;
         hvdl_reduce(dtype, op, tile, inputs, num_src, size, scale);
-        hvdl_copy_past_cache((char *)dst + at * esize, tile, size * esize);
+        stream((char *)dst + at * esize, tile, size * esize);
     }
+    _mm_sfence();
 }
 #else
 void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes)

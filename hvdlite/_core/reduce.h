@@ -30,10 +30,15 @@ void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src
                  size_t count, const hvdl_scale *scale);
 
 /* The same, and a copy, for what somebody far away will read: on x86-64 the result goes past the caches
- * to memory (non-temporal stores). */
+ * to memory (non-temporal stores). The sum's dst begins a cache line. */
 void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
                             int num_src, size_t count, const hvdl_scale *scale);
 void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes);
+#if defined(__x86_64__)
+#define HVDL_HAS_PAST_CACHE 1
+#else
+#define HVDL_HAS_PAST_CACHE 0
+#endif
 
 /* Every element as a double, and back: rounded to nearest even, integers cut toward zero and to their
  * range. */

@@ -206,16 +206,18 @@ bool hvdl_past_cache_is_forced(void)
     return force_past_cache >= 0;
 }
 
-bool hvdl_goes_past_cache(const hvdl_shm *shm, size_t bytes)
+bool hvdl_goes_past_cache(hvdl_shm *shm, size_t bytes)
 {
     if (bytes < PAST_CACHE_BYTES || shm->local_size == 1)
         return false;
-    if (hvdl_past_cache_is_forced())
-        return force_past_cache;
-    return atomic_load_explicit(&shm->control->past_cache, memory_order_relaxed);
+    bool past = hvdl_past_cache_is_forced()
+                    ? force_past_cache == 1
+                    : atomic_load_explicit(&shm->control->past_cache, memory_order_relaxed);
+    shm->past_cache_bytes += past ? bytes : 0;
+    return past;
 }
 
-void hvdl_shm_copy(const hvdl_shm *shm, void *to, const void *from, size_t bytes)
+void hvdl_shm_copy(hvdl_shm *shm, void *to, const void *from, size_t bytes)
 {
     if (hvdl_goes_past_cache(shm, bytes))
         hvdl_copy_past_cache(to, from, bytes);

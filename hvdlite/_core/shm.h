@@ -110,6 +110,7 @@ typedef struct {
     uint64_t read_position;
     uint64_t write_limit;           /* no rank's cursor is below write_limit - ring_bytes */
     uint64_t seen[HVDL_NUM_STAGES]; /* lower bounds of the minima of all ranks' stages */
+    uint64_t past_cache_bytes;      /* written past the caches, ever */
     void *mapping;
     size_t mapping_bytes;
     int *pidfds; /* opened when first needed; -1 unknown, -2 can't be watched */
@@ -136,10 +137,10 @@ void hvdl_shm_close(hvdl_shm *shm);
 hvdl_err hvdl_journal_append(hvdl_shm *shm, hvdl_entry head, const void *body, size_t body_bytes,
                              const void *more, size_t more_bytes);
 
-/* Whether so much is written past the caches to where other ranks read it (locality.h). */
-bool hvdl_goes_past_cache(const hvdl_shm *shm, size_t bytes);
+/* Whether so much is written past the caches to where other ranks read it (locality.h); counts it. */
+bool hvdl_goes_past_cache(hvdl_shm *shm, size_t bytes);
 /* Copies what others will read, past the caches if that is better. `to` may be `from`. */
-void hvdl_shm_copy(const hvdl_shm *shm, void *to, const void *from, size_t bytes);
+void hvdl_shm_copy(hvdl_shm *shm, void *to, const void *from, size_t bytes);
 /* For tests: this process writes past the caches (1), never does so (0), or when that is faster (-1, the
  * default). */
 void hvdl_force_past_cache(int force);

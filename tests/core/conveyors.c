@@ -1,0 +1,80 @@
+/* The conveyors of some ranks in one process, under a clock of the test's: every reading of it is so much
+ * later than the one before. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "conveyor.h"
+
+#define MOST_RANKS 32
+
+static uint64_t now_ns, readings;
+static uint64_t cached_ns, past_ns; /* from one reading to the next, by the answer of the moment */
+static uint64_t outlier_at, outlier_ns;
+static const hvdl_shm *watched;
+
+int test_clock_gettime(clockid_t clock, struct timespec *time)
+{
+    (void)clock;
+    bool past = watched && atomic_load(&watched->control->past_cache);
+    now_ns += past ? past_ns : cached_ns;
+    now_ns += ++readings == outlier_at ? outlier_ns : 0;
+    *time = (struct timespec){(time_t)(now_ns / 1000000000u), (long)(now_ns % 1000000000u)};
+    return 0;
+}
+
+/* An allreduce (type 0) or scatter (type 1) of `count` elements, `times` times, the ranks taking turns
+ * after each step. Counts in past_bytes, by rank, what went past the caches. Returns 0, or 1: it failed. */
+int run(int ranks, int type, int dtype, size_t count, int times, size_t block_bytes,
+        uint64_t cached, uint64_t past, uint64_t outlier, uint64_t outlier_by, uint64_t *past_bytes)
+{
+    static hvdl_shm shm[MOST_RANKS];
+    static hvdl_conveyor conveyors[MOST_RANKS];
+    size_t bytes = count * hvdl_dtype_bytes(dtype);
+    int fd = memfd_create("conveyors", 0), failed = 0;
+    if (fd < 0 || ftruncate(fd, (off_t)hvdl_shm_bytes(ranks, 4096, block_bytes)))
+        return 1;
+    char *memory = calloc((size_t)ranks, 2 * bytes);
+    watched = NULL;
+    now_ns = readings = 0;
+    cached_ns = cached;
+    past_ns = past;
+    outlier_at = outlier;
+    outlier_ns = outlier_by;
+    for (int r = 0; r < ranks; r++) {
+        failed |= hvdl_shm_open(&shm[r], fd, ranks, r, 4096, block_bytes) != HVDL_OK;
+        hvdl_conveyor_init(&conveyors[r], &shm[r]);
+    }
+    watched = &shm[0];
+    for (int i = 0; i < times && memory && !failed; i++) {
+        int left = ranks;
+        for (int r = 0; r < ranks; r++) {
+            hvdl_pass *pass = hvdl_pass_new(type ? HVDL_PASS_SCATTER : HVDL_PASS_ALLREDUCE, 0);
+            pass->dtype = (hvdl_dtype)dtype;
+            pass->op = HVDL_SUM;
+            pass->in = memory + (size_t)r * 2 * bytes;
+            pass->out = memory + (size_t)r * 2 * bytes + bytes;
+            pass->count = count;
+            pass->keep = (hvdl_range){0, count};
+            pass->num_rails = ranks;
+            hvdl_conveyor_add(&conveyors[r], pass);
+        }
+        while (left)
+            for (int r = 0; r < ranks; r++) {
+                hvdl_pass *finished;
+                hvdl_conveyor_step(&conveyors[r], &finished);
+                left -= finished != NULL;
+                free(finished);
+            }
+    }
+    for (int r = 0; r < ranks; r++) {
+        past_bytes[r] = shm[r].past_cache_bytes;
+        hvdl_shm_close(&shm[r]);
+    }
+    free(memory);
+    close(fd);
+    return failed || !memory;
+}
