@@ -70,7 +70,7 @@ def reports_that_cross_the_answer():
     hvd.init()
     rank, names = hvd.rank(), [f"late {i}" for i in range(1500)]
     said = Said()
-    # Rank 0 has reported all when rank 1 finds some of them late, and rank 2 comes to those just then.
+    # Rank 0 has reported all when rank 1 finds some late, and rank 2 comes to those just then.
     if rank == 2:
         time.sleep(1.2)
     handles = {}
@@ -81,7 +81,8 @@ def reports_that_cross_the_answer():
     end(handles)
     hvd.barrier()
     count = Counter(line.partition(" has waited ")[0] for line in said.lines())
-    assert count and max(count.values()) == 1, count.most_common(3)
+    assert count
+    assert max(count.values()) == 1, count.most_common(3)
 
 
 @pytest.mark.hosts("1,1,1")
