@@ -8,6 +8,7 @@ stands the bound: on one host a copy of the buffer, by all ranks at once; betwee
 streams (streams.py).
 """
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hvdlite as hvd
-from benchmarks.figures import BOUND, OURS, size_text
+from benchmarks.figures import BOUND, OURS, PLAN, size_text
 from benchmarks.plan import Effort, calls, rotated, warm_up_rounds
 from benchmarks.streams import Streams
+from hvdlite import _core
+from hvdlite import world as worlds
 
 # Of the pattern: no multiple of any chunk or block. Of 16 bits so short that sums over 3 ranks at
 # most fit into the 8 bits of a mantissa, shifts included.
@@ -66,6 +69,28 @@ def peers(mpi: Any, comm: Any, mpi_name: str) -> dict[str, Contender]:
         "Gloo": Contender(gloo, slow=True),
         mpi_name: Contender(plain_mpi),
     }
+
+
+def plans() -> dict[str, Contender]:
+    """What DistributedOptimizer does for each bucket: the operation is agreed on once, then run."""
+    numbers = itertools.count()
+
+    def bind(buffer: Tensor) -> Callable[[], object]:
+        engine = worlds.current().team.engine
+        plan = engine.plan(
+            f"bench.{buffer.numel()}.{next(numbers)}",
+            _core.FLOAT32,
+            _core.SUM,
+            buffer.data_ptr(),
+            buffer.data_ptr(),
+            buffer.numel(),
+            1.0,
+            1.0,
+            buffer,
+        )
+        return lambda: plan.start(buffer).wait()
+
+    return {PLAN: Contender(bind)}
 
 
 def bound(streams: Streams | None) -> dict[str, Contender]:
@@ -121,9 +146,16 @@ class Buffers:
 
 
 def time_count(
-    count: int, effort: Effort, comm: Any, contenders: Mapping[str, Contender]
+    count: int,
+    effort: Effort,
+    comm: Any,
+    contenders: Mapping[str, Contender],
+    cpu_s: dict[str, list[float]] | None = None,
 ) -> dict[str, list[float]]:
-    """This rank's seconds per allreduce of count elements, by contender and round. Collective."""
+    """This rank's seconds per allreduce of count elements, by contender and round. Collective.
+
+    cpu_s gets its process's CPU time the same way.
+    """
     size_bytes = count * 4
     in_timing = calls(size_bytes)
     buffers = {
@@ -148,10 +180,10 @@ def time_count(
             own.write(shift, len(bound[name]))
             comm.Barrier()
 
-            start = time.perf_counter()
+            cpu, start = time.process_time(), time.perf_counter()
             for call in bound[name]:
                 call()
-            seconds = time.perf_counter() - start
+            seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
 
             if contenders[name].checked and not own.hold_the_sum(shift, len(bound[name])):
                 raise AssertionError(
@@ -159,6 +191,8 @@ def time_count(
                 )
             if round_ >= warm_up:
                 times_s[name].append(seconds / len(bound[name]))
+                if cpu_s is not None:
+                    cpu_s.setdefault(name, []).append(cpu / len(bound[name]))
         round_ += 1
         done = comm.bcast(effort.enough(round_ - warm_up, time.perf_counter() - begin))
     return times_s

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.plan import Place
 
 OURS = "hvdlite"
+PLAN = "hvdlite, plan"  # what training does: nothing is left to agree on
 DDP = "DDP (Gloo)"
 FLOOR = "no communication"  # what no contender can beat
 BOUND = "bound"  # a copy, or streams between the hosts: likewise
@@ -57,7 +58,7 @@ def speedups(medians_s: Mapping[str, float]) -> dict[str, float]:
     """Each peer's time over ours."""
     ours_s = medians_s[OURS]
     others = {name: time_s / ours_s for name, time_s in medians_s.items()}
-    return {name: r for name, r in others.items() if name not in (OURS, FLOOR, BOUND)}
+    return {name: r for name, r in others.items() if name not in (OURS, PLAN, FLOOR, BOUND)}
 
 
 def of_bound(medians_s: Mapping[str, float]) -> float:
@@ -79,6 +80,7 @@ class Row:
     speedup: dict[str, float]  # by peer: its time over ours in the same run, the least of the runs
     of_bound: float  # the same way
     rounds: int
+    cores: dict[str, float]  # between hosts: by contender, how many it keeps busy, of all hosts
 
     @property
     def ratio(self) -> float:
@@ -108,7 +110,10 @@ def joined(size_bytes: int, rows: Sequence[Mapping[str, Any]]) -> Row:
     """One row of several runs'."""
     times: dict[str, list[float]] = {}
     against: dict[str, list[float]] = {}
+    cores: dict[str, list[float]] = {}
     for row in rows:
+        for name, busy in row.get("cores", {}).items():
+            cores.setdefault(name, []).append(busy)
         for name, time_s in row["median_s"].items():
             times.setdefault(name, []).append(time_s)
         for name, speedup in speedups(row["median_s"]).items():
@@ -119,6 +124,7 @@ def joined(size_bytes: int, rows: Sequence[Mapping[str, Any]]) -> Row:
         {name: min(values) for name, values in against.items()},
         min(of_bound(row["median_s"]) for row in rows),
         min(row["rounds"] for row in rows),
+        medians(cores),
     )
 
 

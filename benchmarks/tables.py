@@ -23,6 +23,7 @@ from benchmarks.networks import TASKS
 from benchmarks.plan import MIB, Place
 from benchmarks.targets import Verdict, excess_bytes, horovod_s
 
+LARGE_BYTES = 16 * MIB  # from here on the table of cores begins
 SAID = {True: "met", False: "missed", None: "–"}
 
 
@@ -39,6 +40,7 @@ def tables(report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[Table
     runs = report["runs"]
     found = [targets(verdicts)]
     found += [allreduce(place, rows) for place, rows in rows_by_place(runs).items()]
+    found += cores(rows_by_place(runs))
     found += [types(run) for run in runs if run.get("types")]
     found += [training(run) for run in runs if run.get("training")]
     found += [tail(run) for run in runs if run.get("tail")]
@@ -76,6 +78,21 @@ def allreduce(place: Place, rows: Sequence[Row]) -> Table:
     title = f"Allreduce in place, float32 sum, {place}"
     speeds = [f"speed of {bound}", "busbw", f"of {bound}"]
     return Table(title, ["size", *columns, *speeds, "ratio", "rounds"], cells)
+
+
+def cores(places: Mapping[Place, Sequence[Row]]) -> list[Table]:
+    """Where several hosts share this machine: whether its cores are what limits."""
+    cells, names = [], dict[str, None]()
+    for place, rows in places.items():
+        for row in rows:
+            names |= dict.fromkeys(row.cores)
+            if row.size_bytes >= LARGE_BYTES and row.cores:
+                cells.append((f"{place}, {size_text(row.size_bytes)}", row.cores))
+    order = [*(name for name in names if name != BOUND), BOUND]
+    columns = ["streams" if name == BOUND else name for name in order]
+    lines = [[what, *(digits(of[n]) if n in of else "–" for n in order)] for what, of in cells]
+    title = "Cores in use during an allreduce between hosts, all ranks together"
+    return [Table(title, ["work", *columns], lines)] if lines else []
 
 
 def bound_speed(row: Row, place: Place) -> str:

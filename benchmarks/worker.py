@@ -6,6 +6,7 @@ Rank 0 writes the figures to FILE.
 """
 
 import json
+import statistics
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,6 +49,21 @@ class Bench:
             "rounds": min(map(len, rounds.values())),
         }
 
+    def cores(
+        self, times_s: dict[str, list[float]], cpu_s: dict[str, list[float]] | None
+    ) -> dict[str, Any]:
+        """How many cores all ranks together keep busy during a call, by contender; cpu_s None:
+        nothing."""
+        if cpu_s is None:
+            return {}
+        of_ranks = self.comm.allgather((times_s, cpu_s))
+        busy = {
+            name: sum(statistics.median(cpu[name]) for _, cpu in of_ranks)
+            / statistics.median(slowest([times[name] for times, _ in of_ranks]))
+            for name in times_s
+        }
+        return {"cores": busy}
+
 
 def measure_upkeep(bench: Bench) -> dict[str, Any]:
     bench.progress("CPU time of ranks that are idle or wait")
@@ -57,14 +73,16 @@ def measure_upkeep(bench: Bench) -> dict[str, Any]:
 def measure_allreduce(bench: Bench) -> list[dict[str, Any]]:
     contenders = {
         **allreduce.peers(bench.mpi, bench.comm, bench.mpi_name),
+        **(allreduce.plans() if bench.streams else {}),
         **allreduce.bound(bench.streams),
     }
     effort = bench.plan.allreduce if bench.streams is None else bench.plan.between
     rows = []
     for size_bytes in bench.job.sizes_bytes:
         bench.progress(f"allreduce of {size_text(size_bytes)}")
-        times_s = allreduce.time_count(size_bytes // 4, effort, bench.comm, contenders)
-        rows.append({"bytes": size_bytes, **bench.summary(times_s)})
+        cpu_s: dict[str, list[float]] | None = {} if bench.streams else None
+        times_s = allreduce.time_count(size_bytes // 4, effort, bench.comm, contenders, cpu_s)
+        rows.append({"bytes": size_bytes, **bench.summary(times_s), **bench.cores(times_s, cpu_s)})
     return rows
 
 

@@ -276,8 +276,8 @@ class Engine:
         """
 
     def counters(self) -> dict[str, int]:
-        """So far: operations; between hosts control_messages, data_messages, data_bytes; within this
-        one past_cache_bytes (docs/design/data-path.md)."""
+        """So far: operations; between hosts control_messages, data_messages, data_bytes; within
+        this one past_cache_bytes (docs/design/data-path.md)."""
 
     def close(self, linger: bool = False, /) -> None:
         """Fails what is pending, tells the others that this rank has left, ends the thread. Not
