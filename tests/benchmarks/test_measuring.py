@@ -1,6 +1,7 @@
 """That the benchmark checks what it times, and that it runs."""
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -12,7 +13,7 @@ import torch
 
 from benchmarks import instructions, rig
 from benchmarks.allreduce import PERIODS, Contender, expected_sum, pattern, time_count
-from benchmarks.figures import BOUND, DDP, FLOOR, OURS
+from benchmarks.figures import BOUND, DDP, FLOOR, OURS, PLAN
 from benchmarks.plan import MIB, TINY, Effort, Flavour, Job, Place
 from benchmarks.starting import run_jobs
 from benchmarks.streams import PART_BYTES, Streams
@@ -206,7 +207,9 @@ def test_between_hosts_the_streams_take_part(tmp_path):
     report, stdout = run_tiny(tmp_path, "--only", "rig")
     (run,) = report["runs"]
     assert run["place"] == {"ranks": 1, "hosts": 2, "rate": "1gbit"}
-    assert set(run["allreduce"][0]["median_s"]) == {OURS, "Gloo", run["mpi"], BOUND}
+    (row,) = run["allreduce"]
+    assert set(row["median_s"]) == set(row["cores"]) == {OURS, "Gloo", run["mpi"], PLAN, BOUND}
+    assert all(0 < busy <= 2 * len(os.sched_getaffinity(0)) for busy in row["cores"].values())
     assert "2 hosts with one rank each, 1 Gbit/s" in stdout
 
 
