@@ -32,13 +32,13 @@ Rules = tuple[tuple[int | None, str], ...]
 
 KIB, MIB = 1024, 1024 * 1024
 
-# For 2 hosts as measured, for more as the model of docs/design/cost.md says for links of 10 Gbit/s;
-# but the ring for large slices: there its steps cost little, and it never sends to one host from
-# all.
+# For 2 to 4 hosts as measured, for more as the model of docs/design/cost.md says for links of 10
+# Gbit/s; but the ring for the largest slices of many: there its steps cost little, and it never
+# sends to one host from all.
 BUILT_IN: dict[int, Rules] = {
     2: ((512 * KIB, "recursive_doubling"), (None, "ring")),
-    3: ((MIB, "direct"), (None, "ring")),
-    4: ((32 * KIB, "recursive_doubling"), (MIB, "direct"), (None, "ring")),
+    3: ((None, "direct"),),
+    4: ((32 * KIB, "recursive_doubling"), (None, "direct")),
     16: ((32 * KIB, "recursive_doubling"), (16 * MIB, "direct"), (None, "ring")),
     64: ((64 * KIB, "recursive_doubling"), (32 * MIB, "direct"), (None, "ring")),
     256: ((128 * KIB, "recursive_doubling"), (64 * MIB, "direct"), (None, "ring")),
