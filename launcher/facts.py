@@ -8,6 +8,7 @@ import socket
 import sys
 
 from .command import Facts
+from .machine import gpu_count, physical_cores
 
 # Networks that libfabric's providers serve: InfiniBand and RoCE, Omni-Path, Slingshot.
 _FABRICS = ("/sys/class/infiniband", "/sys/class/hfi1", "/sys/class/cxi", "/sys/class/cxi_user")
@@ -24,7 +25,7 @@ def gather() -> Facts:
         hostname=socket.gethostname(),
         local_names=local_names(),
         cores=physical_cores(),
-        gpus=len(gpus()),
+        gpus=gpu_count(os.environ.get("CUDA_VISIBLE_DEVICES")),
         is_root=os.geteuid() == 0,
         has_fabric=any(glob.glob(f"{folder}/*") for folder in _FABRICS),
         master_port=_free_port(),
@@ -54,28 +55,6 @@ def _working_directory() -> str:
 def local_names() -> frozenset[str]:
     name = socket.gethostname().lower()
     return frozenset({"localhost", "127.0.0.1", "::1", name, name.partition(".")[0]})
-
-
-def physical_cores() -> int:
-    """Of those that this process may use: hyper-threads of one core count once."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
-        try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
-                cores.add(file.read())
-        except OSError:
-            cores.add(str(cpu))
-    return max(1, len(cores))
-
-
-def gpus() -> list[str]:
-    """NVIDIA's devices, by what the driver and a user's restriction say."""
-    devices = glob.glob("/proc/driver/nvidia/gpus/*") or glob.glob("/dev/nvidia[0-9]*")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not devices:
-        return devices
-    chosen = [part for part in visible.split(",") if part.strip()]
-    return [] if chosen == ["-1"] else chosen
 
 
 def _free_port() -> int:
