@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import click
 
+from . import allocation, facts, flavour
 from . import command as commands
-from . import facts, flavour
 from .errors import HostListError, LaunchError, UsageError, exit_codes
 from .hosts import Host, parse_hostfile, parse_hosts
 from .request import Request
@@ -187,6 +187,7 @@ def cli(
         command=command,
         num_proc=num_proc,
         hosts=_hosts(hosts, hostfile),
+        allocation=allocation.find(os.environ, _read),
         exports=parse_exports(export),
         ssh_port=ssh_port,
         ssh_identity_file=os.path.abspath(ssh_identity_file) if ssh_identity_file else None,
@@ -228,10 +229,14 @@ def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
     if hostfile is None:
         return ()
     try:
-        with open(hostfile, encoding="utf-8", errors="replace") as file:
-            return parse_hostfile(file.read(), hostfile)
+        return parse_hostfile(_read(hostfile), hostfile)
     except OSError as error:
         raise HostListError(f"--hostfile {hostfile}: {error.strerror}") from error
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
 
 
 def parse_exports(words: Sequence[str]) -> dict[str, str | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .environment import EXPORTED, LINK, SSH, forwarded, inheritable
 from .errors import UsageError
 from .flavour import INTEL, MPICH, OPENMPI, Flavour
+from .host_facts import HostFacts
 from .hosts import Host, Share, place
 from .keeper import escape
 from .request import Request
@@ -41,10 +42,16 @@ class Facts:
     has_fabric: bool  # a network that libfabric would serve
     master_port: int
     path_is_changed: bool = False  # PATH in `environ` is not the caller's
+    # By name, what is known of other hosts; the others are taken to be like this one.
+    others: Mapping[str, HostFacts] = field(default_factory=dict)
 
-    @property
-    def local_slots(self) -> int:
-        return self.gpus or self.cores
+    def has(self, host: Host) -> tuple[int, str]:
+        """How many ranks a host runs where nobody says, one for each GPU or core; and of what."""
+        other = None if is_local(host, self) else self.others.get(host.name)
+        gpus, cores = (self.gpus, self.cores) if other is None else (other.gpus, other.cores)
+        if gpus:
+            return gpus, "GPU"
+        return host.cpus or cores, "core"
 
 
 @dataclass(frozen=True)
@@ -92,9 +99,18 @@ def is_local(host: Host, facts: Facts) -> bool:
     return host.name.lower() in facts.local_names and host.user is None
 
 
+def _place(request: Request, facts: Facts) -> tuple[Share, ...]:
+    hosts, remedy = request.hosts, ""
+    if not hosts and request.allocation is not None:
+        hosts, remedy = request.allocation.hosts, request.allocation.remedy
+    return place(
+        hosts or (Host("localhost"),), request.num_proc, lambda host: facts.has(host)[0], remedy
+    )
+
+
 def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
-    hosts = request.hosts or (Host("localhost"),)
-    shares = place(hosts, request.num_proc, lambda host: facts.local_slots)
+    shares = _place(request, facts)
+    notes = (*request.notes, *_notes(shares, facts))
     remote = [share for share in shares if not is_local(share.host, facts)]
     if not remote:
         # One name for this machine, whatever it was called: nothing goes over ssh.
@@ -152,7 +168,7 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
         added=tuple(added),
         passed=names,
         shares=shares,
-        notes=(*request.notes, *_notes(request, shares, facts)),
+        notes=notes,
         program=request.command[0],
         python=facts.python,
     )
@@ -236,15 +252,13 @@ def _ssh_options(request: Request, shares: tuple[Share, ...]) -> list[str]:
     return options + [f"@{s.host.name}={s.host.user}" for s in shares if s.host.user is not None]
 
 
-def _notes(request: Request, shares: tuple[Share, ...], facts: Facts) -> tuple[str, ...]:
-    guessed = {h.name for h in request.hosts if h.slots is None} or (
-        set() if request.hosts else {"localhost"}
-    )
-    what = f"{facts.gpus} GPUs" if facts.gpus else f"{facts.cores} cores"
-    return tuple(
-        f"{share.count} processes on {share.host.name}, which has {what}: they share them"
-        for share in shares
-        if share.host.name in guessed
-        and is_local(share.host, facts)
-        and share.count > facts.local_slots
-    )
+def _notes(shares: tuple[Share, ...], facts: Facts) -> tuple[str, ...]:
+    notes = []
+    for share in shares:
+        slots, what = facts.has(share.host)
+        if share.host.slots is None and share.count > slots:
+            notes.append(
+                f"{share.count} processes on {share.host.name}, which has {slots} {what}"
+                f"{'s' if slots > 1 else ''}: they share {'them' if slots > 1 else 'it'}"
+            )
+    return tuple(notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .allocation import Allocation
 from .hosts import Host
 
 
@@ -11,7 +12,8 @@ from .hosts import Host
 class Request:
     command: tuple[str, ...]
     num_proc: int | None = None
-    hosts: tuple[Host, ...] = ()  # empty: this machine
+    hosts: tuple[Host, ...] = ()  # empty: those of the allocation, or this machine
+    allocation: Allocation | None = None  # of a batch scheduler
     # VAR → value, or None where the value is that of hvdrun's own environment.
     exports: dict[str, str | None] = field(default_factory=dict)
     ssh_port: int | None = None

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from hvdrun.allocation import Allocation
 from hvdrun.command import Facts, build
-from hvdrun.errors import UsageError
+from hvdrun.errors import TooManyProcesses, UsageError
 from hvdrun.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.hosts import parse_hosts
+from hvdrun.host_facts import HostFacts
+from hvdrun.hosts import Host, Share, parse_hosts
 from hvdrun.keeper import escape, unescape
 from hvdrun.request import Request
 
@@ -152,6 +154,54 @@ def test_more_ranks_than_cores_run_and_one_line_says_so():
     (note,) = command(MPICH_5, num_proc=6).notes
     assert note == "6 processes on localhost, which has 4 cores: they share them"
     assert command(MPICH_5, "server1:6").notes == ()
+
+
+OTHER = HostFacts(
+    hostname="b",
+    python="3.11.7",
+    machine="x86_64",
+    packages={},
+    mpirun=None,
+    mpirun_missing="",
+    cwd="",
+    program="",
+    script=None,
+    cores=16,
+    gpus=0,
+    memory_bytes=None,
+    shm_bytes=None,
+    interfaces=(),
+    resolved={},
+)
+
+
+def test_a_remote_host_without_a_number_has_what_it_said_and_else_what_this_one_has():
+    facts = replace(FACTS, others={"b": OTHER, "c": replace(OTHER, gpus=2)})
+    assert [s.count for s in command(MPICH_5, "server1,b,c,d", facts).shares] == [4, 16, 2, 4]
+    assert command(MPICH_5, "server1,b,c", facts, num_proc=25).notes == (
+        "5 processes on server1, which has 4 cores: they share them",
+        "17 processes on b, which has 16 cores: they share them",
+        "3 processes on c, which has 2 GPUs: they share them",
+    )
+
+
+def test_without_a_host_list_the_hosts_are_those_of_the_allocation():
+    given_by = Allocation("Slurm", (Host("server1", 2), Host("b", 1)))
+    assert [s.count for s in command(MPICH_5, allocation=given_by).shares] == [2, 1]
+    assert command(MPICH_5, "c:1", allocation=given_by).shares == (Share(Host("c", 1), 1),)
+    with pytest.raises(TooManyProcesses, match=r"lower -np, or ask Slurm for more \(--ntasks\)"):
+        command(MPICH_5, allocation=given_by, num_proc=4)
+
+
+def test_processors_that_a_scheduler_gave_count_where_there_are_no_gpus():
+    given_by = Allocation("Slurm", (Host("server1", cpus=3), Host("b", cpus=1)))
+    assert [s.count for s in command(MPICH_5, allocation=given_by).shares] == [3, 1]
+    gpus = replace(FACTS, gpus=8)
+    assert [s.count for s in command(MPICH_5, None, gpus, allocation=given_by).shares] == [8, 8]
+    assert command(MPICH_5, allocation=given_by, num_proc=6).notes == (
+        "4 processes on server1, which has 3 cores: they share them",
+        "2 processes on b, which has 1 core: they share it",
+    )
 
 
 def test_the_first_host_is_the_master_under_the_name_that_the_user_gave():

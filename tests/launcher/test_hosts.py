@@ -42,13 +42,9 @@ def test_a_list_keeps_its_hosts_and_their_order(hosts):
 @given(host_lists)
 def test_a_hostfile_says_the_same_in_the_form_of_either_mpi(hosts):
     mpich = "\n".join(map(written, hosts))
-    openmpi = "\n".join(
-        h.name + ("" if h.slots is None else f" slots = {h.slots} max_slots=999") for h in hosts
-    )
-    given_slots = tuple(h for h in hosts if h.slots is not None)
+    openmpi = "\n".join(h.name + (f" slots = {h.slots}" if h.slots else "") for h in hosts)
     assert parse_hostfile(mpich, "hosts") == tuple(hosts)
-    if given_slots == tuple(hosts):
-        assert parse_hostfile(openmpi, "hosts") == tuple(hosts)
+    assert parse_hostfile(openmpi, "hosts") == tuple(hosts)
 
 
 def test_a_hostfile_may_have_comments_and_blank_lines():
@@ -56,8 +52,38 @@ def test_a_hostfile_may_have_comments_and_blank_lines():
     assert parse_hostfile(text, "hosts") == (Host("server1", 4), Host("server2", 2, "ann"))
 
 
-def test_a_host_named_twice_has_the_slots_of_both():
-    assert parse_hosts("a:2,b:1,a:3") == (Host("a", 5), Host("b", 1))
+def test_a_hostfile_may_come_from_another_system():
+    text = "\ufeffserver1 slots=4\r\n\r\nserver2:2\r\n"
+    assert parse_hostfile(text, "hosts") == (Host("server1", 4), Host("server2", 2))
+
+
+@pytest.mark.parametrize(
+    ("line", "host"),
+    [
+        ("server1 max_slots=8", Host("server1", max_slots=8)),
+        ("server1 slots=4 max-slots=8", Host("server1", 4, max_slots=8)),
+        ("server1:4 slots-max=8", Host("server1", 4, max_slots=8)),
+        ("server1:4 user=ann", Host("server1", 4, "ann")),
+        ("server1 username=ann port=2222", Host("server1", user="ann", port=2222)),
+        ("ann@[fd00::1]:2 port = 22", Host("fd00::1", 2, "ann", 22)),
+    ],
+)
+def test_a_line_may_say_more_of_a_host(line, host):
+    assert parse_hostfile(line, "hosts") == (host,)
+
+
+def test_a_host_named_several_times_has_the_slots_of_all():
+    assert parse_hosts("a:2,b:1,A:3") == (Host("a", 5), Host("b", 1))
+    assert parse_hosts("a,b,a,a") == (Host("a", 3), Host("b"))
+    assert parse_hosts("a:2,a") == (Host("a", 3),)
+    twice = "a slots=1 max_slots=2\na slots=2 max_slots=3\n"
+    assert parse_hostfile(twice, "hosts") == (Host("a", 3, max_slots=5),)
+
+
+@pytest.mark.parametrize("text", ["ann@a:1,b,a:1", "a,b,ann@A"])
+def test_a_host_named_with_two_users_is_an_error_at_the_second(text):
+    with pytest.raises(HostListError, match=r"^-H, entry 3 \('.*'\): [aA] was named before"):
+        parse_hosts(text)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +120,11 @@ def test_a_mistake_in_a_list_is_an_error_that_says_which_entry(text, message):
         ("server1:4 slots=4", "the slots are given twice"),
         ("server1 slots=8 max_slots=4", "slots=8 is more than max_slots=4"),
         ("server1, server2", "'server1,' is no host name"),
+        ("server1 port=0", "'0' is no port; expected 1 to 65535"),
+        ("server1 port=ssh", "'ssh' is no port"),
+        ("ann@server1 user=bob", "user is given twice"),
+        ("server1 user=", "'' is no user name"),
+        ("server0 port=22", "server0 was named before, with another user or port"),
     ],
 )
 def test_a_mistake_in_a_hostfile_is_an_error_with_file_and_line(line, message):
@@ -142,6 +173,21 @@ def test_more_processes_than_the_given_slots_are_an_error_that_says_both_numbers
 
 def test_a_host_whose_slots_are_a_guess_takes_more():
     assert shares(parse_hosts("a:1,b,c"), 8) == [("a", 1), ("b", 4), ("c", 3)]
+
+
+def test_a_host_takes_no_more_than_its_max_slots():
+    def hosts(text):
+        return parse_hostfile(text, "hosts")
+
+    assert shares(hosts("a max_slots=1\nb")) == [("a", 1), ("b", 2)]
+    assert shares(hosts("a max_slots=3\nb"), 9) == [("a", 3), ("b", 6)]
+    with pytest.raises(TooManyProcesses, match="the 5 slots of a:3, b:2; lower -np"):
+        shares(hosts("a max_slots=3\nb slots=2"), 6)
+
+
+def test_too_many_processes_in_an_allocation_are_the_schedulers_to_give():
+    with pytest.raises(TooManyProcesses, match="of a:2; lower -np, or ask Slurm for more"):
+        place(parse_hosts("a:2"), 3, lambda host: 1, "ask Slurm for more (--ntasks)")
 
 
 @given(host_lists, st.integers(1, 300))
