@@ -23,13 +23,14 @@ SINGLE_DASH = {
     "-np": "--num-proc",
     "-hostfile": "--hostfile",
     "-hosts": "--hosts",
+    "-prefix-timestamp": "--prefix-output-with-timestamp",
 }
 
 GROUPS = {
     "What to run": ("num_proc",),
     "Where": ("hosts", "hostfile", "ssh_port", "ssh_identity_file"),
-    "How": ("mpi", "mpi_args", "export", "dry_run"),
-    "Output": ("verbose", "version", "help"),
+    "How": ("mpi", "mpi_args", "export", "start_timeout", "dry_run"),
+    "Output": ("output_dir", "timestamps", "verbose", "version", "help"),
 }
 
 EXAMPLES = """\
@@ -151,6 +152,26 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
     metavar="VAR[=VALUE]",
     help="Set a variable for the ranks. Exported ones get there without it.",
 )
+@click.option(
+    "--start-timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    default=60.0,
+    help="How long the ranks of all hosts may take to start. Default: 60.",
+)
+@click.option(
+    "--output-dir",
+    "--output-filename",
+    "output_dir",
+    metavar="DIR",
+    help="Write what each rank says to DIR/rank.N/stdout and stderr, too.",
+)
+@click.option(
+    "--prefix-output-with-timestamp",
+    "timestamps",
+    is_flag=True,
+    help="Put the time in front of each line (also -prefix-timestamp).",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.option("--verbose", is_flag=True, help="Say what is done, and all that mpirun says.")
 @click.option("-v", "--version", is_flag=True, help="Print the version.")
@@ -164,6 +185,9 @@ def cli(
     mpi: str,
     mpi_args: str,
     export: tuple[str, ...],
+    start_timeout: float,
+    output_dir: str | None,
+    timestamps: bool,
     dry_run: bool,
     verbose: bool,
     version: bool,
@@ -193,6 +217,9 @@ def cli(
         ssh_identity_file=os.path.abspath(ssh_identity_file) if ssh_identity_file else None,
         mpi=mpi,
         mpi_args=_split(mpi_args),
+        start_timeout_s=start_timeout,
+        output_dir=output_dir,
+        timestamps=timestamps,
         verbose=verbose,
         settings=settings(cli.params, runtime),
         notes=idle_notes(cli.params, runtime),
@@ -211,16 +238,17 @@ def launch(request: Request, dry_run: bool) -> int:
     if dry_run:
         click.echo(command.show(found))
         return 0
-    from .output import Output, is_terminal, places
+    from .screen import Screen
     from .supervise import Supervisor
 
-    output = Output(tagged=command.num_proc > 1, terminal=is_terminal(), place=places())
+    screen = Screen(request, command.num_proc, found.environ)
+    output = screen.output
     for note in command.notes:
         output.say(f"hvdrun: {note}")
     if request.verbose:
         output.say(f"hvdrun: {mpi}")
         output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
-    return Supervisor(command, found.cwd, output, request.verbose).run()
+    return Supervisor(command, found.cwd, screen, request.start_timeout_s, request.verbose).run()
 
 
 def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:

@@ -10,7 +10,8 @@
     ├── SshFailed            70  a host can't be reached: name, network, key
     ├── HostSetupError       71  a host is reached, but lacks what a rank needs
     ├── HostLost             72  a host was there, and is not any more
-    └── MpirunFailed         73  mpirun could not start the job, or gave up on it
+    ├── MpirunFailed         73  mpirun could not start the job, or gave up on it
+    └── StartTimeout         75  ranks that did not start in time
 
 All other codes are the program's: the code of the rank that failed first, 128+n for signal n.
 """
@@ -73,6 +74,11 @@ class HostLost(LaunchError):
 class MpirunFailed(LaunchError):
     code = 73
     cause = "mpirun could not start the job, or gave up on it"
+
+
+class StartTimeout(LaunchError):
+    code = 75
+    cause = "ranks that did not start in time"
 
 
 def exit_codes() -> str:

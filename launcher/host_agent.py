@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import select
 import selectors
 import shlex
 import signal
@@ -19,6 +20,7 @@ from .link import (
     END,
     GRACE_S,
     HOST,
+    KEEPER_GONE,
     MAGIC,
     PING,
     RANK,
@@ -31,7 +33,7 @@ from .link import (
     unpack,
     write_all,
 )
-from .processes import kill_descendants, remove_sessions, set_subreaper
+from .processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
 from .station import Station
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -108,7 +110,21 @@ class HostAgent:
         return reader
 
     def _send(self, kind: bytes, rank: int, payload: bytes) -> None:
-        write_all(1, frame(kind, rank, payload))
+        view = memoryview(frame(kind, rank, payload))
+        while view:
+            try:
+                view = view[os.write(1, view) :]
+            except BlockingIOError:
+                self._await_room()
+
+    def _await_room(self) -> None:
+        """hvdrun reads nothing, as nobody reads what it writes. Its signs of life still come."""
+        ready, _, _ = select.select([0], [1], [], 0.5)
+        if (ready and not self._take_in()) or self._is_silent():
+            raise BrokenPipeError
+
+    def _is_silent(self) -> bool:
+        return time.monotonic() - self.heard > SILENCE_LIMIT_S
 
     def _send_clock(self) -> None:
         self._send(PING, -1, b"%d" % time.monotonic_ns())
@@ -117,10 +133,13 @@ class HostAgent:
         self._send(kind, rank, payload)
         if kind == RANK:
             self._send_clock()
+        elif kind == KEEPER_GONE and self.station and not self.station.keepers:
+            kill_strays()
 
     def run(self) -> int:
         """The exit code of MPI's daemon, for MPI."""
         set_subreaper()
+        os.set_blocking(1, False)
         self._send_clock()
         waker = Waker([signal.SIGCHLD])
         self.daemon = self._start_daemon()
@@ -128,12 +147,11 @@ class HostAgent:
         self.selector.register(waker.fd, selectors.EVENT_READ, waker.read)
         with contextlib.suppress(BrokenPipeError):  # hvdrun is gone: nobody is told
             while self._reap() or (self.station and self.station.keepers):
-                for key, _ in self.selector.select(1.0):
+                for key, _ in self.selector.select(0.5):
                     key.data()
-                now = time.monotonic()
-                if now - self.heard > SILENCE_LIMIT_S:
+                if self._is_silent():
                     self._end(GRACE_S)
-                if self.end_at is not None and now > self.end_at:
+                if self.end_at is not None and time.monotonic() > self.end_at:
                     break
             self._send(BYE, -1, b"%d" % self.status)
         if self.station:
@@ -182,14 +200,18 @@ class HostAgent:
         self.selector.register(reader, selectors.EVENT_READ, read)
         return pid
 
-    def _hear(self) -> None:
+    def _take_in(self) -> bool:
+        """False at the end of the connection."""
         data = os.read(0, CHUNK)
-        if not data:
+        self.heard = time.monotonic()
+        self.buffer += data
+        return bool(data)
+
+    def _hear(self) -> None:
+        if not self._take_in():
             self.selector.unregister(0)
             self._end(GRACE_S)
             return
-        self.heard = time.monotonic()
-        self.buffer += data
         for kind, _, payload in unpack(self.buffer):
             if kind == PING:
                 self._send_clock()

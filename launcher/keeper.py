@@ -26,6 +26,7 @@ from .link import (
     unpack,
     write_all,
 )
+from .memory import oom_kills, was_out_of_memory
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 # What MPIs name their files in /dev/shm. They remove them only when a rank ends in good order.
 SHARED = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_", "psm2_shm", "ucx_shm")
 PF_EXITING = 0x4  # of the flags in /proc/PID/stat
+LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
 LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two looks
 
 # Per MPI: rank, size, rank on the host, number of ranks on the host.
@@ -175,6 +177,7 @@ class Keeper:
         self.asked = False  # the keeper was told to end the command, or had to
         self.released = False  # nobody waits for more than the end of the command
         self.deadlines: list[tuple[float, int]] = []  # when to send which signal
+        self.oom_kills = oom_kills()
         self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
         self.daemon = daemon  # MPI's, the shim's parent
         self.orphaned = False  # the supervisor is gone: its last duty is ours
@@ -282,17 +285,23 @@ class Keeper:
         return {fd for fd, _ in self.poll.poll(timeout)}
 
     def _reap(self) -> None:
-        ended, raw = os.waitpid(self.pid, os.WNOHANG) if self.pid else (0, 0)
-        if not ended:
+        if not self.pid or os.waitid(os.P_PID, self.pid, LOOK_AT_THE_DEAD) is None:
             return
         # Whoever loses its shim loses its daemon, and may fail of that before we hear of it.
         late = self._has_ended(self.shim)
-        with contextlib.suppress(OSError):  # what it left in its process group
+        # What it left in its process group, while the number can't be another's.
+        with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
-        self.pid = 0
-        code = os.waitstatus_to_exitcode(raw)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.status = code if code >= 0 else 128 - code
         text = f"code {code}" if code >= 0 else f"signal {-code}"
+        if (
+            -code == signal.SIGKILL
+            and not self.asked
+            and was_out_of_memory(self.pid, self.oom_kills)
+        ):
+            text = f"oom {-code}"
+        self.pid = 0
         self._tell_end(f"{'asked ' if self.asked else 'late ' if late else ''}{text}")
         self.released = self.released or code == 0
 

@@ -25,9 +25,9 @@ HEADER = struct.Struct("!ciI")
 RANK = b"R"  # keeper → supervisor: a rank is about to start; the daemon's session folder, and
 # with it the rank's stdout and stderr
 GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
-# keeper → supervisor: how the command ended ('code 3', 'signal 9', 'missing 2'; after 'asked ' if
-# the keeper ended it, after 'late ' if MPI had ended the shim by then), and when, in nanoseconds of
-# the host's monotonic clock
+# keeper → supervisor: how the command ended ('code 3', 'signal 9', 'oom 9' for the same by a kernel
+# that is out of memory, 'missing 2'; after 'asked ' if the keeper ended it, after 'late ' if MPI
+# had ended the shim by then), and when, in nanoseconds of the host's monotonic clock
 EXIT = b"X"
 SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
@@ -39,8 +39,8 @@ STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); before
 PING = b"P"  # both ways between hvdrun and host agents; from these, with their monotonic clock
 END = b"T"  # end: TERM, and KILL after the number of tenths of a second in the payload
 
-PING_EVERY_S = 2.0
-SILENCE_LIMIT_S = 8.0  # after which the other side counts as dead
+PING_EVERY_S = 1.0
+SILENCE_LIMIT_S = 6.0  # after which the other side counts as dead
 GRACE_S = 3.0  # between TERM and KILL
 CHUNK = 1 << 16
 

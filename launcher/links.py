@@ -60,9 +60,10 @@ class HostLink:
         # the fastest way of a message. What happened there seems later than it was by that way.
         self.clock_ns: int | None = None
         self.closed = False
+        self.paused = False  # nothing is read for now
         sock.setblocking(False)
         os.set_blocking(stderr, False)
-        selector.register(sock, selectors.EVENT_READ, self._read)
+        selector.register(sock, selectors.EVENT_READ, self._ready)
         selector.register(stderr, selectors.EVENT_READ, self._errors_ready)
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
@@ -75,11 +76,26 @@ class HostLink:
 
     def tick(self, now: float) -> bool:
         """Asks for a sign of life now and then. False when there has been none for too long."""
+        if self.paused:
+            self.heard = now  # what it says waits
         if self.talking and now - self.pinged >= PING_EVERY_S:
             self.pinged = now
             self.send(PING)
         # Before the host agent speaks, ssh's own time limit counts.
         return not self.talking or now - self.heard < SILENCE_LIMIT_S
+
+    def pause(self, paused: bool) -> None:
+        """Whether what the host has to say is left waiting for now."""
+        if paused != self.paused:
+            self.paused = paused
+            self._flush()
+
+    def state(self) -> str:
+        """How far the host has come, while its ranks have not started."""
+        if self.talking:
+            return "ssh got through, and MPI's daemon has not started them"
+        said = self.errors.decode(errors="replace").strip().splitlines()
+        return "ssh has not got through" + (f" ({said[-1].strip()})" if said else "")
 
     def hang_up(self) -> None:
         """Nothing more will be said to the host: its agent ends what is left there."""
@@ -92,7 +108,8 @@ class HostLink:
             self._read_errors()
             with contextlib.suppress(KeyError, ValueError):
                 self.selector.unregister(self.stderr)
-            self.selector.unregister(self.sock)
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(self.sock)
             self.sock.close()
             os.close(self.stderr)
 
@@ -106,14 +123,20 @@ class HostLink:
             pass
         except OSError:
             self.unsent.clear()  # the reading side notices
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
-        self.selector.modify(self.sock, events, self._read)
+        events = 0 if self.paused else selectors.EVENT_READ
+        events |= selectors.EVENT_WRITE if self.unsent else 0
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(self.sock)
+        if events:
+            self.selector.register(self.sock, events, self._ready)
 
-    def _read(self) -> None:
-        if self.closed:
-            return
+    def _ready(self) -> None:
         if self.unsent:
             self._flush()
+        if not self.closed and not self.paused:
+            self._read()
+
+    def _read(self) -> None:
         try:
             data = self.sock.recv(CHUNK)
         except BlockingIOError:

@@ -7,6 +7,8 @@ import os
 import signal
 import time
 
+from .environment import KEEPER
+
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +52,16 @@ def kill_descendants(limit_s: float = 2.0) -> None:
         except ChildProcessError:
             return
         time.sleep(0.01)
+
+
+def kill_strays() -> None:
+    """Ends what the ranks of this host have left in the background, when no keeper is there any
+    more. It is known by a variable that it inherits; MPI's own processes do not have it."""
+    mark = f"{KEEPER}=".encode()
+    for pid in descendants():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if any(word.startswith(mark) for word in file.read().split(b"\0")):
+                os.kill(pid, signal.SIGKILL)
 
 
 def die_with_parent(number: int) -> Callable[[], None]:

@@ -6,10 +6,20 @@ import errno
 import os
 import re
 import signal
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
+from .errors import (
+    CommandNotFound,
+    HostSetupError,
+    LaunchError,
+    MpirunFailed,
+    SshFailed,
+    StartTimeout,
+)
+from .folding import spans
+from .link import GRACE_S
 
 LINES = 30
 # How Open MPI begins to say that it ends a rank; the communicator comes in the next line.
@@ -24,10 +34,11 @@ class Failure:
 
     rank: int
     host: str
-    ended: str  # 'code 3' or 'signal 9', as the keeper says it
+    ended: str  # 'code 3', 'signal 9' or 'oom 9', as the keeper says it
     after_s: float
     # MPI had ended its shim by then: it may be a consequence of another failure.
     late: bool = False
+    at: float | None = None  # in seconds since 1970
 
     @property
     def exit_code(self) -> int:
@@ -40,9 +51,21 @@ class Failure:
             how = f"ended with exit code {number}"
         else:
             how = f"was ended by {signal_name(int(number))}"
-        if self.ended == "signal 9":
-            how += " (kill -9, or the kernel was out of memory)"
-        return f"rank {self.rank} on {self.host} {how} after {self.after_s:.1f} s"
+        if kind == "oom":
+            how += ", as the kernel was out of memory"
+        elif self.ended == "signal 9":
+            how += " (kill -9, or a batch system)"
+        at = "" if self.at is None else time.strftime(" (at %H:%M:%S)", time.localtime(self.at))
+        return f"rank {self.rank} on {self.host} {how} after {duration(self.after_s)}{at}"
+
+
+def duration(seconds: float) -> str:
+    """'4.2 s', '3 min 05 s', '26 h 03 min'."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(int(seconds), 60)
+    hours, rest_min = divmod(minutes, 60)
+    return f"{hours} h {rest_min:02} min" if hours else f"{minutes} min {rest_s:02} s"
 
 
 def signal_name(number: int) -> str:
@@ -98,14 +121,72 @@ def aborted(stderr: Mapping[int, bytes]) -> tuple[int, str] | None:
     return None
 
 
-def rank_failed(failure: Failure, stderr: bytes, num_proc: int) -> str:
+# Open MPI's sentence about a rank that has left without MPI_Finalize; it is broken somewhere.
+_IMPROPER = re.compile(r"process rank (\d+) with PID .*? exiting improperly")
+
+
+def left_improperly(mpirun_said: Iterable[str]) -> int | None:
+    """The rank that Open MPI says has ended without MPI_Finalize."""
+    match = _IMPROPER.search(" ".join(mpirun_said))
+    return int(match[1]) if match else None
+
+
+def left_early(rank: int, host: str, after_s: float) -> MpirunFailed:
+    """A rank ended with 0, and MPI ended the others for it."""
+    return MpirunFailed(
+        f"rank {rank} on {host} ended with exit code 0 after {duration(after_s)}, in mid-job: it"
+        " left without MPI_Finalize, and MPI ended the ranks that were still running; a rank that"
+        " is done calls hvd.shutdown() or MPI_Finalize, not os._exit(0)"
+    )
+
+
+def had_left(rank: int, host: str, after_s: float) -> str:
+    return (
+        f"hvdrun: before that, rank {rank} on {host} had ended with exit code 0 after"
+        f" {duration(after_s)}: if the others needed it still, this is the cause"
+    )
+
+
+def run_on(rank: int, host: str, left: int, since_s: float) -> str:
+    others = "1 other rank still runs" if left == 1 else f"{left} other ranks still run"
+    return (
+        f"hvdrun: rank {rank} on {host} ended with exit code 0 {duration(since_s)} ago, and"
+        f" {others}; if they wait for it (it left without MPI_Finalize), Ctrl-C ends them"
+    )
+
+
+def interrupted(number: int, num_proc: int, again: bool) -> str:
+    """What is said at once to Ctrl-C and to signals like it."""
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    if again:
+        return f"hvdrun: {name} again: everything is killed at once"
+    ranks = "the rank has" if num_proc == 1 else f"the {num_proc} ranks have"
+    return f"hvdrun: {name}: {ranks} {GRACE_S:g} s to end; once more kills them at once"
+
+
+def not_started(hosts: Sequence[tuple[str, int, str]], after_s: float) -> StartTimeout:
+    """`hosts`: each with the number of ranks that are missing there, and what is known of it."""
+    lines = [
+        f"    {host}: {lacking} {'rank' if lacking == 1 else 'ranks'} not started"
+        + (f": {state}" if state else "")
+        for host, lacking, state in hosts
+    ]
+    return StartTimeout(
+        f"the job has not started within {after_s:g} s (--start-timeout); what is missing:\n"
+        + "\n".join(lines)
+        + "\nlook at these hosts and the network between them, or give more time"
+    )
+
+
+def rank_failed(failure: Failure, said: Sequence[str], same: Sequence[int], num_proc: int) -> str:
+    """`said`: its last lines; `same`: the ranks whose last lines are these, too."""
     others = {1: "", 2: "; the other rank was ended"}.get(
         num_proc, f"; the other {num_proc - 1} ranks were ended"
     )
     lines = [f"hvdrun: {failure}{others}"]
-    said = last_lines(stderr)
     if said and num_proc > 1:  # a single rank's are the last thing that was shown
-        lines.append("hvdrun: its last words on stderr:")
+        many = f" (ranks {spans(same)} said the same)" if len(same) > 1 else ""
+        lines.append(f"hvdrun: its last words on stderr{many}:")
         lines += [f"    {line}" for line in said]
     return "\n".join(lines)
 

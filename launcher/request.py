@@ -22,5 +22,8 @@ class Request:
     settings: dict[str, str] = field(default_factory=dict)
     mpi: str = "auto"
     mpi_args: tuple[str, ...] = ()
+    start_timeout_s: float = 60.0  # for the ranks of all hosts
+    output_dir: str | None = None  # of a file per rank and stream
+    timestamps: bool = False  # in front of each line
     verbose: bool = False
     notes: tuple[str, ...] = ()  # what the user should know of the options

@@ -64,6 +64,7 @@ class Station:
         self.sessions: set[str] = set()  # folders of MPI's daemons
         self.keepers: set[_Keeper] = set()
         self.ending: bytes | None = None
+        self.paused = False
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind("\0" + name)
         self.listener.listen(1024)
@@ -75,6 +76,21 @@ class Station:
         for keeper in self.keepers:
             with contextlib.suppress(OSError):
                 send(keeper.sock, self.ending)
+
+    def pause(self, paused: bool) -> None:
+        """Whether what the ranks write is left in their pipes for now."""
+        if paused == self.paused:
+            return
+        self.paused = paused
+        for keeper in self.keepers:
+            for fd in keeper.outputs:
+                if paused:
+                    self.selector.unregister(fd)
+                else:
+                    self._listen(keeper, fd)
+
+    def _listen(self, keeper: _Keeper, fd: int) -> None:
+        self.selector.register(fd, selectors.EVENT_READ, lambda: self._output(keeper, fd))
 
     def _accept(self) -> None:
         sock, _ = self.listener.accept()
@@ -121,11 +137,8 @@ class Station:
         for fd, stream in zip(keeper.fds, (OUT, ERR), strict=True):
             os.set_blocking(fd, False)
             keeper.outputs[fd] = stream
-            self.selector.register(
-                fd,
-                selectors.EVENT_READ,
-                lambda fd=fd: self._output(keeper, fd),
-            )
+            if not self.paused:
+                self._listen(keeper, fd)
         keeper.fds = []
         stdin = [self.stdin_of_rank_0()] if rank == 0 else []
         send(keeper.sock, frame(GO, payload=self.host_variables), stdin)
@@ -149,7 +162,8 @@ class Station:
         return bool(data)
 
     def _close(self, keeper: _Keeper, fd: int) -> None:
-        self.selector.unregister(fd)
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(fd)
         del keeper.outputs[fd]
         os.close(fd)
 

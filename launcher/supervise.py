@@ -18,23 +18,37 @@ import time
 from dataclasses import dataclass, field
 
 from .command import Command
-from .environment import LINK
+from .environment import LINK, SSH
 from .errors import HostLost, LaunchError, MpirunFailed
 from .link import CHUNK, ERR, EXIT, GRACE_S, KEEPER_GONE, OUT, RANK, Waker
 from .links import HostLink
-from .output import Output
-from .processes import die_with_parent, kill_descendants, remove_sessions, set_subreaper
+from .processes import (
+    die_with_parent,
+    kill_descendants,
+    kill_strays,
+    remove_sessions,
+    set_subreaper,
+)
 from .report import (
     Failure,
     aborted,
     daemon_failed,
     first_failure,
+    had_left,
+    interrupted,
+    last_lines,
+    left_early,
+    left_improperly,
     missing_program,
+    not_started,
     rank_failed,
+    run_on,
     unreachable,
 )
+from .screen import Screen
 from .station import Station
 from .stdin import Stdin
+from .terminal import Terminal
 
 # TSTP (Ctrl-Z) is heard and not obeyed: a launcher that stands still counts as dead.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -42,7 +56,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 NOISE_DELAY_S = 0.5
 # Open MPI says it where the child was faster than the parent, and goes on.
 MEANINGLESS = (b"plm:ssh: Warning: setpgid", b"plm:rsh: Warning: setpgid")
-PAUSE_S = {True: 0.05, False: 0.2}  # on a terminal, in a file
+# After a rank has ended well, and others have not: when that is said.
+RUN_ON_S = 60.0
+# After a signal: how long what is still to be shown may take.
+LAST_WORDS_S = 2.0
 # How long mpirun may take to end after all ranks have ended well.
 CLOSING_S = 10.0
 # How long it may take after a failure, once there are no ranks any more.
@@ -84,15 +101,27 @@ def heeded() -> list[int]:
 
 
 class Supervisor:
-    def __init__(self, command: Command, cwd: str, output: Output, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        command: Command,
+        cwd: str,
+        screen: Screen,
+        start_timeout_s: float,
+        verbose: bool = False,
+    ) -> None:
         self.command = command
         self.cwd = cwd
-        self.output = output
+        self.screen = screen
+        self.output = screen.output
+        self.writer = screen.writer
+        self.start_timeout_s = start_timeout_s
         self.verbose = verbose
         self.selector = selectors.DefaultSelector()
         self.links: set[HostLink] = set()
         self.noise = _Noise()
         self.endings: dict[int, str] = {}  # rank → how it ended
+        self.well: dict[int, float] = {}  # rank → when it ended with 0
+        self.run_on_said = False
         self.started: set[int] = set()
         self.failures: list[Failure] = []  # of ranks that were not ended by us
         self.late: list[Failure] = []  # as long as there is no other
@@ -110,7 +139,8 @@ class Supervisor:
         """Returns the exit code; raises a LaunchError where hvdrun itself failed."""
         name = f"hvdrun-{os.urandom(16).hex()}"
         set_subreaper()
-        waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *heeded()])
+        terminal = Terminal()
+        self.waker = waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *heeded()])
         self.stdin = Stdin(self.selector)
         self.station = Station(
             name,
@@ -120,15 +150,18 @@ class Supervisor:
             on_host=self._new_link,
         )
         self.selector.register(waker.fd, selectors.EVENT_READ, lambda: self._woken(waker.read()))
+        self.selector.register(self.writer.awake, selectors.EVENT_READ, self.writer.heard)
         try:
             self._start(name)
             while not self._over():
-                events = self.selector.select(self._timeout())
-                for key, _ in events:
+                for key, _ in self.selector.select(self._timeout()):
                     key.data()
-                if not events:
-                    self.output.pause()
                 self._tick(time.monotonic())
+                self.output.tick()
+                full = self.writer.is_full()
+                self.station.pause(full)
+                for link in self.links:
+                    link.pause(full)
         except BrokenPipeError:
             # Whoever read our output is gone, as in `hvdrun … | head`.
             self.signal = self.signal or signal.SIGPIPE
@@ -138,7 +171,22 @@ class Supervisor:
                 link.close()
             kill_descendants()
             remove_sessions(self.station.sessions)
-        return self._result()
+        try:
+            return self._result()
+        finally:
+            self._last_words()
+            terminal.restore()
+
+    def _last_words(self) -> None:
+        """Waits until all is written. A reader that stands still is not waited for against the
+        user's will."""
+        until = float("inf") if self.signal is None else time.monotonic() + LAST_WORDS_S
+        while not self.writer.drain(min(until, time.monotonic() + 0.1)):
+            if time.monotonic() > until or any(n in SIGNALS for n in self.waker.read()):
+                return
+        if lost := self.screen.lost():
+            self.output.say(lost)
+            self.writer.drain(time.monotonic() + LAST_WORDS_S)
 
     def _over(self) -> bool:
         if self.kill_at is not None and time.monotonic() > self.kill_at + 2:
@@ -148,9 +196,9 @@ class Supervisor:
         return not self.links and not self.station.keepers
 
     def _timeout(self) -> float:
-        if self.output.waiting():
-            return PAUSE_S[self.output.terminal]
-        return 0.1 if self.kill_at is not None or self.noise.lines else 0.5
+        longest = 0.1 if self.kill_at is not None or self.noise.lines else 0.5
+        output_s = self.output.wait_s()
+        return longest if output_s is None else min(longest, output_s)
 
     def _start(self, name: str) -> None:
         reader, writer = os.pipe()
@@ -189,15 +237,19 @@ class Supervisor:
         elif kind == EXIT:
             how, _, at_ns = payload.decode().rpartition(" ")
             self._rank_ended(rank, how, int(at_ns) / 1e9)
-        elif kind == KEEPER_GONE and rank not in self.endings:
-            self._rank_ended(rank, "signal 9", time.monotonic())
+        elif kind == KEEPER_GONE:
+            if rank not in self.endings:
+                self._rank_ended(rank, "signal 9", time.monotonic())
+            if not self.station.keepers:
+                kill_strays()
 
     def _rank_ended(self, rank: int, ended: str, at: float) -> None:
         late = ended.startswith("late ")
         ended = ended.removeprefix("late ")
         self.endings[rank] = ended
         if ended == "code 0":
-            if sum(e == "code 0" for e in self.endings.values()) == self.command.num_proc:
+            self.well[rank] = at
+            if len(self.well) == self.command.num_proc:
                 self.closing_at = time.monotonic() + CLOSING_S
         elif ended.startswith("missing "):
             if not self._ending():
@@ -207,7 +259,8 @@ class Supervisor:
                 self._end(GRACE_S)
         elif not ended.startswith("asked "):
             host = self.command.host_of(rank)
-            failure = Failure(rank, host, ended, at - self.begin, late)
+            ago_s = time.monotonic() - at
+            failure = Failure(rank, host, ended, at - self.begin, late, time.time() - ago_s)
             # What fails after hvdrun itself has ended the job is no failure of a rank.
             if self.failures or (not late and not self._ending()):
                 self.failures += [*self.late, failure]
@@ -260,6 +313,7 @@ class Supervisor:
                 # The second time nobody waits for a grace.
                 again = self.signal is not None
                 self.signal = self.signal or number
+                self.output.say(interrupted(number, self.command.num_proc, again))
                 self._end(0 if again else GRACE_S)
         if self.mpirun_ended_at is None and self.mpirun.poll() is not None:
             self.mpirun_ended_at = time.monotonic()
@@ -274,6 +328,7 @@ class Supervisor:
 
     def _end(self, grace_s: float) -> None:
         """Ends all ranks on all hosts; mpirun sees them end, and ends too."""
+        self.output.ending()
         at = time.monotonic() + grace_s
         self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
         self.station.end(grace_s)
@@ -298,11 +353,42 @@ class Supervisor:
                     self._end(GRACE_S)
         if self.closing_at is not None and now > self.closing_at and not self._ending():
             self._end(0)
+        self._look_at_the_start(now)
+        self._look_for_one_that_left(now)
         ended_at = self.mpirun_ended_at
         if ended_at is not None and now > ended_at + REPORTS_S and not self._ending():
             self._end(GRACE_S)
         if self._ending() and self.mpirun_ended_at is None:
             self._end_mpirun(now)
+
+    def _look_at_the_start(self, now: float) -> None:
+        """Whether there is a host whose ranks should have started by now."""
+        if now - self.begin < self.start_timeout_s or self._ending():
+            return
+        missing = set(range(self.command.num_proc)) - self.started
+        if not missing or self.mpirun_ended_at is not None:
+            return
+        links = {link.host: link for link in self.links}
+        hosts = [share.host.name for share in self.command.shares]
+        if hosts != ["localhost"] and SSH not in self.command.environment:
+            return  # the ranks may have no way to us
+        found = []
+        for host in hosts:
+            lacking = len(missing & set(self.command.ranks_of(host)))
+            if lacking:
+                found.append((host, lacking, links[host].state() if host in links else ""))
+        self.error = not_started(found, self.start_timeout_s)
+        self._end(GRACE_S)
+
+    def _look_for_one_that_left(self, now: float) -> None:
+        """The others may wait for it for ever, and MPI may not notice."""
+        if not self.well or self.run_on_said or self._ending():
+            return
+        rank, at = max(self.well.items(), key=lambda item: item[1])
+        left = self.command.num_proc - len(self.endings)
+        if left and now - at > RUN_ON_S:
+            self.run_on_said = True
+            self.output.say(run_on(rank, self.command.host_of(rank), left, now - at))
 
     def _end_mpirun(self, now: float) -> None:
         """It ends by itself when it sees the ranks end, or it should: then it is helped."""
@@ -325,24 +411,43 @@ class Supervisor:
             return 128 + self.signal
         if self.error is not None:
             raise self.error
-        failure = first_failure(self.failures, self.noise.everything())
+        said = self.noise.everything()
+        improper = left_improperly(said)
+        if improper in self.well:
+            raise left_early(*self._who(improper), self.well[improper] - self.begin)
+        failure = first_failure(self.failures, said)
         abort = None if failure else aborted(self.output.tails)
         if abort is not None:
             rank, ended = abort
-            failure = Failure(rank, self.command.host_of(rank), ended, self._elapsed())
+            failure = Failure(*self._who(rank), ended, self._elapsed())
         if failure is not None:
-            stderr = self.output.tails[failure.rank]
-            self.output.say(rank_failed(failure, stderr, self.command.num_proc))
+            self._say_failure(failure)
             return failure.exit_code
-        if all(self.endings.get(r) == "code 0" for r in range(self.command.num_proc)):
+        if len(self.well) == self.command.num_proc:
             return 0
         return self._mpirun_failed()
+
+    def _who(self, rank: int) -> tuple[int, str]:
+        return rank, self.command.host_of(rank)
+
+    def _say_failure(self, failure: Failure) -> None:
+        tails = self.output.tails
+        words = last_lines(tails[failure.rank])
+        same = [rank for rank in sorted(tails) if last_lines(tails[rank]) == words]
+        self.output.say(rank_failed(failure, words, same, self.command.num_proc))
+        before = {r: at for r, at in self.well.items() if at - self.begin < failure.after_s}
+        if before:
+            rank = max(before, key=before.__getitem__)
+            self.output.say(had_left(*self._who(rank), before[rank] - self.begin))
 
     def _mpirun_failed(self) -> int:
         """No rank has failed by itself, and yet not all have ended well."""
         code = self.mpirun.returncode
         if not self.started and code == 0:
             return 0  # the ranks had no way to us
+        if self.well:
+            rank, at = max(self.well.items(), key=lambda item: item[1])
+            raise left_early(*self._who(rank), at - self.begin)
         unsaid = [line for line in self.noise.take(float("inf")) if line]
         for line in unsaid:
             self.output.say(f"[mpirun] {line}")
@@ -353,7 +458,7 @@ class Supervisor:
                 f"mpirun could not start the job ({ended}): {said};"
                 " `hvdrun --dry-run` shows the command"
             )
-        lost = [r for r in range(self.command.num_proc) if self.endings.get(r) != "code 0"]
+        lost = [r for r in range(self.command.num_proc) if r not in self.well]
         raise MpirunFailed(
             f"mpirun ended the job ({ended}) while rank {lost[0]} on"
             f" {self.command.host_of(lost[0])} was running: {said}"

@@ -1,4 +1,6 @@
 import errno
+import signal
+import time
 
 import pytest
 
@@ -6,6 +8,7 @@ from hvdrun.errors import (
     CommandNotFound,
     HostSetupError,
     LaunchError,
+    MpirunFailed,
     SshFailed,
     UsageError,
     exit_codes,
@@ -14,9 +17,14 @@ from hvdrun.report import (
     Failure,
     aborted,
     daemon_failed,
+    duration,
     first_failure,
+    interrupted,
     last_lines,
+    left_early,
+    left_improperly,
     missing_program,
+    not_started,
     rank_failed,
     unreachable,
 )
@@ -31,9 +39,11 @@ ZeroDivisionError: division by zero
 
 
 def test_the_report_says_who_where_how_when_and_its_traceback():
-    assert rank_failed(Failure(1, "server2", "code 3", 12.34), TRACEBACK, 4) == (
-        "hvdrun: rank 1 on server2 ended with exit code 3 after 12.3 s; the other 3 ranks were"
-        " ended\n"
+    at = time.mktime((2026, 11, 21, 20, 48, 31, 0, 0, -1))
+    failure = Failure(1, "server2", "code 3", 12.34, at=at)
+    assert rank_failed(failure, last_lines(TRACEBACK), [1], 4) == (
+        "hvdrun: rank 1 on server2 ended with exit code 3 after 12.3 s (at 20:48:31); the other 3"
+        " ranks were ended\n"
         "hvdrun: its last words on stderr:\n"
         "    Traceback (most recent call last):\n"
         '      File "train.py", line 3, in <module>\n'
@@ -47,13 +57,64 @@ def test_the_report_says_who_where_how_when_and_its_traceback():
     [
         ("code 3", 3, "ended with exit code 3"),
         ("signal 11", 139, "was ended by SIGSEGV (Segmentation fault)"),
-        ("signal 9", 137, "SIGKILL (Killed) (kill -9, or the kernel was out of memory)"),
+        ("signal 9", 137, "was ended by SIGKILL (Killed) (kill -9, or a batch system)"),
+        ("oom 9", 137, "was ended by SIGKILL (Killed), as the kernel was out of memory"),
     ],
 )
 def test_the_exit_code_is_that_of_the_rank(ended, code, text):
     failure = Failure(0, "server1", ended, 1.0)
     assert failure.exit_code == code
     assert text in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(4.25, "4.2 s"), (59.9, "59.9 s"), (185.9, "3 min 05 s"), (26 * 3600 + 200, "26 h 03 min")],
+)
+def test_a_long_time_is_told_in_minutes_and_hours(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_that_others_said_the_same_is_told():
+    text = rank_failed(Failure(1, "here", "code 1", 1.0), last_lines(TRACEBACK), [0, 1, 2, 5], 8)
+    assert "its last words on stderr (ranks 0-2,5 said the same):\n    Traceback" in text
+
+
+IMPROPER = """
+prterun has exited due to process rank 3 with PID 29156 on node vm exiting
+improperly. There are three reasons this could occur:
+""".splitlines()
+
+
+def test_the_rank_that_left_without_finalize_is_known_by_the_words_of_open_mpi():
+    assert left_improperly(IMPROPER) == 3
+    assert (
+        left_improperly(["prterun noticed that process rank 3 with PID 1 on node vm exited"])
+        is None
+    )
+
+
+def test_a_rank_that_left_in_mid_job_is_named():
+    error = left_early(3, "server2", 4.2)
+    assert isinstance(error, MpirunFailed)
+    assert str(error).startswith("rank 3 on server2 ended with exit code 0 after 4.2 s, in mid-job")
+
+
+def test_ctrl_c_is_answered_by_a_line():
+    assert interrupted(signal.SIGINT, 4, False) == (
+        "hvdrun: Ctrl-C: the 4 ranks have 3 s to end; once more kills them at once"
+    )
+    assert interrupted(signal.SIGTERM, 1, False).startswith("hvdrun: SIGTERM: the rank has 3 s")
+    assert interrupted(signal.SIGINT, 4, True).startswith("hvdrun: Ctrl-C again: ")
+
+
+def test_the_hosts_whose_ranks_have_not_started_are_listed():
+    error = not_started([("server2", 2, "ssh has not got through"), ("server3", 1, "")], 30.0)
+    assert str(error).splitlines()[:3] == [
+        "the job has not started within 30 s (--start-timeout); what is missing:",
+        "    server2: 2 ranks not started: ssh has not got through",
+        "    server3: 1 rank not started",
+    ]
 
 
 def test_without_a_traceback_the_last_ten_lines_are_shown():

@@ -1,0 +1,65 @@
+"""A file per rank and stream, as `--output-dir` wants them: exactly what the rank wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import OrderedDict
+
+from .errors import UsageError
+from .writer import Sink, write_all
+
+STREAMS = {1: "stdout", 2: "stderr"}
+# Jobs may have more ranks than a process may have open files.
+OPEN_AT_ONCE = 128
+
+
+class RankFiles:
+    """DIR/rank.N/stdout and DIR/rank.N/stderr, N with as many digits as the highest rank has.
+
+    Raises UsageError where they can't be made. What can't be written later (a full disk) is the
+    user's loss but not the job's: `failure` is the first error.
+    """
+
+    def __init__(self, folder: str, num_proc: int) -> None:
+        digits = len(str(num_proc - 1))
+        self.failure: OSError | None = None
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._sinks: dict[tuple[int, int], Sink] = {}
+        for rank in range(num_proc):
+            of_rank = os.path.join(folder, f"rank.{rank:0{digits}}")
+            try:
+                os.makedirs(of_rank, exist_ok=True)
+                for fd, stream in STREAMS.items():
+                    path = os.path.join(of_rank, stream)
+                    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
+                    self._sinks[rank, fd] = self._sink(path)
+            except OSError as error:
+                raise UsageError(
+                    f"--output-dir {folder}: {error.strerror} ({error.filename}); name a folder"
+                    " that you may write into"
+                ) from error
+
+    def sink(self, rank: int, fd: int) -> Sink:
+        """What appends to the file of that rank and stream."""
+        return self._sinks[rank, fd]
+
+    def _sink(self, path: str) -> Sink:
+        def append(data: bytes) -> None:
+            try:
+                write_all(self._descriptor(path), data)
+            except OSError as error:
+                self.failure = self.failure or error
+
+        return append
+
+    def _descriptor(self, path: str) -> int:
+        if path in self._open:
+            self._open.move_to_end(path)
+            return self._open[path]
+        if len(self._open) >= OPEN_AT_ONCE:
+            _, oldest = self._open.popitem(last=False)
+            with contextlib.suppress(OSError):
+                os.close(oldest)
+        self._open[path] = os.open(path, os.O_WRONLY | os.O_APPEND)
+        return self._open[path]
