@@ -12,6 +12,7 @@
 - `rank` is what MPI takes for the program. It divides in two: the shim, which MPI sees and may
   kill, and the keeper, out of MPI's reach, whose child is the user's command. So a rank that fails
   is reported before MPI hears of it, in the same way under every MPI.
+- `probe` answers what preflight asks of a host before anything is started.
 
 The keepers find their supervisor (hvdrun, or the host agent) by a socket name in HVDRUN_LINK.
 Without it the roles do what is done without hvdrun: `rank` becomes the command, `ssh` becomes ssh.
@@ -34,6 +35,10 @@ def main() -> None:
         from hvdrun import keeper
 
         keeper.main(arguments)
+    if role == "probe":
+        from hvdrun import probe
+
+        probe.main(arguments)
     from hvdrun import host_agent
 
     if role == "ssh":

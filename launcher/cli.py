@@ -8,6 +8,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,9 @@ from .errors import HostListError, LaunchError, UsageError, exit_codes
 from .hosts import Host, parse_hostfile, parse_hosts
 from .request import Request
 from .runtime_options import IdleOption, KnobOption, idle_notes, runtime_options, settings
+
+if TYPE_CHECKING:
+    from .preflight import Preflight
 
 # Horovod's users type these with one dash.
 SINGLE_DASH = {
@@ -29,7 +33,10 @@ SINGLE_DASH = {
 GROUPS = {
     "What to run": ("num_proc",),
     "Where": ("hosts", "hostfile", "ssh_port", "ssh_identity_file"),
-    "How": ("mpi", "mpi_args", "export", "start_timeout", "dry_run"),
+    "How": (
+        *("mpi", "mpi_args", "export", "network_interfaces", "start_timeout"),
+        *("check", "disable_cache", "dry_run"),
+    ),
     "Output": ("output_dir", "timestamps", "verbose", "version", "help"),
 }
 
@@ -172,6 +179,17 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
     is_flag=True,
     help="Put the time in front of each line (also -prefix-timestamp).",
 )
+@click.option(
+    "--network-interfaces",
+    metavar="NAMES|CIDRS",
+    help="Networks for the ranks: eth1,10.0.0.0/16. Default: those on which all hosts meet.",
+)
+@click.option(
+    "--check", is_flag=True, help="Look at the hosts, say what is found, and run nothing."
+)
+@click.option(
+    "--disable-cache", is_flag=True, help="Ask hosts again that were all right within the hour."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.option("--verbose", is_flag=True, help="Say what is done, and all that mpirun says.")
 @click.option("-v", "--version", is_flag=True, help="Print the version.")
@@ -188,6 +206,9 @@ def cli(
     start_timeout: float,
     output_dir: str | None,
     timestamps: bool,
+    network_interfaces: str | None,
+    check: bool,
+    disable_cache: bool,
     dry_run: bool,
     verbose: bool,
     version: bool,
@@ -203,7 +224,7 @@ def cli(
 
         click.echo(f"hvdrun {version_of('hvdlite')}")
         return 0
-    if not command:
+    if not command and not check:
         raise UsageError("no COMMAND: say what to run, as in `hvdrun -np 2 python train.py`")
     if hosts and hostfile:
         raise UsageError("-H and --hostfile say the same thing: leave one of them out")
@@ -220,35 +241,69 @@ def cli(
         start_timeout_s=start_timeout,
         output_dir=output_dir,
         timestamps=timestamps,
+        network_interfaces=parse_networks(network_interfaces),
         verbose=verbose,
         settings=settings(cli.params, runtime),
         notes=idle_notes(cli.params, runtime),
     )
-    return launch(request, dry_run)
+    if check:
+        return check_hosts(request)
+    return launch(request, dry_run, disable_cache)
 
 
 cli.params += runtime_options()
 
 
-def launch(request: Request, dry_run: bool) -> int:
+def check_hosts(request: Request) -> int:
+    """`--check`: everything anew, and every finding shown."""
+    from . import preflight
+    from .findings_table import table
+
+    found = facts.gather()
+    seen = preflight.run(request, flavour.detect(request.mpi, found.environ), found, fresh=True)
+    click.echo(table(seen.findings, stream=1))
+    return seen.exit_code
+
+
+def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
     found = facts.gather()
     mpi = flavour.detect(request.mpi, found.environ)
     flavour.check_mpi4py(mpi, request.command, found.environ)
+    seen: Preflight | None = None
+    if commands.is_remote(request, found):
+        from . import preflight
+
+        # What would run is shown without a word to any host.
+        seen = preflight.run(request, mpi, found, disable_cache, only_remembered=dry_run)
+        seen.check()
+        found = seen.within(found)
     command = commands.build(request, mpi, found)
     if dry_run:
         click.echo(command.show(found))
+        if seen and (unknown := seen.unknown(request)):
+            click.echo(
+                f"# not asked: {', '.join(unknown)}; their slots and networks are as hvdrun --check"
+                " will find them"
+            )
         return 0
     from .screen import Screen
     from .supervise import Supervisor
 
     screen = Screen(request, command.num_proc, found.environ)
     output = screen.output
-    for note in command.notes:
+    for note in (*command.notes, *(seen.notes(request.verbose) if seen else ())):
         output.say(f"hvdrun: {note}")
     if request.verbose:
         output.say(f"hvdrun: {mpi}")
         output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
-    return Supervisor(command, found.cwd, screen, request.start_timeout_s, request.verbose).run()
+    try:
+        return Supervisor(
+            command, found.cwd, screen, request.start_timeout_s, request.verbose
+        ).run()
+    except LaunchError:
+        if seen:
+            seen.answers.forget()  # the hosts are not as they were
+        raise
 
 
 def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
@@ -275,6 +330,22 @@ def parse_exports(words: Sequence[str]) -> dict[str, str | None]:
             raise UsageError(f"-x {word}: expected -x VAR or -x VAR=VALUE")
         exports[name] = value if sign else None
     return exports
+
+
+def parse_networks(text: str | None) -> tuple[str, ...]:
+    """Names of interfaces, and subnets or addresses."""
+    words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    for word in words:
+        if "/" in word:
+            from ipaddress import ip_network
+
+            try:
+                ip_network(word, strict=False)
+            except ValueError as error:
+                raise UsageError(f"--network-interfaces {word}: {error}") from error
+        elif not re.fullmatch(r"[A-Za-z0-9_.:@-]+", word):
+            raise UsageError(f"--network-interfaces {word}: no interface has such a name")
+    return words
 
 
 def _split(text: str) -> tuple[str, ...]:

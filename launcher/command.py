@@ -44,6 +44,9 @@ class Facts:
     path_is_changed: bool = False  # PATH in `environ` is not the caller's
     # By name, what is known of other hosts; the others are taken to be like this one.
     others: Mapping[str, HostFacts] = field(default_factory=dict)
+    # Which networks to use: for mpirun, and for the ranks where they have no value yet.
+    network_options: tuple[str, ...] = ()
+    network_variables: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, host: Host) -> tuple[int, str]:
         """How many ranks a host runs where nobody says, one for each GPU or core; and of what."""
@@ -99,13 +102,19 @@ def is_local(host: Host, facts: Facts) -> bool:
     return host.name.lower() in facts.local_names and host.user is None
 
 
+def hosts_of(request: Request) -> tuple[Host, ...]:
+    given = request.hosts or (request.allocation.hosts if request.allocation else ())
+    return given or (Host("localhost"),)
+
+
+def is_remote(request: Request, facts: Facts) -> bool:
+    return any(not is_local(host, facts) for host in hosts_of(request))
+
+
 def _place(request: Request, facts: Facts) -> tuple[Share, ...]:
-    hosts, remedy = request.hosts, ""
-    if not hosts and request.allocation is not None:
-        hosts, remedy = request.allocation.hosts, request.allocation.remedy
-    return place(
-        hosts or (Host("localhost"),), request.num_proc, lambda host: facts.has(host)[0], remedy
-    )
+    remedy = request.allocation.remedy if request.allocation and not request.hosts else ""
+    hosts = hosts_of(request)
+    return place(hosts, request.num_proc, lambda host: facts.has(host)[0], remedy)
 
 
 def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
@@ -133,19 +142,23 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
         "PYTHONUNBUFFERED": "1",
         "MASTER_ADDR": shares[0].host.name if remote else "127.0.0.1",
         "MASTER_PORT": str(facts.master_port),
+        **facts.network_variables,
     }
     added = {name: value for name, value in defaults.items() if name not in environment}
     added.update(request.settings)
     ranks_get = list({**environment, **added})
     if remote:
         added[EXPORTED] = " ".join(exported)
-        added[SSH] = shlex.join(_ssh_options(request, shares))
+        users = [f"@{s.host.name}={s.host.user}" for s in shares if s.host.user is not None]
+        # The users are not ssh's: the agent takes that of each host out of them.
+        added[SSH] = shlex.join([*ssh_options(request), *users])
     if flavour.kind == OPENMPI:
         options, more = _openmpi(request, flavour, facts, shares, bool(remote))
     elif flavour.kind == MPICH:
         options, more = _mpich(facts, shares, bool(remote))
     else:
         options, more = _intel(facts, bool(remote))
+    options += facts.network_options
     added.update(more)
     if facts.path_is_changed:
         added["PATH"] = environment["PATH"]
@@ -242,14 +255,13 @@ def _intel_program(program: list[str], shares: tuple[Share, ...]) -> list[str]:
     return argv
 
 
-def _ssh_options(request: Request, shares: tuple[Share, ...]) -> list[str]:
+def ssh_options(request: Request) -> list[str]:
     options = [word for option in SSH_OPTIONS for word in ("-o", option)]
     if request.ssh_port is not None:
         options += ["-p", str(request.ssh_port)]
     if request.ssh_identity_file is not None:
         options += ["-i", request.ssh_identity_file]
-    # Not ssh's: the agent takes the user of each host out of them.
-    return options + [f"@{s.host.name}={s.host.user}" for s in shares if s.host.user is not None]
+    return options
 
 
 def _notes(shares: tuple[Share, ...], facts: Facts) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ class Request:
     exports: dict[str, str | None] = field(default_factory=dict)
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
+    network_interfaces: tuple[str, ...] = ()  # names or subnets; empty: what preflight finds
     # Variables of the runtime's, set by options of theirs.
     settings: dict[str, str] = field(default_factory=dict)
     mpi: str = "auto"

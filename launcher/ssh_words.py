@@ -1,0 +1,122 @@
+"""What ssh's words on stderr mean, and what helps. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# Said on the way to success too, or around what matters.
+_NOISE = re.compile(
+    r"Warning: Permanently added|\*\* |@@@|Pseudo-terminal will not|debug\d:|Authorized uses only"
+)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a host can't be reached, and the remedy; `{host}` and the like are filled in."""
+
+    cause: str
+    remedy: str
+
+
+UNKNOWN_NAME = Trouble(
+    "the name is unknown here",
+    "correct the name, or add it to DNS, /etc/hosts or ~/.ssh/config; an address works too",
+)
+REFUSED = Trouble(
+    "the connection was refused: no ssh server listens there",
+    "start sshd on {host} (systemctl start ssh), or give its port with -p",
+)
+NO_ROUTE = Trouble(
+    "there is no way to it in the network",
+    "is {host} on, and its network? look with `ping {host}` and `ip route get {host}`",
+)
+TIMEOUT = Trouble(
+    "it does not answer",
+    "is {host} on? a firewall may drop the packets; look with `ping {host}`",
+)
+KEY_CHANGED = Trouble(
+    "its host key has changed",
+    "if {host} was set up anew: `ssh-keygen -R {host}`, then `ssh {login}` once; if not, somebody"
+    " may stand in between",
+)
+KEY_UNKNOWN = Trouble(
+    "its host key is not known here",
+    "connect once by hand and compare the key: `ssh {login}`",
+)
+NO_KEY = Trouble(
+    "it lets nobody in with the keys that were offered",
+    "`ssh-copy-id {login}`; a key with a passphrase needs ssh-agent (`ssh-add`), one of another"
+    " name -i FILE",
+)
+TOO_MANY_KEYS = Trouble(
+    "too many keys were offered before the right one",
+    "name the right one with -i FILE, and put `IdentitiesOnly yes` into ~/.ssh/config",
+)
+NO_KEY_FILE = Trouble(
+    "the private key can't be used",
+    "correct -i FILE; ssh wants it to be readable by you alone (chmod 600)",
+)
+CLOSED = Trouble(
+    "its ssh server closes the connection",
+    "look into sshd's log on {host}: too many connections at once (MaxStartups), a ban, or a login"
+    " that is not allowed",
+)
+ALGORITHMS = Trouble(
+    "its ssh server and this ssh have no algorithm in common",
+    "update the older one; `ssh -v {login}` shows what each offers",
+)
+OPTIONS = Trouble(
+    "ssh does not understand its options",
+    "correct ~/.ssh/config or /etc/ssh/ssh_config in the place that ssh names",
+)
+NO_SSH = Trouble(
+    "there is no ssh on this machine",
+    "install it (Debian: apt-get install openssh-client)",
+)
+OTHER = Trouble(
+    "ssh could not connect",
+    "`ssh -o BatchMode=yes {login} true` must work without a question",
+)
+SLOW = Trouble(
+    "no answer within {limit_s:g} s after ssh began",
+    "`ssh {login} true` must end at once: look at the shell's start-up files there, at the load"
+    " and at file servers that hang",
+)
+
+# The first that is found counts: a changed key also says that the verification failed.
+_PATTERNS = (
+    (r"Could not resolve hostname", UNKNOWN_NAME),
+    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", KEY_CHANGED),
+    (r"Host key verification failed|host key is known for", KEY_UNKNOWN),
+    (r"Too many authentication failures", TOO_MANY_KEYS),
+    (r"Connection refused", REFUSED),
+    (r"No route to host|Network is unreachable|Host is down", NO_ROUTE),
+    (r"timed out", TIMEOUT),
+    (r"UNPROTECTED PRIVATE KEY FILE|Load key|not accessible", NO_KEY_FILE),
+    (r"Permission denied", NO_KEY),
+    (r"no matching|Unable to negotiate", ALGORITHMS),
+    (r"[Bb]ad configuration option|bad configuration options|config.* line \d+", OPTIONS),
+    (r"Connection (closed|reset)|Broken pipe|kex_exchange_identification", CLOSED),
+)
+
+
+def trouble(stderr: str) -> Trouble:
+    for pattern, found in _PATTERNS:
+        if re.search(pattern, stderr):
+            return found
+    return OTHER
+
+
+def is_ssh_itself(stderr: str) -> bool:
+    """Did ssh say it, and not the shell of the host? For where ssh's exit code is not known."""
+    return trouble(stderr) is not OTHER or "ssh:" in stderr
+
+
+def last_words(stderr: str) -> str:
+    """The lines that say what happened, as one."""
+    lines = [
+        "".join(c for c in line if c.isprintable()).strip() for line in re.split("[\r\n]", stderr)
+    ]
+    kept = [line for line in lines if line and not _NOISE.match(line)]
+    return "; ".join(kept[-2:])
