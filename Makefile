@@ -20,7 +20,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar
 PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wide test-gpu test-properties check format build clean
+.PHONY: help demo test test-wide test-rig test-gpu test-properties check format build clean
 .PHONY: bench bench-quick bench-instructions tune
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
@@ -29,6 +29,7 @@ help:
 	@echo 'make demo       train on handwritten digits with hvdrun, on 2 processes'
 	@echo 'make test       the tests, under Open MPI and MPICH (PYTEST_ARGS="-k ring" for some)'
 	@echo 'make test-wide  what make test leaves out: the same in more shapes of the world'
+	@echo 'make test-rig   hosts that fail in all ways; needs root, sshd and ip'
 	@echo 'make test-gpu  what needs a GPU, with an interpreter that has CUDA: PYTHON=/path/to/it'
 	@echo 'make test-properties  random programs of collectives, PROGRAMS=20000 of them'
 	@echo 'make check      formatters, linters, types, C warnings as errors'
@@ -47,10 +48,14 @@ demo: $(VENV)/.installed $(EXTENSION)
 
 # Some ten minutes; what is wide is chosen in tests/wide.py and by the marks of the tests.
 test: build
-	@$(BIN)/python -m pytest -m 'not wide' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'not wide and not long' $(PYTEST_ARGS)
 
 test-wide: build
-	@$(BIN)/python -m pytest -m wide $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'wide and not long' $(PYTEST_ARGS)
+
+# Several hosts at length, with real failures of each: what ssh, the network or a host can do.
+test-rig: build
+	@$(BIN)/python -m pytest -m long tests/rig $(PYTEST_ARGS)
 
 # Some hundred of them are in make test, the same ones each time; these begin with a random seed.
 # They are played in so many shapes of the world:

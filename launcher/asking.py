@@ -91,8 +91,10 @@ class _Call:
         for fd in self.fds.values():
             with contextlib.suppress(KeyError, ValueError):
                 self.selector.unregister(fd)
-        self.process.kill()
-        self.process.wait()
+        if self.process.poll() is None:
+            # With what it has started to get there, as ssh does for a ProxyJump.
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
         assert self.process.stdout
         assert self.process.stderr
         self.process.stdout.close()
@@ -100,8 +102,8 @@ class _Call:
 
 
 def _between_marks(text: bytes) -> dict[str, Any] | None:
-    _, begin, rest = text.partition(BEGIN)
-    said, end, _ = rest.partition(END)
+    before, end, _ = text.rpartition(END)
+    _, begin, said = before.rpartition(BEGIN)
     if not begin or not end:
         return None
     try:

@@ -181,6 +181,8 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
 )
 @click.option(
     "--network-interfaces",
+    "--network-interface",
+    "network_interfaces",
     metavar="NAMES|CIDRS",
     help="Networks for the ranks: eth1,10.0.0.0/16. Default: those on which all hosts meet.",
 )

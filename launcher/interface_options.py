@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .flavour import MPICH, OPENMPI, Flavour
+from .command import Facts
+from .flavour import OPENMPI, Flavour
 from .networks import Choice
 from .request import Request
 
 
 def interface_options(
-    flavour: Flavour, choice: Choice, request: Request, environ: Mapping[str, str]
+    flavour: Flavour, choice: Choice, request: Request, facts: Facts
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """mpirun's options, and variables for the ranks. Nothing where every interface will do; what
     the user has set stands."""
@@ -23,13 +24,13 @@ def interface_options(
         variables["GLOO_SOCKET_IFNAME"] = name
     if choice.names:
         variables["NCCL_SOCKET_IFNAME"] = "=" + ",".join(choice.names)
-    if flavour.kind == OPENMPI:
-        return _openmpi(flavour, choice, request, environ), variables
-    if name:
-        # libfabric's providers, through which both MPIs send where there is no fabric.
+    if name and not facts.has_fabric:
+        # What MPIs send through where there is no fabric; with one, it would be left out.
+        variables["UCX_NET_DEVICES"] = name
         variables["FI_TCP_IFACE"] = name
-        variables["FI_SOCKETS_IFACE"] = name
-    if flavour.kind == MPICH and name and "-iface" not in request.mpi_args:
+    if flavour.kind == OPENMPI:
+        return _openmpi(flavour, choice, request, facts.environ), variables
+    if name and "-iface" not in request.mpi_args:
         return ("-iface", name), variables
     return (), variables
 

@@ -71,7 +71,8 @@ class Preflight:
         """What the user should know of a job that runs all the same."""
         notes = [f"warning: {f.host}: {f.text}; {f.remedy}" for f in self.warnings]
         if verbose:
-            notes += [f"{f.host}: {f.what}: {f.text}" for f in self.findings if not f.remedy]
+            said = ("ssh", "network")
+            notes += [f"{f.host}: {f.what}: {f.text}" for f in self.findings if f.what in said]
         return notes
 
     def check(self) -> None:
@@ -117,7 +118,8 @@ def run(
             known[name] = remembered
         elif not only_remembered:
             asked.append(name)
-    replies = ask({name: commands[name] for name in asked}, LIMIT_S)
+    limit_s = min(LIMIT_S, request.start_timeout_s)
+    replies = ask({name: commands[name] for name in asked}, limit_s)
     for name, reply in replies.items():
         if (answer := _read(reply.answer, reply.clock_skew_s)) is not None:
             known[name] = answer
@@ -130,7 +132,7 @@ def run(
             if name not in replies:
                 continue
             login = f"{host.user}@{name}" if host.user else name
-            findings[name] = [no_answer(name, login, replies[name], LIMIT_S, facts.python)]
+            findings[name] = [no_answer(name, login, replies[name], limit_s, facts.python)]
             continue
         arrived = "this machine" if host not in remote else "answered before"
         if name in replies:
@@ -149,7 +151,7 @@ def run(
         known,
         tuple(finding for host in hosts for finding in findings[host.name]),
         choice,
-        *interface_options(flavour, choice, request, facts.environ),
+        *interface_options(flavour, choice, request, facts),
         answers,
     )
 

@@ -20,6 +20,7 @@ from .errors import (
 )
 from .folding import spans
 from .link import GRACE_S
+from .ssh_words import OTHER, last_words, trouble
 
 LINES = 30
 # How Open MPI begins to say that it ends a rank; the communicator comes in the next line.
@@ -206,15 +207,12 @@ def missing_program(program: str, rank: int, host: str, number: int) -> LaunchEr
 
 def unreachable(host: str, errors: bytes, python: str) -> LaunchError:
     """The connection ended before the host agent spoke. What ssh said tells why."""
-    lines = [line.strip() for line in errors.decode(errors="replace").splitlines()]
-    lines = [line for line in lines if line and not line.startswith("Warning: Permanently added")]
-    said = "; ".join(lines[-3:]) or "ssh ended without a word"
-    lost = ("ssh:", "Host key", "Permission denied", "kex_exchange", "Connection", "Timeout")
-    if any(line.startswith(lost) or "Permission denied" in line for line in lines[-3:]):
-        return SshFailed(
-            f"{host} can't be reached by ssh: {said}; `ssh -o BatchMode=yes {host} true` must work"
-            " without a question (name, network, key)"
-        )
+    text = errors.decode(errors="replace")
+    said = last_words(text) or "ssh ended without a word"
+    why = trouble(text)
+    if why is not OTHER or text.startswith("ssh:") or not last_words(text):
+        remedy = why.remedy.format(host=host, login=host)
+        return SshFailed(f"{host} can't be reached by ssh: {why.cause} ({said}); {remedy}")
     return HostSetupError(
         f"{host} was reached, but hvdrun's part could not start there: {said}; every host needs the"
         f" same installation at the same place ({python})"

@@ -94,7 +94,7 @@ _PATTERNS = (
     (r"No route to host|Network is unreachable|Host is down", NO_ROUTE),
     (r"timed out", TIMEOUT),
     (r"UNPROTECTED PRIVATE KEY FILE|Load key|not accessible", NO_KEY_FILE),
-    (r"Permission denied", NO_KEY),
+    (r"Permission denied \(", NO_KEY),
     (r"no matching|Unable to negotiate", ALGORITHMS),
     (r"[Bb]ad configuration option|bad configuration options|config.* line \d+", OPTIONS),
     (r"Connection (closed|reset)|Broken pipe|kex_exchange_identification", CLOSED),
@@ -106,11 +106,6 @@ def trouble(stderr: str) -> Trouble:
         if re.search(pattern, stderr):
             return found
     return OTHER
-
-
-def is_ssh_itself(stderr: str) -> bool:
-    """Did ssh say it, and not the shell of the host? For where ssh's exit code is not known."""
-    return trouble(stderr) is not OTHER or "ssh:" in stderr
 
 
 def last_words(stderr: str) -> str:

@@ -80,6 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "hosts(*layouts): the ranks on each pretended host, such as '2,2', for the fixture `world`",
         "mpis(*names): the MPIs of the fixture `world`; by default both",
         "wide: the same thing once more: for `make test-wide`, not for `make test`",
+        "long: on several hosts, and for `make test-rig`, not for `make test`",
         "wide_in(*where): wide with so many ranks (3), on these hosts ('2,1') or under that MPI",
         "breaks_the_world: after it new ranks have to be started",
     ):

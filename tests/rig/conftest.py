@@ -40,6 +40,7 @@ class Rig:
         self._environment = {**os.environ, "CLUSTER_DIR": str(folder)}
         self._remedies: dict[str | Path, str] = {}
         self._spaces: dict[str, str] = {}
+        self._mounts: list[tuple[str, Path]] = []
 
     def __call__(self, *words: str | Path) -> str:
         """Runs `cluster WORDS` and returns what it prints."""
@@ -68,6 +69,19 @@ class Rig:
         if "start" in self._remedies.values():
             self._spaces = self._process_spaces()
         self._remedies.clear()
+        for host, path in reversed(self._mounts):
+            self("exec", host, "umount", path)
+        self._mounts.clear()
+
+    def cover(self, host: str, path: Path, source: Path | str) -> None:
+        """One host sees another file or folder at that path: `source`, or one with that text."""
+        if isinstance(source, str):
+            text = source
+            source = self.share / f"covers-{len(list(self.share.iterdir()))}"
+            source.write_text(text)
+            source.chmod(0o755)
+        self("exec", host, "mount", "--bind", source, path.resolve())
+        self._mounts.append((host, path.resolve()))
 
     def inside(self, host: str, *command: str | Path) -> list[str | Path]:
         """The command that runs another one inside of a host."""
@@ -111,17 +125,20 @@ class Rig:
 
 @pytest.fixture(scope="session")
 def _rig() -> Iterator[Rig]:
+    """What hvdrun remembers of hosts, it remembers of these ones only."""
     if reason := what_a_rig_lacks():
         lacking(reason)
     with tempfile.TemporaryDirectory(prefix="hvdlite-rig-") as folder:
         share = Path(folder, "share")
         share.mkdir()
         rig = Rig(Path(folder, "cluster"), share)
-        try:
-            rig.up(*shared_with_hosts(share, ROOT, python_of("mpich").parents[1]))
-            yield rig
-        finally:
-            rig("down")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(share / "cache"))
+            try:
+                rig.up(*shared_with_hosts(share, ROOT, python_of("mpich").parents[1]))
+                yield rig
+            finally:
+                rig("down")
 
 
 @pytest.fixture

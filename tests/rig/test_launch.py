@@ -118,42 +118,6 @@ def test_an_exception_on_the_other_host_is_shown_last(hvdrun, python):
     assert done.stderr.endswith("    ZeroDivisionError: division by zero\n")
 
 
-def test_a_name_that_does_not_resolve_is_said_with_sshs_words(hvdrun):
-    done = hvdrun("-H", "server1:1,server9:1", "true")
-    assert done.code == 70
-    assert done.stderr.startswith("hvdrun: server9 can't be reached by ssh: ssh: Could not resolve")
-
-
-def test_a_port_where_no_ssh_listens_is_said(hvdrun):
-    done = hvdrun("-H", "server1:1,server2:1", "-p", "2222", "true")
-    assert done.code == 70
-    assert "server2 port 2222: Connection refused" in done.stderr
-
-
-def test_a_key_that_is_refused_is_said(hvdrun, rig):
-    done = hvdrun("-H", "server1:1,nobody@server2:1", "true")
-    assert done.code == 70
-    assert "Permission denied" in done.stderr
-
-
-# It takes ten seconds, and it is ssh that counts them.
-@pytest.mark.wide
-@pytest.mark.parametrize("python", ["mpich"], indirect=True)
-def test_a_host_that_is_cut_off_is_given_up_after_sshs_time_limit(hvdrun, rig):
-    rig("cut", "server2")
-    done = hvdrun("-H", "server1:1,server2:1", "true")
-    assert done.code == 70
-    assert "hvdrun: server2 can't be reached by ssh: ssh: connect to host server2" in done.stderr
-
-
-def test_a_program_that_one_host_lacks_is_named_with_the_host(hvdrun, rig):
-    rig("exec", "server1", "cp", "/bin/true", "/tmp/only-here")
-    done = hvdrun("-H", "server1:1,server2:1", "/tmp/only-here")
-    rig("exec", "server1", "rm", "/tmp/only-here")
-    assert done.code == 69
-    assert "'/tmp/only-here' was not found on server2 (rank 1)" in done.stderr
-
-
 @pytest.fixture
 def running(rig, python):
     """hvdrun on server1 with ranks that wait on two hosts."""

