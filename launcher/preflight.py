@@ -102,8 +102,10 @@ def run(
     """Asks the hosts of which nothing good is remembered (`fresh`: all of them), or no host."""
     hosts = hosts_of(request)
     question = question_of(request, flavour, facts)
-    here = from_answer(probe.answer(question))
     remote = [host for host in hosts if not is_local(host, facts)]
+    # Names are for the ranks, and looking them up can take a while.
+    names = question["names"] if len(remote) < len(hosts) else []
+    here = from_answer(probe.answer({**question, "names": names}))
     known = {host.name: here for host in hosts if host not in remote}
     commands = {host.name: ssh_command(request, host, facts, question) for host in remote}
     # With this machine's name: home folders may be shared.
