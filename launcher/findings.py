@@ -12,7 +12,7 @@ from .flavour import NAMES, recognise
 from .host_facts import HostFacts
 from .networks import Choice
 from .probe import MPI_PACKAGES
-from .ssh_words import NO_SSH, OTHER, SLOW, last_words, trouble
+from .ssh_words import OTHER, SLOW, last_words, trouble
 
 SSH_ERROR = 255  # ssh's own exit code; all others are the remote command's
 CLOCK_SKEW_S = 5.0
@@ -39,21 +39,25 @@ class Finding:
 def no_answer(host: str, login: str, reply: Reply, limit_s: float, python: str) -> Finding:
     """`login` is what the user types after ssh."""
     words = last_words(reply.stderr)
-    if reply.exit_code in (SSH_ERROR, None):
+    install = (
+        f"every host needs the same installation at the same place: install it on {host}, or share"
+        " the folder"
+    )
+    if reply.answer is None and reply.exit_code in (SSH_ERROR, None):
         found = SLOW if reply.exit_code is None else trouble(reply.stderr)
         remedy = found.remedy.format(host=host, login=login, limit_s=limit_s)
         cause = found.cause.format(limit_s=limit_s)
         text = f"{cause} ({words})" if words else cause
         return Finding(host, "ssh", text, remedy, SshFailed)
-    if reply.exit_code == 127 and "execvp" in reply.stderr:
-        return Finding(host, "ssh", NO_SSH.cause, NO_SSH.remedy, SshFailed)
+    if reply.answer is not None:
+        text = "another version of hvdrun answers there"
+        return Finding(host, "hvdlite", text, install, HostSetupError)
     said = words or OTHER.cause
     return Finding(
         host,
         "Python",
         f"{python} does not run there: {said} (exit code {reply.exit_code})",
-        f"every host needs the same installation at the same place: install it on {host}, or share"
-        " the folder",
+        install,
         HostSetupError,
     )
 

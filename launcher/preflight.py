@@ -22,6 +22,7 @@ from .interface_options import interface_options
 from .question import control_name, question_of, ssh_command
 from .reach import connect_all
 from .request import Request
+from .ssh_words import NO_SSH
 
 if TYPE_CHECKING:
     from .probe import Question
@@ -99,7 +100,10 @@ def run(
     fresh: bool = False,
     only_remembered: bool = False,
 ) -> Preflight:
-    """Asks the hosts of which nothing good is remembered (`fresh`: all of them), or no host."""
+    """Asks the hosts of which nothing good is remembered (`fresh`: all of them), or no host.
+
+    Raises SshFailed where ssh can't be started here; what is wrong with a host is a finding.
+    """
     hosts = hosts_of(request)
     question = question_of(request, flavour, facts)
     remote = [host for host in hosts if not is_local(host, facts)]
@@ -121,7 +125,10 @@ def run(
         elif not only_remembered:
             asked.append(name)
     limit_s = min(LIMIT_S, request.start_timeout_s)
-    replies = ask({name: commands[name] for name in asked}, limit_s)
+    try:
+        replies = ask({name: commands[name] for name in asked}, limit_s)
+    except OSError as error:
+        raise SshFailed(f"{NO_SSH.cause}: {error.strerror}; {NO_SSH.remedy}") from error
     for name, reply in replies.items():
         if (answer := _read(reply.answer, reply.clock_skew_s)) is not None:
             known[name] = answer

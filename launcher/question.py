@@ -77,7 +77,9 @@ def ssh_command(request: Request, host: Host, facts: Facts, question: Question) 
     packed = base64.urlsafe_b64encode(json.dumps(question, sort_keys=True).encode()).decode()
     remote = shlex.join([facts.python, "-I", "-S", facts.agent, "probe", packed])
     login = ["-l", host.user] if host.user else []
-    return ["ssh", "-x", "-T", *ssh_options(request), *login, host.name, remote]
+    # ssh takes the first port that it is told.
+    port = ["-p", str(host.port)] if host.port is not None else []
+    return ["ssh", "-x", "-T", *port, *ssh_options(request), *login, host.name, remote]
 
 
 def control_name(hosts: Iterable[Host], facts: Facts) -> str:

@@ -71,7 +71,7 @@ OPTIONS = Trouble(
     "correct ~/.ssh/config or /etc/ssh/ssh_config in the place that ssh names",
 )
 NO_SSH = Trouble(
-    "there is no ssh on this machine",
+    "ssh can't be started on this machine",
     "install it (Debian: apt-get install openssh-client)",
 )
 OTHER = Trouble(

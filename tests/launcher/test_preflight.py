@@ -1,0 +1,115 @@
+"""Preflight of hosts that there are not: a stand-in for ssh answers for them, on this machine."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from hvdrun.cli import main
+
+HOSTS = 8
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """stand_in(text): a script in ssh's place. $host is the host, $command what to do there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    (tmp_path / "bin").mkdir()
+
+    def make(text):
+        arguments = "for word; do host=$command; command=$word; done"
+        script = f"#!/bin/sh\n{arguments}\ncd {tmp_path}\n{text}\n"
+        (tmp_path / "bin" / "ssh").write_text(script)
+        (tmp_path / "bin" / "ssh").chmod(0o755)
+
+    return make
+
+
+def hosts(count=HOSTS):
+    return ",".join(f"h{i}:1" for i in range(1, count + 1))
+
+
+def test_all_hosts_are_asked_at_the_same_time(stand_in, capsys):
+    # Each waits until all others have begun.
+    all_there = f'[ "$(ls begun | wc -l)" = {HOSTS} ]'
+    stand_in(
+        f"mkdir -p begun; touch begun/$host; for i in $(seq 200); do {all_there} && break;"
+        f' sleep 0.05; done; {all_there} && exec sh -c "$command"'
+    )
+    assert main(["-H", hosts(), "--check"]) == 0
+    rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows if row[1:] == ["ssh", "ok"]] == [
+        f"h{i}" for i in range(1, HOSTS + 1)
+    ]
+
+
+def test_the_worst_of_several_failures_is_the_exit_code_and_each_has_its_line(stand_in, capsys):
+    stand_in(
+        """case $host in
+        h1) echo 'ssh: connect to host h1 port 22: Connection refused' >&2; exit 255 ;;
+        h2) echo 'sh: python: not found' >&2; exit 127 ;;
+        h3) exec sh -c "$command" ;;
+        esac"""
+    )
+    assert main(["-H", hosts(3), "/no/such/program"]) == 70
+    summary, _, _, *lines = capsys.readouterr().err.splitlines()
+    assert summary == "hvdrun: 3 of 3 hosts are not ready, and nothing was started"
+    rows = [re.split(r"  +", line.strip())[:3] for line in lines]
+    assert [row for row in rows if row[2] == "failed"] == [
+        ["h1", "ssh", "failed"],
+        ["h2", "Python", "failed"],
+        ["h3", "program", "failed"],
+    ]
+    stand_in('exec sh -c "$command"')
+    assert main(["-H", hosts(1), "/no/such/program"]) == 69
+
+
+def test_an_answer_of_another_hvdrun_is_none(stand_in, capsys):
+    stand_in("""printf '\\nhvdrun-probe {"time_s": 1} hvdrun-probe-end\\n'""")
+    assert main(["-H", hosts(1), "true"]) == 71
+    assert "another version of hvdrun" in capsys.readouterr().err
+
+
+def test_no_ssh_here_is_said(stand_in, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert main(["-H", hosts(1), sys.executable]) == 70
+    assert "ssh can't be started on this machine: No such file" in capsys.readouterr().err
+
+
+def test_a_dry_run_asks_no_host_and_says_so(stand_in, capsys, tmp_path):
+    stand_in("touch asked")
+    assert main(["-H", "h1:1,h2", "--dry-run", "true"]) == 0
+    assert "# not asked: h1, h2; " in capsys.readouterr().out
+    assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_a_signal_ends_preflight_and_what_it_started(stand_in, tmp_path, number):
+    stand_in("echo $$ >> pids; echo asked; exec sleep 60")
+    hvdrun = subprocess.Popen(
+        [sys.executable, "-m", "hvdrun", "-H", hosts(2), "true"], stderr=subprocess.PIPE
+    )
+    pids = tmp_path / "pids"
+    while not pids.exists() or len(pids.read_text().split()) < 2:
+        assert hvdrun.poll() is None
+    hvdrun.send_signal(number)
+    assert hvdrun.communicate(timeout=30)[1].strip() == b""
+    assert hvdrun.returncode == (130 if number == signal.SIGINT else -number)
+    left = [int(pid) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+    assert not psutil.wait_procs([psutil.Process(pid) for pid in left], timeout=10)[1]
+
+
+def test_the_command_that_asks_names_the_user_the_port_and_the_key(stand_in, capsys, tmp_path):
+    (tmp_path / "hosts").write_text("h1 slots=1 user=ann port=2222\n")
+    stand_in('echo "$@" > words; exit 255')
+    words = ["--hostfile", str(tmp_path / "hosts"), "-i", "my key", "-p", "22", "true"]
+    assert main(words) == 70
+    said = (tmp_path / "words").read_text()
+    assert "-o BatchMode=yes -o ConnectTimeout=10" in said
+    assert re.search(r"-p 2222 .*-p 22 -i /.*/my key -l ann h1 ", said)
+    assert "ssh-copy-id" not in capsys.readouterr().err
