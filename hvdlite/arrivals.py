@@ -7,7 +7,6 @@ delays nothing, and after the round every member knows the same.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import torch
@@ -94,5 +93,4 @@ class Arrivals:
 def has_spare_cores() -> bool:
     """Whether there are more cores than the ranks of this host compute on, if all are as this one:
     only then do reductions take nothing from computing."""
-    cores = len(os.sched_getaffinity(0))
-    return cores > world.current().layout.local_size * torch.get_num_threads()
+    return world.current().cpus_per_rank > torch.get_num_threads()

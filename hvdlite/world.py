@@ -46,6 +46,7 @@ class World:
         config: Config,
         started: mpi.Started | None,
         table: algorithms.Table | None = None,
+        cpus_per_rank: float = 1.0,
     ) -> None:
         self.layout = layout
         self.team = team
@@ -53,6 +54,8 @@ class World:
         self.started = started
         # The algorithms between hosts; None in a world of one.
         self.table = table
+        # Hardware threads of this host, for each of its ranks if all are as this one.
+        self.cpus_per_rank = cpus_per_rank
         self.rank = layout.rank
         self.size = layout.size
         # The registered process sets, by number; 0 is the global one.
@@ -201,7 +204,8 @@ def is_homogeneous() -> bool:
 def _world_of_one(config: Config) -> World:
     layout = Layout(0, ((0,),), (socket.gethostname(),))
     _pin([gpu.visible_devices(config.gpu)], 0, config)
-    return World(layout, team_of_one(config, layout), config, None)
+    cpus = threads.cpus_per_rank([threads.own_cores()], 0)
+    return World(layout, team_of_one(config, layout), config, None, cpus_per_rank=cpus)
 
 
 def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> World:
@@ -219,10 +223,12 @@ def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> Wo
     table = algorithms.agreed(config, everyone)
     team = make_team(config, table, started, everyone, layout, tuple(range(layout.size)))
     local = everyone.Split(layout.host, layout.rank)
-    _divide_cores(local)
+    everyones_cores = local.allgather(threads.own_cores())
+    _divide_cores(everyones_cores, local.Get_rank())
+    cpus_per_rank = threads.cpus_per_rank(everyones_cores, local.Get_rank())
     _pin(local.allgather(gpu.visible_devices(config.gpu)), layout.local_rank, config)
     local.Free()
-    return World(layout, team, config, started, table)
+    return World(layout, team, config, started, table, cpus_per_rank)
 
 
 def _check_settings(everyone: Comm, config: Config) -> None:
@@ -240,10 +246,9 @@ def _check_settings(everyone: Comm, config: Config) -> None:
                 )
 
 
-def _divide_cores(local: Comm) -> None:
+def _divide_cores(local: Sequence[threads.Cores], local_rank: int) -> None:
     """torch gets this rank's share of the cores, never more than it has already."""
-    everyones = local.allgather(threads.own_cores())
-    share = threads.threads_for(everyones, local.Get_rank())
+    share = threads.threads_for(local, local_rank)
     if not threads.chosen_by_user(os.environ) and torch.get_num_threads() > share:
         torch.set_num_threads(share)
 

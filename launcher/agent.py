@@ -11,7 +11,8 @@
 - `host` starts MPI's daemon on a remote host, and looks after the ranks there as hvdrun does here.
 - `rank` is what MPI takes for the program. It divides in two: the shim, which MPI sees and may
   kill, and the keeper, out of MPI's reach, whose child is the user's command. So a rank that fails
-  is reported before MPI hears of it, in the same way under every MPI.
+  is reported before MPI hears of it, in the same way under every MPI. The command gets the rank's
+  share of the host's cores; as `unbound-rank` those that MPI has given it.
 - `probe` answers what preflight asks of a host before anything is started.
 
 The keepers find their supervisor (hvdrun, or the host agent) by a socket name in HVDRUN_LINK.
@@ -31,10 +32,10 @@ def main() -> None:
     package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
     sys.modules["hvdrun"] = package
     role, arguments = sys.argv[1], sys.argv[2:]
-    if role == "rank":
+    if role in ("rank", "unbound-rank"):
         from hvdrun import keeper
 
-        keeper.main(arguments)
+        keeper.main(arguments, bound=role == "rank")
     if role == "probe":
         from hvdrun import probe
 

@@ -34,7 +34,7 @@ GROUPS = {
     "What to run": ("num_proc",),
     "Where": ("hosts", "hostfile", "ssh_port", "ssh_identity_file"),
     "How": (
-        *("mpi", "mpi_args", "export", "network_interfaces", "start_timeout"),
+        *("mpi", "mpi_args", "binding_args", "export", "network_interfaces", "start_timeout"),
         *("check", "disable_cache", "dry_run"),
     ),
     "Output": ("output_dir", "timestamps", "verbose", "version", "help"),
@@ -153,6 +153,14 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
     help="More arguments for mpirun, as one word.",
 )
 @click.option(
+    "--binding-args",
+    "binding_args",
+    metavar="ARGS",
+    default="",
+    help="mpirun's arguments for binding, as one word, in place of what hvdrun does: each rank"
+    " gets its share of the host's cores.",
+)
+@click.option(
     "-x",
     "export",
     multiple=True,
@@ -204,6 +212,7 @@ def cli(
     ssh_identity_file: str | None,
     mpi: str,
     mpi_args: str,
+    binding_args: str,
     export: tuple[str, ...],
     start_timeout: float,
     output_dir: str | None,
@@ -239,7 +248,8 @@ def cli(
         ssh_port=ssh_port,
         ssh_identity_file=os.path.abspath(ssh_identity_file) if ssh_identity_file else None,
         mpi=mpi,
-        mpi_args=_split(mpi_args),
+        mpi_args=_split("--mpi-args", mpi_args),
+        binding_args=_split("--binding-args", binding_args),
         start_timeout_s=start_timeout,
         output_dir=output_dir,
         timestamps=timestamps,
@@ -350,11 +360,11 @@ def parse_networks(text: str | None) -> tuple[str, ...]:
     return words
 
 
-def _split(text: str) -> tuple[str, ...]:
+def _split(option: str, text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise UsageError(f"--mpi-args {text!r}: {error}") from error
+        raise UsageError(f"{option} {text!r}: {error}") from error
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -155,16 +155,17 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
     if flavour.kind == OPENMPI:
         options, more = _openmpi(request, flavour, facts, shares, bool(remote))
     elif flavour.kind == MPICH:
-        options, more = _mpich(facts, shares, bool(remote))
+        options, more = _mpich(request, facts, shares, bool(remote))
     else:
-        options, more = _intel(facts, bool(remote))
+        options, more = _intel(request, facts, bool(remote))
     options += facts.network_options
     added.update(more)
     if facts.path_is_changed:
         added["PATH"] = environment["PATH"]
     environment.update(added)
 
-    program = [facts.python, "-I", "-S", facts.agent, "rank", *escape(request.command)]
+    role = "unbound-rank" if request.binding_args else "rank"
+    program = [facts.python, "-I", "-S", facts.agent, role, *escape(request.command)]
     names = forwarded(ranks_get, exported)
     if flavour.kind == OPENMPI:
         named = (*names, EXPORTED, LINK) if remote else ()
@@ -201,9 +202,11 @@ def _openmpi(
 ) -> tuple[list[str], dict[str, str]]:
     total = sum(share.count for share in shares)
     options = ["--allow-run-as-root"] if facts.is_root else []
-    options += ["-np", str(total), "-H", _host_list(shares), "--map-by", "slot"]
-    # A rank has threads: bound to one core, they would all share it.
-    options += ["--bind-to", "none"]
+    options += ["-np", str(total), "-H", _host_list(shares)]
+    if not {"--map-by", "-map-by", "--rankfile", "-rankfile"} & set(request.binding_args):
+        options += ["--map-by", "slot"]
+    # The keepers bind the ranks: to all cores of a share, where mpirun would take one for each.
+    options += request.binding_args or ("--bind-to", "none")
     given = {name[len("OMPI_MCA_") :] for name in facts.environ if name.startswith("OMPI_MCA_")}
     given |= set(request.mpi_args)
     if not facts.has_fabric:
@@ -222,10 +225,11 @@ def _openmpi(
 
 
 def _mpich(
-    facts: Facts, shares: tuple[Share, ...], remote: bool
+    request: Request, facts: Facts, shares: tuple[Share, ...], remote: bool
 ) -> tuple[list[str], dict[str, str]]:
     total = sum(share.count for share in shares)
-    options = ["-np", str(total), "-rmk", "user", "-hosts", _host_list(shares), "-bind-to", "none"]
+    options = ["-np", str(total), "-rmk", "user", "-hosts", _host_list(shares)]
+    options += request.binding_args or ("-bind-to", "none")
     if not remote:
         return [*options, "-launcher", "fork"], {}
     # The launcher `rsh`, as `ssh` would put an -x before the arguments of the interpreter.
@@ -237,14 +241,14 @@ def _mpich(
     return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": f"-I -S {facts.agent} ssh"}
 
 
-def _intel(facts: Facts, remote: bool) -> tuple[list[str], dict[str, str]]:
+def _intel(request: Request, facts: Facts, remote: bool) -> tuple[list[str], dict[str, str]]:
     # Its Hydra takes no number of ranks per host in a list: each host has a part of its own.
-    environment = {"I_MPI_PIN": "0"}
+    environment = {} if request.binding_args else {"I_MPI_PIN": "0"}
     if not remote:
-        return ["-bootstrap", "fork"], environment
+        return ["-bootstrap", "fork", *request.binding_args], environment
     environment["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = f"-I -S {facts.agent} ssh"
     options = ["-bootstrap", "rsh", "-bootstrap-exec", facts.python]
-    return [*options, "-gwdir", facts.cwd], environment
+    return [*options, "-gwdir", facts.cwd, *request.binding_args], environment
 
 
 def _intel_program(program: list[str], shares: tuple[Share, ...]) -> list[str]:

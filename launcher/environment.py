@@ -12,6 +12,8 @@ LINK = "HVDRUN_LINK"  # where the keepers find their supervisor
 KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the command
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
 EXPORTED = "HVDRUN_EXPORTED"  # the names that the user gave with -x
+# The number that hvdrun has put into OMP_NUM_THREADS, so that it is not taken for the user's.
+THREADS = "HVDRUN_THREADS"
 
 # Of a process that MPI or Slurm has started; they must not reach what hvdrun starts.
 _PER_PROCESS_PREFIXES = (
@@ -48,7 +50,8 @@ def is_of_the_host(name: str) -> bool:
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
     """hvdrun's environment without what belongs to one process."""
-    return {name: value for name, value in environ.items() if not is_per_process(name)}
+    ours = {"OMP_NUM_THREADS"} if environ.get(THREADS) == environ.get("OMP_NUM_THREADS") else ()
+    return {n: v for n, v in environ.items() if n not in ours and not is_per_process(n)}
 
 
 def forwarded(names: Iterable[str], exports: Iterable[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 
+from . import binding
 from .environment import EXPORTED, KEEPER, LINK, at_home
 from .link import (
     END,
@@ -78,20 +79,35 @@ def unescape(arguments: list[str]) -> list[str]:
     return [word[1:] if word.startswith("\\") else word for word in arguments]
 
 
-def main(arguments: list[str]) -> NoReturn:
+def local_place(given: Mapping[str, str]) -> tuple[int, int]:
+    """The rank among those of its host, and their number, as MPI says."""
+    for *_, local_rank, local_size in RANK_VARIABLES:
+        words = given.get(local_rank, ""), given.get(local_size, "")
+        if words[0].isdigit() and words[1].isdigit():
+            return int(words[0]), int(words[1])
+    return 0, 1
+
+
+def main(arguments: list[str], bound: bool) -> NoReturn:
+    """bound: hvdrun gives the rank its cores; otherwise somebody else does."""
     command = unescape(arguments)
     environment = dict(os.environ)
     rank = int(rank_environment(environment, 1).get("RANK", "0"))
+    cpus = None
+    if bound:
+        given = binding.here(*local_place(environment))
+        environment.update(binding.thread_variables(given.threads, environment))
+        cpus = given.cpus
     environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
     sock = connect(environment.pop(LINK, ""))
     if sock is None:
-        _become(command, environment)
+        _become(command, environment, cpus)
     reader, writer = os.pipe()
     daemon = os.getppid()
     if os.fork() == 0:
         os.close(reader)
         try:
-            Keeper(sock, writer, rank, daemon).keep(command, environment)
+            Keeper(sock, writer, rank, daemon).keep(command, environment, cpus)
         finally:
             os._exit(1)
     sock.close()
@@ -102,7 +118,10 @@ def main(arguments: list[str]) -> NoReturn:
     os._exit((os.read(reader, 1) or b"\1")[0])
 
 
-def _become(command: list[str], environment: dict[str, str]) -> NoReturn:
+def _become(
+    command: list[str], environment: dict[str, str], cpus: frozenset[int] | None
+) -> NoReturn:
+    _bind(cpus)
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -112,16 +131,28 @@ def _become(command: list[str], environment: dict[str, str]) -> NoReturn:
     os._exit(127)
 
 
+def _bind(cpus: frozenset[int] | None) -> None:
+    """This process, for good. A cpuset that was changed meanwhile is no reason to fail."""
+    if cpus is not None:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cpus)
+
+
 def spawn(
-    command: list[str], environment: dict[str, str], stdio: tuple[int, int, int]
+    command: list[str],
+    environment: dict[str, str],
+    stdio: tuple[int, int, int],
+    cpus: frozenset[int] | None,
 ) -> tuple[int, int]:
-    """Starts the command in a process group of its own: (pid, 0), or (0, errno). All other open
-    files are inherited: MPICH's ranks speak to their daemon through one."""
+    """Starts the command on these hardware threads, in a process group of its own: (pid, 0), or
+    (0, errno). All other open files are inherited: MPICH's ranks speak to their daemon through
+    one."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.setpgid(0, 0)
+            _bind(cpus)
             for number, fd in enumerate(stdio):
                 os.dup2(fd, number)
             for number in (
@@ -187,7 +218,9 @@ class Keeper:
         self.poll = select.poll()
         self.buffer = bytearray()
 
-    def keep(self, command: list[str], environment: dict[str, str]) -> NoReturn:
+    def keep(
+        self, command: list[str], environment: dict[str, str], cpus: frozenset[int] | None
+    ) -> NoReturn:
         os.setsid()
         outputs = [os.pipe(), os.pipe()]
         readers = [reader for reader, _ in outputs]
@@ -200,7 +233,7 @@ class Keeper:
         waker = Waker([signal.SIGCHLD])
         stdio = (stdin, outputs[0][1], outputs[1][1])
         if not self.released:
-            self.pid, missing = spawn(command, environment, stdio)
+            self.pid, missing = spawn(command, environment, stdio, cpus)
             if missing:
                 self._tell_end(f"missing {missing}")
         for fd in (*stdio, *readers):

@@ -5,17 +5,12 @@ from __future__ import annotations
 import glob
 import os
 
+from .topology import cores
+
 
 def physical_cores() -> int:
     """Of those that this process may use: hyper-threads of one core count once."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
-        try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
-                cores.add(file.read())
-        except OSError:
-            cores.add(str(cpu))
-    return max(1, len(cores))
+    return len(cores(os.sched_getaffinity(0)))
 
 
 def gpu_count(visible: str | None) -> int:

@@ -23,6 +23,7 @@ class Request:
     settings: dict[str, str] = field(default_factory=dict)
     mpi: str = "auto"
     mpi_args: tuple[str, ...] = ()
+    binding_args: tuple[str, ...] = ()  # for mpirun, which then binds the ranks; else hvdrun does
     start_timeout_s: float = 60.0  # for the ranks of all hosts
     output_dir: str | None = None  # of a file per rank and stream
     timestamps: bool = False  # in front of each line

@@ -53,6 +53,7 @@ def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
         (["--no-such-option", "true"], 64, "--no-such-option"),
         (["-x", "a b", "true"], 64, "-x a b"),
         (["--mpi-args", "'", "true"], 64, "--mpi-args"),
+        (["--binding-args", "'", "true"], 64, "--binding-args"),
         (["-H", "a", "--hostfile", "f", "true"], 64, "leave one of them out"),
         (["-H", "a:0", "true"], 65, "-H, entry 1"),
         (["--hostfile", "/no/such/file", "true"], 65, "/no/such/file: No such file"),

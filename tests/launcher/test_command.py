@@ -143,6 +143,29 @@ def test_what_the_user_says_about_open_mpis_transports_stands():
     assert command(OPENMPI_5, mpi_args=("--mca", "btl", "tcp")).argv.count("^ofi") == 1
 
 
+BOUND_BY_MPI = {
+    OPENMPI_5: "-np 2 -H localhost:2 --map-by slot --bind-to l3cache --mca btl ^ofi --mca mtl ^ofi",
+    OPENMPI_4: "-np 2 -H localhost:2 --map-by slot --bind-to l3cache --mca btl ^ofi --mca mtl ^ofi",
+    MPICH_5: "-np 2 -rmk user -hosts localhost:2 --bind-to l3cache -launcher fork -genvall",
+    INTEL_2021: "-bootstrap fork --bind-to l3cache -genvall -host localhost -n 2",
+}
+
+
+@pytest.mark.parametrize("flavour", ALL, ids=str)
+def test_who_gives_arguments_for_binding_leaves_it_to_mpirun(flavour):
+    made = command(flavour, num_proc=2, binding_args=("--bind-to", "l3cache"))
+    expected = argv(
+        "/venv/bin/mpirun", BOUND_BY_MPI[flavour], AGENT, "unbound-rank python train.py"
+    )
+    assert made.argv == expected
+    assert "I_MPI_PIN" not in made.environment
+
+
+def test_a_mapping_of_the_users_takes_the_place_of_ours():
+    words = ("--map-by", "slot:PE=2")
+    assert command(OPENMPI_5, binding_args=words).argv.count("--map-by") == 1
+
+
 def test_by_default_there_is_a_rank_for_each_slot_gpu_or_core():
     assert command(OPENMPI_5).num_proc == 4
     assert command(OPENMPI_5, facts=replace(FACTS, gpus=2)).num_proc == 2

@@ -1,5 +1,6 @@
 """hvdrun on one machine, for real, under both MPIs."""
 
+import json
 import os
 import pty
 import signal
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from hvdrun.keeper import is_exiting
+from hvdrun.machine import physical_cores
 from tests.worlds import ROOT, end_tree
 
 LIMIT_S = 30.0
@@ -51,6 +53,28 @@ def test_arguments_and_values_arrive_as_they_were_given(hvdrun, python, monkeypa
     code = "import os, sys; print([sys.argv[1:], os.environ['ODD'], os.environ['GIVEN']])"
     done = hvdrun("-np", "1", "-x", "GIVEN=x=y z", python, "-c", code, *words)
     assert done.stdout == f"{[words, os.environ['ODD'], 'x=y z']}\n", done
+
+
+SHOW_CORES = """
+import os
+print(sorted(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS"), flush=True)
+"""
+
+
+def test_each_rank_has_cores_of_its_own_and_as_many_threads(hvdrun, python):
+    done = hvdrun("-np", "2", "-x", "OMP_NUM_THREADS=", python, *script(SHOW_CORES))
+    usable = sorted(os.sched_getaffinity(0))
+    threads = max(1, physical_cores() // 2)
+    lines = sorted(line[4:] for line in done.stdout.splitlines())
+    assert [line.split("] ")[1] for line in lines] == [str(threads)] * 2, done
+    given_out = [cpu for line in lines for cpu in json.loads(line.split("] ")[0] + "]")]
+    assert sorted(given_out) == (usable if physical_cores() > 1 else sorted(usable * 2))
+
+
+def test_ranks_that_mpirun_binds_are_left_as_they_are(hvdrun, python):
+    done = hvdrun("-np", "2", "--binding-args", "--bind-to none", python, *script(SHOW_CORES))
+    line = f"{sorted(os.sched_getaffinity(0))} 1"  # the tests themselves set the variable
+    assert sorted(done.stdout.splitlines()) == [f"[0] {line}", f"[1] {line}"], done
 
 
 def test_the_exit_code_is_that_of_the_rank_that_failed_first(hvdrun):

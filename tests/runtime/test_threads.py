@@ -4,11 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.threads import Cores, chosen_by_user, own_cores, threads_for
+from hvdlite.threads import Cores, cpus_per_rank, own_cores, threads_for
 
 
 def cores(*numbers, cgroup="", quota=None):
-    return Cores(frozenset(numbers), cgroup, quota)
+    return Cores(frozenset(numbers), frozenset(numbers), cgroup, quota)
+
+
+def two_threads(*numbers):
+    """A mask on a host of four cores, whose second hardware threads are 4 to 7."""
+    return Cores(frozenset(numbers), frozenset(number % 4 for number in numbers))
 
 
 def shares(*local):
@@ -33,6 +38,8 @@ def shares(*local):
             id="cgroups of their own do not",
         ),
         pytest.param([cores(*range(4), quota=0.5)], [1], id="at least one"),
+        pytest.param([two_threads(*range(8))] * 2, [2] * 2, id="hardware threads are no cores"),
+        pytest.param([two_threads(0, 1), two_threads(4, 5)], [1] * 2, id="nor shared ones"),
     ],
 )
 def test_only_ranks_whose_masks_overlap_divide_the_cores(local, expected):
@@ -41,7 +48,7 @@ def test_only_ranks_whose_masks_overlap_divide_the_cores(local, expected):
 
 @given(st.lists(st.frozensets(st.integers(0, 7), min_size=1), min_size=1, max_size=6))
 def test_the_shares_are_no_more_than_the_cores_unless_each_has_one(masks):
-    found = shares(*(Cores(mask) for mask in masks))
+    found = shares(*(cores(*mask) for mask in masks))
     union = frozenset().union(*masks)
     assert all(1 <= share <= len(mask) for share, mask in zip(found, masks, strict=True))
     # Ranks that outnumber the cores they overlap on have one each all the same.
@@ -71,9 +78,10 @@ def test_the_quota_is_that_of_the_tightest_cgroup(tmp_path, files, path, quota):
     for name, text in {"proc/self/cgroup": path, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    assert own_cores(tmp_path).quota == quota
+    assert own_cores(str(tmp_path)).quota == quota
 
 
-def test_the_users_choice_is_a_variable_that_is_set():
-    assert chosen_by_user({"OMP_NUM_THREADS": "4"})
-    assert not chosen_by_user({"OMP_NUM_THREADS": "", "HVDLITE_GPU": "none"})
+def test_ranks_have_hardware_threads_to_spare_bound_or_not():
+    assert cpus_per_rank([cores(*range(8))] * 2, 0) == 4
+    assert cpus_per_rank([cores(*range(4)), cores(*range(4, 8))], 1) == 4
+    assert cpus_per_rank([cores(0, 1)] * 4, 3) == 0.5
