@@ -50,6 +50,18 @@ def open_shared(local: Comm, size_bytes: int) -> int | None:
     return None
 
 
+def way() -> str | None:
+    """How the ranks of this host would share memory, for messages; None: they can't."""
+    for make, name in ((_memfd, "memfd, without a name or a limit"), (_named_file, "/dev/shm")):
+        with contextlib.suppress(OSError):
+            descriptor, _, unlink = make(_core.HEADER_BYTES)
+            os.close(descriptor)
+            if unlink is not None:
+                os.unlink(unlink)
+            return name
+    return None
+
+
 def _try(
     local: Comm, size_bytes: int, make: Callable[[int], tuple[int, Offer, str | None]]
 ) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -14,17 +15,27 @@ import click
 
 from . import allocation, facts, flavour
 from . import command as commands
-from .errors import HostListError, LaunchError, UsageError, exit_codes
+from .errors import (
+    HostListError,
+    LaunchError,
+    MpiMismatch,
+    NoMpi,
+    UsageError,
+    exit_codes,
+)
 from .hosts import Host, parse_hostfile, parse_hosts
 from .request import Request
 from .runtime_options import IdleOption, KnobOption, idle_notes, runtime_options, settings
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from .preflight import Preflight
 
 # Horovod's users type these with one dash.
 SINGLE_DASH = {
     "-np": "--num-proc",
+    "-cb": "--check-build",
     "-hostfile": "--hostfile",
     "-hosts": "--hosts",
     "-prefix-timestamp": "--prefix-output-with-timestamp",
@@ -35,10 +46,14 @@ GROUPS = {
     "Where": ("hosts", "hostfile", "ssh_port", "ssh_identity_file"),
     "How": (
         *("mpi", "mpi_args", "binding_args", "export", "network_interfaces", "start_timeout"),
-        *("check", "disable_cache", "dry_run"),
+        "disable_cache",
     ),
-    "Output": ("output_dir", "timestamps", "verbose", "version", "help"),
+    "Output": ("output_dir", "timestamps", "verbose"),
+    "Instead of running": ("dry_run", "check", "check_build", "completion", "version", "help"),
 }
+
+# As a job of one rank, so that MPI is seen at work.
+CHECK_BUILD = (sys.executable, "-m", "hvdlite.check_build")
 
 EXAMPLES = """\
 hvdrun -np 4 python train.py                          four processes on this machine
@@ -52,6 +67,13 @@ class HvdrunCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, double_dashes(self, ctx, args))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Within the program's own command, of which hvdrun knows nothing: files."""
+        if not ctx.params.get("command"):
+            return super().shell_complete(ctx, incomplete)
+        (words,) = (p for p in self.params if isinstance(p, click.Argument))
+        return words.shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = {p.name: p.get_help_record(ctx) for p in self.get_params(ctx)}
@@ -70,6 +92,21 @@ class HvdrunCommand(click.Command):
             with formatter.section(title):
                 for line in text.splitlines():
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def completion_script(command: click.Command, shell: str) -> str:
+    """For the shell to source."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    return kind(command, {}, "hvdrun", "_HVDRUN_COMPLETE").source()
 
 
 CODES = f"""\
@@ -127,6 +164,7 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
 @click.option(
     "--hostfile",
     "hostfile",
+    shell_complete=files,
     metavar="FILE",
     help="Hosts from a file, one a line: 'h1 slots=4' or 'h1:4'.",
 )
@@ -137,7 +175,13 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
     metavar="PORT",
     help="ssh's port on the hosts.",
 )
-@click.option("-i", "--ssh-identity-file", metavar="FILE", help="ssh's private key.")
+@click.option(
+    "-i",
+    "--ssh-identity-file",
+    shell_complete=files,
+    metavar="FILE",
+    help="ssh's private key.",
+)
 @click.option(
     "--mpi",
     "mpi",
@@ -202,8 +246,14 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
 )
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.option("--verbose", is_flag=True, help="Say what is done, and all that mpirun says.")
+@click.option("--check-build", is_flag=True, help="Print what this installation can do (also -cb).")
+@click.option(
+    "--completion",
+    type=click.Choice(["bash", "zsh"]),
+    help='Print the completion for that shell: eval "$(hvdrun --completion bash)".',
+)
 @click.option("-v", "--version", is_flag=True, help="Print the version.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
 def cli(
     num_proc: int | None,
     hosts: str | None,
@@ -222,6 +272,8 @@ def cli(
     disable_cache: bool,
     dry_run: bool,
     verbose: bool,
+    check_build: bool,
+    completion: str | None,
     version: bool,
     command: tuple[str, ...],
     **runtime: object,
@@ -235,6 +287,11 @@ def cli(
 
         click.echo(f"hvdrun {version_of('hvdlite')}")
         return 0
+    if completion:
+        click.echo(completion_script(cli, completion))
+        return 0
+    if check_build:
+        command, num_proc, hosts, hostfile = CHECK_BUILD, 1, "localhost", None
     if not command and not check:
         raise UsageError("no COMMAND: say what to run, as in `hvdrun -np 2 python train.py`")
     if hosts and hostfile:
@@ -260,7 +317,13 @@ def cli(
     )
     if check:
         return check_hosts(request)
-    return launch(request, dry_run, disable_cache)
+    try:
+        return launch(request, dry_run, disable_cache)
+    except (NoMpi, MpiMismatch) as error:
+        if not check_build:
+            raise
+        print(f"hvdrun: {error}\n", file=sys.stderr, flush=True)
+        return subprocess.call(CHECK_BUILD)
 
 
 cli.params += runtime_options()

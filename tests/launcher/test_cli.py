@@ -1,3 +1,5 @@
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,7 @@ import pytest
 import hvdrun
 from hvdrun.cli import cli, double_dashes, main, parse_exports
 from hvdrun.errors import UsageError, exit_codes
+from tests.needs import lacking
 
 
 def normalised(*words):
@@ -72,6 +75,60 @@ def test_a_dry_run_shows_the_command_and_runs_nothing(capsys, tmp_path):
     assert main(["-np", "2", "--dry-run", "touch", str(tmp_path / "made")]) == 0
     assert "-np 2 " in capsys.readouterr().out
     assert not (tmp_path / "made").exists()
+
+
+def completions(*words):
+    """What the shell is told when TAB follows the words."""
+    environ = {
+        **os.environ,
+        "_HVDRUN_COMPLETE": "bash_complete",
+        "COMP_WORDS": "\n".join(("hvdrun", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    command = [sys.executable, "-m", "hvdrun"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--vers"], ["plain,--version"]),
+        (["--mpi", "open"], ["plain,openmpi"]),
+        (["-np", "2", "--mpi", "open"], ["plain,openmpi"]),
+        (["--hostfile", "ho"], ["file,ho"]),
+        (["-np", "2", "python", "tr"], ["file,tr"]),
+        (["python", "--vers"], ["file,--vers"]),
+    ],
+)
+def test_tab_completes_options_and_their_values_and_then_files(words, expected):
+    assert completions(*words) == expected
+
+
+COMPLETE = {
+    "bash": "COMP_WORDS=(hvdrun --vers) COMP_CWORD=1; _hvdrun_completion hvdrun; echo $COMPREPLY",
+    # zsh's own part of it needs a terminal: what it is asked to do is shown.
+    "zsh": (
+        "words=(hvdrun --vers); CURRENT=2;"
+        ' compadd() { echo "${completions[@]}" }; _describe() { eval "echo \\${$3%%:*}" };'
+        " _hvdrun_completion"
+    ),
+}
+
+
+@pytest.mark.parametrize("shell", sorted(COMPLETE))
+def test_completion_works_in_the_shell_that_sources_it(shell, tmp_path):
+    if shutil.which(shell) is None:
+        lacking(f"no {shell} (Debian: apt-get install {shell})")
+    hvdrun = tmp_path / "hvdrun"
+    hvdrun.write_text(f'#!/bin/sh\nexec {sys.executable} -m hvdrun "$@"\n')
+    hvdrun.chmod(0o755)
+    source = f'compdef() {{ :; }}; eval "$(hvdrun --completion {shell})"; {COMPLETE[shell]}'
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [shell, "-c", source], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["--version"], done.stderr
 
 
 HEAVY = {"torch", "hvdlite", "numpy", "mpi4py.MPI", "rich", "asyncio", "importlib.metadata"}
