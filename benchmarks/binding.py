@@ -73,7 +73,7 @@ def time_job(way: str, ranks: int, task: str, steps: int) -> float:
         subprocess.run(
             [*hvdrun, *program], env={**environ, **variables}, check=True, timeout=LIMIT_S
         )
-        of_ranks = json.loads(output.read_text())
+        of_ranks: list[list[float]] = json.loads(output.read_text())
     return statistics.median(max(of_step) for of_step in zip(*of_ranks, strict=True))
 
 
