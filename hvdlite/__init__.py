@@ -48,11 +48,12 @@ from hvdlite.collectives import (
     synchronize,
 )
 from hvdlite.compression import Compression
-from hvdlite.errors import HorovodInternalError, HvdliteError
+from hvdlite.errors import HorovodInternalError, HvdliteError, RankError
 from hvdlite.membership import add_process_set, init, remove_process_set
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.optimizer import DistributedOptimizer
 from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.run_function import run
 from hvdlite.state import (
     allgather_object,
     broadcast_object,
@@ -89,6 +90,7 @@ __all__ = [
     "Min",
     "ProcessSet",
     "Product",
+    "RankError",
     "Sum",
     "SyncBatchNorm",
     "add_process_set",
@@ -142,6 +144,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "run",
     "shutdown",
     "size",
     "sparse_allreduce_async",

@@ -61,8 +61,10 @@ def _mpi() -> Iterator[Row]:
     except LaunchError as error:
         yield False, "MPI", str(error)
         return
-    yield True, "MPI", started.version()
-    several = started.threads_supported()
+    version, several = started.version(), started.threads_supported()
+    if started.finalize:
+        started.MPI.Finalize()
+    yield True, "MPI", version
     yield (
         several,
         "several threads",

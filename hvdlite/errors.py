@@ -1,8 +1,9 @@
 """The exceptions that hvdlite raises.
 
 RuntimeError
- └── HorovodInternalError = HvdliteError    a collective failed, on every rank that takes part
-      └── LaunchError                       init(): the processes can't become one world
+ ├── HorovodInternalError = HvdliteError    a collective failed, on every rank that takes part
+ │    └── LaunchError                       init(): the processes can't become one world; run()
+ └── RankError                              run(): a rank has failed
 ValueError                                  a bad argument, at the call
  ├── ConfigError                            an environment variable that can't be parsed
  └── NotInitializedError                    used before init() or after shutdown()
@@ -19,7 +20,7 @@ HvdliteError = HorovodInternalError
 
 
 class LaunchError(HorovodInternalError):
-    """The processes that were started can't become one world; raised by init() alone."""
+    """The processes that were started can't become one world, or were not started by run()."""
 
 
 class ConfigError(ValueError):
@@ -31,3 +32,20 @@ class NotInitializedError(ValueError):
 
     def __init__(self) -> None:
         super().__init__("hvdlite is not initialized; call hvdlite.init() first")
+
+
+class RankError(RuntimeError):
+    """A rank of a job that `run` started has failed: the first one.
+
+    rank, host: which one, and where it ran.
+    traceback: of its exception, as text; or how it ended, if it could not say that itself.
+    """
+
+    def __init__(self, rank: int, host: str, traceback: str) -> None:
+        super().__init__(f"rank {rank} on {host}: {traceback}")
+        self.rank = rank
+        self.host = host
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[type[RankError], tuple[int, str, str]]:
+        return RankError, (self.rank, self.host, self.traceback)

@@ -17,7 +17,7 @@ _FABRICS = ("/sys/class/infiniband", "/sys/class/hfi1", "/sys/class/cxi", "/sys/
 def gather() -> Facts:
     path = own_path(os.environ.get("PATH", ""), sys.prefix, sys.base_prefix)
     return Facts(
-        environ={**os.environ, "PATH": path},
+        environ={"HOME": own_home(), **os.environ, "PATH": path},
         path_is_changed=path != os.environ.get("PATH", ""),
         cwd=_working_directory(),
         python=sys.executable,
@@ -39,6 +39,16 @@ def own_path(path: str, prefix: str, base_prefix: str) -> str:
     if prefix == base_prefix or folder in path.split(":"):
         return path
     return f"{folder}:{path}" if path else folder
+
+
+def own_home() -> str:
+    """Without the variable, as cron or a container may start us, Open MPI does not start."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # a number that no user has, as containers are run with
+        return "/"
 
 
 def _working_directory() -> str:

@@ -69,6 +69,7 @@ def detect(kind: str, environ: Mapping[str, str]) -> Flavour:
         try:
             done = subprocess.run(
                 [mpirun, "--version"],
+                env=dict(environ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -236,7 +236,7 @@ def test_the_page_has_no_row_for_what_horovod_does_not_have():
             assert any(
                 fnmatch.fnmatchcase(name, pattern)
                 and parameter in [p.text for p in parameters_of(NAMES[name].get("parameters", ""))]
-                for name in HOROVOD["torch"]
+                for name in NAMES
             ), f"{parameter} of {pattern}"
 
 

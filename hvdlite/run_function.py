@@ -1,0 +1,294 @@
+"""`run`: a function as a job, called from Python or a notebook, with its results by rank.
+
+    caller ── cloudpickle on standard input ──▶ hvdrun ──▶ rank 0 ── broadcast ──▶ the other ranks
+    caller ◀── lines with a mark, among what the ranks print ── hvdrun ◀── each rank
+
+So it needs no port and no common folder: it works where hvdrun does. Each rank runs `main`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import pickle
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any, TypeVar
+
+import cloudpickle
+
+from hvdlite import world
+from hvdlite.errors import LaunchError, RankError
+from hvdlite.membership import init
+from hvdlite.state import broadcast_object
+from hvdrun.processes import die_with_parent
+
+Result = TypeVar("Result")
+
+MARK = "\x1e"  # the record separator: no program prints it by accident
+LINE_BYTES = 1 << 16
+TAIL_LINES = 40  # of what hvdrun says, for an error
+
+
+def run(
+    func: Callable[..., Result],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Result]:
+    """Calls `func(*args, **kwargs)` on `num_proc` processes that hvdrun starts, and waits for them.
+
+    The function may be one of a script's `__main__` or of a notebook; it and all that it refers to
+    there travel with it. It calls `hvdlite.init()` itself, as a script does. What the ranks print
+    appears as under hvdrun. May be called from a process that has no part in the job.
+
+    Args:
+        num_proc, np: The number of ranks.
+        hosts, hostfile, start_timeout, ssh_port, ssh_identity_file, disable_cache, output_filename,
+            verbose, mpi_args, network_interface, network_interfaces: As hvdrun's options of these
+            names (`hvdrun --help`).
+        executable: The Python of the ranks; by default this one.
+        use_mpi: Without effect: it is always MPI.
+        use_gloo, and those of elastic training (min_num_proc, …): errors, as they are not there.
+
+    Returns:
+        What each rank has returned, by rank.
+
+    Raises:
+        RankError: A rank raised an exception, or ended before its function did: the first one, with
+            its host and traceback. The rank's own exception is its cause where it can be sent.
+        LaunchError: hvdrun could not start the job, or lost a host; its words.
+        ValueError: a parameter for what is not there.
+        TypeError: (of pickle) the function or an argument can't be sent.
+    """
+    absent = {
+        "use_gloo": use_gloo,
+        "min_num_proc": min_num_proc,
+        "max_num_proc": max_num_proc,
+        "slots": slots,
+        "reset_limit": reset_limit,
+        "cooldown_range": cooldown_range,
+        "host_discovery_script": host_discovery_script,
+        "min_np": min_np,
+        "max_np": max_np,
+    }
+    for name, value in absent.items():
+        if value:
+            what = "no Gloo" if name == "use_gloo" else "no elastic training"
+            raise ValueError(f"run: {name}={value!r}: there is {what}; leave it out")
+    ranks = num_proc if np is None else np
+    options = {
+        "--num-proc": ranks,
+        "--hosts": hosts,
+        "--hostfile": hostfile,
+        "--start-timeout": start_timeout,
+        "--ssh-port": ssh_port,
+        "--ssh-identity-file": ssh_identity_file,
+        "--network-interfaces": network_interfaces or network_interface,
+        "--mpi-args": mpi_args,
+        "--output-filename": output_filename,
+    }
+    words = [f"{name}={value}" for name, value in options.items() if value is not None]
+    words += ["--disable-cache"] * bool(disable_cache) + ["--verbose"] * bool(verbose)
+    call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
+    job = _Job(secrets.token_hex(8), executable or sys.executable)
+    code = job.run(words, pickle.dumps((sys.path, call)))
+    job.check(code)
+    return [pickle.loads(job.returned[rank]) for rank in range(ranks)]
+
+
+class _Job:
+    """hvdrun with this file as its program, and what comes back from it."""
+
+    def __init__(self, mark: str, python: str = sys.executable) -> None:
+        self.mark = mark
+        self.python = python
+        self.partial: dict[int, bytes] = {}
+        self.returned: dict[int, bytes] = {}
+        self.raised: list[tuple[int, str, str, bytes]] = []  # in the order of arrival
+        self.said: list[str] = []  # hvdrun's last lines on stderr
+        self.record = re.compile(f"{MARK}{mark} ([0-9]+) ([a-z]+) ([A-Za-z0-9+/=]*)\n".encode())
+
+    def run(self, options: Sequence[str], call: bytes) -> int:
+        """hvdrun's exit code."""
+        # Not -m: what is pickled in this module must be found in it, and not in a second one.
+        start = f"from hvdlite.run_function import main; main({self.mark!r})"
+        program = [self.python, "-c", start]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hvdrun", *options, "--", *program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C is for the caller, which tells hvdrun once; who is killed takes hvdrun along.
+            start_new_session=True,
+            preexec_fn=die_with_parent(signal.SIGTERM),
+        )
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        threads = [
+            threading.Thread(target=_feed, args=(process.stdin, call), daemon=True),
+            threading.Thread(target=self._listen, args=(process.stderr,), daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for text in self._sift(process.stdout):
+                _show(sys.stdout, text)
+            code = process.wait()
+        except BaseException:  # Ctrl-C, or a notebook's stop: hvdrun ends the ranks
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
+        for thread in threads:
+            thread.join()
+        return code
+
+    def _sift(self, stdout: IO[bytes]) -> Iterator[bytes]:
+        """Takes the records out of what the ranks print; yields the rest, without waiting for the
+        end of a line where none can begin."""
+        rest = b""
+        while data := os.read(stdout.fileno(), LINE_BYTES):
+            rest += data
+            text = bytearray()
+            begin = 0
+            for match in self.record.finditer(rest):
+                # Without hvdrun's tag, of a line that has nothing else; what has is a line.
+                before = re.sub(rb"(^|\n)\[[0-9]+\] $", rb"\1", rest[begin : match.start()])
+                text += before if before.endswith(b"\n") or not before else before + b"\n"
+                begin = match.end()
+                self._take(int(match[1]), match[2].decode(), base64.b64decode(match[3]))
+            rest = rest[begin:]
+            cut = rest.rfind(b"\n") + 1
+            if MARK.encode() not in rest[cut:] and not re.fullmatch(rb"\[[0-9]*\]? ?", rest[cut:]):
+                cut = len(rest)
+            text += rest[:cut]
+            rest = rest[cut:]
+            yield bytes(text)
+        yield rest
+
+    def _take(self, rank: int, kind: str, data: bytes) -> None:
+        whole = self.partial.pop(rank, b"") + data
+        if kind == "more":
+            self.partial[rank] = whole
+        elif kind == "returned":
+            self.returned[rank] = whole
+        else:
+            self.raised.append((rank, *pickle.loads(whole)))
+
+    def _listen(self, stderr: IO[bytes]) -> None:
+        for line in iter(stderr.readline, b""):
+            self.said = [*self.said, line.decode(errors="replace").rstrip()][-TAIL_LINES:]
+            _show(sys.stderr, line)
+
+    def check(self, code: int) -> None:
+        """Raises unless every rank has returned."""
+        if self.raised:
+            rank, host, text, exception = self.raised[0]
+            raise RankError(rank, host, text) from _unpickled(exception)
+        if code == 0:
+            return
+        report = "\n".join(self.said)
+        ended = re.findall(r"^hvdrun: rank ([0-9]+) on (\S+) (.*)$", report, re.MULTILINE)
+        if ended:
+            rank, host, how = ended[-1]
+            raise RankError(int(rank), host, how)
+        # From the last that hvdrun has begun to say: a table may follow.
+        words = re.search(r"(?:^|\n)hvdrun: (?!.*\nhvdrun: )(.*)", report, re.DOTALL)
+        raise LaunchError(words[1] if words else f"hvdrun ended with exit code {code}")
+
+
+def _feed(stdin: IO[bytes], call: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), stdin:
+        stdin.write(call)
+
+
+def _show(stream: Any, data: bytes) -> None:
+    """On the caller's stream, which in a notebook is no file."""
+    if data:
+        stream.write(data.decode(errors="replace"))
+        stream.flush()
+
+
+def _unpickled(exception: bytes) -> BaseException | None:
+    with contextlib.suppress(Exception):  # its class may not be here, or not take its arguments
+        found = pickle.loads(exception)
+        return found if isinstance(found, BaseException) else None
+    return None
+
+
+# ------------------------------------------------------------------------------------ on the ranks
+
+
+def main(mark: str) -> None:
+    """Takes the call, does it, sends what it returns. An exception ends the rank as ever."""
+    init()
+    rank = world.rank()
+    # What the call prints, and asks for, is no part of the protocol.
+    given = sys.stdin.buffer.read() if rank == 0 else b""
+    sys_path, call = pickle.loads(broadcast_object(given, root_rank=0))
+    # The call is as in a script: it may initialize hvdlite in its own way.
+    world.shutdown()
+    sys.path += [folder for folder in sys_path if folder not in sys.path]
+    try:
+        func, args, kwargs = pickle.loads(call)
+        result = cloudpickle.dumps(func(*args, **kwargs))
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and not error.code):
+            _send(mark, rank, "raised", _described(error))
+            raise
+        result = cloudpickle.dumps(None)
+    _send(mark, rank, "returned", result)
+
+
+def _described(error: BaseException) -> bytes:
+    """The host, the traceback from the function on, and the exception if it can be sent."""
+    inner = error.__traceback__.tb_next if error.__traceback__ else None
+    text = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
+    try:
+        pickled = cloudpickle.dumps(error)
+    except Exception:
+        pickled = b""
+    return pickle.dumps((socket.gethostname(), text, pickled))
+
+
+def _send(mark: str, rank: int, kind: str, data: bytes) -> None:
+    sys.stdout.flush()
+    size = LINE_BYTES // 4 * 3
+    pieces = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
+    with open(1, "wb", closefd=False) as stdout:
+        for number, piece in enumerate(pieces, 1):
+            word = kind if number == len(pieces) else "more"
+            text = base64.b64encode(piece).decode()
+            stdout.write(f"{MARK}{mark} {rank} {word} {text}\n".encode())

@@ -1,0 +1,104 @@
+"""hvdrun in other hands: from cron, as root in a container, with names and values of all kinds."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tests.needs import lacking
+from tests.worlds import ROOT
+
+LIMIT_S = 60.0
+# What makes the checkout's own package be found where nothing else is set.
+IMPORTS = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+# A job whose ranks meet in MPI.
+MEET = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), flush=True)"
+
+
+def run(command, **options):
+    options = {"stdin": subprocess.DEVNULL, "cwd": ROOT, **options}
+    return subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False, **options)
+
+
+def close_stdin():
+    os.close(0)
+
+
+def test_from_cron_there_is_no_terminal_no_home_and_no_standard_input(python):
+    command = [python, "-m", "hvdrun", "-np", "2", "python", "-c", MEET]
+    environ = {**IMPORTS, "PATH": "/usr/bin:/bin", "SHELL": "/bin/sh", "LOGNAME": "root"}
+    done = run(command, env=environ, cwd="/", preexec_fn=close_stdin)
+    assert sorted(done.stdout.split(b"\n")) == [b"", b"[0] 2", b"[1] 2"], done
+    assert done.stderr == b""
+
+
+def test_without_any_variable_the_ranks_start_all_the_same(python):
+    done = run([python, "-m", "hvdrun", "-np", "2", python, "-c", MEET], env=IMPORTS)
+    assert sorted(done.stdout.split(b"\n")) == [b"", b"[0] 2", b"[1] 2"], done
+
+
+def test_as_root_in_a_container_where_it_is_the_first_process(python):
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        lacking("a container needs root and unshare")
+    # A name that nobody can look up, and hardly any shared memory, as docker gives it.
+    setup = 'hostname 3f2a9c1d77e0; mount -t tmpfs -o size=64m tmpfs /dev/shm; exec "$@"'
+    container = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--uts", "--ipc"]
+    job = [python, "-m", "hvdrun", "-np", "2", python, "-c", f"{MEET}; import os; os.getpid()"]
+    done = run([*container, "sh", "-c", setup, "sh", *job])
+    assert (done.returncode, done.stdout.count(b"] 2\n")) == (0, 2), done
+
+
+def test_a_rank_that_fails_in_a_container_ends_it(python):
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        lacking("a container needs root and unshare")
+    container = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"]
+    job = [python, "-m", "hvdrun", "-np", "2", "sh", "-c", "[ $RANK = 1 ] && exit 3; exec sleep 50"]
+    done = run([*container, *job])
+    assert done.returncode == 3, done
+
+
+ODD = "a 'b' \"c\" $(touch hit) `touch hit`; touch hit & # ü"
+
+
+def test_folders_scripts_and_arguments_may_have_any_name(python, tmp_path):
+    folder = tmp_path / ODD
+    folder.mkdir()
+    script = folder / f"train {ODD}.py"
+    script.write_text("import os, sys; print([os.getcwd(), *sys.argv[1:]])")
+    command = [python, "-m", "hvdrun", "-np", "1", python, script, ODD, "", "\n", "-np"]
+    done = run(command, cwd=folder)
+    assert done.stdout.decode() == f"{[str(folder), ODD, '', chr(10), '-np']}\n", done
+    assert [path.name for path in folder.iterdir()] == [script.name]
+
+
+VALUES = {
+    "NOT_UTF8": b"\xff\xfe caf\xe9",
+    "LINES": b"a\nb\n\n",
+    "EMPTY": b"",
+    "SHELLSHOCK": b"() { :;}; touch hit",
+    "QUOTES": b"'\"\\$x `y` ,:;=&|<>*?~!#%{}[]",
+    "LONG": b"x" * 100_000,
+    "BASH_FUNC_module%%": b"() { echo hit\n}",
+}
+
+
+def test_values_of_variables_may_be_anything(python):
+    code = (
+        "import os; print({n: v for n, v in sorted(os.environb.items())"
+        f" if n in {sorted(name.encode() for name in VALUES)}}})"
+    )
+    environ = {**{os.fsencode(n): os.fsencode(v) for n, v in os.environ.items()}}
+    environ.update({name.encode(): value for name, value in VALUES.items()})
+    done = run([python, "-m", "hvdrun", "-np", "2", python, "-c", code], env=environ)
+    expected = {name.encode(): VALUES[name] for name in sorted(VALUES)}
+    lines = [line.partition(b"] ")[2].decode() for line in done.stdout.splitlines()]
+    assert lines == [str(expected)] * 2, done.stderr
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_standard_stream_that_is_closed_is_no_obstacle(python, closed, tmp_path):
+    seen = tmp_path / "seen"
+    command = [python, "-m", "hvdrun", "-np", "2", "sh", "-c", f"echo $RANK >> {seen}"]
+    done = run(command, preexec_fn=lambda: os.close(closed))
+    assert (done.returncode, sorted(seen.read_text().split())) == (0, ["0", "1"]), done
