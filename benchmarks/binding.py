@@ -20,6 +20,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import hvdlite as hvd
+from benchmarks.figures import slowest
 from benchmarks.networks import TASKS, Task, batch
 
 WARM_UP_STEPS = 10
@@ -74,7 +75,7 @@ def time_job(way: str, ranks: int, task: str, steps: int) -> float:
             [*hvdrun, *program], env={**environ, **variables}, check=True, timeout=LIMIT_S
         )
         of_ranks: list[list[float]] = json.loads(output.read_text())
-    return statistics.median(max(of_step) for of_step in zip(*of_ranks, strict=True))
+    return statistics.median(slowest(of_ranks))
 
 
 @click.command(context_settings={"show_default": True})

@@ -158,6 +158,7 @@ def test_a_prompt_without_a_newline_is_shown_at_once(python):
         stdin=inside,
         stdout=inside,
         stderr=inside,
+        env={**os.environ, "NO_COLOR": "1"},
         start_new_session=True,
     )
     os.close(inside)
