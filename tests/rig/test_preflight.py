@@ -101,10 +101,10 @@ def test_a_host_that_is_down_is_said(hvdrun, rig, how):
 def test_a_shell_that_hangs_over_there_is_given_up(hvdrun, rig):
     # Debian's bash reads this file for sshd's commands too. It ends when nobody listens any more.
     rig.cover("server2", Path("/root/.bashrc"), "while sleep 0.2; do echo wait || exit; done\n")
-    done = hvdrun("-H", BOTH, "true")
+    done = hvdrun("-H", BOTH, "--start-timeout", "4", "true")
     assert done.code == 70
     what, found, helps = only_finding(done)
-    assert (what, found) == ("ssh", "no answer within 20 s after ssh began")
+    assert (what, found) == ("ssh", "no answer within 4 s after ssh began")
     assert "start-up files" in helps
 
 
