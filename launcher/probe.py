@@ -154,8 +154,9 @@ def _resolve(names: list[str]) -> dict[str, list[str]]:
 
     def look_up(name: str) -> None:
         try:
-            entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
+            # As bytes: for text, Python first loads its tables of international names.
+            entries = socket.getaddrinfo(name.encode(), None, type=socket.SOCK_STREAM)
+        except OSError:
             return
         found[name] = sorted({str(entry[4][0]) for entry in entries})
 
