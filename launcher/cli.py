@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import allocation, facts, flavour
+from . import allocation, facts, flavour, slurm
 from . import command as commands
 from .errors import (
     HostListError,
@@ -158,8 +158,8 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
     "--hosts",
     "hosts",
     metavar="H1:N,H2:N",
-    help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2. Default: this machine, one"
-    " slot per GPU, else per core.",
+    help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2; without a number one for each"
+    " GPU, else core. Default: the hosts that Slurm, PBS, LSF or SGE gave, else this machine.",
 )
 @click.option(
     "--hostfile",
@@ -185,9 +185,10 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
 @click.option(
     "--mpi",
     "mpi",
-    type=click.Choice(["auto", "openmpi", "mpich", "intel"]),
+    type=click.Choice(["auto", "openmpi", "mpich", "intel", "slurm"]),
     default="auto",
-    help="Which MPI. Default: the one beside this Python, else in PATH.",
+    help="Which MPI. Default: the one beside this Python, else in PATH. slurm: that one, started"
+    " by srun.",
 )
 @click.option(
     "--mpi-args",
@@ -335,14 +336,21 @@ def check_hosts(request: Request) -> int:
     from .findings_table import table
 
     found = facts.gather()
-    seen = preflight.run(request, flavour.detect(request.mpi, found.environ), found, fresh=True)
+    seen = preflight.run(request, _mpi(request, found), found, fresh=True)
     click.echo(table(seen.findings, stream=1))
     return seen.exit_code
 
 
+def _mpi(request: Request, found: commands.Facts) -> flavour.Flavour:
+    if request.mpi != "slurm":
+        return flavour.detect(request.mpi, found.environ)
+    mpi = flavour.detect("auto", found.environ)
+    return slurm.with_srun(mpi, found.srun, request.allocation, found.environ)
+
+
 def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
     found = facts.gather()
-    mpi = flavour.detect(request.mpi, found.environ)
+    mpi = _mpi(request, found)
     flavour.check_mpi4py(mpi, request.command, found.environ)
     seen: Preflight | None = None
     if commands.is_remote(request, found):

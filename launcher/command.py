@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .environment import EXPORTED, LINK, SSH, forwarded, inheritable
+from . import slurm
+from .environment import EXPORTED, LINK, PATIENCE, SRUN, SSH, forwarded, inheritable
 from .errors import UsageError
 from .flavour import INTEL, MPICH, OPENMPI, Flavour
 from .host_facts import HostFacts
@@ -26,6 +28,12 @@ SSH_OPTIONS = (
 )
 
 
+# Under all names that Open MPI's versions have for them.
+OPENMPIS_SCHEDULERS = "slurm,pbs,tm,lsf,gridengine"
+# How long a rank waits for hvdrun's connection to its host.
+PATIENCE_S = 20
+
+
 @dataclass(frozen=True)
 class Facts:
     """What the command depends on beside the request."""
@@ -42,6 +50,7 @@ class Facts:
     has_fabric: bool  # a network that libfabric would serve
     master_port: int
     path_is_changed: bool = False  # PATH in `environ` is not the caller's
+    srun: str = ""  # inside a job of Slurm's
     # By name, what is known of other hosts; the others are taken to be like this one.
     others: Mapping[str, HostFacts] = field(default_factory=dict)
     # Which networks to use: for mpirun, and for the ranks where they have no value yet.
@@ -64,6 +73,8 @@ class Command:
     added: tuple[str, ...]  # names in it that hvdrun made; their values are no secrets
     passed: tuple[str, ...]  # names of those that the ranks get
     shares: tuple[Share, ...]
+    # What hvdrun starts for a connection to each host that mpirun has none to.
+    connections: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]  # what the user should know
     program: str  # the user's, for messages
     python: str
@@ -84,6 +95,11 @@ class Command:
         raise IndexError(rank)
 
     @property
+    def starter(self) -> str:
+        """What starts the ranks, for messages."""
+        return "srun" if os.path.basename(self.argv[0]) == "srun" else "mpirun"
+
+    @property
     def num_proc(self) -> int:
         return sum(share.count for share in self.shares)
 
@@ -95,6 +111,7 @@ class Command:
         settings = [f"{name}={shlex.quote(self.environment[name])}" for name in self.added]
         lines = [f"cd {shlex.quote(facts.cwd)}"]
         lines.append("# variables that the ranks get: " + " ".join(self.passed))
+        lines += [f"# meanwhile, for signs of life: {shlex.join(c)}" for c in self.connections]
         return "\n".join([*lines, " ".join([*settings, shlex.join(self.argv)])])
 
 
@@ -121,10 +138,10 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
     shares = _place(request, facts)
     notes = (*request.notes, *_notes(shares, facts))
     remote = [share for share in shares if not is_local(share.host, facts)]
-    if not remote:
+    if not remote and not flavour.srun:
         # One name for this machine, whatever it was called: nothing goes over ssh.
         shares = (Share(Host("localhost"), sum(share.count for share in shares)),)
-    else:
+    elif remote:
         shares = tuple(
             replace(s, host=Host(facts.hostname)) if s.host.name in LOOPBACK else s for s in shares
         )
@@ -149,10 +166,10 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
     ranks_get = list({**environment, **added})
     if remote:
         added[EXPORTED] = " ".join(exported)
-        users = [f"@{s.host.name}={s.host.user}" for s in shares if s.host.user is not None]
-        # The users are not ssh's: the agent takes that of each host out of them.
-        added[SSH] = shlex.join([*ssh_options(request), *users])
-    if flavour.kind == OPENMPI:
+        added |= _way(request, facts, remote)
+    if flavour.srun:
+        options, more = _slurm(request, flavour, facts, shares)
+    elif flavour.kind == OPENMPI:
         options, more = _openmpi(request, flavour, facts, shares, bool(remote))
     elif flavour.kind == MPICH:
         options, more = _mpich(request, facts, shares, bool(remote))
@@ -167,7 +184,9 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
     role = "unbound-rank" if request.binding_args else "rank"
     program = [facts.python, "-I", "-S", facts.agent, role, *escape(request.command)]
     names = forwarded(ranks_get, exported)
-    if flavour.kind == OPENMPI:
+    if flavour.srun:
+        argv = [*options, *request.mpi_args, *program]
+    elif flavour.kind == OPENMPI:
         named = (*names, EXPORTED, LINK) if remote else ()
         argv = [*options, *(word for name in named for word in ("-x", name))]
         argv += [*request.mpi_args, *program]
@@ -176,12 +195,14 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
         # the host right.
         argv = [*options, "-genvall", *request.mpi_args]
         argv += _intel_program(program, shares) if flavour.kind == INTEL else program
+    agent = (facts.python, "-I", "-S", facts.agent, "ssh")
     return Command(
-        argv=(flavour.mpirun, *argv),
+        argv=(flavour.srun or flavour.mpirun, *argv),
         environment=environment,
         added=tuple(added),
         passed=names,
         shares=shares,
+        connections=tuple((*agent, s.host.name) for s in remote) if flavour.srun else (),
         notes=notes,
         program=request.command[0],
         python=facts.python,
@@ -214,6 +235,13 @@ def _openmpi(
         for framework in ("btl", "mtl"):
             if framework not in given:
                 options += ["--mca", framework, "^ofi"]
+    if request.allocation is not None:
+        # The hosts and their slots are those of -H, and not what mpirun finds out itself.
+        options += [
+            "--prtemca" if flavour.major >= 5 else "--mca",
+            "ras",
+            f"^{OPENMPIS_SCHEDULERS}",
+        ]
     if remote:
         agent = f"{facts.python} -I -S {facts.agent} ssh"
         options += ["--wdir", facts.cwd]
@@ -222,6 +250,31 @@ def _openmpi(
         options += [kind, "plm", plm[len("plm_") :], kind, f"{plm}_agent", agent]
         options += [kind, f"{plm}_no_tree_spawn", "1"]
     return options, {}
+
+
+def _slurm(
+    request: Request, flavour: Flavour, facts: Facts, shares: tuple[Share, ...]
+) -> tuple[list[str], dict[str, str]]:
+    assert request.allocation is not None
+    options = slurm.step(flavour, request.allocation, shares, facts.environ, facts.cwd)
+    return options, {PATIENCE: str(PATIENCE_S)}
+
+
+def goes_by_srun(request: Request, facts: Facts, hosts: Sequence[Host]) -> bool:
+    """Whether these hosts are reached by srun, in an allocation of Slurm's, and not by ssh."""
+    ssh_is_set_up = request.ssh_port is not None or request.ssh_identity_file is not None
+    return slurm.reaches(hosts, request.allocation, facts.srun, ssh_is_set_up)
+
+
+def _way(request: Request, facts: Facts, remote: list[Share]) -> dict[str, str]:
+    hosts = [share.host for share in remote]
+    if goes_by_srun(request, facts, hosts):
+        return {SRUN: shlex.join([facts.srun, *slurm.CONNECTION])}
+    # Not ssh's: the agent takes the user and the port of each host out of them. Before -p, as
+    # ssh takes the first port that it is told.
+    own = [f"@{host.name}={host.user}" for host in hosts if host.user is not None]
+    own += [f"#{host.name}={host.port}" for host in hosts if host.port is not None]
+    return {SSH: shlex.join([*own, *ssh_options(request)])}
 
 
 def _mpich(

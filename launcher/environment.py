@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 LINK = "HVDRUN_LINK"  # where the keepers find their supervisor
 KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the command
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
+SRUN = "HVDRUN_SRUN"  # srun and its options, where it stands in for ssh
+PATIENCE = "HVDRUN_PATIENCE"  # seconds that a shim waits for the supervisor of its host
 EXPORTED = "HVDRUN_EXPORTED"  # the names that the user gave with -x
 # The number that hvdrun has put into OMP_NUM_THREADS, so that it is not taken for the user's.
 THREADS = "HVDRUN_THREADS"
@@ -21,6 +23,7 @@ _PER_PROCESS_PREFIXES = (
     *("SLURM_STEP", "SLURM_SRUN_", "SLURM_LAUNCH_", "SLURM_TOPOLOGY_"),
 )
 _PER_PROCESS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS")
+_OF_THE_JOB = ("SLURM_JOB", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_", "SLURM_GPUS")
 # The user's settings for MPI look like that too, but for what mpirun tells its ranks.
 _SETTINGS_PREFIXES = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 _TOLD_TO_RANKS = tuple(
@@ -46,6 +49,16 @@ def is_per_process(name: str) -> bool:
 
 def is_of_the_host(name: str) -> bool:
     return name in _OF_THE_HOST or name.startswith(_OF_THE_HOST_PREFIXES)
+
+
+def outside_of_steps(environ: Mapping[str, str]) -> dict[str, str]:
+    """What srun sets is that step's; another step, or what MPI starts in this one, must not take it
+    for its own."""
+    return {
+        name: value
+        for name, value in inheritable(environ).items()
+        if not name.startswith("SLURM_") or name.startswith(_OF_THE_JOB)
+    }
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:

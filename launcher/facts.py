@@ -9,26 +9,29 @@ import sys
 
 from .command import Facts
 from .machine import gpu_count, physical_cores
+from .slurm import find_srun
 
 # Networks that libfabric's providers serve: InfiniBand and RoCE, Omni-Path, Slingshot.
 _FABRICS = ("/sys/class/infiniband", "/sys/class/hfi1", "/sys/class/cxi", "/sys/class/cxi_user")
 
 
 def gather() -> Facts:
+    environ = dict(os.environ)
     path = own_path(os.environ.get("PATH", ""), sys.prefix, sys.base_prefix)
     return Facts(
-        environ={"HOME": own_home(), **os.environ, "PATH": path},
+        environ={"HOME": own_home(), **environ, "PATH": path},
         path_is_changed=path != os.environ.get("PATH", ""),
         cwd=_working_directory(),
         python=sys.executable,
         agent=os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent.py"),
         hostname=socket.gethostname(),
-        local_names=local_names(),
+        local_names=local_names(environ.get("SLURMD_NODENAME")),
         cores=physical_cores(),
         gpus=gpu_count(os.environ.get("CUDA_VISIBLE_DEVICES")),
         is_root=os.geteuid() == 0,
         has_fabric=any(glob.glob(f"{folder}/*") for folder in _FABRICS),
         master_port=_free_port(),
+        srun=find_srun(environ),
     )
 
 
@@ -62,9 +65,11 @@ def _working_directory() -> str:
     return os.getcwd()
 
 
-def local_names() -> frozenset[str]:
+def local_names(node: str | None = None) -> frozenset[str]:
+    """`node`: what Slurm calls this host."""
     name = socket.gethostname().lower()
-    return frozenset({"localhost", "127.0.0.1", "::1", name, name.partition(".")[0]})
+    names = {"localhost", "127.0.0.1", "::1", name, name.partition(".")[0]}
+    return frozenset(names | {node.lower()} if node else names)
 
 
 def _free_port() -> int:

@@ -12,7 +12,7 @@ from .flavour import NAMES, recognise
 from .host_facts import HostFacts
 from .networks import Choice
 from .probe import MPI_PACKAGES
-from .ssh_words import OTHER, SLOW, last_words, trouble
+from .ssh_words import OTHER, SLOW, SRUN, last_words, trouble
 
 SSH_ERROR = 255  # ssh's own exit code; all others are the remote command's
 CLOCK_SKEW_S = 5.0
@@ -43,12 +43,13 @@ def no_answer(host: str, login: str, reply: Reply, limit_s: float, python: str) 
         f"every host needs the same installation at the same place: install it on {host}, or share"
         " the folder"
     )
-    if reply.answer is None and reply.exit_code in (SSH_ERROR, None):
+    by_srun = trouble(reply.stderr) is SRUN
+    if reply.answer is None and (reply.exit_code in (SSH_ERROR, None) or by_srun):
         found = SLOW if reply.exit_code is None else trouble(reply.stderr)
         remedy = found.remedy.format(host=host, login=login, limit_s=limit_s)
         cause = found.cause.format(limit_s=limit_s)
         text = f"{cause} ({words})" if words else cause
-        return Finding(host, "ssh", text, remedy, SshFailed)
+        return Finding(host, "srun" if by_srun else "ssh", text, remedy, SshFailed)
     if reply.answer is not None:
         text = "another version of hvdrun answers there"
         return Finding(host, "hvdlite", text, install, HostSetupError)

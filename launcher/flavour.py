@@ -27,6 +27,9 @@ class Flavour:
     kind: str
     version: str
     mpirun: str
+    # In mpirun's place: Slurm's, and which --mpi of it.
+    srun: str = ""
+    pmi: str = ""
 
     @property
     def major(self) -> int:
@@ -34,7 +37,8 @@ class Flavour:
         return int(match[0]) if match else 0
 
     def __str__(self) -> str:
-        return f"{NAMES[self.kind]} {self.version} ({self.mpirun})"
+        how = f"{self.srun} --mpi={self.pmi}" if self.srun else self.mpirun
+        return f"{NAMES[self.kind]} {self.version} ({how})"
 
 
 def recognise(text: str, mpirun: str) -> Flavour | None:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from .environment import LINK, SSH, pack
+from .environment import LINK, SRUN, SSH, outside_of_steps, pack
 from .link import (
     BYE,
     CHUNK,
@@ -41,23 +41,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+IN_STEP = "SLURM_STEP_ID"  # srun has started us
+# What begins a word about one host among ssh's options, and the option that its value is for.
+PER_HOST = {"@": "-l", "#": "-p"}
+
 
 def ssh_main(arguments: list[str]) -> NoReturn:
-    """`[OPTION…] HOST COMMAND…`, as MPI calls ssh: becomes ssh, whose ends are hvdrun's and whose
-    remote command is the host agent."""
-    options = []
-    users = {}
-    for word in shlex.split(os.environ.get(SSH, "")):
-        if word.startswith("@"):
-            host, _, users_of_host = word[1:].partition("=")
-            users[host] = users_of_host
-        else:
-            options.append(word)
-    while arguments[0].startswith("-"):  # MPI's own: -x and the like
-        options.append(arguments.pop(0))
+    """`[OPTION…] HOST COMMAND…`, as MPI calls ssh: becomes ssh or srun, whose ends are hvdrun's and
+    whose remote command is the host agent."""
+    own = []  # options of MPI's: -x and the like
+    while arguments[0].startswith("-"):
+        own.append(arguments.pop(0))
     host, command = arguments[0], " ".join(arguments[1:])
-    if host in users:
-        options += ["-l", users[host]]
+    remote = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
     name = os.environ.get(LINK, "")
     sock = connect(name)
     if sock is not None:
@@ -66,12 +62,36 @@ def ssh_main(arguments: list[str]) -> NoReturn:
         os.dup2(sock.fileno(), 0)
         os.dup2(sock.fileno(), 1)
         os.dup2(writer, 2)
-        command = shlex.join([sys.executable, "-I", "-S", sys.argv[0], "host", name, command])
+        remote = [sys.executable, "-I", "-S", sys.argv[0], "host", name, command]
+        command = shlex.join(remote)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    srun = shlex.split(os.environ.get(SRUN, ""))
+    if srun:
+        _become(
+            [*srun, f"--nodelist={host}", *remote], outside_of_steps(os.environ), "slurm-client"
+        )
+    ssh = ["ssh", *_ssh_options(host), *own, host, command]
+    _become(ssh, dict(os.environ), "openssh-client")
+
+
+def _ssh_options(host: str) -> list[str]:
+    """Of what hvdrun gave for all hosts, what is for this one."""
+    options = []
+    for word in shlex.split(os.environ.get(SSH, "")):
+        kind, (name, _, value) = word[:1], word[1:].partition("=")
+        if kind in PER_HOST:
+            options += [PER_HOST[kind], value] if name == host else []
+        else:
+            options.append(word)
+    return options
+
+
+def _become(argv: list[str], environment: dict[str, str], package: str) -> NoReturn:
     try:
-        os.execvp("ssh", ["ssh", *options, host, command])
+        os.execvpe(argv[0], argv, environment)
     except OSError as error:
-        write_all(2, f"ssh: {error.strerror} (Debian: apt-get install openssh-client)\n".encode())
+        said = f"{argv[0]}: {error.strerror} (Debian: apt-get install {package})\n"
+        write_all(2, said.encode())
     os._exit(127)
 
 
@@ -86,7 +106,8 @@ def host_main(arguments: list[str]) -> NoReturn:
 
 class HostAgent:
     """Runs MPI's daemon and looks after the ranks of this host; ends both when hvdrun says so,
-    closes the connection or falls silent."""
+    closes the connection or falls silent. Without a daemon (where srun starts the ranks) it stays
+    until then."""
 
     def __init__(self, name: str, command: str) -> None:
         self.command = command
@@ -95,7 +116,7 @@ class HostAgent:
         self.heard = time.monotonic()
         self.end_at: float | None = None  # when everything is killed
         self.daemon = 0
-        self.status = 1
+        self.status = 1 if command else 0
         self.stdin = -1  # where rank 0's input is written, once rank 0 is here
         self.station: Station | None = None
         # Where two names mean one host, the ranks find the first agent, or hvdrun itself.
@@ -142,11 +163,12 @@ class HostAgent:
         os.set_blocking(1, False)
         self._send_clock()
         waker = Waker([signal.SIGCHLD])
-        self.daemon = self._start_daemon()
+        if self.command:
+            self.daemon = self._start_daemon()
         self.selector.register(0, selectors.EVENT_READ, self._hear)
         self.selector.register(waker.fd, selectors.EVENT_READ, waker.read)
         with contextlib.suppress(BrokenPipeError):  # hvdrun is gone: nobody is told
-            while self._reap() or (self.station and self.station.keepers):
+            while self._reap() or self._is_held() or (self.station and self.station.keepers):
                 for key, _ in self.selector.select(0.5):
                     key.data()
                 if self._is_silent():
@@ -159,6 +181,9 @@ class HostAgent:
         kill_descendants()
         remove_sessions(self.station.sessions if self.station else ())
         return self.status
+
+    def _is_held(self) -> bool:
+        return not self.command and self.end_at is None
 
     def _reap(self) -> bool:
         """False when no child is left. A daemon that puts itself into the background becomes our
@@ -185,7 +210,8 @@ class HostAgent:
                 os.dup2(writer, 2)
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
                 # As sshd would: MPI wrote the command for the user's shell.
-                os.execvp(shell, [shell, "-c", self.command])
+                environment = outside_of_steps(os.environ) if IN_STEP in os.environ else os.environ
+                os.execvpe(shell, [shell, "-c", self.command], environment)
             finally:
                 os._exit(127)
         os.close(writer)

@@ -28,6 +28,11 @@ def interface_options(
         # What MPIs send through where there is no fabric; with one, it would be left out.
         variables["UCX_NET_DEVICES"] = name
         variables["FI_TCP_IFACE"] = name
+    if flavour.srun:
+        # srun has no option for it.
+        if flavour.kind == OPENMPI and choice.subnets:
+            variables["OMPI_MCA_btl_tcp_if_include"] = ",".join(choice.subnets)
+        return (), variables
     if flavour.kind == OPENMPI:
         return _openmpi(flavour, choice, request, facts.environ), variables
     if name and "-iface" not in request.mpi_args:

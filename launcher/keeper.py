@@ -11,7 +11,7 @@ import socket
 import time
 
 from . import binding
-from .environment import EXPORTED, KEEPER, LINK, at_home
+from .environment import EXPORTED, KEEPER, LINK, PATIENCE, at_home
 from .link import (
     END,
     EXIT,
@@ -55,15 +55,29 @@ RANK_VARIABLES = (
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-def rank_environment(given: Mapping[str, str], cores: int) -> dict[str, str]:
-    """What a rank gets beside what was forwarded; what is set already stays as it is."""
+def by_launcher(given: Mapping[str, str]) -> dict[str, str]:
+    """What the one that started this process says of the world, under torch's names."""
     found: dict[str, str] = {}
     for names in RANK_VARIABLES:
-        if names[0] in given:
+        if names[0] in given and len(found) < len(names):
             for name, source in zip(TORCH_VARIABLES, names, strict=True):
                 if source in given:
-                    found[name] = given[source].partition("(")[0]
-            break
+                    found.setdefault(name, given[source])
+    per_node = found.get("LOCAL_WORLD_SIZE", "")
+    if not per_node.isdigit():  # Slurm's, as in 2,1(x3)
+        node = int(given.get("SLURM_NODEID", "0"))
+        for part in per_node.split(","):
+            count, _, times = part.partition("(x")
+            found["LOCAL_WORLD_SIZE"] = count
+            node -= int(times.rstrip(")") or 1)
+            if node < 0:
+                break
+    return {name: value for name, value in found.items() if value}
+
+
+def rank_environment(given: Mapping[str, str], cores: int) -> dict[str, str]:
+    """What a rank gets beside what was forwarded; what is set already stays as it is."""
+    found = by_launcher(given)
     if int(found.get("LOCAL_WORLD_SIZE", "1")) > cores:
         # Open MPI's waiting ranks would take the cores from those that compute.
         found["OMPI_MCA_mpi_yield_when_idle"] = "1"
@@ -92,14 +106,21 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
     """bound: hvdrun gives the rank its cores; otherwise somebody else does."""
     command = unescape(arguments)
     environment = dict(os.environ)
-    rank = int(rank_environment(environment, 1).get("RANK", "0"))
+    rank = int(by_launcher(environment).get("RANK", "0"))
     cpus = None
     if bound:
         given = binding.here(*local_place(environment))
         environment.update(binding.thread_variables(given.threads, environment))
         cpus = given.cpus
     environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
-    sock = connect(environment.pop(LINK, ""))
+    name, patience_s = environment.pop(LINK, ""), environment.pop(PATIENCE, "")
+    # srun starts it at the same time as the agent of its host.
+    give_up_at = time.monotonic() + float(patience_s or 0)
+    while (sock := connect(name)) is None and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    if sock is None and patience_s:
+        write_all(2, f"hvdrun's agent did not come up on {os.uname().nodename}\n".encode())
+        os._exit(1)
     if sock is None:
         _become(command, environment, cpus)
     reader, writer = os.pipe()

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from . import networks, probe
 from .answers import Answers, cache_folder
 from .asking import ask
-from .command import Facts, hosts_of, is_local
+from .command import Facts, goes_by_srun, hosts_of, is_local
 from .errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
 from .findings import Finding, Job, judge, no_answer, of_networks
 from .flavour import INTEL, MPICH, NAMES, Flavour
 from .host_facts import HostFacts, from_answer
 from .interface_options import interface_options
-from .question import control_name, question_of, ssh_command
+from .question import control_name, probe_command, question_of
 from .reach import connect_all
 from .request import Request
 from .ssh_words import NO_SSH
@@ -111,7 +111,8 @@ def run(
     names = question["names"] if len(remote) < len(hosts) else []
     here = from_answer(probe.answer({**question, "names": names}))
     known = {host.name: here for host in hosts if host not in remote}
-    commands = {host.name: ssh_command(request, host, facts, question) for host in remote}
+    by_srun = goes_by_srun(request, facts, remote)
+    commands = {h.name: probe_command(request, h, facts, question, by_srun) for h in remote}
     # With this machine's name: home folders may be shared.
     basis = [here.hostname, here.python, dict(here.packages), flavour.version]
     keys = {name: [command, *basis] for name, command in commands.items()}
@@ -179,7 +180,8 @@ def _job(
         owner = here if name == control else known.get(name)
         owned[name] = frozenset(i.address for i in owner.interfaces) if owner else frozenset()
     # Open MPI's daemons are given addresses, Hydra's this name.
-    needed = {control} if flavour.kind in (MPICH, INTEL) else set()
+    by_hydra = flavour.kind in (MPICH, INTEL) and not flavour.srun
+    needed = {control} if by_hydra else set()
     return Job(
         here=here,
         python=facts.python,

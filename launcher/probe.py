@@ -60,7 +60,9 @@ def answer(question: Question) -> dict[str, Any]:
     mpirun = question["mpirun"]
     missing = _why_not_a_program(mpirun)
     by_package = any(name in packages for name in MPI_PACKAGES)
-    connection = os.environ.get("SSH_CONNECTION", "").split()
+    # A step of Slurm's inherits that of the login that submitted it.
+    in_step = "SLURM_STEP_ID" in os.environ
+    connection = [] if in_step else os.environ.get("SSH_CONNECTION", "").split()
     client, _, address, _ = connection if len(connection) == 4 else ("", "", "", "")
     return {
         "hostname": socket.gethostname(),

@@ -19,6 +19,7 @@ from .findings import PACKAGES
 from .flavour import Flavour
 from .hosts import Host
 from .request import Request
+from .slurm import CONNECTION
 
 if TYPE_CHECKING:
     from .probe import Question
@@ -72,14 +73,19 @@ def package_folders(program: str, environ: Mapping[str, str]) -> list[str]:
     return [os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder)]
 
 
-def ssh_command(request: Request, host: Host, facts: Facts, question: Question) -> list[str]:
+def probe_command(
+    request: Request, host: Host, facts: Facts, question: Question, by_srun: bool
+) -> list[str]:
     # Nothing in it needs quotes, whatever the user's shell is over there.
     packed = base64.urlsafe_b64encode(json.dumps(question, sort_keys=True).encode()).decode()
-    remote = shlex.join([facts.python, "-I", "-S", facts.agent, "probe", packed])
+    remote = [facts.python, "-I", "-S", facts.agent, "probe", packed]
+    if by_srun:
+        return [facts.srun, *CONNECTION, f"--nodelist={host.name}", *remote]
     login = ["-l", host.user] if host.user else []
     # ssh takes the first port that it is told.
     port = ["-p", str(host.port)] if host.port is not None else []
-    return ["ssh", "-x", "-T", *port, *ssh_options(request), *login, host.name, remote]
+    words = [*port, *ssh_options(request), *login]
+    return ["ssh", "-x", "-T", *words, host.name, shlex.join(remote)]
 
 
 def control_name(hosts: Iterable[Host], facts: Facts) -> str:

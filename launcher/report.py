@@ -20,7 +20,7 @@ from .errors import (
 )
 from .folding import spans
 from .link import GRACE_S
-from .ssh_words import OTHER, last_words, trouble
+from .ssh_words import OTHER, SRUN, last_words, trouble
 
 LINES = 30
 # How Open MPI begins to say that it ends a rank; the communicator comes in the next line.
@@ -212,7 +212,8 @@ def unreachable(host: str, errors: bytes, python: str) -> LaunchError:
     why = trouble(text)
     if why is not OTHER or text.startswith("ssh:") or not last_words(text):
         remedy = why.remedy.format(host=host, login=host)
-        return SshFailed(f"{host} can't be reached by ssh: {why.cause} ({said}); {remedy}")
+        way = "srun" if why is SRUN else "ssh"
+        return SshFailed(f"{host} can't be reached by {way}: {why.cause} ({said}); {remedy}")
     return HostSetupError(
         f"{host} was reached, but hvdrun's part could not start there: {said}; every host needs the"
         f" same installation at the same place ({python})"

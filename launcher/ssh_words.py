@@ -84,6 +84,12 @@ SLOW = Trouble(
     " and at file servers that hang",
 )
 
+# Where srun stands in for ssh.
+SRUN = Trouble(
+    "srun could not start anything there",
+    "`srun --overlap -N1 -w {host} true` must work in this job; -p 22 makes hvdrun use ssh",
+)
+
 # The first that is found counts: a changed key also says that the verification failed.
 _PATTERNS = (
     (r"Could not resolve hostname", UNKNOWN_NAME),
@@ -102,6 +108,8 @@ _PATTERNS = (
 
 
 def trouble(stderr: str) -> Trouble:
+    if re.search(r"^srun: error: (?!.*: task )", stderr, re.MULTILINE):
+        return SRUN
     for pattern, found in _PATTERNS:
         if re.search(pattern, stderr):
             return found

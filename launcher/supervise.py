@@ -54,8 +54,13 @@ from .terminal import Terminal
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # mpirun's own words wait so long before they are shown: a rank's failure makes them noise.
 NOISE_DELAY_S = 0.5
-# Open MPI says it where the child was faster than the parent, and goes on.
-MEANINGLESS = (b"plm:ssh: Warning: setpgid", b"plm:rsh: Warning: setpgid")
+# Open MPI says it where the child was faster than the parent, and goes on; srun where it is told to
+# bind nothing and can't bind.
+MEANINGLESS = (
+    b"plm:ssh: Warning: setpgid",
+    b"plm:rsh: Warning: setpgid",
+    b"lacks support for cpu binding",
+)
 # After a rank has ended well, and others have not: when that is said.
 RUN_ON_S = 60.0
 # After a signal: how long what is still to be shown may take.
@@ -202,15 +207,18 @@ class Supervisor:
 
     def _start(self, name: str) -> None:
         reader, writer = os.pipe()
-        self.mpirun = subprocess.Popen(
-            self.command.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=writer,
-            stderr=writer,
-            env={**self.command.environment, LINK: name},
-            cwd=self.cwd,
-            start_new_session=True,  # Ctrl-C is for hvdrun, which ends things in order
-            preexec_fn=die_with_parent(signal.SIGTERM),
+        self.mpirun, *self.connections = (
+            subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=writer,
+                stderr=writer,
+                env={**self.command.environment, LINK: name},
+                cwd=self.cwd,
+                start_new_session=True,  # Ctrl-C is for hvdrun, which ends things in order
+                preexec_fn=die_with_parent(signal.SIGTERM),
+            )
+            for argv in (self.command.argv, *self.command.connections)
         )
         os.close(writer)
         self.noise_open = True
@@ -343,7 +351,7 @@ class Supervisor:
     def _tick(self, now: float) -> None:
         if self.verbose or not self._ending():
             for line in self.noise.take(now - (0 if self.verbose else NOISE_DELAY_S)):
-                self.output.say(f"[mpirun] {line}")
+                self.output.say(f"[{self.command.starter}] {line}")
         for link in list(self.links):
             if not link.tick(now):
                 self.links.discard(link)
@@ -450,16 +458,16 @@ class Supervisor:
             raise left_early(*self._who(rank), at - self.begin)
         unsaid = [line for line in self.noise.take(float("inf")) if line]
         for line in unsaid:
-            self.output.say(f"[mpirun] {line}")
+            self.output.say(f"[{self.command.starter}] {line}")
         said = "see its words above" if self.noise.all else "it said nothing"
         ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
         if not self.started:
             raise MpirunFailed(
-                f"mpirun could not start the job ({ended}): {said};"
+                f"{self.command.starter} could not start the job ({ended}): {said};"
                 " `hvdrun --dry-run` shows the command"
             )
         lost = [r for r in range(self.command.num_proc) if r not in self.well]
         raise MpirunFailed(
-            f"mpirun ended the job ({ended}) while rank {lost[0]} on"
+            f"{self.command.starter} ended the job ({ended}) while rank {lost[0]} on"
             f" {self.command.host_of(lost[0])} was running: {said}"
         )

@@ -241,11 +241,13 @@ def test_what_is_set_already_stays():
 
 
 def test_ssh_never_asks_and_never_waits_for_ever():
-    made = command(OPENMPI_5, "a:1,ann@b:1", ssh_port=2222, ssh_identity_file="/home/ann/my key")
+    hosts = [*parse_hosts("a:1,ann@b:1"), Host("c", 1, port=2200)]
+    options = {"ssh_port": 2222, "ssh_identity_file": "/home/ann/my key"}
+    made = build(Request(("true",), hosts=tuple(hosts), **options), OPENMPI_5, FACTS)
     assert shlex.split(made.environment["HVDRUN_SSH"]) == [
         *("-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
         *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"),
-        *("-p", "2222", "-i", "/home/ann/my key", "@b=ann"),
+        *("@b=ann", "#c=2200", "-p", "2222", "-i", "/home/ann/my key"),
     ]
 
 
@@ -266,3 +268,58 @@ def test_a_colon_as_an_argument_does_not_divide_the_command():
     words = ("prog", ":", "\\:", "\\", "a:b", "")
     assert ":" not in escape(words)
     assert unescape(escape(words)) == list(words)
+
+
+SLURM = Allocation("Slurm", (Host("server1", 2), Host("b", 1), Host("c", 1)))
+IN_JOB = replace(FACTS, srun="/usr/bin/srun")
+CONNECTION = (
+    "/usr/bin/srun --overlap --nodes=1 --ntasks=1 --mpi=none --cpu-bind=none --quiet --unbuffered"
+    " --export=ALL --kill-on-bad-exit=0"
+)
+
+
+def test_in_an_allocation_of_slurms_srun_stands_in_sshs_place():
+    made = command(OPENMPI_5, facts=IN_JOB, allocation=SLURM)
+    assert made.environment["HVDRUN_SRUN"] == CONNECTION
+    assert "HVDRUN_SSH" not in made.environment
+    assert argv("-H server1:2,b:1,c:1 --map-by slot") == made.argv[3:7]
+    assert made.argv[made.argv.index("ras") + 1] == "^slurm,pbs,tm,lsf,gridengine"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options"),
+    [("b,d", {}), ("ann@b,c", {}), ("b,c", {"ssh_port": 22}), (None, {"ssh_identity_file": "/k"})],
+)
+def test_where_slurm_cannot_reach_a_host_or_ssh_is_set_up_it_is_ssh(hosts, options):
+    made = command(OPENMPI_5, hosts, IN_JOB, allocation=SLURM, **options)
+    assert "HVDRUN_SSH" in made.environment
+    assert "HVDRUN_SRUN" not in made.environment
+
+
+@pytest.mark.parametrize("flavour", [OPENMPI_5, MPICH_5], ids=str)
+def test_the_whole_command_line_where_srun_starts_the_ranks(flavour):
+    pmi = {OPENMPI: "pmix", MPICH: "pmi2"}[flavour.kind]
+    by_srun = replace(flavour, srun="/usr/bin/srun", pmi=pmi)
+    made = command(by_srun, facts=IN_JOB, allocation=SLURM)
+    assert made.argv == argv(
+        f"/usr/bin/srun --mpi={pmi} --ntasks=4 --nodes=3 --distribution=arbitrary",
+        "--nodelist=server1,server1,b,c --cpu-bind=none --overcommit --overlap",
+        "--kill-on-bad-exit=0 --wait=0 --export=ALL --input=none --quiet",
+        f"'--chdir=/home/ann/my job' {AGENT} rank python train.py",
+    )
+    # hvdrun has a connection of its own to every other host.
+    assert made.connections == (argv(f"{AGENT} ssh b"), argv(f"{AGENT} ssh c"))
+    assert made.environment["HVDRUN_SRUN"] == CONNECTION
+    assert f"# meanwhile, for signs of life: {AGENT} ssh b\n" in made.show(FACTS)
+
+
+def test_a_step_has_as_many_processors_for_a_task_as_the_job():
+    facts = replace(IN_JOB, environ={**FACTS.environ, "SLURM_CPUS_PER_TASK": "3"})
+    by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
+    assert "--cpus-per-task=3" in command(by_srun, facts=facts, allocation=SLURM).argv
+
+
+def test_srun_starts_ranks_on_hosts_of_its_allocation_only():
+    by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
+    with pytest.raises(UsageError, match="d is no host of this allocation, which has server1, b"):
+        command(by_srun, "server1:1,d:1", IN_JOB, allocation=SLURM)

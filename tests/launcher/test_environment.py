@@ -2,8 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrun.environment import at_home, forwarded, inheritable, is_of_the_host, pack
-from hvdrun.keeper import rank_environment
+from hvdrun.environment import (
+    at_home,
+    forwarded,
+    inheritable,
+    is_of_the_host,
+    outside_of_steps,
+    pack,
+)
+from hvdrun.keeper import by_launcher, rank_environment
 
 texts = st.text(st.characters(exclude_characters="\0=", codec="utf-8"), max_size=10)
 
@@ -43,6 +50,12 @@ def test_variables_of_one_process_reach_nobody(name):
     }
 
 
+def test_what_is_started_in_a_step_of_slurms_does_not_take_it_for_its_own():
+    step = {"SLURM_STEP_ID": "3", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CONF": "/c", "PATH": "/bin"}
+    assert outside_of_steps({**job, **step}) == job
+
+
 def test_a_rank_on_another_host_has_that_hosts_own_variables():
     there = pack({"HOME": "/home/bob", "TMPDIR": "/scratch", "PATH": "/bin"})
     ours = {"HOME": "/home/ann", "DISPLAY": ":0", "PATH": "/venv/bin", "TMPDIR": "/mine"}
@@ -69,12 +82,33 @@ OPENMPI = {
 MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
 
-@pytest.mark.parametrize("given_by_mpi", [OPENMPI, MPICH], ids=["openmpi", "mpich"])
+SRUN = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2),2",
+    "SLURM_NODEID": "2",
+}
+PMI2 = {**SRUN, "PMI_RANK": "3", "PMI_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    "given_by_mpi", [OPENMPI, MPICH, SRUN, PMI2], ids=["openmpi", "mpich", "srun", "pmi2"]
+)
 def test_a_rank_gets_the_variables_that_other_libraries_ask_for(given_by_mpi):
     expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert rank_environment(given_by_mpi, cores=2) == expected
     kept = rank_environment({**given_by_mpi, "RANK": "9"}, cores=2)
     assert kept == {name: value for name, value in expected.items() if name != "RANK"}
+
+
+@pytest.mark.parametrize(
+    ("per_node", "counts"), [("4", [4]), ("2(x3)", [2, 2, 2]), ("2,1(x2),5", [2, 1, 1, 5])]
+)
+def test_under_srun_a_rank_knows_how_many_there_are_on_its_host(per_node, counts):
+    for node, count in enumerate(counts):
+        step = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": per_node, "SLURM_NODEID": str(node)}
+        assert by_launcher(step)["LOCAL_WORLD_SIZE"] == str(count)
 
 
 def test_open_mpi_yields_where_ranks_outnumber_the_cores_of_their_host():

@@ -204,3 +204,11 @@ def test_the_first_failure_is_the_one_that_the_others_are_a_consequence_of(endin
     failures = [Failure(rank, "here", "code 14", at, late) for rank, at, late in endings]
     found = first_failure(failures, said)
     assert (found and found.rank) == first
+
+
+def test_a_host_that_srun_cannot_reach_is_not_sshs_fault():
+    said = b"srun: error: Unable to create step for job 7: Requested node configuration is not\n"
+    error = unreachable("n2", said, "/venv/bin/python")
+    assert isinstance(error, SshFailed)
+    assert "n2 can't be reached by srun: srun: error: Unable to create step for job 7" in str(error)
+    assert "`srun --overlap -N1 -w n2 true` must work in this job" in str(error)

@@ -30,6 +30,7 @@ REMEDIES = {"cut": "heal", "kill": "start"}
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rig: on several hosts; needs root, sshd and ip")
+    config.addinivalue_line("markers", "long_rig: of these, what make test-rig runs alone")
 
 
 class Rig:
@@ -37,6 +38,7 @@ class Rig:
 
     def __init__(self, folder: Path, share: Path) -> None:
         self.share = share  # a folder that this machine and all hosts see
+        self.services = {"sshd"}  # programs that the hosts run for the tests
         self._environment = {**os.environ, "CLUSTER_DIR": str(folder)}
         self._remedies: dict[str | Path, str] = {}
         self._spaces: dict[str, str] = {}
@@ -103,7 +105,9 @@ class Rig:
             with contextlib.suppress(OSError, psutil.Error):
                 host = self._spaces.get(os.readlink(f"/proc/{process.pid}/ns/pid"))
                 words = process.cmdline()
-                if host and words and "_host" not in words and process.name() != "sshd":
+                # What they have forked names itself: slurmctld's slurmscriptd.
+                ours = {process.name(), *"".join(words[:1]).split()} & self.services
+                if host and words and "_host" not in words and not ours:
                     found.setdefault(host, []).append(" ".join(words))
         return found
 

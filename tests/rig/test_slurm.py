@@ -1,0 +1,198 @@
+"""hvdrun in allocations of a real Slurm, with mpirun and with srun."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from tests.needs import lacking
+from tests.programs import run_program
+from tests.rig import slurm as slurms
+from tests.rig.conftest import HOSTS
+from tests.rig.test_launch import WHERE, script
+from tests.worlds import end_tree
+
+pytestmark = [pytest.mark.rig, pytest.mark.long_rig]
+
+LIMIT_S = 60.0
+WAYS = {"mpirun": (), "srun": ("--mpi", "slurm")}
+
+
+@pytest.fixture(scope="module")
+def conf(_rig):
+    if reason := slurms.lacking():
+        lacking(reason)
+    with slurms.slurm(_rig, HOSTS) as path:
+        yield path
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    """The options with which mpirun or srun starts the ranks."""
+    return WAYS[request.param]
+
+
+@pytest.fixture
+def within(rig, conf, python):
+    """within(*options of salloc): the command that runs hvdrun in such an allocation."""
+
+    def command(*options, tool=("salloc", "-Q", "--exclusive")):
+        inside = ["env", f"SLURM_CONF={conf}", *tool, *options, python.with_name("hvdrun")]
+        return rig.inside("server1", *inside)
+
+    return command
+
+
+@pytest.fixture
+def run(within):
+    def run(options, *arguments):
+        return run_program([*within(*options), *arguments], LIMIT_S)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["-N3", "--ntasks-per-node=1"], ["server1", "server2", "server3"]),
+        (["-N3", "-n5"], ["server1", "server1", "server2", "server2", "server3"]),
+        (["-w", "server2", "-n2"], ["server2", "server2"]),  # salloc's shell is not in it
+    ],
+)
+def test_hosts_and_slots_are_those_of_the_allocation(run, python, way, options, expected):
+    done = run(options, *way, python, *script(WHERE))
+    assert done.code == 0, done
+    size = len(expected)
+    lines = [
+        f"[{rank}] {rank} {size} {host} {expected[:rank].count(host)} {expected.count(host)}"
+        f" {2**size - 1}"
+        for rank, host in enumerate(expected)
+    ]
+    assert sorted(done.stdout.splitlines()) == lines, done
+    assert done.stderr == ""
+
+
+def test_fewer_ranks_than_tasks_fill_host_by_host_and_more_are_an_error(run, way):
+    done = run(["-N3", "-n5"], *way, "-np", "3", "sh", "-c", "hostname")
+    assert sorted(done.stdout.splitlines()) == ["[0] server1", "[1] server1", "[2] server2"], done
+    done = run(["-N3", "-n5"], *way, "-np", "6", "true")
+    assert done.code == 66
+    assert "-np 6 asks for more processes than the 5 slots" in done.stderr
+    assert "ask Slurm for more (--ntasks)" in done.stderr
+
+
+def test_where_no_tasks_were_asked_for_processors_are_no_limit(run, way):
+    done = run(["-N2"], *way, "true")
+    assert done.code == 0, done
+    done = run(["-w", "server1"], *way, "-np", str(slurms.CPUS + 1), "sh", "-c", "hostname")
+    assert sorted(done.stdout.splitlines()) == [f"[{r}] server1" for r in range(slurms.CPUS + 1)]
+    assert done.stderr == "hvdrun: 5 processes on server1, which has 4 cores: they share them\n"
+
+
+def test_a_host_list_places_unequal_ranks_within_the_allocation(run, way):
+    done = run(
+        ["-N3", "-n5"], *way, "-H", "server3:2,server1:1", "sh", "-c", "hostname; echo err >&2"
+    )
+    assert done.code == 0, done
+    assert sorted(done.stdout.splitlines()) == ["[0] server3", "[1] server3", "[2] server1"], done
+    assert sorted(done.stderr.splitlines()) == ["[0] err", "[1] err", "[2] err"]
+
+
+def test_ranks_know_their_place_and_have_no_step_of_another(run, python, way):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "GIVEN")
+    code = f"import os; print(*[os.environ.get(name) for name in {names}])"
+    done = run(["-N2", "-n3"], *way, "-x", "GIVEN=x=y z", python, "-c", code)
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] 0 3 0 2 3 x=y z",
+        "[1] 1 3 1 2 3 x=y z",
+        "[2] 2 3 0 1 3 x=y z",
+    ], done
+
+
+def test_a_training_step_between_its_hosts(run, python, way):
+    code = (
+        "import torch, hvdlite.torch as hvd; hvd.init();"
+        "print(hvd.size(), hvd.cross_size(),"
+        " hvd.allreduce(torch.full((5000,), 2.0**hvd.rank()), op=hvd.Sum)[-1].item())"
+    )
+    done = run(["-N2", "-n3"], *way, python, "-c", code)
+    assert done.code == 0, done
+    assert [done.of_rank(r).stdout for r in range(3)] == ["3 2 7.0\n"] * 3, done
+
+
+def test_a_batch_script_finds_its_allocation(rig, conf, within, python, way):
+    out = rig.share / "out"
+    command = within("-N2", "-n3", tool=("sbatch", "--wait", "-Q", f"--output={out}"))
+    *sbatch, hvdrun = command
+    words = " ".join(str(word) for word in (hvdrun, *way, "sh", "-c", "hostname"))
+    done = run_program([*sbatch, "--wrap", words], LIMIT_S)
+    assert done.code == 0, (done, out.read_text())
+    lines = sorted(out.read_text().splitlines())
+    assert lines == ["[0] server1", "[1] server1", "[2] server2"]
+
+
+def test_the_first_failure_is_reported_and_its_code_returned(run, rig, python, way):
+    code = "import os, sys, time; os.environ['RANK'] == '2' and sys.exit('over'); time.sleep(90)"
+    done = run(["-N2", "-n4"], *way, python, "-c", code)
+    assert done.code == 1, done
+    assert "hvdrun: rank 2 on server2 ended with exit code 1" in done.stderr
+    assert done.stderr.rstrip().endswith("over")
+    rig.assert_nothing_left()
+
+
+def test_standard_input_is_rank_0s(within, rig, python, way):
+    code = "import os, sys; print(os.environ['RANK'], len(sys.stdin.read()))"
+    done = subprocess.run(
+        [*within("-w", "server2,server3", "-n2", "-N2"), *way, python, "-c", code],
+        input="x" * 300_000,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 300000", "[1] 1 0"], done
+
+
+@pytest.mark.parametrize("how", ["signal", "kill"])
+def test_whatever_ends_hvdrun_nothing_stays_on_any_host(within, rig, python, way, how):
+    code = "from mpi4py import MPI\nimport time\nprint('up', flush=True)\ntime.sleep(90)"
+    process = subprocess.Popen(
+        [*within("-N2", "-n3"), *way, python, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        for _ in range(3):
+            assert process.stdout.readline().endswith(b" up\n")
+        rig(
+            "exec",
+            "server1",
+            "pkill",
+            {"signal": "-INT", "kill": "-KILL"}[how],
+            "-f",
+            r"bin/hvdrun -",
+        )
+        assert process.wait(LIMIT_S) == {"signal": 130, "kill": 137}[how]
+        rig.assert_nothing_left()
+    finally:
+        end_tree(process)
+        process.stdout.close()
+
+
+def test_srun_may_start_hvdrun_once_only(rig, conf, python):
+    inside = ["env", f"SLURM_CONF={conf}", "srun", "-n3", python.with_name("hvdrun"), "true"]
+    done = run_program(rig.inside("server1", *inside), LIMIT_S)
+    assert len(re.findall("srun has started hvdrun 3 times; start it once", done.stderr)) == 2, done
+
+
+def test_a_slurm_without_the_mpis_plugin_is_an_error_that_says_so(run, rig, monkeypatch):
+    fake = rig.share / "bin"
+    fake.mkdir(exist_ok=True)
+    (fake / "srun").write_text("#!/bin/sh\nprintf 'MPI plugin types are...\\n\\tnone\\n'\n")
+    (fake / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake}:{os.environ['PATH']}")
+    done = run(["-N1"], "--mpi", "slurm", "true")
+    assert done.code == 67, done
+    assert "this Slurm knows only none; leave --mpi slurm out" in done.stderr
