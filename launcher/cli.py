@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from . import allocation, facts, flavour, slurm
 from . import command as commands
@@ -46,7 +47,7 @@ GROUPS = {
     "Where": ("hosts", "hostfile", "ssh_port", "ssh_identity_file"),
     "How": (
         *("mpi", "mpi_args", "binding_args", "export", "network_interfaces", "start_timeout"),
-        "disable_cache",
+        *("config_file", "disable_cache"),
     ),
     "Output": ("output_dir", "timestamps", "verbose"),
     "Instead of running": ("dry_run", "check", "check_build", "completion", "version", "help"),
@@ -66,7 +67,9 @@ class HvdrunCommand(click.Command):
     """Options in groups; the first word that is no option begins the program's own command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, double_dashes(self, ctx, args))
+        rest = super().parse_args(ctx, double_dashes(self, ctx, args))
+        prefer_command_line(ctx)
+        return rest
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Within the program's own command, of which hvdrun knows nothing: files."""
@@ -113,6 +116,30 @@ CODES = f"""\
 0   every rank ended with 0
 n   of the rank that failed first; 128+n if signal n ended it, or hvdrun itself
 {exit_codes()}"""
+
+
+def read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    """Its values become the defaults of all other options, which are parsed after this one."""
+    if path is not None:
+        from . import config_file
+
+        try:
+            ctx.default_map = config_file.read(_read(path), path, ctx)
+        except OSError as error:
+            raise UsageError(f"--config-file {path}: {error.strerror}") from error
+    return path
+
+
+def prefer_command_line(ctx: click.Context) -> None:
+    """What a file says that the command line says otherwise, by another option, is dropped."""
+    groups = [["hosts", "hostfile"]]
+    groups += [[n, f"no_{n}"] for n in ctx.params if f"no_{n}" in ctx.params]
+    for group in groups:
+        source = {name: ctx.get_parameter_source(name) for name in group}
+        if ParameterSource.COMMANDLINE in source.values():
+            for name in group:
+                if source[name] is ParameterSource.DEFAULT_MAP:
+                    ctx.params[name] = None
 
 
 def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str]) -> list[str]:
@@ -245,6 +272,14 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
 @click.option(
     "--disable-cache", is_flag=True, help="Ask hosts again that were all right within the hour."
 )
+@click.option(
+    "--config-file",
+    is_eager=True,
+    callback=read_config,
+    expose_value=False,
+    metavar="FILE",
+    help="Options from a YAML file; those of the command line win.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.option("--verbose", is_flag=True, help="Say what is done, and all that mpirun says.")
 @click.option("--check-build", is_flag=True, help="Print what this installation can do (also -cb).")
@@ -301,7 +336,7 @@ def cli(
         command=command,
         num_proc=num_proc,
         hosts=_hosts(hosts, hostfile),
-        allocation=allocation.find(os.environ, _read),
+        allocation=_allocation(is_needed=not (hosts or hostfile)),
         exports=parse_exports(export),
         ssh_port=ssh_port,
         ssh_identity_file=os.path.abspath(ssh_identity_file) if ssh_identity_file else None,
@@ -398,6 +433,16 @@ def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
         return parse_hostfile(_read(hostfile), hostfile)
     except OSError as error:
         raise HostListError(f"--hostfile {hostfile}: {error.strerror}") from error
+
+
+def _allocation(is_needed: bool) -> allocation.Allocation | None:
+    """A scheduler's list that can't be read matters where it says the hosts."""
+    try:
+        return allocation.find(os.environ, _read)
+    except HostListError:
+        if is_needed:
+            raise
+        return None
 
 
 def _read(path: str) -> str:

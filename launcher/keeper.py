@@ -94,12 +94,9 @@ def unescape(arguments: list[str]) -> list[str]:
 
 
 def local_place(given: Mapping[str, str]) -> tuple[int, int]:
-    """The rank among those of its host, and their number, as MPI says."""
-    for *_, local_rank, local_size in RANK_VARIABLES:
-        words = given.get(local_rank, ""), given.get(local_size, "")
-        if words[0].isdigit() and words[1].isdigit():
-            return int(words[0]), int(words[1])
-    return 0, 1
+    """The rank among those of its host, and their number, as MPI or srun says."""
+    found = by_launcher(given)
+    return int(found.get("LOCAL_RANK", "0")), int(found.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def main(arguments: list[str], bound: bool) -> NoReturn:
