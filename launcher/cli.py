@@ -276,7 +276,6 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
     "--config-file",
     is_eager=True,
     callback=read_config,
-    expose_value=False,
     metavar="FILE",
     help="Options from a YAML file; those of the command line win.",
 )

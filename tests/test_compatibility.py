@@ -336,8 +336,12 @@ FLAG_CASES = [
 
 
 @pytest.mark.parametrize(("flag", "spelling", "status"), FLAG_CASES)
-def test_a_flag_is_taken_as_horovodrun_takes_it_or_refused(flag, spelling, status):
+def test_a_flag_is_taken_as_horovodrun_takes_it_or_refused(
+    flag, spelling, status, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     ways, value = written(flag, spelling)
+    (tmp_path / str(value)).touch()  # --config-file is read at once
     assert {hvdrun_sees(way, value) for way in ways} == {status in USABLE}
     if status == "different":
         assert spelling in [name for option in cli.params for name in option.opts]
