@@ -245,9 +245,9 @@ def test_ssh_never_asks_and_never_waits_for_ever():
     options = {"ssh_port": 2222, "ssh_identity_file": "/home/ann/my key"}
     made = build(Request(("true",), hosts=tuple(hosts), **options), OPENMPI_5, FACTS)
     assert shlex.split(made.environment["HVDRUN_SSH"]) == [
-        *("-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+        *("@b=ann", "#c=2200", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
         *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"),
-        *("@b=ann", "#c=2200", "-p", "2222", "-i", "/home/ann/my key"),
+        *("-p", "2222", "-i", "/home/ann/my key"),
     ]
 
 

@@ -95,7 +95,8 @@ def test_any_option_of_hvdruns_may_stand_in_it(written):
 
 
 def test_an_empty_file_says_nothing(written):
-    assert params(*written("# nothing yet\n")) == params()
+    file = written("# nothing yet\n")
+    assert params(*file) == {**params(), "config_file": file[1]}
 
 
 def test_the_command_line_wins_wherever_it_stands(written):

@@ -210,5 +210,10 @@ def test_a_host_that_srun_cannot_reach_is_not_sshs_fault():
     said = b"srun: error: Unable to create step for job 7: Requested node configuration is not\n"
     error = unreachable("n2", said, "/venv/bin/python")
     assert isinstance(error, SshFailed)
-    assert "n2 can't be reached by srun: srun: error: Unable to create step for job 7" in str(error)
+    assert "n2 can't be reached by srun: srun could not start anything there (srun: er" in str(
+        error
+    )
     assert "`srun --overlap -N1 -w n2 true` must work in this job" in str(error)
+    # This one has reached it.
+    said = b"python: no such file\nsrun: error: n2: task 0: Exited with exit code 127\n"
+    assert isinstance(unreachable("n2", said, "/venv/bin/python"), HostSetupError)

@@ -3,7 +3,9 @@
 import pytest
 
 from hvdrun.allocation import Allocation
-from hvdrun.errors import NoMpi, UsageError
+from hvdrun.asking import Reply
+from hvdrun.errors import HostSetupError, NoMpi, SshFailed, UsageError
+from hvdrun.findings import no_answer
 from hvdrun.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.hosts import Host
 from hvdrun.slurm import choose_pmi, with_srun
@@ -72,3 +74,20 @@ def test_without_srun_mpirun_is_the_remedy():
 def test_an_srun_that_cannot_be_run_is_an_error():
     with pytest.raises(NoMpi, match=r"`/no/such/srun --mpi=list` failed: .*No such file"):
         with_srun(OPENMPI_5, "/no/such/srun", SLURM, {})
+
+
+@pytest.mark.parametrize(
+    ("stderr", "what", "failure"),
+    [
+        ("srun: error: Unable to create step for job 7: Invalid node name\n", "srun", SshFailed),
+        (
+            "python: no\nsrun: error: n1: task 0: Exited with exit code 127\n",
+            "Python",
+            HostSetupError,
+        ),
+    ],
+)
+def test_preflight_tells_what_srun_says_from_what_the_host_says(stderr, what, failure):
+    finding = no_answer("n1", "n1", Reply(None, 1, stderr, 0.1), 20.0, "/venv/bin/python")
+    assert (finding.what, finding.failure) == (what, failure)
+    assert ("srun --overlap -N1 -w n1 true" in finding.remedy) == (what == "srun")

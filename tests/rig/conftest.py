@@ -30,7 +30,6 @@ REMEDIES = {"cut": "heal", "kill": "start"}
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rig: on several hosts; needs root, sshd and ip")
-    config.addinivalue_line("markers", "long_rig: of these, what make test-rig runs alone")
 
 
 class Rig:

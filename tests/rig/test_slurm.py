@@ -13,7 +13,7 @@ from tests.rig.conftest import HOSTS
 from tests.rig.test_launch import WHERE, script
 from tests.worlds import end_tree
 
-pytestmark = [pytest.mark.rig, pytest.mark.long_rig]
+pytestmark = [pytest.mark.rig, pytest.mark.long]
 
 LIMIT_S = 20.0
 WAYS = {"mpirun": (), "srun": ("--mpi", "slurm")}
