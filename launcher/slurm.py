@@ -97,17 +97,13 @@ def step(
     environ: Mapping[str, str],
     cwd: str,
 ) -> list[str]:
-    """srun's options for the ranks. The list of nodes has one entry for each of them."""
-    ours = {host.name for host in allocation.hosts}
-    strange = [share.host.name for share in shares if share.host.name not in ours]
-    if strange:
-        raise UsageError(
-            f"--mpi slurm: {strange[0]} is no host of this allocation, which has"
-            f" {', '.join(host.name for host in allocation.hosts)}"
-        )
-    nodes = [share.host.name for share in shares for _ in range(share.count)]
-    options = [f"--mpi={flavour.pmi}", f"--ntasks={len(nodes)}", f"--nodes={len(shares)}"]
-    options += ["--distribution=arbitrary", f"--nodelist={','.join(nodes)}"]
+    """srun's options for the ranks.
+
+    Raises UsageError for hosts and numbers that srun can't do.
+    """
+    count = sum(share.count for share in shares)
+    options = [f"--mpi={flavour.pmi}", f"--ntasks={count}", f"--nodes={len(shares)}"]
+    options += _layout(flavour, allocation, shares)
     # A rank has threads, and more ranks than processors are the user's business.
     options += ["--cpu-bind=none", "--overcommit", "--overlap"]
     if environ.get("SLURM_CPUS_PER_TASK"):
@@ -115,3 +111,40 @@ def step(
     # hvdrun says when a rank's end is the end of all.
     options += ["--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--input=none", "--quiet"]
     return [*options, f"--chdir={cwd}"]
+
+
+def _layout(flavour: Flavour, allocation: Allocation, shares: Sequence[Share]) -> tuple[str, ...]:
+    """So many ranks on each host, one host after the other.
+
+    Slurm's list of one node for each rank ('arbitrary') is the last resort: its PMI-2 then says
+    that every rank is alone on its host, and its PMIx needs Slurm's own order of the nodes.
+    """
+    names, counts = [s.host.name for s in shares], [s.count for s in shares]
+    known = [host.name for host in allocation.hosts]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--mpi slurm: {name} is no host of this allocation, which has {', '.join(known)}"
+            )
+    in_order = sorted(shares, key=lambda share: known.index(share.host.name))
+    if in_order != list(shares):
+        right = ",".join(f"{share.host.name}:{share.count}" for share in in_order)
+        raise UsageError(
+            "--mpi slurm: srun keeps the order in which Slurm has the hosts; write -H"
+            f" {right}, or leave --mpi slurm out, and mpirun is used"
+        )
+    first = counts[0]
+    if set(counts[:-1]) <= {first} and counts[-1] <= first:
+        return f"--distribution=plane={first}", f"--nodelist={','.join(names)}"
+    if [(host.name, host.slots) for host in allocation.hosts] == list(
+        zip(names, counts, strict=True)
+    ):
+        return ("--distribution=block",)
+    if flavour.pmi.startswith(PMI[OPENMPI]):
+        each = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
+        return "--distribution=arbitrary", f"--nodelist={','.join(each)}"
+    raise UsageError(
+        f"--mpi slurm: srun can't tell the ranks of {NAMES[flavour.kind]} who is where with"
+        f" {', '.join(f'{n}:{c}' for n, c in zip(names, counts, strict=True))}; give every host as"
+        " many, or leave --mpi slurm out, and mpirun is used"
+    )

@@ -302,8 +302,8 @@ def test_the_whole_command_line_where_srun_starts_the_ranks(flavour):
     by_srun = replace(flavour, srun="/usr/bin/srun", pmi=pmi)
     made = command(by_srun, facts=IN_JOB, allocation=SLURM)
     assert made.argv == argv(
-        f"/usr/bin/srun --mpi={pmi} --ntasks=4 --nodes=3 --distribution=arbitrary",
-        "--nodelist=server1,server1,b,c --cpu-bind=none --overcommit --overlap",
+        f"/usr/bin/srun --mpi={pmi} --ntasks=4 --nodes=3 --distribution=block",
+        "--cpu-bind=none --overcommit --overlap",
         "--kill-on-bad-exit=0 --wait=0 --export=ALL --input=none --quiet",
         f"'--chdir=/home/ann/my job' {AGENT} rank python train.py",
     )
@@ -317,9 +317,3 @@ def test_a_step_has_as_many_processors_for_a_task_as_the_job():
     facts = replace(IN_JOB, environ={**FACTS.environ, "SLURM_CPUS_PER_TASK": "3"})
     by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
     assert "--cpus-per-task=3" in command(by_srun, facts=facts, allocation=SLURM).argv
-
-
-def test_srun_starts_ranks_on_hosts_of_its_allocation_only():
-    by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
-    with pytest.raises(UsageError, match="d is no host of this allocation, which has server1, b"):
-        command(by_srun, "server1:1,d:1", IN_JOB, allocation=SLURM)

@@ -7,8 +7,8 @@ from hvdrun.asking import Reply
 from hvdrun.errors import HostSetupError, NoMpi, SshFailed, UsageError
 from hvdrun.findings import no_answer
 from hvdrun.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.hosts import Host
-from hvdrun.slurm import choose_pmi, with_srun
+from hvdrun.hosts import Host, Share, parse_hosts
+from hvdrun.slurm import choose_pmi, step, with_srun
 
 OPENMPI_5 = Flavour(OPENMPI, "5.0.11", "/venv/bin/mpirun")
 MPICH_5 = Flavour(MPICH, "5.0.2", "/venv/bin/mpirun")
@@ -91,3 +91,53 @@ def test_preflight_tells_what_srun_says_from_what_the_host_says(stderr, what, fa
     finding = no_answer("n1", "n1", Reply(None, 1, stderr, 0.1), 20.0, "/venv/bin/python")
     assert (finding.what, finding.failure) == (what, failure)
     assert ("srun --overlap -N1 -w n1 true" in finding.remedy) == (what == "srun")
+
+
+def layout(flavour, hosts, allocated="a:3,b:1,c:1"):
+    """The options that say which host has how many ranks."""
+    shares = [Share(host, host.slots) for host in parse_hosts(hosts)]
+    options = step(flavour, Allocation("Slurm", parse_hosts(allocated)), shares, {}, "/")
+    named = [word for word in options if word.startswith(("--distribution", "--nodelist"))]
+    assert f"--ntasks={sum(share.count for share in shares)}" in options
+    assert f"--nodes={len(shares)}" in options
+    return " ".join(named)
+
+
+BY_PMIX = Flavour(OPENMPI, "5.0.11", "/bin/mpirun", "/bin/srun", "pmix_v4")
+BY_PMI2 = Flavour(MPICH, "5.0.2", "/bin/mpirun", "/bin/srun", "pmi2")
+
+
+@pytest.mark.parametrize("flavour", [BY_PMIX, BY_PMI2], ids=str)
+@pytest.mark.parametrize(
+    ("hosts", "options"),
+    [
+        ("a:2,b:2,c:2", "--distribution=plane=2 --nodelist=a,b,c"),
+        ("a:2,c:1", "--distribution=plane=2 --nodelist=a,c"),
+        ("b:7", "--distribution=plane=7 --nodelist=b"),
+        ("a:3,b:1,c:1", "--distribution=block"),  # as Slurm would have it
+    ],
+)
+def test_srun_puts_ranks_where_hvdrun_does_whatever_the_mpi(flavour, hosts, options):
+    assert layout(flavour, hosts) == options
+
+
+def test_what_only_a_list_of_nodes_can_say_is_said_to_open_mpi_alone():
+    options = "--distribution=arbitrary --nodelist=a,b,b,c,c"
+    assert layout(BY_PMIX, "a:1,b:2,c:2") == options
+    with pytest.raises(UsageError) as caught:
+        layout(BY_PMI2, "a:1,b:2,c:2")
+    assert "the ranks of MPICH who is where with a:1, b:2, c:2; give every host" in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ("a:1,d:1", "d is no host of this allocation, which has a, b, c"),
+        ("c:2,a:1", "srun keeps the order in which Slurm has the hosts; write -H a:1,c:2"),
+    ],
+)
+def test_srun_starts_ranks_on_hosts_of_the_allocation_in_slurms_order(hosts, message):
+    with pytest.raises(UsageError, match=message):
+        layout(BY_PMIX, hosts)
