@@ -10,7 +10,7 @@ from hvdrun.environment import (
     outside_of_steps,
     pack,
 )
-from hvdrun.keeper import by_launcher, rank_environment
+from hvdrun.keeper import by_launcher, local_place, rank_environment
 
 texts = st.text(st.characters(exclude_characters="\0=", codec="utf-8"), max_size=10)
 
@@ -98,6 +98,7 @@ PMI2 = {**SRUN, "PMI_RANK": "3", "PMI_SIZE": "4"}
 def test_a_rank_gets_the_variables_that_other_libraries_ask_for(given_by_mpi):
     expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert rank_environment(given_by_mpi, cores=2) == expected
+    assert local_place(given_by_mpi) == (1, 2)
     kept = rank_environment({**given_by_mpi, "RANK": "9"}, cores=2)
     assert kept == {name: value for name, value in expected.items() if name != "RANK"}
 

@@ -89,7 +89,9 @@ def test_fewer_ranks_than_tasks_fill_host_by_host_and_more_are_an_error(run, way
 def test_where_no_tasks_were_asked_for_processors_are_no_limit(run, way):
     done = run(["-N2"], *way, "true")
     assert done.code == 0, done
-    done = run(["-w", "server1", "--exclusive"], *way, "-np", str(slurms.CPUS + 1), "sh", "-c", "hostname")
+    done = run(
+        ["-w", "server1", "--exclusive"], *way, "-np", str(slurms.CPUS + 1), "sh", "-c", "hostname"
+    )
     assert sorted(done.stdout.splitlines()) == [f"[{r}] server1" for r in range(slurms.CPUS + 1)]
     assert done.stderr == "hvdrun: 5 processes on server1, which has 4 cores: they share them\n"
 
