@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import networks, probe
 from .answers import Answers, cache_folder
-from .asking import ask
+from .asking import Reply, ask
 from .command import Facts, goes_by_srun, hosts_of, is_local
 from .errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
 from .findings import Finding, Job, judge, no_answer, of_networks
@@ -37,7 +37,6 @@ ORDER: tuple[type[LaunchError], ...] = (SshFailed, HostSetupError, CommandNotFou
 class Preflight:
     hosts: Mapping[str, HostFacts]  # those that have answered, by the names that the user gave
     findings: tuple[Finding, ...]
-    network: networks.Choice
     options: tuple[str, ...]  # for mpirun
     variables: Mapping[str, str]  # for the ranks
     answers: Answers
@@ -118,18 +117,12 @@ def run(
     keys = {name: [command, *basis] for name, command in commands.items()}
 
     answers = Answers(cache_folder(facts.environ))
-    asked = []
-    for name in commands:
-        remembered = None if fresh else _read(answers.get(keys[name]))
-        if remembered is not None:
-            known[name] = remembered
-        elif not only_remembered:
-            asked.append(name)
+    if not fresh:
+        known |= {n: f for n in commands if (f := _read(answers.get(keys[n]))) is not None}
     limit_s = min(LIMIT_S, request.start_timeout_s)
-    try:
-        replies = ask({name: commands[name] for name in asked}, limit_s)
-    except OSError as error:
-        raise SshFailed(f"{NO_SSH.cause}: {error.strerror}; {NO_SSH.remedy}") from error
+    replies = {}
+    if not only_remembered:
+        replies = _ask({n: c for n, c in commands.items() if n not in known}, limit_s)
     for name, reply in replies.items():
         if (answer := _read(reply.answer, reply.clock_skew_s)) is not None:
             known[name] = answer
@@ -160,10 +153,16 @@ def run(
     return Preflight(
         known,
         tuple(finding for host in hosts for finding in findings[host.name]),
-        choice,
         *interface_options(flavour, choice, request, facts),
         answers,
     )
+
+
+def _ask(commands: Mapping[str, list[str]], limit_s: float) -> dict[str, Reply]:
+    try:
+        return ask(commands, limit_s)
+    except OSError as error:
+        raise SshFailed(f"{NO_SSH.cause}: {error.strerror}; {NO_SSH.remedy}") from error
 
 
 def _job(
