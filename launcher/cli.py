@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
-from . import allocation, facts, flavour, slurm
+from . import allocation, config_file, facts, flavour, slurm
 from . import command as commands
 from .errors import (
     HostListError,
@@ -68,7 +67,7 @@ class HvdrunCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, double_dashes(self, ctx, args))
-        prefer_command_line(ctx)
+        config_file.prefer_command_line(ctx)
         return rest
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -116,30 +115,6 @@ CODES = f"""\
 0   every rank ended with 0
 n   of the rank that failed first; 128+n if signal n ended it, or hvdrun itself
 {exit_codes()}"""
-
-
-def read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
-    """Its values become the defaults of all other options, which are parsed after this one."""
-    if path is not None:
-        from . import config_file
-
-        try:
-            ctx.default_map = config_file.read(_read(path), path, ctx)
-        except OSError as error:
-            raise UsageError(f"--config-file {path}: {error.strerror}") from error
-    return path
-
-
-def prefer_command_line(ctx: click.Context) -> None:
-    """What a file says that the command line says otherwise, by another option, is dropped."""
-    groups = [["hosts", "hostfile"]]
-    groups += [[n, f"no_{n}"] for n in ctx.params if f"no_{n}" in ctx.params]
-    for group in groups:
-        source = {name: ctx.get_parameter_source(name) for name in group}
-        if ParameterSource.COMMANDLINE in source.values():
-            for name in group:
-                if source[name] is ParameterSource.DEFAULT_MAP:
-                    ctx.params[name] = None
 
 
 def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str]) -> list[str]:
@@ -275,7 +250,7 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
 @click.option(
     "--config-file",
     is_eager=True,
-    callback=read_config,
+    callback=config_file.option_callback,
     metavar="FILE",
     help="Options from a YAML file; those of the command line win.",
 )

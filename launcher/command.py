@@ -256,7 +256,9 @@ def _slurm(
     request: Request, flavour: Flavour, facts: Facts, shares: tuple[Share, ...]
 ) -> tuple[list[str], dict[str, str]]:
     assert request.allocation is not None
-    options = slurm.step(flavour, request.allocation, shares, facts.environ, facts.cwd)
+    options = slurm.step(
+        flavour, request.allocation, shares, facts.environ, facts.cwd, request.binding_args
+    )
     return options, {PATIENCE: str(PATIENCE_S)}
 
 

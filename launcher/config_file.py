@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from .errors import UsageError
 
@@ -56,6 +57,29 @@ class _Mistake(Exception):
     def __init__(self, node: Any, message: str) -> None:
         super().__init__(message)
         self.node = node
+
+
+def option_callback(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    """Its values become the defaults of all other options, which are parsed after this one."""
+    if path is not None:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                ctx.default_map = read(file.read(), path, ctx)
+        except OSError as error:
+            raise UsageError(f"--config-file {path}: {error.strerror}") from error
+    return path
+
+
+def prefer_command_line(ctx: click.Context) -> None:
+    """What a file says that the command line says otherwise, by another option, is dropped."""
+    groups = [["hosts", "hostfile"]]
+    groups += [[n, f"no_{n}"] for n in ctx.params if f"no_{n}" in ctx.params]
+    for group in groups:
+        source = {name: ctx.get_parameter_source(name) for name in group}
+        if ParameterSource.COMMANDLINE in source.values():
+            for name in group:
+                if source[name] is ParameterSource.DEFAULT_MAP:
+                    ctx.params[name] = None
 
 
 def read(text: str, path: str, ctx: click.Context) -> dict[str, Any]:

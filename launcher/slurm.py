@@ -96,6 +96,7 @@ def step(
     shares: Sequence[Share],
     environ: Mapping[str, str],
     cwd: str,
+    binding_args: Sequence[str] = (),
 ) -> list[str]:
     """srun's options for the ranks.
 
@@ -104,8 +105,9 @@ def step(
     count = sum(share.count for share in shares)
     options = [f"--mpi={flavour.pmi}", f"--ntasks={count}", f"--nodes={len(shares)}"]
     options += _layout(flavour, allocation, shares)
-    # A rank has threads, and more ranks than processors are the user's business.
-    options += ["--cpu-bind=none", "--overcommit", "--overlap"]
+    options += binding_args or ["--cpu-bind=none"]
+    # More ranks than processors are the user's business.
+    options += ["--overcommit", "--overlap"]
     if environ.get("SLURM_CPUS_PER_TASK"):
         options += [f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"]
     # hvdrun says when a rank's end is the end of all.

@@ -317,3 +317,12 @@ def test_a_step_has_as_many_processors_for_a_task_as_the_job():
     facts = replace(IN_JOB, environ={**FACTS.environ, "SLURM_CPUS_PER_TASK": "3"})
     by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
     assert "--cpus-per-task=3" in command(by_srun, facts=facts, allocation=SLURM).argv
+
+
+def test_under_srun_the_arguments_for_binding_are_sruns():
+    by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
+    words = ("--cpu-bind=cores", "--threads-per-core=1")
+    made = command(by_srun, facts=IN_JOB, allocation=SLURM, binding_args=words)
+    begin = made.argv.index("--cpu-bind=cores")
+    assert made.argv[begin : begin + 3] == (*words, "--overcommit")
+    assert "--cpu-bind=none" not in made.argv

@@ -80,7 +80,7 @@ def slurm(rig: Rig, hosts: int) -> Iterator[Path]:
         _daemon(rig, "server1", f"slurmctld -f {conf}")
         for name in names:
             _daemon(rig, name, f"slurmd -f {conf} -N {name}")
-        _wait_until_idle(rig, conf, hosts)
+        wait_until_idle(rig, conf, hosts)
         yield conf
     finally:
         rig.services -= DAEMONS
@@ -98,8 +98,9 @@ def _daemon(rig: Rig, host: str, command: str) -> None:
     rig("exec", host, "--", "sh", "-c", f"{path}; {command} </dev/null >/dev/null 2>&1")
 
 
-def _wait_until_idle(rig: Rig, conf: Path, hosts: int) -> None:
-    deadline = time.monotonic() + 30
+def wait_until_idle(rig: Rig, conf: Path, hosts: int) -> None:
+    """Until no host is missing, and no job is left on any."""
+    deadline = time.monotonic() + 60
     states = ""
     while time.monotonic() < deadline:
         sinfo = ["env", f"SLURM_CONF={conf}", "sinfo", "--noheader", "--format=%D %t"]

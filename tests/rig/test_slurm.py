@@ -11,7 +11,7 @@ from tests.programs import run_program
 from tests.rig import slurm as slurms
 from tests.rig.conftest import HOSTS
 from tests.rig.test_launch import WHERE, script
-from tests.worlds import end_tree
+from tests.worlds import ROOT, end_tree
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
 
@@ -137,15 +137,22 @@ def test_an_allreduce_goes_between_its_hosts(run, python, way):
     assert [done.of_rank(rank).stdout for rank in range(3)] == expected, done
 
 
-def test_a_batch_script_finds_its_allocation(rig, conf, within, python, way):
-    out = rig.share / "out"
-    command = within("-w", "server[1-2]", "-n3", tool=("sbatch", "--wait", "-Q", f"--output={out}"))
-    *sbatch, hvdrun = command
-    words = " ".join(str(word) for word in (hvdrun, *way, "sh", "-c", "hostname"))
-    done = run_program([*sbatch, "--wrap", words], LIMIT_S)
+def test_the_batch_script_of_the_page_runs_as_it_stands(rig, conf, python, way):
+    page = (ROOT / "docs/slurm.md").read_text()
+    script, sbatch = page.partition("$ cat train.sh\n")[2].partition("\n\n    $ sbatch ")[::2]
+    assert sbatch.startswith("train.sh\n")
+    script = re.sub("^    ", "", script, flags=re.MULTILINE)
+    hvdrun = " ".join(str(word) for word in (python.with_name("hvdrun"), *way))
+    assert "/path/to/venv/bin/hvdrun" in script
+    (rig.share / "train.sh").write_text(script.replace("/path/to/venv/bin/hvdrun", hvdrun))
+    (rig.share / "train.py").write_text("import os; print(os.uname().nodename)")
+    out = rig.share / "train.out"
+    options = ["--wait", "-Q", f"--chdir={rig.share}", f"--output={out}"]
+    command = ["env", f"SLURM_CONF={conf}", "sbatch", *options, rig.share / "train.sh"]
+    done = run_program(rig.inside("server1", *command), LIMIT_S)
     assert done.code == 0, (done, out.read_text())
-    lines = sorted(out.read_text().splitlines())
-    assert lines == ["[0] server1", "[1] server1", "[2] server2"]
+    ranks = [f"[{rank}] server{1 + rank // 4}" for rank in range(8)]
+    assert sorted(out.read_text().splitlines()) == ranks
 
 
 def test_the_first_failure_is_reported_and_its_code_returned(run, rig, python, way):
@@ -169,27 +176,50 @@ def test_standard_input_is_rank_0s(within, rig, python, way):
     assert sorted(done.stdout.splitlines()) == ["[0] 0 300000", "[1] 1 0"], done
 
 
-@pytest.mark.parametrize("how", ["signal", "kill"])
-def test_whatever_ends_hvdrun_nothing_stays_on_any_host(within, rig, python, way, how):
+@pytest.fixture
+def running(within, python, way):
+    """hvdrun in an allocation, with ranks that wait on two hosts."""
     code = "from mpi4py import MPI\nimport time\nprint('up', flush=True)\ntime.sleep(90)"
     process = subprocess.Popen(
         [*within("-w", "server[1-2]", "-n3"), *way, python, "-c", code],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         start_new_session=True,
     )
     try:
         for _ in range(3):
             assert process.stdout.readline().endswith(b" up\n")
-        # Not salloc, whose command line ends with hvdrun's.
-        hvdrun = r"bin/python\S* \S*bin/hvdrun"
-        rig("exec", "server1", "pkill", {"signal": "-INT", "kill": "-KILL"}[how], "-f", hvdrun)
-        assert process.wait(LIMIT_S) == {"signal": 130, "kill": 137}[how]
-        rig.assert_nothing_left()
+        yield process
     finally:
         end_tree(process)
         process.stdout.close()
+        process.stderr.close()
+
+
+# Not salloc, whose command line ends with hvdrun's.
+HVDRUN = r"bin/python\S* \S*bin/hvdrun"
+
+
+def test_a_signal_leaves_nothing_on_any_host(running, rig):
+    rig("exec", "server1", "pkill", "-INT", "-f", HVDRUN)
+    assert running.wait(LIMIT_S) == 130
+    rig.assert_nothing_left()
+
+
+def test_when_hvdrun_is_killed_nothing_stays_on_any_host(running, rig):
+    rig("exec", "server1", "pkill", "-KILL", "-f", HVDRUN)
+    running.wait(LIMIT_S)  # for salloc, whose exit code this is
+    rig.assert_nothing_left()
+
+
+def test_a_host_that_is_cut_off_ends_the_job(running, rig, conf):
+    rig("cut", "server2")
+    assert running.wait(LIMIT_S) == 72
+    assert running.stderr.read().startswith(b"hvdrun: server2 is lost: ")
+    rig.restore()
+    slurms.wait_until_idle(rig, conf, HOSTS)
+    rig.assert_nothing_left()
 
 
 def test_srun_may_start_hvdrun_once_only(rig, conf, python):
