@@ -17,6 +17,7 @@ from .link import CHUNK
 from .probe import BEGIN, END
 from .processes import die_with_parent
 
+DELAY_S = 3.0  # after which who waits is told for whom
 AT_ONCE = 128  # commands, each with two pipes
 EXIT_S = 0.5  # between the end of a command's output and its own
 KEPT_BYTES = 1 << 20  # start-up files that print without end fill no memory
@@ -116,9 +117,10 @@ def _between_marks(text: bytes) -> dict[str, Any] | None:
 def ask(
     commands: Mapping[str, Sequence[str]],
     limit_s: float,
-    meanwhile: Callable[[], None] = lambda: None,
+    on_delay: Callable[[list[str]], None] = lambda _: None,
 ) -> dict[str, Reply]:
-    """The replies to all commands, by the keys of these; `meanwhile` is called once they run.
+    """The replies to all commands, by the keys of these. Where some are late, `on_delay` is told
+    which, once.
 
     A command that has not answered after the limit is ended. None outlives this call.
     Raises OSError where a command can't be started.
@@ -127,15 +129,12 @@ def ask(
     waiting = list(commands.items())
     running: dict[str, _Call] = {}
     replies: dict[str, Reply] = {}
-    called = False
+    tell_at = time.monotonic() + DELAY_S
     try:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 key, argv = waiting.pop(0)
                 running[key] = _Call(argv, selector)
-            if not called:
-                called = True
-                meanwhile()
             for event, _ in selector.select(0.1):
                 event.data()
             for key, call in list(running.items()):
@@ -144,6 +143,9 @@ def ask(
                 if call.reply is not None:
                     replies[key] = call.reply
                     del running[key]
+            if running and time.monotonic() > tell_at:
+                tell_at = float("inf")
+                on_delay(list(running))
     finally:
         for call in running.values():
             call.close()

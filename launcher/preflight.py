@@ -6,6 +6,7 @@ wrong is asked anew each time.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -160,9 +161,14 @@ def run(
 
 def _ask(commands: Mapping[str, list[str]], limit_s: float) -> dict[str, Reply]:
     try:
-        return ask(commands, limit_s)
+        return ask(commands, limit_s, _tell_who_is_late)
     except OSError as error:
         raise SshFailed(f"{NO_SSH.cause}: {error.strerror}; {NO_SSH.remedy}") from error
+
+
+def _tell_who_is_late(hosts: list[str]) -> None:
+    named = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+    print(f"hvdrun: waiting for an answer of {named}", file=sys.stderr)
 
 
 def _job(
