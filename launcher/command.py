@@ -8,7 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from . import slurm
-from .environment import EXPORTED, LINK, PATIENCE, SRUN, SSH, forwarded, inheritable
+from .environment import (
+    AGENT,
+    EXPORTED,
+    LINK,
+    PATIENCE,
+    PYTHON,
+    SRUN,
+    SSH,
+    forwarded,
+    inheritable,
+)
 from .errors import UsageError
 from .flavour import INTEL, MPICH, OPENMPI, Flavour
 from .host_facts import HostFacts
@@ -167,6 +177,8 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
     if remote:
         added[EXPORTED] = " ".join(exported)
         added |= _way(request, facts, remote)
+        if has_blanks(facts):
+            added |= {PYTHON: facts.python, AGENT: facts.agent}
     if flavour.srun:
         options, more = _slurm(request, flavour, facts, shares)
     elif flavour.kind == OPENMPI:
@@ -218,6 +230,18 @@ def _host_list(shares: tuple[Share, ...]) -> str:
     )
 
 
+def has_blanks(facts: Facts) -> bool:
+    return " " in facts.python + facts.agent
+
+
+def ssh_agent(facts: Facts) -> tuple[str, str]:
+    """What stands in ssh's place: a program and its arguments, which MPIs divide at each blank."""
+    if not has_blanks(facts):
+        return facts.python, f"-I -S {facts.agent} ssh"
+    script = f'exec "${PYTHON}" -I -S "${AGENT}" ssh "$@"'.replace(" ", "\t")
+    return "/bin/sh", f"-c {script} hvdrun"
+
+
 def _openmpi(
     request: Request, flavour: Flavour, facts: Facts, shares: tuple[Share, ...], remote: bool
 ) -> tuple[list[str], dict[str, str]]:
@@ -243,7 +267,7 @@ def _openmpi(
             f"^{OPENMPIS_SCHEDULERS}",
         ]
     if remote:
-        agent = f"{facts.python} -I -S {facts.agent} ssh"
+        agent = " ".join(ssh_agent(facts))
         options += ["--wdir", facts.cwd]
         kind, plm = ("--prtemca", "plm_ssh") if flavour.major >= 5 else ("--mca", "plm_rsh")
         # Every connection starts here, where hvdrun holds its ends.
@@ -288,12 +312,13 @@ def _mpich(
     if not remote:
         return [*options, "-launcher", "fork"], {}
     # The launcher `rsh`, as `ssh` would put an -x before the arguments of the interpreter.
-    options += ["-launcher", "rsh", "-launcher-exec", facts.python, "-wdir", facts.cwd]
+    program, arguments = ssh_agent(facts)
+    options += ["-launcher", "rsh", "-launcher-exec", program, "-wdir", facts.cwd]
     here = [share.host.name for share in shares if is_local(share.host, facts)]
     if here:
         # The name that the other hosts connect to is the one that the user gave.
         options += ["-localhost", here[0]]
-    return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": f"-I -S {facts.agent} ssh"}
+    return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": arguments}
 
 
 def _intel(request: Request, facts: Facts, remote: bool) -> tuple[list[str], dict[str, str]]:
@@ -301,8 +326,9 @@ def _intel(request: Request, facts: Facts, remote: bool) -> tuple[list[str], dic
     environment = {} if request.binding_args else {"I_MPI_PIN": "0"}
     if not remote:
         return ["-bootstrap", "fork", *request.binding_args], environment
-    environment["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = f"-I -S {facts.agent} ssh"
-    options = ["-bootstrap", "rsh", "-bootstrap-exec", facts.python]
+    program, arguments = ssh_agent(facts)
+    environment["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = arguments
+    options = ["-bootstrap", "rsh", "-bootstrap-exec", program]
     return [*options, "-gwdir", facts.cwd, *request.binding_args], environment
 
 

@@ -13,6 +13,9 @@ KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the co
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
 SRUN = "HVDRUN_SRUN"  # srun and its options, where it stands in for ssh
 PATIENCE = "HVDRUN_PATIENCE"  # seconds that a shim waits for the supervisor of its host
+# The interpreter of hvdrun and its agent.py, where their paths have blanks.
+PYTHON, AGENT = "HVDRUN_PYTHON", "HVDRUN_AGENT"
+PREFIX = "HVDRUN_PREFIX"  # for the remote shell: the installation's folder
 EXPORTED = "HVDRUN_EXPORTED"  # the names that the user gave with -x
 # The number that hvdrun has put into OMP_NUM_THREADS, so that it is not taken for the user's.
 THREADS = "HVDRUN_THREADS"

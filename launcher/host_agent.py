@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from .environment import LINK, SRUN, SSH, outside_of_steps, pack
+from .environment import LINK, PREFIX, SRUN, SSH, outside_of_steps, pack
 from .link import (
     BYE,
     CHUNK,
@@ -93,6 +93,19 @@ def _become(argv: list[str], environment: dict[str, str], package: str) -> NoRet
         said = f"{argv[0]}: {error.strerror} (Debian: apt-get install {package})\n"
         write_all(2, said.encode())
     os._exit(127)
+
+
+def prefix() -> str:
+    """The folder of this installation, in which MPI's daemons may be. The same on every host."""
+    return os.path.dirname(os.path.dirname(sys.executable))
+
+
+def safe_prefix(command: str, folder: str) -> str:
+    """MPI's command for the remote shell. MPIs do not quote their own path as a shell needs it:
+    where that matters a variable stands in its place, and is not divided at blanks."""
+    if shlex.quote(folder) == folder:
+        return command
+    return f"IFS=; set -f; {command.replace(folder, '${' + PREFIX + '}')}"
 
 
 def host_main(arguments: list[str]) -> NoReturn:
@@ -209,9 +222,11 @@ class HostAgent:
                 os.dup2(writer, 1)
                 os.dup2(writer, 2)
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+                os.environ[PREFIX] = prefix()
                 # As sshd would: MPI wrote the command for the user's shell.
                 environment = outside_of_steps(os.environ) if IN_STEP in os.environ else os.environ
-                os.execvpe(shell, [shell, "-c", self.command], environment)
+                command = safe_prefix(self.command, prefix())
+                os.execvpe(shell, [shell, "-c", command], environment)
             finally:
                 os._exit(127)
         os.close(writer)

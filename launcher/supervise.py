@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 
 from .command import Command
-from .environment import LINK, SSH
+from .environment import LINK, SRUN, SSH
 from .errors import HostLost, LaunchError, MpirunFailed
 from .link import CHUNK, ERR, EXIT, GRACE_S, KEEPER_GONE, OUT, RANK, Waker
 from .links import HostLink
@@ -378,7 +378,7 @@ class Supervisor:
             return
         links = {link.host: link for link in self.links}
         hosts = [share.host.name for share in self.command.shares]
-        if hosts != ["localhost"] and SSH not in self.command.environment:
+        if hosts != ["localhost"] and not {SSH, SRUN} & self.command.environment.keys():
             return  # the ranks may have no way to us
         found = []
         for host in hosts:

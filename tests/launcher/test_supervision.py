@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 
+from hvdrun.host_agent import safe_prefix
 from hvdrun.keeper import is_exiting
 from hvdrun.machine import physical_cores
 from tests.worlds import ROOT, end_tree
@@ -135,6 +136,57 @@ def test_what_mpirun_refuses_is_shown(hvdrun):
     assert done.code == 73
     assert "[mpirun]" in done.stderr
     assert "no-such-option" in done.stderr
+
+
+HOSTILE = [
+    "a b",
+    "it's",
+    "$(touch made)",
+    "`touch made`",
+    "x;touch made",
+    "x\ntouch made",
+    '"',
+    "&|<>",
+]
+
+
+@pytest.mark.parametrize("folder", HOSTILE)
+def test_the_folder_of_the_installation_runs_no_command_on_a_host(tmp_path, folder):
+    """As MPICH and Open MPI write their commands: quoted too little, or not at all."""
+    program = tmp_path / folder / "bin" / "daemon"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\necho "$0" "$@"\n')
+    program.chmod(0o755)
+    place = str(tmp_path / folder)
+    for text in (
+        f'"{program}" --port 1',
+        f"PATH={place}/bin:$PATH ; export PATH ; {program} --port 1",
+    ):
+        done = subprocess.run(
+            ["sh", "-c", safe_prefix(text, place)],
+            cwd=tmp_path,
+            env={**os.environ, "HVDRUN_PREFIX": place},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == f"{program} --port 1\n", done
+        assert not (tmp_path / "made").exists()
+
+
+def test_a_folder_that_needs_no_quotes_changes_nothing():
+    assert safe_prefix("/opt/venv/bin/prted -x", "/opt/venv") == "/opt/venv/bin/prted -x"
+
+
+def test_arguments_and_values_run_no_command(hvdrun, python, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = [*HOSTILE, "--", "-np", "\t", "\\", "%s", "\x7f"]
+    for number, word in enumerate(words):
+        monkeypatch.setenv(f"HOSTILE_{number}", word)
+    names = [f"HOSTILE_{number}" for number in range(len(words))]
+    code = f"import os, sys; print([sys.argv[1:], [os.environ[n] for n in {names}]])"
+    done = hvdrun("-np", "1", python, "-c", code, *words)
+    assert done.stdout == f"{[words, words]}\n", done
+    assert not [path for path in (tmp_path / "made", ROOT / "made") if path.exists()]
 
 
 def test_standard_input_is_that_of_rank_0(python):
