@@ -55,7 +55,7 @@ test-wide: build
 
 # Several hosts at length, with real failures of each: what ssh, the network or a host can do.
 test-rig: build
-	@$(BIN)/python -m pytest -m long tests/rig $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m long tests/rig tests/launcher $(PYTEST_ARGS)
 
 # Some hundred of them are in make test, the same ones each time; these begin with a random seed.
 # They are played in so many shapes of the world:

@@ -2,11 +2,9 @@
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import textwrap
-import time
 
 import psutil
 import pytest
@@ -200,40 +198,6 @@ def test_standard_input_is_that_of_rank_0(python):
     )
     expected = ["[0] 0 ['to', 'the', 'first']", "[1] 1 []"]
     assert sorted(done.stdout.splitlines()) == expected, done
-
-
-def test_a_prompt_without_a_newline_is_shown_at_once(python):
-    terminal, inside = pty.openpty()
-    code = "import os; print(f'got {input(\"name? \")}') if os.environ['RANK'] == '0' else None"
-    process = subprocess.Popen(
-        [python.with_name("hvdrun"), "-np", "2", python, "-c", code],
-        stdin=inside,
-        stdout=inside,
-        stderr=inside,
-        env={**os.environ, "NO_COLOR": "1"},
-        start_new_session=True,
-    )
-    os.close(inside)
-    try:
-        seen = read_until(terminal, b"[0] name? ")
-        os.write(terminal, b"Ann\n")
-        seen = read_until(terminal, b"got Ann", seen)
-        assert process.wait(LIMIT_S) == 0
-    finally:
-        end_tree(process)
-        os.close(terminal)
-
-
-def read_until(fd, wanted, seen=b""):
-    deadline = time.monotonic() + LIMIT_S
-    os.set_blocking(fd, False)
-    while wanted not in seen:
-        assert time.monotonic() < deadline, seen
-        try:
-            seen += os.read(fd, 4096)
-        except BlockingIOError:
-            time.sleep(0.01)
-    return seen
 
 
 def test_nothing_of_a_megabyte_is_lost_or_out_of_order(hvdrun, python):
