@@ -82,5 +82,5 @@ def remove_sessions(folders: Iterable[str]) -> None:
     import shutil
 
     for folder in folders:
-        if os.path.basename(folder).startswith(("ompi.", "prte.")):
+        if os.path.basename(folder).startswith(("ompi.", "prte.", "prted.")):
             shutil.rmtree(folder, ignore_errors=True)
