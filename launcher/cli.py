@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,11 +20,10 @@ from .errors import (
     MpiMismatch,
     NoMpi,
     UsageError,
-    exit_codes,
 )
 from .hosts import Host, parse_hostfile, parse_hosts
 from .request import Request
-from .runtime_options import IdleOption, KnobOption, idle_notes, runtime_options, settings
+from .runtime_options import idle_notes, runtime_options, settings
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -41,25 +39,8 @@ SINGLE_DASH = {
     "-prefix-timestamp": "--prefix-output-with-timestamp",
 }
 
-GROUPS = {
-    "What to run": ("num_proc",),
-    "Where": ("hosts", "hostfile", "ssh_port", "ssh_identity_file"),
-    "How": (
-        *("mpi", "mpi_args", "binding_args", "export", "network_interfaces", "start_timeout"),
-        *("config_file", "disable_cache"),
-    ),
-    "Output": ("output_dir", "timestamps", "verbose"),
-    "Instead of running": ("dry_run", "check", "check_build", "completion", "version", "help"),
-}
-
 # As a job of one rank, so that MPI is seen at work.
 CHECK_BUILD = (sys.executable, "-m", "hvdlite.check_build")
-
-EXAMPLES = """\
-hvdrun -np 4 python train.py                          four processes on this machine
-hvdrun -np 8 -H server1:4,server2:4 python train.py   four on each of two hosts, over ssh
-hvdrun --hostfile hosts.txt python train.py           all slots of the hosts in a file
-hvdrun -np 2 --dry-run python train.py                show what would run"""
 
 
 class HvdrunCommand(click.Command):
@@ -78,22 +59,14 @@ class HvdrunCommand(click.Command):
         return words.shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {p.name: p.get_help_record(ctx) for p in self.get_params(ctx)}
-        knobs = tuple(str(p.name) for p in self.get_params(ctx) if isinstance(p, KnobOption))
-        for title, names in {**GROUPS, "Runtime": knobs}.items():
-            with formatter.section(title):
-                formatter.write_dl([r for name in names if (r := records.get(name))])
-        with formatter.section("Taken for horovodrun's users, and without effect"):
-            idle = sorted(p.opts[0] for p in self.get_params(ctx) if isinstance(p, IdleOption))
-            width = formatter.width - formatter.current_indent
-            for line in textwrap.wrap(" ".join(idle), width, break_on_hyphens=False):
-                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+        from . import help_page
+
+        help_page.write_options(ctx, self.get_params(ctx), SINGLE_DASH, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, text in (("Examples", EXAMPLES), ("Exit codes", CODES)):
-            with formatter.section(title):
-                for line in text.splitlines():
-                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+        from . import help_page
+
+        help_page.write_epilog(formatter)
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -109,12 +82,6 @@ def completion_script(command: click.Command, shell: str) -> str:
     kind = get_completion_class(shell)
     assert kind is not None
     return kind(command, {}, "hvdrun", "_HVDRUN_COMPLETE").source()
-
-
-CODES = f"""\
-0   every rank ended with 0
-n   of the rank that failed first; 128+n if signal n ended it, or hvdrun itself
-{exit_codes()}"""
 
 
 def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str]) -> list[str]:
@@ -153,7 +120,7 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
     "num_proc",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of processes (also -np N). Default: all slots.",
+    help="Number of processes. Default: all slots.",
 )
 @click.option(
     "-H",
@@ -232,7 +199,7 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
     "--prefix-output-with-timestamp",
     "timestamps",
     is_flag=True,
-    help="Put the time in front of each line (also -prefix-timestamp).",
+    help="Put the time in front of each line.",
 )
 @click.option(
     "--network-interfaces",
@@ -256,7 +223,7 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
 )
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.option("--verbose", is_flag=True, help="Say what is done, and all that mpirun says.")
-@click.option("--check-build", is_flag=True, help="Print what this installation can do (also -cb).")
+@click.option("--check-build", is_flag=True, help="Print what this installation can do.")
 @click.option(
     "--completion",
     type=click.Choice(["bash", "zsh"]),
@@ -386,7 +353,8 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
     for note in (*command.notes, *(seen.notes(request.verbose) if seen else ())):
         output.say(f"hvdrun: {note}")
     if request.verbose:
-        output.say(f"hvdrun: {mpi}")
+        for line in (str(mpi), *command.explanations):
+            output.say(f"hvdrun: {line}")
         output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
     try:
         return Supervisor(

@@ -29,6 +29,11 @@ from .request import Request
 # Names that mean another machine on each.
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
+WITHOUT_FABRIC = (
+    "Open MPI's libfabric is left out (^ofi), as this host has no InfiniBand, Omni-Path or"
+    " Slingshot: it would look for them for a second"
+)
+
 # Never a question, never for ever: a host that is gone is noticed within 10 s.
 SSH_OPTIONS = (
     "BatchMode=yes",
@@ -86,6 +91,7 @@ class Command:
     # What hvdrun starts for a connection to each host that mpirun has none to.
     connections: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]  # what the user should know
+    explanations: tuple[str, ...]  # and what only with --verbose
     program: str  # the user's, for messages
     python: str
 
@@ -216,6 +222,7 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
         shares=shares,
         connections=tuple((*agent, s.host.name) for s in remote) if flavour.srun else (),
         notes=notes,
+        explanations=(WITHOUT_FABRIC,) if "^ofi" in options else (),
         program=request.command[0],
         python=facts.python,
     )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
-import signal
-import socket
 import time
 
 from . import binding
@@ -19,6 +16,7 @@ from .link import (
     GRACE_S,
     RANK,
     SHIM_GONE,
+    Suppress,
     Waker,
     connect,
     frame,
@@ -32,8 +30,12 @@ from .memory import oom_kills, was_out_of_memory
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    import socket
     from collections.abc import Mapping
     from typing import NoReturn
+else:  # see link
+    import _signal as signal
 
 # What MPIs name their files in /dev/shm. They remove them only when a rank ends in good order.
 SHARED = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_", "psm2_shm", "ucx_shm")
@@ -152,7 +154,7 @@ def _become(
 def _bind(cpus: frozenset[int] | None) -> None:
     """This process, for good. A cpuset that was changed meanwhile is no reason to fail."""
     if cpus is not None:
-        with contextlib.suppress(OSError):
+        with Suppress(OSError):
             os.sched_setaffinity(0, cpus)
 
 
@@ -188,7 +190,7 @@ def spawn(
         finally:
             os._exit(127)
     os.close(writer)
-    with contextlib.suppress(OSError):  # the child does it too: whoever is first
+    with Suppress(OSError):  # the child does it too: whoever is first
         os.setpgid(pid, pid)
     failure = os.read(reader, 16)
     os.close(reader)
@@ -270,9 +272,9 @@ class Keeper:
             self._signal()
         if self.status:
             for path in self.shared:
-                with contextlib.suppress(OSError):
+                with Suppress(OSError):
                     os.unlink(path)
-        with contextlib.suppress(OSError):
+        with Suppress(OSError):
             os.write(self.shim, bytes([self.status]))
         if self.orphaned:
             self._remove_session()
@@ -281,7 +283,7 @@ class Keeper:
     def _remove_session(self) -> None:
         """What the daemon leaves if it must be killed."""
         end = time.monotonic() + GRACE_S
-        with contextlib.suppress(OSError):
+        with Suppress(OSError):
             while time.monotonic() < end:
                 os.kill(self.daemon, 0)
                 time.sleep(0.05)
@@ -292,7 +294,7 @@ class Keeper:
 
     def _look(self) -> None:
         """Remembers MPI's files in shared memory, as a rank that is dead can't tell."""
-        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/maps", "rb") as maps:
+        with Suppress(OSError), open(f"/proc/{self.pid}/maps", "rb") as maps:
             for line in maps:
                 path = line[line.find(b"/") :].rstrip().decode(errors="surrogateescape")
                 folder, _, name = path.rpartition("/")
@@ -300,7 +302,7 @@ class Keeper:
                     self.shared.add(path)
 
     def _tell(self, kind: bytes, payload: bytes = b"", fds: list[int] | None = None) -> None:
-        with contextlib.suppress(OSError):  # a supervisor that is gone is noticed by reading
+        with Suppress(OSError):  # a supervisor that is gone is noticed by reading
             send(self.sock, frame(kind, self.rank, payload), fds or ())
 
     def _tell_end(self, how: str) -> None:
@@ -341,7 +343,7 @@ class Keeper:
         # Whoever loses its shim loses its daemon, and may fail of that before we hear of it.
         late = self._has_ended(self.shim)
         # What it left in its process group, while the number can't be another's.
-        with contextlib.suppress(OSError):
+        with Suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.status = code if code >= 0 else 128 - code
@@ -396,5 +398,5 @@ class Keeper:
                 self.deadlines.remove(deadline)
                 self.asked = self.asked or not is_exiting(self.pid)
                 if self.pid:
-                    with contextlib.suppress(OSError):
+                    with Suppress(OSError):
                         os.killpg(self.pid, deadline[1])

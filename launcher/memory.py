@@ -6,8 +6,9 @@ where it may be read, names the process.
 
 from __future__ import annotations
 
-import contextlib
 import os
+
+from .link import Suppress
 
 # Of a memory cgroup: where what was killed in it is counted, in version 2 and 1.
 _COUNTERS = ("memory.events", "memory.oom_control")
@@ -31,7 +32,7 @@ def cgroup_folders(cgroups: str, mounts: str) -> list[str]:
 
 
 def _oom_kills_in(path: str) -> int | None:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with Suppress(OSError), open(path, "rb") as file:
         for line in file:
             key, _, value = line.partition(b" ")
             if key == b"oom_kill":
@@ -42,7 +43,7 @@ def _oom_kills_in(path: str) -> int | None:
 def oom_kills() -> int:
     """How many processes the kernel has killed for lack of memory: in this cgroup where that is
     counted, else on this machine."""
-    with contextlib.suppress(OSError):
+    with Suppress(OSError):
         with open("/proc/self/cgroup") as file:
             cgroups = file.read()
         with open("/proc/self/mounts") as file:

@@ -132,7 +132,15 @@ def test_open_mpi_may_be_run_by_root(flavour):
 
 
 def test_where_there_is_a_fabric_libfabric_is_left_in():
-    assert "^ofi" not in command(OPENMPI_5, facts=replace(FACTS, has_fabric=True)).argv
+    made = command(OPENMPI_5, facts=replace(FACTS, has_fabric=True))
+    assert "^ofi" not in made.argv
+    assert made.explanations == ()
+
+
+def test_with_verbose_one_line_says_that_libfabric_is_left_out():
+    (line,) = command(OPENMPI_5).explanations
+    assert "libfabric is left out (^ofi), as this host has no InfiniBand" in line
+    assert command(MPICH_5).explanations == ()
 
 
 def test_what_the_user_says_about_open_mpis_transports_stands():
