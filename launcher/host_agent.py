@@ -46,13 +46,14 @@ IN_STEP = "SLURM_STEP_ID"  # srun has started us
 PER_HOST = {"@": "-l", "#": "-p"}
 
 
+SSH_TAKES_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
+
+
 def ssh_main(arguments: list[str]) -> NoReturn:
     """`[OPTION…] HOST COMMAND…`, as MPI calls ssh: becomes ssh or srun, whose ends are hvdrun's and
     whose remote command is the host agent."""
-    own = []  # options of MPI's: -x and the like
-    while arguments[0].startswith("-"):
-        own.append(arguments.pop(0))
-    host, command = arguments[0], " ".join(arguments[1:])
+    own, host, words = split_ssh(arguments)
+    command = " ".join(words)
     remote = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
     name = os.environ.get(LINK, "")
     sock = connect(name)
@@ -72,6 +73,16 @@ def ssh_main(arguments: list[str]) -> NoReturn:
         )
     ssh = ["ssh", *_ssh_options(host), *own, host, command]
     _become(ssh, dict(os.environ), "openssh-client")
+
+
+def split_ssh(arguments: list[str]) -> tuple[list[str], str, list[str]]:
+    """ssh's arguments as MPI gives them: options, as the user or an operator of clusters may have
+    set them for MPI (-x, -o NAME=VALUE …), host and command."""
+    at = 0
+    while arguments[at].startswith("-"):
+        # An option that takes a value, which is the next word.
+        at += 2 if arguments[at][1:] in SSH_TAKES_VALUE else 1
+    return arguments[:at], arguments[at], arguments[at + 1 :]
 
 
 def _ssh_options(host: str) -> list[str]:

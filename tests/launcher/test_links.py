@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from hvdrun.host_agent import split_ssh
 from hvdrun.links import HostLink
 
 
@@ -30,3 +31,17 @@ def test_a_connection_that_ends_with_words_on_stderr_may_be_closed_before_they_a
     assert closed == [link]
     assert link.errors == b"Connection refused\n"
     selector.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["a", "orted", "-x", "b"], ([], "a", ["orted", "-x", "b"])),
+        (["-x", "a", "orted"], (["-x"], "a", ["orted"])),
+        # As the MPI operator of Kubernetes has it set for Open MPI.
+        (["-o", "ConnectionAttempts=10", "a"], (["-o", "ConnectionAttempts=10"], "a", [])),
+        (["-oPort=3", "-p", "22", "a", "b"], (["-oPort=3", "-p", "22"], "a", ["b"])),
+    ],
+)
+def test_options_that_mpi_gives_to_ssh_come_before_the_host(arguments, expected):
+    assert split_ssh(arguments) == expected
