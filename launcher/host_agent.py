@@ -233,9 +233,10 @@ class HostAgent:
                 os.dup2(writer, 1)
                 os.dup2(writer, 2)
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-                os.environ[PREFIX] = prefix()
                 # As sshd would: MPI wrote the command for the user's shell.
-                environment = outside_of_steps(os.environ) if IN_STEP in os.environ else os.environ
+                given = dict(os.environ)
+                environment = outside_of_steps(given) if IN_STEP in given else given
+                environment[PREFIX] = prefix()
                 command = safe_prefix(self.command, prefix())
                 os.execvpe(shell, [shell, "-c", command], environment)
             finally:
