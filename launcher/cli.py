@@ -439,5 +439,6 @@ def main(args: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"hvdrun: {error}", file=sys.stderr)
         return error.code
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort):  # later ones are the supervisor's
+        print("hvdrun: Ctrl-C: no rank has been started", file=sys.stderr)
         return 130

@@ -167,3 +167,12 @@ def test_the_agents_load_little(role):
     assert not loaded & {"subprocess", "json", "click", "typing_extensions", "hvdrun.cli"}
     light = {"re", "ctypes", "contextlib", "enum", "collections", "socket", "hvdrun.station"}
     assert role == "host" or not loaded & light
+
+
+def test_ctrl_c_before_the_start_is_answered_too(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hvdrun.cli.launch", interrupted)
+    assert main(["-np", "2", "true"]) == 130
+    assert capsys.readouterr().err.strip() == "hvdrun: Ctrl-C: no rank has been started"

@@ -19,6 +19,7 @@ from hvdrun.report import (
     daemon_failed,
     duration,
     first_failure,
+    had_left,
     interrupted,
     last_lines,
     left_early,
@@ -26,6 +27,7 @@ from hvdrun.report import (
     missing_program,
     not_started,
     rank_failed,
+    run_on,
     unreachable,
 )
 
@@ -98,6 +100,18 @@ def test_a_rank_that_left_in_mid_job_is_named():
     error = left_early(3, "server2", 4.2)
     assert isinstance(error, MpirunFailed)
     assert str(error).startswith("rank 3 on server2 ended with exit code 0 after 4.2 s, in mid-job")
+
+
+def test_that_a_rank_had_left_before_the_failure_is_told():
+    text = had_left(3, "server2", 61.0)
+    assert "before that, rank 3 on server2 had ended with exit code 0 after 1 min 01 s" in text
+
+
+@pytest.mark.parametrize(("left", "who"), [(1, "1 other rank still runs"), (3, "3 other ranks")])
+def test_that_others_run_on_without_a_rank_is_told(left, who):
+    text = run_on(0, "server1", left, 60.0)
+    assert text.startswith("hvdrun: rank 0 on server1 ended with exit code 0 1 min 00 s ago, and")
+    assert who in text
 
 
 def test_ctrl_c_is_answered_by_a_line():

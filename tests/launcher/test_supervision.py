@@ -32,6 +32,33 @@ def test_the_output_of_each_rank_keeps_its_stream_and_its_tag(hvdrun):
     assert sorted(done.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
 
 
+def test_each_rank_has_its_files_and_each_line_its_time(hvdrun, tmp_path):
+    options = ("-np", "2", "--output-filename", tmp_path / "logs", "-prefix-timestamp")
+    done = hvdrun(*options, *shell("echo out $RANK; printf 'err\\r' >&2"))
+    assert done.code == 0, done
+    lines = sorted(line[len("2026-11-21 20:48:31.123 ") :] for line in done.stdout.splitlines())
+    assert lines == ["[0] out 0", "[1] out 1"]
+    written = {str(p.relative_to(tmp_path)): p.read_bytes() for p in tmp_path.glob("*/*/*")}
+    assert written == {
+        f"logs/rank.{rank}/{stream}": text
+        for rank in range(2)
+        for stream, text in (("stdout", b"out %d\n" % rank), ("stderr", b"err\r"))
+    }
+
+
+def test_a_folder_for_the_output_that_cannot_be_made_is_said_before_anything_runs(hvdrun):
+    done = hvdrun("-np", "1", "--output-dir", "/dev/full/logs", "echo", "ran")
+    assert (done.code, done.stdout) == (64, "")
+    assert "--output-dir /dev/full/logs: Not a directory" in done.stderr
+
+
+@pytest.mark.parametrize("python", ["openmpi"], indirect=True)  # MPICH does not always notice it
+def test_a_rank_that_leaves_with_0_in_mid_job_is_named(hvdrun, python):
+    done = hvdrun("-np", "3", python, *script(WAITING.format("os._exit(0)")))
+    assert done.code == 73, done
+    assert "hvdrun: rank 1 on localhost ended with exit code 0 after" in done.stderr
+
+
 def test_one_rank_has_no_tag(hvdrun):
     assert hvdrun("-np", "1", "echo", "hello").stdout == "hello\n"
 
