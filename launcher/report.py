@@ -92,7 +92,7 @@ def last_lines(stderr: bytes) -> list[str]:
 
 def first_failure(failures: Sequence[Failure], mpirun_said: Iterable[str]) -> Failure | None:
     """The one that the others are a consequence of, as far as can be told."""
-    lost = _lost_a_peer(mpirun_said)
+    lost = lost_a_peer(mpirun_said)
     return min(
         failures,
         key=lambda failure: (failure.rank in lost, failure.late, failure.after_s),
@@ -100,7 +100,7 @@ def first_failure(failures: Sequence[Failure], mpirun_said: Iterable[str]) -> Fa
     )
 
 
-def _lost_a_peer(mpirun_said: Iterable[str]) -> set[int]:
+def lost_a_peer(mpirun_said: Iterable[str]) -> set[int]:
     """The ranks that Open MPI ended because another one's connection closed: an error that belongs
     to no communicator, so to no call of the program."""
     ranks: set[int] = set()
@@ -143,8 +143,8 @@ def left_early(rank: int, host: str, after_s: float) -> MpirunFailed:
 
 def had_left(rank: int, host: str, after_s: float) -> str:
     return (
-        f"hvdrun: before that, rank {rank} on {host} had ended with exit code 0 after"
-        f" {duration(after_s)}: if the others needed it still, this is the cause"
+        f"hvdrun: rank {rank} on {host} had ended with exit code 0 after {duration(after_s)}: if"
+        " the others needed it still, this is the cause"
     )
 
 

@@ -39,6 +39,7 @@ from .report import (
     last_lines,
     left_early,
     left_improperly,
+    lost_a_peer,
     missing_program,
     not_started,
     rank_failed,
@@ -392,7 +393,7 @@ class Supervisor:
         """The others may wait for it for ever, and MPI may not notice."""
         if not self.well or self.run_on_said or self._ending():
             return
-        rank, at = max(self.well.items(), key=lambda item: item[1])
+        rank, at = self._last_that_left()
         left = self.command.num_proc - len(self.endings)
         if left and now - at > RUN_ON_S:
             self.run_on_said = True
@@ -428,6 +429,9 @@ class Supervisor:
         if abort is not None:
             rank, ended = abort
             failure = Failure(*self._who(rank), ended, self._elapsed())
+        if failure is not None and self.well and failure.rank in lost_a_peer(said):
+            rank, at = self._last_that_left()
+            raise left_early(*self._who(rank), at - self.begin)
         if failure is not None:
             self._say_failure(failure)
             return failure.exit_code
@@ -443,10 +447,12 @@ class Supervisor:
         words = last_lines(tails[failure.rank])
         same = [rank for rank in sorted(tails) if last_lines(tails[rank]) == words]
         self.output.say(rank_failed(failure, words, same, self.command.num_proc))
-        before = {r: at for r, at in self.well.items() if at - self.begin < failure.after_s}
-        if before:
-            rank = max(before, key=before.__getitem__)
-            self.output.say(had_left(*self._who(rank), before[rank] - self.begin))
+        if self.well:
+            rank, at = self._last_that_left()
+            self.output.say(had_left(*self._who(rank), at - self.begin))
+
+    def _last_that_left(self) -> tuple[int, float]:
+        return max(self.well.items(), key=lambda item: item[1])
 
     def _mpirun_failed(self) -> int:
         """No rank has failed by itself, and yet not all have ended well."""
@@ -454,7 +460,7 @@ class Supervisor:
         if not self.started and code == 0:
             return 0  # the ranks had no way to us
         if self.well:
-            rank, at = max(self.well.items(), key=lambda item: item[1])
+            rank, at = self._last_that_left()
             raise left_early(*self._who(rank), at - self.begin)
         unsaid = [line for line in self.noise.take(float("inf")) if line]
         for line in unsaid:

@@ -48,6 +48,7 @@ class Case:
     says: str  # in the report, a regular expression
     end: str = "time.sleep(90)"  # what rank 2 does
     act: Callable | None = None  # what happens to hvdrun or a host instead
+    or_code: int | None = None
 
 
 def rank(how):
@@ -81,8 +82,9 @@ CASES = [
 LEAVES = Case(
     "os._exit(0)",
     73,
-    "hvdrun: rank 2 on server2 ended with exit code 0 .*in mid-job",
+    "hvdrun: rank 2 on server2 (had )?ended with exit code 0",
     "os._exit(0)",
+    or_code=14,
 )
 WITH_HVDLITE = [
     Case("sys.exit(3)", 3, rank("ended with exit code 3"), "sys.exit(3)"),
@@ -132,7 +134,8 @@ def test_a_job_that_fails_in_the_middle(rig, python, table, case):
 
 @pytest.mark.parametrize("python", ["openmpi"], indirect=True)
 def test_a_rank_that_leaves_in_the_middle(rig, python, table):
-    """MPICH does not always notice it: its own mpiexec waits for ever then."""
+    """MPICH does not always notice it: its own mpiexec waits for ever then. Under Open MPI another
+    rank may fail of it first, with its code."""
     fails_in_the_middle(rig, python, table, LEAVES)
 
 
@@ -157,7 +160,7 @@ def fails_in_the_middle(rig, python, table, case):
         gone_s = time.monotonic() - begin
     finally:
         end_tree(process)
-    assert process.returncode == case.code, said
+    assert process.returncode in (case.code, case.or_code), said
     assert re.search(case.says, said), said
     assert case.act is not None or "the reason" in said, said
     rig.restore()
@@ -225,6 +228,8 @@ def test_a_reader_that_stands_still_costs_no_host(rig, python):
         process.wait(LIMIT_S)
     finally:
         end_tree(process)
+        process.stdout.close()
+        process.stderr.close()
     assert process.returncode == 0, stderr
     assert len(stdout.splitlines()) == 2 * lines - 1
 
