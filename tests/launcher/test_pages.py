@@ -88,7 +88,7 @@ def test_every_command_of_a_page_is_one_that_hvdrun_understands(page, tmp_path, 
 
 
 def test_the_operators_hostfile_is_one(tmp_path):
-    listed = blocks("kubernetes.md", "")[0]
+    (listed,) = blocks("kubernetes.md", "text")
     hosts = parse_hostfile(listed, "/etc/mpi/hostfile")
     assert [(host.name, host.slots) for host in hosts] == [
         ("train-worker-0.train.default.svc", 4),
