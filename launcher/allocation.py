@@ -79,14 +79,20 @@ def slurm_hosts(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
     """Where no tasks were asked for, SLURM_TASKS_PER_NODE are the processors of each node."""
     where = "SLURM_JOB_NODELIST"
     names = expand_nodes(nodes, where)
-    per_node = environ.get("SLURM_TASKS_PER_NODE", "")
-    counts = expand_counts(per_node, "SLURM_TASKS_PER_NODE") if per_node else [None] * len(names)
+    variable = "SLURM_TASKS_PER_NODE"
+    asked = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
+    if environ.get("SLURM_STEP_NUM_TASKS") == "1" and environ.get(variable) == environ.get(
+        "SLURM_STEP_TASKS_PER_NODE"
+    ):
+        # `srun -n1 hvdrun`: the tasks are those of this step, which are none but hvdrun.
+        variable, asked = "SLURM_JOB_CPUS_PER_NODE", False
+    per_node = environ.get(variable, "")
+    counts = expand_counts(per_node, variable) if per_node else [None] * len(names)
     if len(counts) != len(names):
         raise HostListError(
-            f"{where}={nodes} names {len(names)} nodes, but SLURM_TASKS_PER_NODE={per_node} has"
+            f"{where}={nodes} names {len(names)} nodes, but {variable}={per_node} has"
             f" {len(counts)} numbers; they should be as many"
         )
-    asked = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
     return tuple(
         Host(parse_host(name, where).name, count if asked else None, cpus=count)
         for name, count in zip(names, counts, strict=True)

@@ -163,6 +163,9 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
         )
 
     environment = inheritable(facts.environ)
+    if flavour.srun:
+        # The job's: srun would say that it does not suit the step.
+        environment.pop("SLURM_NTASKS_PER_NODE", None)
     exported = []
     for name, value in request.exports.items():
         if value is None and name not in facts.environ:

@@ -108,6 +108,18 @@ def test_where_slurm_was_asked_for_no_tasks_its_processors_are_no_limit():
     assert host.slots == 8
 
 
+def test_in_a_step_of_its_own_hvdrun_has_the_processors_of_the_job():
+    step = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NTASKS": "1"}
+    assert slurm("n[1-2]", "1", SLURM_JOB_CPUS_PER_NODE="4,2", **step) == (
+        Host("n1", cpus=4),
+        Host("n2", cpus=2),
+    )
+    # salloc's own shell is such a step where Slurm is set up so; its variables are the job's.
+    step["SLURM_NTASKS"] = "6"
+    hosts = slurm("n[1-2]", "4,2", SLURM_JOB_CPUS_PER_NODE="8,8", **step)
+    assert [host.slots for host in hosts] == [4, 2]
+
+
 def test_slurms_older_names_of_the_variables_count_too():
     old = {"SLURM_JOBID": "7", "SLURM_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "2"}
     assert found({**old, "SLURM_NTASKS": "2"}) == Allocation("Slurm", (Host("n1", 2, cpus=2),))

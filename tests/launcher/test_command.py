@@ -334,3 +334,11 @@ def test_under_srun_the_arguments_for_binding_are_sruns():
     begin = made.argv.index("--cpu-bind=cores")
     assert made.argv[begin : begin + 3] == (*words, "--overcommit")
     assert "--cpu-bind=none" not in made.argv
+
+
+def test_srun_is_not_told_how_many_tasks_the_job_has_on_a_node():
+    facts = replace(IN_JOB, environ={**FACTS.environ, "SLURM_NTASKS_PER_NODE": "1"})
+    by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
+    name = "SLURM_NTASKS_PER_NODE"
+    assert name not in command(by_srun, facts=facts, allocation=SLURM).environment
+    assert command(MPICH_5, facts=facts, allocation=SLURM).environment[name] == "1"

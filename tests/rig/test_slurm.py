@@ -98,7 +98,7 @@ def test_where_no_tasks_were_asked_for_processors_are_no_limit(run, way):
 
 def test_a_host_list_places_unequal_ranks_within_the_allocation(run, way):
     words = ["sh", "-c", "hostname; echo err >&2"]
-    done = run(["-N3", "-n5"], *way, "-H", "server1:2,server3:1", *words)
+    done = run(["-N3", "--ntasks-per-node=1"], *way, "-H", "server1:2,server3:1", *words)
     assert done.code == 0, done
     assert sorted(done.stdout.splitlines()) == ["[0] server1", "[1] server1", "[2] server3"], done
     assert sorted(done.stderr.splitlines()) == ["[0] err", "[1] err", "[2] err"]
@@ -220,6 +220,15 @@ def test_a_host_that_is_cut_off_ends_the_job(running, rig, conf):
     rig.restore()
     slurms.wait_until_idle(rig, conf, HOSTS)
     rig.assert_nothing_left()
+
+
+def test_in_a_step_of_its_own_hvdrun_has_the_whole_job(rig, conf, python, way):
+    options = ["-w", "server[1-2]", "-n3", "srun", "--mpi=none", "-n1", "-N1"]
+    inside = ["env", f"SLURM_CONF={conf}", "salloc", "-Q", *options, python.with_name("hvdrun")]
+    done = run_program(rig.inside("server1", *inside, *way, "sh", "-c", "hostname"), LIMIT_S)
+    assert done.code == 0, done
+    lines = sorted(done.stdout.splitlines())
+    assert lines == ["[0] server1", "[1] server1", "[2] server2"], done
 
 
 def test_srun_may_start_hvdrun_once_only(rig, conf, python):
