@@ -41,6 +41,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+DAEMON_PATIENCE_S = 1.0  # how long MPI's daemon may take to end after the ranks were ended
 IN_STEP = "SLURM_STEP_ID"  # srun has started us
 # What begins a word about one host among ssh's options, and the option that its value is for.
 PER_HOST = {"@": "-l", "#": "-p"}
@@ -197,8 +198,13 @@ class HostAgent:
                     key.data()
                 if self._is_silent():
                     self._end(GRACE_S)
-                if self.end_at is not None and time.monotonic() > self.end_at:
-                    break
+                if self.end_at is not None:
+                    now = time.monotonic()
+                    if not (self.station and self.station.keepers):
+                        # A daemon whose mpirun is out of reach would wait for it.
+                        self.end_at = min(self.end_at, now + DAEMON_PATIENCE_S)
+                    if now > self.end_at:
+                        break
             self._send(BYE, -1, b"%d" % self.status)
         if self.station:
             self.station.end(0)
