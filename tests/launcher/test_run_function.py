@@ -3,13 +3,16 @@
 import base64
 import os
 import pickle
+import signal
 import subprocess
 import textwrap
 
+import psutil
 import pytest
 
 from hvdlite.errors import LaunchError, RankError
 from hvdlite.run_function import MARK, _Job
+from tests.worlds import end_tree, python_of
 
 LIMIT_S = 90.0
 
@@ -58,6 +61,7 @@ def test_results_come_by_rank_from_a_function_that_has_no_file(python):
     assert sorted(lines[:-2]) == ["[0] it's rank 0", "[1] it's rank 1"]
 
 
+@pytest.mark.wide_in("mpich")
 def test_an_exception_of_a_rank_names_it_and_its_host_and_has_its_traceback(python):
     done = notebook(
         python,
@@ -162,3 +166,29 @@ def test_the_first_exception_counts_and_the_error_can_be_sent_on():
         job.check(1)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.rank, again.host, again.traceback) == (2, "server", "Traceback of it")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
+def test_who_stops_the_caller_stops_the_job(number):
+    program = (
+        "import time, hvdlite as hvd\n"
+        "hvd.run(lambda: (print('up', flush=True), time.sleep(60)), num_proc=1)"
+    )
+    process = subprocess.Popen(
+        [python_of("openmpi"), "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdout
+    family: list[psutil.Process] = []
+    try:
+        assert process.stdout.readline() == b"up\n"
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 4  # hvdrun, mpirun, a shim or keeper and the rank
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == -number
+        assert not psutil.wait_procs(family, timeout=20)[1]
+    finally:
+        end_tree(process, [p.pid for p in family if p.is_running()])
+        process.stdout.close()

@@ -49,6 +49,7 @@ def test_as_root_in_a_container_where_it_is_the_first_process(python):
     assert (done.returncode, done.stdout.count(b"] 2\n")) == (0, 2), done
 
 
+@pytest.mark.wide_in("mpich")
 def test_a_rank_that_fails_in_a_container_ends_it(python):
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         lacking("a container needs root and unshare")
@@ -96,6 +97,7 @@ def test_values_of_variables_may_be_anything(python):
     assert lines == [str(expected)] * 2, done.stderr
 
 
+@pytest.mark.wide_in("mpich")
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_a_standard_stream_that_is_closed_is_no_obstacle(python, closed, tmp_path):
     seen = tmp_path / "seen"
