@@ -39,7 +39,7 @@ BUILT_IN: dict[int, Rules] = {
     2: ((512 * KIB, "recursive_doubling"), (None, "ring")),
     3: ((None, "direct"),),
     4: ((32 * KIB, "recursive_doubling"), (None, "direct")),
-    16: ((32 * KIB, "recursive_doubling"), (16 * MIB, "direct"), (None, "ring")),
+    5: ((32 * KIB, "recursive_doubling"), (16 * MIB, "direct"), (None, "ring")),
     64: ((64 * KIB, "recursive_doubling"), (32 * MIB, "direct"), (None, "ring")),
     256: ((128 * KIB, "recursive_doubling"), (64 * MIB, "direct"), (None, "ring")),
 }

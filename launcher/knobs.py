@@ -171,7 +171,7 @@ KNOBS: tuple[Knob, ...] = (
         "inline_bytes",
         "int",
         16384,
-        "up to this size (between hosts 4096 at most) a payload travels beside its flag",
+        "up to this size a payload travels beside its flag; less with many ranks or hosts",
         minimum=64,
     ),
     Knob(

@@ -8,6 +8,8 @@
 static void announce_both(hvdl_engine *e, hvdl_entry head, const void *body, size_t bytes,
                           const void *more, size_t more_bytes)
 {
+    if (more_bytes >= HVDL_PAST_CACHE_BYTES)
+        hvdl_conveyor_untimed(&e->conveyor);
     if (!e->deferred && !hvdl_journal_append(&e->shm, head, body, bytes, more, more_bytes))
         return;
     hvdl_deferred *entry = malloc(sizeof *entry + bytes + more_bytes);
@@ -103,7 +105,7 @@ static void announce_run(hvdl_engine *e, hvdl_operation *op)
     size_t payload_bytes = 0;
     if (hvdl_is_tiny(e, &op->desc, true))
         payload_bytes = own_payload(e, op, e->scratch, &payload);
-    hvdl_announce(e, head, payload, payload_bytes);
+    announce_both(e, head, NULL, 0, payload, payload_bytes);
 }
 
 static void wait_for_plan(hvdl_engine *e, hvdl_operation *op)

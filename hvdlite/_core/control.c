@@ -10,7 +10,7 @@
 
 #define TESTS_PER_STEP 8 /* receives looked at in one step, in turn */
 
-#define PACKET_BYTES 16384 /* a packet may hold more if one message needs it */
+#define PACKET_BYTES 61440 /* as a segment; a packet may hold more if one message needs it */
 
 /* ---- sending ---- */
 
@@ -76,7 +76,10 @@ void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *message, const vo
                        size_t payload_bytes)
 {
     size_t bytes = padded(head_bytes(message)), more = padded(payload_bytes);
+    bool was_broken = e->broken;
     hvdl_packet *packet = packet_for(e, host, bytes + more);
+    if (e->broken != was_broken)
+        return; /* the payload may have gone with its operation */
     if (!packet) {
         hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;

@@ -329,6 +329,12 @@ static void tell_past_cache(hvdl_conveyor *conveyor)
                           memory_order_relaxed);
 }
 
+void hvdl_conveyor_untimed(hvdl_conveyor *conveyor)
+{
+    if (hvdl_locality_untimed(&conveyor->locality))
+        tell_past_cache(conveyor);
+}
+
 static void do_block(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage stage)
 {
     hvdl_shm *shm = conveyor->shm;
@@ -339,8 +345,8 @@ static void do_block(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage 
     uint64_t ns = bytes ? hvdl_now_ns() - begun_ns : 0;
     if (stage == HVDL_STAGE_IN) {
         *in = (hvdl_timed){bytes, ns};
-        if (!bytes && hvdl_locality_untimed(&conveyor->locality))
-            tell_past_cache(conveyor);
+        if (!bytes)
+            hvdl_conveyor_untimed(conveyor);
     } else if (bytes && in->bytes &&
                hvdl_locality_note(&conveyor->locality, bytes + in->bytes, ns + in->ns,
                                   HVDL_NUM_BUFFERS)) {

@@ -93,6 +93,9 @@ void hvdl_conveyor_add(hvdl_conveyor *conveyor, hvdl_pass *pass);
  * to free, or NULL. Returns whether anything was done. */
 bool hvdl_conveyor_step(hvdl_conveyor *conveyor, hvdl_pass **finished);
 
+/* So much as a block, or less, went to the other ranks another way, and was not timed. */
+void hvdl_conveyor_untimed(hvdl_conveyor *conveyor);
+
 /* Takes all passes off, when the stream is broken; returns them as a list. */
 hvdl_pass *hvdl_conveyor_clear(hvdl_conveyor *conveyor);
 

@@ -5,8 +5,20 @@
 
 #include "state.h"
 
-/* Between hosts tiny data of all of them goes through one: its coordinator. */
-#define MOST_INLINE_BETWEEN_HOSTS 4096
+/* Every rank of a host keeps tiny data of all of them, and between hosts that of all goes through one, its
+ * coordinator: the more there are, the less each may have. */
+#define HOST_BYTES 131072
+#define COORDINATED_BYTES 65536
+#define LEAST_INLINE_BYTES 4096
+
+static size_t most_inline(const hvdl_engine *e)
+{
+    size_t share = HOST_BYTES / (size_t)e->max_local_size;
+    size_t between = COORDINATED_BYTES / (size_t)e->config.num_hosts;
+    share = e->config.num_hosts > 1 && between < share ? between : share;
+    share = share > LEAST_INLINE_BYTES ? share : LEAST_INLINE_BYTES;
+    return share < e->config.inline_bytes ? share : e->config.inline_bytes;
+}
 
 /* ---- small facts ---- */
 
@@ -21,10 +33,7 @@ bool hvdl_is_tiny(const hvdl_engine *e, const hvdl_desc *desc, bool is_run)
      * without, since nothing is left to agree on. */
     if (is_run && e->config.num_hosts > 1)
         return desc->count == 0;
-    size_t most = e->config.inline_bytes;
-    if (e->config.num_hosts > 1 && most > MOST_INLINE_BETWEEN_HOSTS)
-        most = MOST_INLINE_BETWEEN_HOSTS;
-    return hvdl_desc_bytes(desc) <= most;
+    return hvdl_desc_bytes(desc) <= most_inline(e);
 }
 
 hvdl_scale hvdl_final_scale(const hvdl_engine *e, const hvdl_desc *desc)

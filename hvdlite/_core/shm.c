@@ -106,8 +106,13 @@ hvdl_err hvdl_shm_open(hvdl_shm *shm, int fd, int local_size, int local_rank, si
     }
     /* The journal is mapped now: else each page costs a fault in the first thousands of operations,
      * which took more than twice as long. */
-    for (size_t i = 0; i < at.staging; i += 4096)
-        (void)((volatile char *)base)[i];
+    for (size_t i = 0; i < at.staging; i += 4096) {
+        volatile char *page = base + i;
+        if (fd < 0)
+            *page = 0; /* private memory is there only when it is written */
+        else
+            (void)*page;
+    }
     hvdl_shm_rank *self = &shm->control->ranks[local_rank];
     atomic_store_explicit(&self->pid_namespace, own_pid_namespace(), memory_order_relaxed);
     atomic_store_explicit(&self->pid, (int32_t)getpid(), memory_order_release);
@@ -192,8 +197,6 @@ void hvdl_shm_kick(hvdl_shm *shm)
 
 /* ---- past the caches ---- */
 
-#define PAST_CACHE_BYTES 4096 /* less goes into the caches in any case */
-
 static _Atomic int force_past_cache = -1;
 
 void hvdl_force_past_cache(int force)
@@ -208,7 +211,7 @@ bool hvdl_past_cache_is_forced(void)
 
 bool hvdl_goes_past_cache(hvdl_shm *shm, size_t bytes)
 {
-    if (bytes < PAST_CACHE_BYTES || shm->local_size == 1)
+    if (!HVDL_HAS_PAST_CACHE || bytes < HVDL_PAST_CACHE_BYTES || shm->local_size == 1)
         return false;
     bool past = hvdl_past_cache_is_forced()
                     ? force_past_cache == 1

@@ -25,6 +25,8 @@
 #define HVDL_NUM_BUFFERS 4   /* staging blocks per rank */
 #define HVDL_ENTRY_ALIGN 64  /* journal entries are multiples of it */
 
+#define HVDL_PAST_CACHE_BYTES 4096 /* less goes into the caches in any case */
+
 typedef enum { HVDL_STAGE_IN = 0, HVDL_STAGE_REDUCED, HVDL_STAGE_OUT, HVDL_NUM_STAGES } hvdl_stage;
 
 typedef enum {

@@ -8,10 +8,10 @@
 const char *hvdl_payload_of(const hvdl_engine *e, const hvdl_meeting *meeting, int local,
                             size_t bytes)
 {
-    if (meeting->last_payload && local == meeting->last_from)
-        return meeting->last_payload;
     if (local == e->local && hvdl_contributes_input(&meeting->operation->desc))
         return meeting->operation->input;
+    if (meeting->last_payload && local == meeting->last_from)
+        return meeting->last_payload;
     return meeting->payloads + (size_t)local * bytes;
 }
 
