@@ -116,9 +116,9 @@ def count_messages(counts):
 @pytest.mark.hosts("1,1")
 def test_the_size_decides(world, tmp_path):
     path = tmp_path / "table.json"
-    algorithms.add(path, 2, ((20_000, "recursive_doubling"), (None, "ring")), {})
+    algorithms.add(path, 2, ((24_000, "recursive_doubling"), (None, "ring")), {})
     knobs = {"HVDLITE_ALGORITHM_TABLE": str(path)}
-    assert world.run(count_messages, [4000, 5000, 5001], knobs=knobs) == [[1, 1, 2]] * 2
+    assert world.run(count_messages, [5000, 6000, 6001], knobs=knobs) == [[1, 1, 2]] * 2
     for forced, messages in (("ring", 2), ("direct", 2), ("recursive_doubling", 1)):
         knobs["HVDLITE_ALGORITHM"] = forced
-        assert world.run(count_messages, [4000, 5001], knobs=knobs) == [[messages] * 2] * 2
+        assert world.run(count_messages, [5000, 6001], knobs=knobs) == [[messages] * 2] * 2
