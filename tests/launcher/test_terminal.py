@@ -111,8 +111,8 @@ def test_each_rank_has_its_colour(terminal):
 
 
 def test_ctrl_c_is_answered_at_once_and_the_second_one_kills(terminal, python):
-    stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    terminal.hvdrun("-np", "2", python, "-c", f"{stubborn}{UP}time.sleep(60)")
+    ignoring = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    terminal.hvdrun("-np", "2", python, "-c", f"{ignoring}{UP}time.sleep(60)")
     terminal.read_until(b"up", times=2)
     terminal.type(b"\x03")
     terminal.read_until(
