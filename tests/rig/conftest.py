@@ -10,7 +10,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,7 @@ from benchmarks.rig import lacking as what_a_rig_lacks
 from benchmarks.rig import shared_with_hosts
 from tests.needs import lacking
 from tests.programs import Finished, run_program
-from tests.worlds import MPIS, ROOT, python_of
+from tests.worlds import MPIS, ROOT, end_tree, python_of
 
 HOSTS = 3
 LIMIT_S = 90.0
@@ -30,6 +30,32 @@ REMEDIES = {"cut": "heal", "kill": "start"}
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rig: on several hosts; needs root, sshd and ip")
+
+
+# A program that says that it is up, in MPI, and then waits.
+WAITS = "from mpi4py import MPI\nimport time\nprint('up', flush=True)\ntime.sleep(90)"
+
+
+@contextlib.contextmanager
+def three_waiting_ranks(command: Sequence[str | Path]) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, which starts WAITS on three ranks, once all of them are up."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout
+    assert process.stderr
+    try:
+        for _ in range(3):
+            assert process.stdout.readline().endswith(b" up\n")
+        yield process
+    finally:
+        end_tree(process)
+        process.stdout.close()
+        process.stderr.close()
 
 
 class Rig:

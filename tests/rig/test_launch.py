@@ -6,7 +6,8 @@ import textwrap
 
 import pytest
 
-from tests.worlds import ROOT, end_tree
+from tests.rig.conftest import WAITS, three_waiting_ranks
+from tests.worlds import ROOT
 
 pytestmark = pytest.mark.rig
 
@@ -121,23 +122,9 @@ def test_an_exception_on_the_other_host_is_shown_last(hvdrun, python):
 @pytest.fixture
 def running(rig, python):
     """hvdrun on server1 with ranks that wait on two hosts."""
-    code = "from mpi4py import MPI\nimport time\nprint('up', flush=True)\ntime.sleep(90)"
     hvdrun = [python.with_name("hvdrun"), "-H", "server1:1,server2:2"]
-    process = subprocess.Popen(
-        rig.inside("server1", *hvdrun, python, "-c", code),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        for _ in range(3):
-            assert process.stdout.readline().endswith(b" up\n")
+    with three_waiting_ranks(rig.inside("server1", *hvdrun, python, "-c", WAITS)) as process:
         yield process
-    finally:
-        end_tree(process)
-        process.stdout.close()
-        process.stderr.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)

@@ -9,9 +9,9 @@ import pytest
 from tests.needs import lacking
 from tests.programs import run_program
 from tests.rig import slurm as slurms
-from tests.rig.conftest import HOSTS
+from tests.rig.conftest import HOSTS, WAITS, three_waiting_ranks
 from tests.rig.test_launch import WHERE, script
-from tests.worlds import ROOT, end_tree
+from tests.worlds import ROOT
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
 
@@ -179,22 +179,9 @@ def test_standard_input_is_rank_0s(within, rig, python, way):
 @pytest.fixture
 def running(within, python, way):
     """hvdrun in an allocation, with ranks that wait on two hosts."""
-    code = "from mpi4py import MPI\nimport time\nprint('up', flush=True)\ntime.sleep(90)"
-    process = subprocess.Popen(
-        [*within("-w", "server[1-2]", "-n3"), *way, python, "-c", code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        for _ in range(3):
-            assert process.stdout.readline().endswith(b" up\n")
+    command = [*within("-w", "server[1-2]", "-n3"), *way, python, "-c", WAITS]
+    with three_waiting_ranks(command) as process:
         yield process
-    finally:
-        end_tree(process)
-        process.stdout.close()
-        process.stderr.close()
 
 
 # Not salloc, whose command line ends with hvdrun's.
