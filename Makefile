@@ -54,7 +54,7 @@ test-wide: build
 	@$(BIN)/python -m pytest -m 'wide and not long' $(PYTEST_ARGS)
 
 # Several hosts at length, with real failures of each: what ssh, the network or a host can do.
-test-rig: build
+test-rig: build $(VENV)/.notebook
 	@$(BIN)/python -m pytest -m long tests/rig tests/launcher $(PYTEST_ARGS)
 
 # Some hundred of them are in make test, the same ones each time; these begin with a random seed.
@@ -103,6 +103,11 @@ $(VENV)/.installed: $(PACKAGING)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python $(PIP_INSTALL) setuptools
 	@$(BIN)/python $(PIP_INSTALL) --no-build-isolation -e '.[mpi,test,dev]'
+	@touch $@
+
+$(VENV)/.notebook: $(VENV)/.installed
+	@echo "installing a notebook's kernel into $(VENV)"
+	@$(BIN)/python $(PIP_INSTALL) 'ipykernel; python_version >= "3.11"'
 	@touch $@
 
 # The same tests under the second MPI. A wheel of each MPI in one environment would fight over

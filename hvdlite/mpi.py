@@ -84,10 +84,11 @@ class Started:
         """What the C core needs to send and receive on `comm`, which is then its own."""
         words = {
             name: self.address(f"MPI_{name.capitalize()}")
-            for name in ("isend", "irecv", "test", "cancel")
+            for name in ("isend", "irecv", "test", "testsome", "cancel")
         }
         words["comm"] = self.handle(comm)
         words["byte"] = self.handle(self.MPI.BYTE)
+        words["request_bytes"] = int(self.MPI._sizeof(self.MPI.Request))
         words["tag_ub"] = int(str(comm.Get_attr(self.MPI.TAG_UB)))
         return words
 

@@ -124,7 +124,7 @@ def run(
     call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
     job = _Job(secrets.token_hex(8), executable or sys.executable)
     code = job.run(words, pickle.dumps((sys.path, call)))
-    job.check(code)
+    job.check(code, ranks, where=hosts or hostfile or socket.gethostname())
     return [pickle.loads(job.returned[rank]) for rank in range(ranks)]
 
 
@@ -163,16 +163,17 @@ class _Job:
         ]
         for thread in threads:
             thread.start()
-        try:
-            for text in self._sift(process.stdout):
-                _show(sys.stdout, text)
-            code = process.wait()
-        except BaseException:  # Ctrl-C, or a notebook's stop: hvdrun ends the ranks
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            raise
-        for thread in threads:
-            thread.join()
+        with process:
+            try:
+                for text in self._sift(process.stdout):
+                    _show(sys.stdout, text)
+                code = process.wait()
+            except BaseException:  # Ctrl-C, or a notebook's stop: hvdrun ends the ranks
+                _interrupt(process)
+                raise
+            finally:
+                for thread in threads:
+                    thread.join()
         return code
 
     def _sift(self, stdout: IO[bytes]) -> Iterator[bytes]:
@@ -212,21 +213,35 @@ class _Job:
             self.said = [*self.said, line.decode(errors="replace").rstrip()][-TAIL_LINES:]
             _show(sys.stderr, line)
 
-    def check(self, code: int) -> None:
+    def check(self, code: int, ranks: int, where: str) -> None:
         """Raises unless every rank has returned."""
         if self.raised:
             rank, host, text, exception = self.raised[0]
             raise RankError(rank, host, text) from _unpickled(exception)
         if code == 0:
+            for rank in sorted(set(range(ranks)) - self.returned.keys()):
+                how = "ended with exit code 0 before its function had returned, as os._exit(0) does"
+                raise RankError(rank, where, how)
             return
         report = "\n".join(self.said)
-        ended = re.findall(r"^hvdrun: rank ([0-9]+) on (\S+) (.*)$", report, re.MULTILINE)
+        ended = re.findall(
+            r"^hvdrun: rank ([0-9]+) on (\S+) ((?:was )?ended .* after .*)$", report, re.MULTILINE
+        )
         if ended:
             rank, host, how = ended[-1]
             raise RankError(int(rank), host, how)
         # From the last that hvdrun has begun to say: a table may follow.
         words = re.search(r"(?:^|\n)hvdrun: (?!.*\nhvdrun: )(.*)", report, re.DOTALL)
         raise LaunchError(words[1] if words else f"hvdrun ended with exit code {code}")
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Once more, where the caller is interrupted once more: hvdrun kills at once then."""
+    while True:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(KeyboardInterrupt):
+            process.wait()
+            return
 
 
 def _feed(stdin: IO[bytes], call: bytes) -> None:

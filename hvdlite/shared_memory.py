@@ -16,10 +16,10 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdlite import _core
+from hvdrun.machine import available_bytes, left_in_cgroup_bytes
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -145,11 +145,11 @@ def _reserve_part(descriptor: int, size_bytes: int, rank: int, size: int) -> Non
         os.posix_fallocate(descriptor, begin, end - begin)
 
 
-def lack_of_memory(size_bytes: int, root: Path = Path("/")) -> str | None:
+def lack_of_memory(size_bytes: int, root: str = "/") -> str | None:
     """What to say where less than this is available; None where there is enough."""
     for available, what in (
-        (_mem_available(root), "available on this host"),
-        (_cgroup_available(root), "left below the memory limit of this job's cgroup"),
+        (available_bytes(root), "available on this host"),
+        (left_in_cgroup_bytes(root), "left below the memory limit of this job's cgroup"),
     ):
         if available is not None and available < size_bytes:
             return (
@@ -158,34 +158,3 @@ def lack_of_memory(size_bytes: int, root: Path = Path("/")) -> str | None:
                 "or start fewer ranks"
             )
     return None
-
-
-def _mem_available(root: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def _cgroup_available(root: Path) -> int | None:
-    """What the tightest memory cgroup above this process leaves; None: there is no limit."""
-    left: list[int] = []
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            names: Any
-            if number == "0":
-                mount, names = "sys/fs/cgroup", ("memory.max", "memory.current")
-            elif "memory" in controllers.split(","):
-                mount = "sys/fs/cgroup/memory"
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            else:
-                continue
-            for folder in (Path(path), *Path(path).parents):
-                place = root / mount / str(folder).lstrip("/")
-                # "max", or no such file: no limit here.
-                with contextlib.suppress(OSError, ValueError):
-                    limit, used = (int((place / name).read_text()) for name in names)
-                    left.append(limit - used)
-    return max(0, min(left)) if left else None

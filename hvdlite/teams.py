@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hvdlite")
 
+MIB = 1024 * 1024
+PIECE_BYTES = 8 * MIB
+# Smaller: the wire waits for the first piece to be reduced on each host, and for nothing after it.
+PIECE_BYTES_BETWEEN_HOSTS = 2 * MIB
+
 
 class _Names(threading.local):
     """The number of one thread's next unnamed operation, and since when it counts."""
@@ -212,7 +217,8 @@ def _engine(
         inline_bytes=config.inline_bytes,
         block_bytes=config.block_bytes,
         segment_bytes=config.segment_bytes,
-        piece_bytes=config.piece_bytes,
+        piece_bytes=config.piece_bytes
+        or (PIECE_BYTES if wire is None else PIECE_BYTES_BETWEEN_HOSTS),
         algorithms=algorithms,
         deterministic=config.deterministic,
         event_capacity=config.event_log,

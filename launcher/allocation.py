@@ -17,7 +17,7 @@ SLURM, LSF, SGE, PBS = "Slurm", "LSF", "SGE", "PBS"
 # How to ask for more.
 REQUESTS = {SLURM: "--ntasks", LSF: "bsub -n", SGE: "qsub -pe", PBS: "mpiprocs, or ppn"}
 
-_MOST_NODES = 1 << 17  # a range beyond it is a mistake
+_MOST_NODES = 1 << 17  # more is a mistake
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,10 @@ def _expand(entry: str, where: str) -> list[str]:
         return [entry]
     inside, _, after = rest.partition("]")
     numbers = [number for part in inside.split(",") for number in _range(part, where)]
-    return [before + number + tail for number in numbers for tail in _expand(after, where)]
+    tails = _expand(after, where)
+    if len(numbers) * len(tails) > _MOST_NODES:
+        raise HostListError(f"{where}: {entry!r} is more than {_MOST_NODES} nodes")
+    return [before + number + tail for number in numbers for tail in tails]
 
 
 def _range(part: str, where: str) -> list[str]:

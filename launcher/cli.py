@@ -24,6 +24,7 @@ from .errors import (
 from .hosts import Host, parse_hostfile, parse_hosts
 from .request import Request
 from .runtime_options import idle_notes, runtime_options, settings
+from .terminal import open_standard_files
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -38,6 +39,8 @@ SINGLE_DASH = {
     "-hosts": "--hosts",
     "-prefix-timestamp": "--prefix-output-with-timestamp",
 }
+
+CTRL_C = 130  # the exit code of who ends by SIGINT
 
 # As a job of one rank, so that MPI is seen at work.
 CHECK_BUILD = (sys.executable, "-m", "hvdlite.check_build")
@@ -73,6 +76,13 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]
+
+
+def no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """It is within any range."""
+    if value != value:
+        raise click.BadParameter("'nan' is no number", ctx, param)
+    return value
 
 
 def completion_script(command: click.Command, shell: str) -> str:
@@ -118,7 +128,7 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
 @click.option(
     "--num-proc",
     "num_proc",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 999_999),
     metavar="N",
     help="Number of processes. Default: all slots.",
 )
@@ -184,6 +194,7 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
 @click.option(
     "--start-timeout",
     type=click.FloatRange(0, min_open=True),
+    callback=no_nan,
     metavar="SECONDS",
     default=60.0,
     help="How long the ranks of all hosts may take to start. Default: 60.",
@@ -199,7 +210,7 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
     "--prefix-output-with-timestamp",
     "timestamps",
     is_flag=True,
-    help="Put the time in front of each line.",
+    help="Put the time in front of each line, also in the files of --output-dir.",
 )
 @click.option(
     "--network-interfaces",
@@ -271,6 +282,8 @@ def cli(
         command, num_proc, hosts, hostfile = CHECK_BUILD, 1, "localhost", None
     if not command and not check:
         raise UsageError("no COMMAND: say what to run, as in `hvdrun -np 2 python train.py`")
+    if command and not command[0]:
+        raise UsageError("COMMAND is an empty word: is a variable in the line not set?")
     if hosts and hostfile:
         raise UsageError("-H and --hostfile say the same thing: leave one of them out")
     request = Request(
@@ -311,7 +324,7 @@ def check_hosts(request: Request) -> int:
     from . import preflight
     from .findings_table import table
 
-    found = facts.gather()
+    found = facts.gather(request)
     seen = preflight.run(request, _mpi(request, found), found, fresh=True)
     click.echo(table(seen.findings, stream=1))
     return seen.exit_code
@@ -325,7 +338,8 @@ def _mpi(request: Request, found: commands.Facts) -> flavour.Flavour:
 
 
 def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
-    found = facts.gather()
+    found = facts.gather(request)
+    request = commands.with_hosts_in_use(request, found)
     mpi = _mpi(request, found)
     flavour.check_mpi4py(mpi, request.command, found.environ)
     seen: Preflight | None = None
@@ -345,8 +359,8 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
                 " will find them"
             )
         return 0
+    from .attempts import supervise
     from .screen import Screen
-    from .supervise import Supervisor
 
     screen = Screen(request, command.num_proc, found.environ)
     output = screen.output
@@ -356,14 +370,14 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         for line in (str(mpi), *command.explanations):
             output.say(f"hvdrun: {line}")
         output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
+    failed = True
     try:
-        return Supervisor(
-            command, found.cwd, screen, request.start_timeout_s, request.verbose
-        ).run()
-    except LaunchError:
-        if seen:
-            seen.answers.forget()  # the hosts are not as they were
-        raise
+        code = supervise(command, found.cwd, screen, request.start_timeout_s, request.verbose)
+        failed = code not in (0, CTRL_C)
+    finally:
+        if seen and failed:
+            seen.answers.forget()  # the hosts may not be as they were
+    return code
 
 
 def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
@@ -426,6 +440,7 @@ def _split(option: str, text: str) -> tuple[str, ...]:
 
 
 def main(args: Sequence[str] | None = None) -> int:
+    open_standard_files()
     try:
         result = cli.main(
             args=list(sys.argv[1:] if args is None else args),
@@ -441,4 +456,4 @@ def main(args: Sequence[str] | None = None) -> int:
         return error.code
     except (KeyboardInterrupt, click.Abort):  # later ones are the supervisor's
         print("hvdrun: Ctrl-C: no rank has been started", file=sys.stderr)
-        return 130
+        return CTRL_C

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from .environment import (
 from .errors import UsageError
 from .flavour import INTEL, MPICH, OPENMPI, Flavour
 from .host_facts import HostFacts
-from .hosts import Host, Share, place
+from .hosts import Host, Share, merge, place
 from .keeper import escape
 from .request import Request
 
@@ -40,6 +41,8 @@ SSH_OPTIONS = (
     "ConnectTimeout=10",
     "ServerAliveInterval=5",
     "ServerAliveCountMax=2",
+    # Those of the user's configuration are for sessions of theirs, and may be taken by one.
+    "ClearAllForwardings=yes",
 )
 
 
@@ -64,6 +67,7 @@ class Facts:
     is_root: bool
     has_fabric: bool  # a network that libfabric would serve
     master_port: int
+    user: str = ""  # that hvdrun runs as
     path_is_changed: bool = False  # PATH in `environ` is not the caller's
     srun: str = ""  # inside a job of Slurm's
     # By name, what is known of other hosts; the others are taken to be like this one.
@@ -132,7 +136,17 @@ class Command:
 
 
 def is_local(host: Host, facts: Facts) -> bool:
-    return host.name.lower() in facts.local_names and host.user is None
+    return host.name.lower() in facts.local_names and host.user in (None, facts.user)
+
+
+def mpi_name(host: Host, facts: Facts) -> str:
+    """What MPI is told to call a host. All of them divide an IPv6 address at its colons, in
+    brackets too; the agent in ssh's place is told which address the name is for."""
+    if ":" not in host.name:
+        return host.name
+    if is_local(host, facts):
+        return facts.hostname
+    return "ipv6-" + re.sub(r"[^0-9a-z]", "-", host.name.lower())
 
 
 def hosts_of(request: Request) -> tuple[Host, ...]:
@@ -140,18 +154,61 @@ def hosts_of(request: Request) -> tuple[Host, ...]:
     return given or (Host("localhost"),)
 
 
+def with_hosts_in_use(request: Request, facts: Facts) -> Request:
+    """Without hosts that will have no rank, as far as that is known before any is asked: nobody
+    need wait for them.
+
+    Raises TooManyProcesses, or UsageError for another user on this machine, whom no MPI heeds.
+    """
+    hosts = hosts_of(request)
+    for host in hosts:
+        if host.name.lower() in facts.local_names and not is_local(host, facts):
+            raise UsageError(
+                f"{host.user}@{host.name} is the machine that hvdrun runs on, where ranks run as"
+                f" {facts.user}: leave the user out, or start hvdrun as {host.user}"
+            )
+    if request.num_proc is None or any(host.slots is None for host in hosts):
+        return request
+    shares = place(hosts, request.num_proc, lambda _: 0, _remedy(request))
+    return replace(request, hosts=tuple(share.host for share in shares))
+
+
+def _remedy(request: Request) -> str:
+    return request.allocation.remedy if request.allocation and not request.hosts else ""
+
+
 def is_remote(request: Request, facts: Facts) -> bool:
     return any(not is_local(host, facts) for host in hosts_of(request))
 
 
-def _place(request: Request, facts: Facts) -> tuple[Share, ...]:
-    remedy = request.allocation.remedy if request.allocation and not request.hosts else ""
+def _place(request: Request, flavour: Flavour, facts: Facts) -> tuple[Share, ...]:
     hosts = hosts_of(request)
-    return place(hosts, request.num_proc, lambda host: facts.has(host)[0], remedy)
+    if not flavour.srun:  # which knows hosts by no names but Slurm's
+        hosts = _by_machine(hosts, facts)
+    return place(hosts, request.num_proc, lambda host: facts.has(host)[0], _remedy(request))
+
+
+def _by_machine(hosts: Sequence[Host], facts: Facts) -> tuple[Host, ...]:
+    """A machine that has several names here is one host, under the first of them: Open MPI's
+    daemons would get in each other's way. This one's own names come before those that ssh reaches
+    it by."""
+    own = [replace(h, user=None, port=None) if is_local(h, facts) else h for h in hosts]
+    names: dict[object, str] = {}
+    for host in sorted(own, key=lambda host: not is_local(host, facts)):
+        names.setdefault(_machine(host, facts), host.name)
+    return merge((replace(host, name=names[_machine(host, facts)]), host.name) for host in own)
+
+
+def _machine(host: Host, facts: Facts) -> object:
+    """Equal for names that mean the same machine, by the same user and port."""
+    seen = facts.others.get(host.name)
+    if seen is None or not seen.interfaces:
+        return is_local(host, facts) or host.name
+    return seen.hostname, seen.interfaces, host.user, host.port
 
 
 def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
-    shares = _place(request, facts)
+    shares = _place(request, flavour, facts)
     notes = (*request.notes, *_notes(shares, facts))
     remote = [share for share in shares if not is_local(share.host, facts)]
     if not remote and not flavour.srun:
@@ -161,6 +218,11 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
         shares = tuple(
             replace(s, host=Host(facts.hostname)) if s.host.name in LOOPBACK else s for s in shares
         )
+
+    for_mpi = tuple(
+        replace(share, host=replace(share.host, name=mpi_name(share.host, facts)))
+        for share in shares
+    )
 
     environment = inheritable(facts.environ)
     if flavour.srun:
@@ -189,11 +251,11 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
         if has_blanks(facts):
             added |= {PYTHON: facts.python, AGENT: facts.agent}
     if flavour.srun:
-        options, more = _slurm(request, flavour, facts, shares)
+        options, more = _slurm(request, flavour, facts, for_mpi)
     elif flavour.kind == OPENMPI:
-        options, more = _openmpi(request, flavour, facts, shares, bool(remote))
+        options, more = _openmpi(request, flavour, facts, for_mpi, bool(remote))
     elif flavour.kind == MPICH:
-        options, more = _mpich(request, facts, shares, bool(remote))
+        options, more = _mpich(request, facts, for_mpi, bool(remote))
     else:
         options, more = _intel(request, facts, bool(remote))
     options += facts.network_options
@@ -215,7 +277,7 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
         # All of them, as MPICH 5.0 takes the first of a -genvlist alone. The keepers put those of
         # the host right.
         argv = [*options, "-genvall", *request.mpi_args]
-        argv += _intel_program(program, shares) if flavour.kind == INTEL else program
+        argv += _intel_program(program, for_mpi) if flavour.kind == INTEL else program
     agent = (facts.python, "-I", "-S", facts.agent, "ssh")
     return Command(
         argv=(flavour.srun or flavour.mpirun, *argv),
@@ -232,12 +294,7 @@ def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
 
 
 def _host_list(shares: tuple[Share, ...]) -> str:
-    return ",".join(
-        f"[{share.host.name}]:{share.count}"
-        if ":" in share.host.name
-        else f"{share.host.name}:{share.count}"
-        for share in shares
-    )
+    return ",".join(f"{share.host.name}:{share.count}" for share in shares)
 
 
 def has_blanks(facts: Facts) -> bool:
@@ -306,9 +363,10 @@ def _way(request: Request, facts: Facts, remote: list[Share]) -> dict[str, str]:
     hosts = [share.host for share in remote]
     if goes_by_srun(request, facts, hosts):
         return {SRUN: shlex.join([facts.srun, *slurm.CONNECTION])}
-    # Not ssh's: the agent takes the user and the port of each host out of them. Before -p, as
-    # ssh takes the first port that it is told.
-    own = [f"@{host.name}={host.user}" for host in hosts if host.user is not None]
+    # Not ssh's: the agent takes the address, the user and the port of each host out of them. Before
+    # -p, as ssh takes the first port that it is told.
+    own = [f"={mpi_name(host, facts)}={host.name}" for host in hosts if ":" in host.name]
+    own += [f"@{host.name}={host.user}" for host in hosts if host.user is not None]
     own += [f"#{host.name}={host.port}" for host in hosts if host.port is not None]
     return {SSH: shlex.join([*own, *ssh_options(request)])}
 

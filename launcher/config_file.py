@@ -11,13 +11,14 @@ What stands on the command line wins.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from .errors import UsageError
+from .hosts import parse_hosts
 
 # Section → what its keys begin with as options; the keys that are called otherwise.
 SECTIONS: dict[str, tuple[str, Mapping[str, str]]] = {
@@ -85,7 +86,8 @@ def prefer_command_line(ctx: click.Context) -> None:
 def read(text: str, path: str, ctx: click.Context) -> dict[str, Any]:
     """The values of the file by the names of the command's parameters.
 
-    Raises UsageError with the file and line, and for an unknown key with the nearest right one.
+    Raises UsageError with the file and line, and for an unknown key with the nearest right one;
+    HostListError likewise.
     """
     import yaml
 
@@ -104,8 +106,10 @@ def read(text: str, path: str, ctx: click.Context) -> dict[str, Any]:
                     values |= _value(options, others.get(inner, begin + inner), value, ctx)
             elif key in options:
                 values |= _value(options, key, node, ctx)
+                if key == "hosts":
+                    parse_hosts(values[key], f"{path}:{node.start_mark.line + 1}: {key}")
             else:
-                raise _Mistake(node, _unknown(key, [*SECTIONS, *options]))
+                raise _Mistake(node, _unknown(key, {*SECTIONS, *options}))
     except _Mistake as mistake:
         line = mistake.node.start_mark.line + 1
         raise UsageError(f"{path}:{line}: {mistake}") from None
@@ -113,8 +117,13 @@ def read(text: str, path: str, ctx: click.Context) -> dict[str, Any]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         raise UsageError(f"{path}:{line}: this is no YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path}:1: this is no YAML: {error}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UsageError(
+            f"{path}:{line}: this is no YAML: it has the character U+{error.character:04X}"
+        ) from None
+    except RecursionError:
+        raise UsageError(f"{path}:1: lists or sections stand in each other too deep") from None
     return values
 
 
@@ -141,7 +150,7 @@ def _entries(node: Any, what: str) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _unknown(key: str, known: Sequence[str], where: str = "") -> str:
+def _unknown(key: str, known: Collection[str], where: str = "") -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(key, known, 1)
@@ -168,9 +177,9 @@ def _value(
         if not given and opposite is not None:
             name, option, given = str(opposite.name), opposite, True
     elif option.multiple or (node.id == "sequence" and key in {**_LISTS, **_WORDS}):
-        if node.id != "sequence" or any(entry.id != "scalar" for entry in node.value):
+        if node.id != "sequence":
             raise _Mistake(node, f"{key} should be a list, as in [a, b], not {_found(node)}")
-        words = [str(entry.value) for entry in node.value]
+        words = [_text(f"an entry of {key}", entry) for entry in node.value]
         given = words if option.multiple else {**_LISTS, **_WORDS}[key](words)
     else:
         given = _scalar(option, key, node)
@@ -187,8 +196,14 @@ def _scalar(option: click.Parameter, key: str, node: Any) -> str:
         allowed = ("int",) if kind is click.types.IntParamType else ("int", "float")
         if isinstance(option.type, kind) and _kind(node) not in allowed:
             raise _Mistake(node, f"{key} should be {words}, not {_found(node)}")
+    return _text(key, node)
+
+
+def _text(what: str, node: Any) -> str:
     if node.id != "scalar" or _kind(node) == "null":
-        raise _Mistake(node, f"{key} should be one word or text, not {_found(node)}")
+        raise _Mistake(node, f"{what} should be one word or text, not {_found(node)}")
+    if "\0" in node.value:
+        raise _Mistake(node, f"{what} has a NUL in it, which no program can be given")
     return str(node.value)
 
 

@@ -11,6 +11,7 @@
     ├── HostSetupError       71  a host is reached, but lacks what a rank needs
     ├── HostLost             72  a host was there, and is not any more
     ├── MpirunFailed         73  mpirun could not start the job, or gave up on it
+    ├── OutputLost           74  what the ranks write can't be shown
     └── StartTimeout         75  ranks that did not start in time
 
 All other codes are the program's: the code of the rank that failed first, 128+n for signal n.
@@ -74,6 +75,11 @@ class HostLost(LaunchError):
 class MpirunFailed(LaunchError):
     code = 73
     cause = "mpirun could not start the job, or gave up on it"
+
+
+class OutputLost(LaunchError):
+    code = 74
+    cause = "what the ranks write can't be shown, as on a disk that is full"
 
 
 class StartTimeout(LaunchError):

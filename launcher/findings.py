@@ -80,14 +80,15 @@ class Job:
     needed_names: frozenset[str]
 
 
-def judge(host: str, facts: HostFacts, job: Job, slots: int | None, arrived: str) -> list[Finding]:
-    """All findings of one host but for those of its network, the good ones too."""
+def judge(host: str, facts: HostFacts, job: Job, ranks: int, arrived: str) -> list[Finding]:
+    """All findings of one host but for those of its network, the good ones too. `ranks`: how many
+    it will have at most."""
     findings = [Finding(host, "ssh", arrived)]
     findings += _python(host, facts, job)
     findings += _packages(host, facts, job)
     findings += _mpi(host, facts, job)
     findings += _files(host, facts, job)
-    findings += _resources(host, facts, facts.slots if slots is None else slots, job.here)
+    findings += _resources(host, facts, ranks)
     findings += _names(host, facts, job)
     return findings
 
@@ -166,14 +167,14 @@ def _files(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
         yield Finding(host, "program", " ".join(filter(None, (job.program, job.script))))
 
 
-def _resources(host: str, facts: HostFacts, slots: int, here: HostFacts) -> Iterator[Finding]:
+def _resources(host: str, facts: HostFacts, ranks: int) -> Iterator[Finding]:
     gpus = {0: "no GPU", 1: "1 GPU"}.get(facts.gpus, f"{facts.gpus} GPUs")
     cores = "1 core" if facts.cores == 1 else f"{facts.cores} cores"
     yield Finding(host, "cores, GPUs", f"{cores}, {gpus}")
-    wanted = slots * MEMORY_PER_RANK_BYTES
+    wanted = ranks * MEMORY_PER_RANK_BYTES
     if facts.memory_bytes is not None:
         if facts.memory_bytes < wanted:
-            text = f"{size(facts.memory_bytes)} are free for {slots} ranks"
+            text = f"{size(facts.memory_bytes)} are free for {ranks} ranks"
             yield Finding(host, "memory", text, f"end what takes it on {host}, or give fewer slots")
         else:
             yield Finding(host, "memory", f"{size(facts.memory_bytes)} are free")

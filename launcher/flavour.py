@@ -9,17 +9,19 @@ import glob
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import MpiMismatch, NoMpi
+from .programs import what_it_says
 
 OPENMPI, MPICH, INTEL = "openmpi", "mpich", "intel"
 NAMES = {OPENMPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}
 # What mpi4py can load: Intel MPI has MPICH's binary interface.
 ABI = {OPENMPI: OPENMPI, MPICH: MPICH, INTEL: MPICH}
+
+ANSWER_S = 20.0  # for an mpirun on a file server that is slow
 
 
 @dataclass(frozen=True)
@@ -71,18 +73,10 @@ def detect(kind: str, environ: Mapping[str, str]) -> Flavour:
     others = []
     for mpirun in candidates(sys.prefix, environ.get("PATH", "")):
         try:
-            done = subprocess.run(
-                [mpirun, "--version"],
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=20,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
+            said = what_it_says([mpirun, "--version"], ANSWER_S, environ)
+        except OSError:
             continue
-        flavour = recognise(done.stdout.decode(errors="replace"), mpirun)
+        flavour = recognise(said, mpirun)
         if flavour and kind in ("auto", flavour.kind):
             return flavour
         others.append(str(flavour or mpirun))

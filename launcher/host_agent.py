@@ -25,6 +25,7 @@ from .link import (
     PING,
     RANK,
     SILENCE_LIMIT_S,
+    SILENT_GRACE_S,
     STDIN,
     Waker,
     connect,
@@ -41,19 +42,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-DAEMON_PATIENCE_S = 1.0  # how long MPI's daemon may take to end after the ranks were ended
+# How long MPI's daemon may take to end after the ranks; the same where mpirun is out of its reach.
+DAEMON_PATIENCE_S, SILENT_PATIENCE_S = 1.0, 0.2
+LOOK_EVERY_S = 0.25
 IN_STEP = "SLURM_STEP_ID"  # srun has started us
 # What begins a word about one host among ssh's options, and the option that its value is for.
 PER_HOST = {"@": "-l", "#": "-p"}
-
-
+ADDRESS = "="  # likewise: the address of the host that MPI knows by that name
 SSH_TAKES_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
 
 
 def ssh_main(arguments: list[str]) -> NoReturn:
     """`[OPTION…] HOST COMMAND…`, as MPI calls ssh: becomes ssh or srun, whose ends are hvdrun's and
     whose remote command is the host agent."""
-    own, host, words = split_ssh(arguments)
+    own, name_for_mpi, words = split_ssh(arguments)
+    host, options = destination(name_for_mpi, os.environ.get(SSH, ""))
     command = " ".join(words)
     remote = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
     name = os.environ.get(LINK, "")
@@ -72,7 +75,7 @@ def ssh_main(arguments: list[str]) -> NoReturn:
         _become(
             [*srun, f"--nodelist={host}", *remote], outside_of_steps(os.environ), "slurm-client"
         )
-    ssh = ["ssh", *_ssh_options(host), *own, host, command]
+    ssh = ["ssh", *options, *own, host, command]
     _become(ssh, dict(os.environ), "openssh-client")
 
 
@@ -86,16 +89,19 @@ def split_ssh(arguments: list[str]) -> tuple[list[str], str, list[str]]:
     return arguments[:at], arguments[at], arguments[at + 1 :]
 
 
-def _ssh_options(host: str) -> list[str]:
-    """Of what hvdrun gave for all hosts, what is for this one."""
+def destination(name: str, given: str) -> tuple[str, list[str]]:
+    """The host that MPI calls so, and of what hvdrun gave for all hosts the options for it."""
+    host = name
     options = []
-    for word in shlex.split(os.environ.get(SSH, "")):
-        kind, (name, _, value) = word[:1], word[1:].partition("=")
-        if kind in PER_HOST:
-            options += [PER_HOST[kind], value] if name == host else []
+    for word in shlex.split(given):
+        kind, (about, _, value) = word[:1], word[1:].partition("=")
+        if kind == ADDRESS:
+            host = value if about == name else host
+        elif kind in PER_HOST:
+            options += [PER_HOST[kind], value] if about == host else []
         else:
             options.append(word)
-    return options
+    return host, options
 
 
 def _become(argv: list[str], environment: dict[str, str], package: str) -> NoReturn:
@@ -165,9 +171,12 @@ class HostAgent:
 
     def _await_room(self) -> None:
         """hvdrun reads nothing, as nobody reads what it writes. Its signs of life still come."""
-        ready, _, _ = select.select([0], [1], [], 0.5)
-        if (ready and not self._take_in()) or self._is_silent():
+        ready, _, _ = select.select([0], [1], [], LOOK_EVERY_S)
+        if (ready and not self._take_in()) or self._is_silent() or self._is_overdue():
             raise BrokenPipeError
+
+    def _is_overdue(self) -> bool:
+        return self.end_at is not None and time.monotonic() > self.end_at
 
     def _is_silent(self) -> bool:
         return time.monotonic() - self.heard > SILENCE_LIMIT_S
@@ -192,19 +201,19 @@ class HostAgent:
             self.daemon = self._start_daemon()
         self.selector.register(0, selectors.EVENT_READ, self._hear)
         self.selector.register(waker.fd, selectors.EVENT_READ, waker.read)
+        patience_s = DAEMON_PATIENCE_S
         with contextlib.suppress(BrokenPipeError):  # hvdrun is gone: nobody is told
             while self._reap() or self._is_held() or (self.station and self.station.keepers):
-                for key, _ in self.selector.select(0.5):
+                for key, _ in self.selector.select(LOOK_EVERY_S):
                     key.data()
                 if self._is_silent():
-                    self._end(GRACE_S)
-                if self.end_at is not None:
-                    now = time.monotonic()
-                    if not (self.station and self.station.keepers):
-                        # A daemon whose mpirun is out of reach would wait for it.
-                        self.end_at = min(self.end_at, now + DAEMON_PATIENCE_S)
-                    if now > self.end_at:
-                        break
+                    self._end(SILENT_GRACE_S)
+                    patience_s = SILENT_PATIENCE_S
+                if self.end_at is not None and not (self.station and self.station.keepers):
+                    # A daemon whose mpirun is out of reach would wait for it.
+                    self.end_at = min(self.end_at, time.monotonic() + patience_s)
+                if self._is_overdue():
+                    break
             self._send(BYE, -1, b"%d" % self.status)
         if self.station:
             self.station.end(0)

@@ -11,7 +11,7 @@ from .errors import HostListError, TooManyProcesses
 # Also what keeps a host name from being an option or a command for ssh.
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*")
-_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?")
+_ZONE = re.compile(r"[A-Za-z0-9_.-]+")  # of an IPv6 address: the interface
 
 
 _FORMS = "'server1', 'server1:4', 'server1 slots=4 max_slots=8', with user=ann or port=2222"
@@ -38,14 +38,16 @@ class Share:
     count: int
 
 
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """`-H`: entries with commas between them."""
+def parse_hosts(text: str, source: str = "-H") -> tuple[Host, ...]:
+    """Entries with commas between them; `source` is where they stand."""
     hosts = []
     for position, entry in enumerate(text.split(","), 1):
-        where = f"-H, entry {position} ({entry.strip()!r})"
+        where = f"{source}, entry {position} ({entry.strip()!r})"
         if not entry.strip():
+            raise HostListError(f"{where}: it is empty; write the hosts as in server1:4,server2:4")
+        if re.search(r"[\s;]", entry.strip()):
             raise HostListError(
-                f"{where}: it is empty; write the hosts as in -H server1:4,server2:4"
+                f"{where}: put nothing but a comma between two hosts, as in server1:4,server2:4"
             )
         hosts.append((parse_host(entry.strip(), where), where))
     return merge(hosts)
@@ -58,6 +60,8 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
         line = re.sub(r"\s*=\s*", "=", line.partition("#")[0].strip())
         if line:
             where = f"{path}:{number}"
+            if "," in line:
+                raise HostListError(f"{where}: {line!r} has a comma; write one host a line")
             hosts.append((_parse_line(line.split(), where), where))
     if not hosts:
         raise HostListError(f"{path}: it names no host; write one a line, as in 'server1 slots=4'")
@@ -100,8 +104,7 @@ def parse_host(entry: str, where: str) -> Host:
         name, bracket, rest = rest[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
             raise HostListError(f"{where}: expected '[ADDRESS]' or '[ADDRESS]:SLOTS'")
-        if not _IPV6.fullmatch(name):
-            raise HostListError(f"{where}: {name!r} is no IPv6 address")
+        name = _ipv6(name, where)
         colon, slots = rest[:1], rest[1:]
     else:
         name, colon, slots = rest.partition(":")
@@ -116,6 +119,20 @@ def parse_host(entry: str, where: str) -> Host:
         parse_slots(slots, where) if colon else None,
         _parse_user(user, where) if at else None,
     )
+
+
+def _ipv6(text: str, where: str) -> str:
+    """In its short form, so that the same address is the same host."""
+    from ipaddress import IPv6Address
+
+    address, percent, zone = text.partition("%")
+    try:
+        short = str(IPv6Address(address))
+    except ValueError:
+        short = ""
+    if not short or (percent and not _ZONE.fullmatch(zone)):
+        raise HostListError(f"{where}: {text!r} is no IPv6 address")
+    return short + percent + zone
 
 
 def parse_slots(text: str, where: str) -> int:

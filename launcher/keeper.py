@@ -26,6 +26,7 @@ from .link import (
     write_all,
 )
 from .memory import oom_kills, was_out_of_memory
+from .pmi import Relay
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -161,19 +162,19 @@ def _bind(cpus: frozenset[int] | None) -> None:
 def spawn(
     command: list[str],
     environment: dict[str, str],
-    stdio: tuple[int, int, int],
+    files: Mapping[int, int],
     cpus: frozenset[int] | None,
 ) -> tuple[int, int]:
     """Starts the command on these hardware threads, in a process group of its own: (pid, 0), or
-    (0, errno). All other open files are inherited: MPICH's ranks speak to their daemon through
-    one."""
+    (0, errno). `files`: its open files by their numbers, and which of ours they are; it inherits
+    others, as MPI may have left it some."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.setpgid(0, 0)
             _bind(cpus)
-            for number, fd in enumerate(stdio):
+            for number, fd in files.items():
                 os.dup2(fd, number)
             for number in (
                 signal.SIGINT,
@@ -216,7 +217,8 @@ class Keeper:
     group, and a keeper that is killed can't report.
 
     It ends when the command has ended with 0, or has ended and the supervisor has said END. In
-    between, a failed rank is held: MPI must not be the first to hear of it.
+    between, a failed rank is held, and one that has left without MPI_Finalize: MPI must not be the
+    first to hear of it.
     """
 
     def __init__(self, sock: socket.socket, shim: int, rank: int, daemon: int) -> None:
@@ -252,12 +254,15 @@ class Keeper:
         environment[KEEPER] = str(os.getpid())
         waker = Waker([signal.SIGCHLD])
         stdio = (stdin, outputs[0][1], outputs[1][1])
+        relay = Relay(environment, self.poll, self._tell)
         if not self.released:
-            self.pid, missing = spawn(command, environment, stdio, cpus)
+            files = {**dict(enumerate(stdio)), **relay.for_rank}
+            self.pid, missing = spawn(command, environment, files, cpus)
             if missing:
                 self._tell_end(f"missing {missing}")
         for fd in (*stdio, *readers):
             os.close(fd)
+        relay.begin()
         self.poll.register(self.sock, select.POLLIN)
         self.poll.register(waker.fd, select.POLLIN)
         self.poll.register(self.shim, 0)  # POLLERR when the shim has ended
@@ -266,7 +271,8 @@ class Keeper:
             waker.read()
             if self.shim in ready:
                 self._shim_gone()
-            self._reap()
+            relay.hear(ready)
+            self._reap(relay)
             if self.sock.fileno() in ready:
                 self._hear()
             self._signal()
@@ -337,7 +343,7 @@ class Keeper:
             timeout = max(0.0, 1000 * (wake_at - now))
         return {fd for fd, _ in self.poll.poll(timeout)}
 
-    def _reap(self) -> None:
+    def _reap(self, relay: Relay) -> None:
         if not self.pid or os.waitid(os.P_PID, self.pid, LOOK_AT_THE_DEAD) is None:
             return
         # Whoever loses its shim loses its daemon, and may fail of that before we hear of it.
@@ -355,8 +361,9 @@ class Keeper:
         ):
             text = f"oom {-code}"
         self.pid = 0
+        relay.hear({fd for fd, _ in self.poll.poll(0)})  # its last word may be unread
         self._tell_end(f"{'asked ' if self.asked else 'late ' if late else ''}{text}")
-        self.released = self.released or code == 0
+        self.released = self.released or (code == 0 and not relay.is_in_mpi)
 
     @staticmethod
     def _has_ended(shim: int) -> bool:

@@ -186,8 +186,9 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "piece_bytes",
         "int",
-        8 * MIB,
-        "larger operations are cut into pieces of this size, so that small ones get through",
+        0,
+        "larger operations are cut into pieces of this size, so that small ones get through; by "
+        "default 8 MiB, with several hosts 2 MiB",
         minimum=64,
     ),
     Knob(

@@ -32,6 +32,8 @@ GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
 # that is out of memory, 'missing 2'; after 'asked ' if the keeper ended it, after 'late ' if MPI
 # had ended the shim by then), and when, in nanoseconds of the host's monotonic clock
 EXIT = b"X"
+# keeper → supervisor: the rank is in MPI now, and it is done with it; only where the keeper sees it
+MPI_BEGUN, MPI_DONE = b"M", b"m"
 SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
@@ -45,6 +47,7 @@ END = b"T"  # end: TERM, and KILL after the number of tenths of a second in the 
 PING_EVERY_S = 1.0
 SILENCE_LIMIT_S = 6.0  # after which the other side counts as dead
 GRACE_S = 3.0  # between TERM and KILL
+SILENT_GRACE_S = 2.0  # the same after silence, which has taken its time: all must be gone in 10 s
 CHUNK = 1 << 16
 
 

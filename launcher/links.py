@@ -85,7 +85,9 @@ class HostLink:
         return not self.talking or now - self.heard < SILENCE_LIMIT_S
 
     def pause(self, paused: bool) -> None:
-        """Whether what the host has to say is left waiting for now."""
+        """Whether what the host has to say is left waiting for now. Its first words are not: until
+        they are heard it gets no sign of life."""
+        paused = paused and self.talking
         if paused != self.paused:
             self.paused = paused
             self._flush()

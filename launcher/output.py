@@ -16,9 +16,9 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
 
 from .folding import Folding, spans
+from .times import stamp
 
 _END = re.compile(rb"\r\n|\n|\r")
 _OLD_STATES = re.compile(rb"[^\n]*\r(?!\n)")
@@ -230,8 +230,7 @@ class Output:
             if self.coloured and fd in self.terminals:
                 mark = _COLOURS[rank % len(_COLOURS)] + mark + _PLAIN
         if self.timestamps:
-            now = datetime.now().isoformat(" ", "milliseconds")
-            mark = f"{now} ".encode() + mark
+            mark = stamp() + mark
         return mark
 
     def _tag(self, rank: int, fd: int, text: bytes, already: int) -> bytes:

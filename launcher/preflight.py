@@ -113,8 +113,9 @@ def run(
     known = {host.name: here for host in hosts if host not in remote}
     by_srun = goes_by_srun(request, facts, remote)
     commands = {h.name: probe_command(request, h, facts, question, by_srun) for h in remote}
-    # With this machine's name: home folders may be shared.
-    basis = [here.hostname, here.python, dict(here.packages), flavour.version]
+    # With this machine's name, as home folders may be shared, and its networks: laptops move.
+    networks_here = [(found.name, found.address) for found in here.interfaces]
+    basis = [here.hostname, networks_here, here.python, dict(here.packages), flavour.version]
     keys = {name: [command, *basis] for name, command in commands.items()}
 
     answers = Answers(cache_folder(facts.environ))
@@ -141,7 +142,9 @@ def run(
         arrived = "this machine" if host not in remote else "answered before"
         if name in replies:
             arrived = f"answered in {replies[name].took_s:.2f} s"
-        findings[name] = judge(name, known[name], job, host.slots, arrived)
+        slots = known[name].slots if host.slots is None else host.slots
+        ranks = min(slots, request.num_proc or slots)
+        findings[name] = judge(name, known[name], job, ranks, arrived)
         if name in replies and not any(finding.remedy for finding in findings[name]):
             answers.put(keys[name], replies[name].answer)
 

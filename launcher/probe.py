@@ -6,17 +6,17 @@ Imports neither torch nor MPI: versions are those of the packages' metadata.
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import sys
 
 from .interfaces import interfaces
-from .link import write_all
+from .link import Suppress, write_all
 from .machine import free_memory_bytes, free_shared_memory_bytes, gpu_count, physical_cores
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from typing import Any, NoReturn, TypedDict
 
     class Question(TypedDict):
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
         path: str  # PATH, as the ranks will have it
         visible: str | None  # CUDA_VISIBLE_DEVICES
         names: list[str]  # of hosts
+else:  # what it wraps: with enum and selectors it takes longer than the look at a host
+    import _socket as socket
 
 
 # What the shell's start-up files print comes before the one, its logout's after the other.
 BEGIN, END = b"\nhvdrun-probe ", b" hvdrun-probe-end\n"
-LIMIT_S = 15  # a host that hangs (a file server that is gone) does not keep what nobody waits for
+# A host that hangs (a file server that is gone) does not keep what nobody waits for any more.
+LIMIT_S = 30
 RESOLVE_S = 3.0
 MPIRUN_S = 5.0
 # Packages that are an MPI: their version needs no mpirun.
@@ -87,31 +90,46 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def _versions(names: list[str], folders: list[str]) -> dict[str, str]:
-    from importlib.metadata import distributions
-
-    found = {}
-    for name in names:
-        for package in distributions(name=name, path=folders):
-            found[name] = package.version
-            break
+    """Of the first folder that has the package. By hand, as importlib.metadata takes longer to load
+    than all else here takes."""
+    wanted = {_spelt(name): name for name in names}
+    found: dict[str, str] = {}
+    for folder in folders:
+        with Suppress(OSError):
+            for entry in sorted(os.listdir(folder)):
+                stem, _, kind = entry.rpartition(".")
+                name = wanted.get(_spelt(stem.partition("-")[0]))
+                if name and name not in found and (version := _version(f"{folder}/{entry}", kind)):
+                    found[name] = version
     return found
 
 
+def _spelt(name: str) -> str:
+    """As folders are named, which is not always how the package is."""
+    return name.lower().replace("-", "_").replace(".", "_")
+
+
+def _version(path: str, kind: str) -> str:
+    metadata = {"dist-info": "METADATA", "egg-info": "PKG-INFO"}.get(kind)
+    if metadata is None:
+        return ""
+    with Suppress(OSError), open(f"{path}/{metadata}", "rb") as file:
+        for line in file:
+            field, _, value = line.partition(b":")
+            if field.lower() == b"version":
+                return value.decode(errors="replace").strip()
+            if not line.strip():  # the description, which may say anything
+                break
+    return ""
+
+
 def _what_mpirun_says(mpirun: str) -> str:
-    import subprocess
+    from .programs import what_it_says
 
     try:
-        done = subprocess.run(
-            [mpirun, "--version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=MPIRUN_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return what_it_says([mpirun, "--version"], MPIRUN_S)[:4000]
+    except OSError as error:
         return str(error)
-    return done.stdout.decode(errors="replace")[:4000]
 
 
 def _why_not_a_program(path: str) -> str:

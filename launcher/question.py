@@ -14,7 +14,7 @@ from glob import glob
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from .command import LOOPBACK, Facts, hosts_of, is_local, ssh_options
+from .command import LOOPBACK, Facts, hosts_of, is_local, mpi_name, ssh_options
 from .findings import PACKAGES
 from .flavour import Flavour
 from .hosts import Host
@@ -31,7 +31,6 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 def question_of(request: Request, flavour: Flavour, facts: Facts) -> Question:
     environ = facts.environ
     program = request.command[0] if request.command else facts.python
-    visible = request.exports.get("CUDA_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
     return {
         "folders": package_folders(program, environ),
         "packages": list(PACKAGES),
@@ -39,8 +38,8 @@ def question_of(request: Request, flavour: Flavour, facts: Facts) -> Question:
         "cwd": facts.cwd,
         "program": program,
         "script": script_of(request.command),
-        "path": environ.get("PATH", os.defpath),
-        "visible": visible,
+        "path": request.variable("PATH", environ) or os.defpath,
+        "visible": request.variable("CUDA_VISIBLE_DEVICES", environ),
         "names": _names(hosts_of(request), facts),
     }
 
@@ -90,7 +89,7 @@ def probe_command(
 
 def control_name(hosts: Iterable[Host], facts: Facts) -> str:
     """This machine, by the name that mpirun tells its daemons on the hosts."""
-    local = [host.name for host in hosts if is_local(host, facts)]
+    local = [mpi_name(host, facts) for host in hosts if is_local(host, facts)]
     return local[0] if local and local[0] not in LOOPBACK else facts.hostname
 
 

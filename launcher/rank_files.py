@@ -1,4 +1,4 @@
-"""A file per rank and stream, as `--output-dir` wants them: exactly what the rank wrote."""
+"""A file per rank and stream, as `--output-dir` wants them."""
 
 from __future__ import annotations
 

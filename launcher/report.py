@@ -7,11 +7,12 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import (
     CommandNotFound,
+    HostLost,
     HostSetupError,
     LaunchError,
     MpirunFailed,
@@ -113,6 +114,18 @@ def lost_a_peer(mpirun_said: Iterable[str]) -> set[int]:
     return ranks
 
 
+def host_without_words(
+    ranks_of: Mapping[str, Iterable[int]], started: Container[int], ended: Container[int]
+) -> str | None:
+    """Where ranks were, and that has not said how any of them ended: it was lost with them. The
+    ranks of other hosts may have failed of that before."""
+    for host, ranks in ranks_of.items():
+        there = [rank for rank in ranks if rank in started]
+        if there and not any(rank in ended for rank in there):
+            return host
+    return None
+
+
 def aborted(stderr: Mapping[int, bytes]) -> tuple[int, str] | None:
     """The rank that called MPI_Abort, and how it would have ended, by what it wrote."""
     for rank, text in sorted(stderr.items()):
@@ -133,10 +146,10 @@ def left_improperly(mpirun_said: Iterable[str]) -> int | None:
 
 
 def left_early(rank: int, host: str, after_s: float) -> MpirunFailed:
-    """A rank ended with 0, and MPI ended the others for it."""
+    """A rank ended with 0, and the others were ended for it."""
     return MpirunFailed(
         f"rank {rank} on {host} ended with exit code 0 after {duration(after_s)}, in mid-job: it"
-        " left without MPI_Finalize, and MPI ended the ranks that were still running; a rank that"
+        " left without MPI_Finalize, and the ranks that were still running were ended; a rank that"
         " is done calls hvd.shutdown() or MPI_Finalize, not os._exit(0)"
     )
 
@@ -190,6 +203,15 @@ def rank_failed(failure: Failure, said: Sequence[str], same: Sequence[int], num_
         lines.append(f"hvdrun: its last words on stderr{many}:")
         lines += [f"    {line}" for line in said]
     return "\n".join(lines)
+
+
+def host_lost(host: str, how: str, ssh_said: bytes = b"") -> HostLost:
+    said = ssh_said.decode(errors="replace").strip().splitlines()
+    detail = f" ({said[-1]})" if said else ""
+    return HostLost(
+        f"{host} is lost: {how}{detail}; its ranks end by themselves if it still runs; look at the"
+        " host and its network, then start again"
+    )
 
 
 def missing_program(program: str, rank: int, host: str, number: int) -> LaunchError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .allocation import Allocation
@@ -29,3 +30,8 @@ class Request:
     timestamps: bool = False  # in front of each line
     verbose: bool = False
     notes: tuple[str, ...] = ()  # what the user should know of the options
+
+    def variable(self, name: str, environ: Mapping[str, str]) -> str | None:
+        """As the ranks will have it; `environ` is hvdrun's own."""
+        given = self.exports.get(name)
+        return environ.get(name) if given is None else given

@@ -9,6 +9,7 @@ from .output import Output, places
 from .rank_files import RankFiles
 from .request import Request
 from .terminal import is_coloured, terminals
+from .times import Stamped
 from .writer import Writer, write_all
 
 
@@ -20,6 +21,7 @@ class Screen:
         self._sinks = {fd: partial(write_all, fd) for fd in (1, 2)}
         self._folder = request.output_dir
         self._files = RankFiles(self._folder, num_proc) if self._folder else None
+        self._stamped = Stamped() if request.timestamps else None
         self.output = Output(
             num_proc,
             self._write,
@@ -35,6 +37,7 @@ class Screen:
 
     def _keep(self, rank: int, fd: int, data: bytes) -> None:
         if self._files is not None:
+            data = self._stamped(rank, fd, data) if self._stamped else data
             self.writer.write(self._files.sink(rank, fd), data)
 
     def lost(self) -> str:

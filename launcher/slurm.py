@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,9 +11,12 @@ from .allocation import SLURM, Allocation
 from .errors import NoMpi, UsageError
 from .flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
 from .hosts import Host, Share
+from .programs import what_it_says
 
 # What each MPI's ranks speak with the one that starts them.
 PMI = {OPENMPI: "pmix", MPICH: "pmi2", INTEL: "pmi2"}
+
+ANSWER_S = 20.0
 
 # Into a step of its own beside whatever runs in the job. Frames are no lines: unbuffered.
 CONNECTION = (
@@ -57,16 +59,8 @@ def with_srun(
     if not srun:
         raise NoMpi("--mpi slurm: there is no srun in PATH; leave it out, and mpirun is used")
     try:
-        listed = subprocess.run(
-            [srun, "--mpi=list"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(environ),
-            timeout=20,
-            check=False,
-        ).stdout.decode(errors="replace")
-    except (OSError, subprocess.TimeoutExpired) as error:
+        listed = what_it_says([srun, "--mpi=list"], ANSWER_S, environ)
+    except OSError as error:
         raise NoMpi(f"--mpi slurm: `{srun} --mpi=list` failed: {error}") from error
     return replace(flavour, srun=srun, pmi=choose_pmi(flavour, listed))
 

@@ -44,7 +44,8 @@ class Station:
     """The ranks of this host: reads what they write, hears how they end, can end them.
 
     Both hvdrun and the host agents have one. `deliver(kind, rank, payload)` gets RANK, OUT, ERR,
-    SHIM_GONE, EXIT and KEEPER_GONE; the output that a rank wrote comes before its EXIT.
+    MPI_BEGUN, MPI_DONE, SHIM_GONE, EXIT and KEEPER_GONE; the output that a rank wrote comes before
+    its EXIT.
     """
 
     def __init__(

@@ -15,19 +15,30 @@ import signal
 import socket
 import subprocess
 import time
-from dataclasses import dataclass, field
 
 from .command import Command
 from .environment import LINK, SRUN, SSH
-from .errors import HostLost, LaunchError, MpirunFailed
-from .link import CHUNK, ERR, EXIT, GRACE_S, KEEPER_GONE, OUT, RANK, Waker
+from .errors import LaunchError, MpirunFailed
+from .link import (
+    CHUNK,
+    ERR,
+    EXIT,
+    GRACE_S,
+    KEEPER_GONE,
+    MPI_BEGUN,
+    MPI_DONE,
+    OUT,
+    RANK,
+    SILENT_GRACE_S,
+    Waker,
+)
 from .links import HostLink
+from .noise import Noise
 from .processes import (
     die_with_parent,
     kill_descendants,
     kill_strays,
     remove_sessions,
-    set_subreaper,
 )
 from .report import (
     Failure,
@@ -35,6 +46,8 @@ from .report import (
     daemon_failed,
     first_failure,
     had_left,
+    host_lost,
+    host_without_words,
     interrupted,
     last_lines,
     left_early,
@@ -55,13 +68,8 @@ from .terminal import Terminal
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # mpirun's own words wait so long before they are shown: a rank's failure makes them noise.
 NOISE_DELAY_S = 0.5
-# Open MPI says it where the child was faster than the parent, and goes on; srun where it is told to
-# bind nothing and can't bind.
-MEANINGLESS = (
-    b"plm:ssh: Warning: setpgid",
-    b"plm:rsh: Warning: setpgid",
-    b"lacks support for cpu binding",
-)
+# After a rank has left without MPI_Finalize: how long the others may take to leave, too.
+LEAVE_S = 3.0
 # After a rank has ended well, and others have not: when that is said.
 RUN_ON_S = 60.0
 # After a signal: how long what is still to be shown may take.
@@ -74,30 +82,8 @@ MPIRUN_PATIENCE_S = 0.5
 REPORTS_S = 2.0
 
 
-@dataclass
-class _Noise:
-    """What mpirun and its daemons say, which is both of its outputs."""
-
-    lines: list[tuple[float, str]] = field(default_factory=list)
-    rest: bytes = b""
-    all: list[str] = field(default_factory=list)
-
-    def feed(self, data: bytes, now: float) -> None:
-        *lines, self.rest = (self.rest + data.replace(b"\0", b"")).split(b"\n")
-        self.lines += [
-            (now, line.decode(errors="replace").rstrip())
-            for line in lines
-            if not any(part in line for part in MEANINGLESS)
-        ]
-
-    def take(self, until: float) -> list[str]:
-        ready = [line for at, line in self.lines if at <= until]
-        self.lines = [(at, line) for at, line in self.lines if at > until]
-        self.all = (self.all + ready)[-200:]
-        return ready
-
-    def everything(self) -> list[str]:
-        return self.all + [line for _, line in self.lines]
+class StartedBadly(Exception):
+    """mpirun failed by ill luck, and no rank was there; all is ended and cleared away."""
 
 
 def heeded() -> list[int]:
@@ -107,15 +93,21 @@ def heeded() -> list[int]:
 
 
 class Supervisor:
+    """Of one attempt to run the job; StartedBadly if it is not the last."""
+
     def __init__(
         self,
         command: Command,
         cwd: str,
         screen: Screen,
         start_timeout_s: float,
-        verbose: bool = False,
+        verbose: bool,
+        waker: Waker,
+        is_last: bool,
     ) -> None:
         self.command = command
+        self.waker = waker
+        self.is_last = is_last
         self.cwd = cwd
         self.screen = screen
         self.output = screen.output
@@ -124,9 +116,11 @@ class Supervisor:
         self.verbose = verbose
         self.selector = selectors.DefaultSelector()
         self.links: set[HostLink] = set()
-        self.noise = _Noise()
+        self.noise = Noise()
         self.endings: dict[int, str] = {}  # rank → how it ended
         self.well: dict[int, float] = {}  # rank → when it ended with 0
+        self.in_mpi: set[int] = set()  # between MPI_Init and MPI_Finalize, where that is seen
+        self.done: set[int] = set()  # after MPI_Finalize
         self.run_on_said = False
         self.started: set[int] = set()
         self.failures: list[Failure] = []  # of ranks that were not ended by us
@@ -142,11 +136,9 @@ class Supervisor:
     # ------------------------------------------------------------ the loop
 
     def run(self) -> int:
-        """Returns the exit code; raises a LaunchError where hvdrun itself failed."""
         name = f"hvdrun-{os.urandom(16).hex()}"
-        set_subreaper()
         terminal = Terminal()
-        self.waker = waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *heeded()])
+        waker = self.waker
         self.stdin = Stdin(self.selector)
         self.station = Station(
             name,
@@ -169,7 +161,7 @@ class Supervisor:
                 for link in self.links:
                     link.pause(full)
         except BrokenPipeError:
-            # Whoever read our output is gone, as in `hvdrun … | head`.
+            # Whoever read our output is gone, as in `hvdrun … | head`, or the disk is full.
             self.signal = self.signal or signal.SIGPIPE
         finally:
             self.station.end(0)
@@ -177,11 +169,16 @@ class Supervisor:
                 link.close()
             kill_descendants()
             remove_sessions(self.station.sessions)
+        if not (self.is_last or self.started or self.signal) and self.noise.is_of_ill_luck():
+            raise StartedBadly
         try:
-            return self._result()
+            code = self._result()
         finally:
             self._last_words()
             terminal.restore()
+        if code in (0, 128 + signal.SIGPIPE):
+            self.writer.check()
+        return code
 
     def _last_words(self) -> None:
         """Waits until all is written. A reader that stands still is not waited for against the
@@ -243,6 +240,11 @@ class Supervisor:
             self.output.feed(rank, 2, payload)
         elif kind == RANK:
             self.started.add(rank)
+        elif kind == MPI_BEGUN:
+            self.in_mpi.add(rank)
+        elif kind == MPI_DONE:
+            self.in_mpi.discard(rank)
+            self.done.add(rank)
         elif kind == EXIT:
             how, _, at_ns = payload.decode().rpartition(" ")
             self._rank_ended(rank, how, int(at_ns) / 1e9)
@@ -260,6 +262,8 @@ class Supervisor:
             self.well[rank] = at
             if len(self.well) == self.command.num_proc:
                 self.closing_at = time.monotonic() + CLOSING_S
+                if self.in_mpi:  # they are held, so that MPI does not end the others
+                    self._end(0)
         elif ended.startswith("missing "):
             if not self._ending():
                 self.error = missing_program(
@@ -305,16 +309,8 @@ class Supervisor:
         elif not link.talking:
             self.error = unreachable(link.host, link.errors, self.command.python)
         else:
-            self.error = self._lost(link, "the connection to it has ended")
+            self.error = host_lost(link.host, "the connection to it has ended", link.errors)
         self._end(GRACE_S)
-
-    def _lost(self, link: HostLink, how: str) -> HostLost:
-        said = link.errors.decode(errors="replace").strip().splitlines()
-        detail = f" ({said[-1]})" if said else ""
-        return HostLost(
-            f"{link.host} is lost: {how}{detail}; its ranks end by themselves if it still runs;"
-            " look at the host and its network, then start again"
-        )
 
     def _woken(self, numbers: bytes) -> None:
         for number in numbers:
@@ -358,8 +354,10 @@ class Supervisor:
                 self.links.discard(link)
                 link.close()
                 if not self._ending():
-                    self.error = self._lost(link, "it has been silent for too long")
-                    self._end(GRACE_S)
+                    self.error = host_lost(
+                        link.host, "it has been silent for too long", link.errors
+                    )
+                    self._end(SILENT_GRACE_S)
         if self.closing_at is not None and now > self.closing_at and not self._ending():
             self._end(0)
         self._look_at_the_start(now)
@@ -391,7 +389,17 @@ class Supervisor:
 
     def _look_for_one_that_left(self, now: float) -> None:
         """The others may wait for it for ever, and MPI may not notice."""
-        if not self.well or self.run_on_said or self._ending():
+        if not self.well or self._ending():
+            return
+        early = self.well.keys() - self.done
+        # In MPI_Init, in a collective or at last in MPI_Finalize they need all.
+        if self.in_mpi - self.endings.keys() and early:
+            rank = min(early, key=self.well.__getitem__)
+            if now - max(self.well[rank] for rank in early) > LEAVE_S:
+                self.error = left_early(*self._who(rank), self.well[rank] - self.begin)
+                self._end(GRACE_S)
+                return
+        if self.run_on_said:
             return
         rank, at = self._last_that_left()
         left = self.command.num_proc - len(self.endings)
@@ -429,9 +437,14 @@ class Supervisor:
         if abort is not None:
             rank, ended = abort
             failure = Failure(*self._who(rank), ended, self._elapsed())
-        if failure is not None and self.well and failure.rank in lost_a_peer(said):
-            rank, at = self._last_that_left()
-            raise left_early(*self._who(rank), at - self.begin)
+        if failure is not None and failure.rank in lost_a_peer(said):
+            hosts = (share.host.name for share in self.command.shares)
+            ranks = {host: self.command.ranks_of(host) for host in hosts}
+            if host := host_without_words(ranks, self.started, self.endings):
+                raise host_lost(host, "its ranks have gone without a word")
+            if self.well:
+                rank, at = self._last_that_left()
+                raise left_early(*self._who(rank), at - self.begin)
         if failure is not None:
             self._say_failure(failure)
             return failure.exit_code

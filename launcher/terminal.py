@@ -16,6 +16,14 @@ def terminals() -> frozenset[int]:
     return frozenset(fd for fd in (1, 2) if os.isatty(fd))
 
 
+def open_standard_files() -> None:
+    """Those that the caller has closed, as some that start daemons do: what is opened next would
+    take their numbers, and be written to."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+
+
 def is_coloured(environ: Mapping[str, str]) -> bool:
     """Whether a terminal is wanted in colour, as https://no-color.org says it."""
     return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 
+from .cgroups import cgroups, read
+
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
 
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"
@@ -41,12 +43,12 @@ def cores(cpus: Iterable[int], root: str = "/") -> list[Core]:
         if cpu in seen:
             continue
         folder = f"{root}/{CPUS}/cpu{cpu}"
-        siblings = (parse_list(_read(f"{folder}/topology/thread_siblings_list")) & usable) | {cpu}
+        siblings = (parse_list(read(f"{folder}/topology/thread_siblings_list")) & usable) | {cpu}
         seen |= siblings
         if cpu not in caches:
-            sharing = parse_list(_read(f"{folder}/cache/index3/shared_cpu_list"))
+            sharing = parse_list(read(f"{folder}/cache/index3/shared_cpu_list"))
             caches.update(dict.fromkeys(sharing, min(sharing, default=0)))
-        socket = _number(_read(f"{folder}/topology/physical_package_id"))
+        socket = _number(read(f"{folder}/topology/physical_package_id"))
         found.append(Core(siblings, (socket, nodes.get(cpu, 0), caches.get(cpu, 0))))
     return sorted(found, key=lambda core: (core.place, min(core.cpus)))
 
@@ -55,9 +57,9 @@ def are_alike(cpus: Iterable[int], root: str = "/") -> bool:
     """Whether all of them are equally fast, as far as the kernel says: some laptops and phones have
     cores of two kinds."""
     usable = frozenset(cpus)
-    slow = parse_list(_read(f"{root}/sys/devices/cpu_atom/cpus"))
+    slow = parse_list(read(f"{root}/sys/devices/cpu_atom/cpus"))
     return not (slow & usable and usable - slow) and (
-        len({_read(f"{root}/{CPUS}/cpu{cpu}/cpu_capacity") for cpu in usable}) < 2
+        len({read(f"{root}/{CPUS}/cpu{cpu}/cpu_capacity") for cpu in usable}) < 2
     )
 
 
@@ -69,7 +71,7 @@ def _numa_nodes(root: str) -> dict[int, int]:
         return nodes
     for name in names:
         if name.startswith("node") and name[4:].isdigit():
-            cpus = parse_list(_read(f"{root}/{NODES}/{name}/cpulist"))
+            cpus = parse_list(read(f"{root}/{NODES}/{name}/cpulist"))
             nodes.update(dict.fromkeys(cpus, int(name[4:])))
     return nodes
 
@@ -88,50 +90,22 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _read(path: str) -> str:
-    """Nothing where there is no such file: containers and virtual machines hide some."""
-    try:
-        with open(path) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def tightest_quota(root: str = "/") -> tuple[str, float | None]:
-    """The cgroup whose CPU quota binds this process most, and that quota in cores.
-
-    A quota of any ancestor binds too. In a container the path of /proc/self/cgroup may lie outside
-    what is mounted; what is mounted is then the container's own.
-    """
+    """The cgroup whose CPU quota binds this process most, and that quota in cores."""
     best: tuple[str, float | None] = ("", None)
-    for mount, path, quota_of in _cpu_cgroups(root):
-        while True:
-            folder = mount + path
-            quota = quota_of(folder)
-            if quota is not None and (best[1] is None or quota < best[1]):
-                best = (folder, quota)
-            if not path.strip("/"):
-                break
-            path = path.rpartition("/")[0]
+    for folder, is_version_2 in cgroups("cpu", root):
+        quota = _quota_v2(folder) if is_version_2 else _quota_v1(folder)
+        if quota is not None and (best[1] is None or quota < best[1]):
+            best = (folder, quota)
     return best
 
 
-def _cpu_cgroups(root: str) -> Iterator[tuple[str, str, Callable[[str], float | None]]]:
-    """(where it is mounted, the path in it, how its quota is read), of cgroup v2 and of v1."""
-    for line in _read(f"{root}/proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            yield f"{root}/sys/fs/cgroup", path, _quota_v2
-        elif "cpu" in controllers.split(","):
-            yield f"{root}/sys/fs/cgroup/cpu", path, _quota_v1
-
-
 def _quota_v2(folder: str) -> float | None:
-    quota, _, period = _read(f"{folder}/cpu.max").partition(" ")
+    quota, _, period = read(f"{folder}/cpu.max").partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _quota_v1(folder: str) -> float | None:
-    quota = _number(_read(f"{folder}/cpu.cfs_quota_us"))  # -1: none
-    period = _number(_read(f"{folder}/cpu.cfs_period_us"))
+    quota = _number(read(f"{folder}/cpu.cfs_quota_us"))  # -1: none
+    period = _number(read(f"{folder}/cpu.cfs_period_us"))
     return quota / period if quota and period else None

@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from .errors import OutputLost
+
 Sink = Callable[[bytes], None]  # what writes one piece, and may block
 
 # With more than the first unwritten the ranks' output waits in their pipes, until it is less than
@@ -38,12 +40,13 @@ class Writer:
         self._queue: list[tuple[Sink, bytes]] = []
         self._backlog_bytes = 0
         self._was_full = False
-        self._broken: BrokenPipeError | None = None
+        self._broken: OSError | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def write(self, sink: Sink, data: bytes) -> None:
-        """Raises BrokenPipeError once a reader is gone, at a later call than that one's."""
+        """Raises BrokenPipeError once something could not be written, at a later call than that
+        one's."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
             self._thread.start()
@@ -62,6 +65,11 @@ class Writer:
             limit = ROOM_BYTES if self._was_full else FULL_BYTES
             self._was_full = self._backlog_bytes > limit
             return self._was_full
+
+    def check(self) -> None:
+        """Raises OutputLost for another reason than a reader that is gone."""
+        if self._broken is not None and not isinstance(self._broken, BrokenPipeError):
+            raise OutputLost(f"what the ranks write can't be shown: {self._broken.strerror}")
 
     def heard(self) -> None:
         """Takes the sign of `awake`."""
@@ -87,7 +95,7 @@ class Writer:
             for sink, data in joined(queue):
                 try:
                     sink(data)
-                except BrokenPipeError as error:
+                except OSError as error:
                     with self._changed:
                         self._broken = error
                         self._changed.notify_all()

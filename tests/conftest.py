@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.needs import lacking
-from tests.wide import Variant, by_turn
+from tests.wide import Shape, Variant, by_turn, slow_to_start
 from tests.worlds import (
     MPIS,
     SESSION_VARIABLE,
@@ -32,6 +32,15 @@ SIZES = (1, 2, 3, 4, 7)
 # In a shell's background the tests ignore Ctrl-C, and so would what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_in_good_order(number: int, frame: object) -> None:
+    """As with Ctrl-C: what the fixtures have set up is taken down, above all the rig's hosts."""
+    signal.signal(number, lambda *_: None)  # `timeout` sends it twice
+    raise KeyboardInterrupt
+
+
+signal.signal(signal.SIGTERM, end_in_good_order)
 
 
 @dataclass(frozen=True)
@@ -141,20 +150,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def mark_wide(items: list[pytest.Item]) -> None:
     """See tests/wide.py."""
+    variants = [(item, variant) for item in items if (variant := variant_of(item))]
+    shapes: dict[str, set[Shape]] = {}
+    for item, variant in variants:
+        shapes.setdefault(test_of(item), set()).add(variant.shape)
     tests: dict[str, list[tuple[pytest.Item, Variant]]] = {}
-    for item in items:
-        variant = variant_of(item)
-        if variant is None:
-            continue
+    for item, variant in variants:
         mark = item.get_closest_marker("wide_in")
-        if mark and {variant.mpi, variant.shape} & set(mark.args):
+        where = {*(mark.args if mark else ()), *slow_to_start(shapes[test_of(item)])}
+        if {variant.mpi, variant.shape} & where:
             item.add_marker("wide")
         if not item.get_closest_marker("wide"):
-            tests.setdefault(item.nodeid.partition("[")[0], []).append((item, variant))
+            tests.setdefault(test_of(item), []).append((item, variant))
     for runs in tests.values():
         for (item, _), wide in zip(runs, by_turn([run[1] for run in runs]), strict=True):
             if wide:
                 item.add_marker("wide")
+
+
+def test_of(item: pytest.Item) -> str:
+    """Without its parameters."""
+    return item.nodeid.partition("[")[0]
 
 
 def variant_of(item: pytest.Item) -> Variant | None:

@@ -119,10 +119,12 @@ def test_the_sdist_has_everything_that_the_build_reads(sdist):
     assert names >= {"setup.py", "setup.cfg", "pyproject.toml", "LICENSE", "hvdlite/_core.pyi"}
 
 
+@pytest.mark.wide
 def test_one_wheel_serves_every_python_from_3_10_on(wheel):
     assert re.fullmatch(rf"hvdlite-{VERSION}-cp310-abi3-linux_\w+\.whl", wheel.name)
 
 
+@pytest.mark.wide
 def test_the_wheel_has_the_core_its_types_and_the_launcher_and_no_sources(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -133,6 +135,7 @@ def test_the_wheel_has_the_core_its_types_and_the_launcher_and_no_sources(wheel)
     assert not [name for name in names if name.endswith((".c", ".h")) or "launcher" in name]
 
 
+@pytest.mark.wide
 def test_the_wheel_works_when_installed(wheel, environment, only_a_compiler):
     pip_install(environment, wheel, path=only_a_compiler)
     check_installed(environment, environment.parent.parent)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.conftest import mark_wide
-from tests.wide import Variant, by_turn
+from tests.wide import Variant, by_turn, slow_to_start
 from tests.worlds import MPIS
 
 pytest_plugins = ["pytester"]
@@ -85,3 +85,16 @@ def test_what_pytest_collects_is_marked(pytester):
         ),
         *("test_examples[openmpi]", "test_without_an_mpi"),
     }
+
+
+@pytest.mark.parametrize(
+    ("shapes", "slow"),
+    [
+        ({1, 2, 3, 4, 7, "2,1", None}, {4, 7}),
+        ({2, 3}, set()),
+        ({4, "2,1"}, set()),  # there are no smaller ones
+        ({2, 4}, set()),
+    ],
+)
+def test_the_largest_of_several_worlds_are_wide(shapes, slow):
+    assert slow_to_start(shapes) == slow

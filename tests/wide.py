@@ -1,7 +1,8 @@
 """Which tests are wide: the same thing once more, in another shape or under the other MPI.
 
 `make test` leaves them out, for its time; `make test-wide` runs them. A test or a parameter is wide
-by its mark `wide`, in some of its worlds or under one MPI by its mark `wide_in`, or by turn:
+by its mark `wide`, in some of its worlds or under one MPI by its mark `wide_in`, in the largest of
+several worlds, whose many ranks take long to come up, or by turn:
 
 The variants of a test are the shapes of its world times its other parameters. `make test` runs each
 of them under one MPI, and the MPIs take turns, so that with two parameters or more each MPI sees
@@ -11,10 +12,14 @@ goes through MPI; where the test has none of these, its first.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.worlds import MPIS
+
+Shape = int | str | None  # ranks on one host, or a layout such as "2,1"
+
+FEW_RANKS = 3
 
 
 @dataclass(frozen=True)
@@ -22,12 +27,19 @@ class Variant:
     """One run of a test."""
 
     mpi: str
-    shape: int | str | None  # ranks on one host, or a layout such as "2,1"
+    shape: Shape
     others: Hashable = None  # the other parameters
 
     @property
     def on_several_hosts(self) -> bool:
         return isinstance(self.shape, str)
+
+
+def slow_to_start(shapes: Collection[Shape]) -> set[Shape]:
+    """Of a test's shapes those of more ranks, where several smaller ones show the same."""
+    sizes = {shape for shape in shapes if isinstance(shape, int)}
+    small = {size for size in sizes if size <= FEW_RANKS}
+    return set(sizes - small) if len(small) > 1 else set()
 
 
 def by_turn(variants: Sequence[Variant]) -> list[bool]:

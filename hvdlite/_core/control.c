@@ -8,8 +8,6 @@
 
 #include "control.h"
 
-#define TESTS_PER_STEP 8 /* receives looked at in one step, in turn */
-
 #define PACKET_BYTES 61440 /* as a segment; a packet may hold more if one message needs it */
 
 /* ---- sending ---- */
@@ -35,8 +33,7 @@ static void send_packet(hvdl_engine *e, int host)
     if (hvdl_wire_send(&e->wire, &packet->head, packet->bytes_used, hvdl_leader_of(e, host),
                        HVDL_TAG_CONTROL, &packet->request)) {
         free(packet);
-        hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
-                   e->name_of[e->config.rank]);
+        hvdl_break_for_mpi(e);
         return;
     }
     packet->next = control->sendings;
@@ -101,13 +98,12 @@ void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *message, const vo
     packet->head.num_messages++;
 }
 
-static bool test_sends(hvdl_engine *e)
+static bool free_sent(hvdl_engine *e)
 {
     bool any = false;
     for (hvdl_packet **at = &e->control->sendings; *at;) {
         hvdl_packet *packet = *at;
-        bool done = false;
-        if (hvdl_wire_test(&e->wire, &packet->request, &done) || !done) {
+        if (packet->request.active) {
             at = &packet->next;
             continue;
         }
@@ -197,10 +193,9 @@ static bool post_receive(hvdl_engine *e, int host)
 static bool receive(hvdl_engine *e, int host)
 {
     hvdl_control *control = e->control;
-    hvdl_request *request = &control->receives[host];
-    bool done = false;
-    if (!request->active || hvdl_wire_test(&e->wire, request, &done) || !done)
+    if (!control->receives[host].ended)
         return false;
+    control->receives[host].ended = false;
     const char *at = control->receive_buffers + (size_t)host * control->room;
     uint64_t num_messages;
     bool last = false;
@@ -213,29 +208,24 @@ static bool receive(hvdl_engine *e, int host)
         take_message(e, &message, payload);
     }
     if (!last && !post_receive(e, host))
-        hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
-                   e->name_of[e->config.rank]);
+        hvdl_break_for_mpi(e);
     return true;
 }
 
-static bool receive_some(hvdl_engine *e)
+static bool receive_all(hvdl_engine *e)
 {
-    hvdl_control *control = e->control;
     bool any = false;
-    int hosts = e->config.num_hosts, tests = hosts < TESTS_PER_STEP ? hosts : TESTS_PER_STEP;
-    for (int i = 0; i < tests && !e->broken; i++) {
-        control->next_receive = (control->next_receive + 1) % hosts;
-        any |= receive(e, control->next_receive);
-    }
+    for (int h = 0; h < e->config.num_hosts && !e->broken; h++)
+        any |= receive(e, h);
     return any;
 }
 
 void hvdl_control_step(hvdl_engine *e, bool *progressed)
 {
     if (e->control->sendings)
-        *progressed |= test_sends(e);
+        *progressed |= free_sent(e);
     if (e->is_leader)
-        *progressed |= receive_some(e);
+        *progressed |= receive_all(e);
 }
 
 bool hvdl_control_busy(const hvdl_engine *e)
@@ -344,7 +334,8 @@ static void flush_sends(hvdl_engine *e)
     struct timespec pause = {0, 100000};
     hvdl_control_flush(e);
     for (int i = 0; i < 10000 && e->control->sendings; i++) {
-        test_sends(e);
+        hvdl_wire_poll(&e->wire);
+        free_sent(e);
         if (!e->control->sendings)
             return;
         if (i < 100)

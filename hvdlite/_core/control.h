@@ -90,7 +90,6 @@ struct hvdl_control {
      * and on other hosts, MPICH 5.0 was seen to lose messages to several such receives. */
     hvdl_request *receives;
     char *receive_buffers;
-    int next_receive;
     hvdl_packet **packets; /* by host: what the next one to it holds already, or NULL */
     int num_packets;       /* of these */
     hvdl_packet *sendings;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "state.h"
+#include "streams.h"
 
 /* ---- failing everything ---- */
 
@@ -65,6 +66,12 @@ void hvdl_break(hvdl_engine *e, const char *format, ...)
     hvdl_fail_all(e, text);
 }
 
+void hvdl_break_for_mpi(hvdl_engine *e)
+{
+    hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
+               e->name_of[e->config.rank]);
+}
+
 static void look_for_dead(hvdl_engine *e)
 {
     if (e->local_size == 1)
@@ -96,6 +103,8 @@ bool hvdl_sweep(hvdl_engine *e)
     progressed |= hvdl_read_journal(e);
     bool between_hosts = e->config.num_hosts > 1;
     if (between_hosts) {
+        if (hvdl_wire_poll(&e->wire))
+            hvdl_break_for_mpi(e);
         hvdl_control_step(e, &progressed);
         hvdl_step_exchanges(e, &progressed);
         hvdl_control_flush(e); /* before the block, which takes longer */
@@ -119,6 +128,11 @@ bool hvdl_sweep(hvdl_engine *e)
     return progressed;
 }
 
+bool hvdl_sweep_twice(hvdl_engine *e)
+{
+    return hvdl_sweep(e) || hvdl_sweep(e);
+}
+
 static void relax(void)
 {
 #if defined(__x86_64__)
@@ -130,28 +144,51 @@ static void relax(void)
 
 #define LOOKS 32   /* that keep the core */
 #define YIELDS 500 /* looks that give up the core, to whoever may need it, before sleeping */
+/* With other hosts, where a look is a call of MPI: until then. */
+#define WIRE_LOOKS_NS 50000
+#define WIRE_YIELDS_NS 150000
+/* Messages that are in flight for so long keep the wire busy while this rank sleeps a part of that. */
+#define LONG_FLIGHT_NS 1000000
 #define FIRST_PAUSE_NS 20000
+#define PAUSES_PER_FLIGHT 32
 #define LONGEST_WIRE_PAUSE_NS 1000000 /* MPI can't wake a sleeper */
 #define LONGEST_PAUSE_NS 100000000
 #define LOOKS_BETWEEN_HEALTH_CHECKS 64
+
+/* Returns false when it is time to sleep. waited_ns: only with other hosts. */
+static bool wait_awake(const hvdl_engine *e, uint64_t waited_ns)
+{
+    bool keeps = e->idle_looks <= LOOKS, yields = e->idle_looks <= LOOKS + YIELDS;
+    if (e->config.num_hosts > 1) {
+        keeps = waited_ns < WIRE_LOOKS_NS;
+        yields = waited_ns < WIRE_YIELDS_NS;
+    }
+    if (keeps)
+        relax();
+    else if (yields)
+        sched_yield();
+    return yields;
+}
 
 /* Nothing moved: look again soon, let others run, or sleep, the longer it lasts. Gives up the core
  * where there are more ranks than cores, or the wait is long. `wanted`: somebody else wants to drive. */
 void hvdl_pause(hvdl_engine *e, bool (*wanted)(hvdl_engine *))
 {
+    bool between_hosts = e->config.num_hosts > 1;
+    uint64_t now_ns = between_hosts ? hvdl_now_ns() : 0;
     int looks = ++e->idle_looks;
-    if (looks <= LOOKS) {
-        relax();
+    if (looks == 1)
+        e->idle_since_ns = now_ns;
+    uint64_t waited_ns = now_ns - e->idle_since_ns;
+    uint64_t flight_ns = e->exchanges ? hvdl_streams_flight_ns(&e->wire, now_ns) : 0;
+    /* If nothing has come for so long, it is not the wire that is awaited. */
+    bool flying = flight_ns > LONG_FLIGHT_NS && waited_ns < flight_ns;
+    if (!flying && wait_awake(e, waited_ns))
         return;
-    }
-    if (looks <= LOOKS + YIELDS) {
-        sched_yield();
-        return;
-    }
-    bool on_wire = e->config.num_hosts > 1;
-    long longest = on_wire ? LONGEST_WIRE_PAUSE_NS : LONGEST_PAUSE_NS;
-    long pause = e->pause_ns ? 2 * e->pause_ns : FIRST_PAUSE_NS;
-    if (e->deferred) /* nobody rings when there is room in the journal */
+    long longest = LONGEST_PAUSE_NS, pause = e->pause_ns ? 2 * e->pause_ns : FIRST_PAUSE_NS;
+    if (flying)
+        pause = (long)(flight_ns / PAUSES_PER_FLIGHT);
+    if (between_hosts || e->deferred) /* nobody rings when the journal has room */
         longest = LONGEST_WIRE_PAUSE_NS;
     pause = pause < longest ? pause : longest;
     uint32_t bell = hvdl_shm_sleep_prepare(&e->shm);
@@ -193,7 +230,7 @@ static bool has_work(hvdl_engine *e)
  * one message of each host, and MPI may hold back the next ones until this one is received. */
 static void serve_others(hvdl_engine *e)
 {
-    int pauses = hvdl_sweep(e) ? 0 : QUIET_PAUSES;
+    int pauses = hvdl_sweep_twice(e) ? 0 : QUIET_PAUSES;
     while (pauses < QUIET_PAUSES && !thread_unwanted(e)) {
         if (hvdl_sweep(e)) {
             pauses = 0;
@@ -282,7 +319,7 @@ void hvdl_engine_poll(hvdl_engine *e)
     if (e->has_thread || e->config.num_ranks == 1 || pthread_mutex_trylock(&e->driving))
         return;
     /* The lock shows what close did: it stops, then takes down what a sweep needs. */
-    if (!stopping(e) && !hvdl_sweep(e)) {
+    if (!stopping(e) && !hvdl_sweep_twice(e)) {
         look_for_dead(e);
         hvdl_stall_look(e);
     }

@@ -143,6 +143,7 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
         err = start_thread(e);
     if (err) {
         hvdl_control_destroy(e);
+        hvdl_wire_close(&e->wire);
         hvdl_shm_close(&e->shm);
         free_geometry(e);
         free(e);
@@ -181,7 +182,7 @@ static void linger_for_others(hvdl_engine *e)
 {
     struct timespec pause = {0, 100000};
     while (!e->broken && !hvdl_control_all_left(e)) {
-        if (hvdl_sweep(e))
+        if (hvdl_sweep_twice(e))
             continue;
         nanosleep(&pause, NULL);
         if (pause.tv_nsec < LONGEST_LINGER_PAUSE_NS)
@@ -228,6 +229,7 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
 void hvdl_engine_free(hvdl_engine *e)
 {
     hvdl_shm_close(&e->shm);
+    hvdl_wire_close(&e->wire);
     for (size_t i = 0; i < e->plans.num_slots; i++)
         for (hvdl_node *node = e->plans.slots[i], *next; node; node = next) {
             hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);

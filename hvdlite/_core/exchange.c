@@ -76,11 +76,11 @@ static size_t largest_chunk_bytes(const hvdl_exchange *x)
 
 /* ---- ring and gather ---- */
 
-static hvdl_err ring_received(hvdl_exchange *x, size_t message)
+static void ring_received(hvdl_exchange *x, size_t message)
 {
     const hvdl_exchange_spec *spec = &x->spec;
     if (message >= x->num_reducing)
-        return HVDL_OK; /* it was received in place */
+        return; /* it was received in place */
     int step = (int)(message / x->num_segments);
     hvdl_range at = segment_at(x, hvdl_ring_recv_chunk(spec->host, step, spec->num_hosts),
                                message % x->num_segments);
@@ -90,7 +90,6 @@ static hvdl_err ring_received(hvdl_exchange *x, size_t message)
     hvdl_scale none = {1, 1.0};
     hvdl_reduce(spec->dtype, spec->op, spec->buffer + at.begin, inputs, 2,
                 hvdl_range_size(at) / x->esize, step == spec->num_hosts - 2 ? &spec->scale : &none);
-    return HVDL_OK;
 }
 
 static hvdl_err ring_step(hvdl_exchange *x, bool *progressed, bool *done)
@@ -100,15 +99,11 @@ static hvdl_err ring_step(hvdl_exchange *x, bool *progressed, bool *done)
     int next = (spec->host + 1) % hosts, previous = (spec->host + hosts - 1) % hosts;
     bool again = true;
     while (again) {
-        bool completed;
-        hvdl_err err = hvdl_stream_test(x->wire, &x->recv, &completed);
-        again = completed;
-        if (!err && completed)
-            err = ring_received(x, x->recv.done - 1);
-        if (!err) {
-            err = hvdl_stream_test(x->wire, &x->send, &completed);
-            again |= completed;
-        }
+        hvdl_err err = HVDL_OK;
+        again = hvdl_stream_take(x->wire, &x->recv);
+        if (again)
+            ring_received(x, x->recv.done - 1);
+        again |= hvdl_stream_take(x->wire, &x->send);
         /* What is received in place overwrites a segment that was sent num_reducing messages ago
          * (the same chunk, on its first way round): that send must have left the buffer. */
         while (!err && x->recv.posted < x->num_messages && hvdl_stream_has_room(&x->recv) &&
@@ -167,11 +162,8 @@ static hvdl_err direct_step_peer(hvdl_exchange *x, int h, bool *again)
     int peer_rank = spec->peers[h];
     hvdl_stream *all[] = {&peer->recv_part, &peer->recv_sum, &peer->send_part, &peer->send_sum};
     hvdl_err err = HVDL_OK;
-    for (size_t i = 0; !err && i < sizeof all / sizeof *all; i++) {
-        bool completed;
-        err = hvdl_stream_test(x->wire, all[i], &completed);
-        *again |= completed;
-    }
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        *again |= hvdl_stream_take(x->wire, all[i]);
     /* A part's slot is free once the segment before the last HVDL_WINDOW ones has been added. */
     while (!err && peer->recv_part.posted < x->num_segments &&
            hvdl_stream_has_room(&peer->recv_part) &&
@@ -238,14 +230,10 @@ static hvdl_err direct_step(hvdl_exchange *x, bool *progressed, bool *done)
     return HVDL_OK;
 }
 
-static hvdl_err test_streams(hvdl_exchange *x, bool *completed)
+static bool take_streams(hvdl_exchange *x)
 {
-    bool received, sent = false;
-    hvdl_err err = hvdl_stream_test(x->wire, &x->recv, &received);
-    if (!err)
-        err = hvdl_stream_test(x->wire, &x->send, &sent);
-    *completed = received || sent;
-    return err;
+    bool received = hvdl_stream_take(x->wire, &x->recv);
+    return hvdl_stream_take(x->wire, &x->send) || received;
 }
 
 /* ---- chain ---- */
@@ -258,7 +246,8 @@ static hvdl_err chain_step(hvdl_exchange *x, bool *progressed, bool *done)
     size_t to_send = place < hosts - 1 ? x->num_segments : 0;
     bool again = true;
     while (again) {
-        hvdl_err err = test_streams(x, &again);
+        hvdl_err err = HVDL_OK;
+        again = take_streams(x);
         while (!err && x->recv.posted < to_recv && hvdl_stream_has_room(&x->recv)) {
             hvdl_range at = segment_at(x, 0, x->recv.posted);
             err = hvdl_stream_recv(x->wire, &x->recv, spec->buffer + at.begin, hvdl_range_size(at),
@@ -314,7 +303,7 @@ static hvdl_err doubling_send(hvdl_exchange *x)
     if (step.sends)
         return hvdl_stream_send(x->wire, &x->send, x->spec.buffer + at.begin, hvdl_range_size(at),
                                 x->spec.peers[step.peer], x->spec.tag);
-    hvdl_stream_skip(&x->send);
+    hvdl_stream_skip(x->wire, &x->send);
     return HVDL_OK;
 }
 
@@ -326,7 +315,7 @@ static hvdl_err doubling_recv(hvdl_exchange *x)
         return hvdl_stream_recv(x->wire, &x->recv,
                                 x->scratch + x->recv.posted % HVDL_WINDOW * x->segment_room,
                                 hvdl_range_size(at), x->spec.peers[step.peer], x->spec.tag);
-    hvdl_stream_skip(&x->recv);
+    hvdl_stream_skip(x->wire, &x->recv);
     return HVDL_OK;
 }
 
@@ -334,7 +323,8 @@ static hvdl_err doubling_step(hvdl_exchange *x, bool *progressed, bool *done)
 {
     bool again = true;
     while (again) {
-        hvdl_err err = test_streams(x, &again);
+        hvdl_err err = HVDL_OK;
+        again = take_streams(x);
         /* The sum replaces what was sent: that send must have left the buffer. */
         while (!err && x->reduced < x->recv.done && x->reduced < x->send.done) {
             doubling_add(x);

@@ -66,11 +66,8 @@ static hvdl_err step_direction(hvdl_pairwise *p, direction *d, hvdl_wire *wire, 
     while (d->opened < ranks && d->opened - d->ended < HVDL_ACTIVE)
         d->streams[d->opened++ % HVDL_ACTIVE] = (hvdl_stream){0};
     for (int step = d->ended; !err && step < d->opened; step++) {
-        bool completed;
-        err = hvdl_stream_test(wire, &d->streams[step % HVDL_ACTIVE], &completed);
-        *any |= !err && completed;
-        if (!err)
-            err = post_segments(p, d, wire, step, any);
+        *any |= hvdl_stream_take(wire, &d->streams[step % HVDL_ACTIVE]);
+        err = post_segments(p, d, wire, step, any);
     }
     while (!err && d->ended < d->opened) {
         const hvdl_stream *oldest = &d->streams[d->ended % HVDL_ACTIVE];

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "phases.h"
+#include "streams.h"
 
 static uint64_t window(const hvdl_engine *e)
 {
@@ -33,6 +34,8 @@ static void start_exchange(hvdl_engine *e, hvdl_operation *op, uint64_t k)
     running->operation = op;
     running->piece = k;
     running->next = NULL;
+    if (!e->exchanges)
+        hvdl_streams_begin(&e->wire, hvdl_now_ns());
     hvdl_running_exchange **last = &e->exchanges; /* in order: the oldest piece is moved first */
     while (*last)
         last = &(*last)->next;
@@ -70,6 +73,8 @@ void hvdl_abandon_all(hvdl_engine *e)
         next = pass->next;
         free(pass);
     }
+    if (e->exchanges)
+        hvdl_wire_poll(&e->wire); /* what was sent since the last time may have left */
     while (e->exchanges) {
         hvdl_running_exchange *running = e->exchanges;
         e->exchanges = running->next;

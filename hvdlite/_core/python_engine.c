@@ -126,18 +126,21 @@ static int word_of(PyObject *wire, const char *key, hvdl_word *to)
 
 static int to_wire(PyObject *from, hvdl_wire *wire)
 {
-    hvdl_word isend, irecv, test, cancel, tag_ub;
+    hvdl_word isend, irecv, test, testsome, cancel, tag_ub, handle_bytes;
     memset(wire, 0, sizeof *wire);
     if (word_of(from, "isend", &isend) || word_of(from, "irecv", &irecv) ||
-        word_of(from, "test", &test) || word_of(from, "cancel", &cancel) ||
-        word_of(from, "comm", &wire->comm) || word_of(from, "byte", &wire->byte) ||
-        word_of(from, "tag_ub", &tag_ub))
+        word_of(from, "test", &test) || word_of(from, "testsome", &testsome) ||
+        word_of(from, "cancel", &cancel) || word_of(from, "comm", &wire->comm) ||
+        word_of(from, "byte", &wire->byte) || word_of(from, "tag_ub", &tag_ub) ||
+        word_of(from, "request_bytes", &handle_bytes))
         return -1;
     /* C has no conversion from an integer to a function that -Wpedantic would accept. */
     memcpy(&wire->isend, &isend, sizeof isend);
     memcpy(&wire->irecv, &irecv, sizeof irecv);
     memcpy(&wire->test, &test, sizeof test);
+    memcpy(&wire->testsome, &testsome, sizeof testsome);
     memcpy(&wire->cancel, &cancel, sizeof cancel);
+    wire->handle_bytes = handle_bytes;
     wire->tag_ub = tag_ub > INT32_MAX ? INT32_MAX : (int)tag_ub;
     return 0;
 }

@@ -227,13 +227,14 @@ struct hvdl_engine {
     hvdl_inquiry *inquiries;
     int num_asking; /* of these, under way */
     uint64_t next_stall_look_ns, sweeps;
-    uint64_t next_turn; /* of operations that the engine only agrees on; one host */
-    char *gone;         /* why new operations can't succeed any more: a rank has left or died */
-    int first_gone;     /* that rank */
-    bool pinned;        /* MPI may still use an operation\'s buffers: they are kept for ever */
-    bool broken;        /* and why none can: data was under way */
-    int culprit;        /* the rank for which it was broken: this one, or one that has gone */
-    int idle_looks;
+    uint64_t next_turn;     /* of operations that the engine only agrees on; one host */
+    char *gone;             /* why new operations can't succeed any more: a rank has left or died */
+    int first_gone;         /* that rank */
+    bool pinned;            /* MPI may still use an operation\'s buffers: they are kept for ever */
+    bool broken;            /* and why none can: data was under way */
+    int culprit;            /* the rank for which it was broken: this one, or one that has gone */
+    int idle_looks;         /* since anything moved */
+    uint64_t idle_since_ns; /* with other hosts: the first of them */
     long pause_ns;
 };
 
@@ -357,6 +358,9 @@ void hvdl_stall_free(hvdl_engine *engine);
 
 /* Moves everything as far as it can go now. Returns whether anything moved. */
 bool hvdl_sweep(hvdl_engine *engine);
+/* The same, for who does not look again soon: Open MPI moves messages when asked which have ended and
+ * none had, and says of those only when asked again. */
+bool hvdl_sweep_twice(hvdl_engine *engine);
 /* Nothing moved: looks again soon, lets others run, or sleeps, the longer it lasts.
  * wanted: whether somebody else wants to drive. */
 void hvdl_pause(hvdl_engine *engine, bool (*wanted)(hvdl_engine *));
@@ -368,6 +372,8 @@ void hvdl_fail_all(hvdl_engine *engine, const char *text);
 void hvdl_break_all(hvdl_engine *engine, const char *text);
 /* Fails everything, now and later. */
 void hvdl_break(hvdl_engine *engine, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same, for an error in a message that belongs to no operation. */
+void hvdl_break_for_mpi(hvdl_engine *engine);
 
 /* ---- small facts ---- */
 

@@ -162,6 +162,7 @@ def run_tiny(output, *options):
     return json.loads((output / "bench.json").read_text()), finished.stdout
 
 
+@pytest.mark.wide
 def test_one_command_measures_and_writes_everything_of_one_host(tmp_path):
     page = tmp_path / "page.md"
     page.write_text((ROOT / "docs" / "benchmarks.md").read_text())
@@ -223,6 +224,7 @@ def test_an_operation_takes_the_same_instructions_each_time():
     assert 0 < first["core"] < first["all"]
 
 
+@pytest.mark.wide
 def test_the_latency_of_each_form_is_measured_and_checked():
     hvdrun = str(Path(sys.executable).with_name("hvdrun"))
     command = [hvdrun, "-np", "2", sys.executable, "-m", "benchmarks.latency", "--quick"]

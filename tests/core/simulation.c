@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "exchange.h"
+#include "streams.h"
 
 typedef struct {
     const void *from;
@@ -61,7 +62,7 @@ static message *message_at(channel *c, size_t index)
 #define IS_SEND ((hvdl_word)1)
 
 static int simulated_isend(const void *buf, int count, hvdl_word type, int dest, int tag,
-                           hvdl_word comm, hvdl_word *request)
+                           hvdl_word comm, void *request)
 {
     endpoint *self = (endpoint *)comm;
     network *n = self->network;
@@ -76,12 +77,12 @@ static int simulated_isend(const void *buf, int count, hvdl_word type, int dest,
     n->num_pending++;
     n->messages[self->host * n->hosts + dest]++;
     n->bytes[self->host * n->hosts + dest] += (uint64_t)count;
-    *request = (hvdl_word)m | IS_SEND;
+    *(hvdl_word *)request = (hvdl_word)m | IS_SEND;
     return 0;
 }
 
 static int simulated_irecv(void *buf, int count, hvdl_word type, int source, int tag,
-                           hvdl_word comm, hvdl_word *request)
+                           hvdl_word comm, void *request)
 {
     endpoint *self = (endpoint *)comm;
     channel *c = channel_of(self->network, source, self->host, tag);
@@ -89,22 +90,21 @@ static int simulated_irecv(void *buf, int count, hvdl_word type, int source, int
     (void)type;
     m->to = buf;
     m->room_bytes = (size_t)count;
-    *request = (hvdl_word)m;
+    *(hvdl_word *)request = (hvdl_word)m;
     return 0;
 }
 
-static int simulated_test(hvdl_word *request, int *flag, void *status)
+static int simulated_testsome(int count, void *requests, int *num_ended, int *ended, void *statuses)
 {
-    (void)status;
-    const message *m = (const message *)(*request & ~IS_SEND);
-    *flag = *request & IS_SEND ? m->released : m->delivered;
+    const hvdl_word *words = requests;
+    (void)statuses;
+    *num_ended = 0;
+    for (int i = 0; i < count; i++) {
+        const message *m = (const message *)(words[i] & ~IS_SEND);
+        if (words[i] & IS_SEND ? m->released : m->delivered)
+            ended[(*num_ended)++] = i;
+    }
     return 0;
-}
-
-static int simulated_cancel(hvdl_word *request)
-{
-    (void)request;
-    return 1; /* no exchange is given up here */
 }
 
 static uint64_t next_random(uint64_t *state)
@@ -155,7 +155,8 @@ enum { WELL, NO_MEMORY, STUCK, WRONG_SIZE, LEFT_OVER, OVERWRITTEN };
 
 /* Every host makes one step after the other, until nothing moves; then messages arrive; and so on.
  * *ticks: how often they did. With a seed in `random`, hosts and messages are late by chance. */
-static int run(network *n, hvdl_exchange **exchanges, uint64_t random, uint64_t *ticks)
+static int run(network *n, hvdl_wire *wires, hvdl_exchange **exchanges, uint64_t random,
+               uint64_t *ticks)
 {
     bool seeded = random != 0;
     int num_done = 0, quiet = 0;
@@ -165,7 +166,7 @@ static int run(network *n, hvdl_exchange **exchanges, uint64_t random, uint64_t 
         for (int h = 0; h < n->hosts; h++) {
             if (finished[h] || (seeded && next_random(&random) % 4 == 0))
                 continue;
-            if (hvdl_exchange_step(exchanges[h], &moved, &finished[h]))
+            if (hvdl_wire_poll(&wires[h]) || hvdl_exchange_step(exchanges[h], &moved, &finished[h]))
                 return STUCK;
             num_done += finished[h];
         }
@@ -214,8 +215,8 @@ int simulate(int algorithm, int hosts, int dtype, int op, int64_t divisor, size_
         endpoints[h] = (endpoint){&n, h};
         wires[h] = (hvdl_wire){.isend = simulated_isend,
                                .irecv = simulated_irecv,
-                               .test = simulated_test,
-                               .cancel = simulated_cancel,
+                               .testsome = simulated_testsome,
+                               .handle_bytes = sizeof(hvdl_word),
                                .comm = (hvdl_word)&endpoints[h]};
         hvdl_exchange_spec own = common;
         own.host = h;
@@ -236,7 +237,7 @@ int simulate(int algorithm, int hosts, int dtype, int op, int64_t divisor, size_
             result = NO_MEMORY;
     }
     if (result == WELL)
-        result = run(&n, exchanges, seed, ticks);
+        result = run(&n, wires, exchanges, seed, ticks);
     for (size_t i = 0; i < num * num * TAGS; i++) {
         channel *c = &n.channels[i];
         if (result == WELL && (c->num_sent != c->num_released || c->num_awaited != c->num_sent))
@@ -254,10 +255,30 @@ int simulate(int algorithm, int hosts, int dtype, int op, int64_t divisor, size_
         result = OVERWRITTEN;
     for (int h = 0; h < hosts && result == WELL; h++)
         hvdl_exchange_destroy(exchanges[h]);
+    for (int h = 0; h < hosts; h++)
+        hvdl_wire_close(&wires[h]);
     free(n.channels);
     free(endpoints);
     free(wires);
     free(exchanges);
     free(peers);
     return result;
+}
+
+/* How long a message is in flight as streams see it, of which so many are at any time: the other side
+ * is late, then one ends every gap_ns. */
+uint64_t flight_ns(uint64_t in_flight, uint64_t late_ns, uint64_t gap_ns, uint64_t num_ended)
+{
+    hvdl_wire wire = {0};
+    hvdl_streams_begin(&wire, 0);
+    wire.streaming = in_flight;
+    uint64_t now_ns = 0, found_ns = 0;
+    for (; now_ns < late_ns; now_ns += 1000000)
+        hvdl_streams_flight_ns(&wire, now_ns);
+    while (num_ended--) {
+        now_ns += gap_ns;
+        wire.streamed++;
+        found_ns = hvdl_streams_flight_ns(&wire, now_ns);
+    }
+    return found_ns;
 }

@@ -1,7 +1,9 @@
 """An error of MPI in any message fails what is in flight, on every rank, and harms nothing else."""
 
 import ctypes
+import gc
 import time
+import weakref
 
 import pytest
 import torch
@@ -106,3 +108,27 @@ def test_a_send_that_fails_ends_every_operation(world, case, failing):
     every = world.run(case, failing, world.size - 1, knobs=limits.KNOBS["tiny knobs"])
     if every[-1][0]:
         assert any("MPI reported an error" in text for text in every[-1][1])
+
+
+def fail_a_send_and_let_go(failing):
+    from mpi4py import MPI
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        wire = FailingWire(monkeypatch, failing if MPI.COMM_WORLD.Get_rank() == 1 else 0)
+        hvd.init()
+    x = torch.ones(2000)
+    seen = weakref.ref(x)
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.allreduce_(x)
+    del x
+    gc.collect()
+    hvd.shutdown()
+    MPI.COMM_WORLD.Barrier()
+    return wire.sends >= failing, seen() is None
+
+
+@pytest.mark.ranks
+@pytest.mark.hosts("1,1")
+@pytest.mark.parametrize("failing", [3, 4, 5])
+def test_what_has_been_sent_when_a_later_send_fails_is_let_go(world, failing):
+    assert world.run(fail_a_send_and_let_go, failing, knobs=limits.TINY)[1] == (True, True)

@@ -381,3 +381,22 @@ def test_an_empty_slice_costs_no_message(network, hosts, algorithm):
     network.run(algorithm, [torch.empty(0) for _ in range(hosts)])
     assert not network.messages.any()
     assert network.ticks == 0
+
+
+# ---- how long messages are in flight ----
+
+
+def flight_ms(simulation, in_flight, late_ms, gap_ms, ended):
+    simulation.flight_ns.restype = ctypes.c_uint64
+    times = [ctypes.c_uint64(round(ms * 1e6)) for ms in (late_ms, gap_ms)]
+    return simulation.flight_ns(ctypes.c_uint64(in_flight), *times, ctypes.c_uint64(ended)) / 1e6
+
+
+@pytest.mark.parametrize("ended", [1, 16, 64, 1000])
+def test_messages_are_in_flight_for_as_long_as_as_many_take_to_end(simulation, ended):
+    assert flight_ms(simulation, 8, 0, 0.5, ended) == pytest.approx(4, rel=0.02)
+
+
+def test_a_rank_that_is_late_says_little_of_the_wire(simulation):
+    assert flight_ms(simulation, 8, 1000, 0.05, 32) < 1
+    assert flight_ms(simulation, 8, 1000, 0.5, 64) == pytest.approx(4, rel=0.1)

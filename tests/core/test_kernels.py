@@ -228,11 +228,13 @@ def arm_driver(tmp_path_factory):
     return [EMULATOR, str(driver)]
 
 
+@pytest.mark.wide
 def test_arm_has_its_variant(arm_driver):
     said = subprocess.run(arm_driver, check=True, capture_output=True, timeout=60, text=True)
     assert said.stdout.split() == ["neon", "baseline"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("variant", ["neon", "baseline"])
 def test_every_variant_of_arm_gives_the_bits_of_the_oracle(arm_driver, variant):
     every = [case for dtype in DTYPES for op in ops_of(dtype) for case in cases(dtype, op)]

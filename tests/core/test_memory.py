@@ -46,6 +46,7 @@ def growth():
     return (sizes[-1] - sizes[1]) / (2 * ROUNDS * 12)
 
 
+@pytest.mark.wide
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("2,1")
 def test_memory_does_not_grow_with_the_operations_done(world):
@@ -82,6 +83,7 @@ def owners_left(when):
     return sum(owner() is not None for owner in owners)
 
 
+@pytest.mark.wide_in("openmpi")
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("1,1")
 @pytest.mark.parametrize("when", ["released before", "released after", "made"])

@@ -9,7 +9,7 @@ def accuracy(run):
     return float(run.find(r"^Test accuracy in \w+: (\S+) %$"))
 
 
-@pytest.mark.wide_in("openmpi")
+@pytest.mark.wide
 def test_float16_with_a_grad_scaler_trains_on_two_ranks(hvdrun):
     run = hvdrun(2, "clipping_and_amp.py", "--dtype", "float16")
     assert run.code == 0, run

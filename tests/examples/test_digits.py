@@ -66,6 +66,7 @@ def one_epoch_alone(alone):
     return alone("digits.py", "--epochs", "1", "--expect-accuracy", "101")
 
 
+@pytest.mark.wide
 def test_one_process_needs_no_launcher(one_epoch_alone):
     assert "Trained on 1 rank(s)" in one_epoch_alone.stdout, one_epoch_alone
 

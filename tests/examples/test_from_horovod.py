@@ -34,7 +34,7 @@ def test_the_import_line_is_all_that_names_hvdlite():
     assert used <= HOROVODS_NAMES
 
 
-@pytest.mark.wide_in("openmpi")
+@pytest.mark.wide
 def test_it_trains_on_two_ranks_with_compression_and_accumulation(hvdrun):
     run = hvdrun(2, "from_horovod.py", "--fp16-allreduce", "--batches-per-allreduce", "2")
     assert run.code == 0, run

@@ -7,7 +7,7 @@ def digest(run):
     return run.find(r"^Digest of the parameters: (\w+)$")
 
 
-@pytest.mark.wide_in("openmpi")
+@pytest.mark.wide
 def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(hvdrun, tmp_path):
     def train(name, *arguments):
         checkpoint = str(tmp_path / name)

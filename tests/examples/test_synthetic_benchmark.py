@@ -19,7 +19,7 @@ def check(run, ranks, iterations):
     assert total == pytest.approx(ranks * mean, rel=0.01)
 
 
-@pytest.mark.wide_in("mpich")
+@pytest.mark.wide
 def test_it_counts_the_samples_of_a_resnet_on_two_ranks(hvdrun):
     arguments = ["--model", "resnet", "--batch-size", "4", "--fp16-allreduce", "--no-cuda", *FEW]
     run = hvdrun(2, "synthetic_benchmark.py", *arguments)

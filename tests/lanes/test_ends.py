@@ -306,6 +306,7 @@ def run(mpi, code):
     return run_program([*mpiexec_command(mpi, 2), python_of(mpi), "-c", PRELUDE + code], 60)
 
 
+@pytest.mark.wide_in("mpich")
 @pytest.mark.parametrize("mpi", MPIS)
 @pytest.mark.parametrize(
     ("code", "expected"),
@@ -330,6 +331,7 @@ def test_a_rank_with_a_lane_ends_as_it_should(mpi, code, expected):
     assert "Fatal Python error" not in finished.stderr
 
 
+@pytest.mark.wide_in("openmpi")
 @pytest.mark.parametrize("mpi", MPIS)
 def test_a_rank_that_ends_with_a_transfer_pending_is_missed_by_the_others(mpi):
     finished = run(

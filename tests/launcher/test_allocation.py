@@ -131,6 +131,7 @@ def test_slurms_older_names_of_the_variables_count_too():
         ("n[1-", "1", "SLURM_JOB_NODELIST=n[1-: expected names such as"),
         ("n[3-1]", "1", "'[3-1]' is no range of nodes"),
         ("n[a-b]", "1", "'[a-b]' is no range of nodes"),
+        ("n[1-99999][1-99999]", "1", "'n[1-99999][1-99999]' is more than 131072 nodes"),
         ("n1,$(id)", "1(x2)", "SLURM_JOB_NODELIST: '$(id)' is no host name"),
         ("n[1-3]", "4(x2)", "names 3 nodes, but SLURM_TASKS_PER_NODE=4(x2) has 2 numbers"),
         ("n1", "4x", "SLURM_TASKS_PER_NODE=4x: '4x' is no count; expected as in 4(x2),3"),

@@ -1,4 +1,5 @@
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -53,10 +54,15 @@ def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
         ([], 64, "no COMMAND"),
         (["-np", "0", "true"], 64, "--num-proc"),
         (["-np", "two", "true"], 64, "'two'"),
+        (["-np", "1000000", "true"], 64, "--num-proc"),
+        (["-np", "2", ""], 64, "COMMAND is an empty word"),
+        (["--start-timeout", "nan", "true"], 64, "'nan' is no number"),
+        (["--start-timeout", "0", "true"], 64, "--start-timeout"),
         (["--no-such-option", "true"], 64, "--no-such-option"),
         (["-x", "a b", "true"], 64, "-x a b"),
         (["--mpi-args", "'", "true"], 64, "--mpi-args"),
         (["--binding-args", "'", "true"], 64, "--binding-args"),
+        (["-H", "no-such-user@localhost:2", "true"], 64, "leave the user out, or start hvdrun as"),
         (["-H", "a", "--hostfile", "f", "true"], 64, "leave one of them out"),
         (["-H", "a:0", "true"], 65, "-H, entry 1"),
         (["--hostfile", "/no/such/file", "true"], 65, "/no/such/file: No such file"),
@@ -69,6 +75,21 @@ def test_a_mistake_is_one_clear_line_with_its_own_exit_code(words, code, message
     assert said.startswith("hvdrun: ")
     assert said.count("\n") == 1
     assert message in said
+
+
+def test_a_working_directory_that_was_removed_is_said(monkeypatch, tmp_path, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["-np", "1", "true"]) == 64
+    assert "the working directory has been removed" in capsys.readouterr().err
+
+
+def test_ones_own_user_may_stand_before_this_machine(capsys):
+    assert (
+        main(["-H", f"{pwd.getpwuid(os.getuid()).pw_name}@localhost:2", "--dry-run", "true"]) == 0
+    )
+    assert "-H localhost:2 " in capsys.readouterr().out
 
 
 def test_a_dry_run_shows_the_command_and_runs_nothing(capsys, tmp_path):

@@ -1,5 +1,6 @@
 """The whole command line per MPI."""
 
+import re
 import shlex
 from dataclasses import replace
 
@@ -9,10 +10,12 @@ from hvdrun.allocation import Allocation
 from hvdrun.command import Facts, build
 from hvdrun.errors import TooManyProcesses, UsageError
 from hvdrun.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.host_facts import HostFacts
+from hvdrun.host_agent import destination
+from hvdrun.host_facts import HostFacts, Interface
 from hvdrun.hosts import Host, Share, parse_hosts
 from hvdrun.keeper import escape, unescape
 from hvdrun.request import Request
+from tests.launcher.answers import facts_of
 
 OPENMPI_5 = Flavour(OPENMPI, "5.0.11", "/venv/bin/mpirun")
 OPENMPI_4 = Flavour(OPENMPI, "4.1.4", "/venv/bin/mpirun")
@@ -241,6 +244,61 @@ def test_the_first_host_is_the_master_under_the_name_that_the_user_gave():
     assert command(MPICH_5).environment["MASTER_ADDR"] == "127.0.0.1"
 
 
+def test_all_names_of_this_machine_are_one_host():
+    facts = replace(FACTS, user="ann")
+    made = command(MPICH_5, "127.0.0.1:2,b:1,ann@SERVER1:1,localhost", facts)
+    assert [(s.host.name, s.count) for s in made.shares] == [("server1", 4), ("b", 1)]
+    assert made.argv[made.argv.index("-hosts") + 1] == "server1:4,b:1"
+
+
+def seen(name, address):
+    return facts_of(hostname=name, interfaces=(Interface("eth0", address, 24),))
+
+
+def test_a_machine_under_several_names_is_one_host_as_far_as_preflight_knows():
+    one, other = seen("b", "10.0.0.2"), seen("c", "10.0.0.3")
+    here = seen("server1", "10.0.0.1")
+    others = {"b": one, "10.0.0.2": one, "c": other, "server1": here, "alias": here, "d": None}
+    facts = replace(FACTS, others={name: f for name, f in others.items() if f})
+    made = command(OPENMPI_5, "alias:1,b:1,c:1,10.0.0.2:2,server1:1,d:1", facts)
+    assert [(s.host.name, s.count) for s in made.shares] == [
+        ("server1", 2),
+        ("b", 3),
+        ("c", 1),
+        ("d", 1),
+    ]
+    # Another port may be another machine behind the same address.
+    by_ports = (Host("b", 1, port=22), Host("10.0.0.2", 1, port=23))
+    made = build(Request(command=("x",), hosts=by_ports), OPENMPI_5, facts)
+    assert [s.host.name for s in made.shares] == ["b", "10.0.0.2"]
+
+
+@pytest.mark.parametrize("flavour", ALL, ids=str)
+def test_mpi_knows_an_ipv6_address_by_a_name(flavour):
+    made = command(flavour, "ann@[fd00::1]:2,[fd00::2]:1,[fe80::2%eth0]:1")
+    assert not [word for word in made.argv if "::" in word]
+    assert [s.host.name for s in made.shares] == ["fd00::1", "fd00::2", "fe80::2%eth0"]
+    assert made.environment["MASTER_ADDR"] == "fd00::1"
+    hosts, options = [], []
+    for name in ("ipv6-fd00--1", "ipv6-fd00--2", "ipv6-fe80--2-eth0"):
+        assert re.search(rf"(^| |,){name}(:| |,|$)", shlex.join(made.argv))
+        host, given = destination(name, made.environment["HVDRUN_SSH"])
+        hosts.append(host)
+        options.append(given)
+    assert hosts == ["fd00::1", "fd00::2", "fe80::2%eth0"]
+    assert options[0] == ["-l", "ann", *options[1]]
+    assert options[1] == options[2]
+    assert "fd00::1" not in options[1]
+
+
+def test_this_machine_by_its_ipv6_address_has_its_own_name():
+    facts = replace(FACTS, local_names=FACTS.local_names | {"fd00::1"})
+    made = command(MPICH_5, "[fd00::1]:2,b:1", facts)
+    assert made.argv[made.argv.index("-hosts") + 1] == "server1:2,b:1"
+    assert made.argv[made.argv.index("-localhost") + 1] == "server1"
+    assert made.environment["MASTER_ADDR"] == "fd00::1"
+
+
 def test_what_is_set_already_stays():
     environ = {"MASTER_ADDR": "here", "PYTHONUNBUFFERED": "0"}
     made = command(MPICH_5, facts=replace(FACTS, environ=environ)).environment
@@ -255,6 +313,7 @@ def test_ssh_never_asks_and_never_waits_for_ever():
     assert shlex.split(made.environment["HVDRUN_SSH"]) == [
         *("@b=ann", "#c=2200", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
         *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"),
+        *("-o", "ClearAllForwardings=yes"),
         *("-p", "2222", "-i", "/home/ann/my key"),
     ]
 
@@ -334,6 +393,14 @@ def test_under_srun_the_arguments_for_binding_are_sruns():
     begin = made.argv.index("--cpu-bind=cores")
     assert made.argv[begin : begin + 3] == (*words, "--overcommit")
     assert "--cpu-bind=none" not in made.argv
+
+
+def test_srun_knows_every_host_by_slurms_name():
+    same = seen("machine", "10.0.0.1")
+    facts = replace(IN_JOB, others=dict.fromkeys("bc", same))
+    by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
+    made = command(by_srun, facts=facts, allocation=SLURM)
+    assert [s.host.name for s in made.shares] == ["server1", "b", "c"]
 
 
 def test_srun_is_not_told_how_many_tasks_the_job_has_on_a_node():

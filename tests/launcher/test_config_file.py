@@ -148,7 +148,7 @@ def test_every_key_of_every_section_is_an_option(section, key):
         ("num_proc: 2.5", 1, "num_proc should be a whole number, not '2.5'"),
         ("num_proc: '4'", 1, "num_proc should be a whole number, not '4'"),
         ("num_proc: true", 1, "num_proc should be a whole number, not 'true'"),
-        ("num_proc: 0", 1, "num_proc: 0 is not in the range x>=1"),
+        ("num_proc: 0", 1, "num_proc: 0 is not in the range 1<=x<=999999"),
         ("num_proc:", 1, "num_proc should be a whole number, not nothing"),
         ("verbose: 3", 1, "verbose should be true or false, not '3'"),
         ("params:\n  cycle_time_ms: often", 2, "cycle_time_ms should be a number, not 'often'"),
@@ -165,7 +165,12 @@ def test_every_key_of_every_section_is_an_option(section, key):
         ("config_file: other", 1, "'config_file' is no option"),
         ("a: b: c", 1, "this is no YAML: mapping values are not allowed here"),
         ("verbose: true\nhosts: [a\n", 3, "this is no YAML: "),
-        ("verbose: \x01", 1, "this is no YAML: "),
+        ("verbose: true\nhosts: \x01", 2, "this is no YAML: it has the character U+0001"),
+        ("num_proc: " + "[" * 5000, 1, "stand in each other too deep"),
+        ("hosts:\n- a:1\n- b: 4", 3, "an entry of hosts should be one word or text, not a section"),
+        ("export: [A, ~]", 1, "an entry of export should be one word or text, not nothing"),
+        (r'export: ["A=\0"]', 1, "an entry of export has a NUL in it"),
+        (r'hostfile: "a\0b"', 1, "hostfile has a NUL in it"),
     ],
 )
 def test_a_mistake_is_an_error_with_file_and_line(written, capsys, text, line, message):
@@ -174,6 +179,26 @@ def test_a_mistake_is_an_error_with_file_and_line(written, capsys, text, line, m
     said = capsys.readouterr().err.splitlines()[0]
     assert said.startswith(f"hvdrun: {path}:{line}: ")
     assert message in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hosts: a:1;b:1", "1: hosts, entry 1 ('a:1;b:1'): put nothing but a comma"),
+        ("\nhosts: [a:1, 'b:$(id)']", "2: hosts, entry 2 ('b:$(id)'): the slots must be"),
+        ("hosts: []", "1: hosts, entry 1 (''): it is empty"),
+    ],
+)
+def test_a_mistake_in_a_host_list_is_said_with_the_place_in_the_file(written, capsys, text, said):
+    option, path = written(text)
+    assert main([option, path, "true"]) == 65
+    assert capsys.readouterr().err.startswith(f"hvdrun: {path}:{said}")
+
+
+def test_a_key_that_is_like_no_other_is_answered_with_each_key_once(written, capsys):
+    assert main([*written("zzz: 1"), "true"]) == 64
+    listed = capsys.readouterr().err.strip().partition("there are ")[2].split(", ")
+    assert listed == sorted(set(listed))
 
 
 def test_a_file_that_is_not_there_is_an_error(capsys):

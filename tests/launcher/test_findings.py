@@ -30,9 +30,9 @@ READY = facts_of(
 )
 
 
-def wrong(job=JOB, slots=2, **changes):
+def wrong(job=JOB, ranks=2, **changes):
     """What is not well with a host that is ready but for the changes."""
-    found = judge("server2", replace(READY, **changes), job, slots, "answered in 0.30 s")
+    found = judge("server2", replace(READY, **changes), job, ranks, "answered in 0.30 s")
     return [finding for finding in found if finding.remedy]
 
 
@@ -133,11 +133,6 @@ def test_a_name_that_mpis_daemons_need_is_a_failure():
 def test_a_host_may_find_its_own_name_on_its_loopback():
     job = replace(JOB, names={"server2": frozenset({"10.0.0.2"})})
     assert wrong(job, resolved={"server2": ("127.0.1.1",)}) == []
-
-
-def test_memory_is_for_the_slots_that_preflight_itself_finds():
-    assert wrong(slots=None, memory_bytes=GIB) == []  # of 4 cores
-    assert "8 ranks" in wrong(slots=None, gpus=8, memory_bytes=GIB)[0].text
 
 
 def ssh_said(stderr, code=255):

@@ -1,4 +1,4 @@
-"""What the pages about hosts and schedulers show is what happens."""
+"""What the pages about hosts, schedulers and what a job shows have in them is what happens."""
 
 import re
 import shlex
@@ -11,7 +11,8 @@ from hvdrun.errors import LaunchError
 from hvdrun.hosts import Host, parse_hostfile, parse_hosts
 from tests.worlds import ROOT
 
-PAGES = {name: (ROOT / f"docs/{name}.md").read_text() for name in ("hosts", "slurm")}
+NAMES = ("hosts", "observing", "preflight", "slurm", "supervision")
+PAGES = {name: (ROOT / f"docs/{name}.md").read_text() for name in NAMES}
 # Lines with four spaces before them, and the empty lines within.
 BLOCKS = {
     name: [
@@ -39,7 +40,13 @@ def test_a_command_line_of_the_pages_is_one_that_hvdrun_understands(line, capsys
     _, *words = shlex.split(line)
     assert main(["--dry-run", *words]) == 0, capsys.readouterr().err
     shown = capsys.readouterr().out.splitlines()
-    assert [line for line in shown if line.endswith(" python train.py")]
+    assert [line for line in shown if line.endswith(f" {shlex.join(words[-2:])}")]
+
+
+def test_a_job_of_the_page_shows_what_the_page_shows(hvdrun):
+    line, *expected = block("supervision", "$ hvdrun -np 2 sh").splitlines()
+    _, _, *words = shlex.split(line)
+    assert sorted(hvdrun(*words).stdout.splitlines()) == sorted(expected)
 
 
 def test_the_host_file_of_the_page_means_what_the_page_says():

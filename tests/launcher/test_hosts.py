@@ -28,6 +28,7 @@ def written(host):
         ("[fd00::1]", Host("fd00::1")),
         ("[fd00::1]:2", Host("fd00::1", 2)),
         ("ann@[fe80::1%eth0]:2", Host("fe80::1%eth0", 2, "ann")),
+        ("[FD00:0::0:1]:2", Host("fd00::1", 2)),
     ],
 )
 def test_a_host_is_a_name_or_address_with_perhaps_slots_and_a_user(text, host):
@@ -76,6 +77,7 @@ def test_a_host_named_several_times_has_the_slots_of_all():
     assert parse_hosts("a:2,b:1,A:3") == (Host("a", 5), Host("b", 1))
     assert parse_hosts("a,b,a,a") == (Host("a", 3), Host("b"))
     assert parse_hosts("a:2,a") == (Host("a", 3),)
+    assert parse_hosts("[fd00::1]:2,[fd00:0::1]:1") == (Host("fd00::1", 3),)
     twice = "a slots=1 max_slots=2\na slots=2 max_slots=3\n"
     assert parse_hostfile(twice, "hosts") == (Host("a", 3, max_slots=5),)
 
@@ -99,7 +101,11 @@ def test_a_host_named_with_two_users_is_an_error_at_the_second(text):
         ("[fd00::1", "expected '[ADDRESS]'"),
         ("[server1]:2", "'server1' is no IPv6 address"),
         ("-oProxyCommand=x", "'-oProxyCommand=x' is no host name"),
-        ("a b", "'a b' is no host name"),
+        ("[1:2]:3", "'1:2' is no IPv6 address"),
+        ("[.:.]", "'.:.' is no IPv6 address"),
+        ("[fe80::1%$(id)]", "'fe80::1%$(id)' is no IPv6 address"),
+        ("a:4 b:4", "-H, entry 1 ('a:4 b:4'): put nothing but a comma between two hosts"),
+        ("a;b", "put nothing but a comma between two hosts"),
         ("$(id)", "is no host name"),
         ("-l@a", "'-l' is no user name"),
     ],
@@ -119,7 +125,9 @@ def test_a_mistake_in_a_list_is_an_error_that_says_which_entry(text, message):
         ("server1 4", "'4' is not understood"),
         ("server1:4 slots=4", "the slots are given twice"),
         ("server1 slots=8 max_slots=4", "slots=8 is more than max_slots=4"),
-        ("server1, server2", "'server1,' is no host name"),
+        ("server1, server2", "'server1, server2' has a comma; write one host a line"),
+        ("server1:4,server2:4", "has a comma"),
+        ("server 1", "'1' is not understood"),
         ("server1 port=0", "'0' is no port; expected 1 to 65535"),
         ("server1 port=ssh", "'ssh' is no port"),
         ("ann@server1 user=bob", "user is given twice"),

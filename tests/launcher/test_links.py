@@ -3,11 +3,16 @@
 import os
 import selectors
 import socket
+import subprocess
+import sys
+import time
 
 import pytest
 
 from hvdrun.host_agent import split_ssh
+from hvdrun.link import END, MAGIC, PING, PING_EVERY_S, frame, unpack
 from hvdrun.links import HostLink
+from tests.worlds import ROOT, end_tree
 
 
 @pytest.mark.parametrize("last_first", [False, True])
@@ -33,6 +38,29 @@ def test_a_connection_that_ends_with_words_on_stderr_may_be_closed_before_they_a
     selector.close()
 
 
+def test_a_host_that_comes_up_while_nothing_is_read_gets_signs_of_life():
+    """Else its agent would take hvdrun for dead."""
+    selector = selectors.DefaultSelector()
+    near, far = socket.socketpair()
+    reader, writer = os.pipe()
+    nothing = (lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
+    link = HostLink("server9", near, reader, selector, *nothing)
+    link.pause(True)
+    far.send(MAGIC + frame(PING, payload=b"0"))
+    for key, _ in selector.select(1.0):
+        key.data()
+    link.pause(True)
+    assert link.tick(time.monotonic() + PING_EVERY_S)
+    far.settimeout(1.0)
+    assert [kind for kind, *_ in unpack(bytearray(far.recv(100)))] == [PING]
+    far.send(frame(PING, payload=b"0"))
+    assert not selector.select(0)  # from now on what it says waits
+    link.close()
+    far.close()
+    os.close(writer)
+    selector.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -45,3 +73,31 @@ def test_a_connection_that_ends_with_words_on_stderr_may_be_closed_before_they_a
 )
 def test_options_that_mpi_gives_to_ssh_come_before_the_host(arguments, expected):
     assert split_ssh(arguments) == expected
+
+
+def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tmp_path):
+    """MPI's daemon there does not stop talking."""
+    go = tmp_path / "go"
+    daemon = f"while [ ! -e {go} ]; do :; done; exec yes"
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", ROOT / "launcher" / "agent.py", "host", "no-name", daemon],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stdin
+    assert process.stdout
+    try:
+        process.stdin.write(frame(END, payload=b"0") + frame(PING))
+        buffer, seen = bytearray(), 0
+        while seen < 2:  # one at its start, and the answer
+            buffer += process.stdout.read(1 << 16)
+            if MAGIC in buffer:
+                del buffer[: len(MAGIC)]
+            seen += sum(kind == PING for kind, *_ in unpack(buffer))
+        go.touch()
+        process.wait(30)
+    finally:
+        end_tree(process)
+        process.stdin.close()
+        process.stdout.close()

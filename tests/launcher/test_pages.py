@@ -5,6 +5,7 @@ import subprocess
 import textwrap
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from hvdrun.cli import cli
@@ -97,7 +98,6 @@ def test_the_operators_hostfile_is_one(tmp_path):
 
 
 def test_the_operators_job_runs_hvdrun_with_that_hostfile():
-    yaml = pytest.importorskip("yaml", reason="no PyYAML")
     (manifest,) = blocks("kubernetes.md", "yaml")
     job = yaml.safe_load(manifest)["spec"]
     (launcher,) = job["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from hvdrun.cli import main
+from hvdrun.machine import physical_cores
 
 HOSTS = 8
 
@@ -68,6 +69,28 @@ def test_the_worst_of_several_failures_is_the_exit_code_and_each_has_its_line(st
     ]
     stand_in('exec sh -c "$command"')
     assert main(["-H", hosts(1), "/no/such/program"]) == 69
+
+
+def test_memory_is_for_the_ranks_that_a_host_can_get(stand_in, capsys):
+    stand_in("""sh -c "$command" | sed -u 's/"memory_bytes": [0-9]*/"memory_bytes": 99/'""")
+    for words, ranks in (
+        (["-H", "h1"], physical_cores()),
+        (["-H", "h1:9"], 9),
+        (["-H", "h1:9", "-np", "3"], 3),
+    ):
+        assert main([*words, "-x", "CUDA_VISIBLE_DEVICES=", "--check"]) == 0
+        assert f"0 MiB are free for {ranks} ranks" in capsys.readouterr().out
+
+
+def test_only_hosts_that_will_have_ranks_are_asked(stand_in, capsys, tmp_path):
+    stand_in('touch asked-$host; exec sh -c "$command"')
+    assert main(["-np", "3", "-H", "h1:2,h2:2,h3:2", "/no/such/program"]) == 69
+    assert sorted(path.name for path in tmp_path.glob("asked-*")) == ["asked-h1", "asked-h2"]
+    assert main(["-np", "9", "-H", "h4:2", "true"]) == 66
+    assert not (tmp_path / "asked-h4").exists()
+    # What h5 has is known when it has answered.
+    assert main(["-np", "1", "-H", "h5,h6:1", "/no/such/program"]) == 69
+    assert (tmp_path / "asked-h6").exists()
 
 
 def test_who_waits_is_told_for_whom(stand_in, capsys, monkeypatch):

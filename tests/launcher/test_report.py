@@ -20,6 +20,7 @@ from hvdrun.report import (
     duration,
     first_failure,
     had_left,
+    host_without_words,
     interrupted,
     last_lines,
     left_early,
@@ -218,6 +219,19 @@ def test_the_first_failure_is_the_one_that_the_others_are_a_consequence_of(endin
     failures = [Failure(rank, "here", "code 14", at, late) for rank, at, late in endings]
     found = first_failure(failures, said)
     assert (found and found.rank) == first
+
+
+@pytest.mark.parametrize(
+    ("started", "ended", "lost"),
+    [
+        ({0, 1, 2, 3}, {1}, "b"),  # rank 1 was told that the connection to b closed
+        ({0, 1, 2, 3}, {1, 2}, None),
+        ({0, 1, 2, 3}, set(), "a"),
+        ({0, 1}, {1}, None),  # b's never came up
+    ],
+)
+def test_a_host_whose_ranks_all_go_without_a_word_is_lost(started, ended, lost):
+    assert host_without_words({"a": range(2), "b": range(2, 4)}, started, ended) == lost
 
 
 def test_a_host_that_srun_cannot_reach_is_not_sshs_fault():

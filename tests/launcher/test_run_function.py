@@ -33,6 +33,7 @@ sys.stdout = Cell()
     )
 
 
+@pytest.mark.wide_in("openmpi")
 def test_results_come_by_rank_from_a_function_that_has_no_file(python):
     done = notebook(
         python,
@@ -146,16 +147,36 @@ def failed(*said):
 def test_a_rank_that_could_not_say_why_is_reported_as_hvdrun_does():
     job = failed("hvdrun: rank 1 on server2 was ended by SIGKILL (Killed) after 3.8 s", "    said")
     with pytest.raises(RankError, match="rank 1 on server2: was ended by SIGKILL") as caught:
-        job.check(137)
+        job.check(137, 2, "here")
     assert (caught.value.rank, caught.value.host) == (1, "server2")
 
 
 def test_what_hvdrun_could_not_do_is_told_in_its_words():
     job = failed("hvdrun: a note", "hvdrun: 1 of 2 hosts is not ready", " host  finding")
     with pytest.raises(LaunchError, match=r"\A1 of 2 hosts is not ready\n host  finding\Z"):
-        job.check(70)
+        job.check(70, 2, "here")
     with pytest.raises(LaunchError, match="exit code 73"):
-        failed().check(73)
+        failed().check(73, 2, "here")
+
+
+def test_a_rank_that_left_earlier_is_not_taken_for_the_one_that_failed():
+    job = failed(
+        "hvdrun: rank 0 on server1 ended with exit code 0 1 min 00 s ago, and 2 other ranks …",
+        "hvdrun: rank 2 on server2 ended with exit code 14 after 2 min 03 s (at 20:48:31); …",
+        "hvdrun: rank 0 on server1 had ended with exit code 0 after 5.0 s: if the others …",
+    )
+    with pytest.raises(RankError, match="rank 2 on server2: ended with exit code 14 after"):
+        job.check(14, 3, "here")
+    job.said[1:] = ["hvdrun: server2 is lost: it has been silent for too long"]
+    with pytest.raises(LaunchError, match=r"\Aserver2 is lost"):
+        job.check(72, 3, "here")
+
+
+def test_a_rank_that_ends_well_before_its_function_does_has_failed():
+    job = failed()
+    job.returned[0] = b"its result"
+    with pytest.raises(RankError, match="rank 1 on here: ended with exit code 0 before"):
+        job.check(0, 2, "here")
 
 
 def test_the_first_exception_counts_and_the_error_can_be_sent_on():
@@ -163,32 +184,60 @@ def test_the_first_exception_counts_and_the_error_can_be_sent_on():
     for rank in (2, 0):
         job._take(rank, "raised", pickle.dumps(("server", "Traceback of it", b"")))
     with pytest.raises(RankError) as caught:
-        job.check(1)
+        job.check(1, 2, "here")
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.rank, again.host, again.traceback) == (2, "server", "Traceback of it")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
-def test_who_stops_the_caller_stops_the_job(number):
-    program = (
-        "import time, hvdlite as hvd\n"
-        "hvd.run(lambda: (print('up', flush=True), time.sleep(60)), num_proc=1)"
-    )
-    process = subprocess.Popen(
-        [python_of("openmpi"), "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert process.stdout
-    family: list[psutil.Process] = []
-    try:
-        assert process.stdout.readline() == b"up\n"
+@pytest.fixture
+def calling():
+    """calling(does): a program that calls a function as a job of one rank, once that is up."""
+    started = []
+
+    def start(does):
+        program = (
+            "import signal, time, hvdlite as hvd\n"
+            "def work():\n"
+            f"    {does}\n"
+            "    print('up', flush=True)\n"
+            "    time.sleep(60)\n"
+            "hvd.run(work, num_proc=1)"
+        )
+        process = subprocess.Popen(
+            [python_of("openmpi"), "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdout
+        started.append(process)
+        assert process.stdout.readline() == "up\n"
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 4  # hvdrun, mpirun, a shim or keeper and the rank
-        process.send_signal(number)
-        assert process.wait(LIMIT_S) == -number
-        assert not psutil.wait_procs(family, timeout=20)[1]
-    finally:
-        end_tree(process, [p.pid for p in family if p.is_running()])
+        return process, family
+
+    yield start
+    for process in started:
+        end_tree(process)
         process.stdout.close()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
+def test_who_stops_the_caller_stops_the_job(calling, number):
+    process, family = calling("pass")
+    process.send_signal(number)
+    assert process.wait(LIMIT_S) == -number
+    assert not psutil.wait_procs(family, timeout=20)[1]
+
+
+@pytest.mark.long
+def test_who_stops_the_caller_twice_stops_the_job_at_once(calling):
+    process, family = calling("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline().startswith("hvdrun: Ctrl-C: the rank has 3 s to end")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "hvdrun: Ctrl-C again: everything is killed at once\n"
+    assert process.wait(LIMIT_S) == -signal.SIGINT
+    assert not psutil.wait_procs(family, timeout=20)[1]

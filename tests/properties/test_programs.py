@@ -59,6 +59,7 @@ def test_the_programs_are_valid(size):
     each_program(programs(size), 100, SEED + size, is_valid)
 
 
+@pytest.mark.wide_in("1,2", "2,2", "2,1,1")
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.hosts("1,1", "2,1", "1,2", "2,2", "1,1,1", "2,1,1")
 @pytest.mark.timeout(300 + 2 * EACH)

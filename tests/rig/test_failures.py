@@ -25,7 +25,9 @@ SIZE = 4
 # All ranks but one wait in a collective; that one, on the other host, fails when it is told to.
 JOB = """
 from mpi4py import MPI
-import os, sys, time
+import os, signal, sys, time
+if {ignores_term}:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 comm = MPI.COMM_WORLD
 comm.Barrier()
 print("up", flush=True)
@@ -49,6 +51,7 @@ class Case:
     end: str = "time.sleep(90)"  # what rank 2 does
     act: Callable | None = None  # what happens to hvdrun or a host instead
     or_code: int | None = None
+    ignores_term: bool = False  # its ranks
 
 
 def rank(how):
@@ -66,6 +69,18 @@ def to_server2(*words):
     return lambda rig: rig(words[0], "server2", *words[1:])
 
 
+def all_of(*acts):
+    def act(rig):
+        for one in acts:
+            one(rig)
+
+    return act
+
+
+TWICE = all_of(to_hvdrun("INT"), to_hvdrun("INT"))
+KILLED = "hvdrun: Ctrl-C again: everything is killed at once"
+
+
 LOST = "hvdrun: server2 is lost: "
 RAISES = "raise ArithmeticError('the loss is not a number')"
 CASES = [
@@ -78,14 +93,19 @@ CASES = [
     Case("host killed, link up", 72, LOST, act=to_server2("kill", "--loud")),
     Case("hvdrun killed", 137, "", act=to_hvdrun("KILL")),
     Case("Ctrl-C", 130, "hvdrun: Ctrl-C: the 4 ranks have 3 s to end", act=to_hvdrun("INT")),
+    Case("Ctrl-C twice, TERM ignored", 130, KILLED, act=TWICE, ignores_term=True),
+    Case(
+        "host cut off and Ctrl-C twice, TERM ignored",
+        130,
+        KILLED,
+        act=all_of(to_server2("cut"), TWICE),
+        ignores_term=True,
+    ),
+    Case("host cut off, TERM ignored", 72, LOST, act=to_server2("cut"), ignores_term=True),
+    Case("hvdrun killed, TERM ignored", 137, "", act=to_hvdrun("KILL"), ignores_term=True),
+    # Under Open MPI another rank may fail of it first, with its code.
+    Case("os._exit(0)", 73, rank("(had )?ended with exit code 0"), "os._exit(0)", or_code=14),
 ]
-LEAVES = Case(
-    "os._exit(0)",
-    73,
-    "hvdrun: rank 2 on server2 (had )?ended with exit code 0",
-    "os._exit(0)",
-    or_code=14,
-)
 WITH_HVDLITE = [
     Case("sys.exit(3)", 3, rank("ended with exit code 3"), "sys.exit(3)"),
     Case("exception", 1, "ArithmeticError: the loss is not a number", RAISES),
@@ -129,21 +149,12 @@ def start(rig, *words):
 
 @pytest.mark.parametrize("case", [*CASES, *WITH_HVDLITE], ids=lambda case: case.name)
 def test_a_job_that_fails_in_the_middle(rig, python, table, case):
-    fails_in_the_middle(rig, python, table, case)
-
-
-@pytest.mark.parametrize("python", ["openmpi"], indirect=True)
-def test_a_rank_that_leaves_in_the_middle(rig, python, table):
-    """MPICH does not always notice it: its own mpiexec waits for ever then. Under Open MPI another
-    rank may fail of it first, with its code."""
-    fails_in_the_middle(rig, python, table, LEAVES)
-
-
-def fails_in_the_middle(rig, python, table, case):
     go = rig.share / "go"
     go.unlink(missing_ok=True)
     before = {host: rig.files(host) for host in ("server1", "server2")}
-    text = (LEARNING if case in WITH_HVDLITE else JOB).format(go=str(go), end=case.end)
+    text = (LEARNING if case in WITH_HVDLITE else JOB).format(
+        go=str(go), end=case.end, ignores_term=case.ignores_term
+    )
     hvdrun = [python.with_name("hvdrun"), "-H", HOSTS, python, "-c", text]
     process = start(rig, *hvdrun)
     try:

@@ -26,6 +26,7 @@ def script(text):
     return ("-c", textwrap.dedent(text))
 
 
+@pytest.mark.wide_in("mpich")
 @pytest.mark.parametrize(
     ("hosts", "expected"),
     [
@@ -48,6 +49,68 @@ def test_ranks_are_placed_host_by_host(hvdrun, python, hosts, expected):
     assert sorted(done.stdout.splitlines()) == lines, done
 
 
+# The hosts' sshd has no IPv6: a stand-in for ssh goes to the address of the same number.
+TO_SERVERS = """\
+#!/bin/sh
+for word; do
+    shift
+    case $word in fd77::*) word=server${word#fd77::} ;; esac
+    set -- "$@" "$word"
+done
+exec /usr/bin/ssh "$@"
+"""
+
+
+@pytest.mark.long
+def test_hosts_may_be_named_by_their_ipv6_addresses(hvdrun, rig, python, monkeypatch):
+    folder = rig.share / "to-servers"
+    folder.mkdir(exist_ok=True)
+    (folder / "ssh").write_text(TO_SERVERS)
+    (folder / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    done = hvdrun("-H", "[fd77::2]:1,root@[fd77::3]:2", python, *script(WHERE))
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] 0 3 server2 0 1 7",
+        "[1] 1 3 server3 0 2 7",
+        "[2] 2 3 server3 1 2 7",
+    ], done
+
+
+@pytest.mark.long
+def test_two_names_of_a_machine_are_one_host(hvdrun, python):
+    done = hvdrun("-H", "server2:1,10.77.0.2:1,server3:1", python, *script(WHERE))
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] 0 3 server2 0 2 7",
+        "[1] 1 3 server2 1 2 7",
+        "[2] 2 3 server3 0 1 7",
+    ], done
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("variables", "nodes"),
+    [
+        ({"PBS_NODEFILE": "", "PBS_JOBID": "7.site", "PBS_ENVIRONMENT": "PBS_BATCH"}, "{0}{1}{0}"),
+        ({"LSB_DJOB_HOSTFILE": "", "LSB_JOBID": "7", "LSF_BINDIR": "/none"}, "{0}{0}{1}"),
+        ({"PE_HOSTFILE": "", "JOB_ID": "7", "SGE_ROOT": "/none", "ARC": "x"}, "{0} 2 q\n{1} 1 q\n"),
+    ],
+    ids=["PBS", "LSF", "SGE"],
+)
+def test_the_hosts_of_other_schedulers_are_found(
+    hvdrun, rig, python, monkeypatch, variables, nodes
+):
+    one, other = ("server1", "server2") if " " in nodes else ("server1\n", "server2\n")
+    (rig.share / "nodes").write_text(nodes.format(one, other))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value or str(rig.share / "nodes"))
+    done = hvdrun(python, *script(WHERE))
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] 0 3 server1 0 2 7",
+        "[1] 1 3 server1 1 2 7",
+        "[2] 2 3 server2 0 1 7",
+    ], done
+
+
 def test_a_hostfile_says_where_too(hvdrun, rig):
     (rig.share / "hosts").write_text("# two hosts\nserver1 slots=1\nserver2 slots=2 max_slots=4\n")
     done = hvdrun("--hostfile", rig.share / "hosts", "sh", "-c", "hostname")
@@ -68,6 +131,7 @@ def test_remote_ranks_have_the_same_folder_path_and_variables(hvdrun, python, mo
     assert values == str(expected)
 
 
+@pytest.mark.wide_in("openmpi")
 def test_standard_input_reaches_a_rank_0_on_another_host(rig, python):
     command = rig.inside("server1", python.with_name("hvdrun"), "-H", "server2:1,server3:1")
     code = "import os, sys; print(os.environ['RANK'], len(sys.stdin.read()))"
@@ -92,6 +156,7 @@ FAILING = """
 """
 
 
+@pytest.mark.wide_in("openmpi")
 @pytest.mark.parametrize(
     ("end", "code", "how"),
     [
@@ -111,6 +176,7 @@ def test_a_rank_that_dies_on_the_other_host_ends_the_job(hvdrun, rig, python, en
     assert rig.files("server2") == before
 
 
+@pytest.mark.wide_in("mpich")
 def test_an_exception_on_the_other_host_is_shown_last(hvdrun, python):
     text = "import os, time; os.environ['RANK'] == '1' and 1 / 0; time.sleep(60)"
     done = hvdrun("-H", "server1:1,server2:1", python, "-c", text)
@@ -127,6 +193,7 @@ def running(rig, python):
         yield process
 
 
+@pytest.mark.wide_in("openmpi")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
 def test_a_signal_leaves_nothing_on_any_host(running, rig, number):
     running.send_signal(number)
@@ -142,6 +209,7 @@ def test_when_hvdrun_is_killed_nothing_stays_on_any_host(running, rig):
 
 
 # Where nothing is heard of it, the others wait for ten seconds.
+@pytest.mark.wide_in("mpich")
 @pytest.mark.parametrize("how", [["kill", "--loud"], ["cut"], ["kill"]], ids=" ".join)
 def test_a_host_that_is_lost_ends_the_job_everywhere(running, rig, how):
     rig(how[0], "server2", *how[1:])

@@ -119,6 +119,18 @@ def test_start_up_files_that_print_things_change_nothing(hvdrun, rig, python):
 
 
 @pytest.mark.long
+def test_forwardings_in_the_users_configuration_are_not_in_the_way(hvdrun, rig, python, files):
+    config = Path("/etc/ssh/ssh_config")
+    theirs = (
+        "ExitOnForwardFailure yes\nLocalForward 10.77.0.1:22 localhost:80\n"  # sshd has that port
+    )
+    rig.cover("server1", config, theirs + rig("exec", "server1", "cat", config))
+    done = hvdrun("-H", BOTH, "hostname")
+    assert done.code == 0, done
+    assert sorted(done.stdout.splitlines()) == ["[0] server1", "[1] server2"]
+
+
+@pytest.mark.long
 def test_a_folder_that_one_host_lacks_is_said(rig, python, files):
     rig("exec", "server1", "mkdir", "/tmp/my job")
     command = ["env", "-C", "/tmp/my job", python.with_name("hvdrun"), "-H", BOTH, "true"]
@@ -303,11 +315,14 @@ def test_good_answers_are_remembered_until_something_goes_wrong(hvdrun, rig, ssh
         assert hvdrun("-H", BOTH, *options, "true").code == 0
         counts.append(asked())
     assert counts == [1, 1, 2, 2]
+    assert hvdrun("-H", BOTH, "sh", "-c", "exit 3").code == 3  # with what was remembered
+    assert hvdrun("-H", BOTH, "true").code == 0
+    assert asked() == 3
     rig.cover("server2", Path("/root/.bashrc"), "echo sorry >&2; exit 3\n")
     assert hvdrun("-H", BOTH, "true").code == 71
-    assert asked() == 2
-    done = hvdrun("-H", BOTH, "true")
     assert asked() == 3
+    done = hvdrun("-H", BOTH, "true")
+    assert asked() == 4
     assert only_finding(done)[0] == "Python"
 
 

@@ -34,7 +34,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.wide_in("mpich")
+@pytest.mark.wide
 def test_results_and_exceptions_come_from_other_hosts(rig, python):
     (rig.share / "where.py").write_text(PROGRAM)
     done = run_program(rig.inside("server1", python, rig.share / "where.py"), LIMIT_S)

@@ -147,7 +147,7 @@ def test_the_batch_script_of_the_page_runs_as_it_stands(rig, conf, python, way):
     (rig.share / "train.sh").write_text(script.replace("/path/to/venv/bin/hvdrun", hvdrun))
     (rig.share / "train.py").write_text("import os; print(os.uname().nodename)")
     out = rig.share / "train.out"
-    options = ["--wait", "-Q", f"--chdir={rig.share}", f"--output={out}"]
+    options = ["--wait", "-Q", "-w", "server[1-2]", f"--chdir={rig.share}", f"--output={out}"]
     command = ["env", f"SLURM_CONF={conf}", "sbatch", *options, rig.share / "train.sh"]
     done = run_program(rig.inside("server1", *command), LIMIT_S)
     assert done.code == 0, (done, out.read_text())

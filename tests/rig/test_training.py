@@ -42,6 +42,7 @@ def test_they_are_learned_as_well_as_on_one_host(hvdrun, python, hosts):
     assert "Trained on 4 rank(s)" in done.stdout
 
 
+@pytest.mark.wide
 def test_a_rank_that_raises_on_another_host_ends_the_job(hvdrun, python):
     text = """
         import hvdlite as hvd, torch
@@ -58,6 +59,7 @@ def test_a_rank_that_raises_on_another_host_ends_the_job(hvdrun, python):
     assert "ArithmeticError: the loss is not a number" in report, done
 
 
+@pytest.mark.wide
 def test_sys_exit_on_another_host_gives_its_code(hvdrun, python):
     text = """
         import hvdlite as hvd, torch, sys

@@ -72,6 +72,7 @@ def starts_processes(method):
     return found, child.exitcode
 
 
+@pytest.mark.wide_in("mpich")
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_process_that_a_rank_starts_is_a_world_of_one_without_mpi(world, method):
@@ -87,6 +88,7 @@ def starts_a_program():
     return finished.stdout, finished.stderr.count("it is a world of one")
 
 
+@pytest.mark.wide_in("openmpi")
 @pytest.mark.ranks(2)
 def test_so_is_a_program_that_a_rank_runs_and_it_says_so_once(world):
     assert world.run(starts_a_program) == [("0 1 False\n", 1)] * 2
@@ -105,6 +107,7 @@ print("through")
 """
 
 
+@pytest.mark.wide_in("mpich")
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_nothing_of_the_job_ends_with_a_forked_child(mpi):
     if not python_of(mpi).exists():

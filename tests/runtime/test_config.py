@@ -65,6 +65,7 @@ def test_horovods_name_counts_only_where_ours_is_not_set():
         ("HVDLITE_BUCKET_BYTES", "", "whole number"),
         ("HOROVOD_FUSION_THRESHOLD", "-1", "at least 0"),
         ("HVDLITE_BLOCK_BYTES", "0", "at least 64"),
+        ("HVDLITE_PIECE_BYTES", "63", "at least 64"),
         ("HVDLITE_DETERMINISTIC", "maybe", "1 or 0"),
         ("HVDLITE_HOST_RANKS", "2,x", "whole number"),
         ("HVDLITE_HOST_RANKS", "2,0", "at least 1"),

@@ -70,6 +70,7 @@ def test_so_does_one_that_exits_from_a_thread_pool_or_a_signal_handler(end):
     assert run(MPIS[-1], OWN + OTHERS_WAIT + end).code == 5
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("end", "code"),
     [("raise KeyError('boom')", 1), ("sys.exit(3)", 3), ("raise SystemExit(4)", None)],
@@ -81,6 +82,7 @@ def test_so_does_one_whose_user_has_started_mpi(mpi, end, code):
     assert code is None or finished.code == code, finished
 
 
+@pytest.mark.wide_in("openmpi")
 @pytest.mark.parametrize("start", [OWN, USERS], ids=["own", "users"])
 def test_a_rank_that_ends_in_good_order_waits_for_the_others(mpi, start):
     late = "if hvd.rank() == 1: time.sleep(1); print('late')\n"
@@ -90,6 +92,7 @@ def test_a_rank_that_ends_in_good_order_waits_for_the_others(mpi, start):
     assert "late" in finished.stdout
 
 
+@pytest.mark.wide_in("mpich")
 def test_a_failure_after_others_have_ended_in_good_order_is_the_jobs(mpi):
     finished = run(mpi, OWN + "if hvd.rank() == 1: time.sleep(1); sys.exit(7)\n", size=3)
     # MPICH's mpiexec ends the other ranks by SIGKILL, and now and then its code is that of one of
@@ -97,6 +100,7 @@ def test_a_failure_after_others_have_ended_in_good_order_is_the_jobs(mpi):
     assert finished.code == 7 or (mpi == "mpich" and finished.code == 9), finished
 
 
+@pytest.mark.wide_in("openmpi")
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3 * rank)", 3), ("", 0)])
 def test_a_shutdown_before_the_end_changes_nothing(mpi, end, code):
     assert run(mpi, OWN + "rank = hvd.rank(); hvd.shutdown(); " + end).code == code

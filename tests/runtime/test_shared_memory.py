@@ -3,6 +3,7 @@
 import pytest
 
 from hvdlite.shared_memory import lack_of_memory
+from hvdrun.machine import free_memory_bytes
 
 MIB = 1 << 20
 
@@ -17,7 +18,7 @@ def machine(root, available_mib, cgroup="0::/", **files):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return root
+    return str(root)
 
 
 def test_enough_memory_is_no_lack(tmp_path):
@@ -52,6 +53,33 @@ def test_what_is_left_below_the_cgroups_limit_counts(tmp_path, cgroup, folder, l
     text = lack_of_memory(5 * MIB, root)
     assert text is not None
     assert "4 MiB are left below the memory limit" in text
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "names", "total"),
+    [
+        ("0::/", ("memory.max", "memory.current", "memory.stat"), ""),
+        (
+            "5:memory:/",
+            (
+                *("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+                "memory/memory.stat",
+            ),
+            "total_",
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_files_that_are_cached_take_no_memory_from_anybody(tmp_path, cgroup, names, total):
+    statistics = f"anon 7\n{total}inactive_file {3 * MIB}\n{total}active_file {2 * MIB}\n"
+    texts = (str(16 * MIB), str(15 * MIB), statistics)
+    files = {f"sys/fs/cgroup/{name}": text for name, text in zip(names, texts, strict=True)}
+    root = machine(tmp_path, 1000, cgroup, **files)
+    assert lack_of_memory(6 * MIB, root) is None
+    assert "6 MiB are left below" in str(lack_of_memory(7 * MIB, root))
+    assert free_memory_bytes(root) == 6 * MIB
+    assert free_memory_bytes(machine(tmp_path, 5, cgroup)) == 5 * MIB
+    assert free_memory_bytes(str(tmp_path / "nothing")) is None
 
 
 def test_a_cgroup_without_a_limit_is_none(tmp_path):

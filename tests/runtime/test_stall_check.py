@@ -106,7 +106,7 @@ def all_but_one_silent():
 
 @pytest.mark.ranks(4)
 @pytest.mark.hosts("2,2")
-@pytest.mark.wide_in("mpich", 4)
+@pytest.mark.wide
 def test_all_missing_ranks_of_all_hosts_are_named(world):
     world.run(all_but_one_silent, knobs=WARNS)
 
@@ -174,7 +174,7 @@ def one_after_the_other():
 
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("2,1", "1,2", "1,1,1")
-@pytest.mark.wide_in(3, "mpich", "1,2", "1,1,1")
+@pytest.mark.wide
 def test_a_rank_that_comes_after_the_report_causes_no_second_one(world):
     world.run(one_after_the_other, knobs=WARNS)
 
@@ -324,7 +324,7 @@ def a_plans_run():
 
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("2,1")
-@pytest.mark.wide_in(3, "mpich")
+@pytest.mark.wide
 def test_a_run_of_a_plan_is_reported_too(world):
     world.run(a_plans_run, knobs=WARNS)
 
@@ -344,7 +344,7 @@ def a_plan_and_its_run():
 
 
 @pytest.mark.hosts("2,1")
-@pytest.mark.wide_in("mpich")
+@pytest.mark.wide
 def test_so_is_one_that_was_posted_before_its_plan_was_made(world):
     world.run(a_plan_and_its_run, knobs=WARNS)
 
@@ -366,7 +366,7 @@ def late_twice_for_a_joined_host():
 
 
 @pytest.mark.hosts("1,1,1")
-@pytest.mark.wide_in("mpich")
+@pytest.mark.wide
 def test_a_name_is_reported_again_where_its_coordinator_has_joined(world):
     told = world.run(late_twice_for_a_joined_host, knobs=WARNS)[0]
     assert sorted(told) == sorted(2 * [f"twice {i}" for i in range(6)])

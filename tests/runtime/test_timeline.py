@@ -163,6 +163,7 @@ while True:
 """
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_the_file_of_a_killed_job_can_be_read(mpi, tmp_path):
     path = tmp_path / "timeline.json"

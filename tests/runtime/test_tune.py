@@ -55,16 +55,20 @@ def test_a_run_writes_a_table_and_keeps_the_rules_for_other_numbers_of_hosts(tmp
     assert [line.split()[0] for line in done.stdout.splitlines()[:3]] == ["bytes", "256", "1024"]
 
 
+@pytest.mark.wide
 def test_on_one_host_it_says_that_there_is_nothing_to_choose(tmp_path, monkeypatch):
     done = run_tune(tmp_path / "table.json", hosts="2", monkeypatch=monkeypatch)
     assert done.code == 1, done
     assert "on one host there is nothing to choose" in done.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("missing/table.json", None, "No such file or directory"),
+        pytest.param(
+            "missing/table.json", None, "No such file or directory", marks=pytest.mark.wide
+        ),
         ("table.json", "{}", "no table of algorithms: KeyError('hosts')"),
     ],
 )

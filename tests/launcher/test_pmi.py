@@ -1,0 +1,77 @@
+"""What the keeper sees of a rank's way to MPI's daemon."""
+
+import os
+import select
+import socket
+
+import pytest
+
+from hvdrun.link import MPI_BEGUN, MPI_DONE
+from hvdrun.pmi import Relay
+
+
+class Way:
+    """A rank, a daemon, and a relay between them."""
+
+    def __init__(self):
+        self.told = []
+        self.daemon, for_rank = socket.socketpair()
+        self.poll = select.poll()
+        environment = {"PMI_FD": str(for_rank.detach())}
+        self.relay = Relay(environment, self.poll, self.told.append)
+        (new_end,) = self.relay.for_rank.values()
+        self.rank = socket.socket(fileno=os.dup(new_end))
+        self.relay.begin()
+
+    def hear(self):
+        self.relay.hear({fd for fd, _ in self.poll.poll(0)})
+
+    def say(self, *parts):
+        for part in parts:
+            self.rank.sendall(part)
+            self.hear()
+
+
+@pytest.fixture
+def way():
+    found = Way()
+    yield found
+    found.rank.close()
+    found.daemon.close()
+
+
+WIRE = [  # of both versions of PMI
+    (b"cmd=init pmi_version=1 pmi_subversion=1\n", b"cmd=finalize\n"),
+    (b"    22cmd=fullinit;pmirank=1;", b"    13cmd=finalize;"),
+]
+
+
+@pytest.mark.parametrize(("begins", "ends"), WIRE)
+@pytest.mark.parametrize("cut", [0, 3, 8, 12])
+def test_a_rank_is_in_mpi_from_its_first_word_to_its_last(way, begins, ends, cut):
+    way.say(begins[:cut], begins[cut:])
+    assert (way.told, way.relay.is_in_mpi) == ([MPI_BEGUN], True)
+    way.say(b"cmd=put key=a value=initialize\n", ends[:cut], ends[cut:])
+    assert (way.told, way.relay.is_in_mpi) == ([MPI_BEGUN, MPI_DONE], False)
+
+
+def test_what_both_sides_say_arrives_unchanged(way):
+    way.say(b"cmd=get key=x\n")
+    assert way.daemon.recv(99) == b"cmd=get key=x\n"
+    way.daemon.sendall(b"cmd=get_result rc=0\n")
+    way.hear()
+    assert way.rank.recv(99) == b"cmd=get_result rc=0\n"
+
+
+def test_a_rank_hears_that_its_daemon_is_gone(way):
+    way.daemon.close()
+    way.hear()
+    assert way.rank.recv(99) == b""
+
+
+def test_the_daemon_does_not_hear_from_here_that_a_rank_is_gone(way):
+    way.rank.close()
+    way.hear()
+    way.daemon.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        way.daemon.recv(99)

@@ -1,0 +1,86 @@
+"""What a host answers, as its agent does it."""
+
+import base64
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvdrun
+from hvdrun.host_facts import from_answer
+from hvdrun.probe import answer
+
+QUESTION = {
+    "folders": sys.path,
+    "packages": [],
+    "mpirun": "/bin/sh",
+    "cwd": "/",
+    "program": "sh",
+    "script": None,
+    "path": "/bin",
+    "visible": None,
+    "names": ["localhost"],
+}
+
+
+def versions(folders, *packages):
+    question = {**QUESTION, "packages": list(packages), "folders": list(map(str, folders))}
+    return answer(question)["packages"]
+
+
+def test_the_probe_imports_neither_torch_nor_mpi_nor_what_takes_long():
+    agent = Path(hvdrun.__file__).with_name("agent.py")
+    question = {**QUESTION, "packages": ["torch", "mpi4py", "no-such"], "mpirun": "/none"}
+    packed = base64.urlsafe_b64encode(json.dumps(question).encode()).decode()
+    command = [sys.executable, "-I", "-S", "-X", "importtime", agent, "probe", packed]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    said = json.loads(done.stdout.split("hvdrun-probe", 1)[1].rpartition(" hvdrun-probe-end")[0])
+    assert said["packages"].keys() == {"torch", "mpi4py"}
+    assert (said["cwd"], said["program"]) == ("", "")
+    assert said["mpirun_missing"] == "there is no such file"
+    assert from_answer(said).slots >= 1
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "hvdrun.probe" in loaded
+    assert not loaded & {"torch", "mpi4py", "hvdlite", "numpy"}
+    assert not loaded & {"importlib.metadata", "subprocess", "socket", "glob", "typing"}
+
+
+def test_versions_are_those_of_the_packages_metadata():
+    names = ["hvdlite", "mpi4py", "torch", "PyYAML", "typing-extensions", "no-such"]
+    expected = {name: importlib.metadata.version(name) for name in names[:-1]}
+    assert versions(sys.path, *names) == expected
+
+
+@pytest.mark.parametrize(
+    ("folder", "file"),
+    [("impi_rt-9.dist-info", "METADATA"), ("Impi.RT-9-py3.egg-info", "PKG-INFO")],
+)
+def test_metadata_is_found_under_any_spelling_in_the_first_folder_that_has_it(
+    tmp_path, folder, file
+):
+    for number, text in enumerate(("", "Name: x\nversion:  2.1 \n\nVersion: 3\n", "Version: 4\n")):
+        path = tmp_path / str(number) / folder
+        path.mkdir(parents=True)
+        (path / file).write_text(text)
+    folders = [tmp_path / "none", *(tmp_path / str(number) for number in range(3))]
+    assert versions(folders, "impi-rt", "impi") == {"impi-rt": "2.1"}
+
+
+def test_an_mpi_of_the_system_is_asked_itself(tmp_path):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho HYDRA; echo Version: 7 >&2; exit 1\n")
+    mpirun.chmod(0o755)
+    assert answer({**QUESTION, "mpirun": str(mpirun)})["mpirun"] == "HYDRA\nVersion: 7\n"
+    mpirun.write_text("#!/no/such/shell\n")
+    assert "No such file" in answer({**QUESTION, "mpirun": str(mpirun)})["mpirun"]
+
+
+def test_an_mpi_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("hvdrun.probe.MPIRUN_S", 0.1)
+    (tmp_path / "mpirun").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    said = answer({**QUESTION, "mpirun": str(tmp_path / "mpirun")})["mpirun"]
+    assert said == f"{tmp_path}/mpirun has not ended within 0.1 s"
