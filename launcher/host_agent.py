@@ -146,6 +146,8 @@ class HostAgent:
         self.buffer = bytearray()
         self.heard = time.monotonic()
         self.end_at: float | None = None  # when everything is killed
+        self.patience_s = DAEMON_PATIENCE_S
+        self.has_reader = True  # hvdrun, of what is sent
         self.daemon = 0
         self.status = 1 if command else 0
         self.stdin = -1  # where rank 0's input is written, once rank 0 is here
@@ -162,18 +164,31 @@ class HostAgent:
         return reader
 
     def _send(self, kind: bytes, rank: int, payload: bytes) -> None:
-        view = memoryview(frame(kind, rank, payload))
+        view = memoryview(frame(kind, rank, payload) if self.has_reader else b"")
         while view:
             try:
                 view = view[os.write(1, view) :]
             except BlockingIOError:
-                self._await_room()
+                if not self._await_room():
+                    return
+            except BrokenPipeError:
+                self._lose_reader()
+                return
 
-    def _await_room(self) -> None:
-        """hvdrun reads nothing, as nobody reads what it writes. Its signs of life still come."""
+    def _await_room(self) -> bool:
+        """hvdrun reads nothing, as nobody reads what it writes. Its signs of life still come.
+        False: they do not."""
         ready, _, _ = select.select([0], [1], [], LOOK_EVERY_S)
-        if (ready and not self._take_in()) or self._is_silent() or self._is_overdue():
-            raise BrokenPipeError
+        if self._is_silent():
+            self._lose_reader(SILENT_GRACE_S, SILENT_PATIENCE_S)
+        elif (ready and not self._take_in()) or self._is_overdue():
+            self._lose_reader()
+        return self.has_reader
+
+    def _lose_reader(self, grace_s: float = GRACE_S, patience_s: float = DAEMON_PATIENCE_S) -> None:
+        """Nobody is told from now on; the ranks have their time to end all the same."""
+        self.has_reader = False
+        self._end(grace_s, patience_s)
 
     def _is_overdue(self) -> bool:
         return self.end_at is not None and time.monotonic() > self.end_at
@@ -201,22 +216,19 @@ class HostAgent:
             self.daemon = self._start_daemon()
         self.selector.register(0, selectors.EVENT_READ, self._hear)
         self.selector.register(waker.fd, selectors.EVENT_READ, waker.read)
-        patience_s = DAEMON_PATIENCE_S
-        with contextlib.suppress(BrokenPipeError):  # hvdrun is gone: nobody is told
-            while self._reap() or self._is_held() or (self.station and self.station.keepers):
-                for key, _ in self.selector.select(LOOK_EVERY_S):
-                    key.data()
-                if self._is_silent():
-                    self._end(SILENT_GRACE_S)
-                    patience_s = SILENT_PATIENCE_S
-                if self.end_at is not None and not (self.station and self.station.keepers):
-                    # A daemon whose mpirun is out of reach would wait for it.
-                    self.end_at = min(self.end_at, time.monotonic() + patience_s)
-                if self._is_overdue():
-                    break
-            self._send(BYE, -1, b"%d" % self.status)
+        while self._reap() or self._is_held() or (self.station and self.station.keepers):
+            for key, _ in self.selector.select(LOOK_EVERY_S):
+                key.data()
+            if self._is_silent():
+                self._end(SILENT_GRACE_S, SILENT_PATIENCE_S)
+            if self.end_at is not None and not (self.station and self.station.keepers):
+                # A daemon whose mpirun is out of reach would wait for it.
+                self.end_at = min(self.end_at, time.monotonic() + self.patience_s)
+            if self._is_overdue():
+                break
+        self._send(BYE, -1, b"%d" % self.status)
         if self.station:
-            self.station.end(0)
+            self.station.kill()
         kill_descendants()
         remove_sessions(self.station.sessions if self.station else ())
         return self.status
@@ -309,8 +321,9 @@ class HostAgent:
 
         self.selector.register(self.stdin, selectors.EVENT_WRITE, write)
 
-    def _end(self, grace_s: float) -> None:
+    def _end(self, grace_s: float, patience_s: float = DAEMON_PATIENCE_S) -> None:
         self.heard = float("inf")
+        self.patience_s = patience_s
         at = time.monotonic() + grace_s + 1
         self.end_at = at if self.end_at is None else min(at, self.end_at)
         if self.station:

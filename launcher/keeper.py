@@ -276,7 +276,7 @@ class Keeper:
             if self.sock.fileno() in ready:
                 self._hear()
             self._signal()
-        if self.status:
+        if self.status or self.asked:
             for path in self.shared:
                 with Suppress(OSError):
                     os.unlink(path)

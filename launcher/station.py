@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import socket
 import struct
@@ -26,6 +27,7 @@ from .link import (
     unpack,
 )
 
+CLEAN_UP_S = 1.0  # for all keepers of a host, from KILL on
 Deliver = Callable[[bytes, int, bytes], None]
 
 
@@ -77,6 +79,20 @@ class Station:
         for keeper in self.keepers:
             with contextlib.suppress(OSError):
                 send(keeper.sock, self.ending)
+
+    def kill(self) -> None:
+        """Kills all ranks. Their keepers have a moment to remove what MPI leaves behind; what the
+        ranks still wrote is lost."""
+        self.end(0)
+        waiting = select.poll()
+        for keeper in self.keepers:
+            waiting.register(keeper.sock, 0)  # POLLHUP when the keeper has ended
+        left = len(self.keepers)
+        end = time.monotonic() + CLEAN_UP_S
+        while left and (ms := 1000 * (end - time.monotonic())) > 0:
+            for fd, _ in waiting.poll(ms):
+                waiting.unregister(fd)
+                left -= 1
 
     def pause(self, paused: bool) -> None:
         """Whether what the ranks write is left in their pipes for now."""

@@ -164,9 +164,9 @@ class Supervisor:
             # Whoever read our output is gone, as in `hvdrun … | head`, or the disk is full.
             self.signal = self.signal or signal.SIGPIPE
         finally:
-            self.station.end(0)
             for link in list(self.links):
                 link.close()
+            self.station.kill()
             kill_descendants()
             remove_sessions(self.station.sessions)
         if not (self.is_last or self.started or self.signal) and self.noise.is_of_ill_luck():

@@ -2,6 +2,7 @@
 
 import os
 import selectors
+import shlex
 import socket
 import subprocess
 import sys
@@ -9,8 +10,9 @@ import time
 
 import pytest
 
+from hvdrun.environment import LINK
 from hvdrun.host_agent import split_ssh
-from hvdrun.link import END, MAGIC, PING, PING_EVERY_S, frame, unpack
+from hvdrun.link import END, MAGIC, OUT, PING, PING_EVERY_S, frame, unpack
 from hvdrun.links import HostLink
 from tests.worlds import ROOT, end_tree
 
@@ -75,12 +77,45 @@ def test_options_that_mpi_gives_to_ssh_come_before_the_host(arguments, expected)
     assert split_ssh(arguments) == expected
 
 
+AGENT = (sys.executable, "-I", "-S", str(ROOT / "launcher" / "agent.py"))
+
+
+def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(tmp_path):
+    """Its daemon says that it has lost mpirun, and nobody is there to be told."""
+    name = f"hvdrun-test-{os.getpid()}"
+    saved = tmp_path / "saved"
+    program = f"trap 'sleep 0.3; touch {saved}; exit' TERM; echo up; while :; do sleep 0.05; done"
+    rank = shlex.join(["env", f"{LINK}={name}", *AGENT, "rank", "sh", "-c", program])
+    process = subprocess.Popen(
+        [*AGENT, "host", name, f"{rank} & while echo lost; do sleep 0.01; done"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stdin
+    assert process.stdout
+    try:
+        buffer, said = bytearray(), b""
+        while b"up\n" not in said:
+            process.stdin.write(frame(PING))
+            buffer += process.stdout.read(1 << 16)
+            if MAGIC in buffer:
+                del buffer[: len(MAGIC)]
+            said += b"".join(payload for kind, _, payload in unpack(buffer) if kind == OUT)
+        process.stdout.close()
+        process.stdin.close()
+        process.wait(30)
+        assert saved.exists()
+    finally:
+        end_tree(process)
+
+
 def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tmp_path):
     """MPI's daemon there does not stop talking."""
     go = tmp_path / "go"
     daemon = f"while [ ! -e {go} ]; do :; done; exec yes"
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", ROOT / "launcher" / "agent.py", "host", "no-name", daemon],
+        [*AGENT, "host", "no-name", daemon],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
