@@ -219,6 +219,13 @@ static bool thread_unwanted(hvdl_engine *e)
     return atomic_load(&e->num_waiting) > 0 || stopping(e);
 }
 
+/* Who waits for the lock learns of it only so. */
+static void stop_driving(hvdl_engine *e)
+{
+    pthread_mutex_unlock(&e->driving);
+    hvdl_wake_waiting(e);
+}
+
 static bool has_work(hvdl_engine *e)
 {
     return atomic_load(&e->num_in_flight) > 0 || atomic_load(&e->busy) || atomic_load(&e->queued);
@@ -226,11 +233,11 @@ static bool has_work(hvdl_engine *e)
 
 #define QUIET_PAUSES 20
 
-/* What others want of this rank, which does nothing itself. They may have more to say: a sweep takes
- * one message of each host, and MPI may hold back the next ones until this one is received. */
+/* What others want of this rank, which does nothing itself. Other hosts may have more to say: a sweep
+ * takes one message of each, and MPI may hold back the next ones until this one is received. */
 static void serve_others(hvdl_engine *e)
 {
-    int pauses = hvdl_sweep_twice(e) ? 0 : QUIET_PAUSES;
+    int pauses = hvdl_sweep_twice(e) && e->config.num_hosts > 1 ? 0 : QUIET_PAUSES;
     while (pauses < QUIET_PAUSES && !thread_unwanted(e)) {
         if (hvdl_sweep(e)) {
             pauses = 0;
@@ -256,7 +263,7 @@ void *hvdl_progress_main(void *argument)
                 serve_others(e);
                 look_for_dead(e);
                 hvdl_stall_look(e);
-                pthread_mutex_unlock(&e->driving);
+                stop_driving(e);
             }
             continue;
         }
@@ -265,8 +272,7 @@ void *hvdl_progress_main(void *argument)
         while (!thread_unwanted(e) && has_work(e))
             if (!hvdl_sweep(e))
                 hvdl_pause(e, thread_unwanted);
-        pthread_mutex_unlock(&e->driving);
-        hvdl_wake_waiting(e); /* a caller may drive now */
+        stop_driving(e);
     }
     return NULL;
 }
@@ -286,10 +292,14 @@ bool hvdl_operation_wait(hvdl_engine *e, hvdl_operation *op, long timeout_ns)
     }
     uint64_t deadline = hvdl_now_ns() + (uint64_t)timeout_ns;
     atomic_fetch_add(&e->num_waiting, 1);
+    bool nobody_rang = false;
     while (!hvdl_operation_done(op) && !stopping(e)) {
         uint32_t seen = atomic_load(&e->done_count);
         if (!pthread_mutex_trylock(&e->driving)) {
             int looks = 0;
+            if (nobody_rang)
+                atomic_fetch_add(&e->late_wakings, 1);
+            nobody_rang = false;
             while (!hvdl_operation_done(op) && !stopping(e)) {
                 if (!hvdl_sweep(e))
                     hvdl_pause(e, stopping);
@@ -297,14 +307,14 @@ bool hvdl_operation_wait(hvdl_engine *e, hvdl_operation *op, long timeout_ns)
                     if (hvdl_now_ns() >= deadline)
                         break;
             }
-            pthread_mutex_unlock(&e->driving);
-            hvdl_wake_waiting(e);
+            stop_driving(e);
         } else {
             hvdl_shm_kick(&e->shm); /* the thread makes way for callers */
             atomic_fetch_add(&e->num_sleeping, 1);
             if (!hvdl_operation_done(op))
                 hvdl_futex_wait(&e->done_count, seen, 10000000L);
             atomic_fetch_sub(&e->num_sleeping, 1);
+            nobody_rang = atomic_load(&e->done_count) == seen;
         }
         if (hvdl_now_ns() >= deadline)
             break;
@@ -323,5 +333,5 @@ void hvdl_engine_poll(hvdl_engine *e)
         look_for_dead(e);
         hvdl_stall_look(e);
     }
-    pthread_mutex_unlock(&e->driving);
+    stop_driving(e);
 }

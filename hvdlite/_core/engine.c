@@ -281,5 +281,6 @@ hvdl_counters hvdl_engine_counters(hvdl_engine *e)
     counters.data_messages = e->wire.data_messages;
     counters.data_bytes = e->wire.data_bytes;
     counters.past_cache_bytes = e->shm.past_cache_bytes;
+    counters.late_wakings = e->late_wakings;
     return counters;
 }

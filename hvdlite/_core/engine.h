@@ -119,6 +119,7 @@ hvdl_err hvdl_engine_drain_events(hvdl_engine *engine, hvdl_events *to);
 typedef struct {
     uint64_t operations, control_messages, data_messages, data_bytes;
     uint64_t past_cache_bytes; /* written past the caches for the other ranks of the host */
+    uint64_t late_wakings;     /* callers that found the engine free, and nobody had told them */
 } hvdl_counters;
 hvdl_counters hvdl_engine_counters(hvdl_engine *engine);
 

@@ -453,11 +453,12 @@ static PyObject *engine_counters(PyObject *object, PyObject *unused)
     if (!engine)
         return NULL;
     hvdl_counters c = hvdl_engine_counters(engine);
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K}", "operations", (unsigned long long)c.operations,
-                         "control_messages", (unsigned long long)c.control_messages,
-                         "data_messages", (unsigned long long)c.data_messages, "data_bytes",
-                         (unsigned long long)c.data_bytes, "past_cache_bytes",
-                         (unsigned long long)c.past_cache_bytes);
+    return Py_BuildValue(
+        "{s:K,s:K,s:K,s:K,s:K,s:K}", "operations", (unsigned long long)c.operations,
+        "control_messages", (unsigned long long)c.control_messages, "data_messages",
+        (unsigned long long)c.data_messages, "data_bytes", (unsigned long long)c.data_bytes,
+        "past_cache_bytes", (unsigned long long)c.past_cache_bytes, "late_wakings",
+        (unsigned long long)c.late_wakings);
 }
 
 static PyMethodDef engine_methods[] = {

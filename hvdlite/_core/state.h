@@ -204,9 +204,10 @@ struct hvdl_engine {
     _Atomic int num_waiting;     /* callers in hvdl_operation_wait: the thread leaves it to them */
     _Atomic int num_sleeping;    /* of those, asleep on done_count */
     _Atomic uint32_t done_count; /* futex: counts ended operations and drivers that left */
-    _Atomic int num_in_flight;   /* operations that have not ended */
-    _Atomic bool busy;           /* there is background work: sends, releases */
-    _Atomic bool thread_idle;    /* the progress thread sleeps on this rank's idle_bell */
+    _Atomic uint64_t late_wakings; /* see hvdl_counters */
+    _Atomic int num_in_flight;     /* operations that have not ended */
+    _Atomic bool busy;             /* there is background work: sends, releases */
+    _Atomic bool thread_idle;      /* the progress thread sleeps on this rank's idle_bell */
 
     /* the driver's */
     hvdl_table meetings; /* collecting, by key */

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite import world as worlds
 from tests.core import limits
 
 pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.hosts("1,1", "2,2", "2,1,1")]
@@ -176,3 +177,25 @@ def poll_in_threads_until_shutdown(cycles, num_threads):
 @pytest.mark.wide_in(2)  # it takes three seconds, and concerns several hosts
 def test_an_operation_may_be_polled_while_another_thread_shuts_down(world):
     assert world.run(poll_in_threads_until_shutdown, 20, 12)[0] == 20 * 12
+
+
+def late_by_turns(seconds):
+    """Operations for which a rank is late, which others wait for asleep; and how often such a
+    sleeper was not told that it could go on."""
+    hvd.init()
+    x = torch.ones(1)
+    end = time.monotonic() + seconds
+    calls = 0
+    while hvd.allreduce(torch.tensor(float(time.monotonic() < end)), op=hvd.Min):
+        if calls % hvd.size() == hvd.rank():
+            time.sleep(calls % 7 / 2000)
+        hvd.allreduce_(x, name="late", op=hvd.Max)
+        calls += 1
+    return worlds.current().team.engine.counters()["late_wakings"]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("2,2")
+def test_who_waits_while_the_idle_thread_looks_is_told_when_it_has_looked(world):
+    """The thread looks once a second, and whoever comes meanwhile sleeps until it is done."""
+    assert not any(world.run(late_by_turns, 3.0))
