@@ -37,8 +37,8 @@ KIB, MIB = 1024, 1024 * 1024
 # sends to one host from all.
 BUILT_IN: dict[int, Rules] = {
     2: ((512 * KIB, "recursive_doubling"), (None, "ring")),
-    3: ((None, "direct"),),
-    4: ((32 * KIB, "recursive_doubling"), (None, "direct")),
+    3: ((4 * MIB, "direct"), (None, "ring")),
+    4: ((32 * KIB, "recursive_doubling"), (4 * MIB, "direct"), (None, "ring")),
     5: ((32 * KIB, "recursive_doubling"), (16 * MIB, "direct"), (None, "ring")),
     64: ((64 * KIB, "recursive_doubling"), (32 * MIB, "direct"), (None, "ring")),
     256: ((128 * KIB, "recursive_doubling"), (64 * MIB, "direct"), (None, "ring")),

@@ -231,6 +231,7 @@ static bool has_work(hvdl_engine *e)
     return atomic_load(&e->num_in_flight) > 0 || atomic_load(&e->busy) || atomic_load(&e->queued);
 }
 
+#define IDLE_LOOK_NS 1500000000L
 #define QUIET_PAUSES 20
 
 /* What others want of this rank, which does nothing itself. Other hosts may have more to say: a sweep
@@ -256,8 +257,8 @@ void *hvdl_progress_main(void *argument)
         uint32_t seen = atomic_load(bell);
         atomic_store(&e->thread_idle, true);
         if (thread_unwanted(e) || !has_work(e)) {
-            /* Idle: one look a second, for what others may want of this rank meanwhile. */
-            hvdl_futex_wait(bell, seen, 1000000000L);
+            /* For what others may want of this rank meanwhile. */
+            hvdl_futex_wait(bell, seen, IDLE_LOOK_NS);
             atomic_store(&e->thread_idle, false);
             if (!thread_unwanted(e) && !has_work(e) && !pthread_mutex_trylock(&e->driving)) {
                 serve_others(e);

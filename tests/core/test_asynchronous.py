@@ -197,5 +197,5 @@ def late_by_turns(seconds):
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("2,2")
 def test_who_waits_while_the_idle_thread_looks_is_told_when_it_has_looked(world):
-    """The thread looks once a second, and whoever comes meanwhile sleeps until it is done."""
+    """The thread looks now and then, and whoever comes meanwhile sleeps until it is done."""
     assert not any(world.run(late_by_turns, 3.0))
