@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 import hvdlite as hvd
-from benchmarks.figures import BOUND, OURS, PLAN, size_text
+from benchmarks import passes
+from benchmarks.figures import BOUND, OURS, PASSES, PLAN, size_text
 from benchmarks.plan import Effort, calls, rotated, warm_up_rounds
 from benchmarks.streams import Streams
 from hvdlite import _core
@@ -29,6 +30,7 @@ from hvdlite import world as worlds
 # Of the pattern: no multiple of any chunk or block. Of 16 bits so short that sums over 3 ranks at
 # most fit into the 8 bits of a mantissa, shifts included.
 PERIODS = {torch.float32: 4093, torch.float16: 23, torch.bfloat16: 23}
+Name = TypeVar("Name")
 SHIFTS = 16  # that the input of a round takes, one after the other
 
 
@@ -93,16 +95,24 @@ def plans() -> dict[str, Contender]:
     return {PLAN: Contender(bind)}
 
 
-def bound(streams: Streams | None) -> dict[str, Contender]:
-    return {BOUND: Contender(copy if streams is None else streams.bind, checked=False)}
+def bounds(streams: Streams | None, size_bytes: int, ranks: int) -> dict[str, Contender]:
+    """The least that must be done; ranks: on this host."""
+    if streams is not None:
+        return {BOUND: Contender(streams.bind, checked=False)}
+    found = {BOUND: Contender(copy, checked=False)}
+    if size_bytes >= passes.LEAST_BYTES:
+        found[PASSES] = Contender(partial(passes.bind, ranks=ranks), checked=False)
+    return found
 
 
-def types() -> dict[str, Contender]:
-    """hvdlite with equal numbers of elements, by dtype."""
-    return {
-        str(dtype).removeprefix("torch."): Contender(hvdlite, dtype)
-        for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    }
+def types(ranks: int) -> dict[tuple[str, str], Contender]:
+    """hvdlite and its passes with equal numbers of elements, by dtype."""
+    found = {}
+    for dtype in passes.DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        found[name, OURS] = Contender(hvdlite, dtype)
+        found[name, PASSES] = Contender(partial(passes.bind, ranks=ranks), dtype, checked=False)
+    return found
 
 
 def pattern(count: int, rank: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -149,9 +159,9 @@ def time_count(
     count: int,
     effort: Effort,
     comm: Any,
-    contenders: Mapping[str, Contender],
-    cpu_s: dict[str, list[float]] | None = None,
-) -> dict[str, list[float]]:
+    contenders: Mapping[Name, Contender],
+    cpu_s: dict[Name, list[float]] | None = None,
+) -> dict[Name, list[float]]:
     """This rank's seconds per allreduce of count elements, by contender and round. Collective.
 
     cpu_s gets its process's CPU time the same way.
@@ -170,7 +180,7 @@ def time_count(
         for name, contender in contenders.items()
     }
 
-    times_s: dict[str, list[float]] = {name: [] for name in contenders}
+    times_s: dict[Name, list[float]] = {name: [] for name in contenders}
     warm_up = warm_up_rounds(size_bytes)
     begin, round_, done = time.perf_counter(), 0, False
     while not done:

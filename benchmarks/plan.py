@@ -123,7 +123,7 @@ QUICK = replace(
 # For the tests of the benchmark itself: everything once, no figures.
 TINY = replace(
     QUICK,
-    sizes_bytes=(4, 64 * KIB),
+    sizes_bytes=(4, 256 * KIB),
     allreduce=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
     types_bytes=(MIB,),
     tail=Effort(max_rounds=3, budget_s=0.0),

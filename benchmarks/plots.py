@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import BOUND, OURS, Row, busbw, rows_by_place, size_text
+from benchmarks.figures import BOUND, OURS, PASSES, Row, busbw, rows_by_place, size_text
 from benchmarks.plan import Place
 from benchmarks.tail import SITUATIONS
 
@@ -44,7 +44,7 @@ def by_size(places: Mapping[Place, Sequence[Row]], path: Path) -> Path:
             seconds = [row.time_s[name] for row in there]
             bus = [busbw(b, s, place.size) / 1e9 for b, s in zip(sizes, seconds, strict=True)]
             width = 2.5 if name == OURS else 1.2
-            style = "k--" if name == BOUND else "o-"
+            style = {BOUND: "k--", PASSES: "k:"}.get(name, "o-")
             times.plot(sizes, [s * 1e6 for s in seconds], style, lw=width, ms=3, label=name)
             bandwidths.plot(sizes, bus, style, lw=width, ms=3, label=name)
         times.set(title=str(place), ylabel="median time, µs")

@@ -8,6 +8,7 @@ from benchmarks.figures import (
     BOUND,
     DDP,
     OURS,
+    PASSES,
     PERCENTILES,
     Row,
     busbw,
@@ -60,7 +61,8 @@ def targets(verdicts: Sequence[Verdict]) -> Table:
 
 def allreduce(place: Place, rows: Sequence[Row]) -> Table:
     names = list(dict.fromkeys(name for row in rows for name in row.time_s))
-    names = [*(name for name in names if name != BOUND), BOUND]
+    bounds = [name for name in (BOUND, PASSES) if name in names]
+    names = [*(name for name in names if name not in bounds), *bounds]
     bound = "copy" if place.hosts == 1 else "streams"
     columns = [bound if name == BOUND else name for name in names]
     cells = [
@@ -106,22 +108,24 @@ def bound_speed(row: Row, place: Place) -> str:
 def types(run: Mapping[str, Any]) -> Table:
     cells = []
     for row in run["types"]:
-        medians_s = row["median_s"]
+        times = [row["median_s"], row["passes_s"]]
         cells.append(
             [
                 f"{row['elements']}",
-                *[time_text(time_s) for time_s in medians_s.values()],
+                *[time_text(time_s) for of_all in times for time_s in of_all.values()],
                 *[
-                    digits(medians_s["float32"] / time_s)
-                    for dtype, time_s in medians_s.items()
+                    digits(of_all["float32"] / time_s)
+                    for of_all in times
+                    for dtype, time_s in of_all.items()
                     if dtype != "float32"
                 ],
             ]
         )
     dtypes = list(run["types"][0]["median_s"])
-    faster = [f"{dtype}: elements/s over float32's" for dtype in dtypes if dtype != "float32"]
+    columns = [*dtypes, *(f"{dtype}, passes" for dtype in dtypes)]
+    faster = [f"{column}: elements/s over float32's" for column in columns if "32" not in column]
     title = f"hvdlite's allreduce by type, {Place(**run['place'])}"
-    return Table(title, ["elements", *dtypes, *faster], cells)
+    return Table(title, ["elements", *columns, *faster], cells)
 
 
 def training(run: Mapping[str, Any]) -> Table:

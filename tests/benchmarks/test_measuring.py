@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import instructions, rig
+from benchmarks import instructions, passes, rig
 from benchmarks.allreduce import PERIODS, Contender, expected_sum, pattern, time_count
-from benchmarks.figures import BOUND, DDP, FLOOR, OURS, PLAN
+from benchmarks.figures import BOUND, DDP, FLOOR, OURS, PASSES, PLAN
 from benchmarks.plan import MIB, TINY, Effort, Flavour, Job, Place
 from benchmarks.starting import run_jobs
 from benchmarks.streams import PART_BYTES, Streams
@@ -154,6 +154,21 @@ def test_the_program_whose_instructions_are_counted_runs(kind):
         assert finished.code == 0, finished
 
 
+@pytest.mark.parametrize("dtype", passes.DTYPES)
+@pytest.mark.parametrize("count", [12, 3 << 18])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_passes_add_up_as_many_inputs_as_there_are_ranks(ranks, count, dtype):
+    buffer = (torch.arange(count) % 7).to(dtype)
+    chunks = buffer.clone().split(passes.CHUNK_BYTES // buffer.element_size())
+    passes.bind(buffer, ranks)()
+    for before, after in zip(chunks, buffer.split(chunks[0].numel()), strict=True):
+        part = before.numel() // ranks
+        own = sum(before[i * part :][:part] for i in range(ranks))
+        # The other ranks' parts come back as they were; of two ranks both add up everything.
+        expected = 2 * before if ranks == 2 else torch.cat([own, before[part:]])
+        assert torch.equal(after, expected)
+
+
 def run_tiny(output, *options):
     """The report of the command."""
     command = [sys.executable, "-m", "benchmarks", "--plan", "tiny", "--output", str(output)]
@@ -173,9 +188,11 @@ def test_one_command_measures_and_writes_everything_of_one_host(tmp_path):
     (run,) = report["runs"]
     assert [row["bytes"] for row in run["allreduce"]] == list(TINY.sizes_bytes)
     for row in run["allreduce"]:
-        assert set(row["median_s"]) == {OURS, "Gloo", run["mpi"], BOUND}
+        bounds = {BOUND, PASSES} if row["bytes"] >= passes.LEAST_BYTES else {BOUND}
+        assert set(row["median_s"]) == {OURS, "Gloo", run["mpi"], *bounds}
     assert {row["contender"] for row in run["tail"]} == {OURS, "Gloo", run["mpi"]}
-    assert set(run["types"][0]["median_s"]) == {"float32", "float16", "bfloat16"}
+    for figure in ("median_s", "passes_s"):
+        assert set(run["types"][0][figure]) == {"float32", "float16", "bfloat16"}
     for row in run["training"]:
         assert set(row["median_s"]) == {OURS, DDP, "MPI by hand", FLOOR}
     assert len(run["upkeep"]["idle_cpu_s"]) == 2

@@ -1,0 +1,66 @@
+"""The passes over memory that an allreduce through memory shared by a host needs, and nothing else:
+each rank copies what the others shall read, adds up its part of all inputs, and copies the sums of
+the others' parts, with the core's own kernels; nobody waits for anybody, and what comes from other
+ranks comes from this rank's own cache.
+
+It is a bound as `copy` is, and a nearer one: where inputs are to be added up there is more to do.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hvdlite import _core
+
+CHUNK_BYTES = 256 * 1024  # a block of the core: all stays in the cache
+LEAST_BYTES = CHUNK_BYTES  # a smaller tensor's time is that of the calls
+DTYPES = {
+    torch.float32: _core.FLOAT32,
+    torch.float16: _core.FLOAT16,
+    torch.bfloat16: _core.BFLOAT16,
+}
+
+
+def bind(buffer: Tensor, ranks: int) -> Callable[[], None]:
+    """What makes the passes of one of so many ranks: sums of the buffer's own parts."""
+    elems = min(buffer.numel(), CHUNK_BYTES // buffer.element_size())
+    staging = torch.zeros(elems, dtype=buffer.dtype)
+    steps = [step for chunk in buffer.split(elems) for step in _steps(chunk, staging, ranks)]
+
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
+
+
+def _steps(chunk: Tensor, staging: Tensor, ranks: int) -> list[Callable[[], object]]:
+    if ranks == 2:  # everyone adds up everything
+        return [
+            partial(staging[: chunk.numel()].copy_, chunk),
+            _add(chunk, [chunk, staging[: chunk.numel()]]),
+        ]
+    part = chunk.numel() // ranks
+    own, others = chunk[:part], chunk[part:]
+    shared = staging[: others.numel()]
+    return [
+        partial(shared.copy_, others),
+        _add(own, [own, *(shared[i * part :][:part] for i in range(ranks - 1))]),
+        partial(others.copy_, shared),
+    ]
+
+
+def _add(output: Tensor, inputs: list[Tensor]) -> Callable[[], object]:
+    return partial(
+        _core.reduce,
+        _core.kernel_variants()[0],
+        DTYPES[output.dtype],
+        _core.SUM,
+        output.data_ptr(),
+        tuple(tensor.data_ptr() for tensor in inputs),
+        output.numel(),
+        1,
+        1.0,
+    )
