@@ -94,6 +94,8 @@ def test_what_pytest_collects_is_marked(pytester):
         ({2, 3}, set()),
         ({4, "2,1"}, set()),  # there are no smaller ones
         ({2, 4}, set()),
+        ({2, 3, "1,1", "2,1", "2,2", "1,3,3"}, {"2,2", "1,3,3"}),
+        ({2, 3, "2,2", "2,1"}, set()),
     ],
 )
 def test_the_largest_of_several_worlds_are_wide(shapes, slow):

@@ -35,11 +35,24 @@ class Variant:
         return isinstance(self.shape, str)
 
 
+def num_ranks(shape: Shape) -> int:
+    """
+    >>> num_ranks(3), num_ranks("2,1"), num_ranks(None)
+    (3, 3, 0)
+    """
+    return shape if isinstance(shape, int) else sum(map(int, shape.split(","))) if shape else 0
+
+
 def slow_to_start(shapes: Collection[Shape]) -> set[Shape]:
-    """Of a test's shapes those of more ranks, where several smaller ones show the same."""
-    sizes = {shape for shape in shapes if isinstance(shape, int)}
-    small = {size for size in sizes if size <= FEW_RANKS}
-    return set(sizes - small) if len(small) > 1 else set()
+    """Of a test's shapes those of more ranks, where several smaller ones of the same kind (one
+    host, several hosts) show the same."""
+    slow: set[Shape] = set()
+    for kind in (int, str):
+        of_kind = [shape for shape in shapes if isinstance(shape, kind)]
+        large = {shape for shape in of_kind if num_ranks(shape) > FEW_RANKS}
+        if len(of_kind) - len(large) > 1:
+            slow |= large
+    return slow
 
 
 def by_turn(variants: Sequence[Variant]) -> list[bool]:

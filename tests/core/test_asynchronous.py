@@ -174,7 +174,7 @@ def poll_in_threads_until_shutdown(cycles, num_threads):
 
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("1,1")
-@pytest.mark.wide_in(2)  # it takes three seconds, and concerns several hosts
+@pytest.mark.wide_in(2, "mpich")  # it takes three seconds, and concerns several hosts
 def test_an_operation_may_be_polled_while_another_thread_shuts_down(world):
     assert world.run(poll_in_threads_until_shutdown, 20, 12)[0] == 20 * 12
 
@@ -196,6 +196,7 @@ def late_by_turns(seconds):
 
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("2,2")
+@pytest.mark.wide_in("mpich")
 def test_who_waits_while_the_idle_thread_looks_is_told_when_it_has_looked(world):
     """The thread looks now and then, and whoever comes meanwhile sleeps until it is done."""
     assert not any(world.run(late_by_turns, 3.0))

@@ -159,6 +159,7 @@ def test_a_long_name_leaves_room_for_who_sent_what(world):
     assert text.endswith("; make the shape the same on every rank")
 
 
+@pytest.mark.wide
 @pytest.mark.ranks(7)
 @pytest.mark.hosts("4,3")
 def test_where_there_are_many_shapes_no_rank_is_listed_with_one_that_it_did_not_send(world):

@@ -28,6 +28,6 @@ def reduce_more_than_2_gib():
 @pytest.mark.timeout(240)
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("1,1")
-@pytest.mark.wide_in("openmpi", 2)  # no message between hosts is longer than those of other tests
+@pytest.mark.wide
 def test_a_tensor_of_more_than_2_to_the_31_bytes_is_reduced(world):
     world.run(reduce_more_than_2_gib, limit_s=200)

@@ -311,9 +311,9 @@ def run(mpi, code):
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        pytest.param("", 0, id="idle"),
+        pytest.param("", 0, id="idle", marks=pytest.mark.wide),
         # All members agree on it; nobody waits for it.
-        pytest.param("allreduce(lane, 'last', torch.ones(1_000_000))", 0, id="under way"),
+        pytest.param("allreduce(lane, 'last', torch.ones(1_000_000))", 0, id="under way", marks=pytest.mark.wide),
         pytest.param("if not hvd.rank(): allreduce(lane, 'p', torch.ones(1))", 0, id="pending"),
         pytest.param(
             "if hvd.rank(): allreduce(lane, 'p', torch.ones(1)); sys.exit(3)", 3, id="failing"
@@ -322,6 +322,7 @@ def run(mpi, code):
             "if hvd.rank(): allreduce(lane, 'p', torch.ones(1)); raise KeyError('boom')",
             1,
             id="raising",
+            marks=pytest.mark.wide,
         ),
     ],
 )

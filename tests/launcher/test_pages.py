@@ -56,6 +56,7 @@ def test_the_commands_for_one_machine_run(line, tmp_path):
         assert "size 2" in (tmp_path / "logs/rank.1/stdout").read_text()
 
 
+@pytest.mark.wide
 def test_the_function_in_the_page_is_a_job(tmp_path):
     (program,) = blocks("laptop.md", "python")
     (tmp_path / "add.py").write_text(program)

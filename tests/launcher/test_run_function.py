@@ -224,7 +224,11 @@ def calling():
         process.stderr.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.wide), signal.SIGKILL],
+    ids=str,
+)
 def test_who_stops_the_caller_stops_the_job(calling, number):
     process, family = calling("pass")
     process.send_signal(number)

@@ -109,6 +109,7 @@ READ = (
 )
 
 
+@pytest.mark.wide_in("mpich")
 def test_every_rank_reads_what_the_options_say(hvdrun, python):
     options = "--fusion-threshold-mb 2 --stall-check-warning-time-seconds 77 --deterministic"
     finished = hvdrun("-np", "2", *options.split(), "--cache-capacity", "9", python, "-c", READ)

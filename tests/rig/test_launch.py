@@ -32,8 +32,14 @@ def script(text):
     [
         ("server1:1,server2:2,server3:1", ["server1", "server2", "server2", "server3"]),
         ("server1:3,server2:1", ["server1", "server1", "server1", "server2"]),
-        ("server1:2,server2:2", ["server1", "server1", "server2", "server2"]),
-        ("server3:1,server2:2", ["server3", "server2", "server2"]),
+        pytest.param(
+            "server1:2,server2:2",
+            ["server1", "server1", "server2", "server2"],
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            "server3:1,server2:2", ["server3", "server2", "server2"], marks=pytest.mark.wide
+        ),
         ("10.77.0.1:1,10.77.0.2:1", ["server1", "server2"]),
     ],
 )
@@ -160,8 +166,8 @@ FAILING = """
 @pytest.mark.parametrize(
     ("end", "code", "how"),
     [
-        ("os._exit(3)", 3, "ended with exit code 3"),
-        ("comm.Abort(7)", 7, "ended with exit code 7"),
+        pytest.param("os._exit(3)", 3, "ended with exit code 3", marks=pytest.mark.wide),
+        pytest.param("comm.Abort(7)", 7, "ended with exit code 7", marks=pytest.mark.wide),
         ("os.kill(os.getpid(), 9)", 137, "was ended by SIGKILL"),
     ],
 )
@@ -210,7 +216,15 @@ def test_when_hvdrun_is_killed_nothing_stays_on_any_host(running, rig):
 
 # Where nothing is heard of it, the others wait for ten seconds.
 @pytest.mark.wide_in("mpich")
-@pytest.mark.parametrize("how", [["kill", "--loud"], ["cut"], ["kill"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(["kill", "--loud"], marks=pytest.mark.wide),
+        pytest.param(["cut"], marks=pytest.mark.wide),
+        ["kill"],
+    ],
+    ids=" ".join,
+)
 def test_a_host_that_is_lost_ends_the_job_everywhere(running, rig, how):
     rig(how[0], "server2", *how[1:])
     assert running.wait(LIMIT_S) == 72

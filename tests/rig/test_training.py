@@ -11,15 +11,8 @@ EQUAL, UNEQUAL = "server1:2,server2:2", "server1:3,server2:1"
 THREE = "server1:1,server2:2,server3:1"
 
 
-@pytest.mark.parametrize(
-    "hosts",
-    [
-        THREE,
-        pytest.param(EQUAL, marks=pytest.mark.wide),
-        pytest.param(UNEQUAL, marks=pytest.mark.wide),
-    ],
-)
-@pytest.mark.wide_in("mpich")
+@pytest.mark.wide
+@pytest.mark.parametrize("hosts", [THREE, EQUAL, UNEQUAL])
 def test_the_collectives_agree_with_the_oracles(hvdrun, python, hosts):
     done = hvdrun("-H", hosts, python, "-m", "tests.rig.collectives")
     assert done.code == 0, done

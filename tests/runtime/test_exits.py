@@ -83,7 +83,10 @@ def test_so_does_one_whose_user_has_started_mpi(mpi, end, code):
 
 
 @pytest.mark.wide_in("openmpi")
-@pytest.mark.parametrize("start", [OWN, USERS], ids=["own", "users"])
+@pytest.mark.parametrize(
+    "start",
+    [pytest.param(OWN, id="own"), pytest.param(USERS, id="users", marks=pytest.mark.wide)],
+)
 def test_a_rank_that_ends_in_good_order_waits_for_the_others(mpi, start):
     late = "if hvd.rank() == 1: time.sleep(1); print('late')\n"
     caught = "try: sys.exit(3)\nexcept SystemExit: pass\n"
@@ -101,6 +104,8 @@ def test_a_failure_after_others_have_ended_in_good_order_is_the_jobs(mpi):
 
 
 @pytest.mark.wide_in("openmpi")
-@pytest.mark.parametrize(("end", "code"), [("sys.exit(3 * rank)", 3), ("", 0)])
+@pytest.mark.parametrize(
+    ("end", "code"), [("sys.exit(3 * rank)", 3), pytest.param("", 0, marks=pytest.mark.wide)]
+)
 def test_a_shutdown_before_the_end_changes_nothing(mpi, end, code):
     assert run(mpi, OWN + "rank = hvd.rank(); hvd.shutdown(); " + end).code == code

@@ -212,7 +212,7 @@ def thousands():
 
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("1,1,1", "2,1")
-@pytest.mark.wide_in(3, "2,1")
+@pytest.mark.wide_in(3, "2,1", "mpich")
 def test_thousands_that_are_late_at_once_are_reported_once_each(world):
     world.run(thousands, knobs=WARNS)
 
