@@ -188,6 +188,8 @@ class HostAgent:
     def _lose_reader(self, grace_s: float = GRACE_S, patience_s: float = DAEMON_PATIENCE_S) -> None:
         """Nobody is told from now on; the ranks have their time to end all the same."""
         self.has_reader = False
+        if self.station:
+            self.station.drains = False
         self._end(grace_s, patience_s)
 
     def _is_overdue(self) -> bool:
@@ -209,7 +211,8 @@ class HostAgent:
     def run(self) -> int:
         """The exit code of MPI's daemon, for MPI."""
         set_subreaper()
-        os.set_blocking(1, False)
+        for fd in (0, 1):
+            os.set_blocking(fd, False)
         self._send_clock()
         waker = Waker([signal.SIGCHLD])
         if self.command:
@@ -219,6 +222,8 @@ class HostAgent:
         while self._reap() or self._is_held() or (self.station and self.station.keepers):
             for key, _ in self.selector.select(LOOK_EVERY_S):
                 key.data()
+                if self._is_overdue():
+                    break
             if self._is_silent():
                 self._end(SILENT_GRACE_S, SILENT_PATIENCE_S)
             if self.end_at is not None and not (self.station and self.station.keepers):
@@ -228,7 +233,7 @@ class HostAgent:
                 break
         self._send(BYE, -1, b"%d" % self.status)
         if self.station:
-            self.station.kill()
+            self.station.kill(self.patience_s)
         kill_descendants()
         remove_sessions(self.station.sessions if self.station else ())
         return self.status
@@ -282,7 +287,12 @@ class HostAgent:
 
     def _take_in(self) -> bool:
         """False at the end of the connection."""
-        data = os.read(0, CHUNK)
+        try:
+            data = os.read(0, CHUNK)
+        except BlockingIOError:  # taken in already, while there was no room to write
+            return True
+        except ConnectionResetError:
+            data = b""
         self.heard = time.monotonic()
         self.buffer += data
         return bool(data)
@@ -322,9 +332,11 @@ class HostAgent:
         self.selector.register(self.stdin, selectors.EVENT_WRITE, write)
 
     def _end(self, grace_s: float, patience_s: float = DAEMON_PATIENCE_S) -> None:
+        """Later calls count where they bring the end forward: a rank gets one TERM."""
         self.heard = float("inf")
-        self.patience_s = patience_s
         at = time.monotonic() + grace_s + 1
-        self.end_at = at if self.end_at is None else min(at, self.end_at)
+        if self.end_at is not None and at >= self.end_at:
+            return
+        self.end_at, self.patience_s = at, patience_s
         if self.station:
             self.station.end(grace_s)

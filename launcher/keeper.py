@@ -230,6 +230,7 @@ class Keeper:
         self.asked = False  # the keeper was told to end the command, or had to
         self.released = False  # nobody waits for more than the end of the command
         self.deadlines: list[tuple[float, int]] = []  # when to send which signal
+        self.is_ending = False
         self.oom_kills = oom_kills()
         self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
         self.daemon = daemon  # MPI's, the shim's parent
@@ -396,7 +397,10 @@ class Keeper:
 
     def _end(self, begin: float, grace_s: float) -> None:
         self._look()
-        self.deadlines += [(begin, signal.SIGTERM), (begin + grace_s, signal.SIGKILL)]
+        if not self.is_ending:  # one TERM: a rank may be in the midst of saving
+            self.deadlines.append((begin, signal.SIGTERM))
+        self.is_ending = True
+        self.deadlines.append((begin + grace_s, signal.SIGKILL))
 
     def _signal(self) -> None:
         now = time.monotonic()

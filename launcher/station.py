@@ -27,7 +27,7 @@ from .link import (
     unpack,
 )
 
-CLEAN_UP_S = 1.0  # for all keepers of a host, from KILL on
+CLEAN_UP_S = 1.0  # for all keepers of a host together, from KILL on
 Deliver = Callable[[bytes, int, bytes], None]
 
 
@@ -68,6 +68,7 @@ class Station:
         self.keepers: set[_Keeper] = set()
         self.ending: bytes | None = None
         self.paused = False
+        self.drains = True  # the last words of ranks that have ended have a reader
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind("\0" + name)
         self.listener.listen(1024)
@@ -80,15 +81,15 @@ class Station:
             with contextlib.suppress(OSError):
                 send(keeper.sock, self.ending)
 
-    def kill(self) -> None:
-        """Kills all ranks. Their keepers have a moment to remove what MPI leaves behind; what the
+    def kill(self, patience_s: float = CLEAN_UP_S) -> None:
+        """Kills all ranks. Their keepers have so long to remove what MPI leaves behind; what the
         ranks still wrote is lost."""
         self.end(0)
         waiting = select.poll()
         for keeper in self.keepers:
             waiting.register(keeper.sock, 0)  # POLLHUP when the keeper has ended
         left = len(self.keepers)
-        end = time.monotonic() + CLEAN_UP_S
+        end = time.monotonic() + patience_s
         while left and (ms := 1000 * (end - time.monotonic())) > 0:
             for fd, _ in waiting.poll(ms):
                 waiting.unregister(fd)
@@ -158,11 +159,12 @@ class Station:
                 self._listen(keeper, fd)
         keeper.fds = []
         stdin = [self.stdin_of_rank_0()] if rank == 0 else []
-        send(keeper.sock, frame(GO, payload=self.host_variables), stdin)
+        with contextlib.suppress(OSError):  # a keeper that is gone already is noticed by reading
+            send(keeper.sock, frame(GO, payload=self.host_variables), stdin)
+            if self.ending is not None:
+                send(keeper.sock, self.ending)
         for fd in stdin:
             os.close(fd)
-        if self.ending is not None:
-            send(keeper.sock, self.ending)
 
     def _output(self, keeper: _Keeper, fd: int) -> bool:
         """Passes one chunk on. False where there is none now."""
@@ -188,5 +190,5 @@ class Station:
         for fd in list(keeper.outputs):
             # A background process of the rank may write for ever.
             end = time.monotonic() + 1.0
-            while self._output(keeper, fd) and time.monotonic() < end:
+            while self.drains and self._output(keeper, fd) and time.monotonic() < end:
                 pass

@@ -84,7 +84,10 @@ def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(t
     """Its daemon says that it has lost mpirun, and nobody is there to be told."""
     name = f"hvdrun-test-{os.getpid()}"
     saved = tmp_path / "saved"
-    program = f"trap 'sleep 0.3; touch {saved}; exit' TERM; echo up; while :; do sleep 0.05; done"
+    program = (
+        f"trap 'n=1; echo TERM >> {saved}; echo saving' TERM; echo up; "
+        "while [ -z $n ]; do sleep 0.05; done; sleep 0.4"
+    )
     rank = shlex.join(["env", f"{LINK}={name}", *AGENT, "rank", "sh", "-c", program])
     process = subprocess.Popen(
         [*AGENT, "host", name, f"{rank} & while echo lost; do sleep 0.01; done"],
@@ -105,7 +108,7 @@ def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(t
         process.stdout.close()
         process.stdin.close()
         process.wait(30)
-        assert saved.exists()
+        assert saved.read_text() == "TERM\n"  # and not once more while it is at it
     finally:
         end_tree(process)
 
