@@ -82,6 +82,7 @@ void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *message, const vo
         return;
     }
     message->host = e->host;
+    message->clock = e->control->clock;
     message->payload_bytes = (uint32_t)payload_bytes;
     message->num_done = 0;
     hvdl_done_notes *notes = &e->control->notes[host];
@@ -153,12 +154,14 @@ static void take_message(hvdl_engine *e, const hvdl_message *message, const char
 {
     for (int i = 0; i < message->num_done; i++)
         hvdl_take_done(e, message->done[i]);
+    if (message->clock > e->control->clock)
+        e->control->clock = message->clock;
     switch (message->type) {
     case HVDL_MSG_POSTED: hvdl_take_posted(e, message, payload); break;
     case HVDL_MSG_MATCHED:
     case HVDL_MSG_RESULT:
     case HVDL_MSG_FAILED: hvdl_take_answer(e, message, payload); break;
-    case HVDL_MSG_JOINED: hvdl_take_joined(e, message->host, message->rank); break;
+    case HVDL_MSG_JOINED: hvdl_take_joined(e, message->host, message->rank, message->clock); break;
     case HVDL_MSG_ALL_JOINED: hvdl_take_all_joined(e, message->host, message->rank); break;
     case HVDL_MSG_FREE: hvdl_take_free(e, message->tag); break;
     case HVDL_MSG_ZERO: hvdl_take_zero(e, message); break;

@@ -36,6 +36,7 @@ typedef struct {
     int32_t rank, clean; /* LEFT; rank: JOINED, ALL_JOINED, too, and of POSTED one who has joined */
     int32_t internal;    /* POSTED: of the engine's own operations */
     uint64_t epoch;      /* POSTED */
+    uint64_t clock;      /* the sender's, see hvdl_control.clock */
     uint64_t run;        /* RUN, ASK, STATUS: its number; RUNS: how many there are */
     int32_t num_done, done[HVDL_MAX_DONE];
     uint32_t payload_bytes;
@@ -105,6 +106,10 @@ struct hvdl_control {
     uint64_t *joins, *heard;
     uint64_t num_told, num_epochs; /* how often this leader has said so, and has heard it of all */
     int last_joined;
+    /* Lamport's, which every message carries and a join advances: a host that joins when it could know
+     * of another's join has the later time. Of the joins taken in this epoch the latest counts. */
+    uint64_t clock, latest_clock;
+    int latest_joined;
     hvdl_early_run *early_runs;
     uint64_t num_early_zero_runs; /* of all plans: runs that wait for the one before */
     hvdl_held_leave *held_leaves;
@@ -166,7 +171,7 @@ void hvdl_take_give_up(hvdl_engine *engine, const char *text);
 
 /* ---- join.c ---- */
 
-void hvdl_take_joined(hvdl_engine *engine, int host, int last);
+void hvdl_take_joined(hvdl_engine *engine, int host, int last, uint64_t clock);
 void hvdl_take_all_joined(hvdl_engine *engine, int host, int last);
 void hvdl_free_early_runs(hvdl_engine *engine);
 /* A rank of `host` leaves in good order. True: that is told after the end of the epoch. */

@@ -13,7 +13,7 @@
  *
  * A leader that has heard JOINED of all hosts says so to all (ALL_JOINED). When it has heard that of all,
  * all is over here: messages of a pair of leaders keep their order, so every RUN of the others has come
- * before. Who joined last is decided by the order in which host 0 heard of it.
+ * before. Who joined last is decided by host 0, see hvdl_control.clock.
  *
  * An **epoch** is the time between two such ends; operations of different epochs never meet. A
  * coordinator needs its number, as a posting of the next epoch may come before it has heard the end. */
@@ -351,22 +351,28 @@ static void tell_all(hvdl_engine *e, int type, int last)
         }
 }
 
-void hvdl_take_joined(hvdl_engine *e, int host, int last)
+void hvdl_take_joined(hvdl_engine *e, int host, int last, uint64_t clock)
 {
     hvdl_control *control = e->control;
     control->joins[host]++;
+    /* Messages of different hosts may overtake each other: the order in which they come is not enough. */
+    if (clock >= control->latest_clock) {
+        control->latest_clock = clock;
+        control->latest_joined = last;
+    }
     if (host != e->host)
         send_runs_under_way(e, host);
     hvdl_decide_complete(e);
     if (least(e, control->joins) == control->num_told)
         return;
     control->num_told++;
-    tell_all(e, HVDL_MSG_ALL_JOINED, last);
-    hvdl_take_all_joined(e, e->host, last);
+    tell_all(e, HVDL_MSG_ALL_JOINED, control->latest_joined);
+    hvdl_take_all_joined(e, e->host, control->latest_joined);
 }
 
 void hvdl_control_joined(hvdl_engine *e, int last)
 {
+    uint64_t clock = ++e->control->clock;
     tell_all(e, HVDL_MSG_JOINED, last);
-    hvdl_take_joined(e, e->host, last);
+    hvdl_take_joined(e, e->host, last, clock);
 }

@@ -192,3 +192,21 @@ def refuses():
 @pytest.mark.mpis("openmpi")
 def test_join_takes_a_devices_number(world):
     world.run(refuses)
+
+
+def who_joins_after_the_others(count):
+    """Rank 1's allreduces end when the others have joined: it is the last one, whatever message
+    overtakes another."""
+    hvd.init()
+    wrong = 0
+    for i in range(count):
+        if hvd.rank() == 1:
+            hvd.allreduce(torch.ones(1), name=f"alone {i % 16}")
+        wrong += hvd.join() != 1
+    return wrong
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("1,1,1", "2,1")
+def test_who_could_know_of_anothers_join_has_joined_later(world):
+    assert not any(world.run(who_joins_after_the_others, 500))
