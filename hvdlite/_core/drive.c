@@ -231,7 +231,6 @@ static bool has_work(hvdl_engine *e)
     return atomic_load(&e->num_in_flight) > 0 || atomic_load(&e->busy) || atomic_load(&e->queued);
 }
 
-#define IDLE_LOOK_NS 1500000000L
 #define QUIET_PAUSES 20
 
 /* What others want of this rank, which does nothing itself. Other hosts may have more to say: a sweep
@@ -258,7 +257,7 @@ void *hvdl_progress_main(void *argument)
         atomic_store(&e->thread_idle, true);
         if (thread_unwanted(e) || !has_work(e)) {
             /* For what others may want of this rank meanwhile. */
-            hvdl_futex_wait(bell, seen, IDLE_LOOK_NS);
+            hvdl_futex_wait(bell, seen, HVDL_IDLE_LOOK_NS);
             atomic_store(&e->thread_idle, false);
             if (!thread_unwanted(e) && !has_work(e) && !pthread_mutex_trylock(&e->driving)) {
                 serve_others(e);

@@ -153,12 +153,10 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
     return HVDL_OK;
 }
 
-#define DRAIN_NS 1000000000ull /* how long a rank that leaves helps to end what is under way */
-
 static void leave(hvdl_engine *e)
 {
     hvdl_shm_rank *self = &e->shm.control->ranks[e->local];
-    uint64_t deadline = hvdl_now_ns() + DRAIN_NS;
+    uint64_t deadline = hvdl_now_ns() + HVDL_DRAIN_NS;
     hvdl_announce(e,
                   (hvdl_entry){.type = HVDL_ENTRY_LEAVE, .id = (uint64_t)e->config.rank, .arg = 1},
                   NULL, 0);

@@ -313,6 +313,11 @@ void hvdl_plan_settle(hvdl_engine *engine, hvdl_plan *plan);
 hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *engine, hvdl_key key);
 hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *engine, uint64_t id);
 
+/* How often a rank that does nothing looks for what others want of it, and how long one that leaves
+ * helps to end what is under way: longer, so that those have looked meanwhile. */
+#define HVDL_IDLE_LOOK_NS 1250000000
+#define HVDL_DRAIN_NS 1500000000
+
 /* Begins what is complete now that a rank has joined. */
 void hvdl_complete_meetings(hvdl_engine *engine);
 /* Puts the operation's name into a text. */

@@ -50,7 +50,9 @@ def starts_a_run_that_the_other_host_never_begins():
 def test_all_hosts_are_told_which_rank_has_left(world):
     last = world.size - 1
     *texts, own = world.run(leaves_with_a_run_under_way)
-    assert own == f"rank {last} called shutdown before the operation had ended"
+    # Unless another host has failed for its sake by then, and told it.
+    own_words = f"rank {last} called shutdown before the operation had ended"
+    assert own == own_words or re.match(rf"rank {last} on host\d has left while", own), own
     # By then it is known, or it is found out as nobody answers.
     assert all(re.match(rf"rank {last} on host\d has left", text) for text in texts), texts
 

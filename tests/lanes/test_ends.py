@@ -313,7 +313,12 @@ def run(mpi, code):
     [
         pytest.param("", 0, id="idle", marks=pytest.mark.wide),
         # All members agree on it; nobody waits for it.
-        pytest.param("allreduce(lane, 'last', torch.ones(1_000_000))", 0, id="under way", marks=pytest.mark.wide),
+        pytest.param(
+            "allreduce(lane, 'last', torch.ones(1_000_000))",
+            0,
+            id="under way",
+            marks=pytest.mark.wide,
+        ),
         pytest.param("if not hvd.rank(): allreduce(lane, 'p', torch.ones(1))", 0, id="pending"),
         pytest.param(
             "if hvd.rank(): allreduce(lane, 'p', torch.ones(1)); sys.exit(3)", 3, id="failing"

@@ -74,9 +74,7 @@ def starts_processes(method):
 
 @pytest.mark.wide_in("mpich")
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize(
-    "method", ["spawn", pytest.param("forkserver", marks=pytest.mark.wide)]
-)
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.wide)])
 def test_a_process_that_a_rank_starts_is_a_world_of_one_without_mpi(world, method):
     assert world.run(starts_processes, method) == [((0, 1, False), 0)] * 2
 
