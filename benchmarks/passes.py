@@ -15,7 +15,7 @@ from torch import Tensor
 from hvdlite import _core
 
 CHUNK_BYTES = 256 * 1024  # a block of the core: all stays in the cache
-LEAST_BYTES = CHUNK_BYTES  # a smaller tensor's time is that of the calls
+LEAST_BYTES = 64 * 1024  # a smaller tensor's time is that of Python's calls
 DTYPES = {
     torch.float32: _core.FLOAT32,
     torch.float16: _core.FLOAT16,

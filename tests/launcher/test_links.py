@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -79,16 +80,33 @@ def test_options_that_mpi_gives_to_ssh_come_before_the_host(arguments, expected)
 
 AGENT = (sys.executable, "-I", "-S", str(ROOT / "launcher" / "agent.py"))
 
+# With a file in shared memory, as MPIs have it and leave it.
+SAVES_WHEN_IT_IS_TO_END = """
+import mmap, signal, time
+asked = []
+def save(*_):
+    asked.append(1)
+    with open({saved!r}, "a") as file:
+        file.write("TERM\\n")
+    print("saving", flush=True)
+signal.signal(signal.SIGTERM, save)
+with open({shared!r}, "w+b") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)
+print("up", flush=True)
+while not asked:
+    time.sleep(0.05)
+time.sleep(0.4)
+"""
+
 
 def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(tmp_path):
     """Its daemon says that it has lost mpirun, and nobody is there to be told."""
     name = f"hvdrun-test-{os.getpid()}"
     saved = tmp_path / "saved"
-    program = (
-        f"trap 'n=1; echo TERM >> {saved}; echo saving' TERM; echo up; "
-        "while [ -z $n ]; do sleep 0.05; done; sleep 0.4"
-    )
-    rank = shlex.join(["env", f"{LINK}={name}", *AGENT, "rank", "sh", "-c", program])
+    shared = Path(f"/dev/shm/vader_segment.{name}")
+    program = SAVES_WHEN_IT_IS_TO_END.format(shared=str(shared), saved=str(saved))
+    rank = shlex.join(["env", f"{LINK}={name}", *AGENT, "rank", sys.executable, "-c", program])
     process = subprocess.Popen(
         [*AGENT, "host", name, f"{rank} & while echo lost; do sleep 0.01; done"],
         stdin=subprocess.PIPE,
@@ -109,8 +127,10 @@ def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(t
         process.stdin.close()
         process.wait(30)
         assert saved.read_text() == "TERM\n"  # and not once more while it is at it
+        assert not shared.exists()
     finally:
         end_tree(process)
+        shared.unlink(missing_ok=True)
 
 
 def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tmp_path):
