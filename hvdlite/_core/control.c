@@ -227,8 +227,12 @@ void hvdl_control_step(hvdl_engine *e, bool *progressed)
 {
     if (e->control->sendings)
         *progressed |= free_sent(e);
-    if (e->is_leader)
-        *progressed |= receive_all(e);
+    if (!e->is_leader)
+        return;
+    bool heard = receive_all(e);
+    *progressed |= heard || e->control->own_join >= 0;
+    if (e->control->own_join >= 0 && !e->broken)
+        hvdl_tell_own_join(e, heard);
 }
 
 bool hvdl_control_busy(const hvdl_engine *e)
@@ -303,6 +307,7 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
     if (!control)
         return HVDL_ENOMEM;
     e->control = control;
+    control->own_join = -1;
     int hosts = e->config.num_hosts;
     int numbers = (e->wire.tag_ub - HVDL_TAG_FIRST) / HVDL_TAGS_PER_ID / hosts;
     control->numbers_per_host = numbers < HVDL_MAX_TAG_NUMBERS ? numbers : HVDL_MAX_TAG_NUMBERS;

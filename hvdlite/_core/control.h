@@ -110,6 +110,8 @@ struct hvdl_control {
      * of another's join has the later time. Of the joins taken in this epoch the latest counts. */
     uint64_t clock, latest_clock;
     int latest_joined;
+    int own_join; /* of this host, the last rank: not told yet, as what has come is heard first; or -1 */
+    int own_join_steps; /* since then, that heard nothing */
     hvdl_early_run *early_runs;
     uint64_t num_early_zero_runs; /* of all plans: runs that wait for the one before */
     hvdl_held_leave *held_leaves;
@@ -172,6 +174,8 @@ void hvdl_take_give_up(hvdl_engine *engine, const char *text);
 /* ---- join.c ---- */
 
 void hvdl_take_joined(hvdl_engine *engine, int host, int last, uint64_t clock);
+/* After a step of the control messages, while own_join is set: `heard` something in it. */
+void hvdl_tell_own_join(hvdl_engine *engine, bool heard);
 void hvdl_take_all_joined(hvdl_engine *engine, int host, int last);
 void hvdl_free_early_runs(hvdl_engine *engine);
 /* A rank of `host` leaves in good order. True: that is told after the end of the epoch. */

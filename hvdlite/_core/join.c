@@ -372,7 +372,22 @@ void hvdl_take_joined(hvdl_engine *e, int host, int last, uint64_t clock)
 
 void hvdl_control_joined(hvdl_engine *e, int last)
 {
-    uint64_t clock = ++e->control->clock;
+    e->control->own_join = last;
+    e->control->own_join_steps = 0;
+}
+
+#define QUIET_STEPS 2 /* MPI may tell a look later that something has come */
+
+/* A leader that has not looked for long has others' joins to hear of, which are earlier than its own. */
+void hvdl_tell_own_join(hvdl_engine *e, bool heard)
+{
+    hvdl_control *control = e->control;
+    control->own_join_steps = heard ? 0 : control->own_join_steps + 1;
+    if (control->own_join_steps < QUIET_STEPS)
+        return;
+    int last = control->own_join;
+    uint64_t clock = ++control->clock;
+    control->own_join = -1;
     tell_all(e, HVDL_MSG_JOINED, last);
     hvdl_take_joined(e, e->host, last, clock);
 }
