@@ -41,6 +41,7 @@ else:  # see link
 # What MPIs name their files in /dev/shm. They remove them only when a rank ends in good order.
 SHARED = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_", "psm2_shm", "ucx_shm")
 PF_EXITING = 0x4  # of the flags in /proc/PID/stat
+MOST_FDS = 256  # a keeper has some twenty
 LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
 LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two looks
 
@@ -283,12 +284,13 @@ class Keeper:
                     os.unlink(path)
         with Suppress(OSError):
             os.write(self.shim, bytes([self.status]))
-        if self.orphaned:
+        if self.orphaned and self.session:
             self._remove_session()
         os._exit(0)
 
     def _remove_session(self) -> None:
         """What the daemon leaves if it must be killed."""
+        os.closerange(0, MOST_FDS)  # it waits for the ends of what it gave the rank
         end = time.monotonic() + GRACE_S
         with Suppress(OSError):
             while time.monotonic() < end:
