@@ -80,6 +80,29 @@ def test_options_that_mpi_gives_to_ssh_come_before_the_host(arguments, expected)
 
 AGENT = (sys.executable, "-I", "-S", str(ROOT / "launcher" / "agent.py"))
 
+
+def host_agent(name, daemon):
+    return subprocess.Popen(
+        [*AGENT, "host", name, daemon],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    )
+
+
+def frames_of(process):
+    """Kind and payload of each, as they come."""
+    buffer, begun = bytearray(), False
+    while data := process.stdout.read(1 << 16):
+        buffer += data
+        if not begun and MAGIC in buffer:
+            del buffer[: buffer.index(MAGIC) + len(MAGIC)]
+            begun = True
+        if begun:
+            for kind, _, payload in unpack(buffer):
+                yield kind, payload
+
+
 # With a file in shared memory, as MPIs have it and leave it.
 SAVES_WHEN_IT_IS_TO_END = """
 import mmap, signal, time
@@ -107,22 +130,14 @@ def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(t
     shared = Path(f"/dev/shm/vader_segment.{name}")
     program = SAVES_WHEN_IT_IS_TO_END.format(shared=str(shared), saved=str(saved))
     rank = shlex.join(["env", f"{LINK}={name}", *AGENT, "rank", sys.executable, "-c", program])
-    process = subprocess.Popen(
-        [*AGENT, "host", name, f"{rank} & while echo lost; do sleep 0.01; done"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-    )
-    assert process.stdin
-    assert process.stdout
+    process = host_agent(name, f"{rank} & while echo lost; do sleep 0.01; done")
     try:
-        buffer, said = bytearray(), b""
-        while b"up\n" not in said:
+        said = b""
+        for kind, payload in frames_of(process):
             process.stdin.write(frame(PING))
-            buffer += process.stdout.read(1 << 16)
-            if MAGIC in buffer:
-                del buffer[: len(MAGIC)]
-            said += b"".join(payload for kind, _, payload in unpack(buffer) if kind == OUT)
+            said += payload if kind == OUT else b""
+            if b"up\n" in said:
+                break
         process.stdout.close()
         process.stdin.close()
         process.wait(30)
@@ -137,22 +152,11 @@ def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tm
     """MPI's daemon there does not stop talking."""
     go = tmp_path / "go"
     daemon = f"while [ ! -e {go} ]; do :; done; exec yes"
-    process = subprocess.Popen(
-        [*AGENT, "host", "no-name", daemon],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-    )
-    assert process.stdin
-    assert process.stdout
+    process = host_agent("no-name", daemon)
     try:
         process.stdin.write(frame(END, payload=b"0") + frame(PING))
-        buffer, seen = bytearray(), 0
-        while seen < 2:  # one at its start, and the answer
-            buffer += process.stdout.read(1 << 16)
-            if MAGIC in buffer:
-                del buffer[: len(MAGIC)]
-            seen += sum(kind == PING for kind, *_ in unpack(buffer))
+        pings = (kind for kind, _ in frames_of(process) if kind == PING)
+        assert [next(pings), next(pings)]  # one at its start, and the answer
         go.touch()
         process.wait(30)
     finally:
