@@ -114,6 +114,26 @@ static void wait_for_plan(hvdl_engine *e, hvdl_operation *op)
     e->num_waiting_runs++;
 }
 
+/* Why it can't be announced; NULL: it can. */
+static const char *error_of(const hvdl_engine *e, const hvdl_operation *op)
+{
+    if (hvdl_is_doomed(e, op))
+        return e->gone;
+    return op->plan && op->desc.kind != HVDL_PLAN ? op->plan->error : NULL;
+}
+
+static void announce_operation(hvdl_engine *e, hvdl_operation *op)
+{
+    if (op->desc.kind == HVDL_JOIN)
+        announce_join(e, op);
+    else if (!op->plan || op->desc.kind == HVDL_PLAN)
+        announce_post(e, op);
+    else if (op->plan->ready)
+        announce_run(e, op);
+    else
+        wait_for_plan(e, op);
+}
+
 bool hvdl_take_queue(hvdl_engine *e)
 {
     if (!atomic_load_explicit(&e->queued, memory_order_relaxed))
@@ -131,20 +151,15 @@ bool hvdl_take_queue(hvdl_engine *e)
         next_op = op->next;
         op->next = NULL;
         hvdl_record(e, op, HVDL_POSTED, op->posted_ns);
-        if (!op->internal)
+        const char *error = error_of(e, op);
+        if (error) {
+            hvdl_finish(e, op, error);
+            continue;
+        }
+        announce_operation(e, op);
+        /* Not before the others can read of it, and not if it has failed already. */
+        if (e->broken == was_broken && !e->deferred && !op->internal)
             hvdl_note_activity(e, op, HVDL_DID_POST);
-        if (hvdl_is_doomed(e, op))
-            hvdl_finish(e, op, e->gone);
-        else if (op->desc.kind == HVDL_JOIN)
-            announce_join(e, op);
-        else if (!op->plan || op->desc.kind == HVDL_PLAN)
-            announce_post(e, op);
-        else if (op->plan->error)
-            hvdl_finish(e, op, op->plan->error);
-        else if (op->plan->ready)
-            announce_run(e, op);
-        else
-            wait_for_plan(e, op);
     }
     for (; plan; plan = next_plan) {
         next_plan = plan->next;

@@ -101,6 +101,8 @@ bool hvdl_sweep(hvdl_engine *e)
     if (e->deferred)
         progressed |= hvdl_append_deferred(e);
     progressed |= hvdl_read_journal(e);
+    if (e->due)
+        hvdl_stall_tell(e);
     bool between_hosts = e->config.num_hosts > 1;
     if (between_hosts) {
         if (hvdl_wire_poll(&e->wire))
@@ -115,7 +117,7 @@ bool hvdl_sweep(hvdl_engine *e)
     progressed |= hvdl_conveyor_step(&e->conveyor, &finished);
     if (finished)
         hvdl_pass_finished(e, finished);
-    bool busy = e->deferred != NULL;
+    bool busy = e->deferred || e->due;
     if (between_hosts) {
         hvdl_control_flush(e);
         busy |= hvdl_control_busy(e) || e->num_asking;

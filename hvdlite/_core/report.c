@@ -54,7 +54,7 @@ void hvdl_note_activity(hvdl_engine *e, const hvdl_operation *op, hvdl_activity 
     atomic_store_explicit(&self->last_sequence, sequence + 2, memory_order_release);
 }
 
-static hvdl_shm_last last_of(const hvdl_engine *e, int local)
+hvdl_shm_last hvdl_last_of(const hvdl_engine *e, int local)
 {
     const hvdl_shm_rank *rank = &e->shm.control->ranks[local];
     hvdl_shm_last last;
@@ -145,7 +145,8 @@ static void put_ranks(hvdl_writer *to, int first, int last)
         hvdl_put(to, "%s%d", before, first);
 }
 
-void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, hvdl_stall_part *answer)
+void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_last *lasts,
+                        hvdl_stall_part *answer)
 {
     hvdl_writer posted = {answer->posted, sizeof answer->posted, 0};
     hvdl_writer missing = {answer->missing, sizeof answer->missing, 0};
@@ -170,10 +171,9 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, hvdl_stall_part *
         } else if (num_detailed == MAX_DETAILED || missing.used + LONGEST_DETAIL > missing.room) {
             num_more++;
         } else {
-            hvdl_shm_last did = last_of(e, r);
             hvdl_put(&missing, "%srank %d on %s (which ", num_detailed++ ? ", " : "", number,
                      e->name_of[rank]);
-            put_last(&missing, &did);
+            put_last(&missing, &lasts[r]);
             hvdl_put(&missing, ")");
         }
     }

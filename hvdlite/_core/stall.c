@@ -45,11 +45,15 @@ static void give_up(hvdl_engine *e, const char *text)
 
 /* ---- one host ---- */
 
-static void report_here(hvdl_engine *e, const hvdl_late *what)
+static void report_here(hvdl_engine *e, const hvdl_due *due)
 {
+    const hvdl_late *what = &due->what;
+    const hvdl_meeting *meeting = hvdl_meeting_of(e, what->key, what->run);
     hvdl_stall_part all;
     char text[HVDL_TEXT_BYTES];
-    hvdl_describe_host(e, what, &all);
+    if (!meeting || meeting->id != due->id)
+        return; /* it has gone on meanwhile */
+    hvdl_describe_host(e, what, e->survey, &all);
     if (!*all.missing)
         return;
     hvdl_describe_late(what, all.posted, all.missing, text);
@@ -57,6 +61,30 @@ static void report_here(hvdl_engine *e, const hvdl_late *what)
         give_up(e, text);
     else
         say(e, text);
+}
+
+/* ---- descriptions ---- */
+
+static void make_due(hvdl_engine *e, int host, hvdl_late what, uint64_t id)
+{
+    hvdl_due *due = malloc(sizeof *due);
+    if (!due)
+        return; /* no report is better than no job */
+    *due = (hvdl_due){.what = what, .id = id, .host = host};
+    if (e->due)
+        e->due_last->next = due;
+    else
+        e->due = due;
+    e->due_last = due;
+    e->num_due++;
+}
+
+static hvdl_due *take_due(hvdl_engine *e)
+{
+    hvdl_due *due = e->due;
+    e->due = due->next;
+    e->num_due--;
+    return due;
 }
 
 /* ---- between hosts: the coordinator ---- */
@@ -78,6 +106,9 @@ static void free_inquiry(hvdl_engine *e, hvdl_inquiry *inquiry)
 
 void hvdl_stall_free(hvdl_engine *e)
 {
+    while (e->due)
+        free(take_due(e));
+    free(e->survey);
     while (e->inquiries) {
         hvdl_inquiry *next = e->inquiries->next;
         free_inquiry(e, e->inquiries);
@@ -168,7 +199,7 @@ static void take_part(hvdl_engine *e, hvdl_inquiry *inquiry, int host,
 
 static void ask(hvdl_engine *e, hvdl_inquiry *inquiry)
 {
-    hvdl_stall_part own, *answers = calloc(1, sizeof *answers);
+    hvdl_stall_part *answers = calloc(1, sizeof *answers);
     bool *answered = calloc((size_t)e->config.num_hosts, sizeof *answered);
     inquiry->begun_ns = hvdl_now_ns();
     if (!answers || !answered) {
@@ -190,8 +221,7 @@ static void ask(hvdl_engine *e, hvdl_inquiry *inquiry)
             if (e->broken)
                 return; /* the inquiry may have gone with its operation */
         }
-    hvdl_describe_host(e, &inquiry->what, &own);
-    take_part(e, inquiry, e->host, &own);
+    make_due(e, e->host, inquiry->what, 0);
 }
 
 /* A few at a time, as thousands may be late at once. */
@@ -232,11 +262,7 @@ void hvdl_take_stalled(hvdl_engine *e, int host, const void *payload)
 
 void hvdl_take_ask(hvdl_engine *e, int host, hvdl_key key, uint64_t run)
 {
-    hvdl_late what = {.key = key, .run = run};
-    hvdl_message message = {.type = HVDL_MSG_STATUS, .key = key, .run = run};
-    hvdl_stall_part answer;
-    hvdl_describe_host(e, &what, &answer);
-    hvdl_send_message(e, host, &message, &answer, sizeof answer);
+    make_due(e, host, (hvdl_late){.key = key, .run = run}, 0);
 }
 
 void hvdl_take_status(hvdl_engine *e, int host, hvdl_key key, uint64_t run, const void *payload)
@@ -259,6 +285,49 @@ void hvdl_take_give_up(hvdl_engine *e, const char *text)
 
 /* ---- within a host ---- */
 
+static void tell(hvdl_engine *e, const hvdl_due *due)
+{
+    hvdl_message message = {.type = HVDL_MSG_STATUS, .key = due->what.key, .run = due->what.run};
+    hvdl_stall_part answer;
+    if (e->config.num_hosts == 1) {
+        report_here(e, due);
+        return;
+    }
+    hvdl_describe_host(e, &due->what, e->survey, &answer);
+    if (due->host == e->host)
+        hvdl_take_status(e, e->host, message.key, message.run, &answer);
+    else
+        hvdl_send_message(e, due->host, &message, &answer, sizeof answer);
+}
+
+/* What each rank last did is read first, then the journal as far as it went at that time: so nobody is
+ * missing of whom it says that he is in the operation, or has ended it. */
+static bool survey(hvdl_engine *e)
+{
+    size_t bytes = (size_t)e->local_size * sizeof *e->survey;
+    if (!e->survey && !(e->survey = malloc(bytes)))
+        return false;
+    for (int r = 0; r < e->local_size; r++)
+        e->survey[r] = hvdl_last_of(e, r);
+    e->survey_position = atomic_load_explicit(&e->shm.control->tail, memory_order_acquire);
+    e->num_surveyed = e->num_due;
+    return true;
+}
+
+void hvdl_stall_tell(hvdl_engine *e)
+{
+    if (!e->num_surveyed && !survey(e))
+        return;
+    if (e->shm.read_position < e->survey_position)
+        return;
+    for (; e->num_surveyed; e->num_surveyed--) {
+        hvdl_due *due = take_due(e);
+        if (!e->broken)
+            tell(e, due);
+        free(due);
+    }
+}
+
 void hvdl_read_reported(hvdl_engine *e, const hvdl_entry *entry)
 {
     hvdl_late what;
@@ -271,7 +340,7 @@ void hvdl_read_reported(hvdl_engine *e, const hvdl_entry *entry)
     meeting->given_up |= what.gives_up;
     if (e->config.num_hosts == 1) {
         if (entry->from == e->local)
-            report_here(e, &what);
+            make_due(e, e->host, what, entry->id);
         return;
     }
     if (!e->is_leader)

@@ -31,6 +31,14 @@ typedef struct {
     char name[128];   /* plain */
 } hvdl_late;
 
+/* A description of this host's ranks that is due. */
+struct hvdl_due {
+    hvdl_due *next;
+    hvdl_late what;
+    uint64_t id; /* one host: of its meeting */
+    int host;    /* that asks for it */
+};
+
 /* ---- report.c ---- */
 
 /* What has no room is cut, and ends in dots. */
@@ -46,9 +54,12 @@ hvdl_meeting *hvdl_meeting_of(hvdl_engine *engine, hvdl_key key, uint64_t run);
 /* It is known here that all ranks have posted it. */
 bool hvdl_is_agreed(const hvdl_engine *engine, const hvdl_meeting *meeting);
 
+/* What a rank of this host last did. */
+hvdl_shm_last hvdl_last_of(const hvdl_engine *engine, int local);
 /* The ranks of this host: who has posted, and what the others last did. Where it is known that all
- * have posted, neither. */
-void hvdl_describe_host(hvdl_engine *engine, const hvdl_late *what, hvdl_stall_part *answer);
+ * have posted, neither. lasts: by local rank; what had been posted by then has been read. */
+void hvdl_describe_host(hvdl_engine *engine, const hvdl_late *what, const hvdl_shm_last *lasts,
+                        hvdl_stall_part *answer);
 /* The whole text. */
 void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
                         char text[HVDL_TEXT_BYTES]);

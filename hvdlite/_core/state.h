@@ -29,6 +29,7 @@ typedef enum { HVDL_POSTED, HVDL_MATCHED, HVDL_RUNNING, HVDL_DONE, HVDL_FAILED }
 typedef struct hvdl_meeting hvdl_meeting;
 typedef struct hvdl_adasum hvdl_adasum;
 typedef struct hvdl_inquiry hvdl_inquiry; /* stall.c */
+typedef struct hvdl_due hvdl_due;
 
 /* A piece is finished on a rank when its phase A is over there, all rails have done its exchange, and
  * its phase C is over there. Those it does not have are over at once. */
@@ -227,6 +228,10 @@ struct hvdl_engine {
     int last_joined;           /* once all have joined, while zero operations are left; else -1 */
     hvdl_inquiry *inquiries;
     int num_asking; /* of these, under way */
+    hvdl_due *due, *due_last;
+    int num_due, num_surveyed; /* the first ones, to which `survey` applies */
+    hvdl_shm_last *survey;     /* what the ranks of this host last did, */
+    uint64_t survey_position;  /* when the journal went so far */
     uint64_t next_stall_look_ns, sweeps;
     uint64_t next_turn;     /* of operations that the engine only agrees on; one host */
     char *gone;             /* why new operations can't succeed any more: a rank has left or died */
@@ -356,6 +361,8 @@ void hvdl_note_activity(hvdl_engine *engine, const hvdl_operation *operation,
 /* Looks for operations that are late, now and then. */
 void hvdl_stall_look(hvdl_engine *engine);
 void hvdl_read_reported(hvdl_engine *engine, const hvdl_entry *entry);
+/* Says what is due of this host's ranks, once enough of the journal has been read. */
+void hvdl_stall_tell(hvdl_engine *engine);
 /* An operation ends: nobody need be asked about it any more. */
 void hvdl_stall_ended(hvdl_engine *engine, const hvdl_operation *operation);
 void hvdl_stall_free(hvdl_engine *engine);
