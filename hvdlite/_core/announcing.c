@@ -5,19 +5,25 @@
 
 #include "state.h"
 
-static void announce_both(hvdl_engine *e, hvdl_entry head, const void *body, size_t bytes,
-                          const void *more, size_t more_bytes)
+/* op: that this posts, which is noted when the others can read of it; NULL: none. */
+static void announce_both(hvdl_engine *e, const hvdl_operation *op, hvdl_entry head,
+                          const void *body, size_t bytes, const void *more, size_t more_bytes)
 {
     if (more_bytes >= HVDL_PAST_CACHE_BYTES)
         hvdl_conveyor_untimed(&e->conveyor);
-    if (!e->deferred && !hvdl_journal_append(&e->shm, head, body, bytes, more, more_bytes))
+    if (!e->deferred && !hvdl_journal_append(&e->shm, head, body, bytes, more, more_bytes)) {
+        if (op && !op->internal)
+            hvdl_note_activity(e, hvdl_activity_of(op, HVDL_DID_POST));
         return;
+    }
     hvdl_deferred *entry = malloc(sizeof *entry + bytes + more_bytes);
     if (!entry) {
         hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;
     }
     *entry = (hvdl_deferred){.head = head, .body_bytes = bytes + more_bytes};
+    if (op && !op->internal)
+        entry->posts = hvdl_activity_of(op, HVDL_DID_POST);
     if (bytes)
         memcpy(entry->body, body, bytes);
     if (more_bytes)
@@ -31,7 +37,7 @@ static void announce_both(hvdl_engine *e, hvdl_entry head, const void *body, siz
 
 void hvdl_announce(hvdl_engine *e, hvdl_entry head, const void *body, size_t bytes)
 {
-    announce_both(e, head, body, bytes, NULL, 0);
+    announce_both(e, NULL, head, body, bytes, NULL, 0);
 }
 
 bool hvdl_append_deferred(hvdl_engine *e)
@@ -41,6 +47,8 @@ bool hvdl_append_deferred(hvdl_engine *e)
         hvdl_deferred *entry = e->deferred;
         if (hvdl_journal_append(&e->shm, entry->head, entry->body, entry->body_bytes, NULL, 0))
             break;
+        if (entry->posts.activity && !e->broken)
+            hvdl_note_activity(e, entry->posts);
         e->deferred = entry->next;
         free(entry);
         any = true;
@@ -84,7 +92,7 @@ static void announce_post(hvdl_engine *e, hvdl_operation *op)
     else
         e->announced = op;
     e->announced_last = op;
-    announce_both(e, head, &body, sizeof body, payload, payload_bytes);
+    announce_both(e, op, head, &body, sizeof body, payload, payload_bytes);
 }
 
 static void announce_join(hvdl_engine *e, hvdl_operation *op)
@@ -95,7 +103,7 @@ static void announce_join(hvdl_engine *e, hvdl_operation *op)
     }
     e->held_join = NULL;
     e->join = op;
-    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_JOIN}, NULL, 0);
+    announce_both(e, op, (hvdl_entry){.type = HVDL_ENTRY_JOIN}, NULL, 0, NULL, 0);
 }
 
 static void announce_run(hvdl_engine *e, hvdl_operation *op)
@@ -105,33 +113,13 @@ static void announce_run(hvdl_engine *e, hvdl_operation *op)
     size_t payload_bytes = 0;
     if (hvdl_is_tiny(e, &op->desc, true))
         payload_bytes = own_payload(e, op, e->scratch, &payload);
-    announce_both(e, head, NULL, 0, payload, payload_bytes);
+    announce_both(e, op, head, NULL, 0, payload, payload_bytes);
 }
 
 static void wait_for_plan(hvdl_engine *e, hvdl_operation *op)
 {
     op->plan->waiting = op;
     e->num_waiting_runs++;
-}
-
-/* Why it can't be announced; NULL: it can. */
-static const char *error_of(const hvdl_engine *e, const hvdl_operation *op)
-{
-    if (hvdl_is_doomed(e, op))
-        return e->gone;
-    return op->plan && op->desc.kind != HVDL_PLAN ? op->plan->error : NULL;
-}
-
-static void announce_operation(hvdl_engine *e, hvdl_operation *op)
-{
-    if (op->desc.kind == HVDL_JOIN)
-        announce_join(e, op);
-    else if (!op->plan || op->desc.kind == HVDL_PLAN)
-        announce_post(e, op);
-    else if (op->plan->ready)
-        announce_run(e, op);
-    else
-        wait_for_plan(e, op);
 }
 
 bool hvdl_take_queue(hvdl_engine *e)
@@ -151,15 +139,18 @@ bool hvdl_take_queue(hvdl_engine *e)
         next_op = op->next;
         op->next = NULL;
         hvdl_record(e, op, HVDL_POSTED, op->posted_ns);
-        const char *error = error_of(e, op);
-        if (error) {
-            hvdl_finish(e, op, error);
-            continue;
-        }
-        announce_operation(e, op);
-        /* Not before the others can read of it, and not if it has failed already. */
-        if (e->broken == was_broken && !e->deferred && !op->internal)
-            hvdl_note_activity(e, op, HVDL_DID_POST);
+        if (hvdl_is_doomed(e, op))
+            hvdl_finish(e, op, e->gone);
+        else if (op->desc.kind == HVDL_JOIN)
+            announce_join(e, op);
+        else if (!op->plan || op->desc.kind == HVDL_PLAN)
+            announce_post(e, op);
+        else if (op->plan->error)
+            hvdl_finish(e, op, op->plan->error);
+        else if (op->plan->ready)
+            announce_run(e, op);
+        else
+            wait_for_plan(e, op);
     }
     for (; plan; plan = next_plan) {
         next_plan = plan->next;

@@ -101,8 +101,6 @@ bool hvdl_sweep(hvdl_engine *e)
     if (e->deferred)
         progressed |= hvdl_append_deferred(e);
     progressed |= hvdl_read_journal(e);
-    if (e->due)
-        hvdl_stall_tell(e);
     bool between_hosts = e->config.num_hosts > 1;
     if (between_hosts) {
         if (hvdl_wire_poll(&e->wire))
@@ -111,6 +109,8 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_step_exchanges(e, &progressed);
         hvdl_control_flush(e); /* before the block, which takes longer */
     }
+    if (e->due)
+        hvdl_stall_tell(e);
     if (++e->sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0)
         hvdl_stall_look(e);
     hvdl_pass *finished;

@@ -191,7 +191,7 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
     bool makes_plan = op->desc.kind == HVDL_PLAN && plan;
     hvdl_record(e, op, text ? HVDL_FAILED : HVDL_DONE, 0);
     if (!op->internal)
-        hvdl_note_activity(e, op, text ? HVDL_DID_FAIL : HVDL_DID_END);
+        hvdl_note_activity(e, hvdl_activity_of(op, text ? HVDL_DID_FAIL : HVDL_DID_END));
 
     pthread_mutex_lock(&e->queue_lock);
     hvdl_table_remove(&e->in_flight, &op->by_key);

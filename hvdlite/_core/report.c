@@ -40,17 +40,22 @@ void hvdl_copy_plain_name(char *to, size_t room, const char *name)
 
 /* ---- what a rank last did ---- */
 
-void hvdl_note_activity(hvdl_engine *e, const hvdl_operation *op, hvdl_activity activity)
+hvdl_shm_last hvdl_activity_of(const hvdl_operation *op, hvdl_activity activity)
 {
+    hvdl_shm_last last = {.kind = op->desc.kind, .activity = activity};
+    hvdl_copy_name(last.name, sizeof last.name, op->name);
+    return last;
+}
+
+void hvdl_note_activity(hvdl_engine *e, hvdl_shm_last last)
+{
+    last.time_ns = hvdl_now_ns();
     hvdl_shm_rank *self = &e->shm.control->ranks[e->local];
     uint32_t sequence = atomic_load_explicit(&self->last_sequence, memory_order_relaxed);
     /* Odd while it is written; a reader that sees a change reads again. */
     atomic_store_explicit(&self->last_sequence, sequence + 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
-    self->last.time_ns = hvdl_now_ns();
-    self->last.kind = op->desc.kind;
-    self->last.activity = activity;
-    hvdl_copy_name(self->last.name, sizeof self->last.name, op->name);
+    self->last = last;
     atomic_store_explicit(&self->last_sequence, sequence + 2, memory_order_release);
 }
 

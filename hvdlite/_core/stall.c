@@ -76,14 +76,12 @@ static void make_due(hvdl_engine *e, int host, hvdl_late what, uint64_t id)
     else
         e->due = due;
     e->due_last = due;
-    e->num_due++;
 }
 
 static hvdl_due *take_due(hvdl_engine *e)
 {
     hvdl_due *due = e->due;
     e->due = due->next;
-    e->num_due--;
     return due;
 }
 
@@ -301,7 +299,8 @@ static void tell(hvdl_engine *e, const hvdl_due *due)
 }
 
 /* What each rank last did is read first, then the journal as far as it went at that time: so nobody is
- * missing of whom it says that he is in the operation, or has ended it. */
+ * missing of whom it says that he is in the operation, or has ended it. False: somebody is just writing
+ * there. */
 static bool survey(hvdl_engine *e)
 {
     size_t bytes = (size_t)e->local_size * sizeof *e->survey;
@@ -309,18 +308,15 @@ static bool survey(hvdl_engine *e)
         return false;
     for (int r = 0; r < e->local_size; r++)
         e->survey[r] = hvdl_last_of(e, r);
-    e->survey_position = atomic_load_explicit(&e->shm.control->tail, memory_order_acquire);
-    e->num_surveyed = e->num_due;
-    return true;
+    uint64_t tail = atomic_load_explicit(&e->shm.control->tail, memory_order_acquire);
+    hvdl_read_journal(e);
+    return e->shm.read_position >= tail;
 }
 
+/* One by one, as whoever says a text may be held up by it. */
 void hvdl_stall_tell(hvdl_engine *e)
 {
-    if (!e->num_surveyed && !survey(e))
-        return;
-    if (e->shm.read_position < e->survey_position)
-        return;
-    for (; e->num_surveyed; e->num_surveyed--) {
+    while (e->due && (e->broken || survey(e))) {
         hvdl_due *due = take_due(e);
         if (!e->broken)
             tell(e, due);

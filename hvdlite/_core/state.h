@@ -144,6 +144,7 @@ struct hvdl_plan {
 typedef struct hvdl_deferred {
     struct hvdl_deferred *next;
     hvdl_entry head;
+    hvdl_shm_last posts; /* what is noted then */
     size_t body_bytes;
     char body[];
 } hvdl_deferred;
@@ -229,9 +230,7 @@ struct hvdl_engine {
     hvdl_inquiry *inquiries;
     int num_asking; /* of these, under way */
     hvdl_due *due, *due_last;
-    int num_due, num_surveyed; /* the first ones, to which `survey` applies */
-    hvdl_shm_last *survey;     /* what the ranks of this host last did, */
-    uint64_t survey_position;  /* when the journal went so far */
+    hvdl_shm_last *survey; /* what the ranks of this host last did */
     uint64_t next_stall_look_ns, sweeps;
     uint64_t next_turn;     /* of operations that the engine only agrees on; one host */
     char *gone;             /* why new operations can't succeed any more: a rank has left or died */
@@ -356,12 +355,13 @@ void hvdl_break_for(hvdl_engine *engine, int rank);
 
 /* ---- stall.c ---- */
 
-void hvdl_note_activity(hvdl_engine *engine, const hvdl_operation *operation,
-                        hvdl_activity activity);
+hvdl_shm_last hvdl_activity_of(const hvdl_operation *operation, hvdl_activity activity);
+/* For the other ranks of the host to read, with the time. */
+void hvdl_note_activity(hvdl_engine *engine, hvdl_shm_last last);
 /* Looks for operations that are late, now and then. */
 void hvdl_stall_look(hvdl_engine *engine);
 void hvdl_read_reported(hvdl_engine *engine, const hvdl_entry *entry);
-/* Says what is due of this host's ranks, once enough of the journal has been read. */
+/* Says what is due of this host's ranks, if enough of the journal can be read. */
 void hvdl_stall_tell(hvdl_engine *engine);
 /* An operation ends: nobody need be asked about it any more. */
 void hvdl_stall_ended(hvdl_engine *engine, const hvdl_operation *operation);
