@@ -130,9 +130,25 @@ def joined(size_bytes: int, rows: Sequence[Mapping[str, Any]]) -> Row:
     )
 
 
-def idle_cpu_s_in_10_s(upkeep: Mapping[str, Any]) -> float:
-    """Of the worst rank, extrapolated where it was idle for another time."""
-    return float(max(upkeep["idle_cpu_s"])) * 10 / float(upkeep["idle_for_s"])
+def idle_in_10_s(upkeep: Mapping[str, Any], figure: str) -> list[float]:
+    """Of each rank the median of the repetitions, extrapolated where it was idle for another time.
+    figure: of benchmarks.upkeep.idle()."""
+    scale = 10 / float(upkeep["idle_for_s"])
+    return [
+        scale * statistics.median(repetition[figure] for repetition in repetitions)
+        for repetitions in upkeep["idle"]
+    ]
+
+
+def most_idle_cpu_s_in_10_s(upkeep: Mapping[str, Any]) -> float:
+    """Of all ranks and repetitions."""
+    scale = 10 / float(upkeep["idle_for_s"])
+    return scale * max(float(once["cpu_s"]) for times in upkeep["idle"] for once in times)
+
+
+def waiting_share(upkeep: Mapping[str, Any]) -> float:
+    """Of the worst rank the median."""
+    return max(float(statistics.median(shares)) for shares in upkeep["waiting_share"])
 
 
 def percentiles(times_s: Sequence[float]) -> list[float]:

@@ -23,7 +23,7 @@ from rich.table import Table
 import hvdlite as hvd
 from benchmarks.figures import slowest
 from benchmarks.plan import rotated
-from benchmarks.upkeep import idle_cpu_s
+from benchmarks.upkeep import idle
 
 ROUNDS = 50
 CALLS = 20  # of one form, in one timing
@@ -119,7 +119,7 @@ def main() -> None:
     torch.set_num_threads(1)
     comm = MPI.COMM_WORLD.Dup()
     # Before Gloo, whose threads would be counted too.
-    idle_s = comm.allgather(idle_cpu_s(idle_for_s))
+    idle_s = comm.allgather(idle(idle_for_s)["cpu_s"])
     dist.init_process_group("gloo", rank=hvd.rank(), world_size=hvd.size())
     medians_s = measure(comm, MPI, 3 if quick else ROUNDS)
     if hvd.rank() == 0:

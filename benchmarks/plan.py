@@ -78,7 +78,8 @@ class Plan:
     tail: Effort
     tasks: tuple[str, ...]
     training: Effort
-    idle_s: float
+    upkeep_times: int
+    idle_s: float  # each time
     late_s: float
     links: tuple[tuple[str, tuple[int, ...]], ...]  # of the rig: rate, sizes in bytes
     shapes: tuple[tuple[int, int], ...]  # of the rig: hosts, ranks on each
@@ -95,6 +96,7 @@ FULL = Plan(
     tail=Effort(max_rounds=4000, budget_s=5.0),
     tasks=("mlp", "deep", "resnet"),
     training=Effort(max_rounds=60, budget_s=20.0),
+    upkeep_times=3,
     idle_s=10.0,
     late_s=5.0,
     links=(
@@ -115,6 +117,7 @@ QUICK = replace(
     tail_bytes=(4,),
     tail=Effort(max_rounds=1000, budget_s=2.0),
     training=Effort(max_rounds=20, budget_s=3.0),
+    upkeep_times=1,
     idle_s=2.0,
     late_s=1.0,
     links=(("1gbit", (16 * MIB,)),),
@@ -129,6 +132,7 @@ TINY = replace(
     tail=Effort(max_rounds=3, budget_s=0.0),
     tasks=("mlp",),
     training=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
+    upkeep_times=2,
     idle_s=0.1,
     late_s=0.1,
     links=(("1gbit", (64 * KIB,)),),

@@ -13,11 +13,13 @@ from benchmarks.figures import (
     Row,
     busbw,
     digits,
-    idle_cpu_s_in_10_s,
+    idle_in_10_s,
+    most_idle_cpu_s_in_10_s,
     not_hidden,
     rows_by_place,
     size_text,
     time_text,
+    waiting_share,
     wire_bytes,
 )
 from benchmarks.networks import TASKS
@@ -166,13 +168,21 @@ def upkeep(runs: Iterable[Mapping[str, Any]]) -> Table:
     cells = [
         [
             f"{Place(**run['place'])}, {run['mpi']}",
-            time_text(idle_cpu_s_in_10_s(run["upkeep"])),
-            f"{max(run['upkeep']['waiting_share']):.2%}",
+            time_text(max(idle_in_10_s(run["upkeep"], "cpu_s"))),
+            time_text(most_idle_cpu_s_in_10_s(run["upkeep"])),
+            f"{max(idle_in_10_s(run['upkeep'], 'sleeps')):.0f}",
+            f"{waiting_share(run['upkeep']):.2%}",
         ]
         for run in runs
     ]
-    columns = ["ranks", "CPU time in 10 s, idle", "of a core, waiting for a late rank"]
-    return Table("Ranks that do nothing: the worst of them", columns, cells)
+    columns = [
+        "ranks",
+        "idle, CPU time in 10 s",
+        "the most in 10 s",
+        "sleeps in 10 s",
+        "of a core, waiting for a late rank",
+    ]
+    return Table("Ranks that do nothing: medians, of the worst of them", columns, cells)
 
 
 def memory(measured: Mapping[str, Any]) -> Table:

@@ -15,10 +15,11 @@ from benchmarks.figures import (
     OURS,
     Row,
     digits,
-    idle_cpu_s_in_10_s,
+    idle_in_10_s,
     not_hidden,
     rows_by_place,
     size_text,
+    waiting_share,
 )
 from benchmarks.plan import KIB, MIB, Place
 
@@ -212,8 +213,8 @@ def upkeep(runs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     measured = [
         (f"{Place(**run['place'])}, {run['mpi']}", run["upkeep"]) for run in runs if "upkeep" in run
     ]
-    idle = [(where, 1e3 * idle_cpu_s_in_10_s(row)) for where, row in measured]
-    waiting = [(where, 100 * max(row["waiting_share"])) for where, row in measured]
+    idle = [(where, 1e3 * max(idle_in_10_s(row, "cpu_s"))) for where, row in measured]
+    waiting = [(where, 100 * waiting_share(row)) for where, row in measured]
     return [
         at_most(1, Scale(" ms", "of CPU in 10 s"), "a rank that is idle", idle),
         at_most(5, Scale(" %", "of a core"), "a rank that waits for a late one", waiting),

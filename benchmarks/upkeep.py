@@ -1,5 +1,11 @@
-"""What hvdlite costs while it does nothing: CPU time of a rank that is idle, or that waits."""
+"""What hvdlite costs while it does nothing: CPU time of a rank that is idle, or that waits.
 
+Each is measured several times. Beside the CPU time of an idle rank stands how often its threads
+have gone to sleep: where that is as ever and the time is not, the machine was slow, and the rank
+not busy.
+"""
+
+import resource
 import time
 from typing import Any
 
@@ -11,11 +17,17 @@ from benchmarks.plan import Plan
 SETTLE_S = 0.2  # after an operation a rank looks around for a moment, and is not idle yet
 
 
-def idle_cpu_s(seconds: float) -> float:
-    """The CPU time that this process uses, all its threads, while it only sleeps."""
-    before = time.process_time()
+def sleeps() -> int:
+    """How often a thread of this process has gone to sleep so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+def idle(seconds: float) -> dict[str, float]:
+    """What this process does, all its threads, while it only sleeps: the CPU time that it uses, in
+    seconds, and how often a thread goes to sleep."""
+    before_s, sleeps_before = time.process_time(), sleeps()
     time.sleep(seconds)
-    return time.process_time() - before
+    return {"cpu_s": time.process_time() - before_s, "sleeps": sleeps() - sleeps_before}
 
 
 def waiting_share(late_s: float, late_rank: int, comm: Any) -> float | None:
@@ -33,14 +45,17 @@ def waiting_share(late_s: float, late_rank: int, comm: Any) -> float | None:
 
 
 def measure(plan: Plan, comm: Any) -> dict[str, Any]:
-    """By rank, alike on every rank. Before anything else has threads in the process. Collective."""
+    """For each rank what each repetition has found, alike on every rank. Before anything else has
+    threads in the process. Collective."""
     hvd.allreduce_(torch.ones(1024), op=hvd.Sum, name="late")
     comm.Barrier()
     time.sleep(SETTLE_S)
-    idle_s = comm.allgather(idle_cpu_s(plan.idle_s))
-    shares = comm.allgather(waiting_share(plan.late_s, comm.size - 1, comm))
+    times = range(plan.upkeep_times)
+    idling = comm.allgather([idle(plan.idle_s) for _ in times])
+    late_rank = comm.size - 1
+    shares = comm.allgather([waiting_share(plan.late_s, late_rank, comm) for _ in times])
     return {
         "idle_for_s": plan.idle_s,
-        "idle_cpu_s": idle_s,
-        "waiting_share": [share for share in shares if share is not None],
+        "idle": idling,
+        "waiting_share": [shares[rank] for rank in range(comm.size) if rank != late_rank],
     }

@@ -46,7 +46,11 @@ RUN = {
             "histogram": [[1e-6, 999], [5e-3, 1]],
         }
     ],
-    "upkeep": {"idle_for_s": 10.0, "idle_cpu_s": [1e-4, 2e-4], "waiting_share": [0.01]},
+    "upkeep": {
+        "idle_for_s": 10.0,
+        "idle": [[{"cpu_s": 1e-4, "sleeps": 9}], [{"cpu_s": 2e-4, "sleeps": 11}]],
+        "waiting_share": [[0.01]],
+    },
 }
 HOSTS = {**RUN, "place": {"ranks": 1, "hosts": 2, "rate": "1gbit"}}
 MIB = 1 << 20
@@ -133,7 +137,10 @@ def test_between_hosts_the_goodput_is_that_of_each_direction():
                 "1000",
             ],
         ),
-        ("Ranks that do nothing", ["4 ranks on one host, Some MPI", "200 µs", "1.00%"]),
+        (
+            "Ranks that do nothing",
+            ["4 ranks on one host, Some MPI", "200 µs", "200 µs", "11", "1.00%"],
+        ),
         ("Instructions", ["post", "1000", "1234"]),
     ],
 )

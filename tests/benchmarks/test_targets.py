@@ -118,8 +118,12 @@ def test_what_the_resnet_does_not_hide_counts(floor_s, met):
     assert said["step: a step", "≤ 10 % of the step not hidden"][1] == met
 
 
-def test_the_worst_rank_decides_what_idling_and_waiting_cost():
-    upkeep = {"idle_for_s": 5.0, "idle_cpu_s": [1e-4, 6e-4], "waiting_share": [0.02, 0.05]}
+def test_the_median_of_the_worst_rank_decides_what_idling_and_waiting_cost():
+    idle = [
+        [{"cpu_s": cpu_s} for cpu_s in rank] for rank in ([1e-4, 9e-4, 1e-4], [2e-4, 6e-4, 7e-4])
+    ]
+    waiting = [[0.02, 0.02, 0.09], [0.05, 0.01, 0.06]]
+    upkeep = {"idle_for_s": 5.0, "idle": idle, "waiting_share": waiting}
     said = found({"place": {"ranks": 2}, "mpi": "MPI", "upkeep": upkeep})
     assert [met for _, met in said.values()] == [False, True]
 
