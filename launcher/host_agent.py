@@ -298,10 +298,7 @@ class HostAgent:
         return bool(data)
 
     def _hear(self) -> None:
-        if not self._take_in():
-            self.selector.unregister(0)
-            self._end(GRACE_S)
-            return
+        connected = self._take_in()
         for kind, _, payload in unpack(self.buffer):
             if kind == PING:
                 self._send_clock()
@@ -309,6 +306,9 @@ class HostAgent:
                 self._end(int(payload) / 10)
             elif kind == STDIN:
                 self._feed(payload)
+        if not connected:
+            self.selector.unregister(0)
+            self._end(GRACE_S)
 
     def _feed(self, data: bytes) -> None:
         if not data:

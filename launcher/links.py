@@ -71,8 +71,12 @@ class HostLink:
         self._flush()
 
     def end(self, grace_s: float) -> None:
+        """Has all ended there after so long. With a grace the host goes on listening: a second
+        Ctrl-C takes it away."""
         if self.talking:
             self.send(END, b"%d" % int(grace_s * 10))
+        if not (self.talking and grace_s):
+            self.hang_up()
 
     def tick(self, now: float) -> bool:
         """Asks for a sign of life now and then. False when there has been none for too long."""
@@ -100,7 +104,8 @@ class HostLink:
         return "ssh has not got through" + (f" ({said[-1].strip()})" if said else "")
 
     def hang_up(self) -> None:
-        """Nothing more will be said to the host: its agent ends what is left there."""
+        """Nothing more will be said to the host: its agent ends what is left there, in its own time
+        if it has not been told another."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
 

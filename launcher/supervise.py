@@ -339,7 +339,6 @@ class Supervisor:
         self.station.end(grace_s)
         for link in self.links:
             link.end(grace_s)
-            link.hang_up()
 
     def _signal_mpirun(self, number: int) -> None:
         with contextlib.suppress(OSError):

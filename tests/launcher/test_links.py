@@ -64,6 +64,27 @@ def test_a_host_that_comes_up_while_nothing_is_read_gets_signs_of_life():
     selector.close()
 
 
+def test_a_host_that_ends_with_a_grace_can_be_told_that_there_is_none():
+    selector = selectors.DefaultSelector()
+    near, far = socket.socketpair()
+    reader, writer = os.pipe()
+    nothing = (lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
+    link = HostLink("server9", near, reader, selector, *nothing)
+    far.send(MAGIC)
+    for key, _ in selector.select(1.0):
+        key.data()
+    link.end(3.0)
+    link.end(0)
+    far.settimeout(1.0)
+    with far.makefile("rb") as heard:
+        frames = unpack(bytearray(heard.read()))
+    assert [(kind, int(payload)) for kind, _, payload in frames] == [(END, 30), (END, 0)]
+    link.close()
+    far.close()
+    os.close(writer)
+    selector.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
