@@ -171,6 +171,7 @@ def upkeep(runs: Iterable[Mapping[str, Any]]) -> Table:
             time_text(max(idle_in_10_s(run["upkeep"], "cpu_s"))),
             time_text(most_idle_cpu_s_in_10_s(run["upkeep"])),
             f"{max(idle_in_10_s(run['upkeep'], 'sleeps')):.0f}",
+            f"{max(idle_in_10_s(run['upkeep'], 'faults')):.0f}",
             f"{waiting_share(run['upkeep']):.2%}",
         ]
         for run in runs
@@ -179,7 +180,8 @@ def upkeep(runs: Iterable[Mapping[str, Any]]) -> Table:
         "ranks",
         "idle, CPU time in 10 s",
         "the most in 10 s",
-        "sleeps in 10 s",
+        "sleeps",
+        "page faults",
         "of a core, waiting for a late rank",
     ]
     return Table("Ranks that do nothing: medians, of the worst of them", columns, cells)

@@ -1,8 +1,8 @@
 """What hvdlite costs while it does nothing: CPU time of a rank that is idle, or that waits.
 
 Each is measured several times. Beside the CPU time of an idle rank stands how often its threads
-have gone to sleep: where that is as ever and the time is not, the machine was slow, and the rank
-not busy.
+have gone to sleep, and how often one came to a page that the kernel had taken away: where they
+sleep as ever and the time is not as ever, it is the machine that was slow.
 """
 
 import resource
@@ -17,17 +17,17 @@ from benchmarks.plan import Plan
 SETTLE_S = 0.2  # after an operation a rank looks around for a moment, and is not idle yet
 
 
-def sleeps() -> int:
-    """How often a thread of this process has gone to sleep so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-
-
 def idle(seconds: float) -> dict[str, float]:
     """What this process does, all its threads, while it only sleeps: the CPU time that it uses, in
-    seconds, and how often a thread goes to sleep."""
-    before_s, sleeps_before = time.process_time(), sleeps()
+    seconds, how often a thread goes to sleep, and the page faults."""
+    before, begin_s = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
     time.sleep(seconds)
-    return {"cpu_s": time.process_time() - before_s, "sleeps": sleeps() - sleeps_before}
+    used_s, after = time.process_time() - begin_s, resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "cpu_s": used_s,
+        "sleeps": after.ru_nvcsw - before.ru_nvcsw,
+        "faults": after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt,
+    }
 
 
 def waiting_share(late_s: float, late_rank: int, comm: Any) -> float | None:

@@ -198,6 +198,7 @@ def test_one_command_measures_and_writes_everything_of_one_host(tmp_path):
     for once in [once for repetitions in run["upkeep"]["idle"] for once in repetitions]:
         assert once["cpu_s"] >= 0
         assert once["sleeps"] >= 1  # that of the main thread
+        assert once["faults"] >= 0
     assert list(map(len, run["upkeep"]["idle"])) == [TINY.upkeep_times] * 2
     assert list(map(len, run["upkeep"]["waiting_share"])) == [TINY.upkeep_times]
     for name in ("allreduce.png", "tail.png"):
