@@ -146,6 +146,13 @@ def most_idle_cpu_s_in_10_s(upkeep: Mapping[str, Any]) -> float:
     return scale * max(float(once["cpu_s"]) for times in upkeep["idle"] for once in times)
 
 
+def sleeper_cpu_s_in_10_s(upkeep: Mapping[str, Any]) -> tuple[float, float]:
+    """Of a program that sleeps as often as an idle rank: the worst one's median, and the most."""
+    scale = 10 / float(upkeep["idle_for_s"])
+    programs = upkeep["sleeper_cpu_s"]
+    return scale * max(map(statistics.median, programs)), scale * max(map(max, programs))
+
+
 def waiting_share(upkeep: Mapping[str, Any]) -> float:
     """Of the worst rank the median."""
     return max(float(statistics.median(shares)) for shares in upkeep["waiting_share"])

@@ -166,9 +166,23 @@ def jobs(plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores
     first only, what the waiting depends on under the first of each Python.
     """
     return [
+        *upkeep_jobs(plan, flavours, wanted),
         *host_jobs(plan, flavours, wanted, cores),
         *(rig_jobs(plan, flavours, cores) if "rig" in wanted else ()),
     ]
+
+
+def upkeep_jobs(plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str]) -> Iterator[Job]:
+    """First: for tens of seconds after much memory was in use, even a program that only sleeps may
+    be charged with several times as much CPU time (docs/benchmarks.md)."""
+    if "upkeep" not in wanted:
+        return
+    places = [Place(2)]
+    if "rig" in wanted and any(not rate for rate, _ in plan.links):
+        places.append(Place(1, hosts=2))
+    for place in places:
+        for flavour in firsts(flavours):
+            yield Job(place, flavour, ("upkeep",), ())
 
 
 def host_jobs(
@@ -178,7 +192,7 @@ def host_jobs(
         for flavour in fitting(flavours, place, cores):
             parts = ["allreduce"]
             if place.size == 2:
-                parts += ["upkeep", "tail"] if flavour in firsts(flavours) else []
+                parts += ["tail"] if flavour in firsts(flavours) else []
                 parts += ["types", "training"] if flavour == flavours[0] else []
             chosen = tuple(part for part in parts if part in wanted)
             if chosen:
@@ -190,9 +204,7 @@ def rig_jobs(plan: Plan, flavours: Sequence[Flavour], cores: int) -> Iterator[Jo
         for hosts, ranks in plan.shapes:
             place = Place(ranks, hosts, rate)
             for flavour in fitting(flavours, place, cores):
-                waits = not rate and place.size == 2 and flavour in firsts(flavours)
-                parts = ("upkeep", "allreduce") if waits else ("allreduce",)
-                yield Job(place, flavour, parts, sizes_bytes)
+                yield Job(place, flavour, ("allreduce",), sizes_bytes)
 
 
 def fitting(flavours: Sequence[Flavour], place: Place, cores: int) -> list[Flavour]:

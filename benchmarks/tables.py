@@ -18,6 +18,7 @@ from benchmarks.figures import (
     not_hidden,
     rows_by_place,
     size_text,
+    sleeper_cpu_s_in_10_s,
     time_text,
     waiting_share,
     wire_bytes,
@@ -171,7 +172,7 @@ def upkeep(runs: Iterable[Mapping[str, Any]]) -> Table:
             time_text(max(idle_in_10_s(run["upkeep"], "cpu_s"))),
             time_text(most_idle_cpu_s_in_10_s(run["upkeep"])),
             f"{max(idle_in_10_s(run['upkeep'], 'sleeps')):.0f}",
-            f"{max(idle_in_10_s(run['upkeep'], 'faults')):.0f}",
+            *map(time_text, sleeper_cpu_s_in_10_s(run["upkeep"])),
             f"{waiting_share(run['upkeep']):.2%}",
         ]
         for run in runs
@@ -179,9 +180,10 @@ def upkeep(runs: Iterable[Mapping[str, Any]]) -> Table:
     columns = [
         "ranks",
         "idle, CPU time in 10 s",
-        "the most in 10 s",
+        "the most",
         "sleeps",
-        "page faults",
+        "a program that sleeps as often",
+        "the most",
         "of a core, waiting for a late rank",
     ]
     return Table("Ranks that do nothing: medians, of the worst of them", columns, cells)

@@ -48,7 +48,7 @@ def understood(request):
 
 def test_every_place_is_measured_under_every_mpi():
     flavours = [OPEN_MPI, MPICH, SERIALIZED]
-    found = [(job.place, job.flavour) for job in jobs(FULL, flavours, ALL, cores=8)]
+    found = [(job.place, job.flavour) for job in jobs(FULL, flavours, ALL - {"upkeep"}, cores=8)]
     places = [Place(ranks) for ranks in FULL.ranks]
     places += [Place(r, h, rate) for rate, _ in FULL.links for h, r in FULL.shapes]
     assert found == [(place, flavour) for place in places for flavour in flavours]
@@ -63,9 +63,12 @@ def test_where_ranks_outnumber_the_cores_threads_are_not_serialized():
 def test_what_does_not_depend_on_the_mpi_is_measured_once():
     found = jobs(FULL, [OPEN_MPI, MPICH, SERIALIZED], ALL, cores=8)
     assert [job.flavour for job in found if "training" in job.parts] == [OPEN_MPI]
-    upkeep = [(job.place, job.flavour) for job in found if "upkeep" in job.parts]
     places = (Place(2), Place(1, hosts=2))
-    assert upkeep == [(place, flavour) for place in places for flavour in (OPEN_MPI, MPICH)]
+    # Before anything else has used the machine.
+    assert found[:4] == [
+        Job(place, flavour, ("upkeep",), ()) for place in places for flavour in (OPEN_MPI, MPICH)
+    ]
+    assert not [job for job in found[4:] if "upkeep" in job.parts]
 
 
 def test_only_what_is_wanted_is_measured():

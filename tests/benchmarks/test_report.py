@@ -49,9 +49,10 @@ RUN = {
     "upkeep": {
         "idle_for_s": 10.0,
         "idle": [
-            [{"cpu_s": 1e-4, "sleeps": 9, "faults": 0}],
-            [{"cpu_s": 2e-4, "sleeps": 11, "faults": 3}],
+            [{"cpu_s": 1e-4, "sleeps": 9}],
+            [{"cpu_s": 2e-4, "sleeps": 11}],
         ],
+        "sleeper_cpu_s": [[1e-4], [3e-4]],
         "waiting_share": [[0.01]],
     },
 }
@@ -142,7 +143,15 @@ def test_between_hosts_the_goodput_is_that_of_each_direction():
         ),
         (
             "Ranks that do nothing",
-            ["4 ranks on one host, Some MPI", "200 µs", "200 µs", "11", "3", "1.00%"],
+            [
+                "4 ranks on one host, Some MPI",
+                "200 µs",
+                "200 µs",
+                "11",
+                "300 µs",
+                "300 µs",
+                "1.00%",
+            ],
         ),
         ("Instructions", ["post", "1000", "1234"]),
     ],
