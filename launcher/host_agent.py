@@ -144,6 +144,7 @@ class HostAgent:
         self.command = command
         self.selector = selectors.DefaultSelector()
         self.buffer = bytearray()
+        self.unheeded: list[tuple[bytes, int, bytes]] = []  # frames that came while it was writing
         self.heard = time.monotonic()
         self.end_at: float | None = None  # when everything is killed
         self.patience_s = DAEMON_PATIENCE_S
@@ -183,6 +184,12 @@ class HostAgent:
             self._lose_reader(SILENT_GRACE_S, SILENT_PATIENCE_S)
         elif (ready and not self._take_in()) or self._is_overdue():
             self._lose_reader()
+        # The rest can wait until what is being written now is out.
+        for kind, rank, payload in unpack(self.buffer):
+            if kind == END:
+                self._end(int(payload) / 10)
+            else:
+                self.unheeded.append((kind, rank, payload))
         return self.has_reader
 
     def _lose_reader(self, grace_s: float = GRACE_S, patience_s: float = DAEMON_PATIENCE_S) -> None:
@@ -299,7 +306,9 @@ class HostAgent:
 
     def _hear(self) -> None:
         connected = self._take_in()
-        for kind, _, payload in unpack(self.buffer):
+        frames = [*self.unheeded, *unpack(self.buffer)]
+        self.unheeded.clear()
+        for kind, _, payload in frames:
             if kind == PING:
                 self._send_clock()
             elif kind == END:

@@ -323,7 +323,7 @@ class Supervisor:
         if self.mpirun_ended_at is None and self.mpirun.poll() is not None:
             self.mpirun_ended_at = time.monotonic()
             for link in self.links:
-                link.hang_up()
+                link.end(GRACE_S)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.begin

@@ -1,5 +1,6 @@
 """hvdrun's end of a connection to another host."""
 
+import contextlib
 import os
 import selectors
 import shlex
@@ -167,6 +168,25 @@ def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(t
     finally:
         end_tree(process)
         shared.unlink(missing_ok=True)
+
+
+def test_a_host_agent_hears_that_it_is_to_end_while_nobody_reads_what_it_says():
+    """hvdrun's own reader stands still, and hvdrun lives."""
+    process = host_agent("no-name", "exec yes")
+    try:
+        assert next(frames_of(process))
+        time.sleep(1.0)  # by then the pipe is full
+        process.stdin.write(frame(END, payload=b"0"))
+        deadline = time.monotonic() + 30.0
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(frame(PING))
+            time.sleep(0.2)
+    finally:
+        end_tree(process)
+        process.stdin.close()
+        process.stdout.close()
 
 
 def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tmp_path):
