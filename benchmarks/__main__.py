@@ -29,14 +29,14 @@ def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[s
     begin = time.monotonic()
     failed: list[str] = []
     found: dict[str, Any] = {"host": host.describe(), "not_measured": not_measured}
+    started = jobs(plan, flavours, wanted, found["host"]["cores"])
+    found["runs"] = starting.run_jobs(plan, started, failed)
     if "instructions" in wanted:
         with starting.noting(failed, "instructions"):
             found["instructions"] = instructions.count(CORE, plan.instruction_counts)
     if "memory" in wanted:
         with starting.noting(failed, "memory"):
             found["memory"] = starting.run_memory(flavours[0].python)
-    started = jobs(plan, flavours, wanted, found["host"]["cores"])
-    found["runs"] = starting.run_jobs(plan, started, failed)
     found["failed"] = failed
     versions = {run["mpi"].split(",")[0]: run["mpi_version"] for run in found["runs"]}
     found["host"].update(versions)

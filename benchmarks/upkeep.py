@@ -17,7 +17,7 @@ import hvdlite as hvd
 from benchmarks.plan import Plan
 
 SETTLE_S = 0.2  # after an operation a rank looks around for a moment, and is not idle yet
-LOOK_S = 1.25  # how long an idle rank sleeps at a time (docs/design/core.md)
+LOOK_S = 2.0  # how long an idle rank sleeps at a time (docs/design/core.md)
 
 # Its arguments: for how long it sleeps, how often in a repetition, how many repetitions.
 SLEEPER = """
@@ -78,6 +78,8 @@ def measure(plan: Plan, comm: Any) -> dict[str, Any]:
     sleeper = start_sleeper(plan.idle_s, plan.upkeep_times)
     idling = comm.allgather([idle(plan.idle_s) for _ in times])
     slept, _ = sleeper.communicate()
+    if sleeper.returncode:
+        raise subprocess.CalledProcessError(sleeper.returncode, sleeper.args)
     late_rank = comm.size - 1
     shares = comm.allgather([waiting_share(plan.late_s, late_rank, comm) for _ in times])
     return {

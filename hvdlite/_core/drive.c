@@ -110,7 +110,7 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_control_flush(e); /* before the block, which takes longer */
     }
     if (e->due)
-        hvdl_stall_tell(e);
+        hvdl_stall_tell(e, &progressed);
     if (++e->sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0)
         hvdl_stall_look(e);
     hvdl_pass *finished;

@@ -301,7 +301,7 @@ static void tell(hvdl_engine *e, const hvdl_due *due)
 /* What each rank last did is read first, then the journal as far as it went at that time: so nobody is
  * missing of whom it says that he is in the operation, or has ended it. False: somebody is just writing
  * there. */
-static bool survey(hvdl_engine *e)
+static bool survey(hvdl_engine *e, bool *progressed)
 {
     size_t bytes = (size_t)e->local_size * sizeof *e->survey;
     if (!e->survey && !(e->survey = malloc(bytes)))
@@ -309,18 +309,19 @@ static bool survey(hvdl_engine *e)
     for (int r = 0; r < e->local_size; r++)
         e->survey[r] = hvdl_last_of(e, r);
     uint64_t tail = atomic_load_explicit(&e->shm.control->tail, memory_order_acquire);
-    hvdl_read_journal(e);
+    *progressed |= hvdl_read_journal(e);
     return e->shm.read_position >= tail;
 }
 
 /* One by one, as whoever says a text may be held up by it. */
-void hvdl_stall_tell(hvdl_engine *e)
+void hvdl_stall_tell(hvdl_engine *e, bool *progressed)
 {
-    while (e->due && (e->broken || survey(e))) {
+    while (e->due && (e->broken || survey(e, progressed))) {
         hvdl_due *due = take_due(e);
         if (!e->broken)
             tell(e, due);
         free(due);
+        *progressed = true;
     }
 }
 

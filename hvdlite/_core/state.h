@@ -319,8 +319,8 @@ hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *engine, uint64_t id);
 
 /* How often a rank that does nothing looks for what others want of it, and how long one that leaves
  * helps to end what is under way: longer, so that those have looked meanwhile. */
-#define HVDL_IDLE_LOOK_NS 1250000000
-#define HVDL_DRAIN_NS 1500000000
+#define HVDL_IDLE_LOOK_NS 2000000000
+#define HVDL_DRAIN_NS 2400000000
 
 /* Begins what is complete now that a rank has joined. */
 void hvdl_complete_meetings(hvdl_engine *engine);
@@ -361,8 +361,9 @@ void hvdl_note_activity(hvdl_engine *engine, hvdl_shm_last last);
 /* Looks for operations that are late, now and then. */
 void hvdl_stall_look(hvdl_engine *engine);
 void hvdl_read_reported(hvdl_engine *engine, const hvdl_entry *entry);
-/* Says what is due of this host's ranks, if enough of the journal can be read. */
-void hvdl_stall_tell(hvdl_engine *engine);
+/* Says what is due of this host's ranks, if enough of the journal can be read. *progressed is set,
+ * never cleared. */
+void hvdl_stall_tell(hvdl_engine *engine, bool *progressed);
 /* An operation ends: nobody need be asked about it any more. */
 void hvdl_stall_ended(hvdl_engine *engine, const hvdl_operation *operation);
 void hvdl_stall_free(hvdl_engine *engine);
