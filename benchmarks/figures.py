@@ -130,26 +130,29 @@ def joined(size_bytes: int, rows: Sequence[Mapping[str, Any]]) -> Row:
     )
 
 
+def _in_10_s(upkeep: Mapping[str, Any]) -> float:
+    return 10 / float(upkeep["idle_for_s"])
+
+
 def idle_in_10_s(upkeep: Mapping[str, Any], figure: str) -> list[float]:
     """Of each rank the median of the repetitions, extrapolated where it was idle for another time.
     figure: of benchmarks.upkeep.idle()."""
-    scale = 10 / float(upkeep["idle_for_s"])
     return [
-        scale * statistics.median(repetition[figure] for repetition in repetitions)
+        _in_10_s(upkeep) * statistics.median(repetition[figure] for repetition in repetitions)
         for repetitions in upkeep["idle"]
     ]
 
 
 def most_idle_cpu_s_in_10_s(upkeep: Mapping[str, Any]) -> float:
     """Of all ranks and repetitions."""
-    scale = 10 / float(upkeep["idle_for_s"])
-    return scale * max(float(once["cpu_s"]) for times in upkeep["idle"] for once in times)
+    return _in_10_s(upkeep) * max(
+        float(once["cpu_s"]) for times in upkeep["idle"] for once in times
+    )
 
 
 def sleeper_cpu_s_in_10_s(upkeep: Mapping[str, Any]) -> tuple[float, float]:
     """Of a program that sleeps as often as an idle rank: the worst one's median, and the most."""
-    scale = 10 / float(upkeep["idle_for_s"])
-    programs = upkeep["sleeper_cpu_s"]
+    programs, scale = upkeep["sleeper_cpu_s"], _in_10_s(upkeep)
     return scale * max(map(statistics.median, programs)), scale * max(map(max, programs))
 
 
