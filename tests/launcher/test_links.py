@@ -42,48 +42,47 @@ def test_a_connection_that_ends_with_words_on_stderr_may_be_closed_before_they_a
     selector.close()
 
 
-def test_a_host_that_comes_up_while_nothing_is_read_gets_signs_of_life():
-    """Else its agent would take hvdrun for dead."""
-    selector = selectors.DefaultSelector()
-    near, far = socket.socketpair()
-    reader, writer = os.pipe()
+@contextlib.contextmanager
+def link_to_a_host():
+    """hvdrun's end, its selector, and the host's end."""
     nothing = (lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
-    link = HostLink("server9", near, reader, selector, *nothing)
-    link.pause(True)
-    far.send(MAGIC + frame(PING, payload=b"0"))
+    reader, writer = os.pipe()
+    near, far = socket.socketpair()
+    far.settimeout(1.0)
+    with selectors.DefaultSelector() as selector, far:
+        link = HostLink("server9", near, reader, selector, *nothing)
+        yield link, selector, far
+        link.close()
+    os.close(writer)
+
+
+def read_what_is_there(selector):
     for key, _ in selector.select(1.0):
         key.data()
-    link.pause(True)
-    assert link.tick(time.monotonic() + PING_EVERY_S)
-    far.settimeout(1.0)
-    assert [kind for kind, *_ in unpack(bytearray(far.recv(100)))] == [PING]
-    far.send(frame(PING, payload=b"0"))
-    assert not selector.select(0)  # from now on what it says waits
-    link.close()
-    far.close()
-    os.close(writer)
-    selector.close()
+
+
+def test_a_host_that_comes_up_while_nothing_is_read_gets_signs_of_life():
+    """Else its agent would take hvdrun for dead."""
+    with link_to_a_host() as (link, selector, far):
+        link.pause(True)
+        far.send(MAGIC + frame(PING, payload=b"0"))
+        read_what_is_there(selector)
+        link.pause(True)
+        assert link.tick(time.monotonic() + PING_EVERY_S)
+        assert [kind for kind, *_ in unpack(bytearray(far.recv(100)))] == [PING]
+        far.send(frame(PING, payload=b"0"))
+        assert not selector.select(0)  # from now on what it says waits
 
 
 def test_a_host_that_ends_with_a_grace_can_be_told_that_there_is_none():
-    selector = selectors.DefaultSelector()
-    near, far = socket.socketpair()
-    reader, writer = os.pipe()
-    nothing = (lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
-    link = HostLink("server9", near, reader, selector, *nothing)
-    far.send(MAGIC)
-    for key, _ in selector.select(1.0):
-        key.data()
-    link.end(3.0)
-    link.end(0)
-    far.settimeout(1.0)
-    with far.makefile("rb") as heard:
-        frames = unpack(bytearray(heard.read()))
-    assert [(kind, int(payload)) for kind, _, payload in frames] == [(END, 30), (END, 0)]
-    link.close()
-    far.close()
-    os.close(writer)
-    selector.close()
+    with link_to_a_host() as (link, selector, far):
+        far.send(MAGIC)
+        read_what_is_there(selector)
+        link.end(3.0)
+        link.end(0)
+        with far.makefile("rb") as heard:
+            frames = unpack(bytearray(heard.read()))
+        assert [(kind, int(payload)) for kind, _, payload in frames] == [(END, 30), (END, 0)]
 
 
 @pytest.mark.parametrize(
