@@ -1,15 +1,20 @@
-"""What the stall check says: the lines on the ranks' stderr, and what they should be."""
+"""What the stall check says: the lines on the ranks' stderr, and what they should be. And what
+is late.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+import torch
 
 import hvdlite as hvd
 from hvdlite import world as worlds
+from hvdlite.collectives.handles import Handle
 
 WARNS = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1"}
 FAILS = {**WARNS, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2"}
@@ -63,6 +68,17 @@ class Said:
                 return [line for line in found if line.partition(" has waited ")[0] in wanted]
             assert time.monotonic() < deadline, f"{len(missing)} without report: {sorted(missing)}"
             time.sleep(0.1)
+
+
+def start(name: str) -> Handle:
+    """An allreduce that waits for all ranks."""
+    return hvd.allreduce_async(torch.ones(3), name=name, op=hvd.Sum)
+
+
+def end(handles: Mapping[str, Handle | None]) -> None:
+    """All ranks end what they have started, and start what they have not."""
+    for name, handle in handles.items():
+        assert hvd.synchronize(handle or start(name)).eq(hvd.size()).all()
 
 
 def host_of(rank: int) -> str:
