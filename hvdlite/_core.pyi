@@ -67,15 +67,17 @@ def reduce(
     output: int,
     inputs: tuple[int, ...],
     count: int,
+    prescale: float,
     divisor: int,
-    factor: float,
+    postscale: float,
     /,
 ) -> None:
     """Reduces `count` elements of each input into `output` with the kernels of that name: for tests
     and benchmarks.
 
     output, inputs: addresses; the output may be one of the inputs, and must not overlap one
-    otherwise. The result is divided by `divisor`, then multiplied by `factor`. Bool: they are 1.
+    otherwise. Each input is multiplied by `prescale`, the result by `postscale / divisor`, as
+    hvdl_scale in reduce.h says. Bool: they are 1.
     ValueError: this CPU has no such variant, or an argument is out of its range.
     """
 

@@ -14,8 +14,8 @@
  *   3. the slices of the result are gathered                                (an allgather)
  *
  * which moves as many bytes as an allreduce. Steps 2 and 3 are operations of the engine's own, the
- * **children** of the operation. They are matched by its key. All sums are formed in float64, and
- * rounded once at the end. */
+ * **children** of the operation. They are matched by its key. All sums are formed in float64. Scale
+ * factors act as everywhere (reduce.h), before and after that. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -155,9 +155,8 @@ static hvdl_err post_dots(hvdl_engine *e, hvdl_operation *op)
 static hvdl_err post_result(hvdl_engine *e, hvdl_operation *op)
 {
     hvdl_adasum *adasum = op->adasum;
-    for (size_t i = 0; i < adasum->elems; i++)
-        adasum->slices[i] *= op->desc.postscale;
-    hvdl_from_doubles(op->desc.dtype, adasum->result, adasum->slices, adasum->elems);
+    hvdl_from_doubles(op->desc.dtype, adasum->result, adasum->slices, adasum->elems,
+                      op->desc.postscale);
     hvdl_posting slices = {.name = op->name, .input = adasum->result};
     slices.desc = (hvdl_desc){.kind = HVDL_ALLGATHER, .dtype = op->desc.dtype, .op = HVDL_SUM};
     slices.desc.root = -1;
@@ -192,9 +191,7 @@ hvdl_err hvdl_adasum_begin(hvdl_engine *e, hvdl_operation *op)
     }
     if (!adasum || !adasum->slices || !adasum->dots || !adasum->result)
         return HVDL_ENOMEM;
-    hvdl_to_doubles(op->desc.dtype, adasum->slices, op->work, ranks * elems);
-    for (size_t i = 0; i < ranks * elems; i++)
-        adasum->slices[i] *= op->desc.prescale;
+    hvdl_to_doubles(op->desc.dtype, adasum->slices, op->work, ranks * elems, op->desc.prescale);
     free(op->work);
     op->work = NULL;
     return next_level(e, op);

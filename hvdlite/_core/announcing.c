@@ -56,32 +56,21 @@ bool hvdl_append_deferred(hvdl_engine *e)
     return any;
 }
 
-/* This rank's contribution to a tiny operation: in its input, or scaled, in `room`. Returns its size. */
-static size_t own_payload(const hvdl_engine *e, const hvdl_operation *op, void *room,
-                          const void **payload)
+/* Bytes of its input that this rank contributes to a tiny operation. */
+static size_t own_payload(const hvdl_engine *e, const hvdl_desc *desc)
 {
-    const hvdl_desc *desc = &op->desc;
-    size_t bytes = hvdl_data_bytes(desc);
-    const void *input = op->input;
-    if (!bytes || (desc->kind == HVDL_BROADCAST && desc->root != e->config.rank))
-        return 0;
-    *payload = input;
-    if (hvdl_contributes_input(desc))
-        return bytes;
-    hvdl_scale scale = {1, desc->prescale};
-    hvdl_reduce(desc->dtype, HVDL_SUM, room, &input, 1, (size_t)desc->count, &scale);
-    *payload = room;
-    return bytes;
+    bool is_heard = desc->kind != HVDL_BROADCAST || desc->root == e->config.rank;
+    return is_heard ? hvdl_data_bytes(desc) : 0;
 }
 
 static void announce_post(hvdl_engine *e, hvdl_operation *op)
 {
     hvdl_entry head = {.type = HVDL_ENTRY_POST, .rows = op->rows, .arg = op->internal};
     hvdl_post_body body = {op->key, op->desc};
-    const void *payload = NULL;
+    const void *payload = op->input;
     size_t payload_bytes = 0;
     if (hvdl_is_tiny(e, &op->desc, false))
-        payload_bytes = own_payload(e, op, e->scratch, &payload);
+        payload_bytes = own_payload(e, &op->desc);
     if (hvdl_sends_splits(&op->desc)) {
         payload_bytes = (size_t)e->config.num_ranks * sizeof *op->splits;
         payload = op->splits;
@@ -109,11 +98,8 @@ static void announce_join(hvdl_engine *e, hvdl_operation *op)
 static void announce_run(hvdl_engine *e, hvdl_operation *op)
 {
     hvdl_entry head = {.type = HVDL_ENTRY_RUN, .id = op->plan->id};
-    const void *payload = NULL;
-    size_t payload_bytes = 0;
-    if (hvdl_is_tiny(e, &op->desc, true))
-        payload_bytes = own_payload(e, op, e->scratch, &payload);
-    announce_both(e, op, head, NULL, 0, payload, payload_bytes);
+    size_t payload_bytes = hvdl_is_tiny(e, &op->desc, true) ? own_payload(e, &op->desc) : 0;
+    announce_both(e, op, head, NULL, 0, op->input, payload_bytes);
 }
 
 static void wait_for_plan(hvdl_engine *e, hvdl_operation *op)

@@ -29,7 +29,7 @@ hvdl_pass *hvdl_pass_new(hvdl_pass_type type, int num_sources)
     if (pass) {
         pass->type = type;
         pass->num_sources = num_sources;
-        pass->prescale = pass->scale = (hvdl_scale){1, 1.0};
+        pass->scale = HVDL_UNSCALED;
     }
     return pass;
 }
@@ -76,16 +76,15 @@ static hvdl_range scatter_range(const hvdl_pass *pass, int rail, uint64_t block)
 
 /* ---- the stages' work; b: the block within the pass, number: within the stream ---- */
 
-static void copy_scaled(hvdl_shm *shm, const hvdl_pass *pass, char *to, const char *from,
-                        size_t count)
+/* The input as it is: whoever adds it up scales it. A rank that is alone on its host does so here. */
+static void put_elements(hvdl_shm *shm, const hvdl_pass *pass, char *to, const char *from,
+                         size_t count)
 {
     const void *input = from;
-    size_t bytes = count * hvdl_dtype_bytes((int)pass->dtype);
-    if (hvdl_scale_is_one(&pass->prescale))
-        hvdl_shm_copy(shm, to, from, bytes);
+    if (shm->local_size > 1 || hvdl_is_unscaled(&pass->scale))
+        hvdl_shm_copy(shm, to, from, count * hvdl_dtype_bytes((int)pass->dtype));
     else
-        (hvdl_goes_past_cache(shm, bytes) ? hvdl_reduce_past_cache : hvdl_reduce)(
-            pass->dtype, HVDL_SUM, to, &input, 1, count, &pass->prescale);
+        hvdl_reduce(pass->dtype, HVDL_SUM, to, &input, 1, count, &pass->scale);
 }
 
 static hvdl_range both(hvdl_range a, hvdl_range b)
@@ -116,8 +115,7 @@ static hvdl_range block_slice(const hvdl_shm *shm, const hvdl_pass *pass, uint64
  * others. `out` may be the same memory, element for element, and is written after it was read. */
 static bool reads_input(const hvdl_pass *pass)
 {
-    return pass->type == HVDL_PASS_ALLREDUCE && hvdl_scale_is_one(&pass->prescale) &&
-           hvdl_range_size(pass->keep) == pass->count;
+    return pass->type == HVDL_PASS_ALLREDUCE && hvdl_range_size(pass->keep) == pass->count;
 }
 
 static void put_in(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
@@ -133,9 +131,9 @@ static void put_in(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t nu
         char *to = alone ? pass->out + part.begin * esize : staging;
         if (!alone && !pass->direct && reads_input(pass)) /* only this rank needs it */
             left_out = block_slice(shm, pass, b, shm->local_rank);
-        copy_scaled(shm, pass, to, from, left_out.begin);
-        copy_scaled(shm, pass, to + left_out.end * esize, from + left_out.end * esize,
-                    count - left_out.end);
+        put_elements(shm, pass, to, from, left_out.begin);
+        put_elements(shm, pass, to + left_out.end * esize, from + left_out.end * esize,
+                     count - left_out.end);
         break;
     }
     case HVDL_PASS_SCATTER:
@@ -143,7 +141,7 @@ static void put_in(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t nu
             hvdl_range part = scatter_range(pass, rail, b);
             char *to = alone ? pass->out + part.begin * esize
                              : staging + (size_t)rail * pass->unit * esize;
-            copy_scaled(shm, pass, to, pass->in + part.begin * esize, hvdl_range_size(part));
+            put_elements(shm, pass, to, pass->in + part.begin * esize, hvdl_range_size(part));
         }
         break;
     case HVDL_PASS_SHARE:
@@ -166,14 +164,15 @@ static void add_up(hvdl_shm *shm, const hvdl_pass *pass, uint64_t number, size_t
                    size_t count, const char *own, char *to)
 {
     const void *inputs[HVDL_MAX_LOCAL];
+    int num_inputs = 0;
     for (int r = 0; r < shm->local_size; r++)
-        inputs[r] = hvdl_staging(shm, r, number) + offset_bytes;
-    if (own)
-        inputs[shm->local_rank] = own;
+        if (!pass->taking_part || pass->taking_part[r])
+            inputs[num_inputs++] =
+                own && r == shm->local_rank ? own : hvdl_staging(shm, r, number) + offset_bytes;
     bool for_others = to == hvdl_staging(shm, shm->local_rank, number) + offset_bytes;
     size_t bytes = count * hvdl_dtype_bytes((int)pass->dtype);
     (for_others && hvdl_goes_past_cache(shm, bytes) ? hvdl_reduce_past_cache : hvdl_reduce)(
-        pass->dtype, pass->op, to, inputs, shm->local_size, count, &pass->scale);
+        pass->dtype, pass->op, to, inputs, num_inputs, count, &pass->scale);
 }
 
 static void reduce_block(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
@@ -283,8 +282,7 @@ static size_t bytes_to_time(const hvdl_shm *shm, const hvdl_pass *pass, hvdl_sta
                     pass->dtype == HVDL_FLOAT16 || pass->dtype == HVDL_BFLOAT16;
     bool is_sum = pass->op == HVDL_SUM || pass->op == HVDL_AVERAGE;
     if (!HVDL_HAS_PAST_CACHE || shm->local_size == 1 || shm->local_rank ||
-        hvdl_past_cache_is_forced() || !is_float || !is_sum || pass->scale.factor != 1.0 ||
-        !hvdl_scale_is_one(&pass->prescale))
+        hvdl_past_cache_is_forced() || !is_float || !is_sum)
         return 0;
     uint64_t b = pass->at[stage];
     size_t all = 0, slice; /* elements of the block, and of them what this rank adds up */

@@ -49,7 +49,10 @@ typedef struct hvdl_pass {
     /* allreduce, scatter: elements from `in` to `out` (which may be equal) */
     hvdl_dtype dtype;
     hvdl_op op;
-    hvdl_scale prescale, scale; /* of each input; of the sum */
+    hvdl_scale scale;
+    /* By local rank; NULL: all. The others have joined, and nothing is taken of their input. Lives as
+     * long as the pass. */
+    const bool *taking_part;
     const char *in;
     char *out;       /* allreduce: of the elements in `keep` */
     hvdl_range keep; /* allreduce: the part of the result that this rank wants */

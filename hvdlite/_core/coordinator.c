@@ -85,7 +85,7 @@ static size_t tiny_result(hvdl_engine *e, const hvdl_agreement *agreement, char 
         return bytes;
     }
     const void *inputs[e->config.num_hosts];
-    hvdl_scale scale = hvdl_final_scale(e, desc);
+    hvdl_scale scale = hvdl_last_scale(e, desc);
     int num_inputs = 0; /* hosts that have joined are left out */
     for (int h = 0; h < e->config.num_hosts; h++)
         if (agreement->hosts[h])
@@ -359,12 +359,12 @@ static size_t host_part(hvdl_engine *e, const hvdl_meeting *meeting, const void 
         return bytes;
     }
     const void *inputs[HVDL_MAX_LOCAL];
-    hvdl_scale none = {1, 1.0};
+    hvdl_scale scale = hvdl_host_scale(e, desc);
     int num_inputs = 0;
     for (int r = 0; r < e->local_size; r++)
         if (meeting->posted_by[r])
             inputs[num_inputs++] = hvdl_payload_of(e, meeting, r, bytes);
-    hvdl_reduce(desc->dtype, desc->op, e->scratch, inputs, num_inputs, (size_t)desc->count, &none);
+    hvdl_reduce(desc->dtype, desc->op, e->scratch, inputs, num_inputs, (size_t)desc->count, &scale);
     return bytes;
 }
 

@@ -4,28 +4,27 @@
 #include "reduce.h"
 #include "sixteen.h"
 
-#define WIDEN(type, of)                                                                            \
+#define WIDEN(type, product)                                                                       \
     do {                                                                                           \
         const type *x = from;                                                                      \
         for (size_t i = 0; i < count; i++)                                                         \
-            to[i] = (double)of(x[i]);                                                              \
+            to[i] = (double)(product);                                                             \
     } while (0)
 
-#define PLAIN(x) (x)
-
-void hvdl_to_doubles(int dtype, double *to, const void *from, size_t count)
+void hvdl_to_doubles(int dtype, double *to, const void *from, size_t count, double factor)
 {
+    const float by = (float)factor;
     switch (dtype) {
-    case HVDL_UINT8:
-    case HVDL_BOOL: WIDEN(uint8_t, PLAIN); break;
-    case HVDL_INT8: WIDEN(int8_t, PLAIN); break;
-    case HVDL_INT16: WIDEN(int16_t, PLAIN); break;
-    case HVDL_INT32: WIDEN(int32_t, PLAIN); break;
-    case HVDL_INT64: WIDEN(int64_t, PLAIN); break;
-    case HVDL_FLOAT16: WIDEN(uint16_t, float_of_half); break;
-    case HVDL_BFLOAT16: WIDEN(uint16_t, float_of_bfloat16); break;
-    case HVDL_FLOAT32: WIDEN(float, PLAIN); break;
-    default: WIDEN(double, PLAIN); break;
+    case HVDL_BOOL:
+    case HVDL_UINT8: WIDEN(uint8_t, (uint8_t)hvdl_whole_product(x[i], factor)); break;
+    case HVDL_INT8: WIDEN(int8_t, (int8_t)hvdl_whole_product(x[i], factor)); break;
+    case HVDL_INT16: WIDEN(int16_t, (int16_t)hvdl_whole_product(x[i], factor)); break;
+    case HVDL_INT32: WIDEN(int32_t, (int32_t)hvdl_whole_product(x[i], factor)); break;
+    case HVDL_INT64: WIDEN(int64_t, hvdl_whole_product(x[i], factor)); break;
+    case HVDL_FLOAT16: WIDEN(uint16_t, float_of_half(x[i]) * by); break;
+    case HVDL_BFLOAT16: WIDEN(uint16_t, float_of_bfloat16(x[i]) * by); break;
+    case HVDL_FLOAT32: WIDEN(float, x[i] * by); break;
+    default: WIDEN(double, x[i] * factor); break;
     }
 }
 
@@ -38,25 +37,28 @@ static int64_t whole(double value, double least, double below)
                           : (int64_t)value;
 }
 
-#define NARROW(type, value_of)                                                                     \
+#define NARROW(type, product)                                                                      \
     do {                                                                                           \
         type *x = to;                                                                              \
         for (size_t i = 0; i < count; i++)                                                         \
-            x[i] = (type)value_of;                                                                 \
+            x[i] = (type)(product);                                                                \
     } while (0)
 
-void hvdl_from_doubles(int dtype, void *to, const double *from, size_t count)
+#define WHOLE_PRODUCT(least, below) hvdl_whole_product(whole(from[i], least, below), factor)
+
+void hvdl_from_doubles(int dtype, void *to, const double *from, size_t count, double factor)
 {
+    const float by = (float)factor;
     switch (dtype) {
-    case HVDL_UINT8: NARROW(uint8_t, whole(from[i], 0.0, 256.0)); break;
-    case HVDL_INT8: NARROW(int8_t, whole(from[i], -128.0, 128.0)); break;
-    case HVDL_INT16: NARROW(int16_t, whole(from[i], -32768.0, 32768.0)); break;
-    case HVDL_INT32: NARROW(int32_t, whole(from[i], -0x1p31, 0x1p31)); break;
-    case HVDL_INT64: NARROW(int64_t, whole(from[i], -0x1p63, 0x1p63)); break;
-    case HVDL_FLOAT16: NARROW(uint16_t, half_of_float((float)from[i])); break;
-    case HVDL_BFLOAT16: NARROW(uint16_t, bfloat16_of_float((float)from[i])); break;
-    case HVDL_FLOAT32: NARROW(float, from[i]); break;
-    case HVDL_BOOL: NARROW(uint8_t, (from[i] != 0.0)); break;
-    default: NARROW(double, from[i]); break;
+    case HVDL_UINT8: NARROW(uint8_t, WHOLE_PRODUCT(0.0, 256.0)); break;
+    case HVDL_INT8: NARROW(int8_t, WHOLE_PRODUCT(-128.0, 128.0)); break;
+    case HVDL_INT16: NARROW(int16_t, WHOLE_PRODUCT(-32768.0, 32768.0)); break;
+    case HVDL_INT32: NARROW(int32_t, WHOLE_PRODUCT(-0x1p31, 0x1p31)); break;
+    case HVDL_INT64: NARROW(int64_t, WHOLE_PRODUCT(-0x1p63, 0x1p63)); break;
+    case HVDL_FLOAT16: NARROW(uint16_t, half_of_float((float)from[i] * by)); break;
+    case HVDL_BFLOAT16: NARROW(uint16_t, bfloat16_of_float((float)from[i] * by)); break;
+    case HVDL_FLOAT32: NARROW(float, (float)from[i] * by); break;
+    case HVDL_BOOL: NARROW(uint8_t, from[i] != 0.0); break;
+    default: NARROW(double, from[i] * factor); break;
     }
 }

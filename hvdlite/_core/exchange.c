@@ -87,7 +87,7 @@ static void ring_received(hvdl_exchange *x, size_t message)
     const void *inputs[2] = {spec->buffer + at.begin,
                              x->scratch + message % HVDL_WINDOW * x->segment_room};
     /* The last addition to a chunk completes its sum. */
-    hvdl_scale none = {1, 1.0};
+    hvdl_scale none = HVDL_UNSCALED;
     hvdl_reduce(spec->dtype, spec->op, spec->buffer + at.begin, inputs, 2,
                 hvdl_range_size(at) / x->esize, step == spec->num_hosts - 2 ? &spec->scale : &none);
 }
@@ -291,7 +291,7 @@ static void doubling_add(hvdl_exchange *x)
     if (!step.adds)
         return;
     const void *inputs[2] = {step.peer_first ? received : own, step.peer_first ? own : received};
-    hvdl_scale none = {1, 1.0};
+    hvdl_scale none = HVDL_UNSCALED;
     hvdl_reduce(spec->dtype, spec->op, own, inputs, 2, hvdl_range_size(at) / x->esize,
                 step.completes ? &spec->scale : &none);
 }

@@ -55,7 +55,7 @@ static void fill_ones(int dtype, void *to, size_t count)
     const double one = 1.0;
     size_t size = hvdl_dtype_bytes(dtype);
     for (size_t i = 0; i < count; i++)
-        hvdl_from_doubles(dtype, (char *)to + i * size, &one, 1);
+        hvdl_from_doubles(dtype, (char *)to + i * size, &one, 1, 1.0);
 }
 
 /* `to` is zeroed. */
@@ -75,10 +75,6 @@ hvdl_operation *hvdl_zero_operation(hvdl_engine *e, hvdl_key key, const hvdl_des
     char *zeros = calloc(1, bytes ? bytes : 1);
     if (!zeros)
         return NULL;
-    /* The others' factor might change what is neutral. An Adasum's is for a slice of everyone's
-     * tensors, which this rank scales. */
-    if (desc->op != HVDL_ADASUM)
-        posting.desc.prescale = 1.0;
     posting.input = posting.output = zeros;
     if (bytes)
         fill_neutral(desc, zeros);

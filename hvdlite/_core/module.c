@@ -59,7 +59,7 @@ static PyObject *kernel_variants(PyObject *module, PyObject *unused)
     return names;
 }
 
-/* reduce(variant, dtype, op, output, inputs, count, divisor, factor) */
+/* reduce(variant, dtype, op, output, inputs, count, prescale, divisor, postscale) */
 static PyObject *reduce(PyObject *module, PyObject *args)
 {
     const char *name;
@@ -70,8 +70,8 @@ static PyObject *reduce(PyObject *module, PyObject *args)
     long long divisor;
     hvdl_scale scale;
     (void)module;
-    if (!PyArg_ParseTuple(args, "siiKO!nLd:reduce", &name, &dtype, &op, &output, &PyTuple_Type,
-                          &inputs, &count, &divisor, &scale.factor))
+    if (!PyArg_ParseTuple(args, "siiKO!ndLd:reduce", &name, &dtype, &op, &output, &PyTuple_Type,
+                          &inputs, &count, &scale.prescale, &divisor, &scale.postscale))
         return NULL;
     scale.divisor = divisor;
     const hvdl_reduce_variant *variant = hvdl_reduce_variants();

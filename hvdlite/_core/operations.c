@@ -36,20 +36,21 @@ bool hvdl_is_tiny(const hvdl_engine *e, const hvdl_desc *desc, bool is_run)
     return hvdl_desc_bytes(desc) <= most_inline(e);
 }
 
-hvdl_scale hvdl_final_scale(const hvdl_engine *e, const hvdl_desc *desc)
+hvdl_scale hvdl_last_scale(const hvdl_engine *e, const hvdl_desc *desc)
 {
-    return (hvdl_scale){desc->op == HVDL_AVERAGE ? e->config.num_ranks : 1, desc->postscale};
+    return (hvdl_scale){1.0, desc->op == HVDL_AVERAGE ? e->config.num_ranks : 1, desc->postscale};
+}
+
+hvdl_scale hvdl_host_scale(const hvdl_engine *e, const hvdl_desc *desc)
+{
+    hvdl_scale scale = e->config.num_hosts > 1 ? HVDL_UNSCALED : hvdl_last_scale(e, desc);
+    scale.prescale = desc->prescale;
+    return scale;
 }
 
 size_t hvdl_data_bytes(const hvdl_desc *desc)
 {
     return desc->kind == HVDL_BARRIER || desc->place == HVDL_ORDERED ? 0 : hvdl_desc_bytes(desc);
-}
-
-bool hvdl_contributes_input(const hvdl_desc *desc)
-{
-    hvdl_scale scale = {1, desc->prescale};
-    return desc->kind == HVDL_BROADCAST || hvdl_scale_is_one(&scale);
 }
 
 hvdl_range hvdl_own_elems(const hvdl_engine *e, const hvdl_desc *desc)
@@ -252,11 +253,8 @@ hvdl_err hvdl_finish_alone(hvdl_engine *e, hvdl_operation *op)
     switch (desc->place == HVDL_ORDERED ? HVDL_BARRIER : (hvdl_kind)desc->kind) {
     case HVDL_ALLREDUCE:
     case HVDL_REDUCESCATTER: {
-        hvdl_scale pre = {1, desc->prescale}, post = {1, desc->postscale};
-        hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &pre);
-        input = op->output;
-        if (!hvdl_scale_is_one(&post))
-            hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &post);
+        hvdl_scale scale = {desc->prescale, 1, desc->postscale};
+        hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &scale);
         break;
     }
     case HVDL_BROADCAST:

@@ -102,8 +102,9 @@ static hvdl_pass *reduce_pass(const hvdl_engine *e, const hvdl_operation *op, hv
         return NULL;
     pass->dtype = desc->dtype;
     pass->op = desc->op;
-    pass->prescale = (hvdl_scale){1, desc->prescale};
-    pass->scale = several_hosts(e) ? (hvdl_scale){1, 1.0} : hvdl_final_scale(e, desc);
+    pass->scale = hvdl_host_scale(e, desc);
+    if (op->meeting->posted && op->meeting->posted < e->local_size)
+        pass->taking_part = op->meeting->posted_by;
     pass->in = op->input + range.begin * esize;
     pass->count = hvdl_range_size(range);
     pass->num_rails = e->num_rails;
@@ -195,7 +196,7 @@ static void describe_exchange(const hvdl_engine *e, const hvdl_operation *op, ui
     } else {
         spec->algorithm = reduce_algorithm(e, desc, spec->count * esize);
         spec->op = desc->op;
-        spec->scale = hvdl_final_scale(e, desc);
+        spec->scale = hvdl_last_scale(e, desc);
     }
 }
 

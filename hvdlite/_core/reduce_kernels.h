@@ -1,6 +1,6 @@
 /* The kernels, written once and compiled per instruction set: the including file sets VARIANT,
  * VECTOR_BYTES and the target. Each group of elements, four vectors of accumulators, is read once
- * from every input, combined, scaled and stored once, without leaving the registers. */
+ * from every input, scaled, combined, scaled and stored once, without leaving the registers. */
 #include <math.h>
 #include <string.h>
 
@@ -174,36 +174,46 @@ DEFINE_COMBINE(uint8, uint8, and, AND)
 
 /* ---- the scale ---- */
 
-static int64_t int64_of_double(double value)
-{
-    if (value != value)
-        return 0;
-    if (value >= 0x1p63)
-        return INT64_MAX;
-    return value <= -0x1p63 ? INT64_MIN : (int64_t)value;
-}
+/* For each type that is computed in: NAME_scale, what one is made of for a whole reduction, prescaled_NAME
+ * for each input, postscaled_NAME for the result. `size`: of the quad's elements, those that count. */
 
 /* In double, which is fast, and exact for integers of up to 32 bits: where x / y is no whole number
  * it is at least 1 / y away from the next one, far more than double's rounding. */
 #define QUOTIENT(x, y) (int32_t)((double)(x) / (double)(y))
 #define LONG_QUOTIENT(x, y) ((x) / (y))
 
-/* Integers are scaled one by one, in memory. `size`: of the quad's elements, those that count. */
+/* Integers are scaled one by one, in memory. */
 #define DEFINE_SCALE_INTEGER(name, type, quotient)                                                 \
-    static void scale_each_##name(type *x, size_t size, hvdl_scale scale)                          \
+    typedef hvdl_scale name##_scale;                                                               \
+    INLINE name##_scale scale_of_##name(const hvdl_scale *scale)                                   \
     {                                                                                              \
-        if (scale.divisor != 1)                                                                    \
-            for (size_t i = 0; i < size; i++)                                                      \
-                x[i] = (type)quotient(x[i], scale.divisor);                                        \
-        if (scale.factor != 1.0)                                                                   \
-            for (size_t i = 0; i < size; i++)                                                      \
-                x[i] = (type)int64_of_double((double)x[i] * scale.factor);                         \
+        return *scale;                                                                             \
     }                                                                                              \
-    INLINE name##_quad scale_##name(name##_quad q, size_t size, hvdl_scale scale)                  \
+    static void multiply_each_##name(type *x, size_t size, double factor)                          \
+    {                                                                                              \
+        for (size_t i = 0; i < size; i++)                                                          \
+            x[i] = (type)hvdl_whole_product(x[i], factor);                                         \
+    }                                                                                              \
+    static void divide_each_##name(type *x, size_t size, int64_t divisor)                          \
+    {                                                                                              \
+        for (size_t i = 0; i < size; i++)                                                          \
+            x[i] = (type)quotient(x[i], divisor);                                                  \
+    }                                                                                              \
+    INLINE name##_quad prescaled_##name(name##_quad q, size_t size, const name##_scale *scale)     \
     {                                                                                              \
         type x[name##_group];                                                                      \
         store_##name(x, q);                                                                        \
-        scale_each_##name(x, size, scale);                                                         \
+        multiply_each_##name(x, size, scale->prescale);                                            \
+        return load_##name(x);                                                                     \
+    }                                                                                              \
+    INLINE name##_quad postscaled_##name(name##_quad q, size_t size, const name##_scale *scale)    \
+    {                                                                                              \
+        type x[name##_group];                                                                      \
+        store_##name(x, q);                                                                        \
+        if (scale->divisor != 1)                                                                   \
+            divide_each_##name(x, size, scale->divisor);                                           \
+        if (scale->postscale != 1.0)                                                               \
+            multiply_each_##name(x, size, scale->postscale);                                       \
         return load_##name(x);                                                                     \
     }
 
@@ -213,30 +223,36 @@ DEFINE_SCALE_INTEGER(int16, int16_t, QUOTIENT)
 DEFINE_SCALE_INTEGER(int32, int32_t, QUOTIENT)
 DEFINE_SCALE_INTEGER(int64, int64_t, LONG_QUOTIENT)
 
-/* Floats are divided, then multiplied in double. Where both are one multiplication in the type
- * itself that rounds alike, it is that: by the inverse of a power of two, or by a factor that the
- * type holds (a product of two float32 is exact in double). */
+/* NAN has zeros in its lower half, as round_to_bfloat16 needs. */
+static double canonical(double factor)
+{
+    return factor != factor ? (double)NAN : factor;
+}
+
 #define DEFINE_SCALE_FLOAT(name, type)                                                             \
-    static void scale_each_##name(type *x, hvdl_scale scale)                                       \
+    typedef struct {                                                                               \
+        type prescale, postscale;                                                                  \
+    } name##_scale;                                                                                \
+    INLINE name##_scale scale_of_##name(const hvdl_scale *scale)                                   \
     {                                                                                              \
-        for (size_t i = 0; i < name##_group; i++)                                                  \
-            x[i] = (type)((double)(x[i] / (type)scale.divisor) * scale.factor);                    \
+        return (name##_scale){                                                                     \
+            (type)canonical(scale->prescale),                                                      \
+            (type)canonical(scale->postscale / (double)scale->divisor),                            \
+        };                                                                                         \
     }                                                                                              \
-    INLINE name##_quad scale_##name(name##_quad q, size_t size, hvdl_scale scale)                  \
+    INLINE name##_quad multiplied_##name(name##_quad q, type by)                                   \
+    {                                                                                              \
+        return (name##_quad){q.a * by, q.b * by, q.c * by, q.d * by};                              \
+    }                                                                                              \
+    INLINE name##_quad prescaled_##name(name##_quad q, size_t size, const name##_scale *scale)     \
     {                                                                                              \
         (void)size;                                                                                \
-        const int64_t divisor = scale.divisor;                                                     \
-        if (scale.factor == 1.0 && (divisor & (divisor - 1)) != 0) {                               \
-            const type by = (type)divisor;                                                         \
-            return (name##_quad){q.a / by, q.b / by, q.c / by, q.d / by};                          \
-        }                                                                                          \
-        const type factor = (type)scale.factor, by = factor / (type)divisor;                       \
-        if (scale.factor == 1.0 || (divisor == 1 && (double)factor == scale.factor))               \
-            return (name##_quad){q.a * by, q.b * by, q.c * by, q.d * by};                          \
-        type x[name##_group];                                                                      \
-        store_##name(x, q);                                                                        \
-        scale_each_##name(x, scale);                                                               \
-        return load_##name(x);                                                                     \
+        return multiplied_##name(q, scale->prescale);                                              \
+    }                                                                                              \
+    INLINE name##_quad postscaled_##name(name##_quad q, size_t size, const name##_scale *scale)    \
+    {                                                                                              \
+        (void)size;                                                                                \
+        return multiplied_##name(q, scale->postscale);                                             \
     }
 
 DEFINE_SCALE_FLOAT(float32, float)
@@ -244,40 +260,59 @@ DEFINE_SCALE_FLOAT(float64, double)
 
 /* ---- whole reductions ---- */
 
-/* acc: what the type is added up in. The elements after the last whole group go through memory of a
+/* acc: what the type is computed in. The elements after the last whole group go through memory of a
  * group's size, so that they are worked on by the same instructions. */
+#define DEFINE_INPUT(name, type, acc)                                                              \
+    INLINE acc##_quad name##_input(const void *src, size_t at, size_t size,                        \
+                                   const acc##_scale *scale, bool pre)                             \
+    {                                                                                              \
+        type edge[acc##_group] = {0};                                                              \
+        const type *x = (const type *)src + at;                                                    \
+        const bool whole = size == acc##_group;                                                    \
+        acc##_quad q = load_##name(whole ? x : memcpy(edge, x, size * sizeof(type)));              \
+        return pre ? prescaled_##acc(q, size, scale) : q;                                          \
+    }
+
+DEFINE_INPUT(uint8, uint8_t, uint8)
+DEFINE_INPUT(int8, int8_t, int8)
+DEFINE_INPUT(int16, int16_t, int16)
+DEFINE_INPUT(int32, int32_t, int32)
+DEFINE_INPUT(int64, int64_t, int64)
+DEFINE_INPUT(float16, uint16_t, float32)
+DEFINE_INPUT(bfloat16, uint16_t, float32)
+DEFINE_INPUT(float32, float, float32)
+DEFINE_INPUT(float64, double, float64)
+
 #define DEFINE_REDUCE(name, type, acc, verb)                                                       \
     INLINE void name##_##verb##_group(type *dst, const void *const *src, int num_src, size_t at,   \
-                                      size_t size, hvdl_scale scale, bool unscaled)                \
+                                      size_t size, const acc##_scale *scale, bool pre, bool post)  \
     {                                                                                              \
+        acc##_quad sum = name##_input(src[0], at, size, scale, pre);                               \
+        for (int k = 1; k < num_src; k++)                                                          \
+            sum = acc##_##verb(sum, name##_input(src[k], at, size, scale, pre));                   \
+        if (post)                                                                                  \
+            sum = postscaled_##acc(sum, size, scale);                                              \
+        type edge[acc##_group];                                                                    \
         const bool whole = size == acc##_group;                                                    \
-        type edge[acc##_group] = {0};                                                              \
-        const type *x = (const type *)src[0] + at;                                                 \
-        acc##_quad sum = load_##name(whole ? x : memcpy(edge, x, size * sizeof(type)));            \
-        for (int k = 1; k < num_src; k++) {                                                        \
-            x = (const type *)src[k] + at;                                                         \
-            sum =                                                                                  \
-                acc##_##verb(sum, load_##name(whole ? x : memcpy(edge, x, size * sizeof(type))));  \
-        }                                                                                          \
-        if (!unscaled)                                                                             \
-            sum = scale_##acc(sum, size, scale);                                                   \
         store_##name(whole ? dst + at : edge, sum);                                                \
         if (!whole)                                                                                \
             memcpy(dst + at, edge, size * sizeof(type));                                           \
     }                                                                                              \
     static void name##_##verb##_reduce(void *dst, const void *const *src, int num_src,             \
-                                       size_t count, hvdl_scale scale)                             \
+                                       size_t count, const hvdl_scale *given)                      \
     {                                                                                              \
-        const bool unscaled = hvdl_scale_is_one(&scale);                                           \
+        const acc##_scale scale = scale_of_##acc(given);                                           \
+        const bool pre = given->prescale != 1.0;                                                   \
+        const bool post = given->divisor != 1 || given->postscale != 1.0;                          \
         const void *const two[2] = {src[0], src[num_src > 1]};                                     \
         size_t at = 0;                                                                             \
-        if (num_src == 2 && unscaled) /* what training is made of */                               \
+        if (num_src == 2 && !pre && !post) /* what training is made of */                          \
             for (; count - at >= acc##_group; at += acc##_group)                                   \
-                name##_##verb##_group(dst, two, 2, at, acc##_group, scale, true);                  \
+                name##_##verb##_group(dst, two, 2, at, acc##_group, &scale, false, false);         \
         for (; count - at >= acc##_group; at += acc##_group)                                       \
-            name##_##verb##_group(dst, src, num_src, at, acc##_group, scale, unscaled);            \
+            name##_##verb##_group(dst, src, num_src, at, acc##_group, &scale, pre, post);          \
         if (at < count)                                                                            \
-            name##_##verb##_group(dst, src, num_src, at, count - at, scale, unscaled);             \
+            name##_##verb##_group(dst, src, num_src, at, count - at, &scale, pre, post);           \
     }
 
 #define DEFINE_REDUCES(name, type, acc)                                                            \
@@ -299,7 +334,7 @@ DEFINE_REDUCE(uint8, uint8_t, uint8, or)
 DEFINE_REDUCE(uint8, uint8_t, uint8, and)
 
 typedef void reduce_fn(void *dst, const void *const *src, int num_src, size_t count,
-                       hvdl_scale scale);
+                       const hvdl_scale *scale);
 
 #define ALL_OPS(name)                                                                              \
     {name##_sum_reduce, name##_min_reduce, name##_max_reduce, name##_product_reduce}
@@ -323,8 +358,5 @@ void PASTE(hvdl_reduce_, VARIANT)(hvdl_dtype dtype, hvdl_op op, void *dst, const
         [HVDL_BOOL] = {uint8_or_reduce, uint8_and_reduce, uint8_or_reduce, uint8_and_reduce},
     };
     const int verb = op == HVDL_MIN ? 1 : op == HVDL_MAX ? 2 : op == HVDL_PRODUCT ? 3 : 0;
-    hvdl_scale own = *scale;
-    if (own.factor != own.factor)
-        own.factor = NAN; /* that has zeros in its lower bits */
-    all[dtype][verb](dst, src, num_src, count, own);
+    all[dtype][verb](dst, src, num_src, count, scale);
 }

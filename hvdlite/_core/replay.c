@@ -313,7 +313,12 @@ void hvdl_plan_settle(hvdl_engine *e, hvdl_plan *plan)
 /* The others' operation: all ranks of this host have joined. */
 static void begin_with_zeros(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_desc *desc, int tag)
 {
-    hvdl_operation *op = meeting ? hvdl_zero_operation(e, meeting->key, desc) : NULL;
+    hvdl_desc zeros = *desc;
+    /* The others' factor might change what is neutral. An Adasum's is for a slice of everyone's
+     * tensors, which this rank scales. */
+    if (desc->op != HVDL_ADASUM)
+        zeros.prescale = 1.0;
+    hvdl_operation *op = meeting ? hvdl_zero_operation(e, meeting->key, &zeros) : NULL;
     if (!op || hvdl_table_insert(&e->meetings_by_id, &meeting->by_id, meeting->id)) {
         hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
         return;

@@ -249,15 +249,15 @@ struct hvdl_engine {
 void hvdl_finish(hvdl_engine *engine, hvdl_operation *operation, const char *text);
 void hvdl_set_state(hvdl_engine *engine, hvdl_operation *operation, hvdl_state state);
 bool hvdl_is_tiny(const hvdl_engine *engine, const hvdl_desc *desc, bool is_run);
-hvdl_scale hvdl_final_scale(const hvdl_engine *engine, const hvdl_desc *desc);
+/* Of the sum over this host's ranks; and, where there are other hosts, of the sum over the hosts. */
+hvdl_scale hvdl_host_scale(const hvdl_engine *engine, const hvdl_desc *desc);
+hvdl_scale hvdl_last_scale(const hvdl_engine *engine, const hvdl_desc *desc);
 /* What the operation says besides its result. */
 hvdl_err hvdl_say_number(hvdl_operation *operation, int64_t number);
 /* What a rank of a reducescatter keeps. */
 hvdl_range hvdl_own_elems(const hvdl_engine *engine, const hvdl_desc *desc);
 /* Bytes of the user's data that go through the engine: none where it only agrees. */
 size_t hvdl_data_bytes(const hvdl_desc *desc);
-/* Of a tiny operation: a rank gives its input as it is. */
-bool hvdl_contributes_input(const hvdl_desc *desc);
 /* Posts an operation that works for `parent`, under its key and the number of the step. */
 hvdl_err hvdl_post_child(hvdl_engine *engine, hvdl_operation *parent, const hvdl_posting *posting,
                          int step);

@@ -8,7 +8,7 @@
 const char *hvdl_payload_of(const hvdl_engine *e, const hvdl_meeting *meeting, int local,
                             size_t bytes)
 {
-    if (local == e->local && hvdl_contributes_input(&meeting->operation->desc))
+    if (local == e->local)
         return meeting->operation->input;
     if (meeting->last_payload && local == meeting->last_from)
         return meeting->last_payload;
@@ -39,8 +39,8 @@ hvdl_err hvdl_keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_ent
         meeting->last_from = entry->from;
         return HVDL_OK;
     }
-    if (own && hvdl_contributes_input(desc))
-        return HVDL_OK;
+    if (own)
+        return HVDL_OK; /* its input is read where it is */
     if (!meeting->payloads) {
         meeting->payloads = malloc((size_t)e->local_size * bytes);
         if (!meeting->payloads)
@@ -76,7 +76,7 @@ void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
             memcpy(op->output, from, bytes);
     } else if (bytes) {
         const void *inputs[HVDL_MAX_LOCAL];
-        hvdl_scale scale = hvdl_final_scale(e, desc);
+        hvdl_scale scale = hvdl_host_scale(e, desc);
         hvdl_range own = hvdl_tiny_part(e, desc);
         int num_inputs = 0; /* who has joined and not posted is left out */
         for (int r = 0; r < e->local_size; r++)

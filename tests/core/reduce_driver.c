@@ -4,8 +4,8 @@
  *   driver           prints the names of the variants
  *   driver VARIANT   reads cases from stdin: int64 dtype, op, inputs, elements, bytes per element,
  *                    index of the input that is the output too (-1: none), bytes that all buffers
- *                    are away from a cache line, divisor, double factor, then the inputs; writes
- *                    each result, to stdout. */
+ *                    are away from a cache line; the scale (double, int64, double); the inputs;
+ *                    writes each result, to stdout. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +15,8 @@
 #define MOST_INPUTS 16
 
 typedef struct {
-    int64_t dtype, op, num_inputs, count, item_bytes, in_place, offset, divisor;
-    double factor;
+    int64_t dtype, op, num_inputs, count, item_bytes, in_place, offset;
+    hvdl_scale scale;
 } case_head;
 
 static int run_case(const hvdl_reduce_variant *variant, const case_head *head)
@@ -35,9 +35,8 @@ static int run_case(const hvdl_reduce_variant *variant, const case_head *head)
             return 1;
     }
     const int64_t to = head->in_place < 0 ? head->num_inputs : head->in_place;
-    const hvdl_scale scale = {head->divisor, head->factor};
     hvdl_reduce_with(variant, (hvdl_dtype)head->dtype, (hvdl_op)head->op, memory[to] + head->offset,
-                     inputs, (int)head->num_inputs, (size_t)head->count, &scale);
+                     inputs, (int)head->num_inputs, (size_t)head->count, &head->scale);
     const bool failed = fwrite(memory[to] + head->offset, 1, bytes, stdout) != bytes;
     for (int64_t i = 0; i <= head->num_inputs; i++)
         free(memory[i]);

@@ -197,7 +197,7 @@ int simulate(int algorithm, int hosts, int dtype, int op, int64_t divisor, size_
     hvdl_exchange_spec common = {.algorithm = algorithms[algorithm],
                                  .dtype = (hvdl_dtype)dtype,
                                  .op = (hvdl_op)op,
-                                 .scale = {divisor, 1.0},
+                                 .scale = {1.0, divisor, 1.0},
                                  .count = count,
                                  .root = root,
                                  .segment_bytes = segment_bytes};

@@ -25,8 +25,21 @@ SIXTEEN = (torch.float16, torch.bfloat16)
 NUMS_OF_INPUTS = (1, 2, 3, 4, 5, 8)
 # Around the groups of all variants (16 to 256 elements), and several of them.
 COUNTS = (0, 1, 3, 15, 16, 33, 64, 127, 129, 256, 257, 515)
-# (divisor, factor): those that are one multiplication in the type, and those that are not.
-SCALES = ((1, 1.0), (2, 1.0), (3, 1.0), (1, 0.25), (1, 0.1), (4, 0.5), (7, -1.7))
+# (prescale, divisor, postscale): none; averages; factors that float32 holds; others, some of whose
+# products a fused multiply-add would not round, or are denormal, or overflow.
+SCALES = (
+    (1.0, 1, 1.0),
+    (1.0, 2, 1.0),
+    (1.0, 3, 1.0),
+    (0.25, 1, 1.0),
+    (1.0, 1, 0.1),
+    (0.3, 1, 1.0),
+    (1 / 3, 4, -0.7),
+    (-1.7, 7, 1e-30),
+    (1e30, 3, 0.0),
+    (1e-39, 1, 1e300),
+    (float("nan"), 1, float("inf")),
+)
 GUARD = 64
 
 
@@ -34,15 +47,15 @@ GUARD = 64
 class Case:
     op: str
     inputs: tuple[Tensor, ...]
-    divisor: int
-    factor: float
+    scale: tuple[float, int, float]
     in_place: int | None  # the input that is the output as well
     offset: int  # elements from a cache line to each buffer
 
     def __str__(self) -> str:
         dtype, count = self.inputs[0].dtype, len(self.inputs[0])
-        scale = f"/ {self.divisor} * {self.factor}"
-        return f"{self.op} {scale} of {len(self.inputs)} x {dtype}[{count}], {self.in_place=}"
+        pre, divisor, post = self.scale
+        given = f"{len(self.inputs)} x {dtype}[{count}] * {pre}"
+        return f"{self.op} of {given}, / {divisor} * {post}, {self.in_place=}"
 
 
 def some(dtype: torch.dtype, count: int, seed: int) -> Tensor:
@@ -71,8 +84,8 @@ def cases(dtype: str, op: str) -> Iterator[Case]:
                 some(getattr(torch, dtype), count, 100 * count + i) for i in range(num_inputs)
             )
             for in_place in (None, number % num_inputs):
-                scale = SCALES[number % len(SCALES)] if dtype != "bool" else (1, 1.0)
-                yield Case(op, inputs, *scale, in_place, number % 4)
+                scale = SCALES[number % len(SCALES) if dtype != "bool" else 0]
+                yield Case(op, inputs, scale, in_place, number % 4)
                 number += 1
 
 
@@ -84,11 +97,13 @@ def combined(op: str, a: Tensor, b: Tensor) -> Tensor:
     return a * b if op == "Product" else a + b
 
 
-def scaled_integers(x: Tensor, divisor: int, factor: float) -> Tensor:
-    x = torch.div(x.long(), divisor, rounding_mode="trunc").to(x.dtype)
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """torch's own `factor * tensor`; integers by way of float64, cut toward zero and to int64."""
     if factor == 1.0:
         return x
-    cut = (x.double() * factor).trunc()
+    if x.dtype.is_floating_point:
+        return factor * x
+    cut = (factor * x.double()).trunc().nan_to_num(0.0, float("inf"), -float("inf"))
     whole = torch.where(cut.abs() < 2.0**63, cut, torch.zeros_like(cut)).long()
     whole[cut >= 2.0**63] = torch.iinfo(torch.int64).max
     whole[cut <= -(2.0**63)] = torch.iinfo(torch.int64).min
@@ -97,16 +112,16 @@ def scaled_integers(x: Tensor, divisor: int, factor: float) -> Tensor:
 
 def expected(case: Case) -> Tensor:
     dtype = case.inputs[0].dtype
+    prescale, divisor, postscale = case.scale
     widened = [x.float() if dtype in SIXTEEN else x for x in case.inputs]
-    result = widened[0]
+    result = scaled(widened[0], prescale)
     for x in widened[1:]:
-        result = combined(case.op, result, x)
-    if dtype == torch.bool:
-        return result
-    if not dtype.is_floating_point:
-        return scaled_integers(result, case.divisor, case.factor)
-    result = result / case.divisor
-    return (result.double() * case.factor).to(result.dtype).to(dtype)
+        result = combined(case.op, result, scaled(x, prescale))
+    if dtype.is_floating_point:
+        return scaled(result, postscale / divisor).to(dtype)
+    if divisor != 1:
+        result = torch.div(result.long(), divisor, rounding_mode="trunc").to(dtype)
+    return scaled(result, postscale)
 
 
 def bits(x: Tensor) -> Tensor:
@@ -149,8 +164,7 @@ def run_here(variant: str, case: Case) -> tuple[Tensor, bool]:
         output.data_ptr(),
         tuple(x.data_ptr() for x in inputs),
         len(output),
-        case.divisor,
-        case.factor,
+        *case.scale,
     )
     begin = output.data_ptr() - memory.data_ptr()
     end = begin + len(output) * output.dtype.itemsize
@@ -174,15 +188,17 @@ def test_every_variant_gives_the_bits_of_the_oracle(dtype, op):
 def test_denormals_are_kept_in_a_thread_that_flushes_them(dtype):
     tiny = torch.finfo(getattr(torch, dtype)).smallest_normal
     given = torch.tensor([tiny, tiny / 2, -tiny / 4] * 50, dtype=getattr(torch, dtype))
-    case = Case("Sum", (given, -given / 2, given / 4), 1, 1.0, None, 0)
-    assert 0 < expected(case)[0] < tiny
+    plain = Case("Sum", (given, -given / 2, given / 4), (1.0, 1, 1.0), None, 0)
+    averaged = Case("Sum", (given, -given / 2, given / 4), (0.8, 3, 1.0), None, 0)
+    assert 0 < expected(plain)[0] < tiny
     results = []
     torch.set_flush_denormal(True)
     try:
-        results = [run_here(variant, case)[0] for variant in _core.kernel_variants()]
+        for case in (plain, averaged):
+            results += [(run_here(variant, case)[0], case) for variant in _core.kernel_variants()]
     finally:
         torch.set_flush_denormal(False)
-    assert [text for got in results for text in wrong(got, case)] == []
+    assert [text for got, case in results for text in wrong(got, case)] == []
 
 
 def test_the_variants_end_with_the_one_for_any_cpu_and_begin_with_the_one_in_use():
@@ -190,7 +206,7 @@ def test_the_variants_end_with_the_one_for_any_cpu_and_begin_with_the_one_in_use
     assert variants[-1] == "baseline"
     assert variants[0] == _core.cpu_features()
     with pytest.raises(ValueError, match="no such variant"):
-        _core.reduce("mmx", _core.FLOAT32, _core.SUM, 0, (0,), 0, 1, 1.0)
+        _core.reduce("mmx", _core.FLOAT32, _core.SUM, 0, (0,), 0, 1.0, 1, 1.0)
 
 
 # ---- other architectures ----
@@ -199,7 +215,7 @@ def test_the_variants_end_with_the_one_for_any_cpu_and_begin_with_the_one_in_use
 def encoded(case: Case) -> bytes:
     x = case.inputs[0]
     head = struct.pack(
-        "8qd",
+        "7qdqd",
         getattr(_core, str(x.dtype).removeprefix("torch.").upper()),
         getattr(_core, case.op.upper()),
         len(case.inputs),
@@ -207,8 +223,7 @@ def encoded(case: Case) -> bytes:
         x.dtype.itemsize,
         -1 if case.in_place is None else case.in_place,
         case.offset * x.dtype.itemsize,
-        case.divisor,
-        case.factor,
+        *case.scale,
     )
     return head + b"".join(given.view(torch.uint8).numpy().tobytes() for given in case.inputs)
 
