@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -18,9 +18,10 @@ def checked_op(op: object, predivide: float) -> ReduceOp:
         raise ValueError(f"op={op!r}: gradients are combined by Average, Sum or Adasum")
     if isinstance(predivide, bool) or not isinstance(predivide, (int, float)):
         raise ValueError(f"gradient_predivide_factor={predivide!r}: expected a number")
-    if not (predivide > 0 and math.isfinite(predivide)):
+    if not 0 < predivide <= sys.float_info.max:
         raise ValueError(
-            f"gradient_predivide_factor={predivide!r}: expected a number greater than 0"
+            f"gradient_predivide_factor={predivide!r:.40}: expected a number greater than 0 that a "
+            "float64 holds"
         )
     if predivide != 1.0 and op is not Average:
         raise ValueError(

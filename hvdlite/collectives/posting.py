@@ -6,6 +6,7 @@ last: an argument that is refused leaves no trace.
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from typing import Any
@@ -91,11 +92,17 @@ def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[f
     not bool.
 
     Raises:
-        ValueError: something else than numbers, or bool.
+        ValueError: something else than numbers, one that no float64 holds, or bool tensors.
     """
     try:
-        pair = float(prescale), float(postscale)
-    except (TypeError, ValueError):
+        # What can be a float, as torch takes a scalar; but no text.
+        pair = math.ldexp(prescale, 0), math.ldexp(postscale, 0)
+    except OverflowError:
+        raise ValueError(
+            f"{operation}: prescale_factor or postscale_factor is too large for a float64; "
+            f"expected at most {sys.float_info.max:.1e}"
+        ) from None
+    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several elements
         raise ValueError(
             f"{operation}: prescale_factor={prescale!r} and postscale_factor={postscale!r}: "
             "expected two numbers (1.0 where nothing is to be scaled)"

@@ -1,5 +1,9 @@
 """Bad arguments are ValueErrors at the call, and leave no trace."""
 
+import functools
+from decimal import Decimal
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -68,9 +72,35 @@ def calls():
     )
 
 
+def calls_with_bad_factors():
+    """Of every form that takes factors, as `calls`."""
+    x, frozen = torch.ones(3, requires_grad=True), torch.ones(3)
+    wholes = hvd.allreduce, hvd.reducescatter, hvd.allreduce_async, hvd.reducescatter_async
+    in_place = hvd.allreduce_, hvd.allreduce_async_
+    groups = hvd.grouped_allreduce, hvd.grouped_reducescatter, hvd.grouped_allreduce_async
+    groups += hvd.grouped_allreduce_, hvd.grouped_allreduce_async_, hvd.grouped_reducescatter_async
+    for given, text in (
+        (10**400, "or postscale_factor is too large for a float64; expected at most 1.8e.308"),
+        (Fraction(10**400), "too large for a float64"),
+        ("2", "='2'.*: expected two numbers"),
+        (b"2", "=b'2'.*: expected two numbers"),
+        (2j, "=2j.*: expected two numbers"),
+        ([2.0], r"=\[2.0\].*: expected two numbers"),
+        (torch.ones(2), r"=tensor\(\[1., 1.\]\).*: expected two numbers"),
+    ):
+        for which in ("prescale_factor", "postscale_factor"):
+            kind = {which: given, "name": "bad factor"}
+            for form in wholes:
+                yield functools.partial(form, x, **kind), text
+            for form in in_place:
+                yield functools.partial(form, frozen, **kind), text
+            for form in groups:
+                yield functools.partial(form, [frozen, torch.ones(30_000)], **kind), text
+
+
 def bad_arguments():
     hvd.init()
-    for call, text in calls():
+    for call, text in (*calls(), *calls_with_bad_factors()):
         with pytest.raises(ValueError, match=text):
             call()
     # No number was taken by any of them, also where only one rank made it.
@@ -104,6 +134,11 @@ def good_arguments():
         },
     )
     assert hvd.allreduce(x, op=hvd.Max, compression=doubled).eq(2 * size + 1).all()
+    # Any number is one, as in torch's `factor * tensor`.
+    for factor in (True, Fraction(1, 3), Decimal("0.1"), 2**80, float("inf"), float("nan"), -0.0):
+        got = hvd.allreduce(x, op=hvd.Max, postscale_factor=factor)
+        wanted = float(factor) * torch.full((3,), float(size))
+        assert torch.equal(got.nan_to_num(0.25), wanted.nan_to_num(0.25)), factor
     # Integers: the factor is taken in double, and what it gives is cut.
     assert hvd.allreduce(torch.tensor([7]), op=hvd.Max, postscale_factor=0.5).item() == 3
     in_order = (None, "name", hvd.Compression.none, hvd.Sum, 2.0, 0.5, hvd.global_process_set)
