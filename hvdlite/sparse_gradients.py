@@ -7,6 +7,7 @@ number that says what it has; so all ranks learn the same from all of them.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import torch
 
@@ -52,11 +53,9 @@ class RowExchange:
         """param: gives shape, dtype and device. what: this rank has; the gradient is `grad` where
         it is sent. size: the number of ranks."""
         self._param = param
-        self._op, prescale, self._postscale = combining.factors(size)
-        self._size = size
+        op, self._prescale, postscale = combining.factors(size)
+        self._postscale = postscale / (size if op is Average else 1)
         indices, values = _rows(param, grad if what in (Held.ROWS, Held.ALL_ROWS) else None)
-        if prescale != 1.0:
-            values = values * prescale
         compressor: type[Compressor] = combining.compression
         head = torch.tensor([what], dtype=torch.int64, device="cpu")
         self._indices = allgather_async(torch.cat([head, indices]), f"{label}.rows", process_set)
@@ -81,15 +80,12 @@ class RowExchange:
             return None, all_held
         param = self._param
         real_dtype = (param.real if param.is_complex() else param).dtype
-        total = _coo(
-            torch.cat([part[1:] for part in parts]),
-            values.to(torch.float32) if real_dtype.itemsize == 2 else values.to(real_dtype),
-            param.shape,
-        ).coalesce()
-        indices, summed = total.indices()[0], total.values()
-        if self._op is Average:
-            summed = summed / self._size
-        elif self._postscale != 1.0:
+        # As the core's kernels do it: 16 bits are widened before they are multiplied.
+        values = values.to(torch.float32 if real_dtype.itemsize == 2 else real_dtype)
+        if self._prescale != 1.0:
+            values = values * self._prescale
+        indices, summed = _added([part[1:] for part in parts], values)
+        if self._postscale != 1.0:
             summed = summed * self._postscale
         summed = summed.to(real_dtype)
         if param.is_complex():
@@ -112,6 +108,22 @@ def _rows(param: torch.Tensor, grad: torch.Tensor | None) -> tuple[torch.Tensor,
         grad = grad.coalesce()
         indices, values = grad.indices()[0].cpu(), grad.values().cpu()
     return indices, torch.view_as_real(values) if values.is_complex() else values
+
+
+def _added(
+    parts: Sequence[torch.Tensor], values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices that there are, sorted, and the sum of the rows of each, in the order of `parts`.
+
+    parts: the indices of each rank, none twice; values: all their rows. (coalesce() adds equal
+    indices in any order.)
+    """
+    indices, places = torch.unique(torch.cat(list(parts)), return_inverse=True)
+    total = values.new_zeros((len(indices), *values.shape[1:]))
+    sizes = [len(part) for part in parts]
+    for at, rows in zip(torch.split(places, sizes), torch.split(values, sizes), strict=True):
+        total[at] += rows
+    return indices, total
 
 
 def _coo(

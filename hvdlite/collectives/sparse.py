@@ -79,20 +79,22 @@ def sparse_allreduce_async(
 def _combined(
     rows: torch.Tensor, values: torch.Tensor, shape: torch.Size, divisor: int
 ) -> torch.Tensor:
-    """The sparse tensor of all ranks' elements, divided."""
+    """The sparse tensor of all ranks' elements, divided: floats are multiplied by 1 / divisor, as
+    the core's kernels do."""
     dtype = values.dtype
     narrow = dtype in (torch.float16, torch.bfloat16)
     exact = not dtype.is_floating_point
     needs_sums = narrow or (exact and divisor > 1)
     if divisor > 1 and not needs_sums:
-        values.div_(divisor)
+        values.mul_(1 / divisor)
     total = torch.sparse_coo_tensor(
         rows.t(), values.float() if narrow else values, shape, check_invariants=False
     )
     if not needs_sums:
         return total
     total = total.coalesce()
-    quotients = torch.div(total.values(), divisor, rounding_mode="trunc" if exact else None)
+    sums = total.values()
+    means = torch.div(sums, divisor, rounding_mode="trunc") if exact else sums * (1 / divisor)
     return torch.sparse_coo_tensor(
-        total.indices(), quotients.to(dtype), shape, is_coalesced=True, check_invariants=False
+        total.indices(), means.to(dtype), shape, is_coalesced=True, check_invariants=False
     )

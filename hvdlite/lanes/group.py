@@ -7,7 +7,8 @@ are contiguous and on the group's device.
 - What only moves travels as bytes, so that no dtype is missing.
 - NCCL has no int16 and no logic: int16 is reduced as int32, bool as uint8 by Max (or), Min (and).
 - float16 and bfloat16 are added in 16 bit: NCCL rounds after every addition.
-- Its own Average is not used: divided is once, after the sum, as on the CPU.
+- Its own Average is not used: the sum is multiplied once, by 1/n and the postscale factor together,
+  as on the CPU.
 """
 
 from __future__ import annotations
@@ -212,13 +213,14 @@ def _reduce_op(tensor: torch.Tensor, op: int) -> ReduceOp:
 
 
 def _scale_(values: torch.Tensor, divisor: int, factor: float) -> None:
-    """Integers: divided toward zero, multiplied in double and cut."""
-    whole = not values.is_floating_point()
+    """As the core's kernels do: floats by one factor. Integers: divided toward zero, multiplied in
+    double and cut."""
+    if values.is_floating_point():
+        if divisor != 1 or factor != 1.0:
+            values.mul_(factor / divisor)
+        return
     if divisor != 1:
-        values.div_(divisor, rounding_mode="trunc" if whole else None)
+        values.div_(divisor, rounding_mode="trunc")
     if factor != 1.0:
-        if whole:
-            # By way of int64, so that what does not fit wraps as on the CPU.
-            values.copy_(values.double().mul_(factor).long())
-        else:
-            values.mul_(factor)
+        # By way of int64, so that what does not fit wraps as on the CPU.
+        values.copy_(values.double().mul_(factor).long())

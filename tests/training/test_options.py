@@ -8,6 +8,7 @@ import hvdlite as hvd
 from hvdlite import world as worlds
 from hvdlite.compression import Compressor
 from hvdlite.optimizer_arguments import Names
+from tests.core.scaling import differ, reduced
 from tests.training.models import (
     assert_same_parameters,
     batches,
@@ -53,6 +54,34 @@ def scaled(kind):
 @pytest.mark.parametrize("kind", ["sum", "predivide", "fp16", "bf16", "groups", "num_groups"])
 def test_the_options_change_how_gradients_travel_and_are_combined(world, kind):
     world.run(scaled, kind)
+
+
+def predivided(dtype):
+    """Every parameter is used once, so that this rank's gradient is its own factor."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    factors = [torch.linspace(-1.7, 3.1, 301 * (r + 1))[:301].to(dtype) for r in range(size)]
+    dense, table = torch.ones(301, dtype=dtype), torch.ones(301, 1, dtype=dtype)
+    params = nn.Parameter(dense), nn.Parameter(table)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(params, lr=1.0), gradient_predivide_factor=3.7
+    )
+    for _ in range(2):  # in the second round it is known that the rows need no place
+        optimizer.zero_grad()
+        rows = nn.functional.embedding(torch.arange(301), params[1], sparse=True)
+        loss = params[0] * factors[rank] + rows[:, 0] * factors[rank]
+        loss.sum().backward()
+    wanted = reduced([factors], "Average", 1 / 3.7, 3.7, size)
+    problems = [differ(params[0].grad, wanted)]
+    assert params[1].grad.is_sparse
+    problems.append(differ(params[1].grad.to_dense()[:, 0], wanted))
+    assert not any(problems), problems
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_predivided_gradients_have_the_bits_of_factor_times_tensor(world, dtype):
+    world.run(predivided, dtype)
 
 
 def strides_and_kinds():
@@ -117,6 +146,7 @@ def bad_arguments():
         ({"gradient_predivide_factor": -1}, "-1: expected a number greater than 0"),
         ({"gradient_predivide_factor": float("nan")}, "nan: expected a number greater than 0"),
         ({"gradient_predivide_factor": float("inf")}, "inf: expected a number greater than 0"),
+        ({"gradient_predivide_factor": 10**400}, "1000.*: expected a number .* a float64 holds"),
         ({"gradient_predivide_factor": "2"}, "'2': expected a number"),
         ({"op": hvd.Adasum, "gradient_predivide_factor": 2.0}, "op=Average only"),
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "op=Average only"),
