@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tests.core.scaling import finished, times, widened
 from tests.properties.calls import (
     Allgather,
     AllgatherObject,
@@ -189,7 +190,8 @@ def _sparse_result(
     for (tensor,) in given.values():
         rows, columns = tensor._indices()
         total.index_put_((rows, columns), tensor._values().to(wide), accumulate=True)
-    return _divided(total, dtype, len(members) if call.op == "Average" else 1)
+    total = total.to(dtype)  # exact, or wrapped
+    return finished(widened(total), dtype, call.op, 1.0, len(members))
 
 
 # ---- reduction ----
@@ -201,11 +203,11 @@ def reduce(
     """The tensors of those who come, as one."""
     dtype = tensors[0].dtype
     if call.op == "Adasum":
-        zero = torch.zeros_like(tensors[0], dtype=torch.float64)
-        come = dict(zip(comers, tensors, strict=True))
-        everyones = [come.get(member, zero).double() * call.prescale for member in members]
-        return (adasum(everyones) * float(call.postscale)).to(dtype)
-    given = [_scaled(tensor, call.prescale) for tensor in tensors]
+        come = dict(zip(comers, map(widened, tensors), strict=True))
+        zero = torch.zeros_like(come[comers[0]])
+        everyones = [times(call.prescale, come.get(member, zero)).double() for member in members]
+        return times(call.postscale, adasum(everyones).to(zero.dtype)).to(dtype)
+    given = [times(call.prescale, widened(tensor)) for tensor in tensors]
     if dtype is torch.bool:
         stacked = torch.stack(given)
         return stacked.any(0) if call.op in ("Sum", "Max") else stacked.all(0)
@@ -218,24 +220,8 @@ def reduce(
         combined = wide.prod(0)
     else:
         combined = wide.sum(0)
-    divided = _divided(combined, dtype, len(members) if call.op == "Average" else 1)
-    return _scaled(divided, call.postscale)
-
-
-def _divided(total: torch.Tensor, dtype: torch.dtype, divisor: int) -> torch.Tensor:
-    """Of the sum as the dtype has it: an integer's is divided toward zero."""
-    if dtype.is_floating_point:
-        return (total / divisor).to(dtype)
-    return torch.div(total.to(dtype).long(), divisor, rounding_mode="trunc").to(dtype)
-
-
-def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    if factor == 1.0:
-        return tensor
-    product = tensor.double() * factor
-    if not tensor.is_floating_point():
-        product = product.trunc().long()
-    return product.to(tensor.dtype)
+    # Exact, or wrapped.
+    return finished(combined.to(given[0].dtype), dtype, call.op, call.postscale, len(members))
 
 
 def adasum(tensors: list[torch.Tensor]) -> torch.Tensor:
