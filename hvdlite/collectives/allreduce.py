@@ -53,8 +53,11 @@ def allreduce(
             the same thread match in the order of the calls.
         compression: In which form floating-point tensors travel.
         op: Average (the default), Sum, Min, Max, Product or Adasum.
-        prescale_factor: Every rank's tensor is multiplied by this before it is combined.
-        postscale_factor: The result is multiplied by this.
+        prescale_factor: Every rank's tensor is multiplied by this before it is combined, as torch's
+            `factor * tensor`: float16 and bfloat16 in float32, and not rounded before the end;
+            integers in float64, cut toward zero.
+        postscale_factor: The result is multiplied by this, likewise; of Average, the sum by
+            this / size.
         process_set: The ranks that take part.
 
     Returns:

@@ -53,8 +53,9 @@ def reducescatter(
         compression: In which form floating-point tensors travel.
         op: Average or Sum.
         process_set: The ranks that take part.
-        prescale_factor: Every rank's tensor is multiplied by this before it is combined.
-        postscale_factor: The result is multiplied by this.
+        prescale_factor: Every rank's tensor is multiplied by this before it is combined, as in
+            `allreduce`.
+        postscale_factor: The result is multiplied by this, as in `allreduce`.
 
     Raises:
         ValueError: A bad argument, a scalar, another op.
