@@ -19,6 +19,9 @@ from hvdlite.layout import Layout, hosts_of, pretended_leaders
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+# MPI's standard promises tags up to this one.
+LEAST_TAG_UB = 32767
+
 # A launcher sets these in each task that it starts: (variable, whose, does it give the size).
 TASK_VARIABLES = (
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", True),
@@ -90,6 +93,11 @@ class Started:
         words["byte"] = self.handle(self.MPI.BYTE)
         words["request_bytes"] = int(self.MPI._sizeof(self.MPI.Request))
         words["tag_ub"] = int(str(comm.Get_attr(self.MPI.TAG_UB)))
+        if words["tag_ub"] < LEAST_TAG_UB:
+            raise LaunchError(
+                f"{self.version()}: its largest tag is {words['tag_ub']}, and {LEAST_TAG_UB} is "
+                "the least that MPI allows; use another MPI, or another of its transports"
+            )
         return words
 
     def version(self) -> str:

@@ -164,6 +164,7 @@ static void take_message(hvdl_engine *e, const hvdl_message *message, const char
     case HVDL_MSG_JOINED: hvdl_take_joined(e, message->host, message->rank, message->clock); break;
     case HVDL_MSG_ALL_JOINED: hvdl_take_all_joined(e, message->host, message->rank); break;
     case HVDL_MSG_FREE: hvdl_take_free(e, message->tag); break;
+    case HVDL_MSG_SHORT: hvdl_take_short(e, message->host); break;
     case HVDL_MSG_ZERO: hvdl_take_zero(e, message); break;
     case HVDL_MSG_RUN: hvdl_take_run(e, message->tag, message->run); break;
     case HVDL_MSG_RUNS: take_runs(e, message->tag, message->run); break;
@@ -309,10 +310,9 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
     e->control = control;
     control->own_join = -1;
     int hosts = e->config.num_hosts;
-    int numbers = (e->wire.tag_ub - HVDL_TAG_FIRST) / HVDL_TAGS_PER_ID / hosts;
-    control->numbers_per_host = numbers < HVDL_MAX_TAG_NUMBERS ? numbers : HVDL_MAX_TAG_NUMBERS;
-    if (control->numbers_per_host < 2 * HVDL_MAX_DONE)
-        return HVDL_EINVAL; /* notes that are kept back would use up all numbers */
+    hvdl_err err = hvdl_divide_tags(e, &control->num_numbers);
+    if (err)
+        return err;
     size_t largest = sizeof(uint64_t) + sizeof(hvdl_message) + hvdl_largest_payload(&e->config);
     control->room = ((largest > PACKET_BYTES ? largest : PACKET_BYTES) + 63) / 64 * 64;
     control->packets = calloc((size_t)hosts, sizeof *control->packets);
@@ -320,15 +320,15 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
     control->receive_buffers = malloc(e->is_leader ? (size_t)hosts * control->room : 1);
     control->joins = calloc((size_t)hosts, sizeof *control->joins);
     control->heard = calloc((size_t)hosts, sizeof *control->heard);
-    control->is_plan = calloc((size_t)control->numbers_per_host, sizeof *control->is_plan);
+    control->is_plan = calloc((size_t)control->num_numbers, sizeof *control->is_plan);
     control->notes = calloc((size_t)hosts, sizeof *control->notes);
-    control->num_done = calloc((size_t)control->numbers_per_host, sizeof *control->num_done);
-    control->free_numbers = calloc((size_t)control->numbers_per_host, sizeof(int));
+    control->num_done = calloc((size_t)control->num_numbers, sizeof *control->num_done);
+    control->free_numbers = calloc((size_t)control->num_numbers, sizeof(int));
     if (!control->packets || !control->joins || !control->heard || !control->is_plan ||
         !control->receives || !control->receive_buffers || !control->notes || !control->num_done ||
         !control->free_numbers)
         return HVDL_ENOMEM;
-    for (int number = control->numbers_per_host - 1; number >= 0; number--)
+    for (int number = control->num_numbers - 1; number >= 0; number--)
         control->free_numbers[control->num_free++] = number;
     for (int h = 0; e->is_leader && h < hosts; h++)
         if (h != e->host && !post_receive(e, h))

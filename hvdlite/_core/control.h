@@ -6,7 +6,10 @@
 #include "state.h"
 
 #define HVDL_MAX_DONE 16 /* DONE notes that are kept for a message that goes there anyway */
-#define HVDL_MAX_TAG_NUMBERS 65536 /* per coordinator */
+/* Of a coordinator: it has at least so many, of which plans leave some to other operations. */
+#define HVDL_MIN_TAG_NUMBERS 32
+#define HVDL_MAX_TAG_NUMBERS 65536
+#define HVDL_NUMBERS_WITHOUT_PLANS 8
 
 enum {
     HVDL_MSG_POSTED,
@@ -26,7 +29,8 @@ enum {
     HVDL_MSG_ASK,
     HVDL_MSG_STATUS,
     HVDL_MSG_GIVE_UP,
-    HVDL_MSG_FREE
+    HVDL_MSG_FREE,
+    HVDL_MSG_SHORT
 };
 
 typedef struct {
@@ -83,6 +87,7 @@ typedef struct hvdl_held_leave {
 
 typedef struct {
     int32_t count, numbers[HVDL_MAX_DONE];
+    bool at_once; /* that coordinator has been short of numbers: nothing is kept back any more */
 } hvdl_done_notes;
 
 struct hvdl_control {
@@ -96,9 +101,10 @@ struct hvdl_control {
     hvdl_packet *sendings;
     hvdl_table asked, open; /* coordinator.c */
     hvdl_done_notes *notes; /* per coordinator */
-    int numbers_per_host;
-    uint16_t *num_done; /* per number of this coordinator: hosts that have said DONE */
-    int *free_numbers, num_free;
+    int num_numbers;        /* of each coordinator */
+    uint16_t *num_done;     /* per number of this coordinator: hosts that have said DONE */
+    int *free_numbers, num_free, num_plans; /* num_plans: of those that are not free */
+    bool was_short;                         /* of numbers, and has told all leaders */
     hvdl_agreement *waiting, *waiting_last; /* for a free number */
 
     int next_turn; /* host 0 */
@@ -154,8 +160,15 @@ void hvdl_free_agreements(hvdl_engine *engine);
 
 /* ---- tags.c ---- */
 
-/* The first tag of a number that is free at this coordinator, or -1. */
+/* The first tag of a number that is free at this coordinator, or -1: then numbers come back as soon as
+ * operations end. */
 int hvdl_next_tag(hvdl_engine *engine, bool is_plan);
+/* Whether one more plan leaves numbers to other operations; if not, the text for it. */
+bool hvdl_has_tag_for_plan(const hvdl_engine *engine, char text[HVDL_TEXT_BYTES]);
+/* That coordinator is short of numbers. */
+void hvdl_take_short(hvdl_engine *engine, int host);
+/* How many coordinators there are, and how many numbers each has, for this MPI's largest tag. */
+hvdl_err hvdl_divide_tags(hvdl_engine *engine, int *num_numbers);
 /* A host is done with a tag of this coordinator. */
 void hvdl_take_done(hvdl_engine *engine, int number);
 /* All hosts have freed the plan with this tag. */

@@ -181,6 +181,11 @@ void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
         answer_all(e, agreement, HVDL_MSG_RESULT, 0, e->scratch, bytes);
         return;
     }
+    char too_many[HVDL_TEXT_BYTES];
+    if (desc->kind == HVDL_PLAN && !hvdl_has_tag_for_plan(e, too_many)) {
+        answer_all(e, agreement, HVDL_MSG_FAILED, 0, too_many, strlen(too_many) + 1);
+        return;
+    }
     int tag = hvdl_next_tag(e, desc->kind == HVDL_PLAN);
     if (tag < 0) {
         agreement->next = NULL;
@@ -385,7 +390,7 @@ void hvdl_control_posted(hvdl_engine *e, hvdl_meeting *meeting)
     head.rank = hvdl_meeting_absent(e, meeting);
     const void *part;
     size_t bytes = host_part(e, meeting, &part);
-    meeting->coordinator = (int)(meeting->key.hi % (uint64_t)e->config.num_hosts);
+    meeting->coordinator = hvdl_coordinator_of(e, meeting->key);
     if (meeting->coordinator == e->host) {
         head.payload_bytes = (uint32_t)bytes;
         hvdl_take_posted(e, &head, part);

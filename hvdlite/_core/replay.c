@@ -149,7 +149,7 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
         if (e->is_leader)
             hvdl_control_posted(e, meeting);
         else
-            meeting->coordinator = (int)(meeting->key.hi % (uint64_t)e->config.num_hosts);
+            meeting->coordinator = hvdl_coordinator_of(e, meeting->key);
         return;
     }
     if (meeting->variants.count > 1) {

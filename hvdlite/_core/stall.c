@@ -344,7 +344,7 @@ void hvdl_read_reported(hvdl_engine *e, const hvdl_entry *entry)
         return;
     what.is_asked = !meeting->collecting && !meeting->plan;
     /* One host decides that all fails, as the text must be the same for everybody. */
-    int coordinator = what.gives_up ? 0 : (int)(what.key.hi % (uint64_t)e->config.num_hosts);
+    int coordinator = what.gives_up ? 0 : hvdl_coordinator_of(e, what.key);
     if (coordinator == e->host) {
         hvdl_take_stalled(e, e->host, &what);
         return;

@@ -169,9 +169,10 @@ struct hvdl_engine {
     char **host_names;
     int host, local, local_size, num_rails;
     int max_local_size;
-    int *all_ranks;  /* 0, 1, 2, ... */
-    int *rail_peers; /* rank of this rank's rail on each host; NULL if it is not a rail */
-    bool is_leader;  /* of its host: speaks for it with the other hosts */
+    int *all_ranks;       /* 0, 1, 2, ... */
+    int *rail_peers;      /* rank of this rank's rail on each host; NULL if it is not a rail */
+    bool is_leader;       /* of its host: speaks for it with the other hosts */
+    int num_coordinators; /* the first hosts, whose leaders they are; see tags.c */
 
     hvdl_shm shm;
     hvdl_conveyor conveyor;
@@ -405,6 +406,12 @@ static inline int hvdl_world_rank(const hvdl_engine *engine, int rank)
 static inline int hvdl_own_number(const hvdl_engine *engine)
 {
     return hvdl_world_rank(engine, engine->config.rank);
+}
+
+/* The host whose leader is the coordinator of what has this key. */
+static inline int hvdl_coordinator_of(const hvdl_engine *engine, hvdl_key key)
+{
+    return (int)(key.hi % (uint64_t)engine->num_coordinators);
 }
 
 static inline size_t hvdl_desc_bytes(const hvdl_desc *desc)
