@@ -11,20 +11,27 @@
 
 /* ---- failing everything ---- */
 
+/* One that is in flight, or NULL. *slot: where in the table to look on, so that all are found in one
+ * round, and what is posted meanwhile in the next. */
+static hvdl_operation *any_in_flight(hvdl_engine *e, size_t *slot)
+{
+    const hvdl_table *table = &e->in_flight;
+    pthread_mutex_lock(&e->queue_lock);
+    e->queue_first = e->queue_last = NULL; /* what is queued is in flight, and ends here too */
+    while (table->count && (*slot >= table->num_slots || !table->slots[*slot]))
+        *slot = *slot < table->num_slots ? *slot + 1 : 0;
+    hvdl_node *node = table->count ? table->slots[*slot] : NULL;
+    pthread_mutex_unlock(&e->queue_lock);
+    return node ? HVDL_CONTAINER(node, hvdl_operation, by_key) : NULL;
+}
+
 void hvdl_fail_all(hvdl_engine *e, const char *text)
 {
+    size_t slot = 0;
+    hvdl_operation *op;
     hvdl_abandon_all(e);
     e->announced = NULL;
-    for (;;) {
-        hvdl_operation *op = NULL;
-        pthread_mutex_lock(&e->queue_lock);
-        e->queue_first = e->queue_last = NULL; /* what is queued is in flight, and ends here too */
-        for (size_t i = 0; i < e->in_flight.num_slots && !op; i++)
-            if (e->in_flight.slots[i])
-                op = HVDL_CONTAINER(e->in_flight.slots[i], hvdl_operation, by_key);
-        pthread_mutex_unlock(&e->queue_lock);
-        if (!op)
-            return;
+    while ((op = any_in_flight(e, &slot))) {
         if (op->plan && op->plan->waiting == op) {
             op->plan->waiting = NULL;
             e->num_waiting_runs--;
