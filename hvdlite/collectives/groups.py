@@ -107,4 +107,5 @@ def _look_back(team: Team, key: tuple[str, str]) -> None:
     first = team.open_groups.get(key)
     if first is not None and first.poll():
         del team.open_groups[key]
-        team.failed_groups[key] += first.wait() is not None
+        if first.wait() is not None:  # only these have an entry
+            team.failed_groups[key] += 1

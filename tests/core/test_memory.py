@@ -1,7 +1,9 @@
 """What an engine holds does not grow with the number of operations that it has done."""
 
+import ctypes
 import gc
 import os
+import tracemalloc
 import weakref
 
 import psutil
@@ -52,6 +54,60 @@ def growth():
 def test_memory_does_not_grow_with_the_operations_done(world):
     # An operation's own record is half a kilobyte: were one in ten kept, this would show.
     assert max(world.run(growth, limit_s=120)) < 50
+
+
+NAMES = 5000
+
+
+def used_bytes():
+    """By Python's objects, and by everything else that malloc gave."""
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _Mallinfo
+    return tracemalloc.get_traced_memory()[0], libc.mallinfo2().uordblks
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [
+        (field, ctypes.c_size_t)
+        for field in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks"),
+            *("fordblks", "keepcost"),
+        )
+    ]
+
+
+def groups(batch):
+    x, y = torch.ones(3), torch.ones(30_000)
+    for i in range(NAMES):
+        name = f"{batch} {i}"
+        hvd.synchronize(hvd.grouped_allreduce_async_([x, x], name=name))
+        if i % 10 == 0:  # of several operations
+            hvd.grouped_allreduce_([x, y], name=f"{name} two")
+            hvd.grouped_allgather([x, x], name=name)
+            hvd.grouped_reducescatter([x, x], name=name)
+
+
+def growth_of_tables(repeat):
+    """Bytes that are kept per name, of Python's and of others."""
+    hvd.init()
+    repeat("warm")
+    tracemalloc.start()
+    before = used_bytes()
+    repeat("more")
+    after = used_bytes()
+    tracemalloc.stop()
+    hvd.barrier()
+    return [(now - then) / NAMES for now, then in zip(after, before, strict=True)]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+def test_a_group_that_has_ended_leaves_nothing_under_its_name(world):
+    for python, others in world.run(growth_of_tables, groups, limit_s=120):
+        # A name and its place in a table are more than 100 bytes.
+        assert python < 10
+        assert others < 10
 
 
 class Owner:
