@@ -13,6 +13,9 @@ from typing import Any
 from hvdlite.errors import ConfigError
 from hvdrun.knobs import KNOBS
 
+# Of a bad value, in its error.
+SHOWN = 64
+
 _DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in KNOBS}
 
 
@@ -56,6 +59,7 @@ class Config:
                 try:
                     values[knob.name] = knob.parse(text)
                 except ValueError as error:
-                    raise ConfigError(f"{variable}={text!r}: {error} ({knob.help})") from None
+                    shown = repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
+                    raise ConfigError(f"{variable}={shown}: {error} ({knob.help})") from None
                 break
         return cls(**values)

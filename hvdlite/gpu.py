@@ -38,8 +38,8 @@ def choose(local: Sequence[Visible], local_rank: int, knob: str) -> Choice:
         return Choice(None)
     own = local[local_rank]
     if knob != "auto":
-        if not knob.isdigit():
-            raise ValueError(f"HVDLITE_GPU={knob!r}: expected auto, none or a device's number")
+        if not (knob.isascii() and knob.isdigit() and len(knob) < 10):
+            raise ValueError(f"HVDLITE_GPU={knob[:64]!r}: expected auto, none or a device's number")
         if int(knob) >= own.count:
             raise ValueError(f"HVDLITE_GPU={knob}: this process sees {own.count} devices")
         return Choice(int(knob))

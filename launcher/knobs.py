@@ -6,6 +6,12 @@ thing counts where that variable is not set.
 """
 
 MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+LONGEST_S = 1_000_000_000
+
+# A number with more digits is out of every range, and Python refuses to convert thousands of them.
+MOST_DIGITS = 40
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
@@ -17,6 +23,8 @@ class Knob:
     """One row of the table.
 
     kind: 'int', 'bool', 'text' or 'counts' (whole numbers with commas between them).
+    minimum, maximum: of an int, and of each of the counts. What is larger would be of no use, or
+        more than the core's arithmetic is made for.
     off_flag: of a bool: the flag that says the opposite of `flag`.
     unit: a flag's number times this is the variable's number (`--fusion-threshold-mb 25`).
     internal: hvdlite sets it itself; hvdrun neither takes nor forwards it.
@@ -30,6 +38,7 @@ class Knob:
         "horovod",
         "internal",
         "kind",
+        "maximum",
         "minimum",
         "name",
         "off_flag",
@@ -46,6 +55,7 @@ class Knob:
         flag: str = "",
         unit: int = 1,
         minimum: int = 0,
+        maximum: int = 0,
         choices: tuple[str, ...] = (),
         internal: bool = False,
         off_flag: str = "",
@@ -58,6 +68,7 @@ class Knob:
         self.flag = flag
         self.unit = unit
         self.minimum = minimum
+        self.maximum = maximum
         self.choices = choices
         self.internal = internal
         self.off_flag = off_flag
@@ -84,13 +95,13 @@ class Knob:
         return word.lower() if self.choices else word
 
     def _number(self, word: str) -> int:
-        digits = word[1:] if word[:1] == "-" else word
-        if not (digits.isascii() and digits.isdigit()):
-            raise ValueError("expected a whole number")
-        number = int(word)
-        if number < self.minimum:
-            raise ValueError(f"expected at least {self.minimum}")
-        return number
+        digits = word.lstrip("0") or word[-1:]
+        if digits.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS:
+            number = int(digits)
+            if self.minimum <= number <= self.maximum:
+                return number
+        each = "whole numbers" if self.kind == "counts" else "a whole number"
+        raise ValueError(f"expected {each} from {self.minimum} to {self.maximum}")
 
 
 KNOBS: tuple[Knob, ...] = (
@@ -114,6 +125,7 @@ KNOBS: tuple[Knob, ...] = (
         262144,
         "size of a block of the memory that the ranks of a host share",
         minimum=64,
+        maximum=GIB,
     ),
     Knob(
         "bucket_bytes",
@@ -124,6 +136,7 @@ KNOBS: tuple[Knob, ...] = (
         horovod="HOROVOD_FUSION_THRESHOLD",
         flag="--fusion-threshold-mb",
         unit=MIB,
+        maximum=TIB,
     ),
     Knob(
         "deterministic",
@@ -137,6 +150,7 @@ KNOBS: tuple[Knob, ...] = (
         "int",
         0,
         "how many of the engine's latest events to keep (for tests and for debugging)",
+        maximum=1 << 24,
     ),
     Knob(
         "first_bucket_bytes",
@@ -144,6 +158,7 @@ KNOBS: tuple[Knob, ...] = (
         -1,
         "the same for the first bucket, which should start early; by default a quarter of the "
         "others' size",
+        maximum=TIB,
     ),
     Knob(
         "gpu",
@@ -166,6 +181,7 @@ KNOBS: tuple[Knob, ...] = (
         (),
         "for tests: pretend hosts with so many ranks each, for example 2,2",
         minimum=1,
+        maximum=1024,
     ),
     Knob(
         "inline_bytes",
@@ -173,6 +189,7 @@ KNOBS: tuple[Knob, ...] = (
         16384,
         "up to this size a payload travels beside its flag; less with many ranks or hosts",
         minimum=64,
+        maximum=131072,  # more has no effect
     ),
     Knob(
         "log_level",
@@ -190,6 +207,7 @@ KNOBS: tuple[Knob, ...] = (
         "larger operations are cut into pieces of this size, so that small ones get through; by "
         "default 8 MiB, with several hosts 2 MiB",
         minimum=64,
+        maximum=TIB,
     ),
     Knob(
         "rank_process",
@@ -204,6 +222,7 @@ KNOBS: tuple[Knob, ...] = (
         61440,  # below 64 KiB, where Open MPI begins to ask before it sends
         "size of a message between hosts: one is on the wire while another is being reduced",
         minimum=64,
+        maximum=GIB,
     ),
     Knob(
         "stall_check_disable",
@@ -221,6 +240,7 @@ KNOBS: tuple[Knob, ...] = (
         "after this time an operation that some ranks have not come to is reported; 0: never",
         horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
         flag="--stall-check-warning-time-seconds",
+        maximum=LONGEST_S,
     ),
     Knob(
         "stall_shutdown_time_seconds",
@@ -229,6 +249,7 @@ KNOBS: tuple[Knob, ...] = (
         "after this time everything fails where an operation is missing ranks; 0: never",
         horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         flag="--stall-check-shutdown-time-seconds",
+        maximum=LONGEST_S,
     ),
     Knob(
         "timeline",

@@ -34,7 +34,8 @@ class KnobOption(click.Option):
         if knob.choices:
             metavar = "|".join(knob.choices)
         elif knob.kind == "int":
-            kind, metavar = click.IntRange(knob.minimum), "MIB" if knob.unit > 1 else "N"
+            kind = click.IntRange(-(-knob.minimum // knob.unit), knob.maximum // knob.unit)
+            metavar = "MIB" if knob.unit > 1 else "N"
         super().__init__([flag], type=kind, metavar=metavar, help=text, callback=self._checked)
 
     def _checked(self, ctx: click.Context, param: click.Parameter, value: Any) -> Any:

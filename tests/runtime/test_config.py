@@ -63,12 +63,15 @@ def test_horovods_name_counts_only_where_ours_is_not_set():
     [
         ("HVDLITE_BUCKET_BYTES", "25MB", "whole number"),
         ("HVDLITE_BUCKET_BYTES", "", "whole number"),
-        ("HOROVOD_FUSION_THRESHOLD", "-1", "at least 0"),
-        ("HVDLITE_BLOCK_BYTES", "0", "at least 64"),
-        ("HVDLITE_PIECE_BYTES", "63", "at least 64"),
+        ("HOROVOD_FUSION_THRESHOLD", "-1", "a whole number from 0 to 1099511627776"),
+        ("HVDLITE_BLOCK_BYTES", "0", "a whole number from 64 to 1073741824"),
+        ("HVDLITE_BLOCK_BYTES", str(1 << 61), "a whole number from 64 to 1073741824"),
+        ("HVDLITE_PIECE_BYTES", "63", "a whole number from 64 to"),
+        ("HVDLITE_EVENT_LOG", "144115188075855872", "a whole number from 0 to 16777216"),
+        ("HVDLITE_HOST_RANKS", "2,1025", "whole numbers from 1 to 1024"),
         ("HVDLITE_DETERMINISTIC", "maybe", "1 or 0"),
-        ("HVDLITE_HOST_RANKS", "2,x", "whole number"),
-        ("HVDLITE_HOST_RANKS", "2,0", "at least 1"),
+        ("HVDLITE_HOST_RANKS", "2,x", "whole numbers from 1"),
+        ("HVDLITE_HOST_RANKS", "2,0", "whole numbers from 1"),
         ("HVDLITE_LOG_LEVEL", "loud", "one of trace, debug"),
     ],
 )
@@ -77,6 +80,48 @@ def test_a_value_that_cannot_be_parsed_is_an_error_that_names_the_variable(
 ):
     with pytest.raises(ConfigError, match=f"{variable}=.*{expected}"):
         Config.from_env({variable: text})
+
+
+NUMBERS = [knob for knob in KNOBS if knob.kind in ("int", "counts")]
+VARIABLES = [
+    pytest.param(knob, variable, id=variable)
+    for knob in NUMBERS
+    for variable in (knob.variable, knob.horovod)
+    if variable
+]
+
+
+def value_of(knob, variable, text):
+    return getattr(Config.from_env({variable: text}), knob.name)
+
+
+@pytest.mark.parametrize(("knob", "variable"), VARIABLES)
+def test_a_number_has_a_least_and_a_largest_value(knob, variable):
+    assert 0 <= knob.minimum < knob.maximum < 2**62
+    for number in (knob.minimum, knob.maximum):
+        for text in (str(number), f" 00{number} "):
+            assert value_of(knob, variable, text) in (number, (number,))
+
+
+@pytest.mark.parametrize(("knob", "variable"), VARIABLES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("-1", str(2**63 - 1), str(2**63), str(2**64), "-" + "9" * 9999, "9" * 9999, "nan"),
+        *("inf", "-inf", "1e400", "1.5", "0x40", "1_000", "+64", "\u0661\u0660\u0660", "max+1"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_any_other_number_is_an_error_that_names_the_variable_the_value_and_the_range(
+    knob, variable, text
+):
+    text = str(knob.maximum + 1) if text == "max+1" else text
+    with pytest.raises(ConfigError) as caught:
+        value_of(knob, variable, text)
+    said = str(caught.value)
+    assert said.startswith(f"{variable}={text[:64]!r}"[:-1])
+    assert f" from {knob.minimum} to {knob.maximum} (" in said
+    assert len(said) < 400
 
 
 @given(st.sampled_from(KNOBS), st.text())
