@@ -21,7 +21,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hvdlite import _core
+from hvdlite import _core, communicators
 from hvdlite.errors import HorovodInternalError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Exits:
         self._pid = os.getpid()
         self._rank = rank
         self._code = 0
-        self._comm = everyone.Dup()
+        self._comm = communicators.duplicate(started, everyone)
         self._leave: Callable[[], None] = lambda: None
         self._former_hook = sys.excepthook
         sys.excepthook = self._uncaught

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hvdlite import world
+from hvdlite import communicators, world
 from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.layout import Layout
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -233,6 +233,8 @@ def _world_ranks(active: world.World, process_set: ProcessSet) -> tuple[int, ...
     group = comm.Get_group()
     everyone = active.team.comm.Get_group()
     ranks = group.Translate_ranks(None, everyone)
+    group.Free()
+    everyone.Free()
     if active.started.MPI.UNDEFINED in ranks:
         raise ValueError(f"{process_set!r} has processes that are not in the world")
     return tuple(sorted(ranks))
@@ -277,7 +279,7 @@ def _team(active: world.World, ranks: tuple[int, ...]) -> Team:
     everyone = active.team.comm
     assert everyone is not None
     assert active.table is not None
-    comm = everyone.Create_group(everyone.Get_group().Incl(list(ranks)))
+    comm = communicators.part(active.started, everyone, ranks)
     hosts, names = [], []
     for host, name in zip(active.layout.hosts, active.layout.host_names, strict=True):
         members = tuple(ranks.index(rank) for rank in host if rank in ranks)
@@ -288,7 +290,7 @@ def _team(active: world.World, ranks: tuple[int, ...]) -> Team:
     if len(hosts) > 1 and not active.started.threads_supported():
         # Progress is made in the engine that is waited for, and no other: a rank that waits in
         # one set while another waits in a second one would wait for ever.
-        comm.Free()
+        communicators.free(comm)
         raise LaunchError(
             f"{active.started.version()} gives one thread at a time access, and then a process set "
             "on several hosts can't be used beside the global one; start MPI with "
@@ -296,6 +298,6 @@ def _team(active: world.World, ranks: tuple[int, ...]) -> Team:
         )
     try:
         return make_team(active.config, active.table, active.started, comm, layout, ranks)
-    except BaseException:
-        comm.Free()
+    except Exception:  # on every member alike
+        communicators.free(comm)
         raise

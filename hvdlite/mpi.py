@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvdlite import communicators
 from hvdlite.errors import ConfigError, LaunchError
 from hvdlite.layout import Layout, hosts_of, pretended_leaders
 
@@ -170,24 +171,23 @@ def check_launcher(started: Started, environ: Mapping[str, str]) -> None:
 
 
 def world_comm(started: Started, comm: Intracomm | Sequence[int] | None) -> Intracomm:
-    """The communicator whose ranks are the world's. Not duplicated yet.
+    """A new communicator, whose ranks are the world's. Collective over them.
 
     Raises:
+        LaunchError: MPI has no room for it.
         ValueError: a list of ranks without this one, or with ranks that are not there.
     """
     everyone: Intracomm = started.MPI.COMM_WORLD
     if comm is None:
-        return everyone
+        return communicators.duplicate(started, everyone)
     if not isinstance(comm, Sequence):
-        return comm
+        return communicators.duplicate(started, comm)
     ranks = list(comm)
     if len(set(ranks)) != len(ranks) or not all(0 <= r < everyone.Get_size() for r in ranks):
         raise ValueError(f"comm={ranks}: expected distinct ranks below {everyone.Get_size()}")
     if everyone.Get_rank() not in ranks:
         raise ValueError(f"comm={ranks} does not contain this process, rank {everyone.Get_rank()}")
-    group = everyone.Get_group().Incl(ranks)
-    members: Intracomm = everyone.Create_group(group)
-    return members
+    return communicators.part(started, everyone, ranks)
 
 
 def layout_of(started: Started, comm: Intracomm, host_ranks: Sequence[int]) -> Layout:
@@ -207,9 +207,9 @@ def layout_of(started: Started, comm: Intracomm, host_ranks: Sequence[int]) -> L
         leaders = pretended_leaders(host_ranks)
         names = [f"host{leader}" for leader in leaders]
     else:
-        local = comm.Split_type(started.MPI.COMM_TYPE_SHARED, comm.Get_rank())
+        local = communicators.split_by_host(started, comm)
         leader = local.bcast(comm.Get_rank(), root=0)
-        local.Free()
+        communicators.free(local)
         leaders = comm.allgather(leader)
         names = comm.allgather(socket.gethostname())
     hosts = hosts_of(leaders)

@@ -73,7 +73,10 @@ class ProcessSet:
 
     @property
     def mpi_comm(self) -> Intracomm | None:
-        """An mpi4py communicator of the members; None on other ranks, and without MPI."""
+        """An mpi4py communicator of the members; None on other ranks, and without MPI.
+
+        It is freed when the set is removed, or by an `init` after `shutdown`.
+        """
         return None if self.team is None else self.team.comm
 
     def size(self) -> int | None:

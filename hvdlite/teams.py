@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hvdlite import _core
+from hvdlite import _core, communicators
 from hvdlite.algorithms import Table
 from hvdlite.config import Config
 from hvdlite.errors import HorovodInternalError, LaunchError
@@ -64,6 +64,7 @@ class Team:
         comm: Intracomm | None,
         engine_comm: Intracomm | None = None,
         progress_thread: bool = True,
+        started: Started | None = None,
     ) -> None:
         self.ranks = ranks
         self.rank = rank
@@ -71,8 +72,9 @@ class Team:
         self.engine = engine
         # For exchanges in Python, and the user's; None in a world of one.
         self.comm = comm
-        # The engine's own, if it has one.
+        # The engine's own, where there are several hosts.
         self._engine_comm = engine_comm
+        self._started = started
         # False where MPI may be called by one thread only.
         self.progress_thread = progress_thread
         # The way of GPU tensors, from the first one on.
@@ -123,9 +125,13 @@ class Team:
     def close_together(self) -> None:
         """Ends the team. Every member calls it; it returns when no message of it is on its way."""
         self.close(True)
-        for comm in (self._engine_comm, self.comm):
-            if comm is not None:
-                comm.Free()
+        if self._started is not None:
+            for comm in self.comms():
+                communicators.free_together(self._started, comm)
+
+    def comms(self) -> list[Intracomm]:
+        """What is to be freed when the team has ended; the same on every member."""
+        return [comm for comm in (self._engine_comm, self.comm) if comm is not None]
 
     def forked(self) -> None:
         """In a forked child: nothing works any more."""
@@ -155,17 +161,16 @@ def make_team(
 ) -> Team:
     """Collective over `comm`, whose ranks are the members; blocks.
 
-    comm: becomes the team's. The engine gets a duplicate that is its alone: a message of the one is
-        never taken for one of the other.
+    comm: becomes the team's. Between hosts the engine gets a duplicate that is its alone: a message
+        of the one is never taken for one of the other.
     table: the same on every member.
     layout: where the members are, by their numbers in `comm`.
     ranks: their world ranks.
 
     Raises:
-        LaunchError: no memory to share; on every member.
+        LaunchError: a member lacks memory, or MPI communicators; on every member.
     """
-    engine_comm = comm.Dup()
-    local = comm.Split(layout.host, layout.rank)
+    local = communicators.split(started, comm, layout.host)
     memory_fd = -1
     try:
         hosts, memory_fd = _share(config, comm, local, layout)
@@ -178,23 +183,32 @@ def make_team(
                 "poll() and synchronize()",
                 started.version(),
             )
-        engine = _engine(
-            config,
-            shared,
-            ranks,
-            memory_fd,
-            started.wire(engine_comm) if several else None,
-            progress_thread,
-            table.for_engine(len(shared.hosts)) if several else (),
-        )
-    except BaseException:
-        engine_comm.Free()
-        raise
+        engine_comm = communicators.duplicate(started, comm) if several else None
+        engine, problem = None, None
+        try:
+            engine = _engine(
+                config,
+                shared,
+                ranks,
+                memory_fd,
+                None if engine_comm is None else started.wire(engine_comm),
+                progress_thread,
+                table.for_engine(len(shared.hosts)) if several else (),
+            )
+        except (HorovodInternalError, MemoryError, OSError, ValueError) as error:
+            problem = f"rank {ranks[layout.rank]}: {error or type(error).__name__}"
+        problems = sorted({text for text in comm.allgather(problem) if text})
+        if engine is None or problems:
+            if engine is not None:
+                engine.close()
+            if engine_comm is not None:
+                communicators.free_together(started, engine_comm)
+            raise LaunchError("; ".join(problems))
     finally:
-        local.Free()
+        communicators.free(local)
         if memory_fd >= 0:
             os.close(memory_fd)
-    return Team(ranks, layout.rank, engine, comm, engine_comm, progress_thread)
+    return Team(ranks, layout.rank, engine, comm, engine_comm, progress_thread, started)
 
 
 def _engine(

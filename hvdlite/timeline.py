@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from hvdlite import world
+from hvdlite import communicators, world
 from hvdlite.collectives.barrier import barrier
 from hvdlite.state import allgather_object, broadcast_object
 from hvdlite.teams import Team
@@ -76,7 +76,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     comm = None
     if senders and active.started is not None:
         if active.started.threads_supported() and active.team.comm is not None:
-            comm = active.team.comm.Dup()
+            comm = communicators.duplicate(active.started, active.team.comm)
         elif active.rank == 0:
             log.warning(
                 "timeline: ranks %s can't open %s, and %s lets one thread at a time send: they are "
@@ -106,6 +106,7 @@ def stop_timeline() -> None:
         timeline.exchange()
         barrier(name="hvdlite.stop_timeline")  # all have written, or sent, what they had
     timeline.close(complete and world.rank() == 0)
+    timeline.let_go(together=complete)
 
 
 @functools.cache
@@ -122,6 +123,7 @@ def leave_timeline() -> None:
     if timeline is not None:
         timeline.stop()
         timeline.close(False)
+        timeline.let_go(together=False)
 
 
 class Timeline:
@@ -178,6 +180,16 @@ class Timeline:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def let_go(self, together: bool) -> None:
+        """Of the communicator. together: everyone calls it now."""
+        comm, self._comm = self._comm, None
+        if comm is None:
+            return
+        if together and self._world.started is not None:
+            communicators.free_together(self._world.started, comm)
+        else:
+            communicators.retire(comm)
 
     def _run(self) -> None:
         while not self._stopping.wait(PAUSE_S):

@@ -20,7 +20,7 @@ import click
 import torch
 
 import hvdlite as hvd
-from hvdlite import _core, algorithms, world
+from hvdlite import _core, algorithms, communicators, world
 from hvdlite.algorithms import Rules
 from hvdlite.teams import Team, make_team
 
@@ -104,10 +104,9 @@ def _team_with(name: str) -> Team:
     assert active.started is not None
     assert active.team.comm is not None
     config = dataclasses.replace(active.config, algorithm=name, deterministic=False)
-    return make_team(
-        *(config, algorithms.chosen(config), active.started, active.team.comm.Dup()),
-        *(active.layout, active.team.ranks),
-    )
+    comm = communicators.duplicate(active.started, active.team.comm)
+    table = algorithms.chosen(config)
+    return make_team(config, table, active.started, comm, active.layout, active.team.ranks)
 
 
 def _problem_with(file: Path) -> str | None:

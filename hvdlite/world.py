@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvdlite import _core, algorithms, gpu, mpi, threads
+from hvdlite import _core, algorithms, communicators, gpu, mpi, threads
 from hvdlite.config import Config
 from hvdlite.errors import LaunchError, NotInitializedError
 from hvdlite.exits import Exits
@@ -148,6 +148,7 @@ def shutdown() -> None:
         _core.close_on_exit(())
         for team in world.teams():
             team.close()
+            communicators.retire(*team.comms())
         for process_set in world.process_sets.values():
             process_set.unregister()
 
@@ -209,11 +210,20 @@ def _world_of_one(config: Config) -> World:
 
 
 def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> World:
-    global _exits
     started = mpi.load()
     mpi.check_launcher(started, os.environ)
-    # Not freed by shutdown, which is not collective.
-    everyone = mpi.world_comm(started, comm).Dup()
+    everyone = mpi.world_comm(started, comm)
+    communicators.free_retired(started, everyone)
+    try:
+        return _world_on(started, everyone, config)
+    except Exception:  # on every rank alike
+        communicators.retire(everyone)
+        raise
+
+
+def _world_on(started: mpi.Started, everyone: Intracomm, config: Config) -> World:
+    """everyone: becomes the world's."""
+    global _exits
     if _exits is None:
         _exits = Exits(started, everyone, everyone.Get_rank())
         _exits.before(_leave_for_good)
@@ -222,12 +232,12 @@ def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> Wo
     _check_settings(everyone, config)
     table = algorithms.agreed(config, everyone)
     team = make_team(config, table, started, everyone, layout, tuple(range(layout.size)))
-    local = everyone.Split(layout.host, layout.rank)
+    local = communicators.split(started, everyone, layout.host)
     everyones_cores = local.allgather(threads.own_cores())
     _divide_cores(everyones_cores, local.Get_rank())
     cpus_per_rank = threads.cpus_per_rank(everyones_cores, local.Get_rank())
     _pin(local.allgather(gpu.visible_devices(config.gpu)), layout.local_rank, config)
-    local.Free()
+    communicators.free(local)
     return World(layout, team, config, started, table, cpus_per_rank)
 
 
