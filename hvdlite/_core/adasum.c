@@ -122,7 +122,7 @@ static hvdl_range slice_of(const hvdl_engine *e, const hvdl_operation *op, int r
 hvdl_err hvdl_adasum_prepare(const hvdl_engine *e, hvdl_operation *op)
 {
     size_t ranks = (size_t)e->config.num_ranks, locals = (size_t)e->local_size;
-    int64_t *rows = malloc(ranks * locals * sizeof *rows);
+    int64_t *rows = hvdl_new_array(ranks * locals, sizeof *rows);
     op->splits = malloc(ranks * sizeof *op->splits);
     if (!rows || !op->splits) {
         free(rows);
@@ -185,7 +185,7 @@ hvdl_err hvdl_adasum_begin(hvdl_engine *e, hvdl_operation *op)
     if (adasum) {
         adasum->elems = elems;
         adasum->num_levels = num_levels((int)ranks);
-        adasum->slices = malloc((ranks * elems + 1) * sizeof(double));
+        adasum->slices = hvdl_new_array(ranks * elems, sizeof(double));
         adasum->dots = malloc(3 * ranks * sizeof(double));
         adasum->result = malloc(elems * hvdl_dtype_bytes(op->desc.dtype) + 1);
     }

@@ -292,14 +292,18 @@ bool hvdl_control_all_left(const hvdl_engine *e)
 
 /* ---- life ---- */
 
-size_t hvdl_largest_payload(const hvdl_engine_config *config)
+hvdl_err hvdl_largest_payload(const hvdl_engine_config *config, size_t *bytes)
 {
     size_t most = config->inline_bytes > HVDL_TEXT_BYTES ? config->inline_bytes : HVDL_TEXT_BYTES;
     for (int h = 0; h < config->num_hosts; h++) {
-        size_t rows = (size_t)config->num_ranks * (size_t)config->host_sizes[h] * sizeof(int64_t);
+        size_t rows = (size_t)config->host_sizes[h] * sizeof(int64_t);
+        hvdl_err err = hvdl_multiply(rows, (size_t)config->num_ranks, &rows);
+        if (err)
+            return err;
         most = rows > most ? rows : most;
     }
-    return most;
+    *bytes = most;
+    return HVDL_OK;
 }
 
 hvdl_err hvdl_control_create(hvdl_engine *e)
@@ -313,11 +317,15 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
     hvdl_err err = hvdl_divide_tags(e, &control->num_numbers);
     if (err)
         return err;
-    size_t largest = sizeof(uint64_t) + sizeof(hvdl_message) + hvdl_largest_payload(&e->config);
-    control->room = ((largest > PACKET_BYTES ? largest : PACKET_BYTES) + 63) / 64 * 64;
+    size_t largest = sizeof(uint64_t) + sizeof(hvdl_message);
+    if (hvdl_largest_payload(&e->config, &control->room) ||
+        hvdl_add(control->room, largest + 63, &control->room) ||
+        control->room > HVDL_MAX_MESSAGE_BYTES)
+        return HVDL_ENOMEM;
+    control->room = (control->room > PACKET_BYTES ? control->room : PACKET_BYTES) / 64 * 64;
     control->packets = calloc((size_t)hosts, sizeof *control->packets);
     control->receives = calloc((size_t)hosts, sizeof *control->receives);
-    control->receive_buffers = malloc(e->is_leader ? (size_t)hosts * control->room : 1);
+    control->receive_buffers = hvdl_new_array(e->is_leader ? (size_t)hosts : 0, control->room);
     control->joins = calloc((size_t)hosts, sizeof *control->joins);
     control->heard = calloc((size_t)hosts, sizeof *control->heard);
     control->is_plan = calloc((size_t)control->num_numbers, sizeof *control->is_plan);

@@ -55,7 +55,8 @@ static hvdl_err set_geometry(hvdl_engine *e, const hvdl_engine_config *config)
     e->host_names = calloc(hosts, sizeof *e->host_names);
     e->rail_peers = calloc(hosts, sizeof(int));
     e->all_ranks = calloc(ranks, sizeof(int));
-    e->scratch = malloc(hvdl_largest_payload(config));
+    size_t scratch_bytes;
+    e->scratch = hvdl_largest_payload(config, &scratch_bytes) ? NULL : malloc(scratch_bytes);
     if (!e->host_sizes || !e->members || !e->world_ranks || !e->host_of || !e->local_of ||
         !e->host_first || !e->name_of || !e->host_names || !e->rail_peers || !e->all_ranks ||
         !e->scratch)

@@ -5,6 +5,7 @@
 
 #include "pairwise.h"
 #include "schedule.h"
+#include "sizes.h"
 
 /* What goes to and comes from one other host in the direct exchange. */
 typedef struct {
@@ -368,7 +369,7 @@ static hvdl_err allocate(hvdl_exchange *x)
         return hvdl_pairwise_create(&x->pairwise, &pairwise);
     }
     if (spec->algorithm == HVDL_GATHER) {
-        x->chunks = malloc(2 * hosts * sizeof *x->chunks);
+        x->chunks = hvdl_new_array(2 * hosts, sizeof *x->chunks);
         if (!x->chunks)
             return HVDL_ENOMEM;
         memcpy(x->chunks, spec->chunk_offsets, hosts * sizeof *x->chunks);
@@ -389,12 +390,12 @@ static hvdl_err allocate(hvdl_exchange *x)
     if (spec->algorithm == HVDL_DOUBLING)
         x->num_messages = (size_t)hvdl_doubling_num_steps(spec->num_hosts) * x->num_segments;
     if (spec->algorithm == HVDL_RING || spec->algorithm == HVDL_DOUBLING) {
-        x->scratch = malloc(HVDL_WINDOW * x->segment_room);
+        x->scratch = hvdl_new_array(HVDL_WINDOW, x->segment_room);
         return x->scratch ? HVDL_OK : HVDL_ENOMEM;
     }
     if (spec->algorithm == HVDL_DIRECT) {
         x->directs = calloc(hosts, sizeof *x->directs);
-        x->scratch = malloc(hosts * HVDL_WINDOW * x->segment_room);
+        x->scratch = hvdl_new_array(hosts * HVDL_WINDOW, x->segment_room);
         if (!x->directs || !x->scratch)
             return HVDL_ENOMEM;
         for (size_t h = 0; h < hosts; h++)

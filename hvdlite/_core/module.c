@@ -35,8 +35,10 @@ static PyObject *memory_bytes(PyObject *module, PyObject *args)
                      HVDL_MAX_LOCAL);
         return NULL;
     }
-    return PyLong_FromSize_t(hvdl_shm_bytes(
-        local_size, hvdl_posted_payload(num_ranks, (size_t)inline_bytes), (size_t)block_bytes));
+    size_t bytes, payload_bytes = hvdl_posted_payload(num_ranks, (size_t)inline_bytes);
+    if (hvdl_shm_bytes(local_size, payload_bytes, (size_t)block_bytes, &bytes))
+        return PyErr_NoMemory();
+    return PyLong_FromSize_t(bytes);
 }
 
 static PyObject *cpu_features(PyObject *module, PyObject *unused)

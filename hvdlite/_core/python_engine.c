@@ -183,6 +183,14 @@ static void say(const char *line)
     }
 }
 
+#define LONGEST_S 1e9
+
+/* Not of NaN. In nanoseconds it fits into 64 bits. */
+static bool is_time(double seconds)
+{
+    return seconds >= 0 && seconds <= LONGEST_S;
+}
+
 static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"rank",
@@ -221,11 +229,11 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
                                      &event_capacity, &stall_warning_s, &stall_shutdown_s))
         return -1;
     if (inline_bytes < 0 || block_bytes < 64 || segment_bytes < 1 || piece_bytes < 64 ||
-        event_capacity < 0 || stall_warning_s < 0 || stall_shutdown_s < 0 ||
+        event_capacity < 0 || !is_time(stall_warning_s) || !is_time(stall_shutdown_s) ||
         segment_bytes > HVDL_MAX_MESSAGE_BYTES) {
-        PyErr_SetString(PyExc_ValueError, "inline_bytes, event_capacity and the stall check's "
-                                          "times must be at least 0, block_bytes and "
-                                          "piece_bytes 64, segment_bytes 1 and at most 2^30");
+        PyErr_SetString(PyExc_ValueError, "inline_bytes and event_capacity must be at least 0, the "
+                                          "stall check's times too, and at most 10^9, block_bytes "
+                                          "and piece_bytes at least 64, segment_bytes 1 to 2^30");
         return -1;
     }
     config.progress_thread = progress_thread;
@@ -411,8 +419,8 @@ static PyObject *engine_record(PyObject *object, PyObject *args)
     hvdl_engine *engine = recording_engine((EngineObject *)object);
     if (!engine || !PyArg_ParseTuple(args, "n:record", &capacity))
         return NULL;
-    if (capacity < 0 || (size_t)capacity > SIZE_MAX / 2 / sizeof(hvdl_event)) {
-        PyErr_SetString(PyExc_ValueError, "record: capacity out of range");
+    if (capacity < 0) {
+        PyErr_SetString(PyExc_ValueError, "record: capacity must be at least 0");
         return NULL;
     }
     if (hvdl_engine_record(engine, (size_t)capacity))

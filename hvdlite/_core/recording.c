@@ -46,7 +46,7 @@ void hvdl_record(hvdl_engine *e, const hvdl_operation *op, hvdl_state state, uin
 hvdl_err hvdl_engine_record(hvdl_engine *e, size_t capacity)
 {
     hvdl_event *ring = NULL;
-    if (capacity && !(ring = malloc(capacity * sizeof *ring)))
+    if (capacity && !(ring = hvdl_new_array(capacity, sizeof *ring)))
         return HVDL_ENOMEM;
     pthread_mutex_lock(&e->events_lock);
     hvdl_event *former = e->events;
@@ -69,7 +69,7 @@ hvdl_err hvdl_engine_events(hvdl_engine *e, hvdl_events *to)
     hvdl_err err = HVDL_OK;
     pthread_mutex_lock(&e->events_lock);
     size_t count = num_kept(e);
-    hvdl_event *ring = malloc(count ? count * sizeof *ring : 1);
+    hvdl_event *ring = hvdl_new_array(count, sizeof *ring);
     if (ring) {
         for (size_t i = 0; i < count; i++)
             ring[i] = e->events[(e->num_events - count + i) % e->event_capacity];
@@ -88,7 +88,7 @@ hvdl_err hvdl_engine_drain_events(hvdl_engine *e, hvdl_events *to)
     pthread_mutex_lock(&e->events_lock);
     if (e->num_events) {
         /* Exchanged and not copied: who posts meanwhile waits for a malloc only. */
-        hvdl_event *ring = malloc(e->event_capacity * sizeof *ring);
+        hvdl_event *ring = hvdl_new_array(e->event_capacity, sizeof *ring);
         if (ring) {
             taken.ring = e->events;
             taken.capacity = e->event_capacity;

@@ -213,7 +213,7 @@ hvdl_err hvdl_prepare_alltoall(const hvdl_engine *e, hvdl_operation *op, const i
 {
     size_t ranks = (size_t)e->config.num_ranks, row = hvdl_row_bytes(op), at = 0, sent = 0;
     size_t matrix_bytes = ranks * (size_t)e->local_size * sizeof(int64_t);
-    op->matrix = malloc(matrix_bytes);
+    op->matrix = hvdl_new_array(ranks * (size_t)e->local_size, sizeof(int64_t));
     op->all_rows = malloc(ranks * sizeof *op->all_rows);
     op->places = malloc(ranks * sizeof *op->places);
     op->send_places = malloc((ranks + 1) * sizeof *op->send_places);

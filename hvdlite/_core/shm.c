@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "reduce.h"
+#include "sizes.h"
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
@@ -31,35 +32,65 @@ static size_t round_up(size_t bytes, size_t to)
     return (bytes + to - 1) / to * to;
 }
 
+static hvdl_err round_up_checked(size_t bytes, size_t to, size_t *rounded)
+{
+    return hvdl_add(bytes, (to - bytes % to) % to, rounded);
+}
+
 /* A block must hold a cache line for each rank's slice. */
-static size_t usable_block_bytes(int local_size, size_t block_bytes)
+static hvdl_err usable_block_bytes(int local_size, size_t block_bytes, size_t *usable)
 {
     size_t least = (size_t)local_size * 64;
-    return round_up(block_bytes < least ? least : block_bytes, 64);
+    return round_up_checked(block_bytes < least ? least : block_bytes, 64, usable);
 }
 
-static layout make_layout(int local_size, size_t payload_bytes, size_t block_bytes)
+/* Room for four tiny operations of all ranks before the slowest reader must have moved on. */
+static hvdl_err make_ring(int local_size, size_t payload_bytes, uint64_t *ring_bytes)
+{
+    size_t wanted = 0, bytes = 1 << 20;
+    hvdl_err err = hvdl_add(payload_bytes, 4 * HVDL_ENTRY_ALIGN, &wanted);
+    if (!err)
+        err = hvdl_multiply(wanted, 4 * (size_t)local_size, &wanted);
+    while (!err && bytes < wanted)
+        err = hvdl_multiply(bytes, 2, &bytes);
+    if (!err)
+        *ring_bytes = bytes;
+    return err;
+}
+
+static hvdl_err make_layout(int local_size, size_t payload_bytes, size_t block_bytes, layout *to)
 {
     layout at;
-    /* Room for four tiny operations of all ranks before the slowest reader must have moved on. */
-    uint64_t wanted = 4 * (uint64_t)local_size * (payload_bytes + 4 * HVDL_ENTRY_ALIGN);
-    at.ring_bytes = 1 << 20;
-    while (at.ring_bytes < wanted)
-        at.ring_bytes *= 2;
-    at.stamps =
-        round_up(sizeof(hvdl_shm_control) + (size_t)local_size * sizeof(hvdl_shm_rank), 4096);
-    at.ring = round_up(at.stamps + at.ring_bytes / HVDL_ENTRY_ALIGN * sizeof(uint64_t), 4096);
-    at.staging = at.ring + at.ring_bytes;
-    at.total = at.staging;
-    if (local_size > 1)
-        at.total +=
-            (size_t)local_size * HVDL_NUM_BUFFERS * usable_block_bytes(local_size, block_bytes);
-    return at;
+    size_t ranks = (size_t)local_size, staging = 0;
+    hvdl_err err = make_ring(local_size, payload_bytes, &at.ring_bytes);
+    if (err)
+        return err;
+    size_t control = sizeof(hvdl_shm_control) + ranks * sizeof(hvdl_shm_rank);
+    size_t stamps = at.ring_bytes / HVDL_ENTRY_ALIGN * sizeof(uint64_t);
+    at.stamps = round_up(control, 4096);
+    err = hvdl_add(at.stamps, stamps, &at.ring);
+    if (!err)
+        err = round_up_checked(at.ring, 4096, &at.ring);
+    if (!err)
+        err = hvdl_add(at.ring, at.ring_bytes, &at.staging);
+    if (!err && local_size > 1)
+        err = usable_block_bytes(local_size, block_bytes, &staging);
+    if (!err)
+        err = hvdl_multiply(staging, ranks * HVDL_NUM_BUFFERS, &staging);
+    if (!err)
+        err = hvdl_add(at.staging, staging, &at.total);
+    if (!err)
+        *to = at;
+    return err;
 }
 
-size_t hvdl_shm_bytes(int local_size, size_t payload_bytes, size_t block_bytes)
+hvdl_err hvdl_shm_bytes(int local_size, size_t payload_bytes, size_t block_bytes, size_t *bytes)
 {
-    return make_layout(local_size, payload_bytes, block_bytes).total;
+    layout at;
+    hvdl_err err = make_layout(local_size, payload_bytes, block_bytes, &at);
+    if (!err)
+        *bytes = at.total;
+    return err;
 }
 
 static uint64_t own_pid_namespace(void)
@@ -73,7 +104,13 @@ hvdl_err hvdl_shm_open(hvdl_shm *shm, int fd, int local_size, int local_rank, si
 {
     if (local_size < 1 || local_size > HVDL_MAX_LOCAL || (fd < 0 && local_size > 1))
         return HVDL_EINVAL;
-    layout at = make_layout(local_size, payload_bytes, block_bytes);
+    layout at;
+    size_t usable_bytes;
+    hvdl_err err = make_layout(local_size, payload_bytes, block_bytes, &at);
+    if (!err)
+        err = usable_block_bytes(local_size, block_bytes, &usable_bytes);
+    if (err)
+        return err;
     int *pidfds = malloc((size_t)local_size * sizeof *pidfds);
     if (!pidfds)
         return HVDL_ENOMEM;
@@ -88,7 +125,7 @@ hvdl_err hvdl_shm_open(hvdl_shm *shm, int fd, int local_size, int local_rank, si
     memset(shm, 0, sizeof *shm);
     shm->local_size = local_size;
     shm->local_rank = local_rank;
-    shm->block_bytes = usable_block_bytes(local_size, block_bytes);
+    shm->block_bytes = usable_bytes;
     shm->control = (hvdl_shm_control *)base;
     shm->stamps = (_Atomic uint64_t *)(base + at.stamps);
     shm->ring = base + at.ring;

@@ -125,8 +125,9 @@ static inline uint64_t hvdl_now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Bytes of the region. payload_bytes: the most that a rank adds to the posting of an operation. */
-size_t hvdl_shm_bytes(int local_size, size_t payload_bytes, size_t block_bytes);
+/* Bytes of the region. payload_bytes: the most that a rank adds to the posting of an operation.
+ * HVDL_ENOMEM: more than can be addressed. */
+hvdl_err hvdl_shm_bytes(int local_size, size_t payload_bytes, size_t block_bytes, size_t *bytes);
 
 /* Maps the region of file descriptor fd (-1: private memory, local_size 1), and announces this
  * process in it. The file descriptor stays the caller's. */

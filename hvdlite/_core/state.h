@@ -13,6 +13,7 @@
 #include "conveyor.h"
 #include "engine.h"
 #include "exchange.h"
+#include "sizes.h"
 #include "table.h"
 
 #define HVDL_PIECE_WINDOW 4 /* pieces of an operation in flight at once, at most */
@@ -431,7 +432,7 @@ hvdl_err hvdl_adasum_child_done(hvdl_engine *engine, hvdl_operation *operation,
 void hvdl_adasum_free(hvdl_adasum *adasum);
 
 /* The longest payload of a posting, or of a message between hosts. */
-size_t hvdl_largest_payload(const hvdl_engine_config *config);
+hvdl_err hvdl_largest_payload(const hvdl_engine_config *config, size_t *bytes);
 
 /* A rank has left, so that this operation can't succeed. (What works for one that is matched can.) */
 static inline bool hvdl_is_doomed(const hvdl_engine *engine, const hvdl_operation *operation)

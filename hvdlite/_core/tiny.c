@@ -42,7 +42,7 @@ hvdl_err hvdl_keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_ent
     if (own)
         return HVDL_OK; /* its input is read where it is */
     if (!meeting->payloads) {
-        meeting->payloads = malloc((size_t)e->local_size * bytes);
+        meeting->payloads = hvdl_new_array((size_t)e->local_size, bytes);
         if (!meeting->payloads)
             return HVDL_ENOMEM;
     }
