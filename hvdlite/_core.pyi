@@ -49,6 +49,7 @@ DIRECT: int
 RECURSIVE_DOUBLING: int
 
 HEADER_BYTES: int
+EVENT_BYTES: int
 """The first bytes of the shared memory, which are the caller's (for its nonce)."""
 
 def memory_bytes(local_size: int, num_ranks: int, inline_bytes: int, block_bytes: int) -> int:

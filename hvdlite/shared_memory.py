@@ -30,16 +30,18 @@ assert NONCE_BYTES <= _core.HEADER_BYTES
 Offer = tuple[str, bytes]  # path, nonce
 
 
-def open_shared(local: Comm, size_bytes: int) -> int | None:
+def open_shared(local: Comm, size_bytes: int, more_bytes: int = 0) -> int | None:
     """A file descriptor of memory that all ranks of `local` have open; None: they can't share.
 
     Collective over `local`. All pages are reserved, each rank its own part of them, and are zero
     but for the nonce at their start. The caller closes the descriptor.
 
+    more_bytes: what these ranks take besides.
+
     Raises:
         MemoryError: on every rank, where there is less memory than that.
     """
-    problem = lack_of_memory(size_bytes) if local.Get_rank() == 0 else None
+    problem = lack_of_memory(size_bytes + more_bytes) if local.Get_rank() == 0 else None
     problem = local.bcast(problem, root=0)
     if problem:
         raise MemoryError(problem)
@@ -153,8 +155,8 @@ def lack_of_memory(size_bytes: int, root: str = "/") -> str | None:
     ):
         if available is not None and available < size_bytes:
             return (
-                f"the ranks of {os.uname().nodename} need {size_bytes >> 20} MiB of shared memory, "
-                f"but {available >> 20} MiB are {what}; set HVDLITE_BLOCK_BYTES to a smaller value "
-                "or start fewer ranks"
+                f"the ranks of {os.uname().nodename} need {size_bytes >> 20} MiB of memory, but "
+                f"{available >> 20} MiB are {what}; set HVDLITE_BLOCK_BYTES (or "
+                "HVDLITE_EVENT_LOG) to a smaller value, or start fewer ranks"
             )
     return None

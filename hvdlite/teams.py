@@ -19,7 +19,7 @@ from hvdlite.algorithms import Table
 from hvdlite.config import Config
 from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.layout import Layout
-from hvdlite.shared_memory import open_shared
+from hvdlite.shared_memory import lack_of_memory, open_shared
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Intracomm
@@ -31,6 +31,10 @@ log = logging.getLogger("hvdlite")
 
 MIB = 1024 * 1024
 PIECE_BYTES = 8 * MIB
+TOO_LARGE = (
+    "there is no memory for its engine; set HVDLITE_BLOCK_BYTES, HVDLITE_INLINE_BYTES or "
+    "HVDLITE_EVENT_LOG to a smaller value"
+)
 # Smaller: the wire waits for the first piece to be reduced on each host, and for nothing after it.
 PIECE_BYTES_BETWEEN_HOSTS = 2 * MIB
 
@@ -147,7 +151,14 @@ class Team:
 
 
 def team_of_one(config: Config, layout: Layout) -> Team:
-    """For a world of one, without MPI."""
+    """For a world of one, without MPI.
+
+    Raises:
+        LaunchError: there is too little memory.
+    """
+    problem = lack_of_memory(_private_bytes(config, 1))
+    if problem:
+        raise LaunchError(problem)
     return Team((0,), 0, _engine(config, layout, (0,), -1, None, True, ()), None)
 
 
@@ -196,7 +207,7 @@ def make_team(
                 table.for_engine(len(shared.hosts)) if several else (),
             )
         except (HorovodInternalError, MemoryError, OSError, ValueError) as error:
-            problem = f"rank {ranks[layout.rank]}: {error or type(error).__name__}"
+            problem = f"rank {ranks[layout.rank]}: {error if str(error) else TOO_LARGE}"
         problems = sorted({text for text in comm.allgather(problem) if text})
         if engine is None or problems:
             if engine is not None:
@@ -241,6 +252,12 @@ def _engine(
     )
 
 
+def _private_bytes(config: Config, num_hosts: int) -> int:
+    """What knobs make a rank take besides the memory that it shares: events, and a packet from each
+    other host's leader."""
+    return config.event_log * _core.EVENT_BYTES + (num_hosts - 1) * config.inline_bytes
+
+
 def _share(
     config: Config, everyone: Comm, local: Comm, layout: Layout
 ) -> tuple[tuple[tuple[tuple[int, ...], ...], tuple[str, ...]], int]:
@@ -250,14 +267,16 @@ def _share(
     """
     descriptor: int | None = -1
     problem = None
-    if layout.local_size > 1:
-        size_bytes = _core.memory_bytes(
-            layout.local_size, layout.size, config.inline_bytes, config.block_bytes
-        )
-        try:
-            descriptor = open_shared(local, size_bytes)
-        except MemoryError as error:
-            problem = str(error)
+    try:
+        own_bytes = layout.local_size * _private_bytes(config, len(layout.hosts))
+        if layout.local_size > 1:
+            sizes = layout.size, config.inline_bytes, config.block_bytes
+            size_bytes = _core.memory_bytes(layout.local_size, *sizes)
+            descriptor = open_shared(local, size_bytes, own_bytes)
+        else:
+            problem = lack_of_memory(own_bytes)
+    except MemoryError as error:
+        problem = str(error) or TOO_LARGE
     answers = everyone.allgather((problem, descriptor is not None))
     problems = sorted({text for text, _ in answers if text})
     if problems:

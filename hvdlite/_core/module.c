@@ -214,6 +214,7 @@ static int module_exec(PyObject *module)
         {"DIRECT", HVDL_DIRECT},
         {"RECURSIVE_DOUBLING", HVDL_DOUBLING},
         {"HEADER_BYTES", HVDL_HEADER_BYTES},
+        {"EVENT_BYTES", sizeof(hvdl_event)},
     };
     hvdl_py_state *state = PyModule_GetState(module);
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
