@@ -56,22 +56,31 @@ class Folding:
             for rank, held in self.held.items()
             if (now - held.since >= HOLD_S and not self.until_end) or len(held.text) > HOLD_BYTES
         }
-        if len(self.held) == self.num_proc and len({bytes(h.text) for h in self.held.values()}) < 2:
-            # The last line of a traceback is the first that is not indented.
-            lines = next(iter(self.held.values())).text.split(b"\n")
-            if lines[-1] == b"" and len(lines) > 2 and not lines[-2].startswith(b" "):
-                ready = set(self.held)
+        if len(self.held) == self.num_proc and self._are_complete_and_equal():
+            ready = set(self.held)
         return self._take(ready)
 
     def everything(self) -> list[tuple[list[int], bytes]]:
         return self._take(set(self.held))
 
+    def _are_complete_and_equal(self) -> bool:
+        """Asked with each piece that comes: texts are looked at once they are of one size."""
+        first, *others = (held.text for held in self.held.values())
+        if not first.endswith(b"\n") or any(len(text) != len(first) for text in others):
+            return False
+        # The last line of a traceback is the first that is not indented.
+        end = first.rfind(b"\n", 0, -1)
+        return end >= 0 and first[end + 1] != ord(" ") and all(text == first for text in others)
+
     def _take(self, ready: set[int]) -> list[tuple[list[int], bytes]]:
+        if not ready:
+            return []
         texts = {bytes(self.held[rank].text) for rank in ready}
+        sizes = {len(text) for text in texts}
         groups: dict[bytes, list[int]] = {}
         for rank in sorted(self.held):
-            text = bytes(self.held[rank].text)
-            if text in texts:
+            held = self.held[rank].text
+            if len(held) in sizes and (text := bytes(held)) in texts:
                 groups.setdefault(text, []).append(rank)
         for rank in [rank for ranks in groups.values() for rank in ranks]:
             del self.held[rank]

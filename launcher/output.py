@@ -21,7 +21,8 @@ from .folding import Folding, spans
 from .times import stamp
 
 _END = re.compile(rb"\r\n|\n|\r")
-_OLD_STATES = re.compile(rb"[^\n]*\r(?!\n)")
+# A line or a state of a bar, with its end. A carriage return alone is none: it begins a bar anew.
+_STATE = re.compile(rb"[^\r\n]+(?:\r\n|\n|\r)?|\r?\n")
 _ERASE = b"\r\x1b[K"
 # One after the other for the ranks; red is for errors.
 _COLOURS = (b"\x1b[36m", b"\x1b[33m", b"\x1b[32m", b"\x1b[35m", b"\x1b[34m")
@@ -45,9 +46,25 @@ def places() -> dict[int, object]:
     return found
 
 
+def _last_states(text: bytes) -> bytes:
+    """Each line as its carriage returns have left it."""
+    if b"\r" not in text:
+        return text
+    # One at the very end belongs to the line's end.
+    return b"\n".join(line[line.rfind(b"\r", 0, -1) + 1 :] for line in text.split(b"\n"))
+
+
+def _is_bar(rest: bytearray) -> bool:
+    return rest.startswith(b"\r") or rest.endswith(b"\r")
+
+
 class Output:
     """`write(fd, data)` gets what is to be shown on 1 and 2, in whole lines; `keep(rank, fd, data)`
-    all that the ranks write. `terminals` says which of 1 and 2 are some."""
+    all that the ranks write. `terminals` says which of 1 and 2 are some.
+
+    The work is linear in what the ranks write, however long a line is and in whatever pieces it
+    comes: while it is done nobody hears the hosts' signs of life.
+    """
 
     def __init__(
         self,
@@ -69,7 +86,9 @@ class Output:
         self.clock = clock
         self.tagged = num_proc > 1
         self.folding = Folding(num_proc) if self.tagged else None
-        self.rest: dict[tuple[int, int], bytes] = defaultdict(bytes)  # (rank, fd) → unfinished
+        # (rank, fd) → unfinished. A carriage return in it is its last byte; of a bar that does not
+        # move also its first.
+        self.rest: dict[tuple[int, int], bytearray] = defaultdict(bytearray)
         self.changed: dict[int, float] = {}  # fd → when rank 0 wrote to it last
         self.bars: dict[tuple[int, int], float] = {}  # in a file: when a bar was shown last
         self.tails: dict[int, bytes] = defaultdict(bytes)  # the last that a rank wrote to stderr
@@ -104,7 +123,7 @@ class Output:
         for fd in self._unshown():
             if now - self.changed[fd] >= PAUSE_S[fd in self.terminals]:
                 already = self._claim(0, fd)
-                text = self.rest[0, fd]
+                text = bytes(self.rest[0, fd])
                 self.write(fd, self._tag(0, fd, text, already))
                 self.open[self.place[fd]] = (0, fd, len(text))
 
@@ -139,40 +158,54 @@ class Output:
             return
         if rank == 0:
             self.changed[fd] = self.clock()
-        buffer = self.rest[rank, fd] + data
-        if b"\r" in buffer:
-            done, rest = self._drawn(rank, fd, buffer)
-        else:
-            cut = buffer.rfind(b"\n") + 1
-            done, rest = buffer[:cut], buffer[cut:]
+        done = self._finished(rank, fd, data)
+        rest = self.rest[rank, fd]
         if len(rest) > UNFINISHED_BYTES:
-            done, rest = done + rest, b""
-        already = self._claim(rank, fd) if done else 0
-        self.rest[rank, fd] = rest
+            done += bytes(rest) if self._moves(rank, fd) else rest.strip(b"\r")
+            rest.clear()
         if done:
+            already = self._claim(rank, fd)
             self.write(fd, self._tag(rank, fd, done, already))
             if not done.endswith((b"\n", b"\r")):
                 self.write(fd, b"\n")
 
-    def _drawn(self, rank: int, fd: int, buffer: bytes) -> tuple[bytes, bytes]:
-        """What is to be shown of a text with carriage returns, and what remains to be seen."""
-        if rank == 0 and fd in self.terminals:
-            # A carriage return at the very end may be half of "\r\n".
-            cut = max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, -1)) + 1
-            return buffer[:cut], buffer[cut:]
-        cut = buffer.rfind(b"\n") + 1
-        done, rest = _OLD_STATES.sub(b"", buffer[:cut]), buffer[cut:]
-        bar = (rank, fd)
+    def _moves(self, rank: int, fd: int) -> bool:
+        """Whether its bars are shown as they move."""
+        return rank == 0 and fd in self.terminals
+
+    def _finished(self, rank: int, fd: int, data: bytes) -> bytes:
+        """What is to be shown now that `data` has come. Keeps what remains to be seen."""
+        rest = self.rest[rank, fd]
+        moves = self._moves(rank, fd)
+        if rest.endswith(b"\r"):  # what follows tells whether it is half of "\r\n"
+            data = bytes(rest) + data
+            rest.clear()
+        if not moves and b"\r" in data.partition(b"\n")[0][:-1]:
+            self._leave(rank, fd)
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1) if moves else -1) + 1
+        done = b""
+        if cut:
+            done = bytes(rest) + data[:cut]
+            rest.clear()
+        new = data[cut:]
+        rest += new
+        return done if moves else self._without_bars(rank, fd, done, new)
+
+    def _without_bars(self, rank: int, fd: int, done: bytes, new: bytes) -> bytes:
+        """The same with the last states only; `new` is the end of the rest."""
+        rest, bar = self.rest[rank, fd], (rank, fd)
         if done:
             self.bars.pop(bar, None)
-        if b"\r" in rest:
-            now = self.clock()
+            done = _last_states(done)
+        if b"\r" in new:
             # Its carriage return stays in front, as the mark of a bar.
-            rest = rest[max(0, rest.rfind(b"\r", 0, -1)) :]
+            del rest[: max(0, rest.rfind(b"\r", 0, -1))]
+        if _is_bar(rest):
+            now = self.clock()
             if now - self.bars.setdefault(bar, now) >= BAR_EVERY_S and fd not in self.terminals:
                 self.bars[bar] = now
                 done += rest.strip(b"\r") + b"\n"
-        return done, rest
+        return done
 
     def _show_held(self, held: Sequence[tuple[list[int], bytes]]) -> None:
         for ranks, text in held:
@@ -183,17 +216,17 @@ class Output:
                 continue
             self._claim(-1, 2)
             tag = self._mark(f"ranks {spans(ranks)}", ranks[0], 2)
-            lines = _OLD_STATES.sub(b"", text).removesuffix(b"\n").split(b"\n")
+            lines = _last_states(text).removesuffix(b"\n").split(b"\n")
             self.write(2, b"".join(tag + line + b"\n" for line in lines))
 
     def _end_line(self, rank: int, fd: int) -> None:
-        text = self.rest[rank, fd]
-        if rank or fd not in self.terminals:
+        text = bytes(self.rest[rank, fd])
+        if not self._moves(rank, fd):
             text = text.strip(b"\r")
         if text:
             already = self._claim(rank, fd)
             self.write(fd, self._tag(rank, fd, text, already) + b"\n")
-        self.rest[rank, fd] = b""
+        self.rest[rank, fd].clear()
 
     def _unshown(self) -> list[int]:
         """Where rank 0 has something unfinished that is not shown. In a file a bar is not."""
@@ -202,7 +235,7 @@ class Output:
             for fd in (1, 2)
             if (text := self.rest.get((0, fd)))
             and self.open.get(self.place[fd]) != (0, fd, len(text))
-            and (fd in self.terminals or b"\r" not in text)
+            and (fd in self.terminals or not _is_bar(text))
         ]
 
     def _claim(self, rank: int, fd: int) -> int:
@@ -218,9 +251,14 @@ class Output:
         else:
             self.write(holder[1], b"\n")
             # What stands there is not repeated.
-            key = holder[0], holder[1]
-            self.rest[key] = self.rest[key][holder[2] :]
+            del self.rest[holder[0], holder[1]][: holder[2]]
         return 0
+
+    def _leave(self, rank: int, fd: int) -> None:
+        """Ends what is shown of an unfinished line of which another state follows."""
+        if self.open.get(self.place[fd], (-1, fd, 0))[:2] == (rank, fd):
+            del self.open[self.place[fd]]
+            self.write(fd, b"\n")
 
     def _mark(self, name: str, rank: int, fd: int) -> bytes:
         """What stands in front of a line."""
@@ -237,18 +275,8 @@ class Output:
         """The text with the rank before each line; `already` bytes of it have been shown."""
         tag = self._mark(str(rank), rank, fd)
         if b"\r" not in text:
+            text = text[already:]
             body = text[:-1].replace(b"\n", b"\n" + tag) + text[-1:]
-            return body[already:] if already else tag + body
-        parts = []
-        begin = 0
-        for match in [*_END.finditer(text), None]:
-            end, stop = (match.start(), match.end()) if match else (len(text), len(text))
-            # A lone carriage return begins a bar anew: the tag belongs to what follows.
-            if stop > begin:
-                bare = end == begin and match is not None and match[0] == b"\r"
-                shown = begin == 0 and already
-                parts.append(text[already:stop] if shown else b"" if bare else tag)
-                if not shown:
-                    parts.append(text[begin:stop])
-            begin = stop
-        return b"".join(parts)
+            return body if already else tag + body
+        end = begun.end() if already and (begun := _END.search(text)) else 0
+        return text[already:end] + _STATE.sub(lambda state: tag + state[0], text[end:])

@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -254,6 +256,73 @@ def test_a_report_begins_on_a_line_of_its_own(text):
     screen.output.finish()
     screen.output.say("hvdrun: over")
     assert screen.all.endswith((b"done\nhvdrun: over\n", b"50%\r\nhvdrun: over\n"))
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"!\n"])
+def test_in_a_file_a_line_that_begins_anew_after_it_was_shown_loses_nothing(end):
+    screen = Screen()
+    screen.output.feed(0, 1, b"10%")
+    screen.pause()
+    screen.output.feed(0, 1, b"\r")
+    screen.output.feed(0, 1, b"100%" + end)
+    assert screen.all == b"[0] 10%\n[0] 100%" + end
+
+
+# Within these seconds of CPU time, where what is quadratic takes many times as much.
+LINEAR_S = 20
+LONG_LINES = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_CPU, ({LINEAR_S}, {LINEAR_S}))
+from hvdrun.folding import HEADER
+from hvdrun.output import Output
+MIB = 1 << 20
+x = b"x" * MIB
+written = []
+def feed(text, piece_bytes, ranks=(0,), terminals=()):
+    output = Output(2, lambda fd, data: written.append(len(data)), terminals=terminals)
+    for begin in range(0, len(text), piece_bytes):
+        for rank in ranks:
+            output.feed(rank, 2, text[begin : begin + piece_bytes])
+        output.wait_s()
+    output.finish()
+    size = sum(written)
+    written.clear()
+    return size
+"""
+
+
+def bytes_shown(*calls):
+    """What each of these calls of `feed` has shown: all in one process."""
+    program = LONG_LINES + "".join(f"print(feed({call}))\n" for call in calls)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, f"no end after {LINEAR_S} s of CPU: {done.stdout}{done.stderr}"
+    return [int(size) for size in done.stdout.split()]
+
+
+MIB = 1 << 20
+TAG = len(b"[0] ")
+
+
+@pytest.mark.parametrize("terminals", [(), (2,)])
+def test_the_work_for_a_line_of_a_mebibyte_is_linear_whatever_is_in_it(terminals):
+    rest = f"1 << 16, (0,), {terminals}"
+    shown = bytes_shown(
+        rf'b"\r50%" + x + b"\n", {rest}',
+        rf'b"50%\r" + x, {rest}',
+        rf'x[:1000] + b"\r" * MIB + x, {rest}',
+        rf'b"\n" * (1 << 16), {rest}',
+        rf'(b"\r" + x[:999]) * 1000 + b"\n", {rest}',
+    )
+    assert shown[3] == (1 << 16) * (TAG + 1)
+    if not terminals:  # where all states are shown there are more
+        assert [*shown[:3], shown[4]] == [TAG + size + 1 for size in (3 + MIB, MIB, MIB, 999)]
+
+
+def test_the_work_for_a_line_of_a_mebibyte_is_linear_also_in_small_pieces():
+    shown = bytes_shown("x[1:], 8, (0,), (2,)", "x[1:], 8, (1,)", r'b"\r" + x[1:], 8')
+    assert shown == [TAG + MIB] * 3
 
 
 writes = st.lists(
