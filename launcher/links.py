@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import socket
 import time
@@ -86,7 +87,13 @@ class HostLink:
             self.pinged = now
             self.send(PING)
         # Before the host agent speaks, ssh's own time limit counts.
-        return not self.talking or now - self.heard < SILENCE_LIMIT_S
+        return not self.talking or now - self.heard < SILENCE_LIMIT_S or self._has_unheard()
+
+    def _has_unheard(self) -> bool:
+        """Whether the host has said something, and it is hvdrun that was held up."""
+        ready = select.poll()
+        ready.register(self.sock, select.POLLIN)
+        return bool(ready.poll(0))
 
     def pause(self, paused: bool) -> None:
         """Whether what the host has to say is left waiting for now. Its first words are not: until
@@ -158,7 +165,8 @@ class HostLink:
         self.buffer += data
         if not self.talking:
             begin = self.buffer.find(MAGIC)
-            if begin < 0:
+            if begin < 0:  # start-up files of the remote shell may say much
+                del self.buffer[: -len(MAGIC)]
                 return
             del self.buffer[: begin + len(MAGIC)]
             self.talking = True
@@ -185,8 +193,10 @@ class HostLink:
             self._read_errors()
 
     def _read_errors(self) -> None:
+        """Once: a pipe holds no more than that, and its writer may never stop."""
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self.stderr, CHUNK):
-                self.errors = (self.errors + data)[-CHUNK:]
-            with contextlib.suppress(KeyError, ValueError):
-                self.selector.unregister(self.stderr)
+            data = os.read(self.stderr, CHUNK)
+            self.errors = (self.errors + data)[-CHUNK:]
+            if not data:
+                with contextlib.suppress(KeyError, ValueError):
+                    self.selector.unregister(self.stderr)

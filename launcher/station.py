@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import selectors
 import socket
 import struct
+import termios
 import time
 from collections.abc import Callable
 
@@ -18,6 +20,7 @@ from .link import (
     EXIT,
     GO,
     HOST,
+    INT,
     KEEPER_GONE,
     OUT,
     RANK,
@@ -166,19 +169,19 @@ class Station:
         for fd in stdin:
             os.close(fd)
 
-    def _output(self, keeper: _Keeper, fd: int) -> bool:
-        """Passes one chunk on. False where there is none now."""
+    def _output(self, keeper: _Keeper, fd: int) -> int:
+        """Passes one chunk on: its size. 0 where there is none now."""
         if fd not in keeper.outputs:
-            return False
+            return 0
         try:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
-            return False
+            return 0
         if data:
             self.deliver(keeper.outputs[fd], keeper.rank, data)
         else:
             self._close(keeper, fd)
-        return bool(data)
+        return len(data)
 
     def _close(self, keeper: _Keeper, fd: int) -> None:
         with contextlib.suppress(KeyError):
@@ -187,8 +190,9 @@ class Station:
         os.close(fd)
 
     def _drain(self, keeper: _Keeper) -> None:
+        """What the rank has written is in its pipes by now. More may come without an end, of what
+        it has left in the background: that is read with all the rest."""
         for fd in list(keeper.outputs):
-            # A background process of the rank may write for ever.
-            end = time.monotonic() + 1.0
-            while self.drains and self._output(keeper, fd) and time.monotonic() < end:
-                pass
+            (left,) = INT.unpack(fcntl.ioctl(fd, termios.FIONREAD, bytes(INT.size)))
+            while self.drains and left > 0 and (size := self._output(keeper, fd)):
+                left -= size

@@ -20,7 +20,6 @@ from .command import Command
 from .environment import LINK, SRUN, SSH
 from .errors import LaunchError, MpirunFailed
 from .link import (
-    CHUNK,
     ERR,
     EXIT,
     GRACE_S,
@@ -33,7 +32,7 @@ from .link import (
     Waker,
 )
 from .links import HostLink
-from .noise import Noise
+from .noise import Noise, Source
 from .processes import (
     die_with_parent,
     kill_descendants,
@@ -152,14 +151,7 @@ class Supervisor:
         try:
             self._start(name)
             while not self._over():
-                for key, _ in self.selector.select(self._timeout()):
-                    key.data()
-                self._tick(time.monotonic())
-                self.output.tick()
-                full = self.writer.is_full()
-                self.station.pause(full)
-                for link in self.links:
-                    link.pause(full)
+                self._turn()
         except BrokenPipeError:
             # Whoever read our output is gone, as in `hvdrun … | head`, or the disk is full.
             self.signal = self.signal or signal.SIGPIPE
@@ -180,6 +172,19 @@ class Supervisor:
             self.writer.check()
         return code
 
+    def _turn(self) -> None:
+        for key, _ in self.selector.select(self._timeout()):
+            key.data()
+            # After each, as all of them together may take longer than a host waits for us.
+            self._exchange_signs_of_life(time.monotonic())
+        self._tick(time.monotonic())
+        self.output.tick()
+        full = self.writer.is_full()
+        self.station.pause(full)
+        self.said_by_mpirun.pause(full)
+        for link in self.links:
+            link.pause(full)
+
     def _last_words(self) -> None:
         """Waits until all is written. A reader that stands still is not waited for against the
         user's will."""
@@ -194,7 +199,7 @@ class Supervisor:
     def _over(self) -> bool:
         if self.kill_at is not None and time.monotonic() > self.kill_at + 2:
             return True  # what is left is killed without asking
-        if self.mpirun_ended_at is None or self.noise_open:
+        if self.mpirun_ended_at is None or self.said_by_mpirun.is_open:
             return False
         return not self.links and not self.station.keepers
 
@@ -219,17 +224,7 @@ class Supervisor:
             for argv in (self.command.argv, *self.command.connections)
         )
         os.close(writer)
-        self.noise_open = True
-
-        def read() -> None:
-            data = os.read(reader, CHUNK)
-            self.noise.feed(data or b"\n", time.monotonic())
-            if not data:
-                self.noise_open = False
-                self.selector.unregister(reader)
-                os.close(reader)
-
-        self.selector.register(reader, selectors.EVENT_READ, read)
+        self.said_by_mpirun = Source(reader, self.selector, self.noise)
 
     # ------------------------------------------------------------ events
 
@@ -348,15 +343,7 @@ class Supervisor:
         if self.verbose or not self._ending():
             for line in self.noise.take(now - (0 if self.verbose else NOISE_DELAY_S)):
                 self.output.say(f"[{self.command.starter}] {line}")
-        for link in list(self.links):
-            if not link.tick(now):
-                self.links.discard(link)
-                link.close()
-                if not self._ending():
-                    self.error = host_lost(
-                        link.host, "it has been silent for too long", link.errors
-                    )
-                    self._end(SILENT_GRACE_S)
+        self._exchange_signs_of_life(now)
         if self.closing_at is not None and now > self.closing_at and not self._ending():
             self._end(0)
         self._look_at_the_start(now)
@@ -366,6 +353,17 @@ class Supervisor:
             self._end(GRACE_S)
         if self._ending() and self.mpirun_ended_at is None:
             self._end_mpirun(now)
+
+    def _exchange_signs_of_life(self, now: float) -> None:
+        for link in list(self.links):
+            if not link.tick(now):
+                self.links.discard(link)
+                link.close()
+                if not self._ending():
+                    self.error = host_lost(
+                        link.host, "it has been silent for too long", link.errors
+                    )
+                    self._end(SILENT_GRACE_S)
 
     def _look_at_the_start(self, now: float) -> None:
         """Whether there is a host whose ranks should have started by now."""

@@ -1,0 +1,230 @@
+"""The loop in which hvdrun hears its hosts, and they it, is not held up by what the ranks write."""
+
+import contextlib
+import os
+import selectors
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from hvdrun import links
+from hvdrun.folding import HEADER
+from hvdrun.link import (
+    CHUNK,
+    EXIT,
+    MAGIC,
+    OUT,
+    PING,
+    RANK,
+    SILENCE_LIMIT_S,
+    frame,
+    send,
+    unpack,
+)
+from hvdrun.noise import LINE_BYTES, Noise, Source
+from hvdrun.output import Output
+from hvdrun.station import Station
+from hvdrun.supervise import Supervisor
+from hvdrun.writer import Writer
+
+HOSTS = 5
+FLOODS = {
+    "one endless line": b"x" * CHUNK,
+    "one endless line of carriage returns": b"\r" * CHUNK,
+    "a bar and then an endless line": b"\r50%" + b"x" * (CHUNK - 5) + b"\n",
+    "short lines": b"\n" * CHUNK,
+    "tracebacks": (HEADER + b"\n") * (CHUNK // len(HEADER)),
+}
+
+
+class FarHost:
+    """The agent of a host that has always something to say, and hears hvdrun's signs of life."""
+
+    def __init__(self, job, number):
+        self.rank = number
+        near, self.sock = socket.socketpair()
+        self.sock.setblocking(False)
+        stderr, self.stderr = os.pipe()
+        job._new_link(near, f"server{number}", stderr)
+        self.unsent = bytearray(MAGIC)
+        self.heard = bytearray()
+
+    def say(self, text):
+        """More of it, as far as there is room."""
+        if not self.unsent:
+            self.unsent += frame(OUT, self.rank, text)
+        try:
+            while self.unsent:
+                del self.unsent[: self.sock.send(self.unsent)]
+        except BlockingIOError:
+            pass
+
+    def count_pings(self):
+        try:
+            while data := self.sock.recv(CHUNK):
+                self.heard += data
+        except BlockingIOError:
+            pass
+        return [kind for kind, *_ in unpack(self.heard)].count(PING)
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, monkeypatch):
+    """However many of them write at once, so that the time between two signs is that for one."""
+    monkeypatch.setattr(links, "PING_EVERY_S", 0.0)
+    hosts: list[FarHost] = []
+    unheard_bytes = []
+
+    class Watched(Output):
+        def feed(self, rank, fd, data):
+            super().feed(rank, fd, data)
+            for host in hosts:
+                since[host.rank] = 0 if host.count_pings() else since[host.rank] + len(data)
+            unheard_bytes.append(max(since.values()))
+
+    output = Watched(HOSTS, lambda fd, data: None)
+    writer = Writer()
+    screen = SimpleNamespace(output=output, writer=writer)
+    command = SimpleNamespace(num_proc=HOSTS, starter="mpirun")
+    job = Supervisor(command, "/", screen, 60.0, False, None, is_last=True)
+    job.station = job.said_by_mpirun = SimpleNamespace(pause=lambda paused: None)
+    job.stdin = SimpleNamespace(wanted_by=None)
+    since = dict.fromkeys(range(HOSTS), 0)
+    hosts += [FarHost(job, number) for number in range(HOSTS)]
+    while len(unheard_bytes) < 10 * HOSTS:
+        for host in hosts:
+            host.say(FLOODS[flood])
+        job._turn()
+    assert job.error is None
+    assert max(unheard_bytes) <= 2 * CHUNK
+    for link in job.links:
+        link.close()
+    for host in hosts:
+        host.sock.close()
+        os.close(host.stderr)
+    job.selector.close()
+    os.close(writer.awake)
+
+
+class Ends(contextlib.ExitStack):
+    """A selector, and all that is to be closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.selector = self.enter_context(selectors.DefaultSelector())
+
+    def pipe(self):
+        reader, writer = os.pipe()
+        self.callback(os.close, writer)
+        return reader, writer
+
+    def link(self):
+        """hvdrun's end of a connection, the host's end of it, and that of ssh's stderr."""
+        near, far = socket.socketpair()
+        self.enter_context(far)
+        reader, stderr = self.pipe()
+        nothing = (lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
+        link = links.HostLink("server9", near, reader, self.selector, *nothing)
+        self.callback(link.close)
+        return link, far, stderr
+
+    def turn(self):
+        for key, _ in self.selector.select(0):
+            key.data()
+
+
+@pytest.fixture
+def ends():
+    with Ends() as ends:
+        yield ends
+
+
+def test_a_host_that_has_spoken_while_hvdrun_was_held_up_is_not_silent(ends):
+    link, far, _ = ends.link()
+    far.send(MAGIC)
+    ends.turn()
+    late = time.monotonic() + SILENCE_LIMIT_S + 1
+    assert not link.tick(late)
+    far.send(frame(PING, payload=b"0"))
+    assert link.tick(late)
+    ends.turn()
+    assert not link.tick(late)
+
+
+def test_what_ssh_says_without_an_end_is_read_piece_by_piece(ends, monkeypatch):
+    link, _, stderr = ends.link()
+    sizes = []
+
+    def read(fd, size):
+        sizes.append(len(data := os.read(fd, size)))
+        if len(sizes) < 9:
+            os.write(stderr, b"y" * CHUNK)
+        return data
+
+    monkeypatch.setattr(links, "os", SimpleNamespace(**{**vars(os), "read": read}))
+    os.write(stderr, b"y" * CHUNK)
+    ends.turn()
+    assert sizes == [CHUNK]
+    assert link.errors == b"y" * CHUNK
+
+
+def test_what_the_remote_shell_says_before_the_agent_is_not_kept(ends):
+    link, far, _ = ends.link()
+    for _ in range(3):
+        far.send(b"welcome\n" * 1000)
+        ends.turn()
+        assert len(link.buffer) <= len(MAGIC)
+    far.send(MAGIC[:5])
+    ends.turn()
+    far.send(MAGIC[5:])
+    ends.turn()
+    assert link.talking
+
+
+def test_the_end_of_a_rank_does_not_wait_for_what_it_left_in_the_background(ends):
+    """That writes for ever."""
+    delivered = []
+    name = f"hvdrun-test-{os.urandom(16).hex()}"
+    pipes = [ends.pipe(), ends.pipe()]
+
+    def deliver(kind, rank, payload):
+        delivered.append((kind, payload))
+        if kind == OUT:
+            os.write(pipes[0][1], b"more")
+
+    station = Station(name, ends.selector, deliver, lambda: os.open(os.devnull, os.O_RDONLY))
+    ends.callback(station.listener.close)
+    keeper = ends.enter_context(socket.socket(socket.AF_UNIX))
+    keeper.connect("\0" + name)
+    send(keeper, frame(RANK, 0), [reader for reader, _ in pipes])
+    ends.turn()
+    ends.turn()
+    os.write(pipes[0][1], b"last words")
+    station.pause(True)
+    send(keeper, frame(EXIT, 0, b"code 0 1"))
+    ends.turn()
+    assert delivered == [(RANK, b""), (OUT, b"last words"), (EXIT, b"code 0 1")]
+    keeper.close()
+    ends.turn()
+
+
+def test_what_mpirun_says_waits_too_where_nobody_reads_what_hvdrun_writes(ends):
+    noise = Noise()
+    reader, writer = ends.pipe()
+    source = Source(reader, ends.selector, noise)
+    os.write(writer, b"one\n")
+    source.pause(True)
+    ends.turn()
+    assert noise.everything() == []
+    source.pause(False)
+    ends.turn()
+    assert noise.everything() == ["one"]
+
+
+def test_a_line_of_mpirun_that_does_not_end_is_shown_in_pieces():
+    noise = Noise()
+    for piece in (b"first\nab", b"c" * LINE_BYTES, b"d\n"):
+        noise.feed(piece, 0.0)
+    assert noise.everything() == ["first", "ab" + "c" * LINE_BYTES, "d"]
