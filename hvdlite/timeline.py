@@ -126,6 +126,15 @@ def leave_timeline() -> None:
         timeline.let_go(together=False)
 
 
+def _after_fork_in_child() -> None:
+    """The file, the thread and the events are the rank's."""
+    global _active
+    _active = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Timeline:
     """What one rank does for it, in a thread of its own."""
 

@@ -1,5 +1,6 @@
 """What becomes of the processes that a rank starts."""
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -95,25 +96,34 @@ def test_so_is_a_program_that_a_rank_runs_and_it_says_so_once(world):
 
 
 CHILD_THAT_EXITS = """
-import os, sys, hvdlite as hvd
+import os, sys, torch, hvdlite as hvd
 hvd.init()
-for code in (0, 5):
-    child = os.fork()
-    if child == 0:
-        sys.exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
-    hvd.barrier()
+hvd.start_timeline(sys.argv[1])
+for leave in (bool, hvd.stop_timeline, hvd.shutdown):
+    for code in (0, 5):
+        child = os.fork()
+        if child == 0:
+            leave()
+            sys.exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+        hvd.allreduce(torch.ones(1), name=f"after {leave.__name__}")
+hvd.stop_timeline()
 print("through")
 """
 
 
 @pytest.mark.wide_in("mpich")
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
-def test_nothing_of_the_job_ends_with_a_forked_child(mpi):
+def test_nothing_of_the_job_ends_with_a_forked_child(mpi, tmp_path):
+    """Nor does the child say anything at its end."""
     if not python_of(mpi).exists():
         lacking(f"no {mpi}; `make build`")
+    path = tmp_path / "timeline.json"
     finished = run_program(
-        [*mpiexec_command(mpi, 2), python_of(mpi), "-c", CHILD_THAT_EXITS], limit_s=60
+        [*mpiexec_command(mpi, 2), python_of(mpi), "-c", CHILD_THAT_EXITS, path], limit_s=60
     )
     assert finished.code == 0, finished
     assert finished.stdout.count("through") == 2
+    assert "Traceback" not in finished.stderr
+    titles = {event["name"] for event in json.loads(path.read_text())}
+    assert titles >= {f"allreduce after {name}" for name in ("bool", "stop_timeline", "shutdown")}
