@@ -440,8 +440,9 @@ def _split(option: str, text: str) -> tuple[str, ...]:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    open_standard_files()
+    """hvdrun's exit code. KeyboardInterrupt: Ctrl-C before a rank was started."""
     try:
+        open_standard_files()
         result = cli.main(
             args=list(sys.argv[1:] if args is None else args),
             prog_name="hvdrun",
@@ -454,6 +455,5 @@ def main(args: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"hvdrun: {error}", file=sys.stderr)
         return error.code
-    except (KeyboardInterrupt, click.Abort):  # later ones are the supervisor's
-        print("hvdrun: Ctrl-C: no rank has been started", file=sys.stderr)
-        return CTRL_C
+    except click.Abort:
+        raise KeyboardInterrupt from None

@@ -1,6 +1,8 @@
+import functools
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -190,10 +192,46 @@ def test_the_agents_load_little(role):
     assert role == "host" or not loaded & light
 
 
-def test_ctrl_c_before_the_start_is_answered_too(monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
+# Interrupts itself at the import of that number after hvdrun.cli, or of that name.
+INTERRUPTS_ITSELF = """
+import os, signal, sys
+count = None
+def hook(event, arguments):
+    global count
+    if event == "import":
+        if count is not None or arguments[0] == "hvdrun.cli":
+            count = 0 if count is None else count + 1
+        if {at!r} in (count, arguments[0]):
+            os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(hook)
+"""
 
-    monkeypatch.setattr("hvdrun.cli.launch", interrupted)
-    assert main(["-np", "2", "true"]) == 130
-    assert capsys.readouterr().err.strip() == "hvdrun: Ctrl-C: no rank has been started"
+
+def interrupted(folder, at, *command, **options):
+    (folder / "sitecustomize.py").write_text(INTERRUPTS_ITSELF.format(at=at))
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, **options
+    )
+
+
+HVDRUN = str(Path(sys.executable).with_name("hvdrun"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[HVDRUN], pytest.param([sys.executable, "-m", "hvdrun"], marks=pytest.mark.wide)],
+    ids=["hvdrun", "python -m hvdrun"],
+)
+@pytest.mark.parametrize("at", [0, 1, 10, 60, "hvdrun.facts", "hvdrun.supervise"])
+def test_ctrl_c_before_the_start_is_answered_wherever_it_falls(at, command, tmp_path):
+    done = interrupted(tmp_path, at, *command, "-np", "2", "echo", "started")
+    said = "hvdrun: Ctrl-C: no rank has been started"
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", said)
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path):
+    """As in a shell script's background."""
+    ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    done = interrupted(tmp_path, "hvdrun.facts", HVDRUN, "--version", preexec_fn=ignored)
+    assert (done.returncode, done.stderr) == (0, "")
