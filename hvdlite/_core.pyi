@@ -119,10 +119,15 @@ def use_tensors(
     changed: Callable[[Any], object],
     /,
 ) -> bool:
-    """What `Engine.allreduce_in_place` takes: tensors of exactly these types, whose library has the
-    DLPack functions `exchange_api` (its type's `__dlpack_c_exchange_api__`), and ops of this type.
-    changed: is called with each tensor that will be written. Returns whether it can be used; False
-    if the functions are of an unknown version."""
+    """What `Engine.allreduce_in_place` and `dtype_of` take: tensors of exactly these types, whose
+    library has the DLPack functions `exchange_api` (its type's `__dlpack_c_exchange_api__`), and
+    ops of this type. changed: is called with each tensor that will be written. Returns whether it
+    can be used; False if the functions are of an unknown version."""
+
+def dtype_of(tensor: object, /) -> int:
+    """The element type of a dense tensor in host memory, of a type that `use_tensors` named, whose
+    storage holds all of it; -1: it is something else. (A small one's storage that was shrunk, but
+    not freed, is not noticed.)"""
 
 @final
 class Operation:

@@ -81,11 +81,5 @@ def apply(choice: Choice) -> None:
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy in host memory, of a tensor on a device that lanes do not know (they know
-    CUDA's and ROCm's). The device is waited for.
-
-    Raises:
-        ValueError: the tensor has no data.
-    """
-    if tensor.is_meta:
-        raise ValueError("a tensor on the device 'meta' has no data to communicate")
+    CUDA's and ROCm's). The device is waited for."""
     return tensor.detach().to("cpu", copy=True).contiguous()

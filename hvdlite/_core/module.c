@@ -174,6 +174,7 @@ static PyMethodDef module_methods[] = {
     {"finish_on_exit", (PyCFunction)(void (*)(void))finish_on_exit, METH_VARARGS | METH_KEYWORDS,
      NULL},
     {"force_past_cache", force_past_cache, METH_O, NULL},
+    {"dtype_of", hvdl_py_dtype_of, METH_O, NULL},
     {"use_tensors", hvdl_py_use_tensors, METH_VARARGS, NULL},
     {0},
 };
@@ -227,8 +228,11 @@ static int module_exec(PyObject *module)
     state->operation_type = (PyTypeObject *)operation;
     state->plan_type = (PyTypeObject *)plan;
     state->is_neg = PyUnicode_InternFromString("is_neg");
-    if (!state->is_neg || !engine || !operation || !plan ||
-        PyModule_AddObjectRef(module, "Operation", operation) ||
+    state->storage_offset = PyUnicode_InternFromString("storage_offset");
+    state->untyped_storage = PyUnicode_InternFromString("untyped_storage");
+    state->nbytes = PyUnicode_InternFromString("nbytes");
+    if (!state->is_neg || !state->storage_offset || !state->untyped_storage || !state->nbytes ||
+        !engine || !operation || !plan || PyModule_AddObjectRef(module, "Operation", operation) ||
         PyModule_AddObjectRef(module, "Plan", plan) ||
         PyModule_AddObjectRef(module, "Engine", engine))
         return -1;
@@ -251,6 +255,9 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->op_type);
     Py_VISIT(state->tensor_changed);
     Py_VISIT(state->is_neg);
+    Py_VISIT(state->storage_offset);
+    Py_VISIT(state->untyped_storage);
+    Py_VISIT(state->nbytes);
     return 0;
 }
 
@@ -264,6 +271,9 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->op_type);
     Py_CLEAR(state->tensor_changed);
     Py_CLEAR(state->is_neg);
+    Py_CLEAR(state->storage_offset);
+    Py_CLEAR(state->untyped_storage);
+    Py_CLEAR(state->nbytes);
     return 0;
 }
 

@@ -16,7 +16,8 @@ typedef struct {
     /* What use_tensors was given. */
     PyObject *tensor_types, *op_type, *tensor_changed;
     int (*describe_tensor)(void *tensor, dl_tensor *to); /* NULL: it was not called */
-    PyObject *is_neg;                                    /* the name of the method */
+    /* The names of methods of tensors and storages. */
+    PyObject *is_neg, *storage_offset, *untyped_storage, *nbytes;
 } hvdl_py_state;
 
 typedef struct {
@@ -89,6 +90,7 @@ enum {
 /* ---- python_tensor.c ---- */
 
 PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args);
+PyObject *hvdl_py_dtype_of(PyObject *module, PyObject *object);
 PyObject *hvdl_py_allreduce_in_place(PyObject *engine, PyObject *const *args, Py_ssize_t num_args);
 
 /* ---- python_operation.c ---- */

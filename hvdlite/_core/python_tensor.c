@@ -9,6 +9,10 @@
 #define API_MAJOR 1
 #define API_LEAST_MINOR 3 /* since then the table has its last fields */
 
+/* No program of the usual kind has memory below; where one has, its tensors are asked. */
+#define LOW_ADDRESS ((uint64_t)1 << 40)
+#define ASKED_BYTES (64 << 10)
+
 static void replace(PyObject **kept, PyObject *object)
 {
     PyObject *former = *kept;
@@ -70,7 +74,7 @@ static bool put_tensor(const dl_tensor *tensor, hvdl_posting *posting)
     hvdl_desc *desc = &posting->desc;
     int64_t count = 1;
     char *memory = (char *)tensor->data + tensor->byte_offset;
-    if (tensor->ndim > HVDL_MAX_DIMS || !hvdl_py_is_memory(memory))
+    if (tensor->ndim > HVDL_MAX_DIMS)
         return false;
     for (int i = tensor->ndim - 1; i >= 0; i--) {
         int64_t dim = tensor->shape[i];
@@ -94,6 +98,70 @@ static int holds_values(PyObject *tensor, PyObject *is_neg)
     int is = negated ? PyObject_Not(negated) : -1;
     Py_XDECREF(negated);
     return is;
+}
+
+/* From the first to the last byte; without elements none. -1: more than can be counted. */
+static int64_t extent_bytes(const dl_tensor *tensor)
+{
+    int64_t last = 0, stride = 1, extent;
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        int64_t dim = tensor->shape[i], reach;
+        if (dim == 0)
+            return 0;
+        if (__builtin_mul_overflow(dim - 1, tensor->strides ? tensor->strides[i] : stride,
+                                   &reach) ||
+            __builtin_add_overflow(last, reach, &last) ||
+            __builtin_mul_overflow(stride, dim, &stride))
+            return -1;
+    }
+    return __builtin_mul_overflow(last + 1, tensor->dtype.bits / 8, &extent) ? -1 : extent;
+}
+
+/* What a method without arguments returns; -1: an exception. */
+static int64_t ask(PyObject *object, PyObject *method)
+{
+    PyObject *answer = object ? PyObject_CallMethodObjArgs(object, method, NULL) : NULL;
+    int64_t value = answer ? PyLong_AsLongLong(answer) : -1;
+    Py_XDECREF(answer);
+    return value;
+}
+
+/* Whether the tensor's storage, which can be freed or shrunk under it, holds all of it. Asks it where
+ * that may not be, as asking takes a fifth of a small operation: where the tensor lies as low as a view
+ * of a storage that was freed and begins at 0; and where it is so large that asking takes no time to
+ * speak of. So a small one whose storage was shrunk, but not freed, passes.
+ * 1: it does; 0: it does not; -1: an exception. */
+static int is_backed(hvdl_py_state *state, PyObject *object, const dl_tensor *tensor)
+{
+    uint64_t address = (uintptr_t)tensor->data + tensor->byte_offset;
+    int64_t extent = extent_bytes(tensor), begin;
+    if (extent <= 0 || (address >= LOW_ADDRESS && extent < ASKED_BYTES))
+        return extent >= 0;
+    if (!hvdl_py_is_memory((void *)(uintptr_t)address))
+        return 0;
+    int64_t offset = ask(object, state->storage_offset);
+    if (offset < 0)
+        return -1;
+    PyObject *storage = PyObject_CallMethodObjArgs(object, state->untyped_storage, NULL);
+    int64_t held = ask(storage, state->nbytes);
+    Py_XDECREF(storage);
+    if (held < 0)
+        return -1;
+    return !__builtin_mul_overflow(offset, tensor->dtype.bits / 8, &begin) && begin <= held &&
+           extent <= held - begin;
+}
+
+PyObject *hvdl_py_dtype_of(PyObject *module, PyObject *object)
+{
+    hvdl_py_state *state = PyModule_GetState(module);
+    dl_tensor tensor;
+    int dtype = -1;
+    if (state->describe_tensor && is_one_of(object, state->tensor_types) &&
+        !state->describe_tensor(object, &tensor) && tensor.device.device_type == DL_CPU &&
+        is_backed(state, object, &tensor) > 0)
+        dtype = dtype_of(&tensor);
+    PyErr_Clear(); /* what has no description, or no storage, is for others to say */
+    return PyLong_FromLong(dtype);
 }
 
 enum { ARG_TENSOR, ARG_NAME, ARG_OP, ARG_PRESCALE, ARG_POSTSCALE, NUM_ARGS };
@@ -131,7 +199,8 @@ static int fill(hvdl_py_state *state, PyObject *const *args, hvdl_posting *posti
     desc->place = HVDL_ON_HOST;
     desc->prescale = hvdl_py_factor(PyFloat_AsDouble(args[ARG_PRESCALE]));
     desc->postscale = hvdl_py_factor(PyFloat_AsDouble(args[ARG_POSTSCALE]));
-    return holds_values(object, state->is_neg);
+    int holds = holds_values(object, state->is_neg);
+    return holds > 0 ? is_backed(state, object, &tensor) : holds;
 }
 
 PyObject *hvdl_py_allreduce_in_place(PyObject *object, PyObject *const *args, Py_ssize_t num_args)

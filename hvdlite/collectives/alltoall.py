@@ -149,6 +149,7 @@ def _rows_to_send(tensor: torch.Tensor, splits: Splits, team: Team) -> list[int]
                 f"alltoall: splits is {str(splits.dtype).removeprefix('torch.')}"
                 f"{list(splits.shape)}, expected int32[{size}] or int64[{size}]"
             )
+        checked("alltoall: splits", splits)
         numbers: list[Any] = splits.tolist()
     else:
         try:

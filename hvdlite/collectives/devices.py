@@ -102,7 +102,7 @@ def start_on_device(
         splits: alltoall: the rows for each member, int64, on the CPU.
 
     Raises:
-        ValueError: A device that has no data, or that was not chosen for this rank.
+        ValueError: A device that was not chosen for this rank.
     """
     by_lane = takes(source)
     dtype, device = source.dtype, source.device

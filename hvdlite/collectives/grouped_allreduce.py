@@ -248,22 +248,17 @@ def _are_one_bucket(form: str, tensors: list[torch.Tensor], op: ReduceOp) -> boo
     """Whether all are small, contiguous and of one kind: the usual case, made fast. If so they are
     checked."""
     first = tensors[0]
-    checked(form, first, op)
-    dtype, device, most = first.dtype, first.device, FUSED_BYTES // first.itemsize
-    strided = torch.strided
-    try:
-        for t in tensors:
-            if (
-                t.dtype is not dtype
-                or t.device != device
-                or t.layout is not strided
-                or not t.is_contiguous()
-                or t.is_neg()
-                or not 0 < t.numel() <= most
-            ):
-                return False
-    except AttributeError:
-        return False  # that is no tensor
+    code = checked(form, first, op)
+    device, most = first.device, FUSED_BYTES // first.itemsize
+    for t in tensors:
+        if (
+            checked(form, t, op) != code
+            or t.device != device
+            or not t.is_contiguous()
+            or t.is_neg()
+            or not 0 < t.numel() <= most
+        ):
+            return False
     return len(tensors) > 1 and op is not Adasum
 
 

@@ -15,11 +15,13 @@ import torch
 
 from hvdlite import _core
 from hvdlite.compression import Compressor
+from hvdlite.lanes import takes
 from hvdlite.ops import DTYPES, Adasum, Average, ReduceOp, Sum
 from hvdlite.process_sets import ProcessSet, team_of
 from hvdlite.teams import Team
 
 _BOOL = _core.BOOL
+_dtype_of = _core.dtype_of
 _increment_version = torch.autograd.graph.increment_version
 
 
@@ -69,17 +71,64 @@ def reduce_op(average: bool | None, op: object) -> ReduceOp:
 
 def checked(operation: str, tensor: torch.Tensor, op: ReduceOp | None = None) -> int:
     """The core's number for the tensor's dtype, if the operation can be done at all."""
+    code = _dtype_of(tensor)
+    if code < 0:
+        code = _checked_closely(operation, tensor)
+    if code == _BOOL and (op is Average or op is Adasum):
+        raise ValueError(f"{operation}: bool has no {op!r}; use op=Sum (or), op=Min (and)")
+    return code
+
+
+def _checked_closely(operation: str, tensor: torch.Tensor) -> int:
+    """`checked`, of what the core does not know as an ordinary tensor in host memory."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{operation}: expected a torch.Tensor, got {type(tensor).__name__}")
     code = DTYPES.get(tensor.dtype)
     if code is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise ValueError(f"{operation}: {tensor.dtype} is not supported; expected one of {known}")
-    if code == _BOOL and (op is Average or op is Adasum):
-        raise ValueError(f"{operation}: bool has no {op!r}; use op=Sum (or), op=Min (and)")
-    if tensor.layout is not torch.strided:
-        raise ValueError(f"{operation}: a {tensor.layout} tensor; expected a dense one")
+    require_memory(operation, tensor)
+    takes(tensor)
     return code
+
+
+def require_memory(operation: str, tensor: torch.Tensor) -> None:
+    """Raises ValueError unless the tensor is a dense one whose memory is all there."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        raise ValueError(f"{operation}: a {layout} tensor; expected a dense one")
+    try:
+        begin, end, held = _place(tensor)
+    except Exception as error:  # also of what subclasses raise that hold nothing yet
+        raise ValueError(
+            f"{operation}: a {type(tensor).__name__} on {tensor.device.type} has no memory that "
+            "could be sent: it only stands for a tensor, as a fake or a meta tensor, a wrapper of "
+            "others or a lazy parameter does; pass a tensor that holds the values"
+        ) from error
+    if end > held:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"{operation}: {dtype}{list(tensor.shape)} has no memory: it is at the bytes {begin} "
+            f"to {end} of a storage of {held}, which was freed or shrunk; resize that to what it "
+            "was, and fill it, first"
+        )
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Where the tensor begins and ends in its storage, and how long that is, in bytes.
+
+    Raises:
+        RuntimeError: there is no storage, or it has no memory on any device.
+    """
+    if not tensor.numel() and not tensor.is_meta:
+        return 0, 0, 0
+    storage = tensor.untyped_storage()
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    begin = tensor.storage_offset()
+    end = begin + 1 + sum([(size - 1) * stride for size, stride in pairs])
+    if storage.device.type == "meta" or (storage.nbytes() and not storage.data_ptr()):
+        raise RuntimeError("a storage without memory")
+    return begin * tensor.itemsize, end * tensor.itemsize, storage.nbytes()
 
 
 def no_rows(operation: str) -> ValueError:

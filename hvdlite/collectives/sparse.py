@@ -50,10 +50,11 @@ def sparse_allreduce_async(
     if not isinstance(op, ReduceOp) or op not in (Average, Sum):
         raise ValueError(f"{form}: op={op!r}, expected Average or Sum")
     tensor = tensor.detach()
-    values = tensor._values()
+    values, indices = tensor._values(), tensor._indices()
     code = checked(form, values, op)
+    checked(form, indices)
     # One row for each element.
-    rows = tensor._indices().t().contiguous()
+    rows = indices.t().contiguous()
     team = team_of(form, process_set)
     # Two allgathers, but those of ranks with other shapes or ops must not match.
     layout = (code, int(op), tensor.shape, tensor.sparse_dim())

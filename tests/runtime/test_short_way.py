@@ -49,11 +49,11 @@ def test_takes_views_parameters_and_inference_tensors():
         assert short_way(torch.ones(2)) is None
 
 
-def freed(begin):
-    """What lay at `begin` of a storage that was freed, as sharded parameters are."""
-    tensor = torch.ones(8)
+def resized(count, begin=0, size_bytes=0):
+    """What lay at `begin` of a storage that was freed, as sharded parameters are, or shrunk."""
+    tensor = torch.ones(count)
     view = tensor[begin:]
-    tensor.untyped_storage().resize_(0)
+    tensor.untyped_storage().resize_(size_bytes)
     return view
 
 
@@ -68,8 +68,11 @@ REFUSED = {
     "complex": torch.ones(2, dtype=torch.complex64),
     "sparse": torch.eye(2).to_sparse(),
     "without memory": torch.ones(2, device="meta"),
-    "freed": freed(0),
-    "freed, of a later begin": freed(2),
+    "freed": resized(8),
+    "freed, of a later begin": resized(8, 2),
+    "freed, of a begin much later": resized(5000, 4000),
+    "shrunk": resized(20_000, 0, 79_996),
+    "shrunk, of a later begin": resized(20_000, 2, 79_996),
     "zeros without memory": torch._efficientzerotensor(2),
     "without elements": torch.ones(0, 3),
     "many dimensions": torch.ones((1,) * 9),
@@ -80,12 +83,6 @@ REFUSED = {
 @pytest.mark.parametrize("tensor", REFUSED.values(), ids=REFUSED)
 def test_leaves_other_tensors_to_the_long_way(tensor):
     assert short_way(tensor) is NotImplemented
-
-
-@pytest.mark.parametrize("begin", [0, 2])
-def test_a_tensor_whose_memory_was_freed_is_an_error(begin):
-    with pytest.raises(ValueError, match="allreduce 'x': the tensor has no memory"):
-        hvd.allreduce_(freed(begin), name="x", op=hvd.Sum)
 
 
 @pytest.mark.parametrize(
