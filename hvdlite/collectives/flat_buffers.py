@@ -52,9 +52,12 @@ class FlatBuffer:
             torch._foreach_copy_(self._views, tensors)
 
     def give(self, tensors: list[torch.Tensor]) -> None:
-        """Copies what is in the buffer into the tensors. The caller uses it no more."""
+        """Copies what is in the buffer into the tensors."""
         with _unrecorded(self._key[1]):
             torch._foreach_copy_(tensors, self._views)
+
+    def keep(self) -> None:
+        """For the next group. The caller uses it no more; not even if it is interrupted here."""
         if self.flat.is_cpu and self.flat.nbytes <= IDLE_BYTES:
             _idle[self._key] = self
             if len(_idle) > MOST_IDLE:

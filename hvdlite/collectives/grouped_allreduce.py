@@ -307,18 +307,28 @@ def _start_fused(
     group: Group,
 ) -> Handle:
     team = team_of(form, process_set)
-    buffer = FlatBuffer.of(members, group[1])
+    buffer: FlatBuffer | None = FlatBuffer.of(members, group[1])
+    assert buffer is not None
     buffer.take(members)
     handle = _start_flat(team, buffer.flat, name, op, prescale, postscale, wake, group)
+    results: list[torch.Tensor] = []
 
     def finish() -> list[torch.Tensor]:
+        nonlocal buffer, results
         synchronize(handle)
-        if form[-1] == "_":
-            results = members
-        else:
-            # Memory of its own for each: a view would keep all of it, and share its version.
-            results = [torch.empty_like(m, memory_format=torch.contiguous_format) for m in members]
-        buffer.give(results)
+        if buffer is not None:
+            if form[-1] == "_":
+                places = members
+            else:
+                # Memory of its own for each: a view would keep all of it, and share its version.
+                places = [
+                    torch.empty_like(m, memory_format=torch.contiguous_format) for m in members
+                ]
+            buffer.give(places)
+            results = places
+            # Who finishes again after an interruption must not: another group may have it then.
+            idle, buffer = buffer, None
+            idle.keep()
         return results
 
     return Handle(handle.operation, finish=finish)

@@ -13,6 +13,7 @@ on this rank, waited for or not, as no two of a kind and name can be in flight a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import torch
@@ -27,6 +28,9 @@ Group = tuple[int, int]
 
 # Groups that nobody has waited for, before those that have ended are looked for.
 MOST_OPEN = 64
+
+# A group that has failed is counted once, by whichever thread looks first.
+_looking_back = threading.Lock()
 
 
 def tensors_of(form: str, tensors: object) -> list[torch.Tensor]:
@@ -104,8 +108,9 @@ def ending(
 
 def _look_back(team: Team, key: tuple[str, str]) -> None:
     """Counts the last group of this kind and name, if it has ended and failed."""
-    first = team.open_groups.get(key)
-    if first is not None and first.poll():
-        del team.open_groups[key]
-        if first.wait() is not None:  # only these have an entry
-            team.failed_groups[key] += 1
+    with _looking_back:
+        first = team.open_groups.get(key)
+        if first is not None and first.poll():
+            del team.open_groups[key]
+            if first.wait() is not None:  # only these have an entry
+                team.failed_groups[key] += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -22,7 +24,7 @@ class Handle:
     The engine keeps the tensors until the operation has ended, also where the handle is dropped.
     """
 
-    __slots__ = ("_finish", "_result", "operation")
+    __slots__ = ("_finish", "_finishing", "_result", "operation")
 
     def __init__(
         self, operation: Waitable, result: Any = None, finish: Callable[[], Any] | None = None
@@ -31,6 +33,27 @@ class Handle:
         self._result = result
         # Makes the result when the operation has ended; None where it is there already.
         self._finish = finish
+        if finish is not None:
+            # Held by the thread that makes the result; a signal handler may wait in it once more.
+            self._finishing = threading.RLock()
+
+    def result(self) -> Any:
+        """After the operation has ended well. Of the threads that come, one makes the result; the
+        others wait until it is there."""
+        if self._finish is not None:
+            with self._finishing:
+                if self._finish is not None:
+                    self._make()
+        return self._result
+
+    def _make(self) -> None:
+        assert self._finish is not None
+        try:
+            self._result = self._finish()
+        except Exception as error:
+            self._finish = functools.partial(_raise, error)  # for all who come, as half is done
+            raise
+        self._finish = None
 
 
 class Several:
@@ -86,7 +109,8 @@ def poll(handle: Handle) -> bool:
 
 
 def synchronize(handle: Handle) -> Any:
-    """Waits for an asynchronous operation, and returns its result (the same one each time).
+    """Waits for an asynchronous operation, and returns its result (the same one each time, and in
+    each thread that waits).
 
     Returns:
         A tensor; of a grouped operation the list of its tensors; of `alltoall_async` the tensor and
@@ -101,16 +125,17 @@ def synchronize(handle: Handle) -> Any:
     failure = handle.operation.wait()
     if failure is not None:
         raise HorovodInternalError(failure)
-    if handle._finish is not None:
-        handle._result = handle._finish()
-        handle._finish = None
-    return handle._result
+    return handle._result if handle._finish is None else handle.result()
 
 
 def rows_of(handle: Handle) -> tuple[int, ...]:
     """Of an allgather or an alltoall that has ended: the rows that came from each member."""
     operation: Any = handle.operation
     return operation.rows()  # type: ignore[no-any-return]
+
+
+def _raise(error: Exception) -> Any:
+    raise error
 
 
 def _not_a_handle(thing: object) -> ValueError:

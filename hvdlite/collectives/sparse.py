@@ -8,7 +8,7 @@ import torch
 
 from hvdlite.collectives.allgather import start
 from hvdlite.collectives.groups import ending, parts_of
-from hvdlite.collectives.handles import synchronize, together
+from hvdlite.collectives.handles import Handle, synchronize, together
 from hvdlite.collectives.posting import checked
 from hvdlite.ops import Average, ReduceOp, Sum
 from hvdlite.process_sets import ProcessSet, global_process_set, team_of
@@ -64,17 +64,11 @@ def sparse_allreduce_async(
         for part, (part_name, group) in zip((rows, values), parts, strict=False)
     ]
     gathered = together(handles, ending(team, "allgather", name, handles))
-    shape, size = tensor.shape, team.size
-    result: torch.Tensor | None = None
-
-    def wait() -> torch.Tensor:
-        nonlocal result
-        if result is None:
-            rows, values = synchronize(gathered)
-            result = _combined(rows, values, shape, size if op is Average else 1)
-        return result
-
-    return wait
+    shape, divisor = tensor.shape, team.size if op is Average else 1
+    handle = Handle(
+        gathered.operation, finish=lambda: _combined(*synchronize(gathered), shape, divisor)
+    )
+    return lambda: synchronize(handle)  # type: ignore[no-any-return]
 
 
 def _combined(
