@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvdlite import communicators, world
 from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.layout import Layout
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.state import allgather_object
+from hvdlite.state import allgather_object, everyones
 from hvdlite.teams import Team, make_team, team_of_one
 from hvdlite.timeline import start_timeline
 
@@ -81,19 +81,20 @@ def add_process_set(process_set: ProcessSet | Iterable[int] | Intracomm) -> Proc
         ValueError: A bad argument; ranks that the world does not have; a set with the same members
             is registered already.
         HorovodInternalError: The ranks' sets differ, or one of them is bad; on every rank (where it
-            is bad: a ValueError).
+            is bad: a ValueError, or what its iterable raises).
         LaunchError: The members can't share memory. On every rank.
     """
     with _changing:
         active = world.current()
-        proposal: tuple[tuple[int, ...], bool] = ((), False)
-        problem = None
-        try:
+        added: ProcessSet | None = None
+
+        def propose() -> tuple[tuple[int, ...], bool]:
+            nonlocal added
             added = _checked_set(active, process_set)
-            proposal = added.wanted or (), added.wanted_comm is not None
-        except ValueError as error:
-            problem = f"add_process_set: {error}"
-        proposals = _agreed("add_process_set", problem, proposal)
+            return added.wanted or (), added.wanted_comm is not None
+
+        proposals = _agreed("add_process_set", propose)
+        assert added is not None
         distinct = sorted({ranks for ranks, _ in proposals})
         if len(distinct) > 1 and not _are_parts(proposals):
             other = next(r for r, (ranks, _) in enumerate(proposals) if ranks != proposals[0][0])
@@ -128,19 +129,22 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """
     with _changing:
         active = world.current()
-        number, problem = None, None
-        given: object = process_set
-        if not isinstance(given, ProcessSet):
-            what = f"{given!r} is {type(given).__name__}"
-            problem = f"remove_process_set: {what}, expected a ProcessSet"
-        elif active.process_sets.get(process_set.process_set_id or 0) is process_set:
+
+        def number_of() -> int | None:
+            given: object = process_set
+            if not isinstance(given, ProcessSet):
+                what = f"{given!r} is {type(given).__name__}"
+                raise ValueError(f"remove_process_set: {what}, expected a ProcessSet")
             number = process_set.process_set_id
-        everyones = _agreed("remove_process_set", problem, number)
-        for rank, other in enumerate(everyones):
-            if other != everyones[0]:
+            return number if active.process_sets.get(number or 0) is process_set else None
+
+        numbers = _agreed("remove_process_set", number_of)
+        number = numbers[active.rank]
+        for rank, other in enumerate(numbers):
+            if other != numbers[0]:
                 raise HorovodInternalError(
                     f"remove_process_set: rank {rank} removes process set {other}, rank 0 "
-                    f"{everyones[0]}; every rank of the world must remove the same ones in the "
+                    f"{numbers[0]}; every rank of the world must remove the same ones in the "
                     "same order"
                 )
         if number is None or process_set is global_process_set:
@@ -162,15 +166,17 @@ def _sets_to_add(process_sets: Any) -> list[ProcessSet | Iterable[int]]:
         HorovodInternalError: other ranks pass more or fewer, or no list.
     """
     sets: list[Any] = []
-    problem = None
-    if isinstance(process_sets, Iterable) and not isinstance(process_sets, str):
-        sets = list(process_sets)
-    elif process_sets is not None and process_sets != "dynamic":
-        problem = f"init: process_sets={process_sets!r}, expected a list of sets, or 'dynamic'"
-    comm = world.current().team.comm
-    # Not by the engine, whose objects take a module that a start should not wait for.
-    everyones = [(len(sets), problem)] if comm is None else comm.allgather((len(sets), problem))
-    numbers = _without_problems("init", problem, everyones)
+
+    def count() -> int:
+        if isinstance(process_sets, Iterable) and not isinstance(process_sets, str):
+            sets.extend(process_sets)
+        elif process_sets is not None and process_sets != "dynamic":
+            raise ValueError(
+                f"init: process_sets={process_sets!r}, expected a list of sets, or 'dynamic'"
+            )
+        return len(sets)
+
+    numbers = _agreed("init", count)
     for rank, number in enumerate(numbers):
         if number != numbers[0]:
             raise HorovodInternalError(
@@ -180,21 +186,9 @@ def _sets_to_add(process_sets: Any) -> list[ProcessSet | Iterable[int]]:
     return sets
 
 
-def _agreed(what: str, problem: str | None, own: Thing) -> list[Thing]:
-    """What every rank has, if nobody has a problem. Collective."""
-    everyones = allgather_object((own, problem), f"hvdlite.{what}")
-    return _without_problems(what, problem, everyones)
-
-
-def _without_problems(
-    what: str, problem: str | None, everyones: list[tuple[Thing, str | None]]
-) -> list[Thing]:
-    if problem is not None:
-        raise ValueError(problem)
-    for rank, (_, others) in enumerate(everyones):
-        if others is not None:
-            raise HorovodInternalError(f"{what} failed on rank {rank}: {others}")
-    return [theirs for theirs, _ in everyones]
+def _agreed(what: str, own: Callable[[], Thing]) -> list[Thing]:
+    """What every rank of the world has. Collective; what one raises fails on all."""
+    return everyones(what, own, f"hvdlite.{what}", global_process_set)
 
 
 def _checked_set(active: world.World, process_set: Any) -> ProcessSet:
@@ -205,17 +199,18 @@ def _checked_set(active: world.World, process_set: Any) -> ProcessSet:
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added.ranks is not None:
-        raise ValueError(f"{added!r} is registered already")
+        raise ValueError(f"add_process_set: {added!r} is registered already")
     if added.wanted_comm is not None:
         added.wanted = _world_ranks(active, added)
     assert added.wanted is not None
     if added.wanted[-1] >= active.size:
         raise ValueError(
-            f"{added!r} has rank {added.wanted[-1]}, but the world has ranks 0 to {active.size - 1}"
+            f"add_process_set: {added!r} has rank {added.wanted[-1]}, but the world has ranks 0 to "
+            f"{active.size - 1}"
         )
     for other in active.process_sets.values():
         if other.ranks == list(added.wanted):
-            raise ValueError(f"{other!r} has the same members and is registered")
+            raise ValueError(f"add_process_set: {other!r} has the same members and is registered")
     return added
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from hvdlite import world
 from hvdlite.collectives.allgather import allgather_async
-from hvdlite.collectives.broadcast import broadcast_, broadcast_async_
+from hvdlite.collectives.broadcast import broadcast_, broadcast_async_, checked_root
 from hvdlite.collectives.handles import Handle, rows_of, synchronize
+from hvdlite.collectives.posting import require_memory
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
 from hvdlite.process_sets import ProcessSet, global_process_set, team_of
+
+Thing = TypeVar("Thing")
 
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor]
 
@@ -37,24 +41,28 @@ def broadcast_parameters(
         process_set: The ranks that take part.
 
     Raises:
-        ValueError: Something else than tensors; the text names it.
-        HorovodInternalError: The ranks' tensors differ; on every rank.
+        ValueError: Something else than tensors, or than dense ones that have their memory; the text
+            names it. Nothing is sent then.
+        HorovodInternalError: The ranks' tensors differ; on every rank. Or another rank has raised,
+            a ValueError or what its iterator raises; the text names the rank.
     """
-    started: list[tuple[Handle, torch.Tensor, torch.Tensor]] = []
-    for name, tensor in _pairs(params):
-        if tensor is None:
-            continue
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(
-                f"broadcast_parameters: {name!r} is {type(tensor).__name__}, expected a tensor; "
-                "use broadcast_optimizer_state or broadcast_object"
-            )
-        memory = _memory_of(tensor)
-        place = memory.resolve_conj().resolve_neg().contiguous()
+    team = team_of("broadcast_parameters", process_set)
+    places: list[tuple[str | None, torch.Tensor, torch.Tensor]] = []
+
+    def look() -> None:
+        checked_root("broadcast_parameters", root_rank, team, process_set)
+        for name, tensor in _pairs(params):
+            if tensor is not None:
+                memory = _memory_of(name, tensor)
+                place = memory.resolve_conj().resolve_neg().contiguous()
+                places.append((name, place, memory))
+
+    everyones("broadcast_parameters", look, None, process_set)
+    started: list[Handle] = []
+    for name, place, _ in places:
         label = None if name is None else f"broadcast_parameters.{name}"
-        handle = broadcast_async_(_known_dtype(place), root_rank, label, process_set)
-        started.append((handle, place, memory))
-    for handle, place, memory in started:
+        started.append(broadcast_async_(_known_dtype(place), root_rank, label, process_set))
+    for handle, (_, place, memory) in zip(started, places, strict=True):
         synchronize(handle)
         if place is not memory:
             memory.copy_(place)
@@ -79,12 +87,21 @@ def broadcast_optimizer_state(
 
     Raises:
         ValueError: LBFGS, whose state is a history that can't be shared.
+        HorovodInternalError: Another rank has raised, a ValueError or what the root's `state_dict`
+            raises; the text names the rank.
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("broadcast_optimizer_state does not support LBFGS")
     is_root = world.rank() == root_rank
     tensors: list[torch.Tensor] = []
-    frame = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
+    frame: Any = None
+
+    def look() -> None:
+        nonlocal frame
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError("broadcast_optimizer_state does not support LBFGS")
+        if is_root:
+            frame = _without_tensors(optimizer.state_dict(), tensors)
+
+    everyones("broadcast_optimizer_state", look, None, process_set)
     frame = broadcast_object(frame, root_rank, process_set=process_set)
     if not is_root:
         frame = _with_tensors(frame, tensors)
@@ -112,12 +129,17 @@ def broadcast_object(
     is_root = world.rank() == root_rank
     payload, failure = _sendable(obj) if is_root else (_nothing(), None)
     size_bytes = torch.tensor([payload.numel()], dtype=torch.int64, device="cpu")
-    broadcast_(size_bytes, root_rank, name and f"{name}.size", process_set)
+    size_name = name and f"{name}.size"
+    if failure is not None:
+        started = [
+            broadcast_async_(size_bytes, root_rank, size_name, process_set),
+            broadcast_async_(payload, root_rank, name, process_set),
+        ]
+        _leave(started, failure)
+    broadcast_(size_bytes, root_rank, size_name, process_set)
     if not is_root:
         payload = torch.empty(int(size_bytes), dtype=torch.uint8, device="cpu")
     broadcast_(payload, root_rank, name, process_set)
-    if failure is not None:
-        raise failure
     return obj if is_root else _received("broadcast_object", payload, root_rank)
 
 
@@ -132,13 +154,40 @@ def allgather_object(
     """
     payload, failure = _sendable(obj)
     handle = allgather_async(payload, name, process_set)
-    parts = torch.split(synchronize(handle), list(rows_of(handle)))
     if failure is not None:
-        raise failure
-    ranks = team_of("allgather_object", process_set).ranks
-    return [
-        _received("allgather_object", part, rank) for part, rank in zip(parts, ranks, strict=True)
-    ]
+        _leave([handle], failure)
+    return _everyones_objects("allgather_object", handle, process_set)
+
+
+def everyones(
+    operation: str, make: Callable[[], Thing], name: str | None, process_set: ProcessSet
+) -> list[Thing]:
+    """What `make` returns on each member, in their order; for what looks at its arguments before it
+    meets the others, who must not wait where that fails. Collective. Blocks.
+
+    make: may raise anything; else what it returns is copied by pickle.
+
+    Raises:
+        HorovodInternalError: It has raised on another rank, the first of which is named. (Where it
+            raises, that is raised.)
+    """
+    failure: BaseException | None = None
+    given: Any = None
+    try:
+        given = make()
+    except BaseException as error:
+        failure, given = error, _Failure(f"{operation} failed on rank {world.rank()}: ", error)
+    payload = torch.frombuffer(bytearray(pickle.dumps(given)), dtype=torch.uint8)
+    handle = allgather_async(payload, name, process_set)
+    if failure is not None:
+        _leave([handle], failure)
+    return _everyones_objects(operation, handle, process_set)
+
+
+def _everyones_objects(operation: str, handle: Handle, process_set: ProcessSet) -> list[Any]:
+    parts = torch.split(synchronize(handle), list(rows_of(handle)))
+    ranks = team_of(operation, process_set).ranks
+    return [_received(operation, part, rank) for part, rank in zip(parts, ranks, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -154,6 +203,7 @@ def _without_tensors(thing: Any, tensors: list[torch.Tensor]) -> Any:
     """A copy of nested containers in which places stand for the tensors, which are appended
     to `tensors` (in host memory, as other ranks need not have the same devices)."""
     if isinstance(thing, torch.Tensor):
+        require_memory("broadcast_optimizer_state", thing)
         tensors.append(thing.detach().cpu().contiguous())
         return _TensorPlace(len(tensors) - 1, tuple(thing.shape), thing.dtype)
     if isinstance(thing, dict):
@@ -250,8 +300,21 @@ def _pairs(params: Named) -> Iterable[tuple[str | None, Any]]:
     return [p if isinstance(p, tuple) else (None, p) for p in params]
 
 
-def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without autograd, and without what `expand` repeats, which can't be written."""
+def _memory_of(name: str | None, tensor: Any) -> torch.Tensor:
+    """The tensor without autograd, and without what `expand` repeats, which can't be written.
+
+    Raises:
+        ValueError: it is no tensor whose values are its memory.
+    """
+    form = f"broadcast_parameters: {name!r}"
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(
+            f"{form} is {type(tensor).__name__}, expected a tensor; use broadcast_optimizer_state "
+            "or broadcast_object"
+        )
+    require_memory(form, tensor)
+    if tensor.is_quantized:  # its scale lies elsewhere
+        raise ValueError(f"{form} is quantized; use broadcast_object, or dequantize() it")
     memory = tensor.detach()
     for dim, (size, stride) in enumerate(zip(memory.shape, memory.stride(), strict=True)):
         if size > 1 and stride == 0:
@@ -268,14 +331,24 @@ def _known_dtype(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-@dataclass(frozen=True)
-class _Unpicklable:
-    """Goes to the others where an object can't, so that they don't wait for it."""
+class _Failure:
+    """Goes to the others instead of an object, so that they don't wait for one."""
 
-    why: str
+    def __init__(self, where: str, error: BaseException) -> None:
+        # As at the end of a traceback, also where the exception can't say it itself.
+        self.text = where + "".join(traceback.format_exception_only(error)).strip()
 
 
-def _sendable(obj: Any) -> tuple[torch.Tensor, Exception | None]:
+def _leave(started: Sequence[Handle], failure: BaseException) -> NoReturn:
+    """Raises this rank's own failure, which it tells the others by what is started."""
+    # One that was interrupted does not wait: the others may have been so before they came here.
+    if isinstance(failure, Exception):
+        for handle in started:
+            synchronize(handle)
+    raise failure
+
+
+def _sendable(obj: Any) -> tuple[torch.Tensor, BaseException | None]:
     """The pickled object; or what to send instead, and what to raise afterwards."""
     import cloudpickle
 
@@ -283,10 +356,10 @@ def _sendable(obj: Any) -> tuple[torch.Tensor, Exception | None]:
     buffer = io.BytesIO()
     try:
         cloudpickle.dump(obj, buffer)
-    except Exception as error:
+    except BaseException as error:
         failure = error
         buffer = io.BytesIO()
-        cloudpickle.dump(_Unpicklable(f"{type(error).__name__}: {error}"), buffer)
+        pickle.dump(_Failure(f"rank {world.rank()}'s object can't be sent: ", error), buffer)
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8), failure
 
 
@@ -296,6 +369,6 @@ def _nothing() -> torch.Tensor:
 
 def _received(operation: str, payload: torch.Tensor, rank: int) -> Any:
     obj = pickle.loads(payload.numpy().data)
-    if isinstance(obj, _Unpicklable):
-        raise HorovodInternalError(f"{operation}: rank {rank}'s object can't be sent: {obj.why}")
+    if isinstance(obj, _Failure):
+        raise HorovodInternalError(obj.text)
     return obj

@@ -64,7 +64,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     if active.rank == 0 and problem is None:
         try:
             place = _made(os.fspath(file_path))
-        except (OSError, TypeError, ValueError) as error:
+        except Exception as error:  # of the path's own too, as the others wait
             problem = f"can't write {file_path!r}: {error}"
     problem, place = broadcast_object((problem, place), 0, "hvdlite.start_timeline")
     if problem is not None:

@@ -101,12 +101,12 @@ def _start(
     """form: what the user called; in place if it ends in "_"."""
     team = team_of(form, process_set)
     code = checked(form, tensor)
-    root = _checked_root(form, root_rank, team, process_set)
+    root = checked_root(form, root_rank, team, process_set)
     source, result = buffers(form, tensor)
     return start_into(team, _BROADCAST, source, result, name, code, 0, root, 1.0, 1.0, wake)
 
 
-def _checked_root(form: str, root_rank: object, team: Team, process_set: ProcessSet) -> int:
+def checked_root(form: str, root_rank: object, team: Team, process_set: ProcessSet) -> int:
     """The root's number in the team."""
     root = root_rank if type(root_rank) is int else as_int(root_rank)
     if root in team.ranks:

@@ -124,8 +124,8 @@ def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
         return 0, 0, 0
     storage = tensor.untyped_storage()
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    begin = tensor.storage_offset()
-    end = begin + 1 + sum([(size - 1) * stride for size, stride in pairs])
+    begin: Any = tensor.storage_offset()
+    end: Any = begin + 1 + sum([(size - 1) * stride for size, stride in pairs])
     if storage.device.type == "meta" or (storage.nbytes() and not storage.data_ptr()):
         raise RuntimeError("a storage without memory")
     return begin * tensor.itemsize, end * tensor.itemsize, storage.nbytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -65,10 +66,12 @@ def sparse_allreduce_async(
     ]
     gathered = together(handles, ending(team, "allgather", name, handles))
     shape, divisor = tensor.shape, team.size if op is Average else 1
-    handle = Handle(
-        gathered.operation, finish=lambda: _combined(*synchronize(gathered), shape, divisor)
-    )
-    return lambda: synchronize(handle)  # type: ignore[no-any-return]
+
+    def finish() -> torch.Tensor:
+        rows, values = synchronize(gathered)
+        return _combined(rows, values, shape, divisor)
+
+    return functools.partial(synchronize, Handle(gathered.operation, finish=finish))
 
 
 def _combined(
