@@ -7,6 +7,7 @@ like these. All ranks use rank 0's, from `init` on.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import _core
 from hvdlite.config import Config
 from hvdlite.errors import ConfigError
+from hvdrun.own_files import open_folder, replace
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -104,6 +106,7 @@ def held_in(path: Path) -> dict[str, dict[str, object]]:
         if path.exists():
             read(path)
             held = json.loads(path.read_text())
+        os.close(open_folder(str(path.parent)))
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
@@ -118,10 +121,11 @@ def add(path: Path, num_hosts: int, rules: Rules, measured: object) -> None:
     held = held_in(path)
     held["hosts"][str(num_hosts)] = rules
     held["microseconds"][str(num_hosts)] = measured
-    with tempfile.NamedTemporaryFile(mode="w", dir=path.parent, delete=False) as file:
-        file.write(json.dumps(held, indent=1) + "\n")
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(path)
+    folder = open_folder(str(path.parent))
+    try:
+        replace(folder, path.name, (json.dumps(held, indent=1) + "\n").encode(), 0o644)
+    finally:
+        os.close(folder)
 
 
 def chosen(config: Config) -> Table:

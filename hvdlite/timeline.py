@@ -9,6 +9,7 @@ kept back for long, and the file of a job that was killed can be shown up to its
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import logging
@@ -22,6 +23,7 @@ from hvdlite import communicators, world
 from hvdlite.collectives.barrier import barrier
 from hvdlite.state import allgather_object, broadcast_object
 from hvdlite.teams import Team
+from hvdrun.own_files import Identity, identity, open_file
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -60,7 +62,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     global _active
     active = world.current()
     problem = "a timeline is being written already; call stop_timeline() first" if _active else None
-    place: tuple[str, int, int] | None = None
+    place: tuple[str, Identity] | None = None
     if active.rank == 0 and problem is None:
         try:
             place = _made(os.fspath(file_path))
@@ -334,23 +336,16 @@ class Lane:
         return (at_ns + self._to_wall_ns) / 1000
 
 
-def _made(path: str) -> tuple[str, int, int]:
+def _made(path: str) -> tuple[str, Identity]:
     """A file that begins an array; and how others know that it is this one."""
     path = os.path.abspath(path)
-    with open(path, "wb") as file:
+    with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(b"[\n")
-        status = os.fstat(file.fileno())
-    return path, status.st_dev, status.st_ino
+        return path, identity(file.fileno())
 
 
-def _opened(path: str, device: int, inode: int) -> int | None:
+def _opened(path: str, made: Identity) -> int | None:
     """The file, for appending; None where this process does not see it, or another one there."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    except OSError:
-        return None
-    status = os.fstat(descriptor)
-    if (status.st_dev, status.st_ino) == (device, inode):
-        return descriptor
-    os.close(descriptor)
+    with contextlib.suppress(OSError):
+        return open_file(path, os.O_WRONLY | os.O_APPEND, same_as=made)
     return None

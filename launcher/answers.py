@@ -1,6 +1,7 @@
 """Remembers what hosts have answered, for a while: a file each in the user's cache folder.
 
-What can't be read or written is not there, and never an error.
+What can't be read or written is not there, and never an error; so is a folder that others may write
+to, as what they answer decides how the job is started.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from .own_files import open_folder, replace
 
 LIFETIME_S = 3600.0
 
@@ -34,49 +37,59 @@ class Answers:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.used: list[Path] = []  # what `forget` removes
+        self.used: list[str] = []  # what `forget` removes
 
     def get(self, key: object) -> Any:
         """The value, or None where there is none, or none that is fresh."""
-        path = self._path(key)
-        if path is None:
-            return None
-        with contextlib.suppress(OSError, ValueError):
+        name = _name(key)
+        with (
+            contextlib.suppress(OSError, ValueError),
+            self._opened() as folder,
+            open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)) as file,
+        ):
             # A time in the future is a clock that was wrong, here or at a file server's.
-            if 0 <= time.time() - path.stat().st_mtime < LIFETIME_S:
-                value = json.loads(path.read_text())
-                self.used.append(path)
+            if 0 <= time.time() - os.fstat(file.fileno()).st_mtime < LIFETIME_S:
+                value = json.load(file)
+                self.used.append(name)
                 return value
         return None
 
     def put(self, key: object, value: object) -> None:
-        path = self._path(key)
-        if path is None or self.folder is None:
-            return
-        with contextlib.suppress(OSError):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._remove_old(self.folder)
-            # Whole or not at all: several hvdruns may write at once.
-            with tempfile.NamedTemporaryFile("w", dir=self.folder, delete=False) as file:
-                json.dump(value, file)
-            os.replace(file.name, path)
-            self.used.append(path)
+        name = _name(key)
+        with contextlib.suppress(OSError), self._opened(make=True) as folder:
+            _remove_old(folder)
+            replace(folder, name, json.dumps(value).encode())
+            self.used.append(name)
 
     def forget(self) -> None:
         """What was read or written is not there any more: something went wrong with it."""
-        for path in self.used:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        with contextlib.suppress(OSError), self._opened() as folder:
+            for name in self.used:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
         self.used.clear()
 
-    def _path(self, key: object) -> Path | None:
-        text = json.dumps(key, sort_keys=True).encode()
-        return self.folder and self.folder / hashlib.sha256(text).hexdigest()
+    @contextlib.contextmanager
+    def _opened(self, make: bool = False) -> Iterator[int]:
+        if self.folder is None:
+            raise FileNotFoundError
+        folder = open_folder(str(self.folder), 0o700 if make else None)
+        try:
+            status = os.fstat(folder)
+            if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise PermissionError
+            yield folder
+        finally:
+            os.close(folder)
 
-    @staticmethod
-    def _remove_old(folder: Path) -> None:
-        limit = time.time() - LIFETIME_S
-        for path in folder.iterdir():
-            with contextlib.suppress(OSError):
-                if path.stat().st_mtime < limit:
-                    path.unlink()
+
+def _name(key: object) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+
+
+def _remove_old(folder: int) -> None:
+    limit = time.time() - LIFETIME_S
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            if os.stat(name, dir_fd=folder).st_mtime < limit:
+                os.unlink(name, dir_fd=folder)

@@ -7,6 +7,7 @@ import os
 from collections import OrderedDict
 
 from .errors import UsageError
+from .own_files import Identity, identity, open_file
 from .writer import Sink, write_all
 
 STREAMS = {1: "stdout", 2: "stderr"}
@@ -17,22 +18,25 @@ OPEN_AT_ONCE = 128
 class RankFiles:
     """DIR/rank.N/stdout and DIR/rank.N/stderr, N with as many digits as the highest rank has.
 
-    Raises UsageError where they can't be made. What can't be written later (a full disk) is the
-    user's loss but not the job's: `failure` is the first error.
+    Raises UsageError where they can't be made, or another user has put something there (see
+    own_files). What can't be written later (a full disk) is the user's loss but not the job's:
+    `failure` is the first error.
     """
 
     def __init__(self, folder: str, num_proc: int) -> None:
         digits = len(str(num_proc - 1))
         self.failure: OSError | None = None
         self._open: OrderedDict[str, int] = OrderedDict()
+        self._made: dict[str, Identity] = {}
         self._sinks: dict[tuple[int, int], Sink] = {}
         for rank in range(num_proc):
             of_rank = os.path.join(folder, f"rank.{rank:0{digits}}")
             try:
-                os.makedirs(of_rank, exist_ok=True)
                 for fd, stream in STREAMS.items():
                     path = os.path.join(of_rank, stream)
-                    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
+                    made = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, make=True)
+                    self._made[path] = identity(made)
+                    os.close(made)
                     self._sinks[rank, fd] = self._sink(path)
             except OSError as error:
                 raise UsageError(
@@ -61,5 +65,6 @@ class RankFiles:
             _, oldest = self._open.popitem(last=False)
             with contextlib.suppress(OSError):
                 os.close(oldest)
-        self._open[path] = os.open(path, os.O_WRONLY | os.O_APPEND)
+        flags = os.O_WRONLY | os.O_APPEND
+        self._open[path] = open_file(path, flags, same_as=self._made[path])
         return self._open[path]

@@ -84,7 +84,7 @@ def test_the_launcher_imports_neither_hvdlite_nor_torch(module):
 @pytest.mark.parametrize("module", sorted(m for m in module_files() if m.startswith("hvdlite")))
 def test_hvdlite_takes_little_from_the_launcher(module):
     launcher = {m for m in graph()[module] if m.startswith("hvdrun")}
-    little = ("binding", "knobs", "machine", "processes", "topology")
+    little = ("binding", "knobs", "machine", "own_files", "processes", "topology")
     assert launcher <= {f"hvdrun.{name}" for name in little}
 
 

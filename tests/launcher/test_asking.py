@@ -103,7 +103,7 @@ def test_where_nothing_can_be_remembered_nothing_is(tmp_path):
         assert answers.get("key") is None
     broken = Answers(tmp_path)
     broken.put("key", 1)
-    broken.used[0].write_text("{")
+    (tmp_path / broken.used[0]).write_text("{")
     assert broken.get("key") is None
 
 

@@ -13,6 +13,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite.timeline import Lane
+from tests.needs import lacking
 from tests.worlds import mpiexec_command, python_of
 
 STATES = ["POSTED", "MATCHED", "RUNNING"]
@@ -129,6 +130,24 @@ def test_it_can_be_stopped_and_started_again_and_says_what_it_can_not_write(worl
         }
         assert f"allreduce of {i}" in titles
         assert f"allreduce of {1 - i}" not in titles
+
+
+def writes_to_a_link(path):
+    hvd.init()
+    with pytest.raises(ValueError, match=r"can't write '.*': .*user 4242 has made this symlink"):
+        hvd.start_timeline(path)
+    hvd.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_another_users_symlink_leads_it_nowhere(world, tmp_path):
+    if os.geteuid() != 0:
+        lacking("what another user has made needs root")
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "timeline.json").symlink_to(tmp_path / "mine")
+    os.chown(tmp_path / "timeline.json", 4242, 4242, follow_symlinks=False)
+    world.run(writes_to_a_link, str(tmp_path / "timeline.json"))
+    assert (tmp_path / "mine").read_text() == "kept"
 
 
 def steps_with_the_knob():

@@ -1,0 +1,209 @@
+"""Opens files to write, and folders, where no other user has laid a trap.
+
+As the kernel does with fs.protected_symlinks, which is not switched on everywhere: another user's
+symlink is refused where the file itself should be, and on the way to it where others may put one.
+Others may do that in a folder that everyone may write to (/tmp), and below it in folders that
+belong to others. There a file that another user has made is refused, too. The user's own symlinks
+and files, and root's, are fine everywhere.
+
+Each folder is opened from the one before, and what was looked at is what is used: nothing can be
+exchanged in between. What is refused is a PermissionError that says why, with the path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+
+MOST_LINKS = 40  # on one way, as the kernel has it
+PATH_ONLY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Identity = tuple[int, int]  # device and inode
+
+
+def identity(fd: int) -> Identity:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def open_file(
+    path: str, flags: int, mode: int = 0o666, *, make: bool = False, same_as: Identity | None = None
+) -> int:
+    """os.open for a file that is written to. make: with the folders on the way; same_as: it must be
+    that very file, whoever owns it (root's files on a file server are nobody's)."""
+    with _Way(path) as way:
+        name = way.to_file(0o777 if make else None)
+        while True:
+            status = way.look(name)
+            if status is None and flags & os.O_CREAT:
+                try:
+                    return way.open(name, flags | os.O_EXCL, mode)
+                except FileExistsError:
+                    continue  # since a moment
+            known = flags & ~(os.O_TRUNC | os.O_CREAT)
+            if status is not None and stat.S_ISLNK(status.st_mode):
+                # The kernel's own, in /proc: it leads to what a process has open.
+                fd = os.open(name, known | os.O_CLOEXEC, dir_fd=way.fd)
+            else:
+                if status is not None:  # first, as opening may wait for a pipe's other end
+                    way.check(name, status, same_as)
+                fd = way.open(name, known)
+            try:
+                status = os.fstat(fd)
+                way.check(name, status, same_as)
+                if flags & os.O_TRUNC and stat.S_ISREG(status.st_mode):
+                    os.ftruncate(fd, 0)
+            except BaseException:
+                os.close(fd)
+                raise
+            return fd
+
+
+def open_folder(path: str, mode: int | None = None) -> int:
+    """A descriptor of the folder, for `dir_fd`. mode: it is made where it is not there."""
+    with _Way(path) as way:
+        way.to_folder(mode)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=way.fd)
+
+
+def replace(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
+    """Writes a file of that open folder. Whoever reads it meanwhile sees the former one."""
+    new = f".{name}.{secrets.token_hex(4)}"
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        with open(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+        os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(new, dir_fd=folder)
+        raise
+
+
+def _is_others(status: os.stat_result) -> bool:
+    return status.st_uid not in (os.geteuid(), 0)
+
+
+class _Way:
+    """The way along a path, folder by folder; `fd` is where it has come to."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.join(os.getcwd(), path)
+        self.names = self.path.split("/")[::-1]  # still to go, the next one last
+        self.links = 0
+        self.fd = -1
+        self.is_shared = False  # others may exchange what is in it
+
+    def __enter__(self) -> _Way:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def to_folder(self, make: int | None) -> None:
+        """Goes the whole way. make: the mode of folders that are missing."""
+        while self.names:
+            self._step(self.names.pop(), make)
+
+    def to_file(self, make: int | None) -> str:
+        """Goes to the folder of the file, and gives the file's name there: of no symlink, but for
+        those in /proc."""
+        while True:
+            name = ""
+            while name in ("", "."):
+                if not self.names:
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+                name = self.names.pop()
+            if any(self.names) or name == "..":
+                self._step(name, make)
+                continue
+            status = self.look(name)
+            if status is None or not stat.S_ISLNK(status.st_mode) or _is_in_proc(status):
+                return name
+            self._follow(name)
+
+    def look(self, name: str) -> os.stat_result | None:
+        try:
+            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def open(self, name: str, flags: int, mode: int = 0) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.fd)
+
+    def check(self, name: str, status: os.stat_result, same_as: Identity | None) -> None:
+        """Whether this file may be written to."""
+        if same_as is not None:
+            if (status.st_dev, status.st_ino) != same_as:
+                raise self._refused(name, "this is another file than before")
+        elif self.is_shared and _is_others(status):
+            raise self._refused(name, f"user {status.st_uid} has made this file beforehand")
+        elif self.is_shared and stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            raise self._refused(name, "this file has another name, too: others may have linked it")
+
+    def _start(self) -> None:
+        self._come_to(os.open("/", PATH_ONLY))
+        self.is_shared = False
+
+    def _come_to(self, fd: int) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = fd
+        status = os.fstat(fd)
+        is_open_to_all = bool(status.st_mode & stat.S_IWOTH)
+        self.is_shared = is_open_to_all or (self.is_shared and _is_others(status))
+
+    def _step(self, name: str, make: int | None) -> None:
+        """Into this folder, or to where this symlink leads."""
+        if name in ("", "."):
+            return
+        try:
+            fd = os.open(name, PATH_ONLY, dir_fd=self.fd)
+        except FileNotFoundError:
+            if make is None:
+                raise
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o777 if self.names else make, dir_fd=self.fd)
+            fd = os.open(name, PATH_ONLY, dir_fd=self.fd)
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISLNK(mode):
+            os.close(fd)
+            self._follow(name)
+        elif not stat.S_ISDIR(mode):
+            os.close(fd)
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.path)
+        else:
+            if not self.is_shared:  # what is mounted on demand is mounted by going through it
+                os.close(fd)
+                fd = os.open(f"{name}/.", PATH_ONLY, dir_fd=self.fd)
+            self._come_to(fd)
+
+    def _follow(self, name: str) -> None:
+        fd = os.open(name, PATH_ONLY, dir_fd=self.fd)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISLNK(status.st_mode):
+                raise self._refused(name, "this has just been exchanged")
+            if _is_others(status) and (self.is_shared or not any(self.names)):
+                raise self._refused(name, f"user {status.st_uid} has made this symlink")
+            target = os.readlink("", dir_fd=fd)
+        finally:
+            os.close(fd)
+        self.links += 1
+        if self.links > MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
+        if target.startswith("/"):
+            self._start()
+        self.names += target.split("/")[::-1]
+
+    def _refused(self, name: str, why: str) -> PermissionError:
+        folder = os.readlink(f"/proc/self/fd/{self.fd}")
+        return PermissionError(errno.EPERM, why, os.path.join(folder, name))
+
+
+def _is_in_proc(status: os.stat_result) -> bool:
+    return status.st_dev == os.stat("/proc").st_dev
