@@ -33,7 +33,14 @@ from hvdrun.processes import die_with_parent
 
 Result = TypeVar("Result")
 
+# What tells the results from whatever else the ranks print, which may come from anybody. Not an
+# argument, which everybody on the host could read: the caller unpickles what stands behind it.
+VARIABLE = "HVDLITE_CALL_MARK"
 MARK = "\x1e"  # the record separator: no program prints it by accident
+# As in a script, and unlike with -c and -m, no module comes from the working directory, which may
+# be everybody's. Where the caller's path has it, the ranks' gets it, too.
+AS_A_SCRIPT = "import sys; sys.path[:] = filter(None, sys.path); "
+HVDRUN = AS_A_SCRIPT + "from hvdrun.cli import main; sys.exit(main())"
 LINE_BYTES = 1 << 16
 TAIL_LINES = 40  # of what hvdrun says, for an error
 
@@ -143,13 +150,14 @@ class _Job:
     def run(self, options: Sequence[str], call: bytes) -> int:
         """hvdrun's exit code."""
         # Not -m: what is pickled in this module must be found in it, and not in a second one.
-        start = f"from hvdlite.run_function import main; main({self.mark!r})"
+        start = f"{AS_A_SCRIPT}from hvdlite.run_function import main; main()"
         program = [self.python, "-c", start]
         process = subprocess.Popen(
-            [sys.executable, "-m", "hvdrun", *options, "--", *program],
+            [sys.executable, "-c", HVDRUN, *options, "--", *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env={**os.environ, VARIABLE: self.mark},
             # Ctrl-C is for the caller, which tells hvdrun once; who is killed takes hvdrun along.
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGTERM),
@@ -266,8 +274,9 @@ def _unpickled(exception: bytes) -> BaseException | None:
 # ------------------------------------------------------------------------------------ on the ranks
 
 
-def main(mark: str) -> None:
+def main() -> None:
     """Takes the call, does it, sends what it returns. An exception ends the rank as ever."""
+    mark = os.environ.pop(VARIABLE)
     init()
     rank = world.rank()
     # What the call prints, and asks for, is no part of the protocol.

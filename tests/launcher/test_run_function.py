@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from hvdlite.errors import LaunchError, RankError
-from hvdlite.run_function import MARK, _Job
+from hvdlite.run_function import MARK, VARIABLE, _Job
 from tests.worlds import end_tree, python_of
 
 LIMIT_S = 90.0
@@ -131,6 +131,39 @@ def test_records_are_told_from_what_is_printed_wherever_the_pipe_cuts(cut):
     shown = b"".join([*job._sift(output), *job._sift(output)])
     assert shown == b"[0] one\n[1] bar\rbaz\n[1] 50 [%] two\n[1] end"
     assert job.returned == {0: b"abcd", 1: b"xy"}
+
+
+def test_no_command_line_says_what_marks_a_result(monkeypatch):
+    """Who knows it can have the caller unpickle what a rank only prints."""
+
+    class Started(Exception):
+        pass
+
+    def start(argv, *, env, **_):
+        raise Started(argv, env)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(Started) as caught:
+        _Job("0a1b2c").run([], b"")
+    argv, environ = caught.value.args
+    assert not [word for word in argv if "0a1b2c" in word]
+    assert environ == {**os.environ, VARIABLE: "0a1b2c"}
+
+
+def test_no_module_comes_from_a_working_directory_that_is_not_the_scripts(tmp_path):
+    for name in ("hvdrun", "hvdlite", "torch", "click"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of somebody else')")
+    (tmp_path / "of_the_script").mkdir()
+    script = tmp_path / "of_the_script" / "script.py"
+    script.write_text("import hvdlite, os\nprint(hvdlite.run(os.getcwd, num_proc=1))")
+    done = subprocess.run(
+        [python_of("openmpi"), script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.stdout == f"{[str(tmp_path)]}\n", done
 
 
 def test_a_prompt_is_shown_before_its_line_ends():
