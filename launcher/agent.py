@@ -15,8 +15,9 @@
   share of the host's cores; as `unbound-rank` those that MPI has given it.
 - `probe` answers what preflight asks of a host before anything is started.
 
-The keepers find their supervisor (hvdrun, or the host agent) by a socket name in HVDRUN_LINK.
-Without it the roles do what is done without hvdrun: `rank` becomes the command, `ssh` becomes ssh.
+The keepers find their supervisor (hvdrun, or the host agent) by the job's secret in HVDRUN_LINK
+(see `peers`), and without it they end. Where it is not set the roles do what is done without
+hvdrun: `rank` becomes the command, `ssh` becomes ssh.
 
 The agents run without site-packages and import little: 15 ms of each rank's start.
 """

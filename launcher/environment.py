@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-LINK = "HVDRUN_LINK"  # where the keepers find their supervisor
+LINK = "HVDRUN_LINK"  # the job's secret, by which the keepers find their supervisor (see peers)
 KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the command
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
 SRUN = "HVDRUN_SRUN"  # srun and its options, where it stands in for ssh
@@ -93,5 +93,6 @@ def at_home(environ: Mapping[str, str], packed: bytes) -> dict[str, str]:
     ours = {n: v for n, v in environ.items() if n in exported or not is_of_the_host(n)}
     for word in packed.decode(errors="surrogateescape").split("\0"):
         name, _, value = word.partition("=")
-        ours.setdefault(name, value)
+        if is_of_the_host(name):  # whatever else is said, it changes nothing
+            ours.setdefault(name, value)
     return ours

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import select
@@ -24,22 +23,25 @@ from .link import (
     MAGIC,
     PING,
     RANK,
+    REFUSED,
+    SECRET,
     SILENCE_LIMIT_S,
     SILENT_GRACE_S,
     STDIN,
     Waker,
-    connect,
     frame,
     send,
     unpack,
     write_all,
 )
+from .peers import Stranger, connect, listen
 from .processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
 from .station import Station
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from typing import NoReturn
 
 # How long MPI's daemon may take to end after the ranks; the same where mpirun is out of its reach.
@@ -59,15 +61,15 @@ def ssh_main(arguments: list[str]) -> NoReturn:
     host, options = destination(name_for_mpi, os.environ.get(SSH, ""))
     command = " ".join(words)
     remote = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
-    name = os.environ.get(LINK, "")
-    sock = connect(name)
-    if sock is not None:
+    secret = os.environ.get(LINK, "")
+    if secret:
+        sock = _hvdrun(secret, host)
         reader, writer = os.pipe()
         send(sock, frame(HOST, payload=host.encode()), [reader])
         os.dup2(sock.fileno(), 0)
         os.dup2(sock.fileno(), 1)
         os.dup2(writer, 2)
-        remote = [sys.executable, "-I", "-S", sys.argv[0], "host", name, command]
+        remote = [sys.executable, "-I", "-S", sys.argv[0], "host", command]
         command = shlex.join(remote)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     srun = shlex.split(os.environ.get(SRUN, ""))
@@ -77,6 +79,19 @@ def ssh_main(arguments: list[str]) -> NoReturn:
         )
     ssh = ["ssh", *options, *own, host, command]
     _become(ssh, dict(os.environ), "openssh-client")
+
+
+def _hvdrun(secret: str, host: str) -> socket.socket:
+    """A host without a connection of hvdrun's would have ranks that nobody ends."""
+    try:
+        sock = connect(secret)
+        problem = "hvdrun has ended"
+    except Stranger as stranger:
+        sock, problem = None, str(stranger)
+    if sock is None:
+        write_all(2, f"hvdrun: {host} was not connected to: {problem}\n".encode())
+        os._exit(1)
+    return sock
 
 
 def split_ssh(arguments: list[str]) -> tuple[list[str], str, list[str]]:
@@ -127,20 +142,20 @@ def safe_prefix(command: str, folder: str) -> str:
 
 
 def host_main(arguments: list[str]) -> NoReturn:
-    name, command = arguments
+    [command] = arguments
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     write_all(1, MAGIC)
-    status = HostAgent(name, command).run()
+    status = HostAgent(command).run()
     # MPI waits for ssh, which waits for whoever holds its ends.
     os._exit(status)
 
 
 class HostAgent:
-    """Runs MPI's daemon and looks after the ranks of this host; ends both when hvdrun says so,
-    closes the connection or falls silent. Without a daemon (where srun starts the ranks) it stays
-    until then."""
+    """Runs MPI's daemon and looks after the ranks of this host, once hvdrun has told it the job's
+    secret; ends both when hvdrun says so, closes the connection or falls silent. Without a daemon
+    (where srun starts the ranks) it stays until then."""
 
-    def __init__(self, name: str, command: str) -> None:
+    def __init__(self, command: str) -> None:
         self.command = command
         self.selector = selectors.DefaultSelector()
         self.buffer = bytearray()
@@ -152,12 +167,8 @@ class HostAgent:
         self.daemon = 0
         self.status = 1 if command else 0
         self.stdin = -1  # where rank 0's input is written, once rank 0 is here
+        self.is_set_up = False
         self.station: Station | None = None
-        # Where two names mean one host, the ranks find the first agent, or hvdrun itself.
-        with contextlib.suppress(OSError):
-            self.station = Station(
-                name, self.selector, self._deliver, self._stdin_of_rank_0, pack(os.environ)
-            )
 
     def _stdin_of_rank_0(self) -> int:
         reader, self.stdin = os.pipe()
@@ -222,8 +233,6 @@ class HostAgent:
             os.set_blocking(fd, False)
         self._send_clock()
         waker = Waker([signal.SIGCHLD])
-        if self.command:
-            self.daemon = self._start_daemon()
         self.selector.register(0, selectors.EVENT_READ, self._hear)
         self.selector.register(waker.fd, selectors.EVENT_READ, waker.read)
         while self._reap() or self._is_held() or (self.station and self.station.keepers):
@@ -245,8 +254,24 @@ class HostAgent:
         remove_sessions(self.station.sessions if self.station else ())
         return self.status
 
+    def _set_up(self, secret: str) -> None:
+        self.is_set_up = True
+        try:
+            listener = listen(secret)
+        except (Stranger, OSError) as problem:
+            self._send(REFUSED, -1, str(problem).encode())
+            self.status = 1
+            self._end(0)
+            return
+        if listener is not None:
+            self.station = Station(
+                listener, self.selector, self._deliver, self._stdin_of_rank_0, pack(os.environ)
+            )
+        if self.command:
+            self.daemon = self._start_daemon()
+
     def _is_held(self) -> bool:
-        return not self.command and self.end_at is None
+        return self.end_at is None and not (self.is_set_up and self.command)
 
     def _reap(self) -> bool:
         """False when no child is left. A daemon that puts itself into the background becomes our
@@ -315,6 +340,8 @@ class HostAgent:
                 self._end(int(payload) / 10)
             elif kind == STDIN:
                 self._feed(payload)
+            elif kind == SECRET:
+                self._set_up(payload.decode())
         if not connected:
             self.selector.unregister(0)
             self._end(GRACE_S)

@@ -18,7 +18,6 @@ from .link import (
     SHIM_GONE,
     Suppress,
     Waker,
-    connect,
     frame,
     receive,
     send,
@@ -26,6 +25,7 @@ from .link import (
     write_all,
 )
 from .memory import oom_kills, was_out_of_memory
+from .peers import Stranger, connect
 from .pmi import Relay
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -43,6 +43,11 @@ SHARED = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_", "psm2_shm
 PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 MOST_FDS = 256  # a keeper has some twenty
 LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
+UNREACHABLE = (
+    "hvdrun: rank {rank} was not started: on {host} there is neither hvdrun nor an agent of it, and"
+    " nobody would end the rank; hvdrun has been killed, or MPI's daemon was started in another way"
+    " than hvdrun's (see --mpi-args)\n"
+)
 LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two looks
 
 # Per MPI: rank, size, rank on the host, number of ranks on the host.
@@ -114,16 +119,17 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
         environment.update(binding.thread_variables(given.threads, environment))
         cpus = given.cpus
     environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
-    name, patience_s = environment.pop(LINK, ""), environment.pop(PATIENCE, "")
-    # srun starts it at the same time as the agent of its host.
-    give_up_at = time.monotonic() + float(patience_s or 0)
-    while (sock := connect(name)) is None and time.monotonic() < give_up_at:
-        time.sleep(0.02)
-    if sock is None and patience_s:
-        write_all(2, f"hvdrun's agent did not come up on {os.uname().nodename}\n".encode())
+    secret, patience_s = environment.pop(LINK, ""), environment.pop(PATIENCE, "")
+    if not secret:
+        _become(command, environment, cpus)
+    try:
+        sock = _supervisor(secret, float(patience_s or 0))
+    except Stranger as stranger:
+        write_all(2, f"hvdrun: rank {rank} was not started: {stranger}\n".encode())
         os._exit(1)
     if sock is None:
-        _become(command, environment, cpus)
+        write_all(2, UNREACHABLE.format(rank=rank, host=os.uname().nodename).encode())
+        os._exit(1)
     reader, writer = os.pipe()
     daemon = os.getppid()
     if os.fork() == 0:
@@ -138,6 +144,14 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     os._exit((os.read(reader, 1) or b"\1")[0])
+
+
+def _supervisor(secret: str, patience_s: float) -> socket.socket | None:
+    """srun starts a rank at the same time as the agent of its host."""
+    give_up_at = time.monotonic() + patience_s
+    while (sock := connect(secret)) is None and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    return sock
 
 
 def _become(

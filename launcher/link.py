@@ -38,6 +38,10 @@ SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
 HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
+SECRET = (
+    b"S"  # hvdrun → host agent, first of all: the job's (see peers), which no argument may hold
+)
+REFUSED = b"N"  # host agent → hvdrun: why it can't look after ranks; it ends
 DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
 BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of MPI's daemon
 STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); before that, back: send some
@@ -92,19 +96,6 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def connect(name: str) -> socket.socket | None:
-    """The supervisor of this host. Its name has no file, so that nothing can stay behind."""
-    if not name:
-        return None
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.connect("\0" + name)
-    except OSError:
-        sock.close()
-        return None
-    return sock
 
 
 class Suppress:

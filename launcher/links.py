@@ -19,6 +19,8 @@ from .link import (
     MAGIC,
     PING,
     PING_EVERY_S,
+    REFUSED,
+    SECRET,
     SILENCE_LIMIT_S,
     STDIN,
     frame,
@@ -36,6 +38,7 @@ class HostLink:
         host: str,
         sock: socket.socket,
         stderr: int,
+        secret: str,
         selector: selectors.BaseSelector,
         deliver: Deliver,
         on_daemon: Callable[[bytes], None],
@@ -45,6 +48,7 @@ class HostLink:
         self.host = host
         self.sock = sock
         self.stderr = stderr
+        self.secret = secret
         self.selector = selector
         self.deliver = deliver
         self.on_daemon = on_daemon
@@ -53,6 +57,7 @@ class HostLink:
         self.talking = False  # the host agent has begun to speak
         self.daemon_status: int | None = None  # once all has ended there
         self.daemon_said = b""
+        self.refused = ""  # why nobody can look after the ranks there
         self.buffer = bytearray()
         self.unsent = bytearray()
         self.errors = b""  # what ssh and the remote shell said
@@ -170,12 +175,15 @@ class HostLink:
                 return
             del self.buffer[: begin + len(MAGIC)]
             self.talking = True
+            self.send(SECRET, self.secret.encode())
         for kind, rank, payload in unpack(self.buffer):
             if kind == DAEMON:
                 self.daemon_said = (self.daemon_said + payload)[-CHUNK:]
                 self.on_daemon(payload)
             elif kind == STDIN:
                 self.on_stdin_wanted(self)
+            elif kind == REFUSED:
+                self.refused = payload.decode(errors="replace")
             elif kind == BYE:
                 self.daemon_status = int(payload)
             elif kind == PING:

@@ -242,6 +242,10 @@ def unreachable(host: str, errors: bytes, python: str) -> LaunchError:
     )
 
 
+def held_by_another(host: str, said: str) -> HostSetupError:
+    return HostSetupError(f"{host} can't run ranks: {said}")
+
+
 def daemon_failed(host: str, status: int, said: bytes) -> LaunchError:
     """MPI's daemon ended before it started a rank; mpirun may wait for it for ever."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]

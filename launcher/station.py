@@ -8,7 +8,6 @@ import os
 import select
 import selectors
 import socket
-import struct
 import termios
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from .link import (
     send,
     unpack,
 )
+from .peers import is_trusted
 
 CLEAN_UP_S = 1.0  # for all keepers of a host together, from KILL on
 Deliver = Callable[[bytes, int, bytes], None]
@@ -55,7 +55,7 @@ class Station:
 
     def __init__(
         self,
-        name: str,
+        listener: int,
         selector: selectors.BaseSelector,
         deliver: Deliver,
         stdin_of_rank_0: Callable[[], int],
@@ -72,9 +72,7 @@ class Station:
         self.ending: bytes | None = None
         self.paused = False
         self.drains = True  # the last words of ranks that have ended have a reader
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind("\0" + name)
-        self.listener.listen(1024)
+        self.listener = socket.socket(fileno=listener)
         selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
     def end(self, grace_s: float) -> None:
@@ -115,9 +113,7 @@ class Station:
 
     def _accept(self) -> None:
         sock, _ = self.listener.accept()
-        # An abstract socket name has no permissions: ask the kernel who is there.
-        uid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-        if uid not in (os.geteuid(), 0):
+        if not is_trusted(sock):
             sock.close()
             return
         keeper = _Keeper(sock)

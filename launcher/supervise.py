@@ -17,7 +17,7 @@ import subprocess
 import time
 
 from .command import Command
-from .environment import LINK, SRUN, SSH
+from .environment import LINK
 from .errors import LaunchError, MpirunFailed
 from .link import (
     ERR,
@@ -33,6 +33,7 @@ from .link import (
 )
 from .links import HostLink
 from .noise import Noise, Source
+from .peers import listen
 from .processes import (
     die_with_parent,
     kill_descendants,
@@ -45,6 +46,7 @@ from .report import (
     daemon_failed,
     first_failure,
     had_left,
+    held_by_another,
     host_lost,
     host_without_words,
     interrupted,
@@ -135,12 +137,14 @@ class Supervisor:
     # ------------------------------------------------------------ the loop
 
     def run(self) -> int:
-        name = f"hvdrun-{os.urandom(16).hex()}"
+        self.secret = os.urandom(16).hex()
+        listener = listen(self.secret)
+        assert listener is not None, "nobody else knows the secret"
         terminal = Terminal()
         waker = self.waker
         self.stdin = Stdin(self.selector)
         self.station = Station(
-            name,
+            listener,
             self.selector,
             self._deliver,
             self.stdin.for_local_rank,
@@ -149,7 +153,7 @@ class Supervisor:
         self.selector.register(waker.fd, selectors.EVENT_READ, lambda: self._woken(waker.read()))
         self.selector.register(self.writer.awake, selectors.EVENT_READ, self.writer.heard)
         try:
-            self._start(name)
+            self._start()
             while not self._over():
                 self._turn()
         except BrokenPipeError:
@@ -208,7 +212,7 @@ class Supervisor:
         output_s = self.output.wait_s()
         return longest if output_s is None else min(longest, output_s)
 
-    def _start(self, name: str) -> None:
+    def _start(self) -> None:
         reader, writer = os.pipe()
         self.mpirun, *self.connections = (
             subprocess.Popen(
@@ -216,7 +220,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
                 stderr=writer,
-                env={**self.command.environment, LINK: name},
+                env={**self.command.environment, LINK: self.secret},
                 cwd=self.cwd,
                 start_new_session=True,  # Ctrl-C is for hvdrun, which ends things in order
                 preexec_fn=die_with_parent(signal.SIGTERM),
@@ -283,6 +287,7 @@ class Supervisor:
             host,
             sock,
             stderr,
+            self.secret,
             self.selector,
             self._deliver,
             lambda data: self.noise.feed(data, time.monotonic()),
@@ -297,7 +302,9 @@ class Supervisor:
         self.links.discard(link)
         if self._ending():
             return
-        if link.daemon_status is not None:
+        if link.refused:
+            self.error = held_by_another(link.host, link.refused)
+        elif link.daemon_status is not None:
             if link.daemon_status == 0 or self.started & set(self.command.ranks_of(link.host)):
                 return  # mpirun says the rest
             self.error = daemon_failed(link.host, link.daemon_status, link.daemon_said)
@@ -374,8 +381,6 @@ class Supervisor:
             return
         links = {link.host: link for link in self.links}
         hosts = [share.host.name for share in self.command.shares]
-        if hosts != ["localhost"] and not {SSH, SRUN} & self.command.environment.keys():
-            return  # the ranks may have no way to us
         found = []
         for host in hosts:
             lacking = len(missing & set(self.command.ranks_of(host)))
@@ -468,7 +473,7 @@ class Supervisor:
         """No rank has failed by itself, and yet not all have ended well."""
         code = self.mpirun.returncode
         if not self.started and code == 0:
-            return 0  # the ranks had no way to us
+            return 0  # it was told to do something else, as with --mpi-args --version
         if self.well:
             rank, at = self._last_that_left()
             raise left_early(*self._who(rank), at - self.begin)

@@ -12,6 +12,7 @@ import pytest
 import hvdrun
 from hvdrun.cli import cli, double_dashes, main, parse_exports
 from hvdrun.errors import UsageError, exit_codes
+from hvdrun.link import SECRET, frame
 from tests.needs import lacking
 
 
@@ -181,9 +182,10 @@ def test_starting_loads_nothing_heavy():
 def test_the_agents_load_little(role):
     """They start beside each rank, and their imports are on the way of each."""
     agent = Path(hvdrun.__file__).with_name("agent.py")
-    arguments = {"rank": ["rank", "true"], "host": ["host", "no-such-link", "true"]}[role]
+    arguments = {"rank": ["rank", "true"], "host": ["host", "true"]}[role]
     command = [sys.executable, "-I", "-S", "-X", "importtime", str(agent), *arguments]
-    done = subprocess.run(command, input=b"", capture_output=True, timeout=60)
+    told = frame(SECRET, payload=b"secret") if role == "host" else b""
+    done = subprocess.run(command, input=told, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
     assert "hvdrun.link" in loaded

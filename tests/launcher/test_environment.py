@@ -67,6 +67,12 @@ def test_a_rank_on_another_host_has_that_hosts_own_variables():
     }
 
 
+def test_no_supervisor_sets_other_variables_than_those_of_the_host():
+    said = b"BASH_ENV=/evil\0HOME=/home/bob\0LD_PRELOAD=/evil.so\0PATH=/evil\0=x\0\0SSH_TTY=1"
+    given = {"PATH": "/bin", "HOME": "/home/ann"}
+    assert at_home(given, said) == {"PATH": "/bin", "HOME": "/home/bob", "SSH_TTY": "1"}
+
+
 @given(st.dictionaries(st.sampled_from(["HOME", "PWD", "XDG_A", "SSH_B"]), texts, min_size=1))
 def test_any_value_gets_there_as_it_is(variables):
     assert all(map(is_of_the_host, variables))

@@ -14,9 +14,11 @@ import pytest
 
 from hvdrun.environment import LINK
 from hvdrun.host_agent import split_ssh
-from hvdrun.link import END, MAGIC, OUT, PING, PING_EVERY_S, frame, unpack
+from hvdrun.link import END, MAGIC, OUT, PING, PING_EVERY_S, SECRET, frame, unpack
 from hvdrun.links import HostLink
 from tests.worlds import ROOT, end_tree
+
+SECRET_OF_JOB = "0123456789abcdef"
 
 
 @pytest.mark.parametrize("last_first", [False, True])
@@ -27,7 +29,16 @@ def test_a_connection_that_ends_with_words_on_stderr_may_be_closed_before_they_a
     reader, writer = os.pipe()
     closed = []
     link = HostLink(
-        *("server9", near, reader, selector, lambda *_: None, lambda _: None, lambda _: None),
+        *(
+            "server9",
+            near,
+            reader,
+            SECRET_OF_JOB,
+            selector,
+            lambda *_: None,
+            lambda _: None,
+            lambda _: None,
+        ),
         closed.append,
     )
     os.write(writer, b"Connection refused\n")
@@ -50,7 +61,7 @@ def link_to_a_host():
     near, far = socket.socketpair()
     far.settimeout(1.0)
     with selectors.DefaultSelector() as selector, far:
-        link = HostLink("server9", near, reader, selector, *nothing)
+        link = HostLink("server9", near, reader, SECRET_OF_JOB, selector, *nothing)
         yield link, selector, far
         link.close()
     os.close(writer)
@@ -69,7 +80,7 @@ def test_a_host_that_comes_up_while_nothing_is_read_gets_signs_of_life():
         read_what_is_there(selector)
         link.pause(True)
         assert link.tick(time.monotonic() + PING_EVERY_S)
-        assert [kind for kind, *_ in unpack(bytearray(far.recv(100)))] == [PING]
+        assert [kind for kind, *_ in unpack(bytearray(far.recv(100)))] == [SECRET, PING]
         far.send(frame(PING, payload=b"0"))
         assert not selector.select(0)  # from now on what it says waits
 
@@ -82,7 +93,8 @@ def test_a_host_that_ends_with_a_grace_can_be_told_that_there_is_none():
         link.end(0)
         with far.makefile("rb") as heard:
             frames = unpack(bytearray(heard.read()))
-        assert [(kind, int(payload)) for kind, _, payload in frames] == [(END, 30), (END, 0)]
+        expected = [(SECRET, SECRET_OF_JOB.encode()), (END, b"30"), (END, b"0")]
+        assert [(kind, payload) for kind, _, payload in frames] == expected
 
 
 @pytest.mark.parametrize(
@@ -102,13 +114,12 @@ def test_options_that_mpi_gives_to_ssh_come_before_the_host(arguments, expected)
 AGENT = (sys.executable, "-I", "-S", str(ROOT / "launcher" / "agent.py"))
 
 
-def host_agent(name, daemon):
-    return subprocess.Popen(
-        [*AGENT, "host", name, daemon],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
+def host_agent(secret, daemon):
+    process = subprocess.Popen(
+        [*AGENT, "host", daemon], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
     )
+    process.stdin.write(frame(SECRET, payload=secret.encode()))
+    return process
 
 
 def frames_of(process):
@@ -146,12 +157,12 @@ time.sleep(0.4)
 
 def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(tmp_path):
     """Its daemon says that it has lost mpirun, and nobody is there to be told."""
-    name = f"hvdrun-test-{os.getpid()}"
+    secret = f"test-{os.getpid()}"
     saved = tmp_path / "saved"
-    shared = Path(f"/dev/shm/vader_segment.{name}")
+    shared = Path(f"/dev/shm/vader_segment.{secret}")
     program = SAVES_WHEN_IT_IS_TO_END.format(shared=str(shared), saved=str(saved))
-    rank = shlex.join(["env", f"{LINK}={name}", *AGENT, "rank", sys.executable, "-c", program])
-    process = host_agent(name, f"{rank} & while echo lost; do sleep 0.01; done")
+    rank = shlex.join(["env", f"{LINK}={secret}", *AGENT, "rank", sys.executable, "-c", program])
+    process = host_agent(secret, f"{rank} & while echo lost; do sleep 0.01; done")
     try:
         said = b""
         for kind, payload in frames_of(process):
@@ -171,7 +182,7 @@ def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(t
 
 def test_a_host_agent_hears_that_it_is_to_end_while_nobody_reads_what_it_says():
     """hvdrun's own reader stands still, and hvdrun lives."""
-    process = host_agent("no-name", "exec yes")
+    process = host_agent(SECRET_OF_JOB, "exec yes")
     try:
         assert next(frames_of(process))
         time.sleep(1.0)  # by then the pipe is full
@@ -192,7 +203,7 @@ def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tm
     """MPI's daemon there does not stop talking."""
     go = tmp_path / "go"
     daemon = f"while [ ! -e {go} ]; do :; done; exec yes"
-    process = host_agent("no-name", daemon)
+    process = host_agent(SECRET_OF_JOB, daemon)
     try:
         process.stdin.write(frame(END, payload=b"0") + frame(PING))
         pings = (kind for kind, _ in frames_of(process) if kind == PING)

@@ -120,19 +120,26 @@ class Rig:
         hosts = [line.split() for line in self("list").splitlines()[1:]]
         return {os.readlink(f"/proc/{pid}/ns/pid"): host for host, _, _, pid, *_ in hosts}
 
-    def processes(self) -> dict[str, list[str]]:
-        """What runs on the hosts beside their own services.
+    def members(self) -> Iterator[tuple[str, psutil.Process]]:
+        """All processes of the hosts, each with its host.
 
         Looked up from outside, where all their processes are seen: a ps on each host takes longer.
         """
-        found: dict[str, list[str]] = {}
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
                 host = self._spaces.get(os.readlink(f"/proc/{process.pid}/ns/pid"))
+                if host:
+                    yield host, process
+
+    def processes(self) -> dict[str, list[str]]:
+        """What runs on the hosts beside their own services."""
+        found: dict[str, list[str]] = {}
+        for host, process in self.members():
+            with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
                 # What they have forked names itself: slurmctld's slurmscriptd.
                 ours = {process.name(), *"".join(words[:1]).split()} & self.services
-                if host and words and "_host" not in words and not ours:
+                if words and "_host" not in words and not ours:
                     found.setdefault(host, []).append(" ".join(words))
         return found
 

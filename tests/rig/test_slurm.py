@@ -9,6 +9,7 @@ import pytest
 from tests.needs import lacking
 from tests.programs import run_program
 from tests.rig import slurm as slurms
+from tests.rig.attack import attack
 from tests.rig.conftest import HOSTS, WAITS, three_waiting_ranks
 from tests.rig.test_launch import WHERE, script
 from tests.worlds import ROOT
@@ -174,6 +175,15 @@ def test_standard_input_is_rank_0s(within, rig, python, way):
         timeout=LIMIT_S,
     )
     assert sorted(done.stdout.splitlines()) == ["[0] 0 300000", "[1] 1 0"], done
+
+
+def test_another_user_of_the_hosts_runs_nothing_as_the_owner_of_a_job(run, rig, way):
+    with attack(rig) as attacker:
+        done = run(["-w", "server[1-2]", "-n3"], *way, "bash", "-c", "sleep 0.5; echo ok")
+    assert attacker.ran_as == set()
+    assert done.code == 0, done
+    assert sorted(done.stdout.splitlines()) == ["[0] ok", "[1] ok", "[2] ok"], done
+    assert len(attacker.tried) >= 2  # hvdrun's name and that of the other host
 
 
 @pytest.fixture
