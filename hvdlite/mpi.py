@@ -50,6 +50,29 @@ def launcher_of(environ: Mapping[str, str]) -> tuple[str, int | None] | None:
     return f"{whose} ({variable}={environ[variable]})", None
 
 
+# Of what torchrun, accelerate launch and their like set, each but the first: one tells that the
+# process is a task of theirs.
+TORCH_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
+
+
+def check_alone(environ: Mapping[str, str]) -> None:
+    """Whether a process without an MPI launcher is the only one of its job.
+
+    Raises:
+        LaunchError: it is one of several, by what a launcher for torch.distributed says.
+    """
+    size = environ.get("WORLD_SIZE", "")
+    seen = [f"{name}={environ[name]}" for name in TORCH_VARIABLES if environ.get(name)]
+    if not size.isdecimal() or int(size) < 2 or len(seen) < 2:
+        return
+    raise LaunchError(
+        f"{int(size)} processes were started without an MPI launcher ({', '.join(seen)}), and each "
+        f"would be a world of one; start them with `hvdrun -np {int(size)} python train.py` (on "
+        "several hosts with -H host1:4,host2:4) in place of torchrun, accelerate launch or what "
+        "else set these variables, or set HVDLITE_ALONE=1 where a world of one is meant"
+    )
+
+
 TASK_IDENTITY = (
     "OMPI_COMM_WORLD_RANK",
     "PMIX_NAMESPACE",
@@ -216,20 +239,22 @@ def layout_of(started: Started, comm: Intracomm, host_ranks: Sequence[int]) -> L
     return Layout(comm.Get_rank(), hosts, tuple(names[ranks[0]] for ranks in hosts))
 
 
-def task_identity(environ: Mapping[str, str]) -> str:
-    """Names this task among all: what a process that a rank starts inherits unchanged, and a
-    process that another launcher starts does not."""
-    return "/".join(environ.get(name, "") for name in TASK_IDENTITY)
+def task_identity(environ: Mapping[str, str]) -> list[str]:
+    """Names this task among all: what a process that a rank starts inherits unchanged, or lacks,
+    and a process that another launcher starts does not."""
+    return [environ.get(name, "").replace("/", "") for name in TASK_IDENTITY]
 
 
 def rank_process(environ: Mapping[str, str]) -> str:
     """What a rank leaves in its environment: who it is."""
-    return f"{os.getpid()}:{task_identity(environ)}"
+    return f"{os.getpid()}:{'/'.join(task_identity(environ))}"
 
 
 def started_by_rank(value: str, environ: Mapping[str, str]) -> int | None:
     """The process number of the rank that started this process; None: this is no rank's child."""
     pid, _, identity = value.partition(":")
-    if not pid.isdigit() or int(pid) == os.getpid() or identity != task_identity(environ):
+    ranks, own = identity.split("/"), task_identity(environ)
+    if not pid.isdigit() or int(pid) == os.getpid() or len(ranks) != len(own):
         return None
-    return int(pid)
+    inherited = all(here in (there, "") for there, here in zip(ranks, own, strict=True))
+    return int(pid) if inherited else None

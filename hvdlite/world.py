@@ -100,8 +100,8 @@ def current() -> World:
 def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
     """Makes this process a rank of the world. Does nothing where that is done already.
 
-    Collective: every process of the world calls it, and it returns when all have. Processes without
-    an MPI launcher are a world of one each, for which no MPI is needed.
+    Collective: every process of the world calls it, and it returns when all have. A process without
+    an MPI launcher is a world of one, for which no MPI is needed.
 
     Also pins a GPU (knob `gpu`) and gives torch this rank's share of the host's cores, unless the
     user has chosen a number of threads.
@@ -111,8 +111,9 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
             None for all of them.
 
     Raises:
-        LaunchError: The processes can't become one world: a launcher of another MPI, no memory to
-            share. On every rank alike where it concerns all.
+        LaunchError: The processes can't become one world: a launcher of another MPI, or for
+            torch.distributed without an MPI (knob `alone`), no memory to share. On every rank alike
+            where it concerns all.
         ConfigError: A variable that can't be parsed.
         ValueError: `comm` does not contain this process.
     """
@@ -122,10 +123,13 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
     config = Config.from_env()
     _set_log_level(config)
     parent = mpi.started_by_rank(config.rank_process, os.environ)
+    has_launcher = mpi.launcher_of(os.environ) is not None
+    if not (parent or has_launcher or config.alone) and _is_of_one(comm):
+        mpi.check_alone(os.environ)
     if parent is not None and comm is None:
         _tell_child(parent)
         active = _world_of_one(config)
-    elif comm is None and mpi.launcher_of(os.environ) is None:
+    elif comm is None and not has_launcher:
         active = _world_of_one(config)
     else:
         active = _world_of_many(config, comm)
@@ -200,6 +204,11 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Whether every host has the same number of ranks. ValueError before `init`."""
     return current().layout.homogeneous
+
+
+def _is_of_one(comm: Intracomm | Sequence[int] | None) -> bool:
+    """Whether the world of a process without an MPI launcher has this one rank."""
+    return comm is None or isinstance(comm, Sequence) or comm.Get_size() == 1
 
 
 def _world_of_one(config: Config) -> World:

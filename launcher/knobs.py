@@ -120,6 +120,12 @@ KNOBS: tuple[Knob, ...] = (
         "the file of python -m hvdlite.tune: which algorithm for which size; rank 0's counts",
     ),
     Knob(
+        "alone",
+        "bool",
+        False,
+        "without an MPI launcher: a world of one, though WORLD_SIZE tells of more processes",
+    ),
+    Knob(
         "block_bytes",
         "int",
         262144,

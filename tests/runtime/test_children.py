@@ -80,10 +80,17 @@ def test_a_process_that_a_rank_starts_is_a_world_of_one_without_mpi(world, metho
     assert world.run(starts_processes, method) == [((0, 1, False), 0)] * 2
 
 
-def starts_a_program():
+def starts_a_program(lost):
+    """It inherits what hvdrun sets for torch, but for the launcher's variables that are lost."""
     hvd.init()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(lost)}
     finished = subprocess.run(
-        [sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=50, check=True
+        [sys.executable, "-c", LOOK],
+        env={**environ, "WORLD_SIZE": str(hvd.size()), "RANK": str(hvd.rank())},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
     )
     hvd.barrier()
     return finished.stdout, finished.stderr.count("it is a world of one")
@@ -91,8 +98,11 @@ def starts_a_program():
 
 @pytest.mark.wide_in("openmpi")
 @pytest.mark.ranks(2)
-def test_so_is_a_program_that_a_rank_runs_and_it_says_so_once(world):
-    assert world.run(starts_a_program) == [("0 1 False\n", 1)] * 2
+@pytest.mark.parametrize(
+    "lost", [("none",), pytest.param(("OMPI_", "PMI", "SLURM_"), marks=pytest.mark.wide)]
+)
+def test_so_is_a_program_that_a_rank_runs_and_it_says_so_once(world, lost):
+    assert world.run(starts_a_program, lost) == [("0 1 False\n", 1)] * 2
 
 
 CHILD_THAT_EXITS = """

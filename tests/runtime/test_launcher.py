@@ -2,10 +2,20 @@
 
 import os
 import re
+import sys
 
 import pytest
 
-from hvdlite.mpi import launcher_of, rank_process, started_by_rank
+import hvdlite as hvd
+from hvdlite.errors import LaunchError
+from hvdlite.mpi import (
+    TORCH_VARIABLES,
+    check_alone,
+    launcher_of,
+    rank_process,
+    started_by_rank,
+)
+from tests.programs import run_program
 
 
 @pytest.mark.parametrize(
@@ -55,3 +65,89 @@ def test_a_process_that_another_launcher_starts_is_no_ranks_child(monkeypatch):
     value = rank_process({"PMIX_NAMESPACE": "a", "PMIX_RANK": "0"})
     monkeypatch.setattr(os, "getpid", lambda: 1)
     assert started_by_rank(value, {"PMIX_NAMESPACE": "b", "PMIX_RANK": "0"}) is None
+
+
+def test_a_ranks_child_may_have_lost_the_launchers_variables(monkeypatch):
+    value = rank_process({"PMIX_NAMESPACE": "a/b", "PMIX_RANK": "0"})
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert started_by_rank(value, {"PMIX_NAMESPACE": "a/b"}) == int(value.partition(":")[0])
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"WORLD_SIZE": "1", "RANK": "0", "TORCHELASTIC_RUN_ID": "none"},
+        {"WORLD_SIZE": "4"},
+        {"WORLD_SIZE": "4", "RANK": "", "LOCAL_RANK": ""},
+        {"WORLD_SIZE": "four", "RANK": "0"},
+        {"RANK": "1", "LOCAL_RANK": "1"},
+        {"SLURM_NTASKS": "8"},
+    ],
+)
+def test_a_process_of_a_job_of_one_is_alone(environ):
+    check_alone(environ)
+
+
+@pytest.mark.parametrize("of_task", TORCH_VARIABLES[1:])
+def test_one_of_several_processes_without_mpi_is_told_how_to_start(of_task):
+    with pytest.raises(LaunchError) as raised:
+        check_alone({"WORLD_SIZE": "12", of_task: "0", "MASTER_ADDR": "server1"})
+    assert str(raised.value) == (
+        f"12 processes were started without an MPI launcher (WORLD_SIZE=12, {of_task}=0), and each "
+        "would be a world of one; start them with `hvdrun -np 12 python train.py` (on several "
+        "hosts with -H host1:4,host2:4) in place of torchrun, accelerate launch or what else set "
+        "these variables, or set HVDLITE_ALONE=1 where a world of one is meant"
+    )
+
+
+class OfOne:
+    """A communicator."""
+
+    def Get_size(self):
+        return 1
+
+
+@pytest.mark.parametrize("comm", [None, [0], OfOne()])
+def test_whatever_communicator_of_one_it_begins_with(comm, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(LaunchError, match="2 processes were started without an MPI launcher"):
+        hvd.init(comm)
+    assert not hvd.is_initialized()
+
+
+TRAIN = """
+import hvdlite as hvd
+hvd.init()
+print(f"rank {hvd.rank()} of {hvd.size()}")
+"""
+
+
+def test_torchrun_makes_no_worlds_of_one(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    done = run_program([*torchrun, script], limit_s=120)
+    assert done.code != 0
+    assert not done.stdout
+    for rank in range(2):
+        assert f"WORLD_SIZE=2, RANK={rank}, LOCAL_RANK={rank}, TORCHELASTIC_" in done.stderr
+    assert "hvdrun -np 2 python train.py" in done.stderr
+
+
+def test_a_world_of_one_can_be_asked_for():
+    asked = ("env", "WORLD_SIZE=2", "RANK=1", "HVDLITE_ALONE=1")
+    done = run_program([*asked, sys.executable, "-c", TRAIN], limit_s=60)
+    assert (done.code, done.stdout) == (0, "rank 0 of 1\n"), done
+
+
+def where():
+    hvd.init()
+    return hvd.rank(), hvd.size()
+
+
+@pytest.mark.ranks(2)
+def test_under_an_mpi_launcher_they_mean_nothing(world):
+    wrong = {"WORLD_SIZE": "7", "RANK": "5"}
+    assert world.run(where, knobs=wrong) == [(0, 2), (1, 2)]
