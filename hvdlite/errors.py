@@ -2,11 +2,13 @@
 
 RuntimeError
  ├── HorovodInternalError = HvdliteError    a collective failed, on every rank that takes part
- │    └── LaunchError                       init(): the processes can't become one world; run()
+ │    ├── LaunchError                       init(): the processes can't become one world; run()
+ │    └── UnsupportedError                  also a ValueError, see below
  └── RankError                              run(): a rank has failed
 ValueError                                  a bad argument, at the call
  ├── ConfigError                            an environment variable that can't be parsed
- └── NotInitializedError                    used before init() or after shutdown()
+ ├── NotInitializedError                    used before init() or after shutdown()
+ └── UnsupportedError                       a reduce op or a shape that the operation does not have
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ HvdliteError = HorovodInternalError
 
 class LaunchError(HorovodInternalError):
     """The processes that were started can't become one world, or were not started by run()."""
+
+
+class UnsupportedError(HorovodInternalError, ValueError):
+    """The operation does not have this reduce op, or does not take scalars. A bad argument, at the
+    call, like any other; but Horovod says it by HorovodInternalError."""
 
 
 class ConfigError(ValueError):

@@ -15,6 +15,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.compression import Compressor
+from hvdlite.errors import UnsupportedError
 from hvdlite.lanes import takes
 from hvdlite.ops import DTYPES, Adasum, Average, ReduceOp, Sum
 from hvdlite.process_sets import ProcessSet, team_of
@@ -75,7 +76,7 @@ def checked(operation: str, tensor: torch.Tensor, op: ReduceOp | None = None) ->
     if code < 0:
         code = _checked_closely(operation, tensor)
     if code == _BOOL and (op is Average or op is Adasum):
-        raise ValueError(f"{operation}: bool has no {op!r}; use op=Sum (or), op=Min (and)")
+        raise UnsupportedError(f"{operation}: bool has no {op!r}; use op=Sum (or), op=Min (and)")
     return code
 
 
@@ -131,9 +132,16 @@ def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
     return begin * tensor.itemsize, end * tensor.itemsize, storage.nbytes()
 
 
+def require_sum(operation: str, op: object) -> None:
+    """Raises ValueError unless the op is one of the two that the operation has."""
+    if op is not Average and op is not Sum:
+        kind = UnsupportedError if isinstance(op, ReduceOp) else ValueError
+        raise kind(f"{operation}: op={op!r}, expected Average or Sum")
+
+
 def no_rows(operation: str) -> ValueError:
     """For an operation along the first dimension that was given a scalar."""
-    return ValueError(f"{operation}: a scalar has no first dimension; use tensor.reshape(1)")
+    return UnsupportedError(f"{operation}: a scalar has no first dimension; use tensor.reshape(1)")
 
 
 def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from hvdlite.collectives.posting import (
     label,
     no_rows,
     readable,
+    require_sum,
 )
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Average, ReduceOp, Sum
@@ -213,9 +214,8 @@ def _start_group(
     return together(handles, ending(team, "reducescatter", name, handles))
 
 
-def _checked(form: str, tensor: torch.Tensor, op: object) -> int:
-    if not isinstance(op, ReduceOp) or op not in (Average, Sum):
-        raise ValueError(f"{form}: op={op!r}, expected Average or Sum")
+def _checked(form: str, tensor: torch.Tensor, op: ReduceOp) -> int:
+    require_sum(form, op)
     code = checked(form, tensor, op)
     if not tensor.dim():
         raise no_rows(form)

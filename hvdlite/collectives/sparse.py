@@ -10,8 +10,8 @@ import torch
 from hvdlite.collectives.allgather import start
 from hvdlite.collectives.groups import ending, parts_of
 from hvdlite.collectives.handles import Handle, synchronize, together
-from hvdlite.collectives.posting import checked
-from hvdlite.ops import Average, ReduceOp, Sum
+from hvdlite.collectives.posting import checked, require_sum
+from hvdlite.ops import Average, ReduceOp
 from hvdlite.process_sets import ProcessSet, global_process_set, team_of
 
 
@@ -48,8 +48,7 @@ def sparse_allreduce_async(
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
         what = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise ValueError(f"{form}: got {what}, expected a torch.sparse_coo tensor")
-    if not isinstance(op, ReduceOp) or op not in (Average, Sum):
-        raise ValueError(f"{form}: op={op!r}, expected Average or Sum")
+    require_sum(form, op)
     tensor = tensor.detach()
     values, indices = tensor._values(), tensor._indices()
     code = checked(form, values, op)

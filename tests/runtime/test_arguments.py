@@ -116,6 +116,63 @@ def test_a_bad_argument_is_a_value_error_at_the_call(world):
     world.run(bad_arguments)
 
 
+def unsupported():
+    hvd.init()
+    x, flags = torch.ones(3), torch.ones(3, dtype=torch.bool)
+    calls = [
+        functools.partial(call, op)
+        for op in (hvd.Adasum, hvd.Min, hvd.Max, hvd.Product)
+        for call in (
+            lambda op: hvd.reducescatter(x, op=op),
+            lambda op: hvd.reducescatter_async(x, op=op),
+            lambda op: hvd.grouped_reducescatter([x], op=op),
+            lambda op: hvd.sparse_allreduce_async(sparse(x), "s", op),
+        )
+    ]
+    calls += [
+        lambda: hvd.allreduce(flags),
+        lambda: hvd.grouped_allreduce_([flags], op=hvd.Adasum),
+        lambda: hvd.reducescatter(torch.tensor(1.0)),
+        lambda: hvd.allgather(torch.tensor(1.0)),
+        lambda: hvd.alltoall(torch.tensor(1.0)),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(
+            ValueError, match=r"expected Average or Sum|bool has no|scalar"
+        ) as caught:
+            call()
+        assert isinstance(caught.value, hvd.HorovodInternalError), number
+    with pytest.raises(ValueError, match="op=17, expected Average or Sum") as caught:
+        hvd.reducescatter(x, op=17)
+    assert not isinstance(caught.value, hvd.HorovodInternalError)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.mpis("openmpi")
+def test_what_an_operation_does_not_have_is_horovods_error_too(world):
+    world.run(unsupported)
+
+
+def names_again():
+    """Each as soon as this rank sees that the one before has ended; the others may be behind."""
+    hvd.init()
+    totals = []
+    for i in range(50):
+        handle = hvd.allreduce_async(torch.tensor([i + hvd.rank()]), name="again", op=hvd.Sum)
+        while not hvd.poll(handle):
+            pass
+        again = hvd.allreduce_async(torch.tensor([-1]), name="again", op=hvd.Sum)
+        totals += [hvd.synchronize(handle).item(), hvd.synchronize(again).item()]
+    return totals
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.mpis("openmpi")
+def test_a_name_is_free_again_as_soon_as_its_operation_has_ended(world):
+    expected = [total for i in range(50) for total in (2 * i + 1, -2)]
+    assert world.run(names_again) == [expected] * 2
+
+
 def good_arguments():
     hvd.init()
     size = hvd.size()
