@@ -115,6 +115,8 @@ def only_the_root_has_state(make, distributed):
     assert len(everyones[0]["state"]) == 4
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1 * size)
     for p in net.parameters():
+        # No step was made to get a state.
+        assert rank == root or p.grad is None
         for name, value in optimizer.state[p].items():
             assert name == "step" or value.dtype == p.dtype
 
@@ -131,6 +133,7 @@ def no_state_at_all():
     optimizer = torch.optim.Adam([p], lr=0.5 if hvd.rank() == 0 else 0.1)
     hvd.broadcast_optimizer_state(optimizer, 0)
     assert not optimizer.state
+    assert p.grad is None
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
