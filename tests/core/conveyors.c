@@ -35,8 +35,9 @@ int run(int ranks, int type, int dtype, size_t count, int times, size_t block_by
     static hvdl_conveyor conveyors[MOST_RANKS];
     size_t bytes = count * hvdl_dtype_bytes(dtype);
     int fd = memfd_create("conveyors", 0), failed = 0;
-    size_t bytes;
-    if (fd < 0 || hvdl_shm_bytes(ranks, 4096, block_bytes, &bytes) || ftruncate(fd, (off_t)bytes))
+    size_t shared_bytes;
+    if (fd < 0 || hvdl_shm_bytes(ranks, 4096, block_bytes, &shared_bytes) ||
+        ftruncate(fd, (off_t)shared_bytes))
         return 1;
     char *memory = calloc((size_t)ranks, 2 * bytes);
     watched = NULL;
