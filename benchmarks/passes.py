@@ -61,6 +61,7 @@ def _add(output: Tensor, inputs: list[Tensor]) -> Callable[[], object]:
         output.data_ptr(),
         tuple(tensor.data_ptr() for tensor in inputs),
         output.numel(),
+        1.0,
         1,
         1.0,
     )
