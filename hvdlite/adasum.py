@@ -22,7 +22,7 @@ from hvdlite.collectives import Handle, allreduce_async, synchronize
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import Adasum
 from hvdlite.optimizer_arguments import Names, checked_passes
-from hvdlite.process_sets import ProcessSet, team_of
+from hvdlite.process_sets import ProcessSet, included, team_of
 from hvdlite.teams import Team
 from hvdlite.wrapping import Wrapper
 
@@ -44,6 +44,8 @@ class Deltas:
         self._combining = combining
         self._options = (("optimizer", optimizer), *combining.options())
         self._process_set = process_set
+        # A rank that is no member makes its steps by itself.
+        self._takes_part = included("DistributedOptimizer", process_set)
         # What follows was made for this team and so many parameters.
         self._team: Team | None = None
         self._number = -1
@@ -55,17 +57,19 @@ class Deltas:
         # parameters a step changes may differ between ranks.
         self._changed: torch.Tensor
         self._plan: _core.Plan
-        self._build_if_changed()
+        if self._takes_part:
+            self._build_if_changed()
 
     def start(self) -> list[torch.Tensor]:
         """Copies of the parameters, before a step.
 
         Collective where the parameters or the world have changed, but does not block.
         """
-        self._build_if_changed()
-        if self._team is not None and self._team.size == 1:
+        if not self._takes_part:
             return []
-        return [param.detach().clone() for param in self._params]
+        self._build_if_changed()
+        assert self._team is not None
+        return [] if self._team.size == 1 else [param.detach().clone() for param in self._params]
 
     def finish(self, starts: Sequence[torch.Tensor]) -> None:
         """After the step: gives the parameters the values that all ranks have together. Blocks.
@@ -73,8 +77,7 @@ class Deltas:
         Raises:
             HorovodInternalError: It failed, on every rank; the parameters are what they were.
         """
-        assert self._team is not None
-        if self._team.size == 1:
+        if self._team is None or self._team.size == 1:
             return
         try:
             if self._agreement is not None:

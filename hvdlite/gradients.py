@@ -14,7 +14,7 @@ from hvdlite.agreement import Agreement, Model, parameters_of
 from hvdlite.arena import Bucket, Combining, Form, Sizing, Slot, lay_out, make_buckets
 from hvdlite.arrivals import Arrivals
 from hvdlite.optimizer_arguments import Names
-from hvdlite.process_sets import ProcessSet, team_of
+from hvdlite.process_sets import ProcessSet, included, team_of
 from hvdlite.teams import Team
 
 Hook = Callable[[Slot, torch.Tensor], None]
@@ -72,7 +72,10 @@ class Gradients:
         # Whether all members have cores to spare for reducing; until they say that they haven't.
         self._overlaps = True
         self._detached = False
-        self._build(0)
+        if included("DistributedOptimizer", process_set):
+            self._build(0)
+        else:
+            self.detach()
 
     def rebuild_if_changed(self, round_number: int) -> None:
         """Parameters may be frozen, thawed or added between steps, on all ranks alike; they may

@@ -24,7 +24,7 @@ from hvdlite.optimizer_arguments import (
     checked_passes,
     groups_by_id,
 )
-from hvdlite.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.process_sets import ProcessSet, global_process_set, included
 from hvdlite.reducer import Reducer, release
 from hvdlite.wrapping import Wrapper, wrap
 
@@ -209,7 +209,8 @@ def DistributedOptimizer(
         sparse_as_dense: Makes sparse gradients dense. Otherwise the rows that the ranks have are
             gathered, and `.grad` is sparse on every rank; but a parameter for which some rank had
             a dense gradient has dense ones from then on.
-        process_set: The ranks that take part; only they make the optimizer.
+        process_set: The ranks that take part. On other ranks the result has the same class and
+            methods, and communicates nothing.
 
     Returns:
         An instance of the optimizer's own class, with the methods synchronize, skip_synchronize,
@@ -217,8 +218,8 @@ def DistributedOptimizer(
 
     Raises:
         ValueError: Names that are no pairs, duplicate or missing; fewer than one pass per step;
-            another op; predivide with an op other than Average; a parameter in two groups; this
-            rank is no member of the process set.
+            another op; predivide with an op other than Average; a parameter in two groups; a
+            process set that is not registered.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
@@ -234,8 +235,9 @@ def DistributedOptimizer(
         groups_by_id(groups, num_groups, params),
     )
     passes = checked_passes(backward_passes_per_step)
-    team_of("DistributedOptimizer", process_set)
-    release(params)
+    is_member = included("DistributedOptimizer", process_set)
+    if is_member:
+        release(params)
     kind = type(optimizer).__name__
     if op is Adasum:
         deltas = Deltas(lambda: optimizer.param_groups, names, combining, kind, process_set)

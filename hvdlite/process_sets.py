@@ -131,13 +131,28 @@ def team_of(operation: str, process_set: object) -> Team:
         NotInitializedError: (a ValueError) before `init`.
         ValueError: It is no process set, or not registered, or this process is no member.
     """
+    if isinstance(process_set, ProcessSet) and process_set.team is not None:
+        return process_set.team
+    included(operation, process_set)
+    own = global_process_set.team.rank if global_process_set.team is not None else None
+    raise ValueError(
+        f"{operation}: rank {own} is not a member of process_set={process_set!r}; only members "
+        "call operations on it"
+    )
+
+
+def included(operation: str, process_set: object) -> bool:
+    """Whether this process is a member of a process set that an operation was given.
+
+    Raises:
+        NotInitializedError: (a ValueError) before `init`.
+        ValueError: It is no process set, or not registered.
+    """
     if not isinstance(process_set, ProcessSet):
         raise ValueError(
             f"{operation}: process_set={process_set!r} is {type(process_set).__name__}, expected "
             "a ProcessSet"
         )
-    if process_set.team is not None:
-        return process_set.team
     if global_process_set.team is None:
         raise NotInitializedError
     if process_set.ranks is None:
@@ -145,8 +160,4 @@ def team_of(operation: str, process_set: object) -> Team:
             f"{operation}: process_set={process_set!r} is not registered; pass it to "
             "init(process_sets=[...]), or to add_process_set on every rank"
         )
-    own = global_process_set.team.rank
-    raise ValueError(
-        f"{operation}: rank {own} is not a member of process_set={process_set!r}; only members "
-        "call operations on it"
-    )
+    return process_set.team is not None

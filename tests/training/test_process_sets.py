@@ -11,29 +11,33 @@ pytestmark = [pytest.mark.ranks(3, 4), pytest.mark.mpis("mpich")]
 
 
 def trains(members, options):
-    """Members train together, on their own joined batch; the others have nothing to do with it."""
+    """Members train together, on their own joined batch; each of the others by itself."""
     hvd.init()
     process_set = hvd.add_process_set(members)
     try:
-        net = model()
-        wrapped = torch.optim.Adam(net.parameters(), lr=0.01)
-        if not process_set.included():
-            with pytest.raises(ValueError, match=rf"rank {hvd.rank()} is not a member of process_"):
-                hvd.DistributedOptimizer(wrapped, process_set=process_set)
-            return
-        rank, size = process_set.rank(), process_set.size()
-        alone = model()
+        net, alone = model(), model()
         reference = torch.optim.Adam(alone.parameters(), lr=0.01)
         optimizer = hvd.DistributedOptimizer(
-            wrapped, net.named_parameters(), process_set=process_set, **options
+            torch.optim.Adam(net.parameters(), lr=0.01),
+            net.named_parameters(),
+            process_set=process_set,
+            **options,
         )
+        rank, size = hvd.rank(), 1
+        if process_set.included():
+            rank, size = process_set.rank(), process_set.size()
         factor = size if options.get("op") is hvd.Sum else 1
-        for x, y in batches(6, 2, size):
+        # A rank that is no member works on rows that nobody else has, and for longer.
+        steps = 6 if process_set.included() else 7 + rank
+        for x, y in batches(steps, 2, max(size, rank + 1)):
+            if not process_set.included():
+                x, y = own(x, rank, rank + 1), own(y, rank, rank + 1)
             reference.zero_grad()
             (loss_of(alone, x, y) * factor).backward()
             reference.step()
             optimizer.zero_grad()
-            loss_of(net, own(x, rank, size), own(y, rank, size)).backward()
+            own_x, own_y = (own(x, rank, size), own(y, rank, size)) if size > 1 else (x, y)
+            loss_of(net, own_x, own_y).backward()
             optimizer.step()
             assert_same_parameters(net, alone)
     finally:
@@ -46,6 +50,55 @@ def trains(members, options):
 @pytest.mark.parametrize("options", [{}, {"gradient_predivide_factor": 4.0}, {"op": hvd.Sum}])
 def test_the_members_train_as_one_process_on_their_joined_batch(world, members, options):
     world.run(trains, members, options)
+
+
+def one_for_each_set(op):
+    """Over the same parameters, made on all ranks: the other set's is the newest here or there."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    sets = [hvd.add_process_set([0, 1]), hvd.add_process_set(range(2, size))]
+    try:
+        p = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        optimizers = [
+            hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), process_set=s, op=op)
+            for s in sets
+        ]
+        mine, other = optimizers if sets[0].included() else optimizers[::-1]
+        assert type(mine).__mro__[1:] == type(other).__mro__[1:]
+        (p * (rank + 1)).sum().backward()
+        mine.step()
+        members = sets[0].ranks if sets[0].included() else sets[1].ranks
+        moved = sum(r + 1 for r in members) / len(members)
+        # Of collinear changes Adasum makes their mean.
+        assert p.item() == pytest.approx(-moved)
+        # This rank alone, and unlike the others.
+        for _ in range(rank):
+            mine.zero_grad()
+            with other.no_sync():
+                p.grad = torch.full_like(p, 0.5)
+            other.synchronize()
+            with other.skip_synchronize():
+                other.step()
+            other.step(lambda: 2.0)
+        other.set_backward_passes_per_step(3)
+        assert other.backward_passes_per_step == 3
+        other.add_param_group({"params": [nn.Parameter(torch.ones(rank + 1))]})
+        other.load_state_dict(other.state_dict())
+        other.zero_grad()
+        assert p.grad is None
+        assert p.item() == pytest.approx(-moved - rank)
+    finally:
+        for process_set in sets:
+            hvd.remove_process_set(process_set)
+    # It stays what it was, but none is made of a set that is gone.
+    other.step()
+    with pytest.raises(ValueError, match="is not registered"):
+        hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), process_set=sets[0], op=op)
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_the_optimizer_of_a_set_that_this_rank_is_no_member_of_communicates_nothing(world, op):
+    world.run(one_for_each_set, op)
 
 
 def overlap():
