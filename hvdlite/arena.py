@@ -30,6 +30,7 @@ class Form(enum.Enum):
     UNKNOWN = enum.auto()  # in a bucket, until the first gradient shows that it need not be
     DENSE = enum.auto()  # in a bucket; a sparse gradient is made dense
     SPARSE = enum.auto()  # in none: its rows are gathered
+    ROWS = enum.auto()  # in a bucket, with a number for each row; it comes out sparse
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Slot:
         "name",
         "param",
         "position",
+        "rows",
         "unhook",
         "view",
     )
@@ -92,6 +94,8 @@ class Slot:
         # Both None where the gradients are sparse.
         self.bucket: Bucket | None = None
         self.view: torch.Tensor | None = None
+        # Of Form.ROWS: behind its place, a one for each row that this rank has.
+        self.rows: torch.Tensor | None = None
         # Which of its bucket's gradients it is.
         self.position = 0
         # The tensor that a round has made `.grad`.
@@ -157,9 +161,12 @@ class Bucket:
         for position, slot in enumerate(self.slots):
             slot.bucket = self
             slot.position = position
-            slot.view = _view(self.flat, layout.offsets_elems[position], slot.param)
+            offset = layout.offsets_elems[position]
+            slot.view = _view(self.flat, offset, slot.param)
+            if slot.form is Form.ROWS:
+                slot.rows = self.flat[offset + slot.param.numel() :][: slot.param.shape[0]]
         # Behind the gradients, one for each: 0 where this rank has none, 1 where it has one, and
-        # infinity where it is sparse, and so is not in its place. Then 1 for this rank: it is
+        # infinity where it is not of the form that its place is for. Then 1 for this rank: it is
         # missing for one that has joined.
         self.presence = self.flat[layout.presence_offset_elems :]
         real = real_view(self.flat)
@@ -172,20 +179,22 @@ class Bucket:
             self.wire = torch.zeros(real.numel(), dtype=dtype, device=device)
         self.plan: _core.Plan | LanePlan
         self.operation: _core.Operation | Transfer | None = None
-        # Of which it is not known yet whether they are sparse.
+        # Of which it is not known yet whether they are sparse; and those that come out sparse.
         self.unknown = [slot for slot in self.slots if slot.form is Form.UNKNOWN]
-        # How many gradients have not come yet in this round; those that are not there or sparse.
+        self.in_rows = [slot for slot in self.slots if slot.form is Form.ROWS]
+        # How many gradients have not come yet in this round; those that are not there, and those of
+        # another form than their place is for.
         self.pending = len(self.slots)
         self.absent: list[int] = []
-        self.sparse: list[int] = []
+        self.misplaced: list[int] = []
 
     def start(self) -> None:
         """Starts its plan; returns at once."""
         self.presence.fill_(1)
         if self.absent:
             self.presence[self.absent] = 0
-        if self.sparse:
-            self.presence[self.sparse] = math.inf
+        if self.misplaced:
+            self.presence[self.misplaced] = math.inf
         self._load()
         self.operation = self.plan.start(self.wire)
 
@@ -202,11 +211,11 @@ class Bucket:
         self.operation = None
         self.pending = len(self.slots)
         self.absent = []
-        self.sparse = []
+        self.misplaced = []
 
     def totals(self) -> list[float]:
         """The presences of all ranks, after the reduction. 0: nobody has this gradient; infinity:
-        it is sparse on some rank. Last, the number of ranks, as the gradients are combined."""
+        it is of another form on some rank. Last, the number of ranks, as gradients are combined."""
         presence = self.presence.real if self.presence.is_complex() else self.presence
         return presence.tolist()
 
@@ -259,7 +268,7 @@ def in_order_of_arrival(slots: Sequence[Slot]) -> list[Slot]:
 def _layouts(placed: Sequence[Slot], combining: Combining, sizing: Sizing) -> tuple[Slots, ...]:
     items = [
         Item(
-            slot.param.numel(),
+            slot.param.numel() + (slot.param.shape[0] if slot.form is Form.ROWS else 0),
             slot.param.element_size(),
             (slot.param.dtype, slot.param.device),
             combining.group_of.get(id(slot.param)),
@@ -280,7 +289,7 @@ def make_buckets(
         ValueError: a parameter whose gradients can't be reduced.
     """
     for slot in slots:
-        slot.bucket = slot.view = None
+        slot.bucket = slot.view = slot.rows = None
         check_reducible(slot.name, slot.param)
         slot.note_parameter()
     placed = in_order_of_arrival(slots)

@@ -32,6 +32,7 @@ class Gradients:
         names: Names,
         combining: Combining,
         first_form: Form,
+        sparse_as_dense: bool,
         optimizer: str,
         process_set: ProcessSet,
         hook: Hook,
@@ -43,10 +44,11 @@ class Gradients:
         self._names = names
         self.combining = combining
         self._first_form = first_form
+        self.sparse_as_dense = sparse_as_dense
         self._options = (
             ("optimizer", optimizer),
             *combining.options(),
-            ("sparse_as_dense", repr(first_form is Form.DENSE)),
+            ("sparse_as_dense", repr(sparse_as_dense)),
         )
         self.process_set = process_set
         self._hook = hook

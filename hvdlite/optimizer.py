@@ -206,9 +206,10 @@ def DistributedOptimizer(
         groups: Gradients to reduce together: lists of parameters, or the number of groups to form.
             By default they are put together by size. With Adasum, where each delta is combined by
             itself, it says nothing.
-        sparse_as_dense: Makes sparse gradients dense. Otherwise the rows that the ranks have are
-            gathered, and `.grad` is sparse on every rank; but a parameter for which some rank had
-            a dense gradient has dense ones from then on.
+        sparse_as_dense: How sparse gradients travel: as dense ones, in the buckets. Otherwise the
+            rows that the ranks have are gathered. In either case `.grad` is sparse on every rank
+            and has the rows of all of them; but a parameter for which some rank had a dense
+            gradient has dense ones from then on.
         process_set: The ranks that take part. On other ranks the result has the same class and
             methods, and communicates nothing.
 
@@ -248,6 +249,7 @@ def DistributedOptimizer(
         combining,
         passes=passes,
         first_form=_first_form(optimizer, sparse_as_dense),
+        sparse_as_dense=bool(sparse_as_dense),
         optimizer=kind,
         process_set=process_set,
     )
@@ -258,6 +260,5 @@ def DistributedOptimizer(
 
 def _first_form(optimizer: torch.optim.Optimizer, sparse_as_dense: bool) -> Form:
     """What a parameter's gradients are taken for before the first has come."""
-    if sparse_as_dense:
-        return Form.DENSE
-    return Form.SPARSE if isinstance(optimizer, torch.optim.SparseAdam) else Form.UNKNOWN
+    takes_rows_only = isinstance(optimizer, torch.optim.SparseAdam)
+    return Form.SPARSE if takes_rows_only and not sparse_as_dense else Form.UNKNOWN

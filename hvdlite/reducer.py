@@ -34,7 +34,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.gradients import Gradients
 from hvdlite.optimizer_arguments import Names
 from hvdlite.process_sets import ProcessSet
-from hvdlite.sparse_gradients import Held, RowExchange, held
+from hvdlite.sparse_gradients import Held, RowExchange, held, put_rows, rows_in
 
 _alive: weakref.WeakSet[Reducer] = weakref.WeakSet()
 _ages = itertools.count()
@@ -51,6 +51,7 @@ class Reducer:
         *,
         passes: int,
         first_form: Form,
+        sparse_as_dense: bool,
         optimizer: str,
         process_set: ProcessSet,
     ) -> None:
@@ -81,7 +82,14 @@ class Reducer:
         # Greater than of those that were made before it.
         self._age = next(_ages)
         self._gradients = Gradients(
-            groups, names, combining, first_form, optimizer, process_set, self._on_gradient
+            groups,
+            names,
+            combining,
+            first_form,
+            sparse_as_dense,
+            optimizer,
+            process_set,
+            self._on_gradient,
         )
         _alive.add(self)
 
@@ -231,11 +239,16 @@ class Reducer:
         assert bucket is not None
         assert place is not None
         if grad is not place:
+            if slot.form is Form.ROWS:
+                # `.grad` becomes the reduced rows when these are known.
+                if not put_rows(slot, grad):
+                    bucket.misplaced.append(slot.position)
+                return
             if grad.is_sparse:
                 if slot.form is Form.UNKNOWN:
                     # Its rows will be gathered.
                     place.zero_()
-                    bucket.sparse.append(slot.position)
+                    bucket.misplaced.append(slot.position)
                     return
                 grad = grad.to_dense()
             if grad.requires_grad:
@@ -281,7 +294,7 @@ class Reducer:
             if failure is not None:
                 raise HorovodInternalError(failure)
             for bucket in self._gradients.buckets:
-                if bucket.absent or bucket.unknown:
+                if bucket.absent or bucket.unknown or bucket.in_rows:
                     self._read_presences(bucket)
             if self._gradients.sparse:
                 self._exchange_rows(by_step)
@@ -339,6 +352,8 @@ class Reducer:
             elif slot.is_kept():
                 slot.leave_place()
             slot.view.zero_()
+            if slot.rows is not None:
+                slot.rows.zero_()
             bucket.absent.append(position)
 
     def _left_before(self, slot: Slot, grad: torch.Tensor, by_step: bool) -> bool:
@@ -363,9 +378,19 @@ class Reducer:
             elif total and learns:
                 slot.form = Form.DENSE
         bucket.unknown = [slot for slot in bucket.unknown if slot.form is Form.UNKNOWN]
+        for slot in bucket.in_rows:
+            total = totals[slot.position]
+            is_dense = math.isinf(total)
+            if is_dense and learns:
+                slot.form = Form.DENSE
+                gradients.stale = True
+            if total:
+                assert slot.view is not None
+                slot.param.grad = slot.given = slot.view.clone() if is_dense else rows_in(slot)
+                slot.mark = self._round
         for position in bucket.absent:
             slot = bucket.slots[position]
-            if totals[position] and slot.form is not Form.SPARSE:
+            if totals[position] and slot.form is not Form.SPARSE and slot.rows is None:
                 slot.param.grad = slot.given = slot.view
                 slot.mark = self._round
 
@@ -398,7 +423,10 @@ class Reducer:
                     grad += slot.view
                 slot.param.grad = slot.given = grad
                 slot.mark = self._round
-            if (slot.form is Form.SPARSE) == (slot.bucket is not None):
+            if slot.form is Form.SPARSE and gradients.sparse_as_dense:
+                slot.form = Form.ROWS
+                gradients.stale = True
+            elif (slot.form is Form.SPARSE) == (slot.bucket is not None):
                 gradients.stale = True
         gradients.sparse = [slot for slot in gradients.sparse if slot.form is Form.SPARSE]
 
@@ -408,7 +436,7 @@ class Reducer:
         if slot.bucket is not None:
             if slot.mark != self._round:
                 return Held.NOTHING, None
-            if slot.position not in slot.bucket.sparse:
+            if slot.position not in slot.bucket.misplaced:
                 return Held.REDUCED, None
         elif slot.mark != self._round and (
             grad is None or not self._left_before(slot, grad, by_step)

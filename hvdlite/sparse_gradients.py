@@ -2,6 +2,9 @@
 
 Every rank takes part, with no rows where it has no gradient. Before its rows a rank sends one
 number that says what it has; so all ranks learn the same from all of them.
+
+With sparse_as_dense the whole tensor is reduced instead, in a bucket. Behind it goes a one for
+each row that this rank has: a row belongs to the sum where any rank has it, though it be zeros.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvdlite.arena import Combining
+from hvdlite.arena import Combining, Slot
 from hvdlite.collectives import allgather_async, rows_of, synchronize
 from hvdlite.compression import Compressor
 from hvdlite.ops import Average
@@ -94,18 +97,36 @@ class RowExchange:
         return reduced, all_held
 
 
+def put_rows(slot: Slot, grad: torch.Tensor) -> bool:
+    """Fills the place of a gradient that is to come out sparse. Whether this one is sparse."""
+    assert slot.view is not None
+    assert slot.rows is not None
+    if not grad.is_sparse:
+        slot.view.copy_(grad.detach())
+        slot.rows.fill_(1)
+        return False
+    grad = _by_rows(grad)
+    indices = grad.indices()[0]
+    slot.view.zero_()[indices] = grad.values()
+    slot.rows.zero_()[indices] = 1
+    return True
+
+
+def rows_in(slot: Slot) -> torch.Tensor:
+    """The reduced gradient that is in its place, sparse and coalesced: the rows of any rank."""
+    assert slot.view is not None
+    assert slot.rows is not None
+    indices = slot.rows.nonzero().flatten()
+    return _coo(indices, slot.view[indices], slot.param.shape, True)
+
+
 def _rows(param: torch.Tensor, grad: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The indices of a gradient's rows, and the rows, in host memory; complex numbers as pairs."""
     if grad is None:
         indices = torch.empty(0, dtype=torch.int64, device="cpu")
         values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device="cpu")
     else:
-        grad = grad.detach()
-        if not grad.is_sparse:
-            grad = grad.to_sparse(1)
-        elif grad.sparse_dim() != 1:
-            grad = grad.to_dense().to_sparse(1)
-        grad = grad.coalesce()
+        grad = _by_rows(grad)
         indices, values = grad.indices()[0].cpu(), grad.values().cpu()
     return indices, torch.view_as_real(values) if values.is_complex() else values
 
@@ -124,6 +145,16 @@ def _added(
     for at, rows in zip(torch.split(places, sizes), torch.split(values, sizes), strict=True):
         total[at] += rows
     return indices, total
+
+
+def _by_rows(grad: torch.Tensor) -> torch.Tensor:
+    """Sparse in its first dimension only, each row once."""
+    grad = grad.detach()
+    if not grad.is_sparse:
+        grad = grad.to_sparse(1)
+    elif grad.sparse_dim() != 1:
+        grad = grad.to_dense().to_sparse(1)
+    return grad.coalesce()
 
 
 def _coo(

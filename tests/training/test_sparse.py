@@ -69,6 +69,7 @@ def as_one_process(kind, options):
             optimizer.step()
         if kind != "SparseAdam":
             assert_same_parameters(net, alone)
+        assert_same_parameters(net.table, alone.table)
         assert_bitwise_equal_on_all_ranks(net.table)
 
 
@@ -79,6 +80,9 @@ def as_one_process(kind, options):
         ("SGD", {}),
         ("Adagrad", {}),
         ("SparseAdam", {}),
+        ("SparseAdam", {"sparse_as_dense": True}),
+        ("Adagrad", {"sparse_as_dense": True, "gradient_predivide_factor": 4.0}),
+        ("SGD", {"sparse_as_dense": True, "backward_passes_per_step": 2}),
         ("SGD", {"op": hvd.Sum}),
         ("SGD", {"gradient_predivide_factor": 4.0}),
         ("SGD", {"backward_passes_per_step": 2}),
@@ -89,13 +93,15 @@ def test_sparse_gradients_stay_sparse_and_are_those_of_one_process(world, kind, 
     world.run(as_one_process, kind, options)
 
 
-def where_they_are(first_rank):
+def where_they_are(first_rank, as_dense):
     """In each step the gradient is on some ranks only."""
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     alone, net = Net(), Net()
     reference, optimizer = optimizer_of("SGD", alone), optimizer_of("SGD", net)
-    optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, net.named_parameters(), sparse_as_dense=as_dense
+    )
     other = torch.full((2, 3, WIDTH), 0.5, dtype=torch.float64)
     who_has = [{first_rank}, set(), {size - 1}, set(range(size)), {0}, set()]
     for step, having in enumerate(who_has):
@@ -116,9 +122,10 @@ def where_they_are(first_rank):
 
 
 @pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("as_dense", [False, True])
 @pytest.mark.parametrize("first_rank", [0, 1])
-def test_a_rank_without_a_sparse_gradient_takes_part_with_no_rows(world, first_rank):
-    world.run(where_they_are, first_rank)
+def test_a_rank_without_a_sparse_gradient_takes_part_with_no_rows(world, first_rank, as_dense):
+    world.run(where_they_are, first_rank, as_dense)
 
 
 def nothing_at_all_on_one_rank():
@@ -142,13 +149,15 @@ def test_a_rank_without_any_backward_takes_part_in_step(world):
     world.run(nothing_at_all_on_one_rank)
 
 
-def also_dense(dense_in, to_none):
+def also_dense(dense_in, to_none, as_dense):
     """The table is also used as a matrix: by rank 0, in some steps."""
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     alone, net = Net(), Net()
     reference, optimizer = optimizer_of("SGD", alone), optimizer_of("SGD", net)
-    optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, net.named_parameters(), sparse_as_dense=as_dense
+    )
     x = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)
 
     def loss_of(module, step, r):
@@ -173,33 +182,48 @@ def also_dense(dense_in, to_none):
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize(
+    ("to_none", "as_dense"),
+    [
+        (True, False),
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.wide),
+    ],
+)
 @pytest.mark.parametrize("dense_in", [{0}, {1}, {2, 3}, {5}])
-def test_a_parameter_is_dense_from_when_on_a_rank_had_a_dense_gradient(world, dense_in, to_none):
+def test_a_parameter_is_dense_from_when_on_a_rank_had_a_dense_gradient(
+    world, dense_in, to_none, as_dense
+):
     first = min(dense_in)
     expected = [step < first for step in range(6)]
-    assert world.run(also_dense, dense_in, to_none) == [expected] * world.size
+    assert world.run(also_dense, dense_in, to_none, as_dense) == [expected] * world.size
 
 
-def made_dense():
+def rows_of_zeros():
+    """A row that only one rank has, and one that all have and whose sum is zero."""
     hvd.init()
-    table = nn.Embedding(5, 2, sparse=True)
+    rank, size = hvd.rank(), hvd.size()
+    table = nn.Embedding(6, 2, sparse=True)
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(table.parameters(), lr=1.0), sparse_as_dense=True
+        torch.optim.SparseAdam(table.parameters()), sparse_as_dense=True
     )
-    for _ in range(2):
+    sign = (-1) ** rank if size % 2 == 0 else 0
+    for _ in range(3):
         optimizer.zero_grad()
-        table(torch.tensor([hvd.rank(), hvd.rank()])).sum().backward()
-        wanted = torch.zeros(5, 2)
-        wanted[: hvd.size()] = 2 / hvd.size()
-        assert not table.weight.grad.is_sparse
-        torch.testing.assert_close(table.weight.grad, wanted)
+        loss = table(torch.tensor([rank + 1])).sum() * 2 + table(torch.tensor([0])).sum() * sign
+        loss.backward()
+        grad = table.weight.grad
+        assert grad.is_coalesced()
+        assert grad.indices()[0].tolist() == list(range(size + 1))
+        assert grad.values()[0].tolist() == [0.0, 0.0]
+        torch.testing.assert_close(grad.values()[1:], torch.full((size, 2), 2 / size))
         optimizer.step()
 
 
 @pytest.mark.ranks(1, 2, 3)
-def test_sparse_as_dense_makes_them_dense(world):
-    world.run(made_dense)
+def test_what_is_reduced_dense_comes_out_with_the_rows_of_all_ranks(world):
+    world.run(rows_of_zeros)
 
 
 def in_16_bits(dtype, compression):
