@@ -47,7 +47,10 @@ class GradientOptimizer(Wrapper):
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """The step of the wrapped class, with reduced gradients on every rank.
 
-        A closure runs first, and its gradients are reduced, before the step. Every rank calls it.
+        A closure runs first, and its gradients are reduced, before the step. The loss that it
+        returns is averaged over the ranks (with op=Sum: added, as the gradients are), so that an
+        optimizer which looks at it does the same on every rank; `step` returns this loss. Every
+        rank calls `step`, with a closure or without, as the others do.
 
         Raises:
             HorovodInternalError: The reduction failed, on every rank.
@@ -145,13 +148,14 @@ class GradientOptimizer(Wrapper):
         self._hvdlite_reducer.set_passes_per_step(checked_passes(passes))
 
     def _synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """The closure, after which its gradients are reduced; it may be called several times."""
+        """The closure, after which its gradients and its loss are reduced; it may be called several
+        times, equally often on all ranks where this follows from both."""
 
         @functools.wraps(closure)
         def synchronized(*args: Any, **kwargs: Any) -> Any:
             loss = closure(*args, **kwargs)
             self._hvdlite_reducer.finish()
-            return loss
+            return self._hvdlite_reducer.loss_of_all(loss)
 
         return synchronized
 

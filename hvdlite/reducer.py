@@ -32,6 +32,7 @@ from hvdlite.arena import Bucket, Combining, Form, Slot
 from hvdlite.backwards import Backward, current_task
 from hvdlite.errors import HorovodInternalError
 from hvdlite.gradients import Gradients
+from hvdlite.losses import loss_of_all
 from hvdlite.optimizer_arguments import Names
 from hvdlite.process_sets import ProcessSet
 from hvdlite.sparse_gradients import Held, RowExchange, held, put_rows, rows_in
@@ -112,6 +113,14 @@ class Reducer:
             if not self._open:
                 self._gradients.rebuild_if_changed(self._round)
             self._finish_round(by_step=True)
+
+    def loss_of_all(self, loss: Any) -> Any:
+        """After `finish`: the ranks' losses as one. Blocks."""
+        gradients = self._gradients
+        if gradients.team is None or gradients.team.size == 1:
+            return loss
+        name, op = f"{gradients.name}.loss", gradients.combining.op
+        return loss_of_all(loss, name, op, gradients.process_set)
 
     def next_step(self) -> None:
         """The gradients are used up or gone: the next backward belongs to another step."""
