@@ -36,6 +36,9 @@ class _Calls:
     synchronized: bool = False
     skip: bool = False
     warned: bool = False
+    # Some step has had all its backward_passes_per_step, or was said not to have them: what is
+    # short after this is the rest of an epoch.
+    accumulated: bool = False
 
 
 class GradientOptimizer(Wrapper):
@@ -73,7 +76,7 @@ class GradientOptimizer(Wrapper):
                     "`with optimizer.skip_synchronize():` to say that this is meant",
                     stacklevel=3,
                 )
-            reducer.finish()
+            self._finish()
         result = super().step(*args, **kwargs)
         calls.synchronized = False
         reducer.next_step()
@@ -116,7 +119,7 @@ class GradientOptimizer(Wrapper):
     def synchronize(self) -> None:
         """Returns when this step's gradients are reduced: at once after a backward that
         communicated; else it reduces them now, and every rank must call it."""
-        self._hvdlite_reducer.finish()
+        self._finish()
         self._hvdlite_calls.synchronized = True
 
     @contextlib.contextmanager
@@ -147,6 +150,22 @@ class GradientOptimizer(Wrapper):
         """From now on every `passes`-th backward communicates; counted from now."""
         self._hvdlite_reducer.set_passes_per_step(checked_passes(passes))
 
+    def _finish(self) -> None:
+        """Has the gradients of this step reduced; says so where the first step comes too early."""
+        reducer, calls = self._hvdlite_reducer, self._hvdlite_calls
+        if not calls.accumulated and reducer.passes_per_step > 1:
+            short = reducer.short_of_passes()
+            calls.accumulated = short is not None or reducer.has_communicated()
+            if short is not None:
+                warnings.warn(
+                    f"optimizer.step() after {short[0]} of backward_passes_per_step={short[1]} "
+                    "backwards: its gradients are reduced now, and nothing is accumulated; call "
+                    f"zero_grad() and step() once for every {short[1]} backwards, or leave out "
+                    "backward_passes_per_step",
+                    stacklevel=4,
+                )
+        reducer.finish()
+
     def _synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         """The closure, after which its gradients and its loss are reduced; it may be called several
         times, equally often on all ranks where this follows from both."""
@@ -154,7 +173,7 @@ class GradientOptimizer(Wrapper):
         @functools.wraps(closure)
         def synchronized(*args: Any, **kwargs: Any) -> Any:
             loss = closure(*args, **kwargs)
-            self._hvdlite_reducer.finish()
+            self._finish()
             return self._hvdlite_reducer.loss_of_all(loss)
 
         return synchronized

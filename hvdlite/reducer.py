@@ -135,6 +135,17 @@ class Reducer:
         self._task = -1
         self.step_is_due = False
 
+    def short_of_passes(self) -> tuple[int, int] | None:
+        """The backwards that count in this step, and how many there should be, where `finish` would
+        cut an accumulation short."""
+        if not 0 < self._passes < self.passes_per_step or self.step_is_due:
+            return None
+        return self._passes, self.passes_per_step
+
+    def has_communicated(self) -> bool:
+        """Whether this step's gradients, or some of them, are reduced."""
+        return self._communicated
+
     def expect_step(self) -> None:
         """GradScaler is told to make a step, which it may leave out."""
         self._forget_skipped_step()

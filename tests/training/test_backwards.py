@@ -117,6 +117,35 @@ def test_every_nth_backward_communicates_and_step_sees_to_the_rest(world):
     world.run(passes)
 
 
+def steps_too_early(how):
+    hvd.init()
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), backward_passes_per_step=3)
+    text = r"step\(\) after 1 of backward_passes_per_step=3 backwards.* for every 3 backwards"
+    for batch in range(7):
+        if how != "accumulates" or batch % 3 == 0:
+            optimizer.zero_grad()
+        p.sum().backward()
+        if batch % 3 < 2 and batch < 6 and how != "steps after each":
+            continue
+        if how == "accumulates" or batch > 3:
+            # The last step is an epoch's rest.
+            optimizer.step()
+        elif how == "steps after each" and batch > 0:
+            optimizer.step()
+        else:
+            with pytest.warns(UserWarning, match=text):
+                optimizer.step()
+    if how == "accumulates":
+        assert p.item() == -7
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("how", ["accumulates", "steps after each", "zeroes gradients after each"])
+def test_a_first_step_before_the_nth_backward_says_so_once(world, how):
+    world.run(steps_too_early, how)
+
+
 def checkpoints(reentrant, passes):
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
