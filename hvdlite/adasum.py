@@ -18,11 +18,12 @@ import torch
 from hvdlite import _core
 from hvdlite.agreement import Agreement, Model, parameters_of
 from hvdlite.arena import Combining, check_reducible
-from hvdlite.collectives import Handle, allreduce_async, synchronize
+from hvdlite.collectives import Handle, allreduce_, allreduce_async, synchronize
 from hvdlite.errors import HorovodInternalError
-from hvdlite.ops import Adasum
+from hvdlite.ops import Adasum, Sum
 from hvdlite.optimizer_arguments import Names, checked_passes
 from hvdlite.process_sets import ProcessSet, included, team_of
+from hvdlite.start_values import StartValues
 from hvdlite.teams import Team
 from hvdlite.wrapping import Wrapper
 
@@ -37,8 +38,10 @@ class Deltas:
         combining: Combining,
         optimizer: str,
         process_set: ProcessSet,
+        check_start: bool,
     ) -> None:
-        """groups: gives the optimizer's param_groups, as they are then. optimizer: its class."""
+        """groups: gives the optimizer's param_groups, as they are then. optimizer: its class.
+        check_start: whether the ranks compare the values from which they start."""
         self._groups = groups
         self._names = names
         self._combining = combining
@@ -53,6 +56,10 @@ class Deltas:
         self._name = ""
         self._params: list[torch.Tensor] = []
         self._agreement: Agreement | None = None
+        # Until the members have compared their parameters, in their first step; this one's hash.
+        self._check_start = check_start
+        self._start: StartValues | None = None
+        self._start_hash = 0
         # By parameter: this rank has changed it. All ranks' are combined by a plan, since which
         # parameters a step changes may differ between ranks.
         self._changed: torch.Tensor
@@ -69,7 +76,11 @@ class Deltas:
             return []
         self._build_if_changed()
         assert self._team is not None
-        return [] if self._team.size == 1 else [param.detach().clone() for param in self._params]
+        if self._team.size == 1:
+            return []
+        if self._start is not None and self._check_start:
+            self._start_hash = self._start.hash(self._params)
+        return [param.detach().clone() for param in self._params]
 
     def finish(self, starts: Sequence[torch.Tensor]) -> None:
         """After the step: gives the parameters the values that all ranks have together. Blocks.
@@ -83,11 +94,27 @@ class Deltas:
             if self._agreement is not None:
                 self._agreement.wait()
                 self._agreement = None
+            self._compare_starts(self._team)
             self._combine(starts)
         except BaseException:
             for param, start in zip(self._params, starts, strict=True):
                 param.detach().copy_(start)
             raise
+
+    def _compare_starts(self, team: Team) -> None:
+        start = self._start
+        if start is None:
+            return
+        # By member its hash. Then all that take part: one that has joined learns nothing, and is
+        # asked again with the next step.
+        numbers = torch.zeros(team.size + 1, dtype=torch.int32, device="cpu")
+        numbers[team.rank], numbers[-1] = self._start_hash, 1
+        allreduce_(numbers, name=f"{self._name}.starts", op=Sum, process_set=self._process_set)
+        *hashes, members = numbers.tolist()
+        if members < team.size:
+            return
+        self._start = None
+        start.compare(hashes, team, self._process_set, self._name)
 
     def _combine(self, starts: Sequence[torch.Tensor]) -> None:
         changed = self._changed
@@ -120,6 +147,7 @@ class Deltas:
         if team is not self._team:
             self._number = next(team.optimizer_numbers)
             self._generation = 0
+            self._start = StartValues(self._name_of)
         for index, param in enumerate(params):
             if param.requires_grad:
                 check_reducible(self._name_of(param, index), param)

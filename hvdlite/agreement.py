@@ -118,14 +118,12 @@ def _differing(values: Sequence[str], ranks: Sequence[int]) -> str:
         by_value.setdefault(value, []).append(rank)
     if len(by_value) == 1:
         return ""
-    return ", ".join(
-        f"{value} on rank{'s' if len(who) > 1 else ''} {_listed(who)}"
-        for value, who in by_value.items()
-    )
+    return ", ".join(f"{value} on {listed(who)}" for value, who in by_value.items())
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
+def listed(ranks: Sequence[int]) -> str:
+    """As 'rank 3' or 'ranks 0, 2': not all where they are many."""
+    shown = ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks[:8]))
     return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 

@@ -7,7 +7,7 @@ delays nothing, and after the round every member knows the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,15 +19,21 @@ from hvdlite.teams import Team
 class Arrivals:
     """One round's order. Every member makes it for the same slots, before the same round."""
 
-    def __init__(self, team: Team, name: str, slots: Sequence[Slot]) -> None:
-        """name: the same on every member."""
+    def __init__(
+        self, team: Team, name: str, slots: Sequence[Slot], start_hash: Callable[[], int]
+    ) -> None:
+        """name: the same on every member. start_hash: gives this member's when it is posted."""
         self._team = team
         self._name = name
         self._slots = slots
+        self._start_hash = start_hash
+        # By member, once learnt.
+        self.start_hashes: list[int] = []
         self._came: list[Slot] = []
-        # Of each slot: which it was to come, from 1 on; 0: it did not. Then the members that have
+        # Of each slot: which it was to come, from 1 on; 0: it did not. Then the members'
+        # hashes of the values that they start from. Then the members that have
         # cores for reducing beside computing, and all that take part.
-        self._numbers = torch.zeros(len(slots) + 2, dtype=torch.int32, device="cpu")
+        self._numbers = torch.zeros(len(slots) + team.size + 2, dtype=torch.int32, device="cpu")
         self._operation: _core.Operation | None = None
 
     def note(self, slot: Slot) -> None:
@@ -48,6 +54,7 @@ class Arrivals:
             place = {id(slot): number for number, slot in enumerate(self._came, 1)}
             for index, slot in enumerate(self._slots):
                 numbers[index] = place.get(id(slot), 0)
+        numbers[len(self._slots) + self._team.rank] = self._start_hash()
         numbers[-2] = has_spare_cores()
         numbers[-1] = 1
         self._operation = self._team.post(
@@ -81,12 +88,14 @@ class Arrivals:
             Whether all members have spare cores; None, and nothing is learnt, where a member has
             joined, as it would not know.
         """
-        *places, spare, members = self._numbers.tolist()
+        *numbers, spare, members = self._numbers.tolist()
         self.forget()
         if members < self._team.size:
             return None
-        for slot, place in zip(self._slots, places, strict=True):
-            slot.arrival = place or len(places) + 1
+        count = len(self._slots)
+        for slot, place in zip(self._slots, numbers[:count], strict=True):
+            slot.arrival = place or count + 1
+        self.start_hashes = numbers[count:]
         return bool(spare == members)
 
 

@@ -42,6 +42,7 @@ class Config:
     stall_check_disable: bool = _DEFAULTS["stall_check_disable"]
     stall_check_time_seconds: int = _DEFAULTS["stall_check_time_seconds"]
     stall_shutdown_time_seconds: int = _DEFAULTS["stall_shutdown_time_seconds"]
+    strict: bool = _DEFAULTS["strict"]
     timeline: str = _DEFAULTS["timeline"]
 
     @classmethod

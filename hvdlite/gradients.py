@@ -15,6 +15,7 @@ from hvdlite.arena import Bucket, Combining, Form, Sizing, Slot, lay_out, make_b
 from hvdlite.arrivals import Arrivals
 from hvdlite.optimizer_arguments import Names
 from hvdlite.process_sets import ProcessSet, included, team_of
+from hvdlite.start_values import StartValues
 from hvdlite.teams import Team
 
 Hook = Callable[[Slot, torch.Tensor], None]
@@ -35,10 +36,12 @@ class Gradients:
         sparse_as_dense: bool,
         optimizer: str,
         process_set: ProcessSet,
+        check_start: bool,
         hook: Hook,
     ) -> None:
         """groups: gives the optimizer's param_groups, as they are then. first_form: what a gradient
-        is taken for before the first has come. optimizer: its class. hook: is called with each
+        is taken for before the first has come. optimizer: its class. check_start: whether the
+        ranks compare the values from which they start. hook: is called with each
         gradient that autograd has accumulated."""
         self._groups = groups
         self._names = names
@@ -71,6 +74,9 @@ class Gradients:
         self._agreement: Agreement | None = None
         # Of the next round, where the order in which backward comes to the gradients isn't known.
         self.arrivals: Arrivals | None = None
+        # Until the members have compared their parameters, in their first round.
+        self._check_start = check_start
+        self._start: StartValues | None = None
         # Whether all members have cores to spare for reducing; until they say that they haven't.
         self._overlaps = True
         self._detached = False
@@ -98,16 +104,27 @@ class Gradients:
 
     def learn_order(self, round_number: int) -> None:
         """After a round in which `arrivals` were seen: makes new buckets if others are better, and
-        the gradients keep their values in them.
+        the gradients keep their values in them. After the first one, compares what the members
+        started from.
 
-        Collective, as the members have learnt the same, but does not block.
+        Collective, as the members have learnt the same; blocks only where they started differently.
+
+        Raises:
+            HorovodInternalError: They started differently, and HVDLITE_STRICT is 1.
         """
         assert self.arrivals is not None
         assert self.team is not None
-        spare = self.arrivals.learn()
+        spare, start_hashes = self.arrivals.learn(), self.arrivals.start_hashes
         if spare is None:
             return
         self.arrivals = None
+        self._order(spare, round_number)
+        start, self._start = self._start, None
+        if start is not None:
+            start.compare(start_hashes, self.team, self.process_set, self.name)
+
+    def _order(self, spare: bool, round_number: int) -> None:
+        assert self.team is not None
         # What computes on a GPU leaves the cores alone.
         self._overlaps = spare or any(bucket.in_lane for bucket in self.buckets)
         better = lay_out(self.slots, self.combining, self._sizing(self.team))
@@ -170,6 +187,7 @@ class Gradients:
             self._number = next(team.optimizer_numbers)
             self._generation = 0
             self._overlaps = True
+            self._start = StartValues(self._name_of) if self._check_start else None
             # What the ranks of another world knew does not count.
             for slot in (*self.slots, *self._frozen):
                 slot.form = self._first_form
@@ -192,7 +210,7 @@ class Gradients:
         self.arrivals = None
         if team.size > 1:
             if any(slot.arrival is None for slot in slots):
-                self.arrivals = Arrivals(team, f"{name}.order", slots)
+                self.arrivals = Arrivals(team, f"{name}.order", slots, self._start_hash)
             model = Model(
                 self._options, parameters_of(params, self._name_of, self.combining.group_of)
             )
@@ -211,6 +229,9 @@ class Gradients:
         for slot in (*slots, *frozen):
             if slot.unhook is None:
                 slot.unhook = _hook(slot, self._hook)
+
+    def _start_hash(self) -> int:
+        return 0 if self._start is None else self._start.hash(self._params)
 
     def _sizing(self, team: Team) -> Sizing:
         here = world.current()

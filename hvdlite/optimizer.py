@@ -200,6 +200,8 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    *,
+    check_start: bool = True,
 ) -> Any:
     """Makes an optimizer reduce its gradients over all ranks, while backward still runs.
 
@@ -235,6 +237,8 @@ def DistributedOptimizer(
             gradient has dense ones from then on.
         process_set: The ranks that take part. On other ranks the result has the same class and
             methods, and communicates nothing.
+        check_start: Whether the ranks compare their parameters in the first reduction. Where they
+            differ, rank 0 warns, or with HVDLITE_STRICT=1 all ranks raise an error.
 
     Returns:
         An instance of the optimizer's own class, with the methods synchronize, skip_synchronize,
@@ -264,7 +268,9 @@ def DistributedOptimizer(
         release(params)
     kind = type(optimizer).__name__
     if op is Adasum:
-        deltas = Deltas(lambda: optimizer.param_groups, names, combining, kind, process_set)
+        deltas = Deltas(
+            lambda: optimizer.param_groups, names, combining, kind, process_set, check_start
+        )
         return wrap(optimizer, DeltaOptimizer, _hvdlite_deltas=deltas, _hvdlite_passes=[passes])
     reducer = Reducer(
         lambda: optimizer.param_groups,
@@ -275,6 +281,7 @@ def DistributedOptimizer(
         sparse_as_dense=bool(sparse_as_dense),
         optimizer=kind,
         process_set=process_set,
+        check_start=check_start,
     )
     result = wrap(optimizer, GradientOptimizer, _hvdlite_reducer=reducer, _hvdlite_calls=_Calls())
     weakref.finalize(result, reducer.detach).atexit = False

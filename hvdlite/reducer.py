@@ -55,6 +55,7 @@ class Reducer:
         sparse_as_dense: bool,
         optimizer: str,
         process_set: ProcessSet,
+        check_start: bool,
     ) -> None:
         """For the arguments see `Gradients`."""
         self.passes_per_step = passes
@@ -90,6 +91,7 @@ class Reducer:
             sparse_as_dense,
             optimizer,
             process_set,
+            check_start,
             self._on_gradient,
         )
         _alive.add(self)

@@ -258,6 +258,12 @@ KNOBS: tuple[Knob, ...] = (
         maximum=LONGEST_S,
     ),
     Knob(
+        "strict",
+        "bool",
+        False,
+        "an error, and no warning, where the ranks' parameters differ at the start",
+    ),
+    Knob(
         "timeline",
         "text",
         "",

@@ -304,6 +304,7 @@ def test_sparse_gradients_are_accumulated_by_no_sync_and_reduced_once(world):
 def bytes_between_hosts(kind):
     hvd.init()
     rows = 20_000
+    torch.manual_seed(1)
     table = nn.Embedding(rows, 16, sparse=True)
     make = torch.optim.SparseAdam if kind == "SparseAdam" else torch.optim.SGD
     optimizer = hvd.DistributedOptimizer(make(list(table.parameters()), lr=1.0))

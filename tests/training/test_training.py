@@ -204,6 +204,7 @@ def test_training_resumes_from_a_checkpoint_that_only_the_root_has(world):
 
 def overlaps():
     hvd.init()
+    torch.manual_seed(1)
     net = nn.Sequential(*[nn.Linear(200, 200) for _ in range(12)])
     at_the_last_gradient = []
     # Registered first, so it runs before the optimizer's own.
