@@ -22,6 +22,7 @@ from hvdlite.collectives import Handle, allreduce_, allreduce_async, synchronize
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import Adasum, Sum
 from hvdlite.optimizer_arguments import Names, checked_passes
+from hvdlite.other_reducers import warn_of_other_reducers
 from hvdlite.process_sets import ProcessSet, included, team_of
 from hvdlite.start_values import StartValues
 from hvdlite.teams import Team
@@ -114,6 +115,8 @@ class Deltas:
         if members < team.size:
             return
         self._start = None
+        if team.rank == 0:
+            warn_of_other_reducers(self._params)
         start.compare(hashes, team, self._process_set, self._name)
 
     def _combine(self, starts: Sequence[torch.Tensor]) -> None:

@@ -14,6 +14,7 @@ from hvdlite.agreement import Agreement, Model, parameters_of
 from hvdlite.arena import Bucket, Combining, Form, Sizing, Slot, lay_out, make_buckets
 from hvdlite.arrivals import Arrivals
 from hvdlite.optimizer_arguments import Names
+from hvdlite.other_reducers import warn_of_other_reducers
 from hvdlite.process_sets import ProcessSet, included, team_of
 from hvdlite.start_values import StartValues
 from hvdlite.teams import Team
@@ -121,6 +122,8 @@ class Gradients:
         self._order(spare, round_number)
         start, self._start = self._start, None
         if start is not None:
+            if self.team.rank == 0:
+                warn_of_other_reducers(self._params)
             start.compare(start_hashes, self.team, self.process_set, self.name)
 
     def _order(self, spare: bool, round_number: int) -> None:
@@ -187,7 +190,7 @@ class Gradients:
             self._number = next(team.optimizer_numbers)
             self._generation = 0
             self._overlaps = True
-            self._start = StartValues(self._name_of) if self._check_start else None
+            self._start = StartValues(self._name_of)
             # What the ranks of another world knew does not count.
             for slot in (*self.slots, *self._frozen):
                 slot.form = self._first_form
@@ -231,7 +234,9 @@ class Gradients:
                 slot.unhook = _hook(slot, self._hook)
 
     def _start_hash(self) -> int:
-        return 0 if self._start is None else self._start.hash(self._params)
+        if self._start is None or not self._check_start:
+            return 0
+        return self._start.hash(self._params)
 
     def _sizing(self, team: Team) -> Sizing:
         here = world.current()
