@@ -39,16 +39,12 @@ def loss_of_all(loss: Any, name: str, op: ReduceOp, process_set: ProcessSet) -> 
     if isinstance(loss, torch.Tensor):
         dtype = loss.dtype if loss.is_floating_point() else torch.float64
         return torch.full_like(loss.detach(), value, dtype=dtype, requires_grad=False)
-    return type(loss)(value) if isinstance(loss, numbers.Real) and _is_float(loss) else value
+    is_whole = own is None or isinstance(loss, numbers.Rational)
+    return value if is_whole else type(loss)(value)
 
 
 def _number(loss: Any) -> float | None:
     if isinstance(loss, torch.Tensor):
         return float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else None
-    if isinstance(loss, numbers.Real) and not isinstance(loss, bool):
-        return float(loss)
-    return None
-
-
-def _is_float(number: Any) -> bool:
-    return not isinstance(number, numbers.Rational)
+    is_number = not isinstance(loss, bool) and isinstance(loss, numbers.Real)
+    return float(loss) if is_number else None

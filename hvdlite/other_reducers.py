@@ -24,7 +24,7 @@ def warn_of_other_reducers(params: Sequence[torch.Tensor]) -> None:
     other = _other_reducer(params)
     if other is None:
         return
-    name, size = type(other).__name__, other.process_group.size()
+    name, size = other
     warnings.warn(
         f"DistributedOptimizer: {name} reduces the same gradients over {size} processes, so that "
         f"they are reduced twice; use one of the two: leave {name} out (a library that wraps the "
@@ -33,7 +33,8 @@ def warn_of_other_reducers(params: Sequence[torch.Tensor]) -> None:
     )
 
 
-def _other_reducer(params: Sequence[torch.Tensor]) -> torch.nn.Module | None:
+def _other_reducer(params: Sequence[torch.Tensor]) -> tuple[str, int] | None:
+    """Its class, and its number of processes."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     kinds: tuple[type[torch.nn.Module], ...] = (DistributedDataParallel,)
@@ -48,5 +49,5 @@ def _other_reducer(params: Sequence[torch.Tensor]) -> torch.nn.Module | None:
         if group is None or group.size() == 1:
             continue
         if any(id(param) in ours for param in module.parameters()):
-            return module
+            return type(module).__name__, group.size()
     return None

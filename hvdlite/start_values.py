@@ -98,7 +98,7 @@ def hash_of(param: torch.Tensor) -> int:
     if values.is_complex():
         values = torch.view_as_real(values)
     in_bytes = values.contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(in_bytes.numpy()) if in_bytes.is_cpu else hash_on_device(in_bytes)
+    return zlib.crc32(in_bytes.numpy().data) if in_bytes.is_cpu else hash_on_device(in_bytes)
 
 
 def hash_on_device(in_bytes: torch.Tensor) -> int:
@@ -114,4 +114,4 @@ def hash_on_device(in_bytes: torch.Tensor) -> int:
         part = torch.nn.functional.pad(part, (0, -part.numel() % (_WORDS * 4)))
         # The sums wrap around.
         rows.append((part.view(torch.int32).view(-1, _WORDS) * factors).sum(1))
-    return zlib.crc32(torch.cat(rows).cpu().numpy()) if rows else 0
+    return zlib.crc32(torch.cat(rows).cpu().numpy().data) if rows else 0
