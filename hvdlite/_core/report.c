@@ -197,6 +197,10 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
              strpbrk(posted, ",-") ? "s" : "", posted);
     if (what->gives_up)
         hvdl_put(&to, "everything fails now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)");
+    else if (what->is_run)
+        hvdl_put(&to,
+                 "do all ranks run as many backwards? One whose batches end before those of the "
+                 "others must call hvd.join()");
     else
         hvdl_put(&to, "do all ranks take the same path through the program?");
 }

@@ -27,6 +27,7 @@ typedef struct {
     uint64_t age_ns;
     int32_t kind;
     int32_t gives_up; /* the limit after which everything fails has passed, too */
+    int32_t is_run;   /* of a plan: what an optimizer reduces */
     int32_t is_asked; /* between hosts: the reporting host waits for the coordinator's answer */
     char name[128];   /* plain */
 } hvdl_late;

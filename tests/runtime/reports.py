@@ -23,6 +23,10 @@ DEADLINE_S = 50.0
 # That of `Said`, also where ranks have joined before.
 BARRIER_ENDED = r"last ended barrier 'unnamed\.[^']*', \d+ s ago"
 END = r"; do all ranks take the same path through the program\?"
+OF_A_RUN = (
+    r"; do all ranks run as many backwards\? One whose batches end before those of the others must "
+    r"call hvd\.join\(\)"
+)
 GIVES_UP = r"; everything fails now \(HVDLITE_STALL_SHUTDOWN_TIME_SECONDS\)"
 
 

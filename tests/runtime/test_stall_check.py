@@ -13,6 +13,7 @@ from hvdlite import _core
 from hvdlite import world as worlds
 from tests.runtime.reports import (
     BARRIER_ENDED,
+    OF_A_RUN,
     WARNS,
     Said,
     end,
@@ -290,7 +291,8 @@ def a_plans_run():
         said = Said()
         run = plan.start(tensor) if hvd.rank() < last else None
         (line,) = said.wait_for("allreduce 'p'")
-        expected = report("allreduce 'p'", [missing(last, BARRIER_ENDED)], posted(*range(last)))
+        waits = [missing(last, BARRIER_ENDED)], posted(*range(last))
+        expected = report("allreduce 'p'", *waits, OF_A_RUN)
         assert expected.fullmatch(line), (count, expected.pattern, line)
         assert (run or plan.start(tensor)).wait() is None
         hvd.barrier()
@@ -299,7 +301,7 @@ def a_plans_run():
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("2,1")
 @pytest.mark.wide
-def test_a_run_of_a_plan_is_reported_too(world):
+def test_a_run_of_a_plan_is_reported_with_what_makes_ranks_miss_a_backward(world):
     world.run(a_plans_run, knobs=WARNS)
 
 
