@@ -24,7 +24,7 @@ from hvdlite.ops import Adasum, Sum
 from hvdlite.optimizer_arguments import Names, checked_passes
 from hvdlite.other_reducers import warn_of_other_reducers
 from hvdlite.process_sets import ProcessSet, included, team_of
-from hvdlite.start_values import StartValues
+from hvdlite.start_values import StartValues, report_difference
 from hvdlite.teams import Team
 from hvdlite.wrapping import Wrapper
 
@@ -114,10 +114,11 @@ class Deltas:
         *hashes, members = numbers.tolist()
         if members < team.size:
             return
+        text = start.difference(hashes, team, self._name)
         self._start = None
         if team.rank == 0:
             warn_of_other_reducers(self._params)
-        start.compare(hashes, team, self._process_set, self._name)
+        report_difference(text, team)
 
     def _combine(self, starts: Sequence[torch.Tensor]) -> None:
         changed = self._changed

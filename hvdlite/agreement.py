@@ -90,7 +90,7 @@ def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
     models: by member. ranks: by member, its world rank.
     """
     for i, (option, _) in enumerate(models[0].options):
-        if values := _differing([f"{option}={model.options[i][1]}" for model in models], ranks):
+        if values := differing([f"{option}={model.options[i][1]}" for model in models], ranks):
             return (
                 f"DistributedOptimizer: {values}; make the optimizers with the same arguments on "
                 "every rank"
@@ -104,14 +104,14 @@ def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
                 for parameter in found
             ]
             return (
-                f"DistributedOptimizer: parameter {i} differs: {_differing(words, ranks)}; make "
+                f"DistributedOptimizer: parameter {i} differs: {differing(words, ranks)}; make "
                 "the same model, and its optimizer over the same parameters in the same order, on "
                 "every rank"
             )
     return None
 
 
-def _differing(values: Sequence[str], ranks: Sequence[int]) -> str:
+def differing(values: Sequence[str], ranks: Sequence[int]) -> str:
     """Which ranks have which value; empty where all have the same."""
     by_value: dict[str, list[int]] = {}
     for value, rank in zip(values, ranks, strict=True):

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -18,6 +19,8 @@ from hvdlite.lanes import takes
 from hvdlite.lanes.plan import LanePlan
 from hvdlite.lanes.transfer import Transfer
 from hvdlite.ops import DTYPES, Average, ReduceOp, Sum
+from hvdlite.positions import ELEMS as POSITION_ELEMS
+from hvdlite.positions import Position, is_one, one_hots
 from hvdlite.teams import Team
 
 
@@ -141,8 +144,8 @@ class Slot:
         """Whoever has the gradient keeps its values, in memory of their own."""
         former = self.view
         assert former is not None
-        self.view = former.data
-        former.data = former.clone()
+        # In one statement: no signal's exception can come in between.
+        self.view, former.data = former.data, former.clone()
 
 
 class Bucket:
@@ -168,7 +171,7 @@ class Bucket:
         # Behind the gradients, one for each: 0 where this rank has none, 1 where it has one, and
         # infinity where it is not of the form that its place is for. Then 1 for this rank: it is
         # missing for one that has joined.
-        self.presence = self.flat[layout.presence_offset_elems :]
+        self.presence = self.flat[layout.presence_offset_elems : layout.position_offset_elems]
         real = real_view(self.flat)
         dtype = compression.travels_as(real.dtype)
         self.in_lane = takes(like)
@@ -177,8 +180,14 @@ class Bucket:
         if dtype is not real.dtype or not stays:
             device = like.device if stays else "cpu"
             self.wire = torch.zeros(real.numel(), dtype=dtype, device=device)
-        self.plan: _core.Plan | LanePlan
-        self.operation: _core.Operation | Transfer | None = None
+        # The plan, and its run in this round; each empty until there is one. Lists, as one call of
+        # C code makes it and puts it there: no signal's exception comes in between, and loses it.
+        self.plans: list[_core.Plan | LanePlan] = []
+        self.runs: list[_core.Operation | Transfer] = []
+        # Last, which round it is, in the bucket that carries this: zeros in the others.
+        self.position = self.wire[-POSITION_ELEMS:]
+        self.carries = False
+        self._one_hots: Sequence[torch.Tensor] = ()
         # Of which it is not known yet whether they are sparse; and those that come out sparse.
         self.unknown = [slot for slot in self.slots if slot.form is Form.UNKNOWN]
         self.in_rows = [slot for slot in self.slots if slot.form is Form.ROWS]
@@ -188,27 +197,64 @@ class Bucket:
         self.absent: list[int] = []
         self.misplaced: list[int] = []
 
-    def start(self) -> None:
-        """Starts its plan; returns at once."""
+    def carry_position(self) -> None:
+        """From now on its runs say which round it is."""
+        self.carries = True
+        if not self.in_lane:
+            self._one_hots = one_hots(self.wire)
+
+    def make_plan(self, team: Team, name: str, op: ReduceOp, prescale: float, post: float) -> None:
+        """Collective over the team, but does not block. Nothing where it has one."""
+        if self.plans:
+            return
+        wire = self.wire
+        if self.in_lane:
+            self.plans.append(LanePlan(team, name, wire, op, prescale, post))
+            return
+        make = partial(
+            team.engine.plan,
+            *(name, DTYPES[wire.dtype], op, wire.data_ptr(), wire.data_ptr(), wire.numel()),
+            *(prescale, post),
+        )
+        self.plans.extend(map(make, (wire,)))
+
+    def start(self, position: Position) -> None:
+        """Starts its plan; returns at once. Not where it has started in this round."""
+        if self.runs:
+            return
         self.presence.fill_(1)
         if self.absent:
             self.presence[self.absent] = 0
         if self.misplaced:
             self.presence[self.misplaced] = math.inf
         self._load()
-        self.operation = self.plan.start(self.wire)
+        plan = self.plans[0]
+        if self._one_hots:
+            self.position.copy_(self._one_hots[position.row()])
+        elif self.carries:
+            assert isinstance(plan, LanePlan)
+            plan.carry((position.phase, position.rounds))
+        self.runs.extend(map(plan.start, (self.wire,)))
 
     def wait(self) -> str | None:
-        """Returns when the reduced gradients are in their places, or the text of the failure."""
-        assert self.operation is not None
-        text = self.operation.wait()
+        """Returns when the reduced gradients are in their places, or the text of the failure.
+        May be called again."""
+        text = self.runs[0].wait()
         if text is None:
             self._unload()
         return text
 
+    def positions_differ(self) -> bool:
+        """After the wait: whether ranks that carried their positions had different ones. The same
+        on all of them."""
+        failure = self.runs[0].wait()
+        if self.in_lane:
+            return failure is not None and LanePlan.positions_differ(failure)
+        return failure is None and not is_one(self.position)
+
     def reset(self) -> None:
         """The next round begins with nothing."""
-        self.operation = None
+        self.runs.clear()
         self.pending = len(self.slots)
         self.absent = []
         self.misplaced = []
@@ -278,12 +324,9 @@ def _layouts(placed: Sequence[Slot], combining: Combining, sizing: Sizing) -> tu
     return assign(items, *sizing.limits_bytes(sum(item.elems * item.elem_bytes for item in items)))
 
 
-def make_buckets(
-    team: Team, name: str, slots: Sequence[Slot], combining: Combining, sizing: Sizing
-) -> list[Bucket]:
-    """Buckets for those of the slots that need a place, each with its plan.
-
-    Collective over the team, but does not block. Every member passes the same slots.
+def make_buckets(slots: Sequence[Slot], combining: Combining, sizing: Sizing) -> list[Bucket]:
+    """Buckets for those of the slots that need a place, without their plans. Not collective, and
+    may be called again.
 
     Raises:
         ValueError: a parameter whose gradients can't be reduced.
@@ -294,26 +337,7 @@ def make_buckets(
         slot.note_parameter()
     placed = in_order_of_arrival(slots)
     layouts = _layouts(placed, combining, sizing)
-    buckets = [Bucket(layout, placed, combining.compression) for layout in layouts]
-    op, prescale, postscale = combining.factors(team.size)
-    for index, bucket in enumerate(buckets):
-        wire, plan_name = bucket.wire, f"{name}.bucket.{index}"
-        if bucket.in_lane:
-            bucket.plan = LanePlan(team, plan_name, wire, op, prescale, postscale)
-            continue
-        address = wire.data_ptr()
-        bucket.plan = team.engine.plan(
-            plan_name,
-            DTYPES[wire.dtype],
-            op,
-            address,
-            address,
-            wire.numel(),
-            prescale,
-            postscale,
-            wire,
-        )
-    return buckets
+    return [Bucket(layout, placed, combining.compression) for layout in layouts]
 
 
 def check_reducible(name: str, param: torch.Tensor) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvdlite import _core, world
+from hvdlite import world
 from hvdlite.arena import Slot
+from hvdlite.host_sum import HostSum
 from hvdlite.teams import Team
 
 
@@ -24,7 +25,6 @@ class Arrivals:
     ) -> None:
         """name: the same on every member. start_hash: gives this member's when it is posted."""
         self._team = team
-        self._name = name
         self._slots = slots
         self._start_hash = start_hash
         # By member, once learnt.
@@ -33,8 +33,7 @@ class Arrivals:
         # Of each slot: which it was to come, from 1 on; 0: it did not. Then the members'
         # hashes of the values that they start from. Then the members that have
         # cores for reducing beside computing, and all that take part.
-        self._numbers = torch.zeros(len(slots) + team.size + 2, dtype=torch.int32, device="cpu")
-        self._operation: _core.Operation | None = None
+        self._sum = HostSum(team, name, len(slots) + team.size + 2)
 
     def note(self, slot: Slot) -> None:
         """Its gradient has come."""
@@ -43,13 +42,13 @@ class Arrivals:
     def forget(self) -> None:
         """The round had no result: the next one counts."""
         self._came = []
-        self._operation = None
+        self._sum.forget()
 
     def post(self) -> None:
         """All gradients of the round have come. Collective; does not block; once in a round."""
-        if self._operation is not None:
+        if self._sum.posted():
             return
-        numbers = self._numbers.zero_()
+        numbers = self._sum.numbers.zero_()
         if self._team.rank == 0:
             place = {id(slot): number for number, slot in enumerate(self._came, 1)}
             for index, slot in enumerate(self._slots):
@@ -57,39 +56,23 @@ class Arrivals:
         numbers[len(self._slots) + self._team.rank] = self._start_hash()
         numbers[-2] = has_spare_cores()
         numbers[-1] = 1
-        self._operation = self._team.post(
-            _core.ALLREDUCE,
-            self._name,
-            False,
-            _core.INT32,
-            _core.SUM,
-            0,
-            numbers.data_ptr(),
-            numbers.data_ptr(),
-            numbers.shape,
-            1.0,
-            1.0,
-            numbers,
-            True,
-            _core.ON_HOST,
-            0,
-            (0, 0),
-        )
+        self._sum.post()
+
+    def posted(self) -> bool:
+        return self._sum.posted()
 
     def wait(self) -> str | None:
         """Returns when all members have posted it, or the text of the failure."""
-        assert self._operation is not None
-        return self._operation.wait()
+        return self._sum.wait()
 
     def learn(self) -> bool | None:
-        """After the wait: gives the slots their places in the order.
+        """After the wait: gives the slots their places in the order. May be called again.
 
         Returns:
             Whether all members have spare cores; None, and nothing is learnt, where a member has
             joined, as it would not know.
         """
-        *numbers, spare, members = self._numbers.tolist()
-        self.forget()
+        *numbers, spare, members = self._sum.numbers.tolist()
         if members < self._team.size:
             return None
         count = len(self._slots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -17,26 +18,16 @@ class Backward:
     """The backward whose hook makes this. A backward inside of it (a reentrant checkpoint) is one
     of its own."""
 
-    def __init__(self, at_end: Callable[[], None]) -> None:
-        """at_end: autograd calls it when all gradients are there, unless the backward raises."""
+    def __init__(self, at_end: Callable[[], None], raised: Callable[[object], None]) -> None:
+        """at_end: autograd calls it when all gradients are there, unless the backward raises.
+        raised: is called where this object outlives the backward, which then has raised."""
         self.task = current_task()
-        end = _End(at_end)
+        # Not a function of Python's: of what it raises the traceback would keep it alive.
+        end = partial(at_end)
         _queue_callback(end)
         # Autograd alone keeps it alive, and drops it without a call where the backward raises.
-        self._end = weakref.ref(end)
+        self._end = weakref.ref(end, raised)
 
     def runs(self) -> bool:
         """Whether it has not ended, be it by an exception."""
         return self._end() is not None
-
-
-class _End:
-    """What autograd calls."""
-
-    __slots__ = ("__weakref__", "_at_end")
-
-    def __init__(self, at_end: Callable[[], None]) -> None:
-        self._at_end = at_end
-
-    def __call__(self) -> None:
-        self._at_end()

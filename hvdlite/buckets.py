@@ -1,8 +1,8 @@
 """Pure: which gradients are reduced together, and where each lies in its bucket.
 
 A bucket is one flat tensor: the gradients one after the other, each aligned, then one element per
-gradient that says whether there is one (its *presence*), and one for the rank itself; which are
-summed with them.
+gradient that says whether there is one (its *presence*), one for the rank itself, and some that say
+which round it is (`hvdlite.positions`); which are summed with them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+
+from hvdlite.positions import ELEMS as POSITION_ELEMS
 
 # Of every gradient in its bucket: a cache line, and the widest vector.
 ALIGNMENT_BYTES = 64
@@ -45,8 +47,12 @@ class Slots:
     presence_offset_elems: int
 
     @property
-    def elems(self) -> int:
+    def position_offset_elems(self) -> int:
         return self.presence_offset_elems + len(self.members) + 1
+
+    @property
+    def elems(self) -> int:
+        return self.position_offset_elems + POSITION_ELEMS
 
 
 def sizes_bytes(total_bytes: int, several_hosts: bool, overlaps: bool) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +17,27 @@ from hvdlite.arrivals import Arrivals
 from hvdlite.optimizer_arguments import Names
 from hvdlite.other_reducers import warn_of_other_reducers
 from hvdlite.process_sets import ProcessSet, included, team_of
-from hvdlite.start_values import StartValues
+from hvdlite.start_values import StartValues, report_difference
 from hvdlite.teams import Team
 
 Hook = Callable[[Slot, torch.Tensor], None]
+
+
+@dataclass
+class _Making:
+    """All that is made anew together. former: slots that are not among these any more."""
+
+    team: Team
+    name: str
+    params: list[torch.Tensor]
+    slots: list[Slot]
+    frozen: list[Slot]
+    former: list[Slot]
+    buckets: list[Bucket]
+    carrier: Bucket | None
+    arrivals: Arrivals | None
+    model: Model
+    agreement: Agreement | None = None
 
 
 class Gradients:
@@ -73,6 +91,13 @@ class Gradients:
         self._generation = 0
         self.name = ""
         self._agreement: Agreement | None = None
+        # They are being made; and what they will be.
+        self._building = False
+        self._making: _Making | None = None
+        # The team whose number the optimizer has.
+        self._numbered_by: Team | None = None
+        # The bucket that says which round it is; None: nobody is there to be told.
+        self.carrier: Bucket | None = None
         # Of the next round, where the order in which backward comes to the gradients isn't known.
         self.arrivals: Arrivals | None = None
         # Until the members have compared their parameters, in their first round.
@@ -92,10 +117,15 @@ class Gradients:
 
         Collective where something has changed, but does not block.
         """
+        # What a signal's exception has interrupted the other ranks have done.
+        if self._building:
+            self._build(round_number)
+        if self.arrivals is not None and self.arrivals.posted():
+            self.learn_order(round_number)
         if (
             self.stale
             or (self._agreement is not None and self._agreement.failed)
-            or self.process_set.team is not self.team
+            or not self.are_current()
             or not _same(self._present(), self._params)
             or not all(slot.param.requires_grad for slot in self.slots)
             or any(slot.param.requires_grad for slot in self._frozen)
@@ -103,10 +133,14 @@ class Gradients:
         ) and not self._detached:
             self._build(round_number)
 
+    def are_current(self) -> bool:
+        """Whether the world is still the one for which they were made."""
+        return self.process_set.team is self.team
+
     def learn_order(self, round_number: int) -> None:
         """After a round in which `arrivals` were seen: makes new buckets if others are better, and
         the gradients keep their values in them. After the first one, compares what the members
-        started from.
+        started from, before that.
 
         Collective, as the members have learnt the same; blocks only where they started differently.
 
@@ -115,25 +149,23 @@ class Gradients:
         """
         assert self.arrivals is not None
         assert self.team is not None
-        spare, start_hashes = self.arrivals.learn(), self.arrivals.start_hashes
+        spare = self.arrivals.learn()
         if spare is None:
+            self.arrivals.forget()
             return
-        self.arrivals = None
-        self._order(spare, round_number)
-        start, self._start = self._start, None
-        if start is not None:
+        if self._start is not None:
+            text = self._start.difference(self.arrivals.start_hashes, self.team, self.name)
+            self._start = None
             if self.team.rank == 0:
                 warn_of_other_reducers(self._params)
-            start.compare(start_hashes, self.team, self.process_set, self.name)
-
-    def _order(self, spare: bool, round_number: int) -> None:
-        assert self.team is not None
+            report_difference(text, self.team)
         # What computes on a GPU leaves the cores alone.
         self._overlaps = spare or any(bucket.in_lane for bucket in self.buckets)
         better = lay_out(self.slots, self.combining, self._sizing(self.team))
         if [set(map(id, slots)) for slots in better] == [
             set(map(id, bucket.slots)) for bucket in self.buckets
         ]:
+            self.arrivals = None
             return
         former = [(slot, slot.view) for slot in self.slots]
         self._build(round_number)
@@ -163,7 +195,8 @@ class Gradients:
         for slot in (*self.slots, *self._frozen):
             _unhook(slot)
         self.slots, self.buckets, self.sparse, self._frozen = [], [], [], []
-        self._agreement = self.arrivals = None
+        self._agreement = self.arrivals = self.carrier = self._making = None
+        self._building = False
         self._groups = lambda: ()
 
     def release(self, params: Mapping[int, torch.Tensor]) -> bool:
@@ -184,11 +217,40 @@ class Gradients:
         return params
 
     def _build(self, round_number: int) -> None:
+        """Makes all anew. A signal's exception may come at any place: then the next call goes on,
+        so that what the ranks post stays the same."""
+        self._building = True
+        if self._making is None or self._making.team is not self.process_set.team:
+            self._making = self._prepare(round_number)
+        making = self._making
+        team, name = making.team, making.name
+        op, prescale, postscale = self.combining.factors(team.size)
+        for index, bucket in enumerate(making.buckets):
+            bucket.make_plan(team, f"{name}.bucket.{index}", op, prescale, postscale)
+        if making.agreement is None and team.size > 1:
+            making.agreement = Agreement(team, self.process_set, name, making.model)
+        for slot in making.former:
+            _unhook(slot)
+            # Its id may become another parameter's.
+            self.combining.group_of.pop(id(slot.param), None)
+        # Also those that are frozen: a backward may come to them alone once they are thawed.
+        for slot in (*making.slots, *making.frozen):
+            if slot.unhook is None:
+                slot.unhook = _hook(slot, self._hook)
+        self.sparse = [slot for slot in making.slots if slot.form is Form.SPARSE]
+        self.slots, self.buckets, self.carrier = making.slots, making.buckets, making.carrier
+        self._params, self._frozen = making.params, making.frozen
+        self._agreement, self.arrivals = making.agreement, making.arrivals
+        self.team, self.name, self.stale = team, name, False
+        self._generation, self._making, self._building = self._generation + 1, None, False
+
+    def _prepare(self, round_number: int) -> _Making:
+        """What can be made without the other ranks. May be called again."""
         team = team_of("DistributedOptimizer", self.process_set)
-        is_first = self.team is None
-        if team is not self.team:
-            self._number = next(team.optimizer_numbers)
+        if team is not self._numbered_by:
+            self._number, self._numbered_by = next(team.optimizer_numbers), team
             self._generation = 0
+        if team is not self.team:
             self._overlaps = True
             self._start = StartValues(self._name_of)
             # What the ranks of another world knew does not count.
@@ -204,34 +266,32 @@ class Gradients:
                 slot = former.pop(id(param))
             else:
                 slot = Slot(self._name_of(param, index), param, self._first_form)
-                if not is_first and param.requires_grad and param.grad is not None:
+                if self.team is not None and param.requires_grad and param.grad is not None:
                     # Added, and backward may have been here before its hook was.
                     slot.dirty = round_number
             (slots if param.requires_grad else frozen).append(slot)
         name = f"DistributedOptimizer.{self._number}.{self._generation}"
-        buckets = make_buckets(team, name, slots, self.combining, self._sizing(team))
-        self.arrivals = None
+        buckets = make_buckets(slots, self.combining, self._sizing(team))
+        carrier = arrivals = None
         if team.size > 1:
+            if buckets:
+                carrier = buckets[-1]
+                carrier.carry_position()
             if any(slot.arrival is None for slot in slots):
-                self.arrivals = Arrivals(team, f"{name}.order", slots, self._start_hash)
-            model = Model(
-                self._options, parameters_of(params, self._name_of, self.combining.group_of)
-            )
-            self._agreement = Agreement(team, self.process_set, name, model)
-        self._generation += 1
-        self.team, self.name, self.stale = team, name, False
-        self.slots, self.buckets = slots, buckets
-        self.sparse = [slot for slot in slots if slot.form is Form.SPARSE]
-        self._params = params
-        self._frozen = frozen
-        for slot in former.values():
-            _unhook(slot)
-            # Its id may become another parameter's.
-            self.combining.group_of.pop(id(slot.param), None)
-        # Also those that are frozen: a backward may come to them alone once they are thawed.
-        for slot in (*slots, *frozen):
-            if slot.unhook is None:
-                slot.unhook = _hook(slot, self._hook)
+                arrivals = Arrivals(team, f"{name}.order", slots, self._start_hash)
+        model = Model(self._options, parameters_of(params, self._name_of, self.combining.group_of))
+        return _Making(
+            team,
+            name,
+            params,
+            slots,
+            frozen,
+            list(former.values()),
+            buckets,
+            carrier,
+            arrivals,
+            model,
+        )
 
     def _start_hash(self) -> int:
         if self._start is None or not self._check_start:

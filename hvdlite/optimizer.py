@@ -77,23 +77,25 @@ class GradientOptimizer(Wrapper):
                     stacklevel=3,
                 )
             self._finish()
+        else:
+            reducer.settle()
+        reducer.begin_step()
         result = super().step(*args, **kwargs)
         calls.synchronized = False
-        reducer.next_step()
+        reducer.end_step()
         return result
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """That of the wrapped class; the next backward starts anew.
 
+        If the last backward has raised when other ranks were reducing its gradients already, that
+        reduction is ended first. Blocks then.
+
         Raises:
-            RuntimeError: Other ranks are reducing gradients with this one, whose backward has
-                raised or is not at its end.
+            RuntimeError: Inside a backward that reduces gradients.
+            HorovodInternalError: That reduction failed, on every rank.
         """
-        if self._hvdlite_reducer.in_flight():
-            raise RuntimeError(
-                "zero_grad() while gradients are being reduced: backward() has not ended. If it "
-                "raised, call synchronize() first, as the other ranks wait for the rest"
-            )
+        self._hvdlite_reducer.settle()
         super().zero_grad(*args, **kwargs)
         self._hvdlite_calls.synchronized = False
         self._hvdlite_reducer.next_step()

@@ -1,7 +1,7 @@
 """Sparse gradients: the rows that the ranks have are gathered and added, not the whole tensor.
 
-Every rank takes part, with no rows where it has no gradient. Before its rows a rank sends one
-number that says what it has; so all ranks learn the same from all of them.
+Every rank takes part, with no rows where it has no gradient. Before its rows a rank sends numbers
+that say what it has, and in which round; so all ranks learn the same from all of them.
 
 With sparse_as_dense the whole tensor is reduced instead, in a bucket. Behind it goes a one for
 each row that this rank has: a row belongs to the sum where any rank has it, though it be zeros.
@@ -15,10 +15,14 @@ from collections.abc import Sequence
 import torch
 
 from hvdlite.arena import Combining, Slot
-from hvdlite.collectives import allgather_async, rows_of, synchronize
+from hvdlite.collectives import Handle, allgather_async, rows_of, synchronize
 from hvdlite.compression import Compressor
 from hvdlite.ops import Average
+from hvdlite.positions import Position
 from hvdlite.process_sets import ProcessSet
+
+# The numbers before a rank's rows.
+_HEAD = 3
 
 
 class Held(enum.IntEnum):
@@ -40,8 +44,8 @@ def held(grad: torch.Tensor | None) -> Held:
 
 
 class RowExchange:
-    """One parameter's gradients on their way: every rank makes one, which does not block, and
-    finishes it. The ranks' exchanges match by `label`."""
+    """One parameter's gradients on their way: every rank makes one, posts it, which does not block,
+    and finishes it. The ranks' exchanges match by `label`."""
 
     def __init__(
         self,
@@ -52,32 +56,43 @@ class RowExchange:
         combining: Combining,
         process_set: ProcessSet,
         size: int,
+        position: Position,
     ) -> None:
         """param: gives shape, dtype and device. what: this rank has; the gradient is `grad` where
-        it is sent. size: the number of ranks."""
+        it is sent. size: the number of ranks. position: of the round, on this rank."""
         self._param = param
         op, self._prescale, postscale = combining.factors(size)
         self._postscale = postscale / (size if op is Average else 1)
         indices, values = _rows(param, grad if what in (Held.ROWS, Held.ALL_ROWS) else None)
         compressor: type[Compressor] = combining.compression
-        head = torch.tensor([what], dtype=torch.int64, device="cpu")
-        self._indices = allgather_async(torch.cat([head, indices]), f"{label}.rows", process_set)
+        head = torch.tensor(
+            [what, position.phase, position.rounds], dtype=torch.int64, device="cpu"
+        )
         values = values.to(compressor.travels_as(values.dtype))
-        self._values = allgather_async(values, f"{label}.values", process_set)
+        self._process_set = process_set
+        self._sent = [(f"{label}.rows", torch.cat([head, indices])), (f"{label}.values", values)]
+        self._handles: list[Handle] = []
+
+    def post(self) -> None:
+        """Posts what is not posted yet."""
+        for name, tensor in self._sent[len(self._handles) :]:
+            self._handles.append(allgather_async(tensor, name, self._process_set))
+
+    def positions(self) -> list[tuple[int, int]]:
+        """After `finish`: in which round the ranks are, by rank."""
+        return [(int(part[1]), int(part[2])) for part in self._heads()]
 
     def finish(self) -> tuple[torch.Tensor | None, frozenset[Held]]:
         """The reduced gradient, sparse and coalesced; None where no rank has one. And what the
-        ranks have. Both are the same on all ranks. Blocks.
+        ranks have. Both are the same on all ranks. Blocks; may be called again.
 
         Rows are added in the order of the ranks, 16-bit numbers in float32.
 
         Raises:
             HorovodInternalError: The exchange failed, on every rank.
         """
-        heads, values = synchronize(self._indices), synchronize(self._values)
-        assert heads is not None
+        parts, values = self._heads(), synchronize(self._handles[1])
         assert values is not None
-        parts = torch.split(heads, list(rows_of(self._indices)))
         all_held = frozenset(Held(int(part[0])) for part in parts)
         if all_held == {Held.NOTHING}:
             return None, all_held
@@ -87,7 +102,7 @@ class RowExchange:
         values = values.to(torch.float32 if real_dtype.itemsize == 2 else real_dtype)
         if self._prescale != 1.0:
             values = values * self._prescale
-        indices, summed = _added([part[1:] for part in parts], values)
+        indices, summed = _added([part[_HEAD:] for part in parts], values)
         if self._postscale != 1.0:
             summed = summed * self._postscale
         summed = summed.to(real_dtype)
@@ -95,6 +110,12 @@ class RowExchange:
             summed = torch.view_as_complex(summed)
         reduced = _coo(indices.to(param.device), summed.to(param.device), param.shape, True)
         return reduced, all_held
+
+    def _heads(self) -> Sequence[torch.Tensor]:
+        """By rank: what it has, its position, and the indices of its rows."""
+        rows = synchronize(self._handles[0])
+        assert rows is not None
+        return torch.split(rows, list(rows_of(self._handles[0])))
 
 
 def put_rows(slot: Slot, grad: torch.Tensor) -> bool:

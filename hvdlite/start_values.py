@@ -16,8 +16,7 @@ import torch
 from hvdlite import world
 from hvdlite.agreement import listed
 from hvdlite.errors import HorovodInternalError
-from hvdlite.process_sets import ProcessSet
-from hvdlite.state import allgather_object
+from hvdlite.host_sum import HostSum
 from hvdlite.teams import Team
 
 # On a GPU: the words that are hashed together, and how many such rows at once.
@@ -33,6 +32,8 @@ class StartValues:
         self._name_of = name_of
         # By parameter: what it is called, and the hash of its values.
         self._hashes: list[tuple[str, int]] = []
+        # Those of all members, once they are exchanged.
+        self._details: HostSum | None = None
 
     def hash(self, params: Sequence[torch.Tensor]) -> int:
         """Of the values as they are now: 31 bits, and never 0."""
@@ -40,28 +41,47 @@ class StartValues:
         hashes = [each for _, each in self._hashes]
         return zlib.crc32(struct.pack(f"{len(hashes)}I", *hashes)) & 0x7FFFFFFF | 1
 
-    def compare(
-        self, hashes: Sequence[int], team: Team, process_set: ProcessSet, name: str
-    ) -> None:
-        """Warns on the first member, or raises on all, where the members' values differ.
+    def difference(self, hashes: Sequence[int], team: Team, name: str) -> str | None:
+        """Where the members' values differ, in words; None: nowhere.
 
-        Every member calls it with the same hashes; it blocks only where these differ.
+        Every member calls it with the same hashes; it blocks only where these differ. May be called
+        again.
 
         Args:
             hashes: By member; 0: this one does not compare, and so nobody does.
             name: The same on every member.
 
         Raises:
-            HorovodInternalError: The values differ, and HVDLITE_STRICT is 1.
+            HorovodInternalError: It could not be found out, on every rank.
         """
         if 0 in hashes or len(set(hashes)) == 1:
-            return
-        found = allgather_object(self._hashes, f"{name}.start", process_set)
-        text = start_difference(found, team.ranks)
-        if world.current().config.strict:
-            raise HorovodInternalError(text)
-        if team.rank == 0:
-            warnings.warn(text, stacklevel=2)
+            return None
+        count = len(self._hashes)
+        if self._details is None:
+            self._details = HostSum(team, f"{name}.start", team.size * count)
+            own = torch.tensor([value for _, value in self._hashes], device="cpu")
+            self._details.numbers.view(team.size, count)[team.rank] = own
+        self._details.post()
+        failure = self._details.wait()
+        if failure is not None:
+            raise HorovodInternalError(failure)
+        names = [each for each, _ in self._hashes]
+        rows = self._details.numbers.view(team.size, count).tolist()
+        return start_difference([list(zip(names, row, strict=True)) for row in rows], team.ranks)
+
+
+def report_difference(text: str | None, team: Team) -> None:
+    """Warns on the first member.
+
+    Raises:
+        HorovodInternalError: HVDLITE_STRICT is 1; on every rank.
+    """
+    if text is None:
+        return
+    if world.current().config.strict:
+        raise HorovodInternalError(text)
+    if team.rank == 0:
+        warnings.warn(text, stacklevel=2)
 
 
 def start_difference(found: Sequence[Sequence[tuple[str, int]]], ranks: Sequence[int]) -> str:

@@ -89,7 +89,8 @@ class Team:
         # The optimizers of this team, in the order in which every member makes them.
         self.optimizer_numbers = itertools.count()
         self._names = _Names(itertools.count())
-        self._era = 0
+        # How often the members have begun to count anew, see `renumber`.
+        self.era = 0
         # Groups of each kind and name: how many have failed, and the first operation of the last
         # one that was not seen to have ended. See `hvdlite.collectives.groups`.
         self.failed_groups: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -100,8 +101,8 @@ class Team:
         """The name of the next unnamed operation of the calling thread, the same on every rank that
         makes the same calls. Threads are counted by their first unnamed operation."""
         names = self._names
-        if names.era != self._era:
-            names.begin(self._era)
+        if names.era != self.era:
+            names.begin(self.era)
         number = names.next
         names.next = number + 1
         return names.prefix + str(number)
@@ -116,7 +117,7 @@ class Team:
         """Members that have done different things count alike again: the unnamed operations of all
         threads, under new names, and what has failed. Every member does it at the same place among
         its operations."""
-        self._era += 1
+        self.era += 1
         self.failed_groups.clear()
         self.open_groups.clear()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from hvdlite import _core
@@ -36,6 +38,16 @@ class LanePlan:
             prescale=prescale,
             postscale=postscale,
         )
+
+    def carry(self, position: tuple[int, int]) -> None:
+        """The next run's; the members must say the same."""
+        # Like the shapes of a group, which the engine compares before a run takes its turn.
+        self._request = replace(self._request, group=position)
+
+    @staticmethod
+    def positions_differ(failure: str) -> bool:
+        """Whether a run has failed as the members had carried different positions."""
+        return " in a group of " in failure
 
     def start(self, owner: object) -> Transfer:
         """Starts it. Before the run before has ended: ValueError. owner: not needed."""

@@ -156,3 +156,31 @@ def mix_in_one_model():
 
 def test_parameters_here_and_there_in_one_model(world):
     world.run(mix_in_one_model)
+
+
+def one_backward_more(route):
+    new_lane(route)
+    param = torch.nn.Parameter(on_gpu(torch.zeros(3)))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0))
+
+    def train():
+        for step in range(4):
+            for _ in range(2 if step == 1 and hvd.rank() == 1 else 1):
+                optimizer.zero_grad()
+                param.sum().backward()
+            optimizer.step()
+
+    with pytest.raises(hvd.HorovodInternalError, match="gradients of different") as caught:
+        train()
+    # After it all ranks count alike.
+    for _ in range(2):
+        optimizer.zero_grad()
+        param.sum().backward()
+    return str(caught.value)
+
+
+@pytest.mark.wide_in("2,1")
+@routes
+def test_ranks_that_run_different_numbers_of_backwards_are_told_so(world, route):
+    for failure in world.run(one_backward_more, route):
+        assert "backward 2 of step 2 on rank 1" in failure

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdlite.buckets import ALIGNMENT_BYTES, Item, assign, sizes_bytes
+from hvdlite.positions import ELEMS as POSITION_ELEMS
 
 ITEMS = st.lists(
     st.builds(
@@ -63,7 +64,9 @@ def test_places_are_aligned_and_do_not_overlap(items, limit, first):
             assert offset * items[index].elem_bytes % ALIGNMENT_BYTES == 0
             end = offset + items[index].elems
         assert bucket.presence_offset_elems == end
-        assert bucket.elems == end + len(bucket.members) + 1
+        # Whether there is each of them, and the rank itself; then which round it is.
+        assert bucket.position_offset_elems == end + len(bucket.members) + 1
+        assert bucket.elems == bucket.position_offset_elems + POSITION_ELEMS
 
 
 @given(ITEMS, LIMITS, LIMITS)
