@@ -116,6 +116,7 @@ class Supervisor:
         self.start_timeout_s = start_timeout_s
         self.verbose = verbose
         self.selector = selectors.DefaultSelector()
+        self.secret = os.urandom(16).hex()
         self.links: set[HostLink] = set()
         self.noise = Noise()
         self.endings: dict[int, str] = {}  # rank → how it ended
@@ -137,7 +138,6 @@ class Supervisor:
     # ------------------------------------------------------------ the loop
 
     def run(self) -> int:
-        self.secret = os.urandom(16).hex()
         listener = listen(self.secret)
         assert listener is not None, "nobody else knows the secret"
         terminal = Terminal()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdrun import links
+from hvdrun import links, peers
 from hvdrun.folding import HEADER
 from hvdrun.link import (
     CHUNK,
@@ -126,7 +126,7 @@ class Ends(contextlib.ExitStack):
         self.enter_context(far)
         reader, stderr = self.pipe()
         nothing = (lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
-        link = links.HostLink("server9", near, reader, self.selector, *nothing)
+        link = links.HostLink("server9", near, reader, "secret", self.selector, *nothing)
         self.callback(link.close)
         return link, far, stderr
 
@@ -186,7 +186,7 @@ def test_what_the_remote_shell_says_before_the_agent_is_not_kept(ends):
 def test_the_end_of_a_rank_does_not_wait_for_what_it_left_in_the_background(ends):
     """That writes for ever."""
     delivered = []
-    name = f"hvdrun-test-{os.urandom(16).hex()}"
+    secret = os.urandom(16).hex()
     pipes = [ends.pipe(), ends.pipe()]
 
     def deliver(kind, rank, payload):
@@ -194,10 +194,15 @@ def test_the_end_of_a_rank_does_not_wait_for_what_it_left_in_the_background(ends
         if kind == OUT:
             os.write(pipes[0][1], b"more")
 
-    station = Station(name, ends.selector, deliver, lambda: os.open(os.devnull, os.O_RDONLY))
+    station = Station(
+        peers.listen(secret),
+        ends.selector,
+        deliver,
+        lambda: os.open(os.devnull, os.O_RDONLY),
+    )
     ends.callback(station.listener.close)
     keeper = ends.enter_context(socket.socket(socket.AF_UNIX))
-    keeper.connect("\0" + name)
+    keeper.connect(peers.address(secret))
     send(keeper, frame(RANK, 0), [reader for reader, _ in pipes])
     ends.turn()
     ends.turn()
