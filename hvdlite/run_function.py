@@ -40,7 +40,7 @@ MARK = "\x1e"  # the record separator: no program prints it by accident
 # As in a script, and unlike with -c and -m, no module comes from the working directory, which may
 # be everybody's. Where the caller's path has it, the ranks' gets it, too.
 AS_A_SCRIPT = "import sys; sys.path[:] = filter(None, sys.path); "
-HVDRUN = AS_A_SCRIPT + "from hvdrun.cli import main; sys.exit(main())"
+HVDRUN = AS_A_SCRIPT + "from hvdrun.__main__ import main; sys.exit(main())"
 LINE_BYTES = 1 << 16
 TAIL_LINES = 40  # of what hvdrun says, for an error
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hvdrun
+from hvdlite import run_function
 from hvdrun.cli import cli, double_dashes, main, parse_exports
 from hvdrun.errors import UsageError, exit_codes
 from hvdrun.link import SECRET, frame
@@ -222,8 +223,12 @@ HVDRUN = str(Path(sys.executable).with_name("hvdrun"))
 
 @pytest.mark.parametrize(
     "command",
-    [[HVDRUN], pytest.param([sys.executable, "-m", "hvdrun"], marks=pytest.mark.wide)],
-    ids=["hvdrun", "python -m hvdrun"],
+    [
+        [HVDRUN],
+        pytest.param([sys.executable, "-m", "hvdrun"], marks=pytest.mark.wide),
+        pytest.param([sys.executable, "-c", run_function.HVDRUN], marks=pytest.mark.wide),
+    ],
+    ids=["hvdrun", "python -m hvdrun", "hvdlite.run"],
 )
 @pytest.mark.parametrize("at", [0, 1, 10, 60, "hvdrun.facts", "hvdrun.supervise"])
 def test_ctrl_c_before_the_start_is_answered_wherever_it_falls(at, command, tmp_path):
