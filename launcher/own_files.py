@@ -91,11 +91,13 @@ class _Way:
     """The way along a path, folder by folder; `fd` is where it has come to."""
 
     def __init__(self, path: str) -> None:
-        self.path = os.path.join(os.getcwd(), path)
+        # A working directory that is gone is no matter of an absolute path.
+        self.path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
         self.names = self.path.split("/")[::-1]  # still to go, the next one last
         self.links = 0
         self.fd = -1
         self.is_shared = False  # others may exchange what is in it
+        self.above: list[bool] = []  # the same of the folders above it, the root first
 
     def __enter__(self) -> _Way:
         self._start()
@@ -148,18 +150,32 @@ class _Way:
     def _start(self) -> None:
         self._come_to(os.open("/", PATH_ONLY))
         self.is_shared = False
+        self.above = []
 
     def _come_to(self, fd: int) -> None:
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = fd
+
+    def _go_up(self) -> None:
+        """What others may do in a folder depends on those above it, not on where one comes from."""
+        self._come_to(os.open("..", PATH_ONLY, dir_fd=self.fd))
+        if self.above:
+            self.is_shared = self.above.pop()
+
+    def _go_down(self, fd: int) -> None:
+        self._come_to(fd)
         status = os.fstat(fd)
         is_open_to_all = bool(status.st_mode & stat.S_IWOTH)
+        self.above.append(self.is_shared)
         self.is_shared = is_open_to_all or (self.is_shared and _is_others(status))
 
     def _step(self, name: str, make: int | None) -> None:
         """Into this folder, or to where this symlink leads."""
         if name in ("", "."):
+            return
+        if name == "..":
+            self._go_up()
             return
         try:
             fd = os.open(name, PATH_ONLY, dir_fd=self.fd)
@@ -180,7 +196,7 @@ class _Way:
             if not self.is_shared:  # what is mounted on demand is mounted by going through it
                 os.close(fd)
                 fd = os.open(f"{name}/.", PATH_ONLY, dir_fd=self.fd)
-            self._come_to(fd)
+            self._go_down(fd)
 
     def _follow(self, name: str) -> None:
         fd = os.open(name, PATH_ONLY, dir_fd=self.fd)

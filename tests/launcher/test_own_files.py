@@ -82,6 +82,23 @@ def test_so_it_is_on_the_way_where_others_may_put_one(shared, mine, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
+def test_the_way_up_from_ones_own_folder_leads_to_what_is_theirs(shared, mine, tmp_path, monkeypatch):
+    theirs = folder_of_another(shared / "theirs")
+    (theirs / "own" / "below").mkdir(parents=True)
+    link(theirs / "way", tmp_path)
+    (theirs / "out").write_text("theirs")
+    os.chown(theirs / "out", OTHER_USER, OTHER_USER)
+    monkeypatch.chdir(theirs / "own")
+    for path in ("../way/mine", "../out", "below/../../out", "../../theirs/out"):
+        with pytest.raises(PermissionError, match=f"user {OTHER_USER} has made this"):
+            write(path)
+    assert mine.read_text() == "kept"
+    write("below/../out")
+    write("../own/out")
+    write(f"{'../' * 40}{tmp_path}/mine")
+    assert mine.read_text() == "new"
+
+
 def test_where_only_trusted_users_put_things_others_links_are_a_way_like_any(shared, tmp_path):
     """/projects/latest may be a colleague's."""
     own = shared / "own"
@@ -164,6 +181,14 @@ def test_what_is_ones_own_is_written_as_ever(shared, tmp_path, monkeypatch):
         write(path / "out", make=True)
     with pytest.raises(FileNotFoundError):
         write(tmp_path / "none", flags=os.O_WRONLY)
+
+
+def test_an_absolute_path_needs_no_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    write(tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "new"
 
 
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
