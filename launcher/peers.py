@@ -12,7 +12,6 @@ import errno
 import os
 import struct
 import time
-from _blake2 import blake2b  # what hashlib wraps: that takes longer to load
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -51,8 +50,18 @@ def address(secret: str) -> bytes:
     except OSError:
         pass
     place = b"%s\0%s\0%d" % (os.fsencode(os.uname().nodename), boot, os.geteuid())
-    name = blake2b(place, key=secret.encode(), digest_size=16).hexdigest()
-    return f"\0hvdrun-{name}".encode()
+    return b"\0hvdrun-" + _keyed_hash(secret.encode(), place).hex().encode()
+
+
+def _keyed_hash(key: bytes, data: bytes) -> bytes:
+    try:
+        from _blake2 import blake2b  # what hashlib wraps: that takes longer to load
+
+        return blake2b(data, key=key, digest_size=16).digest()
+    except (ImportError, ValueError):  # not there, or forbidden, as by RHEL in FIPS mode
+        import hmac
+
+        return hmac.digest(key, data, "sha256")[:16]
 
 
 def user_of(sock: socket.socket) -> int:

@@ -7,6 +7,7 @@ import selectors
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,6 +71,20 @@ def test_the_name_of_a_socket_differs_by_secret_host_boot_and_user(secret, monke
     assert all(re.fullmatch(rb"\0hvdrun-[0-9a-f]{32}", name) for name in names)
     assert names[-1] == peers.address(secret)
     assert not any(secret.encode() in name for name in names)
+
+
+def forbidden(*_, **__):
+    raise ValueError("not available in FIPS mode")
+
+
+@pytest.mark.parametrize("module", [None, SimpleNamespace(blake2b=forbidden)])
+def test_where_blake2_is_forbidden_the_name_comes_of_another_hash(secret, monkeypatch, module):
+    usual = peers.address(secret)
+    monkeypatch.setitem(sys.modules, "_blake2", module)
+    names = [peers.address(secret), peers.address(secret[::-1])]
+    assert len({usual, *names}) == 3
+    assert all(re.fullmatch(rb"\0hvdrun-[0-9a-f]{32}", name) for name in names)
+    assert names[0] == peers.address(secret)
 
 
 def test_who_listens_is_asked_of_the_kernel(secret):
