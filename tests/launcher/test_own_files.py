@@ -82,7 +82,9 @@ def test_so_it_is_on_the_way_where_others_may_put_one(shared, mine, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def test_the_way_up_from_ones_own_folder_leads_to_what_is_theirs(shared, mine, tmp_path, monkeypatch):
+def test_the_way_up_from_ones_own_folder_leads_to_what_is_theirs(
+    shared, mine, tmp_path, monkeypatch
+):
     theirs = folder_of_another(shared / "theirs")
     (theirs / "own" / "below").mkdir(parents=True)
     link(theirs / "way", tmp_path)
