@@ -22,6 +22,10 @@ else:  # see link
 
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+TIME = struct.Struct("ll")  # seconds, microseconds
+# How long who listens may leave its queue full: all ranks of a host come at once.
+QUEUE_S = 20
+SILENT = "a process that does not answer"
 # How long another process of the job may take between its name and its readiness.
 SETTLE_S = 1.0
 
@@ -82,11 +86,16 @@ def connect(secret: str) -> socket.socket | None:
         Stranger: somebody else is in its place.
     """
     sock = socket.socket(socket.AF_UNIX)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIME.pack(QUEUE_S, 0))
     try:
         sock.connect(address(secret))
+    except BlockingIOError:
+        sock.close()
+        raise Stranger(SILENT) from None
     except OSError:
         sock.close()
         return None
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIME.pack(0, 0))  # no limit
     if not is_trusted(sock):
         user = user_of(sock)
         sock.close()
@@ -117,5 +126,5 @@ def listen(secret: str) -> int | None:
             other.close()
             return None
         if time.monotonic() > give_up_at:
-            raise Stranger("a process that does not answer")
+            raise Stranger(SILENT)
         time.sleep(0.02)

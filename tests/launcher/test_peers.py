@@ -117,6 +117,38 @@ def test_a_name_that_somebody_has_and_does_not_answer_by_is_an_error(secret, mon
             peers.listen(secret)
 
 
+@contextlib.contextmanager
+def crowd(address):
+    """As many connections as the socket of that name has room for, and more."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.setblocking(False)
+            try:
+                sock.connect(address)
+            except BlockingIOError:
+                break
+        yield
+
+
+def test_a_socket_whose_queue_stays_full_is_not_waited_for_without_end(secret, monkeypatch):
+    monkeypatch.setattr(peers, "QUEUE_S", 1)
+    address = peers.address(secret)
+    with stranger(address), crowd(address):
+        for way in (peers.connect, peers.listen):
+            with pytest.raises(peers.Stranger, match="a process that does not answer has taken"):
+                way(secret)
+
+
+def test_a_connection_waits_for_a_supervisor_that_reads_late(secret, monkeypatch):
+    monkeypatch.setattr(peers, "QUEUE_S", 1)
+    listener = peers.listen(secret)
+    with contextlib.closing(peers.connect(secret)) as sock:
+        limits = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, peers.TIME.size)
+    assert peers.TIME.unpack(limits) == (0, 0)
+    os.close(listener)
+
+
 def test_where_a_process_of_the_job_listens_already_a_second_one_leaves_it_to_that(secret):
     first = peers.listen(secret)
     assert peers.listen(secret) is None
