@@ -30,11 +30,19 @@ def identity(fd: int) -> Identity:
 
 
 def open_file(
-    path: str, flags: int, mode: int = 0o666, *, make: bool = False, same_as: Identity | None = None
+    path: str,
+    flags: int,
+    mode: int = 0o666,
+    *,
+    make: bool = False,
+    ours: int = 1,
+    same_as: Identity | None = None,
 ) -> int:
-    """os.open for a file that is written to. make: with the folders on the way; same_as: it must be
-    that very file, whoever owns it (root's files on a file server are nobody's)."""
-    with _Way(path) as way:
+    """os.open for a file that is written to. make: with the folders on the way; ours: so many of
+    the last names are the job's and not the user's, and another's symlink is refused there,
+    everywhere; same_as: it must be that very file, whoever owns it (root's files on a file server
+    are nobody's)."""
+    with _Way(path, ours) as way:
         name = way.to_file(0o777 if make else None)
         while True:
             status = way.look(name)
@@ -90,7 +98,8 @@ def _is_others(status: os.stat_result) -> bool:
 class _Way:
     """The way along a path, folder by folder; `fd` is where it has come to."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, ours: int = 1) -> None:
+        self.ours = ours
         # A working directory that is gone is no matter of an absolute path.
         self.path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
         self.names = self.path.split("/")[::-1]  # still to go, the next one last
@@ -204,7 +213,7 @@ class _Way:
             status = os.fstat(fd)
             if not stat.S_ISLNK(status.st_mode):
                 raise self._refused(name, "this has just been exchanged")
-            if _is_others(status) and (self.is_shared or not any(self.names)):
+            if _is_others(status) and (self.is_shared or sum(map(bool, self.names)) < self.ours):
                 raise self._refused(name, f"user {status.st_uid} has made this symlink")
             target = os.readlink("", dir_fd=fd)
         finally:

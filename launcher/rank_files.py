@@ -11,6 +11,7 @@ from .own_files import Identity, identity, open_file
 from .writer import Sink, write_all
 
 STREAMS = {1: "stdout", 2: "stderr"}
+OURS = 2  # of the names in a path: rank.N/stdout
 # Jobs may have more ranks than a process may have open files.
 OPEN_AT_ONCE = 128
 
@@ -34,7 +35,8 @@ class RankFiles:
             try:
                 for fd, stream in STREAMS.items():
                     path = os.path.join(of_rank, stream)
-                    made = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, make=True)
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                    made = open_file(path, flags, make=True, ours=OURS)
                     self._made[path] = identity(made)
                     os.close(made)
                     self._sinks[rank, fd] = self._sink(path)
@@ -66,5 +68,5 @@ class RankFiles:
             with contextlib.suppress(OSError):
                 os.close(oldest)
         flags = os.O_WRONLY | os.O_APPEND
-        self._open[path] = open_file(path, flags, same_as=self._made[path])
+        self._open[path] = open_file(path, flags, ours=OURS, same_as=self._made[path])
         return self._open[path]

@@ -249,6 +249,20 @@ def test_output_of_ranks_goes_through_no_symlink_of_another_user(shared, tmp_pat
     assert not any(target.iterdir())
 
 
+@pytest.mark.usefixtures("shared")
+def test_nor_through_one_in_a_folder_that_is_another_users_alone(tmp_path):
+    """Whoever names it trusts that user with the folder, and not with what leads out of it."""
+    logs = tmp_path / "logs"
+    logs.mkdir(mode=0o755)
+    os.chown(logs, OTHER_USER, OTHER_USER)
+    target = tmp_path / "target"
+    target.mkdir()
+    path = link(logs / "rank.0", target)
+    with pytest.raises(UsageError, match=f"made this symlink \\({path}\\)"):
+        RankFiles(str(logs), 1)
+    assert not any(target.iterdir())
+
+
 def test_what_is_remembered_of_hosts_is_taken_from_no_folder_of_another_user(shared, tmp_path):
     answers = Answers(tmp_path / "own")
     answers.put("key", "value")
