@@ -240,13 +240,14 @@ def _world_on(started: mpi.Started, everyone: Intracomm, config: Config) -> Worl
     layout = mpi.layout_of(started, everyone, config.host_ranks)
     _check_settings(everyone, config)
     table = algorithms.agreed(config, everyone)
-    team = make_team(config, table, started, everyone, layout, tuple(range(layout.size)))
     local = communicators.split(started, everyone, layout.host)
     everyones_cores = local.allgather(threads.own_cores())
-    _divide_cores(everyones_cores, local.Get_rank())
-    cpus_per_rank = threads.cpus_per_rank(everyones_cores, local.Get_rank())
-    _pin(local.allgather(gpu.visible_devices(config.gpu)), layout.local_rank, config)
+    everyones_devices = local.allgather(gpu.visible_devices(config.gpu))
     communicators.free(local)
+    _pin_together(everyone, everyones_devices, layout.local_rank, config)
+    team = make_team(config, table, started, everyone, layout, tuple(range(layout.size)))
+    _divide_cores(everyones_cores, layout.local_rank)
+    cpus_per_rank = threads.cpus_per_rank(everyones_cores, layout.local_rank)
     return World(layout, team, config, started, table, cpus_per_rank)
 
 
@@ -275,6 +276,23 @@ def _divide_cores(local: Sequence[threads.Cores], local_rank: int) -> None:
 def _pin(local: Sequence[gpu.Visible], local_rank: int, config: Config) -> None:
     choice = gpu.choose(local, local_rank, config.gpu)
     gpu.apply(choice)
+
+
+def _pin_together(
+    everyone: Comm, local: Sequence[gpu.Visible], local_rank: int, config: Config
+) -> None:
+    """Collective over `everyone`. LaunchError: on another rank that failed."""
+    failure: Exception | None = None
+    try:
+        _pin(local, local_rank, config)
+    except Exception as error:
+        failure = error
+    problem = None if failure is None else f"init failed on rank {everyone.Get_rank()}: {failure}"
+    problems = [text for text in everyone.allgather(problem) if text]
+    if failure is not None:
+        raise failure
+    if problems:
+        raise LaunchError(problems[0])
 
 
 def _set_log_level(config: Config) -> None:

@@ -1,6 +1,8 @@
 """What looks at its arguments before it meets the other ranks: where that raises on one rank, the
 others get an error that says so, and wait for nobody."""
 
+import os
+
 import pytest
 import torch
 
@@ -136,6 +138,29 @@ def test_process_sets_that_raise_at_init_are_an_error_on_every_rank(world):
         ("HorovodInternalError", "init failed on rank 1: RuntimeError: it broke"),
         ("RuntimeError", "it broke"),
     ]
+
+
+def device_that_is_missing():
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+    os.environ["HVDLITE_GPU"] = "1000" if rank == 1 else "auto"
+    with pytest.raises((ValueError, hvd.HorovodInternalError)) as caught:
+        hvd.init()
+    assert not hvd.is_initialized()
+    os.environ["HVDLITE_GPU"] = "auto"
+    hvd.init()  # which also frees what the first one has left
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
+    return type(caught.value).__name__, str(caught.value)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+def test_a_device_that_one_rank_does_not_have_is_an_error_on_every_rank_and_init_can_come_again(
+    world,
+):
+    (other, told), (own, text) = world.run(device_that_is_missing)
+    assert (other, own) == ("LaunchError", "ValueError")
+    assert text.startswith("HVDLITE_GPU=1000: this process sees ")
+    assert told == f"init failed on rank 1: {text}"
 
 
 def timelines():
