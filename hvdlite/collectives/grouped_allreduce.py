@@ -316,7 +316,8 @@ def _start_fused(
     def finish() -> list[torch.Tensor]:
         nonlocal buffer, results
         synchronize(handle)
-        if buffer is not None:
+        idle = buffer
+        if idle is not None:
             if form[-1] == "_":
                 places = members
             else:
@@ -324,11 +325,11 @@ def _start_fused(
                 places = [
                     torch.empty_like(m, memory_format=torch.contiguous_format) for m in members
                 ]
-            buffer.give(places)
-            results = places
+            idle.give(places)
             # Who finishes again after an interruption must not: another group may have it then.
-            idle, buffer = buffer, None
-            idle.keep()
+            if buffer is not None:
+                results, buffer = places, None
+                idle.keep()
         return results
 
     return Handle(handle.operation, finish=finish)

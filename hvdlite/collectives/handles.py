@@ -24,7 +24,7 @@ class Handle:
     The engine keeps the tensors until the operation has ended, also where the handle is dropped.
     """
 
-    __slots__ = ("_finish", "_finishing", "_result", "operation")
+    __slots__ = ("_finish", "_finishing", "_made", "_result", "operation")
 
     def __init__(
         self, operation: Waitable, result: Any = None, finish: Callable[[], Any] | None = None
@@ -36,24 +36,29 @@ class Handle:
         if finish is not None:
             # Held by the thread that makes the result; a signal handler may wait in it once more.
             self._finishing = threading.RLock()
+            # What was made; of several, as a signal handler was there meanwhile, the first counts.
+            self._made: list[Any] = []
 
     def result(self) -> Any:
         """After the operation has ended well. Of the threads that come, one makes the result; the
         others wait until it is there."""
         if self._finish is not None:
             with self._finishing:
-                if self._finish is not None:
-                    self._make()
+                self._make()
         return self._result
 
     def _make(self) -> None:
-        assert self._finish is not None
+        finish = self._finish
+        if finish is None:
+            return
         try:
-            self._result = self._finish()
+            if not self._made:
+                self._made.append(finish())
         except Exception as error:
-            self._finish = functools.partial(_raise, error)  # for all who come, as half is done
-            raise
-        self._finish = None
+            if not self._made:
+                self._finish = functools.partial(_raise, error)  # for all who come: half is done
+                raise
+        self._result, self._finish = self._made[0], None
 
 
 class Several:

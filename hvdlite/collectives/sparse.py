@@ -83,7 +83,7 @@ def _combined(
     exact = not dtype.is_floating_point
     needs_sums = narrow or (exact and divisor > 1)
     if divisor > 1 and not needs_sums:
-        values.mul_(1 / divisor)
+        values = values * (1 / divisor)  # not in place: this is done again if it is interrupted
     total = torch.sparse_coo_tensor(
         rows.t(), values.float() if narrow else values, shape, check_invariants=False
     )

@@ -183,3 +183,69 @@ def interrupted():
 @pytest.mark.mpis("openmpi")
 def test_an_interrupted_waiter_gets_the_values_when_it_waits_again(world):
     world.run(interrupted)
+
+
+def sparse_interrupted():
+    """Between the sum's division and what is made of it."""
+    hvd.init()
+    wait = hvd.sparse_allreduce_async(torch.tensor([8.0, 0.0, 2.0]).to_sparse(), "s", hvd.Average)
+    make, torch.sparse_coo_tensor = torch.sparse_coo_tensor, interrupt
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+    finally:
+        torch.sparse_coo_tensor = make
+    assert wait().to_dense().tolist() == [8.0, 0.0, 2.0]
+
+
+def interrupt(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.mpis("openmpi")
+def test_an_interrupted_sparse_average_is_not_divided_twice(world):
+    world.run(sparse_interrupted)
+
+
+def waits_again_at(number, handle):
+    """What `synchronize` returns where the number-th line of its making the result is left for a
+    second wait, as a signal handler's, and what that returns (None: there are fewer lines)."""
+    lines, inner = 0, None
+    files = ("handles.py", "grouped_allreduce.py", "flat_buffers.py")
+
+    def trace(frame, event, arg):
+        nonlocal lines, inner
+        lines += event == "line" and frame.f_code.co_filename.endswith(files)
+        if event == "line" and lines == number and inner is None:
+            sys.settrace(None)
+            inner = hvd.synchronize(handle)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return hvd.synchronize(handle), inner
+    finally:
+        sys.settrace(None)
+
+
+def wait_in_handlers():
+    hvd.init()
+    for kind in ("fused", "fused, named", "allgather", "gathered"):
+        number, inner = 0, True
+        while inner is not None:
+            number += 1
+            handle = BEGINS[kind](3)
+            while not hvd.poll(handle):
+                pass
+            outer, inner = waits_again_at(number, handle)
+            assert inner is None or inner is outer, (kind, number)
+            assert hvd.synchronize(handle) is outer, (kind, number)
+            assert outer[0].eq(3).all(), (kind, number)
+        assert number > 10
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.mpis("openmpi")
+def test_a_signal_handler_that_waits_once_more_at_any_line_gets_the_same_object(world):
+    world.run(wait_in_handlers)
