@@ -8,7 +8,7 @@ thing counts where that variable is not set.
 MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
-LONGEST_S = 1_000_000_000
+LONGEST_S = (1 << 31) - 1  # what scripts give for never
 
 # A number with more digits is out of every range, and Python refuses to convert thousands of them.
 MOST_DIGITS = 40

@@ -183,7 +183,7 @@ static void say(const char *line)
     }
 }
 
-#define LONGEST_S 1e9
+#define LONGEST_S 2147483647
 
 /* Not of NaN. In nanoseconds it fits into 64 bits. */
 static bool is_time(double seconds)
@@ -232,8 +232,8 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
         event_capacity < 0 || !is_time(stall_warning_s) || !is_time(stall_shutdown_s) ||
         segment_bytes > HVDL_MAX_MESSAGE_BYTES) {
         PyErr_SetString(PyExc_ValueError, "inline_bytes and event_capacity must be at least 0, the "
-                                          "stall check's times too, and at most 10^9, block_bytes "
-                                          "and piece_bytes at least 64, segment_bytes 1 to 2^30");
+                                          "stall check's times 0 to 2^31-1, block_bytes and "
+                                          "piece_bytes at least 64, segment_bytes 1 to 2^30");
         return -1;
     }
     config.progress_thread = progress_thread;

@@ -103,6 +103,11 @@ def test_a_number_has_a_least_and_a_largest_value(knob, variable):
             assert value_of(knob, variable, text) in (number, (number,))
 
 
+@pytest.mark.parametrize("knob", ["stall_check_time_seconds", "stall_shutdown_time_seconds"])
+def test_the_largest_int_is_a_stall_time_as_scripts_use_it_for_never(knob):
+    assert getattr(Config.from_env({f"HOROVOD_{knob.upper()}": str(2**31 - 1)}), knob) == 2**31 - 1
+
+
 @pytest.mark.parametrize(("knob", "variable"), VARIABLES)
 @pytest.mark.parametrize(
     "text",
