@@ -42,6 +42,7 @@ def works():
         if not hvd.allreduce(x, op=hvd.Sum).eq(total).all():
             wrong.append(count)
     gathered = hvd.allgather(torch.tensor([hvd.rank()])).tolist()
+    torch.manual_seed(0)
     model = torch.nn.Linear(3, 3)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     model(torch.ones(3)).sum().backward()
