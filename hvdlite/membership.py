@@ -10,7 +10,7 @@ from hvdlite import communicators, world
 from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.layout import Layout
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.state import allgather_object, everyones
+from hvdlite.state import allgather_object, attempt, everyones, received
 from hvdlite.teams import Team, make_team, team_of_one
 from hvdlite.timeline import start_timeline
 
@@ -176,7 +176,13 @@ def _sets_to_add(process_sets: Any) -> list[ProcessSet | Iterable[int]]:
             )
         return len(sets)
 
-    numbers = _agreed("init", count)
+    own, failure = attempt("init", count)
+    comm = world.current().team.comm
+    # By MPI, as all of a start: what the engine carries is the user's.
+    given = [own] if comm is None else comm.allgather(own)
+    if failure is not None:
+        raise failure
+    numbers = list(map(received, given))
     for rank, number in enumerate(numbers):
         if number != numbers[0]:
             raise HorovodInternalError(

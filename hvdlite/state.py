@@ -171,17 +171,32 @@ def everyones(
         HorovodInternalError: It has raised on another rank, the first of which is named. (Where it
             raises, that is raised.)
     """
-    failure: BaseException | None = None
-    given: Any = None
-    try:
-        given = make()
-    except BaseException as error:
-        failure, given = error, _Failure(f"{operation} failed on rank {world.rank()}: ", error)
+    given, failure = attempt(operation, make)
     payload = torch.frombuffer(bytearray(pickle.dumps(given)), dtype=torch.uint8)
     handle = allgather_async(payload, name, process_set)
     if failure is not None:
         _leave([handle], failure)
     return _everyones_objects(operation, handle, process_set)
+
+
+def attempt(operation: str, make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """What `make` returns, to be sent to the other ranks; or what they make an error of (see
+    `received`), and the exception, for this rank to raise when it is sent."""
+    try:
+        return make(), None
+    except BaseException as error:
+        return _Failure(f"{operation} failed on rank {world.rank()}: ", error), error
+
+
+def received(thing: Any) -> Any:
+    """What came from another rank's `attempt`.
+
+    Raises:
+        HorovodInternalError: It has raised there.
+    """
+    if isinstance(thing, _Failure):
+        raise HorovodInternalError(thing.text)
+    return thing
 
 
 def _everyones_objects(operation: str, handle: Handle, process_set: ProcessSet) -> list[Any]:
@@ -368,7 +383,4 @@ def _nothing() -> torch.Tensor:
 
 
 def _received(operation: str, payload: torch.Tensor, rank: int) -> Any:
-    obj = pickle.loads(payload.numpy().data)
-    if isinstance(obj, _Failure):
-        raise HorovodInternalError(obj.text)
-    return obj
+    return received(pickle.loads(payload.numpy().data))
