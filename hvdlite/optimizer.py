@@ -79,10 +79,16 @@ class GradientOptimizer(Wrapper):
             self._finish()
         else:
             reducer.settle()
-        reducer.begin_step()
+        # One with gradients of this rank alone may be made as often as it likes.
+        is_shared = callable(closure) or reducer.has_communicated()
+        if is_shared:
+            reducer.begin_step()
         result = super().step(*args, **kwargs)
         calls.synchronized = False
-        reducer.end_step()
+        if is_shared:
+            reducer.end_step()
+        else:
+            reducer.next_step()
         return result
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:

@@ -275,3 +275,37 @@ def scaled():
 def test_steps_that_grad_scaler_skips_are_counted_alike(world):
     results = world.run(scaled)
     assert results == [[-0.125 * 4] * 3] * world.size
+
+
+def local_steps():
+    """Each rank makes a number of steps of its own, after which the parameters are averaged."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    params = parameters(torch.float32)
+    optimizer = distributed(params, check_start=False)
+    for turn in range(3):
+        for _ in range(1 + 2 * rank):
+            with optimizer.no_sync():
+                loss_of(params, False).backward()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            optimizer.zero_grad()
+        for param in params:
+            hvd.allreduce_(param.data)
+        # One together, in the middle of which a rank begins a step and drops it.
+        loss_of(params, False).backward()
+        if rank == turn % size:
+            optimizer.zero_grad()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        optimizer.zero_grad()
+        loss_of(params, False).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    # Of 0.125 each: as many as the mean of the ranks, and the one together.
+    return params[0].tolist(), 3 * 0.125 * (size + 1)
+
+
+def test_steps_that_a_rank_makes_without_the_others_do_not_count(world):
+    for found, moved in world.run(local_steps):
+        assert found == [-moved] * 3
