@@ -43,8 +43,11 @@ def _other_reducer(params: Sequence[torch.Tensor]) -> tuple[str, int] | None:
     if fsdp is not None:
         kinds += (fsdp.FullyShardedDataParallel,)
     ours = {id(param) for param in params if param.requires_grad}
-    # By its type: other objects may do anything where they are asked for their class.
-    for module in [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]:
+    # By its type: other objects may do anything where they are asked for their class. Each type is
+    # asked once, as DDP's is slow to answer.
+    objects = gc.get_objects()
+    found = {kind for kind in set(map(type, objects)) if issubclass(kind, kinds)}
+    for module in [thing for thing in objects if type(thing) in found] if found else ():
         group = getattr(module, "process_group", None)
         if group is None or group.size() == 1:
             continue
