@@ -151,7 +151,7 @@ class GradientOptimizer(Wrapper):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Every so manyth backward communicates."""
+        """N, where gradients are reduced every N backward passes."""
         return self._hvdlite_reducer.passes_per_step
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -229,7 +229,7 @@ def DistributedOptimizer(
             result for good.
         named_parameters: `model.named_parameters()`: names for error messages.
         compression: Compression.none, .fp16 or .bf16: in which form gradients (or deltas) travel.
-        backward_passes_per_step: Every so manyth backward communicates; the sum of their gradients
+        backward_passes_per_step: Gradients are reduced every N backward passes; the sum of them
             is not divided by the number. With Adasum, where no backward communicates, it says
             nothing.
         op: Average, Sum or Adasum.
