@@ -174,7 +174,8 @@ class Deltas:
             self._changed,
         )
         model = Model(self._options, parameters_of(params, self._name_of, self._combining.group_of))
-        self._agreement = Agreement(team, self._process_set, self._name, model)
+        self._agreement = Agreement(team, self._name, model)
+        self._agreement.post()
 
     def _name_of(self, param: torch.Tensor, index: int) -> str:
         return self._names.of(param, index)

@@ -8,16 +8,17 @@ have, so that every rank raises the same error, which names the parameter.
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from hvdlite import _core
 from hvdlite.arena import strides_in_place
 from hvdlite.errors import HorovodInternalError
-from hvdlite.process_sets import ProcessSet
-from hvdlite.state import allgather_object
+from hvdlite.host_gather import HostGather
 from hvdlite.teams import Team
 
 
@@ -128,58 +129,68 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 class Agreement:
-    """The question, posted; it is answered when all ranks have asked it."""
+    """The question; it is answered when all ranks have asked it."""
 
-    def __init__(self, team: Team, process_set: ProcessSet, name: str, model: Model) -> None:
-        """Collective over the team, but does not block. name: the same on every member."""
+    def __init__(self, team: Team, name: str, model: Model) -> None:
+        """Every member makes it, and posts it. name: the same on every member."""
         self._team = team
-        self._process_set = process_set
         self._name = name
         self._model = model
+        # All ranks are known to have the same model, or that they have not.
+        self._reached = False
         self.failed = False
         byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        # None: all ranks have the same.
-        self._operation: _core.Operation | None = team.post(
-            _core.ALLREDUCE,
-            f"{name}.agreement",
-            False,
-            _core.UINT8,
-            _core.MAX,
-            0,
-            byte.data_ptr(),
-            byte.data_ptr(),
-            byte.shape,
-            1.0,
-            1.0,
-            byte,
-            True,
-            _core.ON_HOST,
-            0,
-            (len(model.parameters), model.hash()),
+        self._ask = partial(
+            team.post,
+            *(_core.ALLREDUCE, f"{name}.agreement", False, _core.UINT8, _core.MAX, 0),
+            *(byte.data_ptr(), byte.data_ptr(), byte.shape, 1.0, 1.0, byte, True),
+            *(_core.ON_HOST, 0),
         )
+        self._operations: list[_core.Operation] = []
+        # Of all ranks, where they differ.
+        self._models: HostGather | None = None
+
+    def post(self) -> None:
+        """Collective over the team, but does not block. Nothing where it is posted already."""
+        if not self._operations:
+            model = self._model
+            # Posted and noted without a bytecode in between: no signal's exception can part them.
+            self._operations.extend(map(self._ask, ((len(model.parameters), model.hash()),)))
 
     def reached(self) -> bool:
         """Whether all ranks are known to have the same model. Never blocks."""
-        operation = self._operation
-        if operation is not None and operation.poll() and operation.wait() is None:
-            self._operation = None
-        return self._operation is None
+        if not self._reached:
+            operation = self._operations[0]
+            self._reached = operation.poll() and operation.wait() is None
+        return self._reached
 
     def wait(self) -> None:
-        """Returns where all ranks have the same model. Blocks until all have asked.
+        """Returns where all ranks have the same model. Blocks until all have asked; may be called
+        again.
 
         Raises:
             HorovodInternalError: They have not, or the engine failed; on every rank alike.
         """
-        if self._operation is None:
+        if self._reached:
             return
-        failure = self._operation.wait()
+        self.post()
+        failure = self._operations[0].wait()
         if failure is None:
-            self._operation = None
+            self._reached = True
             return
+        text = self._difference() or failure
         self.failed = True
-        try:
-            models = allgather_object(self._model, f"{self._name}.models", self._process_set)
-        except HorovodInternalError:
-            raise HorovodInternalError(failure) from None
-        raise HorovodInternalError(difference(models, self._team.ranks) or failure)
+        raise HorovodInternalError(text)
+
+    def _difference(self) -> str | None:
+        """What the ranks have that is not the same; None: it could not be found out."""
+        if self._models is None:
+            payload = torch.frombuffer(bytearray(pickle.dumps(self._model)), dtype=torch.uint8)
+            self._models = HostGather(self._team, f"{self._name}.models", payload)
+        gather = self._models
+        gather.post()
+        if gather.wait() is not None:
+            return None
+        parts = torch.split(gather.result(), list(gather.rows()))
+        models = [pickle.loads(part.numpy().tobytes()) for part in parts]
+        return difference(models, self._team.ranks)

@@ -36,8 +36,7 @@ class _Making:
     buckets: list[Bucket]
     carrier: Bucket | None
     arrivals: Arrivals | None
-    model: Model
-    agreement: Agreement | None = None
+    agreement: Agreement | None
 
 
 class Gradients:
@@ -155,10 +154,14 @@ class Gradients:
             return
         if self._start is not None:
             text = self._start.difference(self.arrivals.start_hashes, self.team, self.name)
-            self._start = None
             if self.team.rank == 0:
                 warn_of_other_reducers(self._params)
-            report_difference(text, self.team)
+            try:
+                report_difference(text, self.team)
+            except Exception:
+                self._start = None
+                raise
+            self._start = None
         # What computes on a GPU leaves the cores alone.
         self._overlaps = spare or any(bucket.in_lane for bucket in self.buckets)
         better = lay_out(self.slots, self.combining, self._sizing(self.team))
@@ -227,8 +230,8 @@ class Gradients:
         op, prescale, postscale = self.combining.factors(team.size)
         for index, bucket in enumerate(making.buckets):
             bucket.make_plan(team, f"{name}.bucket.{index}", op, prescale, postscale)
-        if making.agreement is None and team.size > 1:
-            making.agreement = Agreement(team, self.process_set, name, making.model)
+        if making.agreement is not None:
+            making.agreement.post()
         for slot in making.former:
             _unhook(slot)
             # Its id may become another parameter's.
@@ -272,14 +275,15 @@ class Gradients:
             (slots if param.requires_grad else frozen).append(slot)
         name = f"DistributedOptimizer.{self._number}.{self._generation}"
         buckets = make_buckets(slots, self.combining, self._sizing(team))
-        carrier = arrivals = None
+        carrier = arrivals = agreement = None
         if team.size > 1:
             if buckets:
                 carrier = buckets[-1]
                 carrier.carry_position()
             if any(slot.arrival is None for slot in slots):
                 arrivals = Arrivals(team, f"{name}.order", slots, self._start_hash)
-        model = Model(self._options, parameters_of(params, self._name_of, self.combining.group_of))
+            parameters = parameters_of(params, self._name_of, self.combining.group_of)
+            agreement = Agreement(team, name, Model(self._options, parameters))
         return _Making(
             team,
             name,
@@ -290,7 +294,7 @@ class Gradients:
             buckets,
             carrier,
             arrivals,
-            model,
+            agreement,
         )
 
     def _start_hash(self) -> int:

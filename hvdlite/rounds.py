@@ -179,7 +179,7 @@ class Rounds:
         for bucket in gradients.buckets:
             if bucket.absent or bucket.unknown or bucket.in_rows:
                 self._read_presences(bucket)
-        if gradients.sparse:
+        if gradients.sparse or self._exchanges:
             self._exchange_rows()
         for slot in self._with_graph:
             assert slot.given is not None
@@ -300,8 +300,8 @@ class Rounds:
                 slot.param.grad = slot.given = grad
                 slot.mark = self._round
             if slot.form is Form.SPARSE and gradients.sparse_as_dense:
-                slot.form = Form.ROWS
                 gradients.stale = True
+                slot.form = Form.ROWS
             elif (slot.form is Form.SPARSE) == (slot.bucket is not None):
                 gradients.stale = True
         gradients.sparse = [slot for slot in gradients.sparse if slot.form is Form.SPARSE]
@@ -316,8 +316,7 @@ class Rounds:
             what,
             grad,
             gradients.combining,
-            gradients.process_set,
-            gradients.team.size,
+            gradients.team,
             self._position,
         )
         return slot, exchange
@@ -335,8 +334,8 @@ class Rounds:
         return held(grad), grad
 
     def _leave_places(self, _: object) -> None:
-        """The backward has raised. Gradients in flight must not be `.grad`, as nothing keeps the
-        next backward from adding to it."""
+        """The backward, or `step`, has raised. Gradients in flight must not be `.grad`, as nothing
+        keeps the next backward from adding to it."""
         if not self._open or not self._has_started():
             return
         self._left = True
@@ -350,3 +349,5 @@ class Rounds:
         for slot in self._gradients.slots:
             if slot.mark == self._round and slot.given is slot.view is not None:
                 slot.param.grad = slot.given
+        for slot in self._with_graph:
+            slot.param.grad = slot.given

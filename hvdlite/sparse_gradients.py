@@ -15,11 +15,12 @@ from collections.abc import Sequence
 import torch
 
 from hvdlite.arena import Combining, Slot
-from hvdlite.collectives import Handle, allgather_async, rows_of, synchronize
 from hvdlite.compression import Compressor
+from hvdlite.errors import HorovodInternalError
+from hvdlite.host_gather import HostGather
 from hvdlite.ops import Average
 from hvdlite.positions import Position
-from hvdlite.process_sets import ProcessSet
+from hvdlite.teams import Team
 
 # The numbers before a rank's rows.
 _HEAD = 3
@@ -54,29 +55,27 @@ class RowExchange:
         what: Held,
         grad: torch.Tensor | None,
         combining: Combining,
-        process_set: ProcessSet,
-        size: int,
+        team: Team,
         position: Position,
     ) -> None:
         """param: gives shape, dtype and device. what: this rank has; the gradient is `grad` where
-        it is sent. size: the number of ranks. position: of the round, on this rank."""
+        it is sent. position: of the round, on this rank."""
         self._param = param
-        op, self._prescale, postscale = combining.factors(size)
-        self._postscale = postscale / (size if op is Average else 1)
+        op, self._prescale, postscale = combining.factors(team.size)
+        self._postscale = postscale / (team.size if op is Average else 1)
         indices, values = _rows(param, grad if what in (Held.ROWS, Held.ALL_ROWS) else None)
         compressor: type[Compressor] = combining.compression
         head = torch.tensor(
             [what, position.phase, position.rounds], dtype=torch.int64, device="cpu"
         )
         values = values.to(compressor.travels_as(values.dtype))
-        self._process_set = process_set
-        self._sent = [(f"{label}.rows", torch.cat([head, indices])), (f"{label}.values", values)]
-        self._handles: list[Handle] = []
+        self._rows = HostGather(team, f"{label}.rows", torch.cat([head, indices]))
+        self._values = HostGather(team, f"{label}.values", values.contiguous())
 
     def post(self) -> None:
         """Posts what is not posted yet."""
-        for name, tensor in self._sent[len(self._handles) :]:
-            self._handles.append(allgather_async(tensor, name, self._process_set))
+        self._rows.post()
+        self._values.post()
 
     def positions(self) -> list[tuple[int, int]]:
         """After `finish`: in which round the ranks are, by rank."""
@@ -91,8 +90,11 @@ class RowExchange:
         Raises:
             HorovodInternalError: The exchange failed, on every rank.
         """
-        parts, values = self._heads(), synchronize(self._handles[1])
-        assert values is not None
+        for gather in (self._rows, self._values):
+            failure = gather.wait()
+            if failure is not None:
+                raise HorovodInternalError(failure)
+        parts, values = self._heads(), self._values.result()
         all_held = frozenset(Held(int(part[0])) for part in parts)
         if all_held == {Held.NOTHING}:
             return None, all_held
@@ -113,9 +115,7 @@ class RowExchange:
 
     def _heads(self) -> Sequence[torch.Tensor]:
         """By rank: what it has, its position, and the indices of its rows."""
-        rows = synchronize(self._handles[0])
-        assert rows is not None
-        return torch.split(rows, list(rows_of(self._handles[0])))
+        return torch.split(self._rows.result(), list(self._rows.rows()))
 
 
 def put_rows(slot: Slot, grad: torch.Tensor) -> bool:
