@@ -111,7 +111,11 @@ class Reducer(Rounds):
                 return
             self._gradients.rebuild_if_changed(self._round)
             self._open_round()
-        self._finish_rounds()
+        try:
+            self._finish_rounds()
+        except BaseException:
+            self._leave_places(None)
+            raise
 
     def begin_step(self) -> None:
         """The parameters begin to change."""
@@ -223,10 +227,12 @@ class Reducer(Rounds):
         self._forget_skipped_step()
         if self._open:
             if self._has_started():
+                # The other ranks wait for it, whatever the program makes of the error.
+                self._finish_rounds()
                 raise RuntimeError(
                     "the last backward() raised when the other ranks were reducing its gradients "
-                    "already, and they wait for the rest; call the optimizer's synchronize(), then "
-                    "its step() or zero_grad(), before the next backward()"
+                    "already, so these are reduced, and no others can be added to them; call the "
+                    "optimizer's step() or zero_grad() before the next backward()"
                 )
             self._cancel_round()
         self._gradients.rebuild_if_changed(self._round)

@@ -72,9 +72,10 @@ def something_had_started():
     optimizer.zero_grad()
     for end in (lambda: (optimizer.synchronize(), optimizer.zero_grad()), optimizer.zero_grad):
         fails(a, b)
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"call the optimizer's synchronize\(\), then"):
-                (a + b).backward()
+        with pytest.raises(RuntimeError, match=r"call the optimizer's step\(\) or zero_grad\(\)"):
+            (a + b).backward()
+        with pytest.raises(RuntimeError, match=r"call the optimizer's zero_grad\(\)"):
+            (a + b).backward()
         end()
         (a * 2 + b).backward()
         assert (a.grad.item(), b.grad.item()) == (2.0, 1.0)
@@ -110,6 +111,34 @@ def on_one_rank_only():
 @pytest.mark.parametrize("knobs", [{}, ONE_BY_ONE], ids=["one bucket", "one by one"])
 def test_synchronize_ends_the_reduction_for_the_ranks_that_wait(world, knobs):
     world.run(on_one_rank_only, knobs=knobs)
+
+
+def tried_again_on_one_rank():
+    hvd.init()
+    rank = hvd.rank()
+    a, b = two()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
+    # Backward comes to b first, as in what fails: its bucket starts before.
+    (b + a).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for _ in range(2):
+        if rank == 0:
+            fails(a, b)
+            with pytest.raises(RuntimeError, match="so these are reduced"):
+                (a * 2 + b).backward()
+        else:
+            (a * 2 + b).backward()
+        hvd.barrier()
+        assert (a.grad.item(), b.grad.item()) == (1.0, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    (a + b).backward()
+    assert (a.grad.item(), b.grad.item()) == (1.0, 1.0)
+
+
+def test_a_backward_after_it_ends_the_reduction_for_the_ranks_that_wait_and_says_so(world):
+    world.run(tried_again_on_one_rank, knobs=ONE_BY_ONE)
 
 
 def does_not_count():
