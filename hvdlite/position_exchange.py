@@ -12,20 +12,25 @@ from hvdlite.positions import Position
 from hvdlite.teams import Team
 
 
-def difference(positions: Sequence[tuple[int, int]], ranks: Sequence[int]) -> str | None:
+def difference(
+    positions: Sequence[tuple[int, int]], ranks: Sequence[int], joins: int
+) -> str | None:
     """What is not the same on all ranks, in words that are the same everywhere; None: nothing.
 
-    positions: phases and rounds. ranks: whose they are.
+    positions: phases and rounds, counted anew after each join. ranks: whose they are. joins: how
+    many there have been.
     """
     found = differing([_backward(*position) for position in positions], ranks)
     if not found:
         return None
+    since = " (counted from the last hvd.join() on)" if joins else ""
     return (
-        f"DistributedOptimizer: the ranks reduce gradients of different backwards: {found}. Every "
-        "rank must run as many communicating backwards per step as the others: put a backward of "
-        "one rank alone into `with optimizer.no_sync():`, and call hvd.join() on a rank whose "
-        "batches have ended. Until now gradients that do not belong together may have been added: "
-        "load a checkpoint, or give all ranks the same parameters (hvd.broadcast_parameters)"
+        f"DistributedOptimizer: the ranks reduce gradients of different backwards: {found}{since}. "
+        "Every rank must run as many communicating backwards per step as the others: put a "
+        "backward of one rank alone into `with optimizer.no_sync():`, and call hvd.join() on a "
+        "rank whose batches have ended. Until now gradients that do not belong together may have "
+        "been added: load a checkpoint, or give all ranks the same parameters "
+        "(hvd.broadcast_parameters)"
     )
 
 

@@ -238,7 +238,8 @@ class Rounds:
     def _require_one(self, positions: Sequence[tuple[int, int]], ranks: Sequence[int]) -> None:
         """Raises HorovodInternalError where they are not the same, after which all ranks count from
         the furthest on."""
-        text = difference(positions, ranks)
+        team = self._gradients.team
+        text = difference(positions, ranks, team.era if team else 0)
         if text is not None:
             self._position.restart(max(phase for phase, _ in positions))
             raise HorovodInternalError(text)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
+from hvdlite.position_exchange import difference
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.mpis("mpich")]
 
@@ -309,3 +310,12 @@ def local_steps():
 def test_steps_that_a_rank_makes_without_the_others_do_not_count(world):
     for found, moved in world.run(local_steps):
         assert found == [-moved] * 3
+
+
+def test_the_error_says_that_a_join_has_begun_the_count_anew():
+    since = "backward 1 of step 2 on rank 0, backward 2 of step 2 on rank 1"
+    joined, not_joined = (difference([(2, 0), (2, 1)], (0, 1), joins) for joins in (1, 0))
+    assert joined is not None
+    assert not_joined is not None
+    assert f"{since} (counted from the last hvd.join() on). Every" in joined
+    assert f"{since}. Every" in not_joined
