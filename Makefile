@@ -11,8 +11,8 @@ VENV := .venv
 VENV_MPICH := .venv-mpich
 BIN := $(VENV)/bin
 EXTENSION := hvdlite/_core.abi3.so
-C_FILES := $(wildcard hvdlite/_core/*.c)
-C_HEADERS := $(wildcard hvdlite/_core/*.h)
+C_FILES := $(wildcard hvdlite/_core/*/*.c)
+C_HEADERS := $(wildcard hvdlite/_core/*/*.h)
 C_TEST_FILES := $(wildcard tests/core/*.c)
 C_STRICT := -std=c11 -O3 -Wall -Wextra -Werror -DPy_LIMITED_API=0x030A0000
 PYTHON_INCLUDE = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
@@ -132,7 +132,7 @@ check: $(VENV)/.installed
 	MYPYPATH=build/types $(BIN)/mypy -p hvdlite -p hvdrun -p tests -p benchmarks -p examples
 	$(BIN)/mypy setup.py
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_HEADERS) $(C_TEST_FILES)
-	@echo '$(CC) $(C_STRICT) hvdlite/_core/*.c'
+	@echo '$(CC) $(C_STRICT) hvdlite/_core/*/*.c'
 	@for source in $(C_FILES) $(C_TEST_FILES); do \
 	    $(CC) $(C_STRICT) -I"$(PYTHON_INCLUDE)" -Ihvdlite/_core -c -o /dev/null $$source || exit 1; \
 	done

@@ -6,8 +6,9 @@ from setuptools import Extension, setup
 
 core = Extension(
     "hvdlite._core",
-    sources=sorted(glob("hvdlite/_core/*.c")),
-    depends=sorted(glob("hvdlite/_core/*.h")),
+    sources=sorted(glob("hvdlite/_core/*/*.c")),
+    depends=sorted(glob("hvdlite/_core/*/*.h")),
+    include_dirs=["hvdlite/_core"],
     # One build serves every Python from 3.10 on.
     define_macros=[("Py_LIMITED_API", "0x030A0000")],
     py_limited_api=True,

@@ -105,7 +105,7 @@ def test_importing_hvdlite_loads_no_mpi():
 
 
 def c_files(*patterns):
-    return sorted(p for pattern in patterns for p in (ROOT / "hvdlite/_core").glob(pattern))
+    return sorted(p for pattern in patterns for p in (ROOT / "hvdlite/_core").rglob(pattern))
 
 
 @pytest.mark.parametrize("path", c_files("*.c", "*.h"), ids=lambda path: path.name)

@@ -113,7 +113,7 @@ def check_installed(python, where):
 def test_the_sdist_has_everything_that_the_build_reads(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    core = {f"hvdlite/_core/{path.name}" for path in (ROOT / "hvdlite/_core").glob("*.[ch]")}
+    core = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdlite/_core").rglob("*.[ch]")}
     assert core
     assert core <= names
     assert names >= {"setup.py", "setup.cfg", "pyproject.toml", "LICENSE", "hvdlite/_core.pyi"}

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "conveyor.h"
+#include "host/conveyor.h"
 
 #define MOST_RANKS 32
 

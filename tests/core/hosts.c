@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "control.h"
+#include "engine/control.h"
 
 #define MOST_HOSTS 1024
 

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "reduce.h"
+#include "kernels/reduce.h"
 
 #define MOST_INPUTS 16
 

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exchange.h"
-#include "streams.h"
+#include "net/exchange.h"
+#include "net/streams.h"
 
 typedef struct {
     const void *from;

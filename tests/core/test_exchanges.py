@@ -38,8 +38,8 @@ by_few_hosts = pytest.mark.parametrize("hosts", FEW_HOSTS)
 @functools.cache
 def library(folder: Path) -> ctypes.CDLL:
     core = ROOT / "hvdlite" / "_core"
-    parts = ["exchange", "pairwise", "schedule", "streams", "wire"]
-    sources = [core / f"{part}.c" for part in parts] + sorted(core.glob("reduce*.c"))
+    parts = ["base/schedule", "net/exchange", "net/pairwise", "net/streams", "net/wire"]
+    sources = [core / f"{part}.c" for part in parts] + sorted(core.glob("kernels/reduce*.c"))
     compiler = (sysconfig.get_config_var("CC") or "cc").split()
     subprocess.run(
         [*compiler, "-std=c11", "-O1", "-ffp-contract=off", "-shared", "-fPIC", f"-I{core}"]

@@ -236,7 +236,7 @@ def arm_driver(tmp_path_factory):
     driver = tmp_path_factory.mktemp("kernels") / "driver"
     # As setup.py compiles them.
     options = ["-std=c11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-static"]
-    sources = [DRIVER, *sorted(CORE.glob("reduce*.c"))]
+    sources = [DRIVER, *sorted(CORE.glob("kernels/reduce*.c"))]
     subprocess.run(
         [CROSS_COMPILER, *options, f"-I{CORE}", "-o", driver, *sources], check=True, timeout=120
     )

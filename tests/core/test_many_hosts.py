@@ -23,8 +23,8 @@ def program(folder: Path) -> Path:
     core = ROOT / "hvdlite" / "_core"
     sources = [
         source
-        for source in sorted(core.glob("*.c"))
-        if source.stem not in ("exit", "module") and not source.stem.startswith("python_")
+        for source in sorted(core.glob("*/*.c"))
+        if source.stem != "exit" and source.parent.name != "python"
     ]
     compiler = (sysconfig.get_config_var("CC") or "cc").split()
     options = ["-std=c11", "-O1", "-ffp-contract=off", f"-I{core}", "-pthread"]

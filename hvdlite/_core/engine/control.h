@@ -1,0 +1,201 @@
+/* Messages between the leaders of the hosts: control.c moves them; coordinator.c (agreement), tags.c, join.c
+ * and stall.c say what is in them. */
+#ifndef HVDL_CONTROL_H
+#define HVDL_CONTROL_H
+
+#include "engine/state.h"
+
+#define HVDL_MAX_DONE 16 /* DONE notes that are kept for a message that goes there anyway */
+/* Of a coordinator: it has at least so many, of which plans leave some to other operations. */
+#define HVDL_MIN_TAG_NUMBERS 32
+#define HVDL_MAX_TAG_NUMBERS 65536
+#define HVDL_NUMBERS_WITHOUT_PLANS 8
+
+enum {
+    HVDL_MSG_POSTED,
+    HVDL_MSG_MATCHED,
+    HVDL_MSG_RESULT,
+    HVDL_MSG_FAILED,
+    HVDL_MSG_DONE,
+    HVDL_MSG_LEFT,
+    HVDL_MSG_ORDER,
+    HVDL_MSG_TURN,
+    HVDL_MSG_JOINED,
+    HVDL_MSG_ALL_JOINED,
+    HVDL_MSG_ZERO,
+    HVDL_MSG_RUN,
+    HVDL_MSG_RUNS,
+    HVDL_MSG_STALLED,
+    HVDL_MSG_ASK,
+    HVDL_MSG_STATUS,
+    HVDL_MSG_GIVE_UP,
+    HVDL_MSG_FREE,
+    HVDL_MSG_SHORT
+};
+
+typedef struct {
+    int32_t type, host; /* of the sender */
+    hvdl_key key;
+    int32_t tag;         /* MATCHED; TURN: the number */
+    int32_t rank, clean; /* LEFT; rank: JOINED, ALL_JOINED, too, and of POSTED one who has joined */
+    int32_t internal;    /* POSTED: of the engine's own operations */
+    uint64_t epoch;      /* POSTED */
+    uint64_t clock;      /* the sender's, see hvdl_control.clock */
+    uint64_t run;        /* RUN, ASK, STATUS: its number; RUNS: how many there are */
+    int32_t num_done, done[HVDL_MAX_DONE];
+    uint32_t payload_bytes;
+    hvdl_variants variants; /* POSTED; the last, as only those that are there travel */
+} hvdl_message;
+
+/* What travels: several messages to one host as one of MPI's. */
+typedef struct hvdl_packet {
+    struct hvdl_packet *next;
+    hvdl_request request;
+    size_t bytes_used; /* of what follows, which is what is sent */
+    struct {
+        uint64_t num_messages;
+    } head;
+    char bytes[];
+} hvdl_packet;
+
+/* An operation that other leaders have asked this coordinator about. */
+typedef struct hvdl_agreement {
+    hvdl_node by_key;
+    hvdl_key key;
+    uint64_t epoch; /* of join.c */
+    bool internal;
+    int absent;  /* a rank that has joined and not posted, or -1 */
+    bool *hosts; /* that have posted */
+    hvdl_variants variants;
+    char *payloads;              /* tiny: of each host */
+    int64_t *rows;               /* allgather: host by host */
+    struct hvdl_agreement *next; /* among those that wait for a tag */
+} hvdl_agreement;
+
+/* A run of a plan that is not known here yet. */
+typedef struct hvdl_early_run {
+    struct hvdl_early_run *next;
+    int tag;
+    uint64_t run;
+} hvdl_early_run;
+
+/* A rank that leaves after an epoch whose end is not known here yet. */
+typedef struct hvdl_held_leave {
+    struct hvdl_held_leave *next;
+    int rank;
+} hvdl_held_leave;
+
+typedef struct {
+    int32_t count, numbers[HVDL_MAX_DONE];
+    bool at_once; /* that coordinator has been short of numbers: nothing is kept back any more */
+} hvdl_done_notes;
+
+struct hvdl_control {
+    size_t room; /* bytes of a packet, its head included */
+    /* The leader: one from the leader of each other host. Not from any source: with ranks on the own
+     * and on other hosts, MPICH 5.0 was seen to lose messages to several such receives. */
+    hvdl_request *receives;
+    char *receive_buffers;
+    hvdl_packet **packets; /* by host: what the next one to it holds already, or NULL */
+    int num_packets;       /* of these */
+    hvdl_packet *sendings;
+    hvdl_table asked, open; /* coordinator.c */
+    hvdl_done_notes *notes; /* per coordinator */
+    int num_numbers;        /* of each coordinator */
+    uint16_t *num_done;     /* per number of this coordinator: hosts that have said DONE */
+    int *free_numbers, num_free, num_plans; /* num_plans: of those that are not free */
+    bool was_short;                         /* of numbers, and has told all leaders */
+    hvdl_agreement *waiting, *waiting_last; /* for a free number */
+
+    int next_turn; /* host 0 */
+    /* join.c; by host: how often all its ranks have joined, and how often it has heard that of all */
+    uint64_t *joins, *heard;
+    uint64_t num_told, num_epochs; /* how often this leader has said so, and has heard it of all */
+    int last_joined;
+    /* Lamport's, which every message carries and a join advances: a host that joins when it could know
+     * of another's join has the later time. Of the joins taken in this epoch the latest counts. */
+    uint64_t clock, latest_clock;
+    int latest_joined;
+    int own_join; /* of this host, the last rank: not told yet, as what has come is heard first; or -1 */
+    int own_join_steps; /* since then, that heard nothing */
+    hvdl_early_run *early_runs;
+    uint64_t num_early_zero_runs; /* of all plans: runs that wait for the one before */
+    hvdl_held_leave *held_leaves;
+    bool *is_plan; /* by number of this coordinator */
+    int num_left;  /* leaders of other hosts that have said LEFT, after which they say nothing */
+    bool has_left; /* so has this one */
+    bool has_told_runs;
+};
+
+/* ---- control.c ---- */
+
+static inline int hvdl_leader_of(const hvdl_engine *engine, int host)
+{
+    return engine->members[engine->host_first[host]];
+}
+
+/* To another host's leader, with the next packet. Fills in the sender and what the receiver should know
+ * anyway. */
+void hvdl_send_message(hvdl_engine *engine, int host, hvdl_message *message, const void *payload,
+                       size_t payload_bytes);
+
+/* A rank of another host has left. */
+void hvdl_announce_leave(hvdl_engine *engine, int rank, bool clean);
+
+/* ---- coordinator.c ---- */
+
+void hvdl_take_posted(hvdl_engine *engine, const hvdl_message *message, const void *payload);
+void hvdl_take_answer(hvdl_engine *engine, const hvdl_message *message, const void *payload);
+/* All hosts have posted it, or joined, or a tag is free for it: it is answered, or waits for a tag. */
+void hvdl_decide(hvdl_engine *engine, hvdl_agreement *agreement);
+/* Host 0: numbers an operation that stays on devices, for its coordinator. */
+void hvdl_give_turn(hvdl_engine *engine, int host, hvdl_key key);
+/* The coordinator: it has the number, and tells all. */
+void hvdl_take_turn(hvdl_engine *engine, hvdl_key key, int turn);
+/* Has the host posted it, and no answer been given yet? */
+bool hvdl_is_open(const hvdl_engine *engine, hvdl_key key, int host);
+/* Hosts have joined: what is complete now is decided. */
+void hvdl_decide_complete(hvdl_engine *engine);
+void hvdl_free_agreements(hvdl_engine *engine);
+
+/* ---- tags.c ---- */
+
+/* The first tag of a number that is free at this coordinator, or -1: then numbers come back as soon as
+ * operations end. */
+int hvdl_next_tag(hvdl_engine *engine, bool is_plan);
+/* Whether one more plan leaves numbers to other operations; if not, the text for it. */
+bool hvdl_has_tag_for_plan(const hvdl_engine *engine, char text[HVDL_TEXT_BYTES]);
+/* That coordinator is short of numbers. */
+void hvdl_take_short(hvdl_engine *engine, int host);
+/* How many coordinators there are, and how many numbers each has, for this MPI's largest tag. */
+hvdl_err hvdl_divide_tags(hvdl_engine *engine, int *num_numbers);
+/* A host is done with a tag of this coordinator. */
+void hvdl_take_done(hvdl_engine *engine, int number);
+/* All hosts have freed the plan with this tag. */
+void hvdl_take_free(hvdl_engine *engine, int tag);
+
+/* ---- stall.c ---- */
+
+/* The coordinator has an answer: nobody waits any more. */
+void hvdl_stall_decided(hvdl_engine *engine, hvdl_key key);
+void hvdl_take_stalled(hvdl_engine *engine, int host, const void *payload);
+void hvdl_take_ask(hvdl_engine *engine, int host, hvdl_key key, uint64_t run);
+void hvdl_take_status(hvdl_engine *engine, int host, hvdl_key key, uint64_t run,
+                      const void *payload);
+void hvdl_take_give_up(hvdl_engine *engine, const char *text);
+
+/* ---- join.c ---- */
+
+void hvdl_take_joined(hvdl_engine *engine, int host, int last, uint64_t clock);
+/* After a step of the control messages, while own_join is set: `heard` something in it. */
+void hvdl_tell_own_join(hvdl_engine *engine, bool heard);
+void hvdl_take_all_joined(hvdl_engine *engine, int host, int last);
+void hvdl_free_early_runs(hvdl_engine *engine);
+/* A rank of `host` leaves in good order. True: that is told after the end of the epoch. */
+bool hvdl_hold_leave(hvdl_engine *engine, int host, int rank);
+hvdl_plan *hvdl_plan_by_tag(const hvdl_engine *engine, int tag);
+/* All ranks of this host have joined, and the others do something. */
+void hvdl_take_zero(hvdl_engine *engine, const hvdl_message *message);
+void hvdl_take_run(hvdl_engine *engine, int tag, uint64_t run);
+
+#endif

@@ -1,0 +1,133 @@
+/* The engine: operations are posted by any thread, matched between the ranks, and driven to their
+ * end by one thread at a time: the progress thread, or a caller that waits. See docs/design/core.md.
+ *
+ * An operation only moves forward: POSTED, MATCHED, RUNNING, DONE or FAILED. The engine never blocks
+ * in one: each is a state machine, and every sweep moves all of them as far as they can go now. */
+#ifndef HVDL_ENGINE_H
+#define HVDL_ENGINE_H
+
+#include "net/exchange.h"
+
+typedef struct hvdl_engine hvdl_engine;
+typedef struct hvdl_operation hvdl_operation;
+typedef struct hvdl_plan hvdl_plan;
+
+#define HVDL_MAX_RULES 8
+
+typedef struct {
+    int rank, num_ranks, num_hosts; /* ranks of the members, from 0 */
+    const int *host_sizes;          /* ranks per host */
+    const int *members;             /* ranks, host by host, ascending within each */
+    const int *world_ranks;         /* what texts call each rank */
+    const char *const *host_names;  /* per host */
+    int memory_fd;                  /* -1: alone on the host */
+    const hvdl_wire *wire;          /* NULL where there is one host */
+    bool progress_thread;
+    size_t inline_bytes;  /* up to here an operation's data travels with its posting */
+    size_t block_bytes;   /* of the conveyor */
+    size_t segment_bytes; /* of messages between hosts */
+    size_t piece_bytes;   /* what goes through the phases of an operation as a unit */
+    uint64_t stall_warning_ns, stall_shutdown_ns; /* 0: never */
+    void (*say)(const char *line);                /* to the user; any thread */
+    hvdl_rule rules[HVDL_MAX_RULES];              /* how slices are reduced between hosts */
+    int num_rules;
+    bool deterministic;    /* sums in rank order, whatever the size */
+    size_t event_capacity; /* of hvdl_engine_record, from the start */
+} hvdl_engine_config;
+
+/* What is to be done. The buffers must stay until the operation has ended; `owner` is handed back by
+ * hvdl_engine_reap or hvdl_operation_release when it has. */
+typedef struct {
+    hvdl_desc desc;
+    const char *name;
+    bool unnamed; /* matched whatever the kind */
+    const void *input;
+    void *output;
+    int64_t rows;          /* allgather, alltoall: this rank's first dimension */
+    const int64_t *splits; /* alltoall: rows for each rank; copied */
+    void *owner;
+} hvdl_posting;
+
+/* The most that a rank adds to the posting of an operation: tiny data, or an alltoall's splits. */
+static inline size_t hvdl_posted_payload(int num_ranks, size_t inline_bytes)
+{
+    size_t splits = (size_t)num_ranks * sizeof(int64_t);
+    return inline_bytes > splits ? inline_bytes : splits;
+}
+
+/* An operation has come to a state. */
+typedef struct {
+    uint64_t time_ns;    /* CLOCK_MONOTONIC */
+    uint64_t operation;  /* its number: names come again */
+    uint64_t bytes;      /* of the tensor on this rank */
+    int32_t kind, state; /* hvdl_kind; see hvdl_state_name */
+    char name[224];      /* cut */
+} hvdl_event;
+
+/* Event i, the oldest first, stands at (first + i) % capacity; `ring` is the caller's to free. */
+typedef struct {
+    hvdl_event *ring;
+    size_t capacity, first, count;
+    uint64_t lost; /* older ones that found no room */
+} hvdl_events;
+
+hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config);
+
+/* wake: have the progress thread begin at once; false if the caller waits for it next. */
+hvdl_err hvdl_engine_post(hvdl_engine *engine, const hvdl_posting *posting, bool wake,
+                          hvdl_operation **out);
+
+hvdl_err hvdl_plan_create(hvdl_engine *engine, const hvdl_posting *posting, hvdl_plan **out);
+/* HVDL_EDUP: the run before has not ended. */
+hvdl_err hvdl_plan_start(hvdl_engine *engine, hvdl_plan *plan, void *owner, hvdl_operation **out);
+/* The plan's memory goes when its last run has ended, also after close. Its posting's owner comes back
+ * from reap. */
+void hvdl_plan_release(hvdl_engine *engine, hvdl_plan *plan);
+
+bool hvdl_operation_done(const hvdl_operation *operation);
+/* Drives the engine, or sleeps while another thread does, until the operation is done or timeout_ns
+ * have passed. Returns whether it is done. */
+bool hvdl_operation_wait(hvdl_engine *engine, hvdl_operation *operation, long timeout_ns);
+/* Where there is no progress thread: does what can be done now. */
+void hvdl_engine_poll(hvdl_engine *engine);
+
+/* Of an operation that is done. NULL: it succeeded. */
+const char *hvdl_operation_error(const hvdl_operation *operation);
+/* Allgather, alltoall: rows that came from each rank. Join: the last rank to join. Of a tensor that
+ * stays on its device: the operation's turn. NULL otherwise. */
+const int64_t *hvdl_operation_rows(const hvdl_operation *operation, int *count);
+/* Allgather, alltoall: the result, which becomes the caller's to free(). Once. */
+void *hvdl_operation_take_output(hvdl_operation *operation);
+const hvdl_desc *hvdl_operation_desc(const hvdl_operation *operation);
+
+/* The caller's last use of it. Returns the owner if the operation is done, else NULL: it comes back
+ * from hvdl_engine_reap later. */
+void *hvdl_operation_release(hvdl_engine *engine, hvdl_operation *operation);
+void *hvdl_engine_reap(hvdl_engine *engine);
+
+const char *hvdl_kind_name(int kind); /* "allreduce" ... */
+int hvdl_engine_num_ranks(const hvdl_engine *engine);
+
+const char *hvdl_state_name(int state); /* "POSTED" ... */
+/* From now on keeps the latest `capacity` events; 0: none. What was kept before is gone. */
+hvdl_err hvdl_engine_record(hvdl_engine *engine, size_t capacity);
+/* A copy of those that are kept. */
+hvdl_err hvdl_engine_events(hvdl_engine *engine, hvdl_events *to);
+/* Takes out those that are kept. */
+hvdl_err hvdl_engine_drain_events(hvdl_engine *engine, hvdl_events *to);
+
+typedef struct {
+    uint64_t operations, control_messages, data_messages, data_bytes;
+    uint64_t past_cache_bytes; /* written past the caches for the other ranks of the host */
+    uint64_t late_wakings;     /* callers that found the engine free, and nobody had told them */
+} hvdl_counters;
+hvdl_counters hvdl_engine_counters(hvdl_engine *engine);
+
+/* Fails what is pending, tells the others, ends the thread. Not collective.
+ * linger: this rank is about to end MPI. Then the leader of a host stays until those of the other hosts
+ * have said that they leave, so that no message is left to MPI without a receiver. */
+void hvdl_engine_close(hvdl_engine *engine, bool linger);
+/* After close, and when no operation or plan of it is held any more. */
+void hvdl_engine_free(hvdl_engine *engine);
+
+#endif

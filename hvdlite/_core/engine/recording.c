@@ -1,0 +1,108 @@
+/* What operations did, and when: the latest changes of their states, in a ring. Any thread. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/state.h"
+
+const char *hvdl_state_name(int state)
+{
+    static const char *const names[] = {"POSTED", "MATCHED", "RUNNING", "DONE", "FAILED"};
+    return names[state];
+}
+
+/* Of the user's tensor on this rank, wherever it lies. */
+static uint64_t tensor_bytes(const hvdl_operation *op)
+{
+    const hvdl_desc *desc = &op->desc;
+    switch (desc->kind) {
+    case HVDL_BARRIER:
+    case HVDL_JOIN:
+    case HVDL_PLAN: return 0;
+    case HVDL_ALLGATHER:
+    case HVDL_ALLTOALL: return (uint64_t)op->rows * hvdl_desc_bytes(desc);
+    default: return hvdl_desc_bytes(desc);
+    }
+}
+
+void hvdl_record(hvdl_engine *e, const hvdl_operation *op, hvdl_state state, uint64_t time_ns)
+{
+    /* Relaxed: the ring itself is under the lock. */
+    if (op->internal || !atomic_load_explicit(&e->recording, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&e->events_lock);
+    if (e->event_capacity) {
+        hvdl_event *event = &e->events[e->num_events++ % e->event_capacity];
+        event->time_ns = time_ns ? time_ns : hvdl_now_ns();
+        event->operation = op->number;
+        event->bytes = tensor_bytes(op);
+        event->kind = op->desc.kind;
+        event->state = (int32_t)state;
+        hvdl_copy_name(event->name, sizeof event->name, op->name);
+    }
+    pthread_mutex_unlock(&e->events_lock);
+}
+
+hvdl_err hvdl_engine_record(hvdl_engine *e, size_t capacity)
+{
+    hvdl_event *ring = NULL;
+    if (capacity && !(ring = hvdl_new_array(capacity, sizeof *ring)))
+        return HVDL_ENOMEM;
+    pthread_mutex_lock(&e->events_lock);
+    hvdl_event *former = e->events;
+    e->events = ring;
+    e->event_capacity = capacity;
+    e->num_events = 0;
+    atomic_store_explicit(&e->recording, capacity > 0, memory_order_relaxed);
+    pthread_mutex_unlock(&e->events_lock);
+    free(former);
+    return HVDL_OK;
+}
+
+static size_t num_kept(const hvdl_engine *e)
+{
+    return e->num_events < e->event_capacity ? (size_t)e->num_events : e->event_capacity;
+}
+
+hvdl_err hvdl_engine_events(hvdl_engine *e, hvdl_events *to)
+{
+    hvdl_err err = HVDL_OK;
+    pthread_mutex_lock(&e->events_lock);
+    size_t count = num_kept(e);
+    hvdl_event *ring = hvdl_new_array(count, sizeof *ring);
+    if (ring) {
+        for (size_t i = 0; i < count; i++)
+            ring[i] = e->events[(e->num_events - count + i) % e->event_capacity];
+        *to = (hvdl_events){.ring = ring, .capacity = count, .count = count};
+    } else {
+        err = HVDL_ENOMEM;
+    }
+    pthread_mutex_unlock(&e->events_lock);
+    return err;
+}
+
+hvdl_err hvdl_engine_drain_events(hvdl_engine *e, hvdl_events *to)
+{
+    hvdl_err err = HVDL_OK;
+    hvdl_events taken = {0};
+    pthread_mutex_lock(&e->events_lock);
+    if (e->num_events) {
+        /* Exchanged and not copied: who posts meanwhile waits for a malloc only. */
+        hvdl_event *ring = hvdl_new_array(e->event_capacity, sizeof *ring);
+        if (ring) {
+            taken.ring = e->events;
+            taken.capacity = e->event_capacity;
+            taken.count = num_kept(e);
+            taken.lost = e->num_events - taken.count;
+            taken.first = (size_t)(taken.lost % taken.capacity);
+            e->events = ring;
+            e->num_events = 0;
+        } else {
+            err = HVDL_ENOMEM;
+        }
+    }
+    pthread_mutex_unlock(&e->events_lock);
+    if (!err)
+        *to = taken;
+    return err;
+}

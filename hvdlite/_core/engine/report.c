@@ -1,0 +1,206 @@
+/* The words of the stall check: who has posted an operation, and what the others last did. */
+#define _GNU_SOURCE
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/stall.h"
+
+#define MAX_DETAILED 8     /* missing ranks of a host that are described one by one */
+#define LONGEST_DETAIL 200 /* bytes of such a description */
+
+void hvdl_put(hvdl_writer *to, const char *format, ...)
+{
+    static const char dots[] = "...";
+    va_list arguments;
+    size_t room = to->room - to->used;
+    va_start(arguments, format);
+    int wrote = vsnprintf(to->text + to->used, room, format, arguments);
+    va_end(arguments);
+    if (wrote < 0)
+        return;
+    if ((size_t)wrote < room) {
+        to->used += (size_t)wrote;
+        return;
+    }
+    size_t length = to->room - sizeof dots;
+    while (length && ((unsigned char)to->text[length] & 0xc0) == 0x80)
+        length--;
+    memcpy(to->text + length, dots, sizeof dots);
+    to->used = to->room - 1;
+}
+
+void hvdl_copy_plain_name(char *to, size_t room, const char *name)
+{
+    hvdl_copy_name(to, room, name);
+    for (char *c = to; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            *c = '?';
+}
+
+/* ---- what a rank last did ---- */
+
+hvdl_shm_last hvdl_activity_of(const hvdl_operation *op, hvdl_activity activity)
+{
+    hvdl_shm_last last = {.kind = op->desc.kind, .activity = activity};
+    hvdl_copy_name(last.name, sizeof last.name, op->name);
+    return last;
+}
+
+void hvdl_note_activity(hvdl_engine *e, hvdl_shm_last last)
+{
+    last.time_ns = hvdl_now_ns();
+    hvdl_shm_rank *self = &e->shm.control->ranks[e->local];
+    uint32_t sequence = atomic_load_explicit(&self->last_sequence, memory_order_relaxed);
+    /* Odd while it is written; a reader that sees a change reads again. */
+    atomic_store_explicit(&self->last_sequence, sequence + 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    self->last = last;
+    atomic_store_explicit(&self->last_sequence, sequence + 2, memory_order_release);
+}
+
+hvdl_shm_last hvdl_last_of(const hvdl_engine *e, int local)
+{
+    const hvdl_shm_rank *rank = &e->shm.control->ranks[local];
+    hvdl_shm_last last;
+    for (int tries = 0; tries < 1000; tries++) {
+        uint32_t before = atomic_load_explicit(&rank->last_sequence, memory_order_acquire);
+        last = rank->last;
+        atomic_thread_fence(memory_order_acquire);
+        if (!(before & 1) &&
+            before == atomic_load_explicit(&rank->last_sequence, memory_order_relaxed))
+            return last;
+    }
+    return (hvdl_shm_last){0};
+}
+
+static void put_last(hvdl_writer *to, const hvdl_shm_last *last)
+{
+    static const char *const what[] = {
+        [HVDL_DID_NOTHING] = "has posted nothing yet",
+        [HVDL_DID_POST] = "is in",
+        [HVDL_DID_END] = "last ended",
+        [HVDL_DID_FAIL] = "last failed in",
+    };
+    char name[sizeof last->name];
+    hvdl_put(to, "%s", what[last->activity]);
+    if (last->activity == HVDL_DID_NOTHING)
+        return;
+    double seconds = (double)(hvdl_now_ns() - last->time_ns) / 1e9;
+    hvdl_copy_plain_name(name, sizeof name, last->name);
+    hvdl_put(to, last->activity == HVDL_DID_POST ? " %s '%s', for %.0f s" : " %s '%s', %.0f s ago",
+             hvdl_kind_name(last->kind), name, seconds);
+}
+
+/* ---- who has posted ---- */
+
+static bool is_run(const hvdl_operation *op)
+{
+    return op->plan && op->desc.kind != HVDL_PLAN;
+}
+
+uint64_t hvdl_run_of(const hvdl_operation *op)
+{
+    if (!is_run(op))
+        return 0;
+    return op->plan->num_runs - (op->meeting && !op->meeting->collecting);
+}
+
+static hvdl_plan *plan_by_key(hvdl_engine *e, hvdl_key key)
+{
+    for (size_t i = 0; i < e->plans.num_slots; i++)
+        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
+            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            if (hvdl_key_equal(plan->key, key))
+                return plan;
+        }
+    return NULL;
+}
+
+hvdl_meeting *hvdl_meeting_of(hvdl_engine *e, hvdl_key key, uint64_t run)
+{
+    hvdl_plan *plan = plan_by_key(e, key);
+    hvdl_meeting *meeting = plan ? plan->collecting : hvdl_meeting_by_key(e, key);
+    if (plan ? run == plan->num_runs : meeting != NULL)
+        return meeting;
+    for (size_t i = 0; i < e->meetings_by_id.num_slots; i++)
+        for (hvdl_node *node = e->meetings_by_id.slots[i]; node; node = node->next) {
+            meeting = HVDL_CONTAINER(node, hvdl_meeting, by_id);
+            if (hvdl_key_equal(meeting->key, key))
+                return meeting;
+        }
+    return NULL;
+}
+
+bool hvdl_is_agreed(const hvdl_engine *e, const hvdl_meeting *meeting)
+{
+    if (meeting->collecting)
+        return false;
+    return e->config.num_hosts == 1 || (!meeting->plan && meeting->coordinator < 0);
+}
+
+static void put_ranks(hvdl_writer *to, int first, int last)
+{
+    const char *before = to->used ? ", " : "";
+    if (last > first + 1)
+        hvdl_put(to, "%s%d-%d", before, first, last);
+    else if (last > first)
+        hvdl_put(to, "%s%d, %d", before, first, last);
+    else
+        hvdl_put(to, "%s%d", before, first);
+}
+
+void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_last *lasts,
+                        hvdl_stall_part *answer)
+{
+    hvdl_writer posted = {answer->posted, sizeof answer->posted, 0};
+    hvdl_writer missing = {answer->missing, sizeof answer->missing, 0};
+    const hvdl_meeting *meeting = hvdl_meeting_of(e, what->key, what->run);
+    const hvdl_plan *plan = plan_by_key(e, what->key);
+    bool is_over = !meeting && plan && what->run < plan->num_runs;
+    int num_detailed = 0, num_more = 0, first = -1, last = -1;
+    *posted.text = *missing.text = '\0';
+    if (meeting && hvdl_is_agreed(e, meeting))
+        return;
+    for (int r = 0; r < e->local_size; r++) {
+        int rank = hvdl_rank_of_local(e, r), number = hvdl_world_rank(e, rank);
+        if (meeting ? meeting->posted_by[r] : is_over && !e->joined[r]) {
+            if (first >= 0 && number > last + 1) {
+                put_ranks(&posted, first, last);
+                first = -1;
+            }
+            first = first < 0 ? number : first;
+            last = number;
+        } else if (e->joined[r]) {
+            continue; /* it takes part all the same */
+        } else if (num_detailed == MAX_DETAILED || missing.used + LONGEST_DETAIL > missing.room) {
+            num_more++;
+        } else {
+            hvdl_put(&missing, "%srank %d on %s (which ", num_detailed++ ? ", " : "", number,
+                     e->name_of[rank]);
+            put_last(&missing, &lasts[r]);
+            hvdl_put(&missing, ")");
+        }
+    }
+    if (first >= 0)
+        put_ranks(&posted, first, last);
+    if (num_more)
+        hvdl_put(&missing, " and %d more on %s", num_more, e->config.host_names[e->host]);
+}
+
+void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
+                        char text[HVDL_TEXT_BYTES])
+{
+    hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
+    hvdl_put(&to, "%s '%s' has waited %.0f s for %s; posted by rank%s %s; ",
+             hvdl_kind_name(what->kind), what->name, (double)what->age_ns / 1e9, missing,
+             strpbrk(posted, ",-") ? "s" : "", posted);
+    if (what->gives_up)
+        hvdl_put(&to, "everything fails now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)");
+    else if (what->is_run)
+        hvdl_put(&to,
+                 "do all ranks run as many backwards? One whose batches end before those of the "
+                 "others must call hvd.join()");
+    else
+        hvdl_put(&to, "do all ranks take the same path through the program?");
+}

@@ -1,0 +1,90 @@
+/* Operations whose data travels in the journal, beside their posting: what the ranks gave, and, on one
+ * host, the result. */
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "engine/state.h"
+
+const char *hvdl_payload_of(const hvdl_engine *e, const hvdl_meeting *meeting, int local,
+                            size_t bytes)
+{
+    if (local == e->local)
+        return meeting->operation->input;
+    if (meeting->last_payload && local == meeting->last_from)
+        return meeting->last_payload;
+    return meeting->payloads + (size_t)local * bytes;
+}
+
+hvdl_err hvdl_keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_entry *entry,
+                           const hvdl_operation *own, const hvdl_desc *desc, const void *payload,
+                           size_t bytes)
+{
+    bool splits = hvdl_sends_splits(desc), gathers = desc->kind == HVDL_ALLGATHER;
+    size_t row = splits ? (size_t)e->config.num_ranks : 1;
+    if (meeting->variants.count > 1)
+        return HVDL_OK; /* it fails */
+    if ((splits || gathers) && !meeting->rows) {
+        meeting->rows = calloc((size_t)e->local_size * row, sizeof *meeting->rows);
+        if (!meeting->rows)
+            return HVDL_ENOMEM;
+    }
+    if (gathers)
+        meeting->rows[entry->from] = entry->rows;
+    if (splits)
+        memcpy(meeting->rows + entry->from * row, payload, row * sizeof *meeting->rows);
+    if (!bytes || splits)
+        return HVDL_OK;
+    if (hvdl_meeting_complete(e, meeting)) {
+        meeting->last_payload = payload;
+        meeting->last_from = entry->from;
+        return HVDL_OK;
+    }
+    if (own)
+        return HVDL_OK; /* its input is read where it is */
+    if (!meeting->payloads) {
+        meeting->payloads = hvdl_new_array((size_t)e->local_size, bytes);
+        if (!meeting->payloads)
+            return HVDL_ENOMEM;
+    }
+    memcpy(meeting->payloads + entry->from * bytes, payload, bytes);
+    return HVDL_OK;
+}
+
+hvdl_range hvdl_tiny_part(const hvdl_engine *e, const hvdl_desc *desc)
+{
+    if (desc->kind == HVDL_REDUCESCATTER)
+        return hvdl_own_elems(e, desc);
+    return (hvdl_range){0, (size_t)desc->count};
+}
+
+void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
+{
+    hvdl_operation *op = meeting->operation;
+    const hvdl_desc *desc = &op->desc;
+    size_t bytes = hvdl_data_bytes(desc);
+    hvdl_set_state(e, op, HVDL_RUNNING);
+    if (desc->place == HVDL_ORDERED) {
+        bool joined = hvdl_meeting_absent(e, meeting) >= 0;
+        if (hvdl_say_number(op, joined ? HVDL_NO_TURN : (int64_t)e->next_turn++)) {
+            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+            return;
+        }
+    }
+    if (desc->kind == HVDL_BROADCAST && bytes) {
+        const char *from = hvdl_payload_of(e, meeting, e->local_of[desc->root], bytes);
+        if (op->output != from)
+            memcpy(op->output, from, bytes);
+    } else if (bytes) {
+        const void *inputs[HVDL_MAX_LOCAL];
+        hvdl_scale scale = hvdl_host_scale(e, desc);
+        hvdl_range own = hvdl_tiny_part(e, desc);
+        int num_inputs = 0; /* who has joined and not posted is left out */
+        for (int r = 0; r < e->local_size; r++)
+            if (meeting->posted_by[r])
+                inputs[num_inputs++] = hvdl_payload_of(e, meeting, r, bytes) +
+                                       own.begin * hvdl_dtype_bytes(desc->dtype);
+        hvdl_reduce(desc->dtype, desc->op, op->output, inputs, num_inputs, hvdl_range_size(own),
+                    &scale);
+    }
+    hvdl_finish(e, op, NULL);
+}

@@ -1,0 +1,110 @@
+/* The conveyor: data between the ranks of one host, as one endless stream of blocks.
+ *
+ * A **pass** moves one piece of one operation. Passes are scheduled in the same order on all ranks of
+ * the host (the journal's), and only when every rank has what it needs for them, so the stream never
+ * waits for anything but the other ranks' cores. Blocks are numbered through all passes. For each,
+ * every rank goes through three stages, each in order, and announces how far it is:
+ *
+ *   in       its input is in its staging block           (the buffer must have been freed: all ranks
+ *                                                         have taken out block b - HVDL_NUM_BUFFERS)
+ *   reduced  its slice of the block is summed up         (all ranks have put block b in)
+ *   out      it has taken out what it needs              (all ranks have reduced block b)
+ *
+ * A rank runs ahead where it can: with HVDL_NUM_BUFFERS buffers it puts in later blocks, also of
+ * later passes, while earlier ones wait for slower ranks. Small passes and two ranks skip the middle
+ * stage: everyone adds up everything, which saves a synchronization. The sums are formed in rank
+ * order either way, so both give the same bits.
+ *
+ * What a rank adds up it reads from its own input where it can, not from its staging block, so that
+ * the lines of this one go to the other ranks and nowhere else. */
+#ifndef HVDL_CONVEYOR_H
+#define HVDL_CONVEYOR_H
+
+#include "host/locality.h"
+#include "kernels/reduce.h"
+#include "base/schedule.h"
+#include "host/shm.h"
+
+typedef enum {
+    HVDL_PASS_ALLREDUCE, /* everyone gets the sum */
+    HVDL_PASS_SCATTER,   /* rail i gets the sum of slice i, in its output */
+    HVDL_PASS_SHARE      /* some ranks give, everyone gets all that is given */
+} hvdl_pass_type;
+
+/* What local rank `local` gives in a share, and what this rank takes of it. */
+typedef struct {
+    int local;
+    const char *from; /* valid on that rank */
+    size_t bytes;
+    hvdl_range take; /* of these bytes */
+    char *to;        /* where they go on this rank; may be where they come from */
+} hvdl_source;
+
+typedef struct hvdl_pass {
+    struct hvdl_pass *next;
+    void *owner; /* the operation */
+    uint64_t piece;
+    int phase;
+    hvdl_pass_type type;
+    /* allreduce, scatter: elements from `in` to `out` (which may be equal) */
+    hvdl_dtype dtype;
+    hvdl_op op;
+    hvdl_scale scale;
+    /* By local rank; NULL: all. The others have joined, and nothing is taken of their input. Lives as
+     * long as the pass. */
+    const bool *taking_part;
+    const char *in;
+    char *out;       /* allreduce: of the elements in `keep` */
+    hvdl_range keep; /* allreduce: the part of the result that this rank wants */
+    size_t count;
+    int num_rails; /* scatter: slices, as hvdl_slice cuts the piece */
+    /* set by hvdl_conveyor_add */
+    size_t unit; /* elements per block and slice; share: bytes per block and source */
+    uint64_t num_blocks;
+    bool direct;                  /* allreduce: everyone adds up everything */
+    uint64_t at[HVDL_NUM_STAGES]; /* blocks of it that this rank has passed, per stage */
+    int num_sources;              /* share */
+    hvdl_source sources[];
+} hvdl_pass;
+
+/* Elements of a piece of `count` elements that rail `rail` owns; slices begin at cache lines. */
+hvdl_range hvdl_slice(size_t count, int num_rails, int rail, hvdl_dtype dtype);
+
+/* So many bytes took so long. bytes 0: that was not timed. */
+typedef struct {
+    size_t bytes;
+    uint64_t ns;
+} hvdl_timed;
+
+typedef struct {
+    hvdl_shm *shm;
+    hvdl_pass *first, *last;               /* scheduled and not finished here, in order */
+    hvdl_pass *current[HVDL_NUM_STAGES];   /* the pass that each stage is at, or NULL: at the end */
+    uint64_t blocks[HVDL_NUM_STAGES];      /* blocks passed, ever: what this rank publishes */
+    hvdl_locality locality;                /* local rank 0 */
+    hvdl_timed timed_in[HVDL_NUM_BUFFERS]; /* of the block in each buffer, as it was put in */
+} hvdl_conveyor;
+
+void hvdl_conveyor_init(hvdl_conveyor *conveyor, hvdl_shm *shm);
+
+hvdl_pass *hvdl_pass_new(hvdl_pass_type type, int num_sources);
+
+/* Appends a pass, which the conveyor owns until hvdl_conveyor_step hands it back. */
+void hvdl_conveyor_add(hvdl_conveyor *conveyor, hvdl_pass *pass);
+
+/* Does one block's work of one stage. *finished: a pass that this rank has finished, for the caller
+ * to free, or NULL. Returns whether anything was done. */
+bool hvdl_conveyor_step(hvdl_conveyor *conveyor, hvdl_pass **finished);
+
+/* So much as a block, or less, went to the other ranks another way, and was not timed. */
+void hvdl_conveyor_untimed(hvdl_conveyor *conveyor);
+
+/* Takes all passes off, when the stream is broken; returns them as a list. */
+hvdl_pass *hvdl_conveyor_clear(hvdl_conveyor *conveyor);
+
+static inline bool hvdl_conveyor_busy(const hvdl_conveyor *conveyor)
+{
+    return conveyor->first != NULL;
+}
+
+#endif

@@ -1,0 +1,89 @@
+#include "host/locality.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A shared cache takes a third of it, one far away three times as long. Memory that is touched for the
+ * first time takes longer, too: there the trial changes nothing. */
+#define SLOW_NS_PER_BYTE 0.15
+#define WORTHWHILE 0.7 /* of the time that it took */
+/* In windows. Little at first, so that an error costs little; it doubles with each trial in a row. A look
+ * costs twelve slow blocks: in the end less than a hundredth of the time. */
+#define LEAST_PATIENCE 8
+#define MOST_PATIENCE 512
+#define MOST_UNTIMED 1024 /* blocks */
+
+static int compare(const void *a, const void *b)
+{
+    double first = *(const double *)a, second = *(const double *)b;
+    return (first > second) - (first < second);
+}
+
+/* What disturbs, a rank that had to wait for its core, only ever adds time. */
+static double take_quartile(hvdl_locality *locality)
+{
+    qsort(locality->times, HVDL_LOCALITY_WINDOW, sizeof *locality->times, compare);
+    locality->num_times = 0;
+    return locality->times[HVDL_LOCALITY_WINDOW / 4];
+}
+
+static void change(hvdl_locality *locality, uint64_t in_flight)
+{
+    locality->past_cache = !locality->past_cache;
+    locality->to_skip = in_flight;
+}
+
+static void be_patient(hvdl_locality *locality)
+{
+    uint64_t patience = 2 * locality->patience;
+    patience = patience < LEAST_PATIENCE ? LEAST_PATIENCE : patience;
+    locality->patience = patience > MOST_PATIENCE ? MOST_PATIENCE : patience;
+    locality->windows_left = locality->patience;
+}
+
+bool hvdl_locality_note(hvdl_locality *locality, size_t bytes, uint64_t ns, uint64_t in_flight)
+{
+    locality->untimed = 0;
+    if (locality->to_skip) {
+        locality->to_skip--;
+        return false;
+    }
+    locality->times[locality->num_times++] = (double)ns / (double)bytes;
+    if (locality->num_times < HVDL_LOCALITY_WINDOW)
+        return false;
+    double time = take_quartile(locality);
+    if (locality->windows_left)
+        locality->windows_left--;
+    if (!locality->past_cache) {
+        if (time < SLOW_NS_PER_BYTE) {
+            locality->patience = 0;
+            return false;
+        }
+        if (locality->windows_left)
+            return false; /* it did not help */
+        locality->cached = time;
+        locality->is_trial = true;
+        change(locality, in_flight);
+        return true;
+    }
+    if (locality->is_trial) {
+        locality->is_trial = false;
+        be_patient(locality);
+        if (time < WORTHWHILE * locality->cached)
+            return false;
+        change(locality, in_flight); /* memory is slow here, too */
+        return true;
+    }
+    if (locality->windows_left)
+        return false;
+    change(locality, in_flight); /* to see what it is like now */
+    return true;
+}
+
+bool hvdl_locality_untimed(hvdl_locality *locality)
+{
+    if (!locality->past_cache || ++locality->untimed < MOST_UNTIMED)
+        return false;
+    memset(locality, 0, sizeof *locality);
+    return true;
+}

@@ -1,0 +1,152 @@
+/* Picks the kernels for the CPU at hand. */
+#include "kernels/reduce.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+hvdl_reduce_variant_fn hvdl_reduce_baseline;
+#if defined(__x86_64__)
+hvdl_reduce_variant_fn hvdl_reduce_avx2, hvdl_reduce_avx512;
+#elif defined(__aarch64__)
+hvdl_reduce_variant_fn hvdl_reduce_neon;
+#endif
+
+/* Best first: each CPU has those from some row on. */
+static const hvdl_reduce_variant variants[] = {
+#if defined(__x86_64__)
+    {"avx512", hvdl_reduce_avx512},
+    {"avx2", hvdl_reduce_avx2},
+#elif defined(__aarch64__)
+    {"neon", hvdl_reduce_neon},
+#endif
+    {"baseline", hvdl_reduce_baseline},
+    {NULL, NULL},
+};
+
+static const hvdl_reduce_variant *find_best(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return variants;
+    return variants + (__builtin_cpu_supports("avx2") ? 1 : 2); /* with AVX2 comes F16C */
+#else
+    return variants;
+#endif
+}
+
+const hvdl_reduce_variant *hvdl_reduce_variants(void)
+{
+    static _Atomic(const hvdl_reduce_variant *) best; /* every thread finds the same */
+    const hvdl_reduce_variant *found = atomic_load_explicit(&best, memory_order_relaxed);
+    if (!found) {
+        found = find_best();
+        atomic_store_explicit(&best, found, memory_order_relaxed);
+    }
+    return found;
+}
+
+/* The thread that happens to run a kernel must not decide whether denormals are kept:
+ * torch.set_flush_denormal sets that per thread, and the ranks' results must be equal. */
+typedef uint64_t float_mode;
+
+static float_mode set_default_float_mode(void)
+{
+#if defined(__x86_64__)
+    unsigned mode = _mm_getcsr();
+    if (mode & 0xe040u) /* flush to zero, a rounding mode, denormals are zero */
+        _mm_setcsr(mode & ~0xe040u);
+    return mode;
+#elif defined(__aarch64__)
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    if (mode)
+        __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0));
+    return mode;
+#else
+    return 0;
+#endif
+}
+
+static void restore_float_mode(float_mode mode)
+{
+#if defined(__x86_64__)
+    if (mode & 0xe040u)
+        _mm_setcsr((unsigned)mode);
+#elif defined(__aarch64__)
+    if (mode)
+        __asm__ volatile("msr fpcr, %0" : : "r"(mode));
+#else
+    (void)mode;
+#endif
+}
+
+void hvdl_reduce_with(const hvdl_reduce_variant *variant, hvdl_dtype dtype, hvdl_op op, void *dst,
+                      const void *const *src, int num_src, size_t count, const hvdl_scale *scale)
+{
+    float_mode mode = set_default_float_mode();
+    variant->reduce(dtype, op, dst, src, num_src, count, scale);
+    restore_float_mode(mode);
+}
+
+void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src, int num_src,
+                 size_t count, const hvdl_scale *scale)
+{
+    hvdl_reduce_with(hvdl_reduce_variants(), dtype, op, dst, src, num_src, count, scale);
+}
+
+/* ---- past the caches ---- */
+
+#if HVDL_HAS_PAST_CACHE
+enum { LINE = 64, TILE_BYTES = 8192 }; /* a tile stays in the first-level cache */
+
+/* Whole lines first, from the beginning of one; what is left of the last goes into the caches. */
+static void stream(char *dst, const char *src, size_t bytes)
+{
+    size_t lines = bytes / LINE * LINE;
+    for (size_t at = 0; at < lines; at += sizeof(__m128i))
+        _mm_stream_si128((__m128i *)(dst + at), _mm_loadu_si128((const __m128i *)(src + at)));
+    memcpy(dst + lines, src + lines, bytes - lines);
+}
+
+void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes)
+{
+    size_t head = -(uintptr_t)dst % LINE;
+    head = head < bytes ? head : bytes;
+    memcpy(dst, src, head);
+    stream((char *)dst + head, (const char *)src + head, bytes - head);
+    _mm_sfence(); /* before whoever is told of the result reads it */
+}
+
+void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
+                            int num_src, size_t count, const hvdl_scale *scale)
+{
+    _Alignas(LINE) char tile[TILE_BYTES];
+    const void *inputs[num_src];
+    size_t esize = hvdl_dtype_bytes((int)dtype), per_tile = TILE_BYTES / esize;
+    for (size_t at = 0; at < count; at += per_tile) {
+        size_t size = count - at < per_tile ? count - at : per_tile;
+        for (int k = 0; k < num_src; k++)
+            inputs[k] = (const char *)src[k] + at * esize;
+        hvdl_reduce(dtype, op, tile, inputs, num_src, size, scale);
+        stream((char *)dst + at * esize, tile, size * esize);
+    }
+    _mm_sfence();
+}
+#else
+void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes)
+{
+    memcpy(dst, src, bytes);
+}
+
+void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
+                            int num_src, size_t count, const hvdl_scale *scale)
+{
+    hvdl_reduce(dtype, op, dst, src, num_src, count, scale);
+}
+#endif

@@ -1,0 +1,83 @@
+/* Kernels: element-wise reduction of several inputs into one output.
+ *
+ * The inputs are combined in the order in which they are given. float16 and bfloat16 are widened to
+ * float32, in which all is computed, and rounded once, to nearest even. Integer sums wrap. Min and Max hand
+ * on NaN; of numbers that are equal (0.0 and -0.0) they take the last. bool: Sum and Max are or, Min
+ * and Product are and.
+ * Every variant (one per instruction set) gives the same bits; only which NaN is the sum or product
+ * of NaNs is left open, as the CPU takes it from whichever operand the compiler put first. */
+#ifndef HVDL_REDUCE_H
+#define HVDL_REDUCE_H
+
+#include "base/types.h"
+
+/* Each input is multiplied by `prescale` as it is read, and the result by `postscale` / `divisor`.
+ *
+ * Floats: either factor is worked out in double, rounded once to the type in which all is computed, and
+ * multiplied in that type, so that a product has the bits of torch's `factor * tensor`.
+ * Integers: multiplied in double and cut toward zero; the result is first divided by `divisor`,
+ * exactly, toward zero. */
+typedef struct {
+    double prescale;
+    int64_t divisor;
+    double postscale;
+} hvdl_scale;
+
+#define HVDL_UNSCALED ((hvdl_scale){1.0, 1, 1.0})
+
+static inline bool hvdl_is_unscaled(const hvdl_scale *scale)
+{
+    return scale->prescale == 1.0 && scale->divisor == 1 && scale->postscale == 1.0;
+}
+
+/* Cut toward zero, and to the range of int64_t; NaN becomes 0. */
+static inline int64_t hvdl_whole_product(int64_t x, double factor)
+{
+    const double product = (double)x * factor;
+    if (product != product)
+        return 0;
+    if (product >= 0x1p63)
+        return INT64_MAX;
+    return product <= -0x1p63 ? INT64_MIN : (int64_t)product;
+}
+
+/* dst[i] = the combination of src[0][i], src[1][i], ..., scaled, for i < count. dst may be one of the
+ * inputs, and must not overlap one otherwise. num_src >= 1; HVDL_AVERAGE is taken as HVDL_SUM (the
+ * divisor is the scale's). */
+void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src, int num_src,
+                 size_t count, const hvdl_scale *scale);
+
+/* The same, and a copy, for what somebody far away will read: on x86-64 the result goes past the caches
+ * to memory (non-temporal stores). The sum's dst begins a cache line. */
+void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
+                            int num_src, size_t count, const hvdl_scale *scale);
+void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes);
+#if defined(__x86_64__)
+#define HVDL_HAS_PAST_CACHE 1
+#else
+#define HVDL_HAS_PAST_CACHE 0
+#endif
+
+/* Every element, multiplied by the factor as an hvdl_scale's prescale, as a double (16-bit products are
+ * not rounded); and back: cut to the type in which all is computed (integers toward zero and to their
+ * range), multiplied by the factor as above, and rounded to nearest even. */
+void hvdl_to_doubles(int dtype, double *to, const void *from, size_t count, double factor);
+void hvdl_from_doubles(int dtype, void *to, const double *from, size_t count, double factor);
+
+typedef void hvdl_reduce_variant_fn(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
+                                    int num_src, size_t count, const hvdl_scale *scale);
+
+/* The variants that this CPU can run, the one that hvdl_reduce uses first; ended by a name of NULL.
+ * "avx512", "avx2", "neon", "baseline". */
+typedef struct {
+    const char *name;
+    hvdl_reduce_variant_fn *reduce;
+} hvdl_reduce_variant;
+
+const hvdl_reduce_variant *hvdl_reduce_variants(void);
+
+/* hvdl_reduce with one of them: for tests and benchmarks. */
+void hvdl_reduce_with(const hvdl_reduce_variant *variant, hvdl_dtype dtype, hvdl_op op, void *dst,
+                      const void *const *src, int num_src, size_t count, const hvdl_scale *scale);
+
+#endif

@@ -1,0 +1,108 @@
+#include "net/pairwise.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One direction. Step s has slot s % HVDL_ACTIVE; steps are opened in order, and ended in order. */
+typedef struct {
+    bool sends;
+    const size_t *offsets, *bytes; /* by rank */
+    int opened, ended;             /* steps, from 1 */
+    hvdl_stream streams[HVDL_ACTIVE];
+} direction;
+
+struct hvdl_pairwise {
+    hvdl_pairwise_spec spec;
+    direction send, recv;
+    size_t tables[]; /* the spec's four arrays */
+};
+
+hvdl_err hvdl_pairwise_create(hvdl_pairwise **out, const hvdl_pairwise_spec *spec)
+{
+    size_t ranks = (size_t)spec->num_ranks, bytes = ranks * sizeof(size_t);
+    hvdl_pairwise *p = calloc(1, sizeof *p + 4 * bytes);
+    if (!p)
+        return HVDL_ENOMEM;
+    p->spec = *spec;
+    const size_t *from[] = {spec->send_offsets, spec->send_bytes, spec->recv_offsets,
+                            spec->recv_bytes};
+    for (size_t i = 0; i < 4; i++)
+        memcpy(p->tables + i * ranks, from[i], bytes);
+    p->send = (direction){.sends = true, .offsets = p->tables, .bytes = p->tables + ranks};
+    p->recv = (direction){.offsets = p->tables + 2 * ranks, .bytes = p->tables + 3 * ranks};
+    p->send.opened = p->recv.opened = p->send.ended = p->recv.ended = 1;
+    *out = p;
+    return HVDL_OK;
+}
+
+static int peer_of(const hvdl_pairwise *p, const direction *d, int step)
+{
+    int ranks = p->spec.num_ranks;
+    return (p->spec.rank + (d->sends ? step : ranks - step)) % ranks;
+}
+
+/* Posts what there is room for of one step's segments. */
+static hvdl_err post_segments(hvdl_pairwise *p, direction *d, hvdl_wire *wire, int step, bool *any)
+{
+    hvdl_stream *stream = &d->streams[step % HVDL_ACTIVE];
+    int peer = peer_of(p, d, step);
+    size_t total = d->bytes[peer], unit = p->spec.segment_bytes;
+    hvdl_err err = HVDL_OK;
+    while (!err && hvdl_stream_has_room(stream) && stream->posted * unit < total) {
+        size_t begin = stream->posted * unit, left = total - begin;
+        size_t bytes = left < unit ? left : unit, at = d->offsets[peer] + begin;
+        err = d->sends
+                  ? hvdl_stream_send(wire, stream, p->spec.input + at, bytes, peer, p->spec.tag)
+                  : hvdl_stream_recv(wire, stream, p->spec.output + at, bytes, peer, p->spec.tag);
+        *any = true;
+    }
+    return err;
+}
+
+static hvdl_err step_direction(hvdl_pairwise *p, direction *d, hvdl_wire *wire, bool *any)
+{
+    int ranks = p->spec.num_ranks;
+    hvdl_err err = HVDL_OK;
+    while (d->opened < ranks && d->opened - d->ended < HVDL_ACTIVE)
+        d->streams[d->opened++ % HVDL_ACTIVE] = (hvdl_stream){0};
+    for (int step = d->ended; !err && step < d->opened; step++) {
+        *any |= hvdl_stream_take(wire, &d->streams[step % HVDL_ACTIVE]);
+        err = post_segments(p, d, wire, step, any);
+    }
+    while (!err && d->ended < d->opened) {
+        const hvdl_stream *oldest = &d->streams[d->ended % HVDL_ACTIVE];
+        size_t total = d->bytes[peer_of(p, d, d->ended)];
+        if (oldest->done * p->spec.segment_bytes < total)
+            break;
+        d->ended++;
+        *any = true;
+    }
+    return err;
+}
+
+hvdl_err hvdl_pairwise_step(hvdl_pairwise *p, hvdl_wire *wire, bool *progressed, bool *done)
+{
+    hvdl_err err = HVDL_OK;
+    bool any = true;
+    while (!err && any) {
+        any = false;
+        err = step_direction(p, &p->recv, wire, &any);
+        if (!err)
+            err = step_direction(p, &p->send, wire, &any);
+        *progressed |= any;
+    }
+    *done = p->send.ended == p->spec.num_ranks && p->recv.ended == p->spec.num_ranks;
+    return err;
+}
+
+bool hvdl_pairwise_destroy(hvdl_pairwise *p, hvdl_wire *wire)
+{
+    bool ended = true;
+    for (int step = p->send.ended; step < p->send.opened; step++)
+        ended &= hvdl_stream_end(wire, &p->send.streams[step % HVDL_ACTIVE], false);
+    for (int step = p->recv.ended; step < p->recv.opened; step++)
+        ended &= hvdl_stream_end(wire, &p->recv.streams[step % HVDL_ACTIVE], true);
+    if (ended)
+        free(p);
+    return ended;
+}

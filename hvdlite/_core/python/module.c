@@ -1,0 +1,299 @@
+/* The extension module `hvdlite._core`, whose interface is described in _core.pyi. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/conveyor.h"
+#include "engine/exit.h"
+#include "python/python_glue.h"
+#include "kernels/reduce.h"
+#include "host/shm.h"
+
+long hvdl_py_num_forks;
+
+static void count_fork(void)
+{
+    hvdl_py_num_forks++;
+}
+
+/* ---- module functions ---- */
+
+static PyObject *memory_bytes(PyObject *module, PyObject *args)
+{
+    int local_size, num_ranks;
+    Py_ssize_t inline_bytes, block_bytes;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iinn:memory_bytes", &local_size, &num_ranks, &inline_bytes,
+                          &block_bytes))
+        return NULL;
+    if (local_size < 1 || local_size > HVDL_MAX_LOCAL || num_ranks < local_size ||
+        inline_bytes < 0 || block_bytes < 64) {
+        PyErr_Format(PyExc_ValueError,
+                     "local_size must be within 1 .. %d, num_ranks not less, inline_bytes at least "
+                     "0, block_bytes 64",
+                     HVDL_MAX_LOCAL);
+        return NULL;
+    }
+    size_t bytes, payload_bytes = hvdl_posted_payload(num_ranks, (size_t)inline_bytes);
+    if (hvdl_shm_bytes(local_size, payload_bytes, (size_t)block_bytes, &bytes))
+        return PyErr_NoMemory();
+    return PyLong_FromSize_t(bytes);
+}
+
+static PyObject *cpu_features(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyUnicode_FromString(hvdl_reduce_variants()->name);
+}
+
+static PyObject *kernel_variants(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    PyObject *names = PyList_New(0);
+    for (const hvdl_reduce_variant *variant = hvdl_reduce_variants(); names && variant->name;
+         variant++) {
+        PyObject *name = PyUnicode_FromString(variant->name);
+        if (!name || PyList_Append(names, name))
+            Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    return names;
+}
+
+/* reduce(variant, dtype, op, output, inputs, count, prescale, divisor, postscale) */
+static PyObject *reduce(PyObject *module, PyObject *args)
+{
+    const char *name;
+    int dtype, op;
+    unsigned long long output;
+    PyObject *inputs;
+    Py_ssize_t count;
+    long long divisor;
+    hvdl_scale scale;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "siiKO!ndLd:reduce", &name, &dtype, &op, &output, &PyTuple_Type,
+                          &inputs, &count, &scale.prescale, &divisor, &scale.postscale))
+        return NULL;
+    scale.divisor = divisor;
+    const hvdl_reduce_variant *variant = hvdl_reduce_variants();
+    while (variant->name && strcmp(variant->name, name) != 0)
+        variant++;
+    const void *addresses[HVDL_MAX_LOCAL];
+    Py_ssize_t num_inputs = PyTuple_Size(inputs);
+    if (!variant->name || dtype < 0 || dtype >= HVDL_NUM_DTYPES || op < 0 || op >= HVDL_ADASUM ||
+        num_inputs < 1 || num_inputs > HVDL_MAX_LOCAL || count < 0 || divisor < 1) {
+        PyErr_SetString(PyExc_ValueError, "reduce: no such variant, dtype, op or number of inputs, "
+                                          "or a negative count, or a divisor below 1");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < num_inputs; i++)
+        addresses[i] = PyLong_AsVoidPtr(PyTuple_GetItem(inputs, i));
+    if (PyErr_Occurred())
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS hvdl_reduce_with(variant, (hvdl_dtype)dtype, (hvdl_op)op,
+                                            (void *)(uintptr_t)output, addresses, (int)num_inputs,
+                                            (size_t)count, &scale);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *finish_on_exit(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"abort",    "ibarrier", "test",       "finalized",
+                            "finalize", "comm",     "supervised", NULL};
+    unsigned long long abort_, ibarrier, test, finalized, finalize, comm;
+    int supervised;
+    hvdl_exit_functions functions;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$KKKKKKp:finish_on_exit", names, &abort_,
+                                     &ibarrier, &test, &finalized, &finalize, &comm, &supervised))
+        return NULL;
+    hvdl_word words[] = {(hvdl_word)abort_, (hvdl_word)ibarrier, (hvdl_word)test,
+                         (hvdl_word)finalized, (hvdl_word)finalize};
+    memcpy(&functions.abort, &words[0], sizeof words[0]);
+    memcpy(&functions.ibarrier, &words[1], sizeof words[1]);
+    memcpy(&functions.test, &words[2], sizeof words[2]);
+    memcpy(&functions.finalized, &words[3], sizeof words[3]);
+    memcpy(&functions.finalize, &words[4], sizeof words[4]);
+    functions.comm = (hvdl_word)comm;
+    functions.supervised = supervised;
+    if (hvdl_exit_set(&functions))
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *close_on_exit(PyObject *module, PyObject *engines)
+{
+    /* Held past the end of Python: the exit handlers run after it. */
+    static PyObject *kept;
+    hvdl_py_state *state = PyModule_GetState(module);
+    Py_ssize_t count = PyTuple_Check(engines) ? PyTuple_Size(engines) : -1;
+    hvdl_engine **all = count < 0 ? NULL : calloc((size_t)count + 1, sizeof *all);
+    for (Py_ssize_t i = 0; all && i < count; i++) {
+        PyObject *engine = PyTuple_GetItem(engines, i);
+        if (Py_TYPE(engine) != state->engine_type) {
+            count = -1;
+            break;
+        }
+        all[i] = ((EngineObject *)engine)->engine;
+    }
+    if (count < 0) {
+        free(all);
+        PyErr_SetString(PyExc_TypeError, "close_on_exit: expected a tuple of engines");
+        return NULL;
+    }
+    hvdl_err err = all ? hvdl_exit_close(all, (size_t)count) : HVDL_ENOMEM;
+    free(all);
+    if (err)
+        return PyErr_NoMemory();
+    PyObject *former = kept;
+    Py_INCREF(engines);
+    kept = engines;
+    Py_XDECREF(former);
+    Py_RETURN_NONE;
+}
+
+static PyObject *force_past_cache(PyObject *module, PyObject *value)
+{
+    int force;
+    (void)module;
+    if (value == Py_None)
+        force = -1;
+    else if ((force = PyObject_IsTrue(value)) < 0)
+        return NULL;
+    hvdl_force_past_cache(force);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"memory_bytes", memory_bytes, METH_VARARGS, NULL},
+    {"cpu_features", cpu_features, METH_NOARGS, NULL},
+    {"kernel_variants", kernel_variants, METH_NOARGS, NULL},
+    {"reduce", reduce, METH_VARARGS, NULL},
+    {"close_on_exit", close_on_exit, METH_O, NULL},
+    {"finish_on_exit", (PyCFunction)(void (*)(void))finish_on_exit, METH_VARARGS | METH_KEYWORDS,
+     NULL},
+    {"force_past_cache", force_past_cache, METH_O, NULL},
+    {"dtype_of", hvdl_py_dtype_of, METH_O, NULL},
+    {"use_tensors", hvdl_py_use_tensors, METH_VARARGS, NULL},
+    {0},
+};
+
+static int module_exec(PyObject *module)
+{
+    static const struct {
+        const char *name;
+        int value;
+    } constants[] = {
+        {"ALLREDUCE", HVDL_ALLREDUCE},
+        {"BROADCAST", HVDL_BROADCAST},
+        {"ALLGATHER", HVDL_ALLGATHER},
+        {"BARRIER", HVDL_BARRIER},
+        {"ALLTOALL", HVDL_ALLTOALL},
+        {"REDUCESCATTER", HVDL_REDUCESCATTER},
+        {"JOIN", HVDL_JOIN},
+        {"AVERAGE", HVDL_AVERAGE},
+        {"SUM", HVDL_SUM},
+        {"MIN", HVDL_MIN},
+        {"MAX", HVDL_MAX},
+        {"PRODUCT", HVDL_PRODUCT},
+        {"ADASUM", HVDL_ADASUM},
+        {"ON_HOST", HVDL_ON_HOST},
+        {"STAGED", HVDL_STAGED},
+        {"ORDERED", HVDL_ORDERED},
+        {"UINT8", HVDL_UINT8},
+        {"INT8", HVDL_INT8},
+        {"INT16", HVDL_INT16},
+        {"INT32", HVDL_INT32},
+        {"INT64", HVDL_INT64},
+        {"FLOAT16", HVDL_FLOAT16},
+        {"BFLOAT16", HVDL_BFLOAT16},
+        {"FLOAT32", HVDL_FLOAT32},
+        {"FLOAT64", HVDL_FLOAT64},
+        {"BOOL", HVDL_BOOL},
+        {"RING", HVDL_RING},
+        {"DIRECT", HVDL_DIRECT},
+        {"RECURSIVE_DOUBLING", HVDL_DOUBLING},
+        {"HEADER_BYTES", HVDL_HEADER_BYTES},
+        {"EVENT_BYTES", sizeof(hvdl_event)},
+    };
+    hvdl_py_state *state = PyModule_GetState(module);
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value))
+            return -1;
+    PyObject *engine = PyType_FromModuleAndSpec(module, &hvdl_py_engine_spec, NULL);
+    PyObject *operation = PyType_FromModuleAndSpec(module, &hvdl_py_operation_spec, NULL);
+    PyObject *plan = PyType_FromModuleAndSpec(module, &hvdl_py_plan_spec, NULL);
+    state->engine_type = (PyTypeObject *)engine;
+    state->operation_type = (PyTypeObject *)operation;
+    state->plan_type = (PyTypeObject *)plan;
+    state->is_neg = PyUnicode_InternFromString("is_neg");
+    state->storage_offset = PyUnicode_InternFromString("storage_offset");
+    state->untyped_storage = PyUnicode_InternFromString("untyped_storage");
+    state->nbytes = PyUnicode_InternFromString("nbytes");
+    if (!state->is_neg || !state->storage_offset || !state->untyped_storage || !state->nbytes ||
+        !engine || !operation || !plan || PyModule_AddObjectRef(module, "Operation", operation) ||
+        PyModule_AddObjectRef(module, "Plan", plan) ||
+        PyModule_AddObjectRef(module, "Engine", engine))
+        return -1;
+    static bool counting; /* once per process: handlers can't be taken back */
+    if (!counting && pthread_atfork(NULL, NULL, count_fork)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    counting = true;
+    return 0;
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    hvdl_py_state *state = PyModule_GetState(module);
+    Py_VISIT(state->engine_type);
+    Py_VISIT(state->operation_type);
+    Py_VISIT(state->plan_type);
+    Py_VISIT(state->tensor_types);
+    Py_VISIT(state->op_type);
+    Py_VISIT(state->tensor_changed);
+    Py_VISIT(state->is_neg);
+    Py_VISIT(state->storage_offset);
+    Py_VISIT(state->untyped_storage);
+    Py_VISIT(state->nbytes);
+    return 0;
+}
+
+static int module_clear(PyObject *module)
+{
+    hvdl_py_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->engine_type);
+    Py_CLEAR(state->operation_type);
+    Py_CLEAR(state->plan_type);
+    Py_CLEAR(state->tensor_types);
+    Py_CLEAR(state->op_type);
+    Py_CLEAR(state->tensor_changed);
+    Py_CLEAR(state->is_neg);
+    Py_CLEAR(state->storage_offset);
+    Py_CLEAR(state->untyped_storage);
+    Py_CLEAR(state->nbytes);
+    return 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+    {0, NULL},
+};
+
+static struct PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "hvdlite._core",
+    .m_doc = "The C core: plans, the engine that drives them, and what the ranks of a host share.",
+    .m_size = sizeof(hvdl_py_state),
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+};
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    return PyModuleDef_Init(&module_def);
+}

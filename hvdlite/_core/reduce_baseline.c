@@ -1,4 +1,0 @@
-/* The kernels for any CPU of the architecture. */
-#define VECTOR_BYTES 16
-#define VARIANT baseline
-#include "reduce_kernels.h"
