@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import _core
 from hvdlite.config import Config
 from hvdlite.errors import ConfigError
-from hvdrun.own_files import open_folder, replace
+from hvdrun.machine.own_files import open_folder, replace
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

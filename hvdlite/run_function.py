@@ -29,7 +29,7 @@ from hvdlite import world
 from hvdlite.errors import LaunchError, RankError
 from hvdlite.membership import init
 from hvdlite.state import broadcast_object
-from hvdrun.processes import die_with_parent
+from hvdrun.machine.processes import die_with_parent
 
 Result = TypeVar("Result")
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdrun.binding import chosen_by_user
-from hvdrun.topology import cores, tightest_quota
+from hvdrun.machine.binding import chosen_by_user
+from hvdrun.machine.topology import cores, tightest_quota
 
 __all__ = ["Cores", "chosen_by_user", "cpus_per_rank", "own_cores", "threads_for"]
 

@@ -23,7 +23,7 @@ from hvdlite import communicators, world
 from hvdlite.collectives.barrier import barrier
 from hvdlite.state import allgather_object, broadcast_object
 from hvdlite.teams import Team
-from hvdrun.own_files import Identity, identity, open_file
+from hvdrun.machine.own_files import Identity, identity, open_file
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is 
 
 
 def main() -> int:
-    from . import cli
+    from hvdrun.command_line import cli
 
     try:
         if signal.getsignal(signal.SIGINT) is end:

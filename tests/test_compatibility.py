@@ -15,7 +15,7 @@ import pytest
 
 import hvdlite
 import hvdlite.torch
-from hvdrun.cli import cli
+from hvdrun.command_line.cli import cli
 from hvdrun.knobs import KNOBS
 from tests.programs import run_program
 

@@ -84,8 +84,11 @@ def test_the_launcher_imports_neither_hvdlite_nor_torch(module):
 @pytest.mark.parametrize("module", sorted(m for m in module_files() if m.startswith("hvdlite")))
 def test_hvdlite_takes_little_from_the_launcher(module):
     launcher = {m for m in graph()[module] if m.startswith("hvdrun")}
-    little = ("binding", "knobs", "machine", "own_files", "processes", "topology")
-    assert launcher <= {f"hvdrun.{name}" for name in little}
+    machine = {
+        f"hvdrun.machine.{n}"
+        for n in ("binding", "own_files", "processes", "resources", "topology")
+    }
+    assert launcher <= {"hvdrun.knobs", "hvdrun.machine", *machine}
 
 
 def loaded_by(statement):
@@ -97,7 +100,13 @@ def loaded_by(statement):
 
 
 def test_the_command_line_of_hvdrun_loads_nothing_heavy():
-    assert not loaded_by("import hvdrun.cli") & {"torch", "hvdlite", "mpi4py", "numpy", "rich"}
+    assert not loaded_by("import hvdrun.command_line.cli") & {
+        "torch",
+        "hvdlite",
+        "mpi4py",
+        "numpy",
+        "rich",
+    }
 
 
 def test_importing_hvdlite_loads_no_mpi():

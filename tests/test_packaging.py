@@ -100,7 +100,8 @@ def pip_install(python, *what, path):
 def check_installed(python, where):
     """The package, the core and the launcher come from `where`, and work."""
     code = (
-        "import hvdlite, hvdlite._core, hvdrun.cli as c; print(hvdlite._core.__file__, c.__file__)"
+        "import hvdlite, hvdlite._core, hvdrun.command_line.cli as c;"
+        "print(hvdlite._core.__file__, c.__file__)"
     )
     files = run(python, "-W", "error", "-c", code, cwd="/").split()
     assert all(Path(file).is_relative_to(where) for file in files), files
@@ -130,7 +131,7 @@ def test_the_wheel_has_the_core_its_types_and_the_launcher_and_no_sources(wheel)
         names = set(archive.namelist())
     assert names >= {
         *("hvdlite/__init__.py", "hvdlite/_core.abi3.so", "hvdlite/_core.pyi", "hvdlite/py.typed"),
-        *("hvdrun/cli.py", "hvdrun/py.typed"),
+        *("hvdrun/command_line/cli.py", "hvdrun/agent/agent.py", "hvdrun/py.typed"),
     }
     assert not [name for name in names if name.endswith((".c", ".h")) or "launcher" in name]
 

@@ -31,7 +31,15 @@ class Locality:
         core = ROOT / "hvdlite" / "_core"
         compiler = (sysconfig.get_config_var("CC") or "cc").split()
         shared = folder / "locality.so"
-        command = [*compiler, "-std=c11", "-shared", "-fPIC", "-o", shared, core / "host/locality.c"]
+        command = [
+            *compiler,
+            "-std=c11",
+            "-shared",
+            "-fPIC",
+            "-o",
+            shared,
+            core / "host/locality.c",
+        ]
         subprocess.run(command, check=True)
         library = ctypes.CDLL(str(shared))
         self._untimed = library.hvdl_locality_untimed
@@ -111,7 +119,10 @@ def test_what_nothing_can_correct_is_given_up(locality):
 @functools.cache
 def conveyors(folder: Path) -> ctypes.CDLL:
     core = ROOT / "hvdlite" / "_core"
-    sources = [core / f"{part}.c" for part in ("host/conveyor", "host/locality", "base/schedule", "host/shm")]
+    sources = [
+        core / f"{part}.c"
+        for part in ("host/conveyor", "host/locality", "base/schedule", "host/shm")
+    ]
     sources += sorted(core.glob("kernels/reduce*.c"))
     compiler = (sysconfig.get_config_var("CC") or "cc").split()
     subprocess.run(

@@ -1,6 +1,6 @@
 """Answers of hosts that there are not."""
 
-from hvdrun.host_facts import HostFacts
+from hvdrun.plan.host_facts import HostFacts
 
 GIB = 1 << 30
 

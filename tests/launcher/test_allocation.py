@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrun.allocation import Allocation, expand_counts, expand_nodes, find
 from hvdrun.errors import HostListError, UsageError
-from hvdrun.hosts import Host
+from hvdrun.plan.allocation import Allocation, expand_counts, expand_nodes, find
+from hvdrun.plan.hosts import Host
 
 JOB = {"SLURM_JOB_ID": "7"}
 

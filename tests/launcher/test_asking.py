@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from hvdrun.answers import LIFETIME_S, Answers, cache_folder
-from hvdrun.asking import ask
-from hvdrun.question import script_of
+from hvdrun.preflight.ask_hosts import ask
+from hvdrun.preflight.cache import LIFETIME_S, Answers, cache_folder
+from hvdrun.preflight.question import script_of
 
 ANSWER = "printf '\\nhvdrun-probe %s hvdrun-probe-end\\n'"
 
@@ -52,7 +52,7 @@ def test_what_never_answers_is_ended_at_the_time_limit():
 
 
 def test_more_hosts_than_are_asked_at_once_all_answer(monkeypatch):
-    monkeypatch.setattr("hvdrun.asking.AT_ONCE", 3)
+    monkeypatch.setattr("hvdrun.preflight.ask_hosts.AT_ONCE", 3)
     calls = {f"{i}": saying({"time_s": time.time(), "number": i}) for i in range(8)}
     replies = ask(calls, 20.0)
     assert {name: reply.answer["number"] for name, reply in replies.items()} == {

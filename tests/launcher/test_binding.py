@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrun.binding import chosen_by_user, divide, place, thread_variables
-from hvdrun.environment import inheritable
-from hvdrun.topology import Core, are_alike, cores, parse_list
+from hvdrun.machine.binding import chosen_by_user, divide, place, thread_variables
+from hvdrun.machine.environment import inheritable
+from hvdrun.machine.topology import Core, are_alike, cores, parse_list
 
 # Per host: socket, NUMA node, L3 cache and hardware threads of each group of cores. '+n' is the
 # distance of a core's second thread.

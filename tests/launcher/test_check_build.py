@@ -6,7 +6,8 @@ import subprocess
 
 from hvdlite import _core
 from hvdlite.check_build import cpu_info
-from hvdrun import cli, flavour
+from hvdrun.command_line import cli
+from hvdrun.plan import flavour
 
 
 def line_of(text, name):

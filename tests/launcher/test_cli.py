@@ -11,9 +11,9 @@ import pytest
 
 import hvdrun
 from hvdlite import run_function
-from hvdrun.cli import cli, double_dashes, main, parse_exports
+from hvdrun.agent.frames import SECRET, frame
+from hvdrun.command_line.cli import cli, double_dashes, main, parse_exports
 from hvdrun.errors import UsageError, exit_codes
-from hvdrun.link import SECRET, frame
 from tests.needs import lacking
 
 
@@ -170,39 +170,54 @@ HEAVY = {
 
 def test_starting_loads_nothing_heavy():
     code = (
-        "import sys; from hvdrun.cli import main; main(['-np', '2', '--dry-run', 'true']);"
+        "import sys; from hvdrun.command_line.cli import main;"
+        "main(['-np', '2', '--dry-run', 'true']);"
         "print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "hvdrun.command" in done.stderr.split()
+    assert "hvdrun.plan.command" in done.stderr.split()
     assert not HEAVY & set(done.stderr.split())
 
 
 @pytest.mark.parametrize("role", ["rank", "host"])
 def test_the_agents_load_little(role):
     """They start beside each rank, and their imports are on the way of each."""
-    agent = Path(hvdrun.__file__).with_name("agent.py")
+    agent = Path(hvdrun.__file__).parent / "agent" / "agent.py"
     arguments = {"rank": ["rank", "true"], "host": ["host", "true"]}[role]
     command = [sys.executable, "-I", "-S", "-X", "importtime", str(agent), *arguments]
     told = frame(SECRET, payload=b"secret") if role == "host" else b""
     done = subprocess.run(command, input=told, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
-    assert "hvdrun.link" in loaded
-    assert not loaded & {"subprocess", "json", "click", "typing_extensions", "hvdrun.cli"}
-    light = {"re", "ctypes", "contextlib", "enum", "collections", "socket", "hvdrun.station"}
+    assert "hvdrun.agent.frames" in loaded
+    assert not loaded & {
+        "subprocess",
+        "json",
+        "click",
+        "typing_extensions",
+        "hvdrun.command_line.cli",
+    }
+    light = {
+        "re",
+        "ctypes",
+        "contextlib",
+        "enum",
+        "collections",
+        "socket",
+        "hvdrun.agent.local_ranks",
+    }
     assert role == "host" or not loaded & light
 
 
-# Interrupts itself at the import of that number after hvdrun.cli, or of that name.
+# Interrupts itself at the import of that number after hvdrun.command_line.cli, or of that name.
 INTERRUPTS_ITSELF = """
 import os, signal, sys
 count = None
 def hook(event, arguments):
     global count
     if event == "import":
-        if count is not None or arguments[0] == "hvdrun.cli":
+        if count is not None or arguments[0] == "hvdrun.command_line.cli":
             count = 0 if count is None else count + 1
         if {at!r} in (count, arguments[0]):
             os.kill(os.getpid(), signal.SIGINT)
@@ -230,7 +245,7 @@ HVDRUN = str(Path(sys.executable).with_name("hvdrun"))
     ],
     ids=["hvdrun", "python -m hvdrun", "hvdlite.run"],
 )
-@pytest.mark.parametrize("at", [0, 1, 10, 60, "hvdrun.facts", "hvdrun.supervise"])
+@pytest.mark.parametrize("at", [0, 1, 10, 60, "hvdrun.plan.facts", "hvdrun.job.supervise"])
 def test_ctrl_c_before_the_start_is_answered_wherever_it_falls(at, command, tmp_path):
     done = interrupted(tmp_path, at, *command, "-np", "2", "echo", "started")
     said = "hvdrun: Ctrl-C: no rank has been started"
@@ -240,5 +255,5 @@ def test_ctrl_c_before_the_start_is_answered_wherever_it_falls(at, command, tmp_
 def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path):
     """As in a shell script's background."""
     ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    done = interrupted(tmp_path, "hvdrun.facts", HVDRUN, "--version", preexec_fn=ignored)
+    done = interrupted(tmp_path, "hvdrun.plan.facts", HVDRUN, "--version", preexec_fn=ignored)
     assert (done.returncode, done.stderr) == (0, "")

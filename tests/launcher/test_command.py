@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from hvdrun.allocation import Allocation
-from hvdrun.command import Facts, build
+from hvdrun.agent.host_agent import destination
+from hvdrun.agent.keeper import escape, unescape
 from hvdrun.errors import TooManyProcesses, UsageError
-from hvdrun.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.host_agent import destination
-from hvdrun.host_facts import HostFacts, Interface
-from hvdrun.hosts import Host, Share, parse_hosts
-from hvdrun.keeper import escape, unescape
-from hvdrun.request import Request
+from hvdrun.plan.allocation import Allocation
+from hvdrun.plan.command import Facts, build
+from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
+from hvdrun.plan.host_facts import HostFacts, Interface
+from hvdrun.plan.hosts import Host, Share, parse_hosts
+from hvdrun.plan.request import Request
 from tests.launcher.answers import facts_of
 
 OPENMPI_5 = Flavour(OPENMPI, "5.0.11", "/venv/bin/mpirun")
@@ -27,7 +27,7 @@ FACTS = Facts(
     environ={"PATH": "/venv/bin:/bin", "HOME": "/home/ann", "LANG": "C", "TOKEN": "s3cret"},
     cwd="/home/ann/my job",
     python="/venv/bin/python",
-    agent="/venv/hvdrun/agent.py",
+    agent="/venv/hvdrun/agent/agent.py",
     hostname="server1",
     local_names=frozenset({"localhost", "127.0.0.1", "::1", "server1"}),
     cores=4,
@@ -37,7 +37,7 @@ FACTS = Facts(
     master_port=45678,
 )
 
-AGENT = "/venv/bin/python -I -S /venv/hvdrun/agent.py"
+AGENT = "/venv/bin/python -I -S /venv/hvdrun/agent/agent.py"
 FOUR_HOSTS = "server1:4,server2:4,server3:4,server4:4"
 
 

@@ -3,11 +3,11 @@
 import pytest
 from click.core import ParameterSource
 
-from hvdrun.cli import cli, main
-from hvdrun.config_file import KEYS, read
+from hvdrun.command_line.cli import cli, main
+from hvdrun.command_line.config_file import KEYS, read
+from hvdrun.command_line.runtime_options import idle_notes, settings
 from hvdrun.errors import UsageError
 from hvdrun.knobs import MIB
-from hvdrun.runtime_options import idle_notes, settings
 
 
 @pytest.fixture

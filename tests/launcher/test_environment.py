@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrun.environment import (
+from hvdrun.agent.keeper import by_launcher, local_place, rank_environment
+from hvdrun.machine.environment import (
     at_home,
     forwarded,
     inheritable,
@@ -10,7 +11,6 @@ from hvdrun.environment import (
     outside_of_steps,
     pack,
 )
-from hvdrun.keeper import by_launcher, local_place, rank_environment
 
 texts = st.text(st.characters(exclude_characters="\0=", codec="utf-8"), max_size=10)
 

@@ -7,10 +7,10 @@ from ipaddress import ip_address
 import psutil
 import pytest
 
-from hvdrun.facts import gather, local_names, own_path
-from hvdrun.interfaces import interfaces
-from hvdrun.machine import gpu_count, physical_cores
-from hvdrun.request import Request
+from hvdrun.machine.interfaces import interfaces
+from hvdrun.machine.resources import gpu_count, physical_cores
+from hvdrun.plan.facts import gather, local_names, own_path
+from hvdrun.plan.request import Request
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_an_interface_that_has_gone_or_cannot_be_seen_is_none(monkeypatch, funct
     def fails(*_):
         raise OSError(19, "No such device")
 
-    monkeypatch.setattr(f"hvdrun.interfaces.socket.{function}", fails)
+    monkeypatch.setattr(f"hvdrun.machine.interfaces.socket.{function}", fails)
     assert interfaces() == []
 
 
@@ -88,7 +88,7 @@ def test_gpus_are_counted_as_cuda_does(tmp_path, where, visible, count):
 
 
 def test_the_gpus_are_those_that_the_ranks_will_see(monkeypatch):
-    monkeypatch.setattr("hvdrun.facts.gpu_count", lambda visible: visible)
+    monkeypatch.setattr("hvdrun.plan.facts.gpu_count", lambda visible: visible)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert gather(Request(())).gpus == "0,1"
     assert gather(Request((), exports={"CUDA_VISIBLE_DEVICES": ""})).gpus == ""

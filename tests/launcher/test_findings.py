@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from hvdrun.asking import Reply
 from hvdrun.errors import CommandNotFound, HostSetupError, SshFailed
-from hvdrun.findings import Finding, Job, judge, no_answer
-from hvdrun.findings_table import table
-from hvdrun.host_facts import Interface
+from hvdrun.plan.host_facts import Interface
+from hvdrun.preflight.ask_hosts import Reply
+from hvdrun.preflight.findings import Finding, Job, judge, no_answer
+from hvdrun.preflight.findings_table import table
 from tests.launcher.answers import GIB, facts_of
 
 MINE = facts_of(hostname="server1", interfaces=(Interface("eth0", "10.0.0.1", 24),))

@@ -2,9 +2,9 @@ import sys
 
 import pytest
 
-from hvdrun import flavour
 from hvdrun.errors import MpiMismatch, NoMpi
-from hvdrun.flavour import INTEL, MPICH, OPENMPI, Flavour, detect, library_abi, recognise
+from hvdrun.plan import flavour
+from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour, detect, library_abi, recognise
 
 HYDRA = """HYDRA build details:
     Version:                                 5.0.2

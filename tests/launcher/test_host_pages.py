@@ -6,9 +6,9 @@ import textwrap
 
 import pytest
 
-from hvdrun.cli import main
+from hvdrun.command_line.cli import main
 from hvdrun.errors import LaunchError
-from hvdrun.hosts import Host, parse_hostfile, parse_hosts
+from hvdrun.plan.hosts import Host, parse_hostfile, parse_hosts
 from tests.worlds import ROOT
 
 NAMES = ("hosts", "observing", "preflight", "slurm", "supervision")

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrun.errors import HostListError, TooManyProcesses
-from hvdrun.hosts import Host, Share, parse_hostfile, parse_hosts, place
+from hvdrun.plan.hosts import Host, Share, parse_hostfile, parse_hosts, place
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,8}(\.[a-z]{1,5})?", fullmatch=True)
 slots = st.none() | st.integers(1, 99)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdrun.environment import LINK
-from hvdrun.host_agent import split_ssh
-from hvdrun.link import END, MAGIC, OUT, PING, PING_EVERY_S, SECRET, frame, unpack
-from hvdrun.links import HostLink
+from hvdrun.agent.frames import END, MAGIC, OUT, PING, PING_EVERY_S, SECRET, frame, unpack
+from hvdrun.agent.host_agent import split_ssh
+from hvdrun.job.host_link import HostLink
+from hvdrun.machine.environment import LINK
 from tests.worlds import ROOT, end_tree
 
 SECRET_OF_JOB = "0123456789abcdef"
@@ -111,7 +111,7 @@ def test_options_that_mpi_gives_to_ssh_come_before_the_host(arguments, expected)
     assert split_ssh(arguments) == expected
 
 
-AGENT = (sys.executable, "-I", "-S", str(ROOT / "launcher" / "agent.py"))
+AGENT = (sys.executable, "-I", "-S", str(ROOT / "launcher" / "agent" / "agent.py"))
 
 
 def host_agent(secret, daemon):

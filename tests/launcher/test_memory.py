@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrun.memory import cgroup_folders, log_names, oom_kills, was_out_of_memory
+from hvdrun.agent.oom import cgroup_folders, log_names, oom_kills, was_out_of_memory
 from tests.needs import lacking
 from tests.programs import run_program
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from hvdrun.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.host_facts import Interface
-from hvdrun.interface_options import interface_options
-from hvdrun.networks import Choice, choose, to_try
-from hvdrun.request import Request
+from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
+from hvdrun.plan.host_facts import Interface
+from hvdrun.plan.request import Request
+from hvdrun.preflight.interface_options import interface_options
+from hvdrun.preflight.networks import Choice, choose, to_try
 from tests.launcher.answers import facts_of
 from tests.launcher.test_command import FACTS
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrun.output import Output
+from hvdrun.output.output import Output
 
 
 class Screen:
@@ -273,8 +273,8 @@ LINEAR_S = 15
 LONG_LINES = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_CPU, ({LINEAR_S}, {LINEAR_S}))
-from hvdrun.folding import HEADER
-from hvdrun.output import Output
+from hvdrun.output.folding import HEADER
+from hvdrun.output.output import Output
 MIB = 1 << 20
 x = b"x" * MIB
 written = []

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdrun.answers import Answers
 from hvdrun.errors import UsageError
-from hvdrun.own_files import identity, open_file, open_folder, replace
-from hvdrun.rank_files import RankFiles
+from hvdrun.machine.own_files import identity, open_file, open_folder, replace
+from hvdrun.output.rank_files import RankFiles
+from hvdrun.preflight.cache import Answers
 from tests.needs import lacking
 
 OTHER_USER = 4242  # needs no entry in /etc/passwd
@@ -195,7 +195,9 @@ def test_an_absolute_path_needs_no_working_directory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_what_leads_to_an_open_file_is_that_file(path):
-    code = f"import os; from hvdrun.own_files import open_file; os.write(open_file({path!r},"
+    code = (
+        f"import os; from hvdrun.machine.own_files import open_file; os.write(open_file({path!r},"
+    )
     code += f" {NEW}), b'here')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert (done.stdout, done.stderr) == (b"here", b"")

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from hvdrun.cli import cli
-from hvdrun.hosts import parse_hostfile
+from hvdrun.command_line.cli import cli
+from hvdrun.plan.hosts import parse_hostfile
 from tests.programs import Finished
 from tests.worlds import ROOT, python_of
 
@@ -116,7 +116,7 @@ def test_the_help_lists_every_option_that_has_a_text():
 
 
 def test_every_example_of_the_help_is_one_that_hvdrun_understands():
-    from hvdrun.help_page import EXAMPLES
+    from hvdrun.command_line.help_page import EXAMPLES
 
     for line in EXAMPLES.splitlines():
         words = re.split(r"\s{2,}", line)[0].split()[1:]

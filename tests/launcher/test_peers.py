@@ -11,16 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdrun import peers
-from hvdrun.environment import LINK
-from hvdrun.host_agent import HostAgent
-from hvdrun.link import BYE, MAGIC, REFUSED, frame
-from hvdrun.station import Station
+from hvdrun.agent import peers
+from hvdrun.agent.frames import BYE, MAGIC, REFUSED, frame
+from hvdrun.agent.host_agent import HostAgent
+from hvdrun.agent.local_ranks import Station
+from hvdrun.machine.environment import LINK
 from tests.needs import lacking
 from tests.programs import run_program
 from tests.worlds import ROOT
 
-AGENT = (sys.executable, "-I", "-S", str(ROOT / "launcher" / "agent.py"))
+AGENT = (sys.executable, "-I", "-S", str(ROOT / "launcher" / "agent" / "agent.py"))
 OTHER_USER = 4242  # needs no entry in /etc/passwd
 LIMIT_S = 30.0
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from hvdrun.link import MPI_BEGUN, MPI_DONE
-from hvdrun.pmi import Relay
+from hvdrun.agent.frames import MPI_BEGUN, MPI_DONE
+from hvdrun.agent.pmi import Relay
 
 
 class Way:

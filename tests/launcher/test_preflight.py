@@ -10,8 +10,8 @@ import time
 import psutil
 import pytest
 
-from hvdrun.cli import main
-from hvdrun.machine import physical_cores
+from hvdrun.command_line.cli import main
+from hvdrun.machine.resources import physical_cores
 
 HOSTS = 8
 
@@ -94,7 +94,7 @@ def test_only_hosts_that_will_have_ranks_are_asked(stand_in, capsys, tmp_path):
 
 
 def test_who_waits_is_told_for_whom(stand_in, capsys, monkeypatch):
-    monkeypatch.setattr("hvdrun.asking.DELAY_S", 0.2)
+    monkeypatch.setattr("hvdrun.preflight.ask_hosts.DELAY_S", 0.2)
     stand_in('sleep 1; exec sh -c "$command"')
     assert main(["-H", hosts(5), "--check"]) == 0
     said = capsys.readouterr().err

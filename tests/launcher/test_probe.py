@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import hvdrun
-from hvdrun.host_facts import from_answer
-from hvdrun.probe import answer
+from hvdrun.agent.probe import answer
+from hvdrun.plan.host_facts import from_answer
 
 QUESTION = {
     "folders": sys.path,
@@ -32,7 +32,7 @@ def versions(folders, *packages):
 
 
 def test_the_probe_imports_neither_torch_nor_mpi_nor_what_takes_long():
-    agent = Path(hvdrun.__file__).with_name("agent.py")
+    agent = Path(hvdrun.__file__).parent / "agent" / "agent.py"
     question = {**QUESTION, "packages": ["torch", "mpi4py", "no-such"], "mpirun": "/none"}
     packed = base64.urlsafe_b64encode(json.dumps(question).encode()).decode()
     command = [sys.executable, "-I", "-S", "-X", "importtime", agent, "probe", packed]
@@ -43,7 +43,7 @@ def test_the_probe_imports_neither_torch_nor_mpi_nor_what_takes_long():
     assert said["mpirun_missing"] == "there is no such file"
     assert from_answer(said).slots >= 1
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "hvdrun.probe" in loaded
+    assert "hvdrun.agent.probe" in loaded
     assert not loaded & {"torch", "mpi4py", "hvdlite", "numpy"}
     assert not loaded & {"importlib.metadata", "subprocess", "socket", "glob", "typing"}
 
@@ -79,7 +79,7 @@ def test_an_mpi_of_the_system_is_asked_itself(tmp_path):
 
 
 def test_an_mpi_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("hvdrun.probe.MPIRUN_S", 0.1)
+    monkeypatch.setattr("hvdrun.agent.probe.MPIRUN_S", 0.1)
     (tmp_path / "mpirun").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "mpirun").chmod(0o755)
     said = answer({**QUESTION, "mpirun": str(tmp_path / "mpirun")})["mpirun"]

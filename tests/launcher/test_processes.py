@@ -6,7 +6,7 @@ import sys
 
 LEAVES_THINGS_BEHIND = """
 import os, subprocess
-from hvdrun.processes import kill_descendants, kill_strays, set_subreaper
+from hvdrun.machine.processes import kill_descendants, kill_strays, set_subreaper
 
 set_subreaper()
 mpi = subprocess.Popen(["sleep", "60"])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hvdrun.cli import cli, main
+from hvdrun.command_line.cli import cli, main
+from hvdrun.command_line.runtime_options import idle_notes, settings
 from hvdrun.knobs import ELASTIC, KNOBS, MIB, WITHOUT_EFFECT
-from hvdrun.runtime_options import idle_notes, settings
 
 SAMPLES = {"int": "7", "float": "0.5", "text": "word"}
 

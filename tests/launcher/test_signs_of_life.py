@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdrun import links, peers
-from hvdrun.folding import HEADER
-from hvdrun.link import (
+from hvdrun.agent import peers
+from hvdrun.agent.frames import (
     CHUNK,
     EXIT,
     MAGIC,
@@ -23,11 +22,13 @@ from hvdrun.link import (
     send,
     unpack,
 )
-from hvdrun.noise import LINE_BYTES, Noise, Source
-from hvdrun.output import Output
-from hvdrun.station import Station
-from hvdrun.supervise import Supervisor
-from hvdrun.writer import Writer
+from hvdrun.agent.local_ranks import Station
+from hvdrun.job import host_link
+from hvdrun.job.mpirun_output import LINE_BYTES, Noise, Source
+from hvdrun.job.supervise import Supervisor
+from hvdrun.output.folding import HEADER
+from hvdrun.output.output import Output
+from hvdrun.output.writer import Writer
 
 HOSTS = 5
 FLOODS = {
@@ -73,7 +74,7 @@ class FarHost:
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, monkeypatch):
     """However many of them write at once, so that the time between two signs is that for one."""
-    monkeypatch.setattr(links, "PING_EVERY_S", 0.0)
+    monkeypatch.setattr(host_link, "PING_EVERY_S", 0.0)
     hosts: list[FarHost] = []
     unheard_bytes = []
 
@@ -126,7 +127,7 @@ class Ends(contextlib.ExitStack):
         self.enter_context(far)
         reader, stderr = self.pipe()
         nothing = (lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
-        link = links.HostLink("server9", near, reader, "secret", self.selector, *nothing)
+        link = host_link.HostLink("server9", near, reader, "secret", self.selector, *nothing)
         self.callback(link.close)
         return link, far, stderr
 
@@ -163,7 +164,7 @@ def test_what_ssh_says_without_an_end_is_read_piece_by_piece(ends, monkeypatch):
             os.write(stderr, b"y" * CHUNK)
         return data
 
-    monkeypatch.setattr(links, "os", SimpleNamespace(**{**vars(os), "read": read}))
+    monkeypatch.setattr(host_link, "os", SimpleNamespace(**{**vars(os), "read": read}))
     os.write(stderr, b"y" * CHUNK)
     ends.turn()
     assert sizes == [CHUNK]

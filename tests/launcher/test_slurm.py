@@ -2,13 +2,13 @@
 
 import pytest
 
-from hvdrun.allocation import Allocation
-from hvdrun.asking import Reply
 from hvdrun.errors import HostSetupError, NoMpi, SshFailed, UsageError
-from hvdrun.findings import no_answer
-from hvdrun.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.hosts import Host, Share, parse_hosts
-from hvdrun.slurm import choose_pmi, step, with_srun
+from hvdrun.plan.allocation import Allocation
+from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
+from hvdrun.plan.hosts import Host, Share, parse_hosts
+from hvdrun.plan.slurm import choose_pmi, step, with_srun
+from hvdrun.preflight.ask_hosts import Reply
+from hvdrun.preflight.findings import no_answer
 
 OPENMPI_5 = Flavour(OPENMPI, "5.0.11", "/venv/bin/mpirun")
 MPICH_5 = Flavour(MPICH, "5.0.2", "/venv/bin/mpirun")

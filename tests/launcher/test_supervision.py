@@ -10,9 +10,9 @@ import textwrap
 import psutil
 import pytest
 
-from hvdrun.host_agent import safe_prefix
-from hvdrun.keeper import is_exiting
-from hvdrun.machine import physical_cores
+from hvdrun.agent.host_agent import safe_prefix
+from hvdrun.agent.keeper import is_exiting
+from hvdrun.machine.resources import physical_cores
 from tests.worlds import ROOT, end_tree
 
 LIMIT_S = 30.0

@@ -3,7 +3,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrun.times import Stamped
+from hvdrun.output.times import Stamped
 
 TIME = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} "
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from hvdrun.errors import UsageError
-from hvdrun.rank_files import OPEN_AT_ONCE, RankFiles
-from hvdrun.writer import FULL_BYTES, PIECE_BYTES, ROOM_BYTES, Writer, joined, write_all
+from hvdrun.output.rank_files import OPEN_AT_ONCE, RankFiles
+from hvdrun.output.writer import FULL_BYTES, PIECE_BYTES, ROOM_BYTES, Writer, joined, write_all
 
 LIMIT_S = 20.0
 

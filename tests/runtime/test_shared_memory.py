@@ -3,7 +3,7 @@
 import pytest
 
 from hvdlite.shared_memory import lack_of_memory
-from hvdrun.machine import free_memory_bytes
+from hvdrun.machine.resources import free_memory_bytes
 
 MIB = 1 << 20
 

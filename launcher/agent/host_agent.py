@@ -1,0 +1,378 @@
+"""The roles `host` and `ssh`: a remote host's end of the connection, and how it is made."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import select
+import selectors
+import shlex
+import signal
+import sys
+import time
+
+from hvdrun.agent.frames import (
+    BYE,
+    CHUNK,
+    DAEMON,
+    END,
+    GRACE_S,
+    HOST,
+    KEEPER_GONE,
+    MAGIC,
+    PING,
+    RANK,
+    REFUSED,
+    SECRET,
+    SILENCE_LIMIT_S,
+    SILENT_GRACE_S,
+    STDIN,
+    Waker,
+    frame,
+    send,
+    unpack,
+    write_all,
+)
+from hvdrun.agent.local_ranks import Station
+from hvdrun.agent.peers import Stranger, connect, listen
+from hvdrun.machine.environment import LINK, PREFIX, SRUN, SSH, outside_of_steps, pack
+from hvdrun.machine.processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import NoReturn
+
+# How long MPI's daemon may take to end after the ranks; the same where mpirun is out of its reach.
+DAEMON_PATIENCE_S, SILENT_PATIENCE_S = 1.0, 0.2
+LOOK_EVERY_S = 0.25
+IN_STEP = "SLURM_STEP_ID"  # srun has started us
+# What begins a word about one host among ssh's options, and the option that its value is for.
+PER_HOST = {"@": "-l", "#": "-p"}
+ADDRESS = "="  # likewise: the address of the host that MPI knows by that name
+SSH_TAKES_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
+
+
+def ssh_main(arguments: list[str]) -> NoReturn:
+    """`[OPTION…] HOST COMMAND…`, as MPI calls ssh: becomes ssh or srun, whose ends are hvdrun's and
+    whose remote command is the host agent."""
+    own, name_for_mpi, words = split_ssh(arguments)
+    host, options = destination(name_for_mpi, os.environ.get(SSH, ""))
+    command = " ".join(words)
+    remote = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
+    secret = os.environ.get(LINK, "")
+    if secret:
+        sock = _hvdrun(secret, host)
+        reader, writer = os.pipe()
+        send(sock, frame(HOST, payload=host.encode()), [reader])
+        os.dup2(sock.fileno(), 0)
+        os.dup2(sock.fileno(), 1)
+        os.dup2(writer, 2)
+        remote = [sys.executable, "-I", "-S", sys.argv[0], "host", command]
+        command = shlex.join(remote)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    srun = shlex.split(os.environ.get(SRUN, ""))
+    if srun:
+        _become(
+            [*srun, f"--nodelist={host}", *remote], outside_of_steps(os.environ), "slurm-client"
+        )
+    ssh = ["ssh", *options, *own, host, command]
+    _become(ssh, dict(os.environ), "openssh-client")
+
+
+def _hvdrun(secret: str, host: str) -> socket.socket:
+    """A host without a connection of hvdrun's would have ranks that nobody ends."""
+    try:
+        sock = connect(secret)
+        problem = "hvdrun has ended"
+    except Stranger as stranger:
+        sock, problem = None, str(stranger)
+    if sock is None:
+        write_all(2, f"hvdrun: {host} was not connected to: {problem}\n".encode())
+        os._exit(1)
+    return sock
+
+
+def split_ssh(arguments: list[str]) -> tuple[list[str], str, list[str]]:
+    """ssh's arguments as MPI gives them: options, as the user or an operator of clusters may have
+    set them for MPI (-x, -o NAME=VALUE …), host and command."""
+    at = 0
+    while arguments[at].startswith("-"):
+        # An option that takes a value, which is the next word.
+        at += 2 if arguments[at][1:] in SSH_TAKES_VALUE else 1
+    return arguments[:at], arguments[at], arguments[at + 1 :]
+
+
+def destination(name: str, given: str) -> tuple[str, list[str]]:
+    """The host that MPI calls so, and of what hvdrun gave for all hosts the options for it."""
+    host = name
+    options = []
+    for word in shlex.split(given):
+        kind, (about, _, value) = word[:1], word[1:].partition("=")
+        if kind == ADDRESS:
+            host = value if about == name else host
+        elif kind in PER_HOST:
+            options += [PER_HOST[kind], value] if about == host else []
+        else:
+            options.append(word)
+    return host, options
+
+
+def _become(argv: list[str], environment: dict[str, str], package: str) -> NoReturn:
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        said = f"{argv[0]}: {error.strerror} (Debian: apt-get install {package})\n"
+        write_all(2, said.encode())
+    os._exit(127)
+
+
+def prefix() -> str:
+    """The folder of this installation, in which MPI's daemons may be. The same on every host."""
+    return os.path.dirname(os.path.dirname(sys.executable))
+
+
+def safe_prefix(command: str, folder: str) -> str:
+    """MPI's command for the remote shell. MPIs do not quote their own path as a shell needs it:
+    where that matters a variable stands in its place, and is not divided at blanks."""
+    if shlex.quote(folder) == folder:
+        return command
+    return f"IFS=; set -f; {command.replace(folder, '${' + PREFIX + '}')}"
+
+
+def host_main(arguments: list[str]) -> NoReturn:
+    [command] = arguments
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    write_all(1, MAGIC)
+    status = HostAgent(command).run()
+    # MPI waits for ssh, which waits for whoever holds its ends.
+    os._exit(status)
+
+
+class HostAgent:
+    """Runs MPI's daemon and looks after the ranks of this host, once hvdrun has told it the job's
+    secret; ends both when hvdrun says so, closes the connection or falls silent. Without a daemon
+    (where srun starts the ranks) it stays until then."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self.selector = selectors.DefaultSelector()
+        self.buffer = bytearray()
+        self.unheeded: list[tuple[bytes, int, bytes]] = []  # frames that came while it was writing
+        self.heard = time.monotonic()
+        self.end_at: float | None = None  # when everything is killed
+        self.patience_s = DAEMON_PATIENCE_S
+        self.has_reader = True  # hvdrun, of what is sent
+        self.daemon = 0
+        self.status = 1 if command else 0
+        self.stdin = -1  # where rank 0's input is written, once rank 0 is here
+        self.is_set_up = False
+        self.station: Station | None = None
+
+    def _stdin_of_rank_0(self) -> int:
+        reader, self.stdin = os.pipe()
+        self._send(STDIN, -1, b"")
+        return reader
+
+    def _send(self, kind: bytes, rank: int, payload: bytes) -> None:
+        view = memoryview(frame(kind, rank, payload) if self.has_reader else b"")
+        while view:
+            try:
+                view = view[os.write(1, view) :]
+            except BlockingIOError:
+                if not self._await_room():
+                    return
+            except BrokenPipeError:
+                self._lose_reader()
+                return
+
+    def _await_room(self) -> bool:
+        """hvdrun reads nothing, as nobody reads what it writes. Its signs of life still come.
+        False: they do not."""
+        ready, _, _ = select.select([0], [1], [], LOOK_EVERY_S)
+        if self._is_silent():
+            self._lose_reader(SILENT_GRACE_S, SILENT_PATIENCE_S)
+        elif (ready and not self._take_in()) or self._is_overdue():
+            self._lose_reader()
+        # The rest can wait until what is being written now is out.
+        for kind, rank, payload in unpack(self.buffer):
+            if kind == END:
+                self._end(int(payload) / 10)
+            else:
+                self.unheeded.append((kind, rank, payload))
+        return self.has_reader
+
+    def _lose_reader(self, grace_s: float = GRACE_S, patience_s: float = DAEMON_PATIENCE_S) -> None:
+        """Nobody is told from now on; the ranks have their time to end all the same."""
+        self.has_reader = False
+        if self.station:
+            self.station.drains = False
+        self._end(grace_s, patience_s)
+
+    def _is_overdue(self) -> bool:
+        return self.end_at is not None and time.monotonic() > self.end_at
+
+    def _is_silent(self) -> bool:
+        return time.monotonic() - self.heard > SILENCE_LIMIT_S
+
+    def _send_clock(self) -> None:
+        self._send(PING, -1, b"%d" % time.monotonic_ns())
+
+    def _deliver(self, kind: bytes, rank: int, payload: bytes) -> None:
+        self._send(kind, rank, payload)
+        if kind == RANK:
+            self._send_clock()
+        elif kind == KEEPER_GONE and self.station and not self.station.keepers:
+            kill_strays()
+
+    def run(self) -> int:
+        """The exit code of MPI's daemon, for MPI."""
+        set_subreaper()
+        for fd in (0, 1):
+            os.set_blocking(fd, False)
+        self._send_clock()
+        waker = Waker([signal.SIGCHLD])
+        self.selector.register(0, selectors.EVENT_READ, self._hear)
+        self.selector.register(waker.fd, selectors.EVENT_READ, waker.read)
+        while self._reap() or self._is_held() or (self.station and self.station.keepers):
+            for key, _ in self.selector.select(LOOK_EVERY_S):
+                key.data()
+                if self._is_overdue():
+                    break
+            if self._is_silent():
+                self._end(SILENT_GRACE_S, SILENT_PATIENCE_S)
+            if self.end_at is not None and not (self.station and self.station.keepers):
+                # A daemon whose mpirun is out of reach would wait for it.
+                self.end_at = min(self.end_at, time.monotonic() + self.patience_s)
+            if self._is_overdue():
+                break
+        self._send(BYE, -1, b"%d" % self.status)
+        if self.station:
+            self.station.kill(self.patience_s)
+        kill_descendants()
+        remove_sessions(self.station.sessions if self.station else ())
+        return self.status
+
+    def _set_up(self, secret: str) -> None:
+        self.is_set_up = True
+        try:
+            listener = listen(secret)
+        except (Stranger, OSError) as problem:
+            self._send(REFUSED, -1, str(problem).encode())
+            self.status = 1
+            self._end(0)
+            return
+        if listener is not None:
+            self.station = Station(
+                listener, self.selector, self._deliver, self._stdin_of_rank_0, pack(os.environ)
+            )
+        if self.command:
+            self.daemon = self._start_daemon()
+
+    def _is_held(self) -> bool:
+        return self.end_at is None and not (self.is_set_up and self.command)
+
+    def _reap(self) -> bool:
+        """False when no child is left. A daemon that puts itself into the background becomes our
+        child again."""
+        try:
+            while True:
+                pid, raw = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return True
+                if pid == self.daemon:
+                    code = os.waitstatus_to_exitcode(raw)
+                    self.status = code if code >= 0 else 128 - code
+        except ChildProcessError:
+            return False
+
+    def _start_daemon(self) -> int:
+        reader, writer = os.pipe()
+        shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(writer, 1)
+                os.dup2(writer, 2)
+                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+                # As sshd would: MPI wrote the command for the user's shell.
+                given = dict(os.environ)
+                environment = outside_of_steps(given) if IN_STEP in given else given
+                environment[PREFIX] = prefix()
+                command = safe_prefix(self.command, prefix())
+                os.execvpe(shell, [shell, "-c", command], environment)
+            finally:
+                os._exit(127)
+        os.close(writer)
+
+        def read() -> None:
+            data = os.read(reader, CHUNK)
+            if data:
+                self._send(DAEMON, -1, data)
+            else:
+                self.selector.unregister(reader)
+
+        self.selector.register(reader, selectors.EVENT_READ, read)
+        return pid
+
+    def _take_in(self) -> bool:
+        """False at the end of the connection."""
+        try:
+            data = os.read(0, CHUNK)
+        except BlockingIOError:  # taken in already, while there was no room to write
+            return True
+        except ConnectionResetError:
+            data = b""
+        self.heard = time.monotonic()
+        self.buffer += data
+        return bool(data)
+
+    def _hear(self) -> None:
+        connected = self._take_in()
+        frames = [*self.unheeded, *unpack(self.buffer)]
+        self.unheeded.clear()
+        for kind, _, payload in frames:
+            if kind == PING:
+                self._send_clock()
+            elif kind == END:
+                self._end(int(payload) / 10)
+            elif kind == STDIN:
+                self._feed(payload)
+            elif kind == SECRET:
+                self._set_up(payload.decode())
+        if not connected:
+            self.selector.unregister(0)
+            self._end(GRACE_S)
+
+    def _feed(self, data: bytes) -> None:
+        if not data:
+            os.close(self.stdin)
+            return
+        # hvdrun sends no more before the answer, so that this is all that ever waits here.
+        pending = bytearray(data)
+        os.set_blocking(self.stdin, False)
+
+        def write() -> None:
+            try:
+                del pending[: os.write(self.stdin, pending)]
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                pending.clear()
+            if not pending:
+                self.selector.unregister(self.stdin)
+                self._send(STDIN, -1, b"")
+
+        self.selector.register(self.stdin, selectors.EVENT_WRITE, write)
+
+    def _end(self, grace_s: float, patience_s: float = DAEMON_PATIENCE_S) -> None:
+        """Later calls count where they bring the end forward: a rank gets one TERM."""
+        self.heard = float("inf")
+        at = time.monotonic() + grace_s + 1
+        if self.end_at is not None and at >= self.end_at:
+            return
+        self.end_at, self.patience_s = at, patience_s
+        if self.station:
+            self.station.end(grace_s)

@@ -1,0 +1,429 @@
+"""The role `rank`: what MPI takes for the program. See `agent` for the picture."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+
+from hvdrun.agent.frames import (
+    END,
+    EXIT,
+    GO,
+    GRACE_S,
+    RANK,
+    SHIM_GONE,
+    Suppress,
+    Waker,
+    frame,
+    receive,
+    send,
+    unpack,
+    write_all,
+)
+from hvdrun.agent.oom import oom_kills, was_out_of_memory
+from hvdrun.agent.peers import Stranger, connect
+from hvdrun.agent.pmi import Relay
+from hvdrun.machine import binding
+from hvdrun.machine.environment import EXPORTED, KEEPER, LINK, PATIENCE, at_home
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    import socket
+    from collections.abc import Mapping
+    from typing import NoReturn
+else:  # see link
+    import _signal as signal
+
+# What MPIs name their files in /dev/shm. They remove them only when a rank ends in good order.
+SHARED = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_", "psm2_shm", "ucx_shm")
+PF_EXITING = 0x4  # of the flags in /proc/PID/stat
+MOST_FDS = 256  # a keeper has some twenty
+LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
+UNREACHABLE = (
+    "hvdrun: rank {rank} was not started: on {host} there is neither hvdrun nor an agent of it, and"
+    " nobody would end the rank; hvdrun has been killed, or MPI's daemon was started in another way"
+    " than hvdrun's (see --mpi-args)\n"
+)
+LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two looks
+
+# Per MPI: rank, size, rank on the host, number of ranks on the host.
+RANK_VARIABLES = (
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+def by_launcher(given: Mapping[str, str]) -> dict[str, str]:
+    """What the one that started this process says of the world, under torch's names."""
+    found: dict[str, str] = {}
+    for names in RANK_VARIABLES:
+        if names[0] in given and len(found) < len(names):
+            for name, source in zip(TORCH_VARIABLES, names, strict=True):
+                if source in given:
+                    found.setdefault(name, given[source])
+    per_node = found.get("LOCAL_WORLD_SIZE", "")
+    if not per_node.isdigit():  # Slurm's, as in 2,1(x3)
+        node = int(given.get("SLURM_NODEID", "0"))
+        for part in per_node.split(","):
+            count, _, times = part.partition("(x")
+            found["LOCAL_WORLD_SIZE"] = count
+            node -= int(times.rstrip(")") or 1)
+            if node < 0:
+                break
+    return {name: value for name, value in found.items() if value}
+
+
+def rank_environment(given: Mapping[str, str], cores: int) -> dict[str, str]:
+    """What a rank gets beside what was forwarded; what is set already stays as it is."""
+    found = by_launcher(given)
+    if int(found.get("LOCAL_WORLD_SIZE", "1")) > cores:
+        # Open MPI's waiting ranks would take the cores from those that compute.
+        found["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    return {name: value for name, value in found.items() if name not in given}
+
+
+def escape(command: tuple[str, ...]) -> list[str]:
+    """The command as arguments for mpirun, which takes ':' as the border of two programs."""
+    return ["\\" + word if word == ":" or word.startswith("\\") else word for word in command]
+
+
+def unescape(arguments: list[str]) -> list[str]:
+    return [word[1:] if word.startswith("\\") else word for word in arguments]
+
+
+def local_place(given: Mapping[str, str]) -> tuple[int, int]:
+    """The rank among those of its host, and their number, as MPI or srun says."""
+    found = by_launcher(given)
+    return int(found.get("LOCAL_RANK", "0")), int(found.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def main(arguments: list[str], bound: bool) -> NoReturn:
+    """bound: hvdrun gives the rank its cores; otherwise somebody else does."""
+    command = unescape(arguments)
+    environment = dict(os.environ)
+    rank = int(by_launcher(environment).get("RANK", "0"))
+    cpus = None
+    if bound:
+        given = binding.here(*local_place(environment))
+        environment.update(binding.thread_variables(given.threads, environment))
+        cpus = given.cpus
+    environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
+    secret, patience_s = environment.pop(LINK, ""), environment.pop(PATIENCE, "")
+    if not secret:
+        _become(command, environment, cpus)
+    try:
+        sock = _supervisor(secret, float(patience_s or 0))
+    except Stranger as stranger:
+        write_all(2, f"hvdrun: rank {rank} was not started: {stranger}\n".encode())
+        os._exit(1)
+    if sock is None:
+        write_all(2, UNREACHABLE.format(rank=rank, host=os.uname().nodename).encode())
+        os._exit(1)
+    reader, writer = os.pipe()
+    daemon = os.getppid()
+    if os.fork() == 0:
+        os.close(reader)
+        try:
+            Keeper(sock, writer, rank, daemon).keep(command, environment, cpus)
+        finally:
+            os._exit(1)
+    sock.close()
+    os.close(writer)
+    # The keeper decides when the shim ends; MPI's KILL alone is faster.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    os._exit((os.read(reader, 1) or b"\1")[0])
+
+
+def _supervisor(secret: str, patience_s: float) -> socket.socket | None:
+    """srun starts a rank at the same time as the agent of its host."""
+    give_up_at = time.monotonic() + patience_s
+    while (sock := connect(secret)) is None and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    return sock
+
+
+def _become(
+    command: list[str], environment: dict[str, str], cpus: frozenset[int] | None
+) -> NoReturn:
+    _bind(cpus)
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        write_all(2, f"{command[0]}: {error.strerror}\n".encode())
+    os._exit(127)
+
+
+def _bind(cpus: frozenset[int] | None) -> None:
+    """This process, for good. A cpuset that was changed meanwhile is no reason to fail."""
+    if cpus is not None:
+        with Suppress(OSError):
+            os.sched_setaffinity(0, cpus)
+
+
+def spawn(
+    command: list[str],
+    environment: dict[str, str],
+    files: Mapping[int, int],
+    cpus: frozenset[int] | None,
+) -> tuple[int, int]:
+    """Starts the command on these hardware threads, in a process group of its own: (pid, 0), or
+    (0, errno). `files`: its open files by their numbers, and which of ours they are; it inherits
+    others, as MPI may have left it some."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setpgid(0, 0)
+            _bind(cpus)
+            for number, fd in files.items():
+                os.dup2(fd, number)
+            for number in (
+                signal.SIGINT,
+                signal.SIGTERM,
+                signal.SIGHUP,
+                signal.SIGCHLD,
+                signal.SIGPIPE,
+                signal.SIGXFSZ,
+            ):
+                signal.signal(number, signal.SIG_DFL)
+            os.execvpe(command[0], command, environment)
+        except OSError as error:
+            os.write(writer, b"%d" % (error.errno or errno.EIO))
+        finally:
+            os._exit(127)
+    os.close(writer)
+    with Suppress(OSError):  # the child does it too: whoever is first
+        os.setpgid(pid, pid)
+    failure = os.read(reader, 16)
+    os.close(reader)
+    if failure:
+        os.waitpid(pid, 0)
+        return 0, int(failure)
+    return pid, 0
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the kernel is taking the process down already. Its connections are closed by then,
+    while it can't be waited for yet: others may fail of that meanwhile."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return bool(int(fields[6]) & PF_EXITING)
+
+
+class Keeper:
+    """The parent of one rank's command, in a session of its own: MPI's daemons kill by process
+    group, and a keeper that is killed can't report.
+
+    It ends when the command has ended with 0, or has ended and the supervisor has said END. In
+    between, a failed rank is held, and one that has left without MPI_Finalize: MPI must not be the
+    first to hear of it.
+    """
+
+    def __init__(self, sock: socket.socket, shim: int, rank: int, daemon: int) -> None:
+        self.sock = sock
+        self.shim = shim  # a pipe to the shim, which reads one byte: its exit code
+        self.rank = rank
+        self.pid = 0  # of the command, while it runs
+        self.status = 127
+        self.asked = False  # the keeper was told to end the command, or had to
+        self.released = False  # nobody waits for more than the end of the command
+        self.deadlines: list[tuple[float, int]] = []  # when to send which signal
+        self.is_ending = False
+        self.oom_kills = oom_kills()
+        self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
+        self.daemon = daemon  # MPI's, the shim's parent
+        self.orphaned = False  # the supervisor is gone: its last duty is ours
+        self.shared: set[str] = set()  # MPI's files that the command was seen to have mapped
+        self.look_at = time.monotonic() + LOOK_AGAIN_S[0]
+        self.pause_s = LOOK_AGAIN_S[0]
+        self.poll = select.poll()
+        self.buffer = bytearray()
+
+    def keep(
+        self, command: list[str], environment: dict[str, str], cpus: frozenset[int] | None
+    ) -> NoReturn:
+        os.setsid()
+        outputs = [os.pipe(), os.pipe()]
+        readers = [reader for reader, _ in outputs]
+        self._tell(RANK, self.session.encode(), readers)
+        stdin, host = self._await_go()
+        if host:
+            environment = at_home(environment, host)
+        environment.pop(EXPORTED, None)
+        environment[KEEPER] = str(os.getpid())
+        waker = Waker([signal.SIGCHLD])
+        stdio = (stdin, outputs[0][1], outputs[1][1])
+        relay = Relay(environment, self.poll, self._tell)
+        if not self.released:
+            files = {**dict(enumerate(stdio)), **relay.for_rank}
+            self.pid, missing = spawn(command, environment, files, cpus)
+            if missing:
+                self._tell_end(f"missing {missing}")
+        for fd in (*stdio, *readers):
+            os.close(fd)
+        relay.begin()
+        self.poll.register(self.sock, select.POLLIN)
+        self.poll.register(waker.fd, select.POLLIN)
+        self.poll.register(self.shim, 0)  # POLLERR when the shim has ended
+        while self.pid or not self.released:
+            ready = self._wait()
+            waker.read()
+            if self.shim in ready:
+                self._shim_gone()
+            relay.hear(ready)
+            self._reap(relay)
+            if self.sock.fileno() in ready:
+                self._hear()
+            self._signal()
+        if self.status or self.asked:
+            for path in self.shared:
+                with Suppress(OSError):
+                    os.unlink(path)
+        with Suppress(OSError):
+            os.write(self.shim, bytes([self.status]))
+        if self.orphaned and self.session:
+            self._remove_session()
+        os._exit(0)
+
+    def _remove_session(self) -> None:
+        """What the daemon leaves if it must be killed."""
+        os.closerange(0, MOST_FDS)  # it waits for the ends of what it gave the rank
+        end = time.monotonic() + GRACE_S
+        with Suppress(OSError):
+            while time.monotonic() < end:
+                os.kill(self.daemon, 0)
+                time.sleep(0.05)
+            return
+        from hvdrun.machine.processes import remove_sessions
+
+        remove_sessions([self.session])
+
+    def _look(self) -> None:
+        """Remembers MPI's files in shared memory, as a rank that is dead can't tell."""
+        with Suppress(OSError), open(f"/proc/{self.pid}/maps", "rb") as maps:
+            for line in maps:
+                path = line[line.find(b"/") :].rstrip().decode(errors="surrogateescape")
+                folder, _, name = path.rpartition("/")
+                if folder == "/dev/shm" and name.startswith(SHARED):
+                    self.shared.add(path)
+
+    def _tell(self, kind: bytes, payload: bytes = b"", fds: list[int] | None = None) -> None:
+        with Suppress(OSError):  # a supervisor that is gone is noticed by reading
+            send(self.sock, frame(kind, self.rank, payload), fds or ())
+
+    def _tell_end(self, how: str) -> None:
+        self._tell(EXIT, f"{how} {time.monotonic_ns()}".encode())
+
+    def _await_go(self) -> tuple[int, bytes]:
+        """Standard input for the command, and the variables of this host if it is another one than
+        hvdrun's."""
+        stdin, host = None, b""
+        while stdin is None:
+            data, fds = receive(self.sock)
+            if not data:
+                os._exit(1)
+            self.buffer += data
+            for kind, _, payload in unpack(self.buffer):
+                if kind == END:
+                    self.asked = self.released = True
+                elif kind == GO:
+                    host = payload
+                    stdin = fds[0] if fds else os.open(os.devnull, os.O_RDONLY)
+        return stdin, host
+
+    def _wait(self) -> set[int]:
+        timeout = None
+        if self.pid:
+            now = time.monotonic()
+            if now >= self.look_at:
+                self._look()
+                self.pause_s = min(2 * self.pause_s, LOOK_AGAIN_S[1])
+                self.look_at = now + self.pause_s
+            wake_at = min([self.look_at, *(at for at, _ in self.deadlines)])
+            timeout = max(0.0, 1000 * (wake_at - now))
+        return {fd for fd, _ in self.poll.poll(timeout)}
+
+    def _reap(self, relay: Relay) -> None:
+        if not self.pid or os.waitid(os.P_PID, self.pid, LOOK_AT_THE_DEAD) is None:
+            return
+        # Whoever loses its shim loses its daemon, and may fail of that before we hear of it.
+        late = self._has_ended(self.shim)
+        # What it left in its process group, while the number can't be another's.
+        with Suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.status = code if code >= 0 else 128 - code
+        text = f"code {code}" if code >= 0 else f"signal {-code}"
+        if (
+            -code == signal.SIGKILL
+            and not self.asked
+            and was_out_of_memory(self.pid, self.oom_kills)
+        ):
+            text = f"oom {-code}"
+        self.pid = 0
+        relay.hear({fd for fd, _ in self.poll.poll(0)})  # its last word may be unread
+        self._tell_end(f"{'asked ' if self.asked else 'late ' if late else ''}{text}")
+        self.released = self.released or (code == 0 and not relay.is_in_mpi)
+
+    @staticmethod
+    def _has_ended(shim: int) -> bool:
+        poll = select.poll()
+        poll.register(shim, 0)
+        return bool(poll.poll(0))
+
+    def _shim_gone(self) -> None:
+        """MPI has killed what it takes for the rank, as it does with all after MPI_Abort or the
+        loss of a daemon; so does the keeper. How the command ends from now on is a consequence."""
+        self.poll.unregister(self.shim)
+        self._tell(SHIM_GONE)
+        self.released = True
+        self._end(time.monotonic(), 0)
+
+    def _hear(self) -> None:
+        try:
+            data, _ = receive(self.sock)
+        except OSError:
+            data = b""
+        if not data:
+            self.poll.unregister(self.sock)
+            self.released = self.orphaned = True
+            self._end(time.monotonic(), GRACE_S)
+        self.buffer += data
+        for kind, _, payload in unpack(self.buffer):
+            if kind == END:
+                self.released = True
+                self._end(time.monotonic(), int(payload) / 10)
+
+    def _end(self, begin: float, grace_s: float) -> None:
+        self._look()
+        if not self.is_ending:  # one TERM: a rank may be in the midst of saving
+            self.deadlines.append((begin, signal.SIGTERM))
+        self.is_ending = True
+        self.deadlines.append((begin + grace_s, signal.SIGKILL))
+
+    def _signal(self) -> None:
+        now = time.monotonic()
+        for deadline in sorted(self.deadlines):
+            if deadline[0] <= now:
+                self.deadlines.remove(deadline)
+                self.asked = self.asked or not is_exiting(self.pid)
+                if self.pid:
+                    with Suppress(OSError):
+                        os.killpg(self.pid, deadline[1])

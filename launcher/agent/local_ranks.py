@@ -1,0 +1,194 @@
+"""The supervisor's side of the ranks of one host."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import selectors
+import socket
+import termios
+import time
+from collections.abc import Callable
+
+from hvdrun.agent.frames import (
+    CHUNK,
+    END,
+    ERR,
+    EXIT,
+    GO,
+    HOST,
+    INT,
+    KEEPER_GONE,
+    OUT,
+    RANK,
+    frame,
+    receive,
+    send,
+    unpack,
+)
+from hvdrun.agent.peers import is_trusted
+
+CLEAN_UP_S = 1.0  # for all keepers of a host together, from KILL on
+Deliver = Callable[[bytes, int, bytes], None]
+
+
+class _Keeper:
+    """A connection to the keeper of one rank."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.buffer = bytearray()
+        self.fds: list[int] = []
+        self.rank = -1
+        self.outputs: dict[int, bytes] = {}  # what is read from, and OUT or ERR
+
+
+class Station:
+    """The ranks of this host: reads what they write, hears how they end, can end them.
+
+    Both hvdrun and the host agents have one. `deliver(kind, rank, payload)` gets RANK, OUT, ERR,
+    MPI_BEGUN, MPI_DONE, SHIM_GONE, EXIT and KEEPER_GONE; the output that a rank wrote comes before
+    its EXIT.
+    """
+
+    def __init__(
+        self,
+        listener: int,
+        selector: selectors.BaseSelector,
+        deliver: Deliver,
+        stdin_of_rank_0: Callable[[], int],
+        host_variables: bytes = b"",
+        on_host: Callable[[socket.socket, str, int], None] | None = None,
+    ) -> None:
+        self.selector = selector
+        self.deliver = deliver
+        self.stdin_of_rank_0 = stdin_of_rank_0
+        self.host_variables = host_variables
+        self.on_host = on_host
+        self.sessions: set[str] = set()  # folders of MPI's daemons
+        self.keepers: set[_Keeper] = set()
+        self.ending: bytes | None = None
+        self.paused = False
+        self.drains = True  # the last words of ranks that have ended have a reader
+        self.listener = socket.socket(fileno=listener)
+        selector.register(self.listener, selectors.EVENT_READ, self._accept)
+
+    def end(self, grace_s: float) -> None:
+        """Ends all ranks, also those that are still to come."""
+        self.ending = frame(END, payload=b"%d" % int(grace_s * 10))
+        for keeper in self.keepers:
+            with contextlib.suppress(OSError):
+                send(keeper.sock, self.ending)
+
+    def kill(self, patience_s: float = CLEAN_UP_S) -> None:
+        """Kills all ranks. Their keepers have so long to remove what MPI leaves behind; what the
+        ranks still wrote is lost."""
+        self.end(0)
+        waiting = select.poll()
+        for keeper in self.keepers:
+            waiting.register(keeper.sock, 0)  # POLLHUP when the keeper has ended
+        left = len(self.keepers)
+        end = time.monotonic() + patience_s
+        while left and (ms := 1000 * (end - time.monotonic())) > 0:
+            for fd, _ in waiting.poll(ms):
+                waiting.unregister(fd)
+                left -= 1
+
+    def pause(self, paused: bool) -> None:
+        """Whether what the ranks write is left in their pipes for now."""
+        if paused == self.paused:
+            return
+        self.paused = paused
+        for keeper in self.keepers:
+            for fd in keeper.outputs:
+                if paused:
+                    self.selector.unregister(fd)
+                else:
+                    self._listen(keeper, fd)
+
+    def _listen(self, keeper: _Keeper, fd: int) -> None:
+        self.selector.register(fd, selectors.EVENT_READ, lambda: self._output(keeper, fd))
+
+    def _accept(self) -> None:
+        sock, _ = self.listener.accept()
+        if not is_trusted(sock):
+            sock.close()
+            return
+        keeper = _Keeper(sock)
+        self.keepers.add(keeper)
+        self.selector.register(sock, selectors.EVENT_READ, lambda: self._hear(keeper))
+
+    def _hear(self, keeper: _Keeper) -> None:
+        try:
+            data, fds = receive(keeper.sock)
+        except ConnectionError:
+            data, fds = b"", []
+        keeper.fds += fds
+        keeper.buffer += data
+        for kind, rank, payload in unpack(keeper.buffer):
+            if kind == HOST and self.on_host is not None:
+                self.selector.unregister(keeper.sock)
+                self.keepers.discard(keeper)
+                self.on_host(keeper.sock, payload.decode(), keeper.fds[0])
+                return
+            if kind == RANK:
+                self.sessions.add(payload.decode())
+                self._begin(keeper, rank)
+            elif kind == EXIT:
+                self._drain(keeper)
+            self.deliver(kind, rank, payload)
+        if not data:
+            self._drain(keeper)
+            for fd in list(keeper.outputs):
+                self._close(keeper, fd)
+            self.selector.unregister(keeper.sock)
+            keeper.sock.close()
+            self.keepers.discard(keeper)
+            if keeper.rank >= 0:
+                self.deliver(KEEPER_GONE, keeper.rank, b"")
+
+    def _begin(self, keeper: _Keeper, rank: int) -> None:
+        keeper.rank = rank
+        for fd, stream in zip(keeper.fds, (OUT, ERR), strict=True):
+            os.set_blocking(fd, False)
+            keeper.outputs[fd] = stream
+            if not self.paused:
+                self._listen(keeper, fd)
+        keeper.fds = []
+        stdin = [self.stdin_of_rank_0()] if rank == 0 else []
+        with contextlib.suppress(OSError):  # a keeper that is gone already is noticed by reading
+            send(keeper.sock, frame(GO, payload=self.host_variables), stdin)
+            if self.ending is not None:
+                send(keeper.sock, self.ending)
+        for fd in stdin:
+            os.close(fd)
+
+    def _output(self, keeper: _Keeper, fd: int) -> int:
+        """Passes one chunk on: its size. 0 where there is none now."""
+        if fd not in keeper.outputs:
+            return 0
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return 0
+        if data:
+            self.deliver(keeper.outputs[fd], keeper.rank, data)
+        else:
+            self._close(keeper, fd)
+        return len(data)
+
+    def _close(self, keeper: _Keeper, fd: int) -> None:
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(fd)
+        del keeper.outputs[fd]
+        os.close(fd)
+
+    def _drain(self, keeper: _Keeper) -> None:
+        """What the rank has written is in its pipes by now. More may come without an end, of what
+        it has left in the background: that is read with all the rest."""
+        for fd in list(keeper.outputs):
+            (left,) = INT.unpack(fcntl.ioctl(fd, termios.FIONREAD, bytes(INT.size)))
+            while self.drains and left > 0 and (size := self._output(keeper, fd)):
+                left -= size

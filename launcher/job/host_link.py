@@ -1,0 +1,210 @@
+"""hvdrun's end of the connection to another host: ssh's standard input, output and errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from hvdrun.agent.frames import (
+    BYE,
+    CHUNK,
+    DAEMON,
+    END,
+    EXIT,
+    MAGIC,
+    PING,
+    PING_EVERY_S,
+    REFUSED,
+    SECRET,
+    SILENCE_LIMIT_S,
+    STDIN,
+    frame,
+    unpack,
+)
+from hvdrun.agent.local_ranks import Deliver
+
+
+class HostLink:
+    """`deliver` gets what the ranks of the host have to say, `on_daemon` what MPI's daemon says,
+    `on_stdin_wanted` that rank 0 can take more input, `on_close` the end of the connection."""
+
+    def __init__(
+        self,
+        host: str,
+        sock: socket.socket,
+        stderr: int,
+        secret: str,
+        selector: selectors.BaseSelector,
+        deliver: Deliver,
+        on_daemon: Callable[[bytes], None],
+        on_stdin_wanted: Callable[[HostLink], None],
+        on_close: Callable[[HostLink], None],
+    ) -> None:
+        self.host = host
+        self.sock = sock
+        self.stderr = stderr
+        self.secret = secret
+        self.selector = selector
+        self.deliver = deliver
+        self.on_daemon = on_daemon
+        self.on_stdin_wanted = on_stdin_wanted
+        self.on_close = on_close
+        self.talking = False  # the host agent has begun to speak
+        self.daemon_status: int | None = None  # once all has ended there
+        self.daemon_said = b""
+        self.refused = ""  # why nobody can look after the ranks there
+        self.buffer = bytearray()
+        self.unsent = bytearray()
+        self.errors = b""  # what ssh and the remote shell said
+        self.heard = self.pinged = time.monotonic()
+        # Between this clock and the host's: the least that was seen, which is the difference and
+        # the fastest way of a message. What happened there seems later than it was by that way.
+        self.clock_ns: int | None = None
+        self.closed = False
+        self.paused = False  # nothing is read for now
+        sock.setblocking(False)
+        os.set_blocking(stderr, False)
+        selector.register(sock, selectors.EVENT_READ, self._ready)
+        selector.register(stderr, selectors.EVENT_READ, self._errors_ready)
+
+    def send(self, kind: bytes, payload: bytes = b"") -> None:
+        self.unsent += frame(kind, payload=payload)
+        self._flush()
+
+    def end(self, grace_s: float) -> None:
+        """Has all ended there after so long. With a grace the host goes on listening: a second
+        Ctrl-C takes it away."""
+        if self.talking:
+            self.send(END, b"%d" % int(grace_s * 10))
+        if not (self.talking and grace_s):
+            self.hang_up()
+
+    def tick(self, now: float) -> bool:
+        """Asks for a sign of life now and then. False when there has been none for too long."""
+        if self.paused:
+            self.heard = now  # what it says waits
+        if self.talking and now - self.pinged >= PING_EVERY_S:
+            self.pinged = now
+            self.send(PING)
+        # Before the host agent speaks, ssh's own time limit counts.
+        return not self.talking or now - self.heard < SILENCE_LIMIT_S or self._has_unheard()
+
+    def _has_unheard(self) -> bool:
+        """Whether the host has said something, and it is hvdrun that was held up."""
+        ready = select.poll()
+        ready.register(self.sock, select.POLLIN)
+        return bool(ready.poll(0))
+
+    def pause(self, paused: bool) -> None:
+        """Whether what the host has to say is left waiting for now. Its first words are not: until
+        they are heard it gets no sign of life."""
+        paused = paused and self.talking
+        if paused != self.paused:
+            self.paused = paused
+            self._flush()
+
+    def state(self) -> str:
+        """How far the host has come, while its ranks have not started."""
+        if self.talking:
+            return "ssh got through, and MPI's daemon has not started them"
+        said = self.errors.decode(errors="replace").strip().splitlines()
+        return "ssh has not got through" + (f" ({said[-1].strip()})" if said else "")
+
+    def hang_up(self) -> None:
+        """Nothing more will be said to the host: its agent ends what is left there, in its own time
+        if it has not been told another."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._read_errors()
+            with contextlib.suppress(KeyError, ValueError):
+                self.selector.unregister(self.stderr)
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(self.sock)
+            self.sock.close()
+            os.close(self.stderr)
+
+    def _flush(self) -> None:
+        if self.closed:
+            return
+        try:
+            while self.unsent:
+                del self.unsent[: self.sock.send(self.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.unsent.clear()  # the reading side notices
+        events = 0 if self.paused else selectors.EVENT_READ
+        events |= selectors.EVENT_WRITE if self.unsent else 0
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(self.sock)
+        if events:
+            self.selector.register(self.sock, events, self._ready)
+
+    def _ready(self) -> None:
+        if self.unsent:
+            self._flush()
+        if not self.closed and not self.paused:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self.sock.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            self.on_close(self)
+            return
+        self.heard = time.monotonic()
+        self.buffer += data
+        if not self.talking:
+            begin = self.buffer.find(MAGIC)
+            if begin < 0:  # start-up files of the remote shell may say much
+                del self.buffer[: -len(MAGIC)]
+                return
+            del self.buffer[: begin + len(MAGIC)]
+            self.talking = True
+            self.send(SECRET, self.secret.encode())
+        for kind, rank, payload in unpack(self.buffer):
+            if kind == DAEMON:
+                self.daemon_said = (self.daemon_said + payload)[-CHUNK:]
+                self.on_daemon(payload)
+            elif kind == STDIN:
+                self.on_stdin_wanted(self)
+            elif kind == REFUSED:
+                self.refused = payload.decode(errors="replace")
+            elif kind == BYE:
+                self.daemon_status = int(payload)
+            elif kind == PING:
+                seen = time.monotonic_ns() - int(payload)
+                self.clock_ns = seen if self.clock_ns is None else min(seen, self.clock_ns)
+            else:
+                self.deliver(kind, rank, self._by_own_clock(payload) if kind == EXIT else payload)
+
+    def _by_own_clock(self, ending: bytes) -> bytes:
+        how, _, at_ns = ending.rpartition(b" ")
+        return b"%s %d" % (how, int(at_ns) + (self.clock_ns or 0))
+
+    def _errors_ready(self) -> None:
+        if not self.closed:  # by what was ready at the same moment
+            self._read_errors()
+
+    def _read_errors(self) -> None:
+        """Once: a pipe holds no more than that, and its writer may never stop."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self.stderr, CHUNK)
+            self.errors = (self.errors + data)[-CHUNK:]
+            if not data:
+                with contextlib.suppress(KeyError, ValueError):
+                    self.selector.unregister(self.stderr)

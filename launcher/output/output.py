@@ -1,0 +1,282 @@
+"""What the ranks write, line by line, with the rank in front.
+
+A line is written whole. Rank 0's unfinished line is shown once it pauses, as it may be a prompt; if
+another rank speaks meanwhile, it is shown anew after that (on a terminal) or goes on below (in a
+file).
+
+Progress bars draw themselves anew after a carriage return. On a terminal rank 0's does so, and of
+the others' is shown how they ended. In a file a bar is a line now and then, and at its end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+
+from hvdrun.output.folding import Folding, spans
+from hvdrun.output.times import stamp
+
+_END = re.compile(rb"\r\n|\n|\r")
+# A line or a state of a bar, with its end. A carriage return alone is none: it begins a bar anew.
+_STATE = re.compile(rb"[^\r\n]+(?:\r\n|\n|\r)?|\r?\n")
+_ERASE = b"\r\x1b[K"
+# One after the other for the ranks; red is for errors.
+_COLOURS = (b"\x1b[36m", b"\x1b[33m", b"\x1b[32m", b"\x1b[35m", b"\x1b[34m")
+_PLAIN = b"\x1b[0m"
+TAIL_BYTES = 1 << 14
+UNFINISHED_BYTES = 1 << 20  # more than this is not waited for
+BAR_EVERY_S = 10.0  # in a file
+PAUSE_S = {True: 0.05, False: 0.2}  # before a prompt is shown: on a terminal, in a file
+
+
+def places() -> dict[int, object]:
+    """What stdout and stderr are: the same object where they are one terminal or file."""
+    found: dict[int, object] = {}
+    for fd in (1, 2):
+        try:
+            status = os.fstat(fd)
+        except OSError:
+            found[fd] = None
+            continue
+        found[fd] = (status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode))
+    return found
+
+
+def _last_states(text: bytes) -> bytes:
+    """Each line as its carriage returns have left it."""
+    if b"\r" not in text:
+        return text
+    # One at the very end belongs to the line's end.
+    return b"\n".join(line[line.rfind(b"\r", 0, -1) + 1 :] for line in text.split(b"\n"))
+
+
+def _is_bar(rest: bytearray) -> bool:
+    return rest.startswith(b"\r") or rest.endswith(b"\r")
+
+
+class Output:
+    """`write(fd, data)` gets what is to be shown on 1 and 2, in whole lines; `keep(rank, fd, data)`
+    all that the ranks write. `terminals` says which of 1 and 2 are some.
+
+    The work is linear in what the ranks write, however long a line is and in whatever pieces it
+    comes: while it is done nobody hears the hosts' signs of life.
+    """
+
+    def __init__(
+        self,
+        num_proc: int,
+        write: Callable[[int, bytes], None],
+        keep: Callable[[int, int, bytes], None] | None = None,
+        terminals: Collection[int] = (),
+        place: dict[int, object] | None = None,
+        coloured: bool = False,
+        timestamps: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.write = write
+        self.keep = keep
+        self.terminals = terminals
+        self.place = place or {1: 1, 2: 2}
+        self.coloured = coloured
+        self.timestamps = timestamps
+        self.clock = clock
+        self.tagged = num_proc > 1
+        self.folding = Folding(num_proc) if self.tagged else None
+        # (rank, fd) → unfinished. A carriage return in it is its last byte; of a bar that does not
+        # move also its first.
+        self.rest: dict[tuple[int, int], bytearray] = defaultdict(bytearray)
+        self.changed: dict[int, float] = {}  # fd → when rank 0 wrote to it last
+        self.bars: dict[tuple[int, int], float] = {}  # in a file: when a bar was shown last
+        self.tails: dict[int, bytes] = defaultdict(bytes)  # the last that a rank wrote to stderr
+        self.open: dict[object, tuple[int, int, int]] = {}  # place → rank, fd, bytes shown
+        self.at_line_start: dict[object, bool] = defaultdict(lambda: True)
+
+    def feed(self, rank: int, fd: int, data: bytes) -> None:
+        if self.keep is not None:
+            self.keep(rank, fd, data)
+        if fd == 2:
+            self.tails[rank] = (self.tails[rank] + data)[-TAIL_BYTES:]
+            if self.folding is not None:
+                now = self.clock()
+                data = self.folding.hold(rank, data, now)
+                self._show_held(self.folding.due(now))
+        if data:
+            self._show(rank, fd, data)
+
+    def wait_s(self) -> float | None:
+        """How long until `tick` has something to do, if nothing more is written."""
+        now = self.clock()
+        waits = [self.folding.wait_s(now)] if self.folding is not None else []
+        for fd in self._unshown():
+            waits.append(self.changed[fd] + PAUSE_S[fd in self.terminals] - now)
+        return min((max(0.0, wait) for wait in waits if wait is not None), default=None)
+
+    def tick(self) -> None:
+        """Shows what has waited for long enough: tracebacks, what rank 0 has not finished."""
+        now = self.clock()
+        if self.folding is not None:
+            self._show_held(self.folding.due(now))
+        for fd in self._unshown():
+            if now - self.changed[fd] >= PAUSE_S[fd in self.terminals]:
+                already = self._claim(0, fd)
+                text = bytes(self.rest[0, fd])
+                self.write(fd, self._tag(0, fd, text, already))
+                self.open[self.place[fd]] = (0, fd, len(text))
+
+    def ending(self) -> None:
+        """The job is being ended: what its ranks say to that is shown at the end, folded."""
+        if self.folding is not None:
+            self.folding.until_end = True
+
+    def finish(self) -> None:
+        """The last lines of all ranks, ended; a report can follow."""
+        if self.folding is not None:
+            self._show_held(self.folding.everything())
+        for rank, fd in list(self.rest):
+            self._end_line(rank, fd)
+        for fd in (1, 2):
+            if not self.at_line_start[self.place[fd]]:
+                self.write(fd, b"\n")
+                self.at_line_start[self.place[fd]] = True
+
+    def say(self, text: str) -> None:
+        """A line of hvdrun's own."""
+        self._claim(-1, 2)
+        if not self.at_line_start[self.place[2]]:  # a single rank's, as it came
+            self.write(2, b"\n")
+            self.at_line_start[self.place[2]] = True
+        self.write(2, text.encode(errors="replace") + b"\n")
+
+    def _show(self, rank: int, fd: int, data: bytes) -> None:
+        if not self.tagged and not self.timestamps:
+            self.write(fd, data)
+            self.at_line_start[self.place[fd]] = data.endswith(b"\n")
+            return
+        if rank == 0:
+            self.changed[fd] = self.clock()
+        done = self._finished(rank, fd, data)
+        rest = self.rest[rank, fd]
+        if len(rest) > UNFINISHED_BYTES:
+            done += bytes(rest) if self._moves(rank, fd) else rest.strip(b"\r")
+            rest.clear()
+        if done:
+            already = self._claim(rank, fd)
+            self.write(fd, self._tag(rank, fd, done, already))
+            if not done.endswith((b"\n", b"\r")):
+                self.write(fd, b"\n")
+
+    def _moves(self, rank: int, fd: int) -> bool:
+        """Whether its bars are shown as they move."""
+        return rank == 0 and fd in self.terminals
+
+    def _finished(self, rank: int, fd: int, data: bytes) -> bytes:
+        """What is to be shown now that `data` has come. Keeps what remains to be seen."""
+        rest = self.rest[rank, fd]
+        moves = self._moves(rank, fd)
+        if rest.endswith(b"\r"):  # what follows tells whether it is half of "\r\n"
+            data = bytes(rest) + data
+            rest.clear()
+        if not moves and b"\r" in data.partition(b"\n")[0][:-1]:
+            self._leave(rank, fd)
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1) if moves else -1) + 1
+        done = b""
+        if cut:
+            done = bytes(rest) + data[:cut]
+            rest.clear()
+        new = data[cut:]
+        rest += new
+        return done if moves else self._without_bars(rank, fd, done, new)
+
+    def _without_bars(self, rank: int, fd: int, done: bytes, new: bytes) -> bytes:
+        """The same with the last states only; `new` is the end of the rest."""
+        rest, bar = self.rest[rank, fd], (rank, fd)
+        if done:
+            self.bars.pop(bar, None)
+            done = _last_states(done)
+        if b"\r" in new:
+            # Its carriage return stays in front, as the mark of a bar.
+            del rest[: max(0, rest.rfind(b"\r", 0, -1))]
+        if _is_bar(rest):
+            now = self.clock()
+            if now - self.bars.setdefault(bar, now) >= BAR_EVERY_S and fd not in self.terminals:
+                self.bars[bar] = now
+                done += rest.strip(b"\r") + b"\n"
+        return done
+
+    def _show_held(self, held: Sequence[tuple[list[int], bytes]]) -> None:
+        for ranks, text in held:
+            for rank in ranks:
+                self._end_line(rank, 2)
+            if len(ranks) == 1:
+                self._show(ranks[0], 2, text)
+                continue
+            self._claim(-1, 2)
+            tag = self._mark(f"ranks {spans(ranks)}", ranks[0], 2)
+            lines = _last_states(text).removesuffix(b"\n").split(b"\n")
+            self.write(2, b"".join(tag + line + b"\n" for line in lines))
+
+    def _end_line(self, rank: int, fd: int) -> None:
+        text = bytes(self.rest[rank, fd])
+        if not self._moves(rank, fd):
+            text = text.strip(b"\r")
+        if text:
+            already = self._claim(rank, fd)
+            self.write(fd, self._tag(rank, fd, text, already) + b"\n")
+        self.rest[rank, fd].clear()
+
+    def _unshown(self) -> list[int]:
+        """Where rank 0 has something unfinished that is not shown. In a file a bar is not."""
+        return [
+            fd
+            for fd in (1, 2)
+            if (text := self.rest.get((0, fd)))
+            and self.open.get(self.place[fd]) != (0, fd, len(text))
+            and (fd in self.terminals or not _is_bar(text))
+        ]
+
+    def _claim(self, rank: int, fd: int) -> int:
+        """Makes the place ready for a line; returns how much of it stands there already."""
+        place = self.place[fd]
+        holder = self.open.pop(place, None)
+        if holder is None:
+            return 0
+        if holder[:2] == (rank, fd):
+            return holder[2]
+        if holder[1] in self.terminals:
+            self.write(holder[1], _ERASE)
+        else:
+            self.write(holder[1], b"\n")
+            # What stands there is not repeated.
+            del self.rest[holder[0], holder[1]][: holder[2]]
+        return 0
+
+    def _leave(self, rank: int, fd: int) -> None:
+        """Ends what is shown of an unfinished line of which another state follows."""
+        if self.open.get(self.place[fd], (-1, fd, 0))[:2] == (rank, fd):
+            del self.open[self.place[fd]]
+            self.write(fd, b"\n")
+
+    def _mark(self, name: str, rank: int, fd: int) -> bytes:
+        """What stands in front of a line."""
+        mark = b""
+        if self.tagged:
+            mark = f"[{name}] ".encode()
+            if self.coloured and fd in self.terminals:
+                mark = _COLOURS[rank % len(_COLOURS)] + mark + _PLAIN
+        if self.timestamps:
+            mark = stamp() + mark
+        return mark
+
+    def _tag(self, rank: int, fd: int, text: bytes, already: int) -> bytes:
+        """The text with the rank before each line; `already` bytes of it have been shown."""
+        tag = self._mark(str(rank), rank, fd)
+        if b"\r" not in text:
+            text = text[already:]
+            body = text[:-1].replace(b"\n", b"\n" + tag) + text[-1:]
+            return body if already else tag + body
+        end = begun.end() if already and (begun := _END.search(text)) else 0
+        return text[already:end] + _STATE.sub(lambda state: tag + state[0], text[end:])

@@ -1,0 +1,49 @@
+"""What is shown, as the options and the terminal want it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from hvdrun.output.output import Output, places
+from hvdrun.output.rank_files import RankFiles
+from hvdrun.output.terminal import is_coloured, terminals
+from hvdrun.output.times import Stamped
+from hvdrun.output.writer import Writer, write_all
+from hvdrun.plan.request import Request
+
+
+class Screen:
+    """The output, what writes it, and the files that get a copy."""
+
+    def __init__(self, request: Request, num_proc: int, environ: Mapping[str, str]) -> None:
+        self.writer = Writer()
+        self._sinks = {fd: partial(write_all, fd) for fd in (1, 2)}
+        self._folder = request.output_dir
+        self._files = RankFiles(self._folder, num_proc) if self._folder else None
+        self._stamped = Stamped() if request.timestamps else None
+        self.output = Output(
+            num_proc,
+            self._write,
+            self._keep if self._files else None,
+            terminals=terminals(),
+            place=places(),
+            coloured=is_coloured(environ),
+            timestamps=request.timestamps,
+        )
+
+    def _write(self, fd: int, data: bytes) -> None:
+        self.writer.write(self._sinks[fd], data)
+
+    def _keep(self, rank: int, fd: int, data: bytes) -> None:
+        if self._files is not None:
+            data = self._stamped(rank, fd, data) if self._stamped else data
+            self.writer.write(self._files.sink(rank, fd), data)
+
+    def lost(self) -> str:
+        """What the files in --output-dir lack, or nothing."""
+        if self._files is None or self._files.failure is None:
+            return ""
+        failure = self._files.failure
+        why = f"{failure.strerror}; the files there are not complete"
+        return f"hvdrun: --output-dir {self._folder}: {why}"

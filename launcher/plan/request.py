@@ -1,0 +1,37 @@
+"""What the user asked for, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hvdrun.plan.allocation import Allocation
+from hvdrun.plan.hosts import Host
+
+
+@dataclass(frozen=True)
+class Request:
+    command: tuple[str, ...]
+    num_proc: int | None = None
+    hosts: tuple[Host, ...] = ()  # empty: those of the allocation, or this machine
+    allocation: Allocation | None = None  # of a batch scheduler
+    # VAR → value, or None where the value is that of hvdrun's own environment.
+    exports: dict[str, str | None] = field(default_factory=dict)
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+    network_interfaces: tuple[str, ...] = ()  # names or subnets; empty: what preflight finds
+    # Variables of the runtime's, set by options of theirs.
+    settings: dict[str, str] = field(default_factory=dict)
+    mpi: str = "auto"
+    mpi_args: tuple[str, ...] = ()
+    binding_args: tuple[str, ...] = ()  # for mpirun, which then binds the ranks; else hvdrun does
+    start_timeout_s: float = 60.0  # for the ranks of all hosts
+    output_dir: str | None = None  # of a file per rank and stream
+    timestamps: bool = False  # in front of each line
+    verbose: bool = False
+    notes: tuple[str, ...] = ()  # what the user should know of the options
+
+    def variable(self, name: str, environ: Mapping[str, str]) -> str | None:
+        """As the ranks will have it; `environ` is hvdrun's own."""
+        given = self.exports.get(name)
+        return environ.get(name) if given is None else given

@@ -1,0 +1,239 @@
+"""What preflight says of a host: one finding a line, with the remedy of what is wrong. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from hvdrun.agent.probe import MPI_PACKAGES
+from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
+from hvdrun.plan.flavour import NAMES, recognise
+from hvdrun.plan.host_facts import HostFacts
+from hvdrun.preflight.ask_hosts import Reply
+from hvdrun.preflight.networks import Choice
+from hvdrun.ssh_errors import OTHER, SLOW, SRUN, last_words, trouble
+
+SSH_ERROR = 255  # ssh's own exit code; all others are the remote command's
+CLOCK_SKEW_S = 5.0
+MEMORY_PER_RANK_BYTES = 256 << 20  # what importing torch takes
+SHM_BYTES = 64 << 20  # what a container gets that asks for no more
+# A job of these in several versions may fail in ways that nobody understands.
+SAME_EVERYWHERE = ("hvdlite", "mpi4py", *MPI_PACKAGES)
+PACKAGES = (*SAME_EVERYWHERE, "torch")
+
+
+@dataclass(frozen=True)
+class Finding:
+    host: str
+    what: str  # was looked at
+    text: str
+    remedy: str = ""  # of what is wrong
+    failure: type[LaunchError] | None = None  # the job can't run so
+
+    @property
+    def verdict(self) -> str:
+        return "failed" if self.failure else "warning" if self.remedy else "ok"
+
+
+def no_answer(host: str, login: str, reply: Reply, limit_s: float, python: str) -> Finding:
+    """`login` is what the user types after ssh."""
+    words = last_words(reply.stderr)
+    install = (
+        f"every host needs the same installation at the same place: install it on {host}, or share"
+        " the folder"
+    )
+    by_srun = trouble(reply.stderr) is SRUN
+    if reply.answer is None and (reply.exit_code in (SSH_ERROR, None) or by_srun):
+        found = SLOW if reply.exit_code is None else trouble(reply.stderr)
+        remedy = found.remedy.format(host=host, login=login, limit_s=limit_s)
+        cause = found.cause.format(limit_s=limit_s)
+        text = f"{cause} ({words})" if words else cause
+        return Finding(host, "srun" if by_srun else "ssh", text, remedy, SshFailed)
+    if reply.answer is not None:
+        text = "another version of hvdrun answers there"
+        return Finding(host, "hvdlite", text, install, HostSetupError)
+    said = words or OTHER.cause
+    return Finding(
+        host,
+        "Python",
+        f"{python} does not run there: {said} (exit code {reply.exit_code})",
+        install,
+        HostSetupError,
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the hosts are compared with, and what they need."""
+
+    here: HostFacts  # this machine, also where it runs no ranks
+    python: str
+    mpi: str  # name and version
+    mpirun: str
+    cwd: str
+    program: str
+    script: str | None
+    # Host names that every host must find, with the addresses that are theirs where these are
+    # known; those that the MPI can't do without.
+    names: Mapping[str, frozenset[str]]
+    needed_names: frozenset[str]
+
+
+def judge(host: str, facts: HostFacts, job: Job, ranks: int, arrived: str) -> list[Finding]:
+    """All findings of one host but for those of its network, the good ones too. `ranks`: how many
+    it will have at most."""
+    findings = [Finding(host, "ssh", arrived)]
+    findings += _python(host, facts, job)
+    findings += _packages(host, facts, job)
+    findings += _mpi(host, facts, job)
+    findings += _files(host, facts, job)
+    findings += _resources(host, facts, ranks)
+    findings += _names(host, facts, job)
+    return findings
+
+
+def _python(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+    there, here = (f"Python {f.python} for {f.machine}" for f in (facts, job.here))
+    minor = [f.python.split(".")[:2] for f in (facts, job.here)]
+    if minor[0] != minor[1] or facts.machine != job.here.machine:
+        yield Finding(
+            host,
+            "Python",
+            f"{job.python} is {there}, here {here}",
+            f"install the same Python on {host}, and this environment with it",
+            HostSetupError,
+        )
+    elif facts.python != job.here.python:
+        yield Finding(
+            host, "Python", f"{there}, here {here}", f"update the older one, here or on {host}"
+        )
+    else:
+        yield Finding(host, "Python", there)
+
+
+def _packages(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+    same = []
+    for name in PACKAGES:
+        here, there = job.here.packages.get(name), facts.packages.get(name)
+        if here == there:
+            same += [f"{name} {here}"] if here else []
+            continue
+        remedy = (
+            f"on {host}: {job.python} -m pip install {name}=={here}"
+            if here
+            else f"on {host}: {job.python} -m pip uninstall {name}; it is not installed here"
+        )
+        text = f"{name} is {there}, here {here}" if there else f"{name} is missing, here {here}"
+        if there and not here:
+            text = f"{name} is {there}, here it is not installed"
+        failure = HostSetupError if name in SAME_EVERYWHERE else None
+        yield Finding(host, name, text, remedy, failure)
+    if same:
+        yield Finding(host, "packages", ", ".join(same))
+
+
+def _mpi(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+    remedy = f"install {job.mpi} on {host} in the same place"
+    if facts.mpirun_missing:
+        text = f"{job.mpirun}: {facts.mpirun_missing}"
+        yield Finding(host, "MPI", text, remedy, HostSetupError)
+    elif facts.mpirun is not None:
+        found = recognise(facts.mpirun, job.mpirun)
+        there = f"{NAMES[found.kind]} {found.version}" if found else "no MPI that hvdrun knows"
+        if there != job.mpi:
+            text = f"{job.mpirun} is {there}, here {job.mpi}"
+            yield Finding(host, "MPI", text, remedy, HostSetupError)
+        else:
+            yield Finding(host, "MPI", there)
+
+
+def _files(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+    share = "share the folder (NFS), or copy it to the same place"
+    if facts.cwd:
+        text = f"{job.cwd}: {facts.cwd}"
+        remedy = f"{share} on {host}; or start hvdrun in a folder that every host has"
+        yield Finding(host, "directory", text, remedy, HostSetupError)
+        return  # what is relative to it can't be there
+    yield Finding(host, "directory", job.cwd)
+    if facts.program:
+        text = f"{job.program!r}: {facts.program}"
+        remedy = f"correct the name, or install it on {host}"
+        yield Finding(host, "program", text, remedy, CommandNotFound)
+    elif facts.script:
+        text = f"{job.script!r}: {facts.script}"
+        yield Finding(host, "program", text, f"{share} on {host}", CommandNotFound)
+    else:
+        yield Finding(host, "program", " ".join(filter(None, (job.program, job.script))))
+
+
+def _resources(host: str, facts: HostFacts, ranks: int) -> Iterator[Finding]:
+    gpus = {0: "no GPU", 1: "1 GPU"}.get(facts.gpus, f"{facts.gpus} GPUs")
+    cores = "1 core" if facts.cores == 1 else f"{facts.cores} cores"
+    yield Finding(host, "cores, GPUs", f"{cores}, {gpus}")
+    wanted = ranks * MEMORY_PER_RANK_BYTES
+    if facts.memory_bytes is not None:
+        if facts.memory_bytes < wanted:
+            text = f"{size(facts.memory_bytes)} are free for {ranks} ranks"
+            yield Finding(host, "memory", text, f"end what takes it on {host}, or give fewer slots")
+        else:
+            yield Finding(host, "memory", f"{size(facts.memory_bytes)} are free")
+    if facts.shm_bytes is None or facts.shm_bytes < SHM_BYTES:
+        there = "there is no /dev/shm"
+        if facts.shm_bytes is not None:
+            there = f"{size(facts.shm_bytes)} are free in /dev/shm"
+        remedy = "in a container: --shm-size=1g or --ipc=host; else remove old files there"
+        yield Finding(host, "shared memory", there, remedy)
+    else:
+        yield Finding(host, "shared memory", f"{size(facts.shm_bytes)} are free in /dev/shm")
+    if abs(facts.clock_skew_s) > CLOCK_SKEW_S:
+        way = "ahead" if facts.clock_skew_s > 0 else "behind"
+        text = f"its clock is {abs(facts.clock_skew_s):.0f} s {way}"
+        remedy = f"set it by NTP on {host} and here (timedatectl set-ntp true)"
+        yield Finding(host, "clock", text, remedy)
+    else:
+        yield Finding(host, "clock", "as here")
+
+
+def _names(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+    good = []
+    for name, owned in job.names.items():
+        addresses = facts.resolved.get(name, ())
+        own = not owned.isdisjoint(i.address for i in facts.interfaces)
+        remedy = f"add {name} with its right address to DNS, or to /etc/hosts on {host}"
+        if not addresses:
+            failure = HostSetupError if name in job.needed_names else None
+            yield Finding(host, "names", f"{name} is unknown there", remedy, failure)
+        elif own or not owned or owned & set(addresses):
+            good.append(f"{name} = {addresses[0]}")
+        else:
+            loop = all(ip_address(a.partition("%")[0]).is_loopback for a in addresses)
+            which = f"which is {host} itself" if loop else "which is none of its addresses"
+            yield Finding(host, "names", f"{name} is {addresses[0]} there, {which}", remedy)
+    if good:
+        yield Finding(host, "names", ", ".join(good))
+
+
+def of_networks(choice: Choice, hosts: Iterable[str]) -> Iterator[Finding]:
+    for host in hosts:
+        if host in choice.without:
+            yield Finding(
+                host,
+                "network",
+                "it has no interface that --network-interfaces names",
+                "give a name or a subnet that every host has (`ip address` lists them)",
+                HostSetupError,
+            )
+            continue
+        used = [n.members[host] for n in choice.networks if host in n.members]
+        left = [f"{i.name} {i.address}: {why}" for h, i, why in choice.excluded if h == host]
+        text = ", ".join(f"{i.name} {i.address}/{i.prefix}" for i in used) or "none in common"
+        yield Finding(host, "network", text + (f" (not {'; '.join(left)})" if left else ""))
+
+
+def size(count_bytes: int) -> str:
+    return (
+        f"{count_bytes / (1 << 30):.1f} GiB"
+        if count_bytes >= 1 << 30
+        else f"{count_bytes / (1 << 20):.0f} MiB"
+    )

@@ -1,0 +1,61 @@
+"""The networks that the ranks should use, in the words of each MPI and of what else asks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hvdrun.plan.command import Facts
+from hvdrun.plan.flavour import OPENMPI, Flavour
+from hvdrun.plan.request import Request
+from hvdrun.preflight.networks import Choice
+
+
+def interface_options(
+    flavour: Flavour, choice: Choice, request: Request, facts: Facts
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """mpirun's options, and variables for the ranks. Nothing where every interface will do; what
+    the user has set stands."""
+    if not choice.matters and not request.network_interfaces:
+        return (), {}
+    name = choice.common_name
+    variables = {}
+    if name:
+        # Gloo takes a name that every host has; NCCL any that it finds.
+        variables["GLOO_SOCKET_IFNAME"] = name
+    if choice.names:
+        variables["NCCL_SOCKET_IFNAME"] = "=" + ",".join(choice.names)
+    if name and not facts.has_fabric:
+        # What MPIs send through where there is no fabric; with one, it would be left out.
+        variables["UCX_NET_DEVICES"] = name
+        variables["FI_TCP_IFACE"] = name
+    if flavour.srun:
+        # srun has no option for it.
+        if flavour.kind == OPENMPI and choice.subnets:
+            variables["OMPI_MCA_btl_tcp_if_include"] = ",".join(choice.subnets)
+        return (), variables
+    if flavour.kind == OPENMPI:
+        return _openmpi(flavour, choice, request, facts.environ), variables
+    if name and "-iface" not in request.mpi_args:
+        return ("-iface", name), variables
+    return (), variables
+
+
+def _openmpi(
+    flavour: Flavour, choice: Choice, request: Request, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    options: list[str] = []
+    control = "--prtemca" if flavour.major >= 5 else "--mca"
+    wanted: Iterable[tuple[str, str, tuple[str, ...]]] = (
+        ("--mca", "btl_tcp_if", choice.subnets),
+        (control, "oob_tcp_if", choice.control),
+    )
+    for option, stem, subnets in wanted:
+        names = (f"{stem}_include", f"{stem}_exclude")
+        given = any(
+            name in request.mpi_args or f"{prefix}_MCA_{name}" in environ
+            for name in names
+            for prefix in ("OMPI", "PRTE")
+        )
+        if subnets and not given:
+            options += [option, names[0], ",".join(subnets)]
+    return tuple(options)

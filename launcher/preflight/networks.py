@@ -1,0 +1,176 @@
+"""Which networks the ranks of several hosts can meet on. By subnet, as interfaces have other names
+on other hosts; and never by what a name suggests. Pure.
+
+A subnet counts if every host has an address in it, each its own: the bridge of containers or
+virtual machines has the same address on all hosts, or is on some only, and leads nowhere. That ssh
+came through a network proves it; others are tried by a connection from here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_interface, ip_network
+
+from hvdrun.plan.host_facts import HostFacts, Interface
+
+
+@dataclass(frozen=True)
+class Network:
+    subnet: str
+    members: Mapping[str, Interface]  # by host
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the ranks should use, and why not the rest."""
+
+    networks: tuple[Network, ...] = ()
+    # host, its interface, and why it is left out
+    excluded: tuple[tuple[str, Interface, str], ...] = ()
+    # Where hvdrun itself meets the hosts; empty if ssh's addresses do not tell.
+    control: tuple[str, ...] = ()
+    # Hosts that have none of the interfaces that the user asked for.
+    without: tuple[str, ...] = ()
+
+    @property
+    def subnets(self) -> tuple[str, ...]:
+        """Of IPv4: MPI takes no others in its options."""
+        return tuple(n.subnet for n in self.networks if ip_network(n.subnet).version == 4)
+
+    @property
+    def matters(self) -> bool:
+        """Is something left out that an MPI would take?"""
+        return bool(self.subnets) and any(
+            found.up and ip_address(found.address).version == 4 for _, found, _ in self.excluded
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The interfaces' names on all hosts."""
+        return tuple(dict.fromkeys(i.name for n in self.networks for i in n.members.values()))
+
+    @property
+    def common_name(self) -> str:
+        """The interface of a network that has the same name on every host, or ""."""
+        hosts = {host for network in self.networks for host in network.members}
+        for network in self.networks:
+            names = {found.name for found in network.members.values()}
+            if len(names) == 1 and hosts == set(network.members):
+                return names.pop()
+        return ""
+
+
+@functools.cache  # of each pair of hosts it is asked
+def subnet_of(found: Interface) -> str:
+    return str(ip_interface(f"{found.address}/{found.prefix}").network)
+
+
+def choose(
+    hosts: Mapping[str, HostFacts],
+    here: HostFacts,
+    reached: Mapping[str, bool],
+    wanted: Sequence[str] = (),
+) -> Choice:
+    """For the hosts of a job. `reached`: subnets that were tried from here, and whether that
+    worked; `wanted`: names or subnets that the user gave, and then nothing else counts."""
+    proven = _proven(hosts, here)
+    tried = {subnet for subnet, _ in to_try(hosts, here)}
+    members: dict[str, dict[str, Interface]] = {}
+    excluded = []
+    for host, facts in hosts.items():
+        for found in facts.interfaces:
+            if ip_address(found.address).is_loopback:
+                continue
+            subnet = subnet_of(found)
+            if wanted:
+                why = "" if _matches(found, wanted) else "--network-interfaces leaves it out"
+            elif subnet in proven and found.address in proven[subnet]:
+                why = ""
+            else:
+                why = _why_not(hosts, found, subnet)
+                if not why and subnet in tried and not reached.get(subnet, True):
+                    why = f"nothing answers in {subnet}"
+            if why:
+                excluded.append((host, found, why))
+            else:
+                members.setdefault(subnet, {})[host] = found
+    seen = {host for found in members.values() for host in found}
+    return Choice(
+        tuple(Network(subnet, found) for subnet, found in members.items()),
+        tuple(excluded),
+        _control(hosts, here, proven),
+        tuple(host for host in hosts if host not in seen) if wanted else (),
+    )
+
+
+def to_try(hosts: Mapping[str, HostFacts], here: HostFacts) -> list[tuple[str, list[str]]]:
+    """The subnets that ssh has not proven and that this machine is in, each with the addresses of
+    the other hosts there."""
+    proven = _proven(hosts, here)
+    own = {subnet_of(i): i.address for i in here.interfaces if i.up}
+    tries: dict[str, list[str]] = {}
+    for facts in hosts.values():
+        for found in facts.interfaces:
+            subnet = subnet_of(found)
+            if subnet in own and subnet not in proven and not _why_not(hosts, found, subnet):
+                tries.setdefault(subnet, [])
+                if found.address != own[subnet]:
+                    tries[subnet].append(found.address)
+    return [(subnet, addresses) for subnet, addresses in tries.items() if addresses]
+
+
+def _matches(found: Interface, wanted: Sequence[str]) -> bool:
+    for word in wanted:
+        if "/" in word:
+            network = ip_network(word, strict=False)
+            if ip_address(found.address) in network:
+                return True
+        elif word in (found.name, found.address):
+            return True
+    return False
+
+
+def _proven(hosts: Mapping[str, HostFacts], here: HostFacts) -> dict[str, set[str]]:
+    """Subnets through which ssh came, with the addresses at both ends."""
+    ends = {a for facts in hosts.values() for a in (facts.ssh_address, facts.ssh_client) if a}
+    proven: dict[str, set[str]] = {}
+    for facts in (*hosts.values(), here):
+        for found in facts.interfaces:
+            if found.address in ends:
+                proven.setdefault(subnet_of(found), set()).add(found.address)
+    return proven
+
+
+def _control(
+    hosts: Mapping[str, HostFacts], here: HostFacts, proven: Mapping[str, set[str]]
+) -> tuple[str, ...]:
+    own = {found.address for found in here.interfaces}
+    clients = {facts.ssh_client for facts in hosts.values() if facts.ssh_client}
+    known = {i.address for facts in hosts.values() for i in facts.interfaces}
+    servers = {facts.ssh_address for facts in hosts.values() if facts.ssh_address}
+    if not clients or not clients <= own or not servers <= known:
+        return ()  # translated on the way: only part of it is seen
+    return tuple(subnet for subnet in proven if ip_network(subnet).version == 4)
+
+
+def _why_not(hosts: Mapping[str, HostFacts], found: Interface, subnet: str) -> str:
+    if not found.up:
+        return "it is switched off"
+    if not found.running:
+        return "nothing is connected to it"
+    if found.tunnel:
+        return "it is a tunnel"
+    have: dict[str, list[str]] = {}
+    for host, facts in hosts.items():
+        for other in facts.interfaces:
+            if other.address == found.address:
+                have.setdefault(found.address, []).append(host)
+    twins = have[found.address]
+    if len(twins) > 1 and len({hosts[host].hostname for host in twins}) > 1:
+        return f"{' and '.join(twins[:3])} have the same address {found.address}"
+    there = [h for h, f in hosts.items() if any(subnet_of(i) == subnet for i in f.interfaces)]
+    if len(there) < len(hosts):
+        return f"{subnet} is only on {' and '.join(there[:3])}"
+    return ""

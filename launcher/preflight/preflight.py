@@ -1,0 +1,227 @@
+"""Looks at the hosts before a job starts there: all at once, over one ssh each.
+
+What is asked stands in `probe`, what it means in `findings`. Good answers are remembered; what is
+wrong is asked anew each time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hvdrun.agent import probe
+from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
+from hvdrun.plan.command import Facts, goes_by_srun, hosts_of, is_local
+from hvdrun.plan.flavour import INTEL, MPICH, NAMES, Flavour
+from hvdrun.plan.host_facts import HostFacts, from_answer
+from hvdrun.plan.request import Request
+from hvdrun.preflight import networks
+from hvdrun.preflight.ask_hosts import Reply, ask
+from hvdrun.preflight.cache import Answers, cache_folder
+from hvdrun.preflight.findings import Finding, Job, judge, no_answer, of_networks
+from hvdrun.preflight.interface_options import interface_options
+from hvdrun.preflight.question import control_name, probe_command, question_of
+from hvdrun.preflight.reach import connect_all
+from hvdrun.ssh_errors import NO_SSH
+
+if TYPE_CHECKING:
+    from hvdrun.agent.probe import Question
+
+SSH_PORT = 22
+LIMIT_S = 20.0  # for one host, ssh's own time limit for the connection within it
+# Of several failures the first of these is the exit code: the others may follow from it.
+ORDER: tuple[type[LaunchError], ...] = (SshFailed, HostSetupError, CommandNotFound)
+
+
+@dataclass(frozen=True)
+class Preflight:
+    hosts: Mapping[str, HostFacts]  # those that have answered, by the names that the user gave
+    findings: tuple[Finding, ...]
+    options: tuple[str, ...]  # for mpirun
+    variables: Mapping[str, str]  # for the ranks
+    answers: Answers
+
+    @property
+    def failures(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.failure]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        return [f for f in self.findings if f.remedy and not f.failure]
+
+    def within(self, facts: Facts) -> Facts:
+        """With what the hosts have said."""
+        return replace(
+            facts,
+            others=self.hosts,
+            network_options=self.options,
+            network_variables=self.variables,
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """0 where every host is ready, else that of the worst failure."""
+        kinds = {finding.failure for finding in self.failures}
+        return next((kind.code for kind in ORDER if kind in kinds), 0)
+
+    def unknown(self, request: Request) -> list[str]:
+        return [host.name for host in hosts_of(request) if host.name not in self.hosts]
+
+    def notes(self, verbose: bool) -> list[str]:
+        """What the user should know of a job that runs all the same."""
+        notes = [f"warning: {f.host}: {f.text}; {f.remedy}" for f in self.warnings]
+        if verbose:
+            said = ("ssh", "network")
+            notes += [f"{f.host}: {f.what}: {f.text}" for f in self.findings if f.what in said]
+        return notes
+
+    def check(self) -> None:
+        """Raises the LaunchError of the worst failure, with a table of all."""
+        if not self.failures:
+            return
+        from hvdrun.preflight.findings_table import table
+
+        kinds = {finding.failure for finding in self.failures}
+        bad = {finding.host for finding in self.failures}
+        all_hosts = {finding.host for finding in self.findings}
+        summary = (
+            f"{len(bad)} of {len(all_hosts)} hosts {'is' if len(bad) == 1 else 'are'} not ready,"
+            " and nothing was started\n"
+        )
+        text = summary + table([*self.failures, *self.warnings])
+        raise next(kind for kind in ORDER if kind in kinds)(text)
+
+
+def run(
+    request: Request,
+    flavour: Flavour,
+    facts: Facts,
+    fresh: bool = False,
+    only_remembered: bool = False,
+) -> Preflight:
+    """Asks the hosts of which nothing good is remembered (`fresh`: all of them), or no host.
+
+    Raises SshFailed where ssh can't be started here; what is wrong with a host is a finding.
+    """
+    hosts = hosts_of(request)
+    question = question_of(request, flavour, facts)
+    remote = [host for host in hosts if not is_local(host, facts)]
+    # Names are for the ranks, and looking them up can take a while.
+    names = question["names"] if len(remote) < len(hosts) else []
+    here = from_answer(probe.answer({**question, "names": names}))
+    known = {host.name: here for host in hosts if host not in remote}
+    by_srun = goes_by_srun(request, facts, remote)
+    commands = {h.name: probe_command(request, h, facts, question, by_srun) for h in remote}
+    # With this machine's name, as home folders may be shared, and its networks: laptops move.
+    networks_here = [(found.name, found.address) for found in here.interfaces]
+    basis = [here.hostname, networks_here, here.python, dict(here.packages), flavour.version]
+    keys = {name: [command, *basis] for name, command in commands.items()}
+
+    answers = Answers(cache_folder(facts.environ))
+    if not fresh:
+        known |= {n: f for n in commands if (f := _read(answers.get(keys[n]))) is not None}
+    limit_s = min(LIMIT_S, request.start_timeout_s)
+    replies = {}
+    if not only_remembered:
+        replies = _ask({n: c for n, c in commands.items() if n not in known}, limit_s)
+    for name, reply in replies.items():
+        if (answer := _read(reply.answer, reply.clock_skew_s)) is not None:
+            known[name] = answer
+
+    job = _job(question, flavour, facts, here, known, request)
+    findings: dict[str, list[Finding]] = {host.name: [] for host in hosts}
+    for host in hosts:
+        name = host.name
+        if name not in known:
+            if name not in replies:
+                continue
+            login = f"{host.user}@{name}" if host.user else name
+            findings[name] = [no_answer(name, login, replies[name], limit_s, facts.python)]
+            continue
+        arrived = "this machine" if host not in remote else "answered before"
+        if name in replies:
+            arrived = f"answered in {replies[name].took_s:.2f} s"
+        slots = known[name].slots if host.slots is None else host.slots
+        ranks = min(slots, request.num_proc or slots)
+        findings[name] = judge(name, known[name], job, ranks, arrived)
+        if name in replies and not any(finding.remedy for finding in findings[name]):
+            answers.put(keys[name], replies[name].answer)
+
+    choice = networks.Choice()
+    if len(known) == len(hosts) and remote:
+        reached = _try(networks.to_try(known, here), request.ssh_port or SSH_PORT, answers, fresh)
+        choice = networks.choose(known, here, reached, request.network_interfaces)
+        for finding in of_networks(choice, known):
+            findings[finding.host].append(finding)
+    return Preflight(
+        known,
+        tuple(finding for host in hosts for finding in findings[host.name]),
+        *interface_options(flavour, choice, request, facts),
+        answers,
+    )
+
+
+def _ask(commands: Mapping[str, list[str]], limit_s: float) -> dict[str, Reply]:
+    try:
+        return ask(commands, limit_s, _tell_who_is_late)
+    except OSError as error:
+        raise SshFailed(f"{NO_SSH.cause}: {error.strerror}; {NO_SSH.remedy}") from error
+
+
+def _tell_who_is_late(hosts: list[str]) -> None:
+    named = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+    print(f"hvdrun: waiting for an answer of {named}", file=sys.stderr)
+
+
+def _job(
+    question: Question,
+    flavour: Flavour,
+    facts: Facts,
+    here: HostFacts,
+    known: Mapping[str, HostFacts],
+    request: Request,
+) -> Job:
+    owned = {}
+    control = control_name(hosts_of(request), facts)
+    for name in question["names"]:
+        owner = here if name == control else known.get(name)
+        owned[name] = frozenset(i.address for i in owner.interfaces) if owner else frozenset()
+    # Open MPI's daemons are given addresses, Hydra's this name.
+    by_hydra = flavour.kind in (MPICH, INTEL) and not flavour.srun
+    needed = {control} if by_hydra else set()
+    return Job(
+        here=here,
+        python=facts.python,
+        mpi=f"{NAMES[flavour.kind]} {flavour.version}",
+        mpirun=flavour.mpirun,
+        cwd=facts.cwd,
+        program=question["program"],
+        script=question["script"],
+        names=owned,
+        needed_names=frozenset(needed),
+    )
+
+
+def _read(answer: Any, clock_skew_s: float = 0.0) -> HostFacts | None:
+    """None for what is no answer, or that of another hvdrun."""
+    try:
+        return from_answer(answer, clock_skew_s)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _try(
+    tries: Sequence[tuple[str, list[str]]], port: int, answers: Answers, fresh: bool
+) -> dict[str, bool]:
+    """By subnet: does every address in it answer?"""
+    key = ["networks", tries, port]
+    remembered = None if fresh else answers.get(key)
+    if isinstance(remembered, dict):
+        return remembered
+    reached = connect_all([address for _, addresses in tries for address in addresses], port)
+    result = {subnet: all(reached[a] for a in addresses) for subnet, addresses in tries}
+    if tries:
+        answers.put(key, result)
+    return result

@@ -1,0 +1,108 @@
+"""What preflight asks a host, and the command that does. Looks only where packages lie here."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from glob import glob
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from hvdrun.plan.command import LOOPBACK, Facts, hosts_of, is_local, mpi_name, ssh_options
+from hvdrun.plan.flavour import Flavour
+from hvdrun.plan.hosts import Host
+from hvdrun.plan.request import Request
+from hvdrun.plan.slurm import CONNECTION
+from hvdrun.preflight.findings import PACKAGES
+
+if TYPE_CHECKING:
+    from hvdrun.agent.probe import Question
+
+# Python's options that take a word.
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def question_of(request: Request, flavour: Flavour, facts: Facts) -> Question:
+    environ = facts.environ
+    program = request.command[0] if request.command else facts.python
+    return {
+        "folders": package_folders(program, environ),
+        "packages": list(PACKAGES),
+        "mpirun": flavour.mpirun,
+        "cwd": facts.cwd,
+        "program": program,
+        "script": script_of(request.command),
+        "path": request.variable("PATH", environ) or os.defpath,
+        "visible": request.variable("CUDA_VISIBLE_DEVICES", environ),
+        "names": _names(hosts_of(request), facts),
+    }
+
+
+def script_of(command: Sequence[str]) -> str | None:
+    """The file that Python is to run, where the command is Python's and names one."""
+    if not command or not re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
+        return None
+    words = list(command[1:])
+    while words:
+        word = words.pop(0)
+        if word in _WITH_VALUE:
+            words[:1] = []
+        elif word.startswith(_WITH_VALUE):
+            continue
+        elif word == "-" or re.match(r"-[A-Za-z]*[cm]", word):
+            return None
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def package_folders(program: str, environ: Mapping[str, str]) -> list[str]:
+    """Where the packages of the ranks' Python lie: hvdrun's own, or the program's environment."""
+    found = shutil.which(program, path=environ.get("PATH"))
+    if found is not None:
+        prefix = os.path.dirname(os.path.dirname(os.path.abspath(found)))
+        if prefix != sys.prefix and os.path.exists(f"{prefix}/pyvenv.cfg"):
+            return sorted(glob(f"{prefix}/lib/python3*/site-packages"))
+    return [os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder)]
+
+
+def probe_command(
+    request: Request, host: Host, facts: Facts, question: Question, by_srun: bool
+) -> list[str]:
+    # Nothing in it needs quotes, whatever the user's shell is over there.
+    packed = base64.urlsafe_b64encode(json.dumps(question, sort_keys=True).encode()).decode()
+    remote = [facts.python, "-I", "-S", facts.agent, "probe", packed]
+    if by_srun:
+        return [facts.srun, *CONNECTION, f"--nodelist={host.name}", *remote]
+    login = ["-l", host.user] if host.user else []
+    # ssh takes the first port that it is told.
+    port = ["-p", str(host.port)] if host.port is not None else []
+    words = [*port, *ssh_options(request), *login]
+    return ["ssh", "-x", "-T", *words, host.name, shlex.join(remote)]
+
+
+def control_name(hosts: Iterable[Host], facts: Facts) -> str:
+    """This machine, by the name that mpirun tells its daemons on the hosts."""
+    local = [mpi_name(host, facts) for host in hosts if is_local(host, facts)]
+    return local[0] if local and local[0] not in LOOPBACK else facts.hostname
+
+
+def _names(hosts: Sequence[Host], facts: Facts) -> list[str]:
+    """What every host has to find: this machine, and the first host, which is MASTER_ADDR."""
+    control = control_name(hosts, facts)
+    first = hosts[0].name if hosts and hosts[0].name not in LOOPBACK else control
+    return [name for name in dict.fromkeys([control, first]) if not _is_address(name)]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
