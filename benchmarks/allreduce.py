@@ -25,7 +25,7 @@ from benchmarks.figures import BOUND, OURS, PASSES, PLAN, size_text
 from benchmarks.plan import Effort, calls, rotated, warm_up_rounds
 from benchmarks.streams import Streams
 from hvdlite import _core
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 
 # Of the pattern: no multiple of any chunk or block. Of 16 bits so short that sums over 3 ranks at
 # most fit into the 8 bits of a mantissa, shifts included.

@@ -49,10 +49,9 @@ from hvdlite.collectives import (
 )
 from hvdlite.compression import Compression
 from hvdlite.errors import HorovodInternalError, HvdliteError, RankError
-from hvdlite.membership import add_process_set, init, remove_process_set
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
-from hvdlite.optimizer import DistributedOptimizer
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.optimizer.distributed import DistributedOptimizer
+from hvdlite.registry import add_process_set, init, remove_process_set
 from hvdlite.run_function import run
 from hvdlite.state import (
     allgather_object,
@@ -62,7 +61,8 @@ from hvdlite.state import (
 )
 from hvdlite.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from hvdlite.timeline import start_timeline, stop_timeline
-from hvdlite.world import (
+from hvdlite.world.process_sets import ProcessSet, global_process_set
+from hvdlite.world.world import (
     cross_rank,
     cross_size,
     is_homogeneous,

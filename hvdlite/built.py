@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from hvdlite import mpi, world
+from hvdlite.world import mpi, world
 
 
 def mpi_threads_supported() -> bool:

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import torch
 
-from hvdlite import _core, built, mpi, shared_memory
+from hvdlite import _core, built
 from hvdlite.errors import LaunchError
-from hvdlite.threads import own_cores
+from hvdlite.world import mpi, shared_memory
+from hvdlite.world.cpu_threads import own_cores
 
 # Of the CPU's, those that matter for reducing and for torch.
 FEATURES = (

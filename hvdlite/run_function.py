@@ -25,10 +25,10 @@ from typing import IO, Any, TypeVar
 
 import cloudpickle
 
-from hvdlite import world
 from hvdlite.errors import LaunchError, RankError
-from hvdlite.membership import init
+from hvdlite.registry import init
 from hvdlite.state import broadcast_object
+from hvdlite.world import world
 from hvdrun.machine.processes import die_with_parent
 
 Result = TypeVar("Result")

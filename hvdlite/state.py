@@ -12,14 +12,14 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from hvdlite import world
 from hvdlite.collectives.allgather import allgather_async
 from hvdlite.collectives.broadcast import broadcast_, broadcast_async_, checked_root
 from hvdlite.collectives.handles import Handle, rows_of, synchronize
 from hvdlite.collectives.posting import require_memory
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
-from hvdlite.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world import world
+from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
 
 Thing = TypeVar("Thing")
 

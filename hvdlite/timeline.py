@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from hvdlite import communicators, world
 from hvdlite.collectives.barrier import barrier
 from hvdlite.state import allgather_object, broadcast_object
-from hvdlite.teams import Team
+from hvdlite.world import communicators, world
+from hvdlite.world.teams import Team
 from hvdrun.machine.own_files import Identity, identity, open_file
 
 if TYPE_CHECKING:

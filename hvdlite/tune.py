@@ -20,9 +20,10 @@ import click
 import torch
 
 import hvdlite as hvd
-from hvdlite import _core, algorithms, communicators, world
-from hvdlite.algorithms import Rules
-from hvdlite.teams import Team, make_team
+from hvdlite import _core
+from hvdlite.world import algorithm_table, communicators, world
+from hvdlite.world.algorithm_table import Rules
+from hvdlite.world.teams import Team, make_team
 
 # Ascending by how much is sent, descending by how many messages wait for each other: this is the
 # order in which they are best, as the slices grow.
@@ -105,13 +106,13 @@ def _team_with(name: str) -> Team:
     assert active.team.comm is not None
     config = dataclasses.replace(active.config, algorithm=name, deterministic=False)
     comm = communicators.duplicate(active.started, active.team.comm)
-    table = algorithms.chosen(config)
+    table = algorithm_table.chosen(config)
     return make_team(config, table, active.started, comm, active.layout, active.team.ranks)
 
 
 def _problem_with(file: Path) -> str | None:
     try:
-        algorithms.held_in(file)
+        algorithm_table.held_in(file)
     except ValueError as error:
         return f"{file}: {error}"
     return None
@@ -155,7 +156,7 @@ def main(file: Path, rounds: int, largest: int) -> None:
     us = {
         name: {str(size): round(s * 1e6, 1) for size, s in of.items()} for name, of in times.items()
     }
-    algorithms.add(file, len(layout.hosts), rules, us)
+    algorithm_table.add(file, len(layout.hosts), rules, us)
     click.echo(f"{'bytes':>10}" + "".join(f"{name:>20}" for name in ORDER) + "  (microseconds)")
     for size in sizes_bytes:
         click.echo(f"{size:>10}" + "".join(f"{times[name][size] * 1e6:>20.1f}" for name in ORDER))

@@ -1,4 +1,4 @@
-"""The knobs of the runtime: one row each, read by `hvdlite.config` and by hvdrun's command line.
+"""The knobs of the runtime: one row each, read by `hvdlite.world.config` and by hvdrun.
 
 This module imports nothing, so that hvdrun starts without torch and the table has one home.
 A knob's variable is `HVDLITE_` and its name in capitals. The name that Horovod has for the same

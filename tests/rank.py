@@ -50,7 +50,7 @@ def serve(connection: Connection) -> None:
 def forget_process_sets() -> None:
     """The next case in this world begins without those of this one. Every rank knows of all sets,
     so every rank does the same."""
-    world = sys.modules.get("hvdlite.world")
+    world = sys.modules.get("hvdlite.world.world")
     if world is not None and world.is_initialized() and len(world.current().process_sets) > 1:
         world.shutdown()
 

@@ -13,7 +13,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"hvdlite": ROOT / "hvdlite", "hvdrun": ROOT / "launcher"}
 
 # From the bottom up: a module may reach those that stand before it, never those behind it.
-DIRECTION = ("hvdlite._core", "hvdlite.world", "hvdlite.collectives", "hvdlite.optimizer")
+DIRECTION = (
+    "hvdlite._core",
+    "hvdlite.world.world",
+    "hvdlite.collectives",
+    "hvdlite.optimizer.distributed",
+)
 
 
 def module_files():

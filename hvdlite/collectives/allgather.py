@@ -22,8 +22,8 @@ from hvdlite.collectives.posting import (
     readable,
 )
 from hvdlite.ops import Average
-from hvdlite.process_sets import ProcessSet, global_process_set, team_of
-from hvdlite.received import received
+from hvdlite.result_tensors import received
+from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
 
 _ALLGATHER = _core.ALLGATHER
 _ON_HOST = _core.ON_HOST

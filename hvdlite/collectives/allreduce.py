@@ -22,7 +22,7 @@ from hvdlite.collectives.posting import (
 from hvdlite.compression import Compression, Compressor
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import ReduceOp
-from hvdlite.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
 
 _ALLREDUCE = _core.ALLREDUCE
 _BOOL = _core.BOOL

@@ -18,9 +18,9 @@ from hvdlite.collectives.posting import (
     no_rows,
     readable,
 )
-from hvdlite.process_sets import ProcessSet, as_int, global_process_set, team_of
-from hvdlite.received import received
-from hvdlite.teams import Team
+from hvdlite.result_tensors import received
+from hvdlite.world.process_sets import ProcessSet, as_int, global_process_set, team_of
+from hvdlite.world.teams import Team
 
 _ALLTOALL = _core.ALLTOALL
 _ON_HOST = _core.ON_HOST

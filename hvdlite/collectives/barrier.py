@@ -7,7 +7,7 @@ import torch
 from hvdlite import _core
 from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.posting import named
-from hvdlite.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
 
 _BARRIER = _core.BARRIER
 _UINT8 = _core.UINT8

@@ -17,8 +17,8 @@ from hvdlite.collectives.posting import (
     label,
 )
 from hvdlite.ops import Average
-from hvdlite.process_sets import ProcessSet, as_int, global_process_set, team_of
-from hvdlite.teams import Team
+from hvdlite.world.process_sets import ProcessSet, as_int, global_process_set, team_of
+from hvdlite.world.teams import Team
 
 _BROADCAST = _core.BROADCAST
 

@@ -1,6 +1,6 @@
 """Collectives of tensors that are not in host memory.
 
-Those on a CUDA device go by the team's lane (`hvdlite.lanes`). What lies on another kind of device
+Those on a CUDA device go by the team's lane (`hvdlite.gpu`). What lies on another kind of device
 is copied to host memory, takes part from there, and its result is copied back.
 """
 
@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from hvdlite import _core, gpu
+from hvdlite import _core
 from hvdlite.collectives.handles import Handle
 from hvdlite.collectives.posting import named
-from hvdlite.lanes import lane_of, takes
-from hvdlite.lanes.transfer import Request
-from hvdlite.received import received
-from hvdlite.teams import Team
+from hvdlite.gpu import lane_of, takes
+from hvdlite.gpu.transfer import Request
+from hvdlite.result_tensors import received
+from hvdlite.world import gpu_pinning
+from hvdlite.world.teams import Team
 
 _ON_HOST = _core.ON_HOST
 
@@ -106,7 +107,7 @@ def start_on_device(
     """
     by_lane = takes(source)
     dtype, device = source.dtype, source.device
-    given = source.detach() if by_lane else gpu.to_host(source)
+    given = source.detach() if by_lane else gpu_pinning.to_host(source)
     if result is None:
         output = None
     elif result is source and not result.is_inference():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from hvdlite import _core, world
+from hvdlite import _core
 from hvdlite.collectives.handles import Handle, rows_of
 from hvdlite.errors import HorovodInternalError
-from hvdlite.process_sets import as_int
-from hvdlite.teams import Team
+from hvdlite.world import world
+from hvdlite.world.process_sets import as_int
+from hvdlite.world.teams import Team
 
 _NO_SHAPE = torch.Size([])
 

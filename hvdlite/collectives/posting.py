@@ -16,10 +16,10 @@ import torch
 from hvdlite import _core
 from hvdlite.compression import Compressor
 from hvdlite.errors import UnsupportedError
-from hvdlite.lanes import takes
+from hvdlite.gpu import takes
 from hvdlite.ops import DTYPES, Adasum, Average, ReduceOp, Sum
-from hvdlite.process_sets import ProcessSet, team_of
-from hvdlite.teams import Team
+from hvdlite.world.process_sets import ProcessSet, team_of
+from hvdlite.world.teams import Team
 
 _BOOL = _core.BOOL
 _dtype_of = _core.dtype_of

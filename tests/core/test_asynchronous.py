@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 from tests.core import limits
 
 pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.hosts("1,1", "2,2", "2,1,1")]

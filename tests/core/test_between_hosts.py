@@ -9,7 +9,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 from tests.core import limits, oracles
 
 ALGORITHMS = ("ring", "direct", "recursive_doubling")

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite import _core, mpi
-from hvdlite import world as worlds
+from hvdlite import _core
+from hvdlite.world import mpi
+from hvdlite.world import world as worlds
 from tests.core import limits
 
 _WORD = ctypes.c_size_t

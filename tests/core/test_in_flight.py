@@ -8,7 +8,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 
 EVENTS = {"HVDLITE_EVENT_LOG": "100000"}
 

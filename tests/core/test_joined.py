@@ -14,7 +14,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 
 JOINED = "has joined, and who has joined takes part in allreduce and barrier only"
 

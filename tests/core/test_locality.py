@@ -14,7 +14,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 from tests.core import limits, oracles
 from tests.worlds import ROOT
 

@@ -12,7 +12,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 
 ROUNDS = 300
 

@@ -5,7 +5,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 
 pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.hosts("1,1", "2,1")]
 

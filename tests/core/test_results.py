@@ -7,7 +7,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.hosts("1,1")]
 

@@ -16,14 +16,15 @@ import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 import hvdlite as hvd
-from hvdlite import _core, world
-from hvdlite.lanes.backend import Backend
-from hvdlite.lanes.devices import Mark, Track
-from hvdlite.lanes.lane import Lane
-from hvdlite.lanes.setup import connect, stage_everything
-from hvdlite.lanes.transfer import Request, Transfer
+from hvdlite import _core
+from hvdlite.gpu.backend import Backend
+from hvdlite.gpu.devices import Mark, Track
+from hvdlite.gpu.lane import Lane
+from hvdlite.gpu.setup import connect, stage_everything
+from hvdlite.gpu.transfer import Request, Transfer
 from hvdlite.ops import DTYPES
-from hvdlite.process_sets import ProcessSet
+from hvdlite.world import world
+from hvdlite.world.process_sets import ProcessSet
 
 
 class OnGpu(torch.Tensor):

@@ -170,16 +170,16 @@ def test_tensors_on_the_host_and_on_gpus_go_in_one_job(world):
 
 
 def refuse():
-    from hvdlite import gpu
+    from hvdlite.world import gpu_pinning
 
     new_lane()
-    gpu.refusal = "no GPU was chosen"
+    gpu_pinning.refusal = "no GPU was chosen"
     try:
         hvd.allreduce(on_gpu(torch.ones(2)))
     except ValueError as error:
         return str(error)
     finally:
-        gpu.refusal = ""
+        gpu_pinning.refusal = ""
 
 
 @pytest.mark.ranks(2)

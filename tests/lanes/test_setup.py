@@ -12,9 +12,10 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 import hvdlite as hvd
-from hvdlite import lanes, world
-from hvdlite.lanes.lane import Lane
-from hvdlite.lanes.setup import Facts, client_of, obstacle, own_addresses
+from hvdlite import gpu
+from hvdlite.gpu.lane import Lane
+from hvdlite.gpu.setup import Facts, client_of, obstacle, own_addresses
+from hvdlite.world import world
 from tests.lanes.stand_in import HostDevices, allreduce, new_lane, result_of
 
 several = pytest.mark.ranks(2, 3)
@@ -172,9 +173,9 @@ def test_a_hosts_addresses_do_not_lead_back_to_whoever_asks():
 
 def choose():
     hvd.init()
-    lane = lanes.lane_of(world.current().team)
+    lane = gpu.lane_of(world.current().team)
     assert isinstance(lane, Lane)
-    assert lanes.lane_of(world.current().team) is lane
+    assert gpu.lane_of(world.current().team) is lane
     connect = lane._connect
     return getattr(connect, "keywords", {}).get("choice", "stage everything")
 
@@ -218,9 +219,9 @@ def test_ranks_with_different_choices_do_not_start(world):
 def test_a_job_without_gpu_tensors_loads_nothing_of_it():
     code = (
         "import sys, torch, hvdlite as hvd; hvd.init(); hvd.allreduce(torch.ones(2));"
-        "print(sorted(m for m in sys.modules if m.startswith('hvdlite.lanes')))"
+        "print(sorted(m for m in sys.modules if m.startswith('hvdlite.gpu')))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "hvdlite.lanes.lane" not in done.stdout
+    assert "hvdlite.gpu.lane" not in done.stdout

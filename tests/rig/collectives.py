@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite import world
+from hvdlite.world import world
 from tests.core.oracles import DTYPES, case_of, ops_of
 
 # Empty; tiny, which travels with its posting; one message; several segments.

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 import hvdlite as hvd
-from hvdlite import world as worlds
 from hvdlite.collectives.handles import Handle
+from hvdlite.world import world as worlds
 
 WARNS = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1"}
 FAILS = {**WARNS, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2"}

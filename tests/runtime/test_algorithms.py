@@ -6,37 +6,37 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite import algorithms, world
-from hvdlite.config import Config
 from hvdlite.errors import ConfigError
+from hvdlite.world import algorithm_table, world
+from hvdlite.world.config import Config
 
 RULES = ((1000, "recursive_doubling"), (20_000, "direct"), (None, "ring"))
 
 
 def test_the_rules_of_the_next_smaller_number_of_hosts_count():
-    table = algorithms.Table({4: ((None, "direct"),), 2: RULES, 16: ((None, "ring"),)})
+    table = algorithm_table.Table({4: ((None, "direct"),), 2: RULES, 16: ((None, "ring"),)})
     assert [table.of(hosts)[-1][1] for hosts in (2, 3, 4, 15, 16, 4096)] == [
         *("ring", "ring"),
         *("direct", "direct"),
         *("ring", "ring"),
     ]
-    assert algorithms.Table({4: RULES}).of(2) == RULES
+    assert algorithm_table.Table({4: RULES}).of(2) == RULES
 
 
 def test_what_is_written_is_read_again(tmp_path):
     path = tmp_path / "table.json"
-    algorithms.add(path, 2, RULES, "yesterday")
-    assert algorithms.chosen(Config(algorithm_table=str(path))).rules == {2: RULES}
+    algorithm_table.add(path, 2, RULES, "yesterday")
+    assert algorithm_table.chosen(Config(algorithm_table=str(path))).rules == {2: RULES}
 
 
 def test_what_is_built_in_is_a_table(tmp_path):
-    for hosts, rules in algorithms.BUILT_IN.items():
-        algorithms.add(tmp_path / "table.json", hosts, rules, {})
-    assert algorithms.read(tmp_path / "table.json").rules == algorithms.BUILT_IN
+    for hosts, rules in algorithm_table.BUILT_IN.items():
+        algorithm_table.add(tmp_path / "table.json", hosts, rules, {})
+    assert algorithm_table.read(tmp_path / "table.json").rules == algorithm_table.BUILT_IN
 
 
 def test_one_that_is_forced_is_the_only_one():
-    table = algorithms.chosen(Config(algorithm="direct", algorithm_table="/not/there"))
+    table = algorithm_table.chosen(Config(algorithm="direct", algorithm_table="/not/there"))
     assert {name for hosts in (2, 64) for _, name in table.of(hosts)} == {"direct"}
 
 
@@ -63,7 +63,7 @@ def test_a_file_that_is_no_table_is_an_error_that_names_the_variable(tmp_path, t
     path = tmp_path / "table.json"
     path.write_text(text)
     with pytest.raises(ConfigError) as failure:
-        algorithms.chosen(Config(algorithm_table=str(path)))
+        algorithm_table.chosen(Config(algorithm_table=str(path)))
     assert str(failure.value).startswith(f"HVDLITE_ALGORITHM_TABLE={str(path)!r}: ")
     assert expected in str(failure.value)
 
@@ -93,7 +93,7 @@ def rules_after_init(path_of):
 @pytest.mark.hosts("1,1")
 def test_all_ranks_have_the_table_of_rank_0_or_its_error(world, tmp_path):
     path = tmp_path / "table.json"
-    algorithms.add(path, 2, RULES, {})
+    algorithm_table.add(path, 2, RULES, {})
     assert world.run(rules_after_init, [str(path), "/not/there"]) == [(RULES, [2.0])] * 2
     texts = world.run(rules_after_init, ["/not/there", str(path)])
     assert texts[0] == texts[1]
@@ -116,7 +116,7 @@ def count_messages(counts):
 @pytest.mark.hosts("1,1")
 def test_the_size_decides(world, tmp_path):
     path = tmp_path / "table.json"
-    algorithms.add(path, 2, ((24_000, "recursive_doubling"), (None, "ring")), {})
+    algorithm_table.add(path, 2, ((24_000, "recursive_doubling"), (None, "ring")), {})
     knobs = {"HVDLITE_ALGORITHM_TABLE": str(path)}
     assert world.run(count_messages, [5000, 6000, 6001], knobs=knobs) == [[1, 1, 2]] * 2
     for forced, messages in (("ring", 2), ("direct", 2), ("recursive_doubling", 1)):

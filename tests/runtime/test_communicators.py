@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite import communicators
-from hvdlite import world as worlds
+from hvdlite.world import communicators
+from hvdlite.world import world as worlds
 from tests.core.test_joined import everyone
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.config import Config
 from hvdlite.errors import ConfigError
+from hvdlite.world.config import Config
 from hvdrun.knobs import ELASTIC, KNOBS, WITHOUT_EFFECT
 
 BY_NAME = {knob.name: knob for knob in KNOBS}

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite import _core, teams
+from hvdlite import _core
+from hvdlite.world import teams
 from hvdrun.knobs import KNOBS
 from tests.programs import run_program
 

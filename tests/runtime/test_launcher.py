@@ -8,7 +8,7 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.errors import LaunchError
-from hvdlite.mpi import (
+from hvdlite.world.mpi import (
     TORCH_VARIABLES,
     check_alone,
     launcher_of,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.layout import Layout, hosts_of, pretended_leaders
+from hvdlite.world.placement import Layout, hosts_of, pretended_leaders
 
 
 def layouts(leaders):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 
 
 def begin(process_sets=None):

@@ -10,7 +10,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 from tests.runtime.reports import (
     BARRIER_ENDED,
     OF_A_RUN,

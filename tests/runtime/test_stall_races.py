@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import hvdlite as hvd
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 from tests.runtime.reports import WARNS, Said, end, start
 
 

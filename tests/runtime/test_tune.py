@@ -2,7 +2,8 @@
 
 import pytest
 
-from hvdlite import algorithms, tune
+from hvdlite import tune
+from hvdlite.world import algorithm_table
 from tests.programs import run_program
 from tests.worlds import ROOT, mpiexec_command, python_of
 
@@ -46,10 +47,10 @@ def run_tune(*arguments, hosts, monkeypatch):
 def test_a_run_writes_a_table_and_keeps_the_rules_for_other_numbers_of_hosts(tmp_path, monkeypatch):
     path = tmp_path / "table.json"
     for hosts in (5, 2):
-        algorithms.add(path, hosts, ((None, "direct"),), {})
+        algorithm_table.add(path, hosts, ((None, "direct"),), {})
     done = run_tune(path, "--rounds", 1, "--largest", 1024, hosts="1,1", monkeypatch=monkeypatch)
     assert done.code == 0, done
-    rules = algorithms.read(path).rules
+    rules = algorithm_table.read(path).rules
     assert rules[5] == ((None, "direct"),)
     assert rules[2][-1][0] is None
     assert [line.split()[0] for line in done.stdout.splitlines()[:3]] == ["bytes", "256", "1024"]
@@ -89,6 +90,6 @@ def test_a_file_that_can_not_be_written_is_said_before_anything_is_measured(
 def test_rules_written_by_hand_are_kept(tmp_path):
     path = tmp_path / "table.json"
     path.write_text('{"hosts": {"3": [[null, "ring"]]}}')
-    algorithms.add(path, 2, ((None, "direct"),), {})
-    assert algorithms.read(path).rules == {3: ((None, "ring"),), 2: ((None, "direct"),)}
+    algorithm_table.add(path, 2, ((None, "direct"),), {})
+    assert algorithm_table.read(path).rules == {3: ((None, "ring"),), 2: ((None, "direct"),)}
     assert list(tmp_path.iterdir()) == [path]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 from tests.needs import lacking
 from tests.programs import run_program
 from tests.worlds import mpiexec_command, python_of
@@ -154,7 +154,7 @@ def test_pretended_hosts_that_do_not_add_up_are_an_error(world):
 
 
 def cannot_share():
-    from hvdlite import shared_memory
+    from hvdlite.world import shared_memory
 
     hvd.shutdown()
     before = shared_memory._memfd, shared_memory._named_file
@@ -183,7 +183,7 @@ def test_ranks_of_a_host_that_cannot_share_memory_send_messages(world):
 
 
 def too_little_memory():
-    from hvdlite import shared_memory
+    from hvdlite.world import shared_memory
 
     hvd.shutdown()
     before = shared_memory.lack_of_memory

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.buckets import ALIGNMENT_BYTES, Item, assign, sizes_bytes
-from hvdlite.positions import ELEMS as POSITION_ELEMS
+from hvdlite.optimizer.buckets.layout import ALIGNMENT_BYTES, Item, assign, sizes_bytes
+from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
 
 ITEMS = st.lists(
     st.builds(

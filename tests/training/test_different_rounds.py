@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from hvdlite.position_exchange import difference
+from hvdlite.optimizer.checks.position_exchange import difference
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.mpis("mpich")]
 

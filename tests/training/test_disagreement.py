@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from hvdlite.agreement import Model, difference, parameters_of
+from hvdlite.optimizer.checks.consistency import Model, difference, parameters_of
 from tests.training.models import mean_over_ranks
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]

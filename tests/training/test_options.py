@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from hvdlite import world as worlds
 from hvdlite.compression import Compressor
-from hvdlite.optimizer_arguments import Names
+from hvdlite.optimizer.arguments import Names
+from hvdlite.world import world as worlds
 from tests.core.scaling import differ, reduced
 from tests.training.models import (
     assert_same_parameters,

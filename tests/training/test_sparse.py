@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from hvdlite import world as worlds
+from hvdlite.world import world as worlds
 from tests.training.models import assert_bitwise_equal_on_all_ranks, assert_same_parameters
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from hvdlite.start_values import hash_of, hash_on_device, start_difference
+from hvdlite.optimizer.checks.start_values import hash_of, hash_on_device, start_difference
 from tests.training.models import model
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from hvdlite import world as worlds
-from hvdlite.buckets import Item, assign
+from hvdlite.optimizer.buckets.layout import Item, assign
+from hvdlite.world import world as worlds
 
 PARAMETERS = 200
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 20_000, 1_000

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from hvdlite import reducer as reducers
-from hvdlite import world as worlds
+from hvdlite.optimizer import reducer as reducers
+from hvdlite.world import world as worlds
 from tests.training.models import (
     assert_same_parameters,
     batches,

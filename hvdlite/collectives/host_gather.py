@@ -1,0 +1,63 @@
+"""Rows of all members of a team, gathered in host memory, in the middle of something that a signal
+may interrupt."""
+
+from __future__ import annotations
+
+import operator
+from functools import partial
+
+import torch
+
+from hvdlite import _core
+from hvdlite.ops import DTYPES
+from hvdlite.world.teams import Team
+
+# Both are C code, so `list.extend(map(…))` takes a result and keeps it, and no signal's exception
+# comes in between.
+_capsule = operator.methodcaller("capsule")
+_from_dlpack = torch._C._from_dlpack
+
+
+class HostGather:
+    """Every member makes it, posts it, and waits; then the rows of all are there. Each of these may
+    be called again."""
+
+    def __init__(self, team: Team, name: str, tensor: torch.Tensor) -> None:
+        """name: the same on every member. tensor: in host memory, contiguous; as `allgather` takes
+        it."""
+        self._dtype = tensor.dtype
+        self._post = partial(
+            team.post,
+            *(_core.ALLGATHER, name, False, DTYPES[tensor.dtype], 0, 0, tensor.data_ptr(), 0),
+            *(tensor.shape, 1.0, 1.0, tensor, True, _core.ON_HOST, 0),
+        )
+        # Each empty until there is one.
+        self._operations: list[_core.Operation] = []
+        self._capsules: list[object] = []
+        self._results: list[torch.Tensor] = []
+
+    def post(self) -> None:
+        """Collective; does not block. Nothing where it is posted already."""
+        if not self._operations:
+            self._operations.extend(map(self._post, (None,)))
+
+    def wait(self) -> str | None:
+        """Returns when all members have posted it, or the text of the failure."""
+        return self._operations[0].wait()
+
+    def rows(self) -> tuple[int, ...]:
+        """After a wait without failure: the rows of each member."""
+        return self._operations[0].rows()
+
+    def result(self) -> torch.Tensor:
+        """After a wait without failure: the rows of all, in the members' order."""
+        if not self._capsules:
+            self._capsules.extend(map(_capsule, self._operations))
+        made = self._capsules[0]
+        if isinstance(made, tuple):
+            # No elements.
+            return torch.empty(made, dtype=self._dtype, device="cpu")
+        if not self._results:
+            self._results.extend(map(_from_dlpack, self._capsules))
+        result = self._results[0]
+        return result if result.dtype is self._dtype else result.view(self._dtype)

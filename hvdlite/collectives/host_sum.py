@@ -1,0 +1,47 @@
+"""A sum of integers over the members of a team, by which ranks say something of themselves."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from hvdlite import _core
+from hvdlite.world.teams import Team
+
+
+class HostSum:
+    """Every member makes it, fills in `numbers`, posts it, and waits; then the sums are there. A
+    rank that has joined adds zeros."""
+
+    def __init__(self, team: Team, name: str, count: int) -> None:
+        """name: the same on every member."""
+        self.numbers = torch.zeros(count, dtype=torch.int64, device="cpu")
+        self._team = team
+        self._name = name
+        self._operations: list[_core.Operation] = []
+
+    def post(self) -> None:
+        """Collective; does not block. Nothing where it is posted already."""
+        if self._operations:
+            return
+        numbers = self.numbers
+        address = numbers.data_ptr()
+        post = partial(
+            self._team.post,
+            *(_core.ALLREDUCE, self._name, False, _core.INT64, _core.SUM, 0, address, address),
+            *(numbers.shape, 1.0, 1.0, numbers, True, _core.ON_HOST, 0),
+        )
+        # Posted and noted without a bytecode in between: no signal's exception can part them.
+        self._operations.extend(map(post, ((0, 0),)))
+
+    def posted(self) -> bool:
+        return bool(self._operations)
+
+    def wait(self) -> str | None:
+        """Returns when all members have posted it, or the text of the failure."""
+        return self._operations[0].wait()
+
+    def forget(self) -> None:
+        """It is over: it may be posted again."""
+        self._operations.clear()

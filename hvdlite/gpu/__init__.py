@@ -1,0 +1,64 @@
+"""Lanes: the way of tensors that lie on GPUs.
+
+A **lane** belongs to a team, and is made at its first operation on a GPU. NCCL needs the same order
+of operations on all ranks, which the lane gets from the engine: every operation is posted there
+without its data, the engine compares what the ranks want, and numbers what they agree on. That
+number is the operation's **turn**. See docs/design/gpu.md.
+
+`lane` keeps the order, `transfer` is one operation, `group` runs it on a process group of torch,
+`staging` takes it through host memory, `setup` decides between the two, `cuda` has the streams.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvdlite.world import gpu_pinning, world
+
+if TYPE_CHECKING:
+    from hvdlite.gpu.lane import Lane
+    from hvdlite.world.teams import Team
+
+_making = threading.Lock()
+
+
+def takes(tensor: torch.Tensor) -> bool:
+    """Whether a lane is this tensor's way. Others reach the engine in host memory.
+
+    Raises:
+        ValueError: No GPU could be chosen for this rank.
+    """
+    if not tensor.is_cuda:
+        return False
+    if gpu_pinning.refusal:
+        raise ValueError(gpu_pinning.refusal)
+    return True
+
+
+def lane_of(team: Team) -> Lane:
+    """The team's lane, made where there is none yet. Not collective: nothing is exchanged."""
+    lane = team.lane
+    if lane is None:
+        with _making:
+            lane = team.lane
+            if lane is None:
+                lane = team.lane = _make(team)
+    return lane
+
+
+def _make(team: Team) -> Lane:
+    # Only now, as jobs without GPUs should not load this.
+    from hvdlite.gpu.cuda import CudaDevices
+    from hvdlite.gpu.lane import Lane
+    from hvdlite.gpu.setup import connect, stage_everything
+
+    config = world.current().config
+    choice = config.gpu_collectives
+    # NCCL adds in an order of its own.
+    staged = choice == "staged" or (choice == "auto" and config.deterministic)
+    how = stage_everything if staged else functools.partial(connect, choice=choice)
+    return Lane(team, CudaDevices(), how)

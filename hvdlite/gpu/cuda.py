@@ -1,0 +1,72 @@
+"""CUDA for lanes: streams, events, pinned memory, NCCL. Their only file that needs a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvdlite.gpu.devices import Mark, Track
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from hvdlite.gpu.backend import Backend
+
+
+class CudaTrack:
+    """A stream of a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def behind(self, mark: Any) -> Iterator[None]:
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(mark)
+            yield
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        tensor.record_stream(self._stream)
+
+    def mark(self) -> Mark:
+        return self._stream.record_event()  # type: ignore[no-any-return]
+
+
+class CudaDevices:
+    """The CUDA devices of this process. See `hvdlite.gpu.devices` for what each method does."""
+
+    def enter(self, device: torch.device) -> None:
+        # A new thread stands at device 0, and would start CUDA there for every rank.
+        torch.cuda.set_device(device)
+
+    def ready(self, tensor: torch.Tensor) -> Mark:
+        return torch.cuda.current_stream(tensor.device).record_event()  # type: ignore[no-any-return]
+
+    def hand_over(self, done: Any, tensor: torch.Tensor) -> None:
+        stream = torch.cuda.current_stream(tensor.device)
+        stream.wait_event(done)
+        # Where the lane has made it, it belongs to the lane's stream.
+        tensor.record_stream(stream)
+
+    def track(self, device: torch.device) -> Track:
+        return CudaTrack(device)
+
+    def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+
+    def identity(self, device: torch.device) -> str:
+        return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+
+    def problem(self) -> str:
+        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+            return ""
+        return f"torch {torch.__version__} has no NCCL"
+
+    def group(self, store: Store, rank: int, size: int, device: torch.device) -> Backend:
+        from torch._C._distributed_c10d import ProcessGroupNCCL
+
+        group: Any = ProcessGroupNCCL(store, rank, size, ProcessGroupNCCL.Options())
+        return group  # type: ignore[no-any-return]

@@ -1,0 +1,54 @@
+"""An allreduce in a lane that is prepared once and started many times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from hvdlite import _core
+from hvdlite.gpu import lane_of
+from hvdlite.gpu.transfer import Request, Transfer
+from hvdlite.ops import DTYPES, ReduceOp
+from hvdlite.world.teams import Team
+
+
+class LanePlan:
+    """For memory on a GPU what `_core.Plan` is for host memory. The members agree on every run, as
+    its turn among all transfers has to be found."""
+
+    def __init__(
+        self,
+        team: Team,
+        name: str,
+        memory: torch.Tensor,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        """memory: contiguous; reduced in place."""
+        self._team = team
+        self._memory = memory
+        self._request = Request(
+            _core.ALLREDUCE,
+            name,
+            False,
+            DTYPES[memory.dtype],
+            op,
+            prescale=prescale,
+            postscale=postscale,
+        )
+
+    def carry(self, position: tuple[int, int]) -> None:
+        """The next run's; the members must say the same."""
+        # Like the shapes of a group, which the engine compares before a run takes its turn.
+        self._request = replace(self._request, group=position)
+
+    @staticmethod
+    def positions_differ(failure: str) -> bool:
+        """Whether a run has failed as the members had carried different positions."""
+        return " in a group of " in failure
+
+    def start(self, owner: object) -> Transfer:
+        """Starts it. Before the run before has ended: ValueError. owner: not needed."""
+        return lane_of(self._team).start(self._request, self._memory, self._memory)

@@ -1,0 +1,59 @@
+"""What the members of a lane tell each other on the way: through the engine, as host memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvdlite import _core
+from hvdlite.errors import HorovodInternalError
+from hvdlite.gpu.transfer import Request
+from hvdlite.result_tensors import received
+
+if TYPE_CHECKING:
+    from hvdlite.world.teams import Team
+
+
+def gather_bytes(team: Team, name: str, payload: bytes) -> list[bytes]:
+    """What each member has given, in member order. Collective; blocks.
+
+    Raises:
+        HorovodInternalError: a member has left.
+    """
+    source = torch.tensor(list(payload), dtype=torch.uint8, device="cpu")
+    request = Request(_core.ALLGATHER, name, False, _core.UINT8)
+    operation = request.post(team, _core.ON_HOST, source.shape, source, None)
+    text = operation.wait()
+    if text is not None:
+        raise HorovodInternalError(text)
+    everything = bytes(received(operation, torch.uint8).tolist())
+    parts = []
+    for count in operation.rows():
+        parts.append(everything[:count])
+        everything = everything[count:]
+    return parts
+
+
+def post_counts(team: Team, request: Request, rows: int) -> _core.Operation:
+    """Starts to find out how many rows come from each member to this one.
+
+    rows: this member's, which all others get (allgather).
+    """
+    ones = torch.ones(team.size, dtype=torch.int64, device="cpu")
+    source = request.splits
+    if source is None:
+        source = torch.tensor([rows], dtype=torch.int64, device="cpu")
+    counting = Request(
+        request.kind,
+        f"{request.name} (rows)",
+        False,
+        _core.INT64,
+        splits=None if request.splits is None else ones,
+    )
+    return counting.post(team, _core.ON_HOST, source.shape, source, None)
+
+
+def counts_of(operation: _core.Operation) -> tuple[int, ...]:
+    """What `post_counts` has found out."""
+    return tuple(received(operation, torch.int64).tolist())

@@ -1,0 +1,191 @@
+"""Whether a lane's members form a process group, and how: once, at the lane's first turn.
+
+Every member says which device it has, and what keeps it from a group. If nothing does and no two
+share a device, they meet at a store of member 0 and make the group, and try it. What became of that
+is compared too, so that all go the same way: with the group, or by staging.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import logging
+import secrets
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+from torch._C._distributed_c10d import Store, TCPStore
+
+from hvdlite import _core
+from hvdlite.errors import HorovodInternalError
+from hvdlite.gpu.backend import Alone
+from hvdlite.gpu.devices import Devices
+from hvdlite.gpu.process_group import Group
+from hvdlite.gpu.row_counts import gather_bytes
+from hvdlite.gpu.transfer import Request
+
+if TYPE_CHECKING:
+    from hvdlite.world.teams import Team
+
+log = logging.getLogger("hvdlite")
+
+# Of one address of member 0's, of which some lead nowhere.
+CONNECT_LIMIT_S = 3.0
+STORE_LIMIT = timedelta(minutes=2)
+_NONCE_KEY = "hvdlite"
+_SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a member says. rank: its number in the world, for messages."""
+
+    rank: int
+    host: str
+    # Its device, by the hardware's name; empty: unknown.
+    device: str
+    # What keeps it from a group; empty: nothing.
+    problem: str
+    # Member 0's store: where it may be reached, and what it has to answer.
+    addresses: tuple[str, ...] = ()
+    port: int = 0
+    nonce: str = ""
+
+
+def connect(team: Team, devices: Devices, device: torch.device, choice: str) -> Group | None:
+    """The group of the team's members, or None where their tensors must be staged.
+
+    Collective over the team; blocks.
+
+    Args:
+        device: Which one this member uses.
+        choice: Of all members. 'nccl': there must be a group; 'auto': where there can be one.
+
+    Raises:
+        HorovodInternalError: A member has left; 'nccl' can't be had. On every member.
+    """
+    if team.size == 1 and choice != "nccl":
+        return Group(Alone(), 0, 1, device)
+    own = Facts(
+        team.ranks[team.rank], socket.gethostname(), devices.identity(device), devices.problem()
+    )
+    store: Store | None = None
+    if team.rank == 0 and not own.problem:
+        server = TCPStore(
+            "127.0.0.1", 0, is_master=True, timeout=STORE_LIMIT, wait_for_workers=False
+        )
+        nonce = secrets.token_hex(16)
+        server.set(_NONCE_KEY, nonce)
+        own = dataclasses.replace(
+            own, addresses=tuple(own_addresses()), port=server.port, nonce=nonce
+        )
+        store = server
+    name = f"GPU lane of {team.size} ranks"
+    payloads = gather_bytes(team, f"{name}: devices", json.dumps(dataclasses.asdict(own)).encode())
+    everyones = [Facts(**json.loads(payload)) for payload in payloads]
+    reason = obstacle(everyones)
+    group = None
+    if not reason:
+        failure = ""
+        try:
+            store = store or client_of(everyones)
+            group = Group(
+                devices.group(store, team.rank, team.size, device),
+                team.rank,
+                team.size,
+                device,
+                store,
+            )
+            attempt(group, devices)
+        except Exception as error:  # whatever it is, the others must hear of it
+            failure = f"rank {own.rank} on {own.host}: {type(error).__name__}: {error}"
+        failures = gather_bytes(team, f"{name}: attempt", failure.encode())
+        reason = next((text.decode() for text in failures if text), "")
+    if not reason:
+        return group
+    if group is not None:
+        group.end()
+    if choice == "nccl":
+        raise HorovodInternalError(
+            f"HVDLITE_GPU_COLLECTIVES=nccl, but there can be no NCCL group: {reason}; give each "
+            "rank a GPU of its own, or choose auto or staged"
+        )
+    if team.rank == 0:
+        log.warning("collectives of GPU tensors go through host memory: %s", reason)
+    return None
+
+
+def stage_everything(team: Team, devices: Devices, device: torch.device) -> None:
+    """Where it is settled that there is no group."""
+
+
+def obstacle(everyones: Sequence[Facts]) -> str:
+    """Why there can be no group of these members; empty: there can."""
+    users: dict[str, Facts] = {}
+    for facts in everyones:
+        if facts.problem:
+            return f"rank {facts.rank} on {facts.host}: {facts.problem}"
+        if not facts.device and len(everyones) > 1:
+            return f"rank {facts.rank} on {facts.host} does not know its GPU's UUID"
+        other = users.setdefault(facts.device, facts)
+        if other is not facts:
+            return f"ranks {other.rank} and {facts.rank} on {facts.host} share a GPU"
+    return ""
+
+
+def client_of(everyones: Sequence[Facts]) -> Store:
+    """A connection to member 0's store.
+
+    Raises:
+        ConnectionError: none of its addresses leads there.
+    """
+    server = everyones[0]
+    one_host = len({facts.host for facts in everyones}) == 1
+    addresses = (*(["127.0.0.1"] if one_host else []), *server.addresses)
+    tried = []
+    for address in addresses:
+        try:
+            socket.create_connection((address, server.port), CONNECT_LIMIT_S).close()
+            # On another host the same address may be that of something else.
+            store = TCPStore(address, server.port, is_master=False, timeout=STORE_LIMIT)
+            if store.get(_NONCE_KEY).decode() == server.nonce:
+                return store
+            tried.append(f"{address}: another store")
+        except (OSError, RuntimeError) as error:
+            tried.append(f"{address}: {error}")
+    raise ConnectionError(
+        f"rank {server.rank} on {server.host} can't be reached at port {server.port}: "
+        + "; ".join(tried)
+    )
+
+
+def attempt(group: Group, devices: Devices) -> None:
+    """Adds a one of each member: what is wrong with the group shows in its first operation.
+
+    Raises:
+        RuntimeError: the sum is wrong; whatever the group raises.
+    """
+    one = torch.ones(1, device=group.device)
+    group.allreduce_(one, Request(_core.ALLREDUCE, "attempt", False, _core.FLOAT32, _core.SUM))
+    if one.item() != group.size:
+        raise RuntimeError(f"the sum of {group.size} ones was {one.item()}")
+
+
+def own_addresses() -> Iterator[str]:
+    """Where this host may be reached from others: its interfaces' addresses, and its name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asker, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has none
+                continue
+            address = socket.inet_ntoa(answer[20:24])
+            if not address.startswith("127."):
+                yield address
+    yield socket.gethostname()

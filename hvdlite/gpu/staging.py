@@ -1,0 +1,95 @@
+"""The way of a transfer through host memory: copied there, through the engine, and back.
+
+For ranks that share a GPU, and for what NCCL can't do. The copies wait for nothing on the host:
+each has a track of its own, and the lane looks now and then how far it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvdlite import _core
+from hvdlite.gpu.devices import Devices, Track
+from hvdlite.gpu.transfer import GATHERING, Transfer
+from hvdlite.result_tensors import received
+
+if TYPE_CHECKING:
+    from hvdlite.world.teams import Team
+
+
+class Staging:
+    """One transfer that passes through host memory."""
+
+    def __init__(
+        self, team: Team, devices: Devices, outward: Track, inward: Track, transfer: Transfer
+    ) -> None:
+        """Starts the copy to the host. outward, inward: queues of the tensor's device."""
+        tensor = transfer.tensor
+        assert tensor is not None
+        assert transfer.ready is not None
+        self._team = team
+        self._inward = inward
+        self._transfer = transfer
+        self._operation: _core.Operation | None = None
+        # The copy back is queued, or it has failed.
+        self.finished = False
+        self.failure: str | None = None
+        self._source = self._output = devices.host_buffer(tensor)
+        if transfer.request.kind == _core.REDUCESCATTER:
+            assert transfer.result is not None
+            self._output = devices.host_buffer(transfer.result)
+        with outward.behind(transfer.ready):
+            self._source.copy_(tensor, non_blocking=True)
+        outward.keep(tensor)
+        self._copied = outward.mark()
+
+    def advance(self) -> bool:
+        """Goes on as far as it can now; whether it came further.
+
+        Raises:
+            RuntimeError: the engine is closed.
+        """
+        if self._operation is None:
+            if not self._copied.query():
+                return False
+            self._post()
+            return True
+        if not self._operation.poll():
+            return False
+        self.failure = self._operation.wait()
+        if self.failure is None:
+            self._copy_back(self._operation)
+        self.finished = True
+        return True
+
+    def _post(self) -> None:
+        transfer = self._transfer
+        request = dataclasses.replace(
+            transfer.request, name=f"{transfer.request.name} (staged)", unnamed=False
+        )
+        gathers = request.kind in GATHERING
+        self._operation = request.post(
+            self._team,
+            _core.STAGED,
+            self._source.shape,
+            self._source,
+            None if gathers else self._output,
+        )
+
+    def _copy_back(self, operation: _core.Operation) -> None:
+        transfer, output = self._transfer, self._output
+        tensor = transfer.tensor
+        assert tensor is not None
+        assert transfer.ready is not None
+        if transfer.request.kind in GATHERING:
+            transfer.counts = operation.rows()
+            output = received(operation, tensor.dtype)
+        with self._inward.behind(transfer.ready):
+            if transfer.result is None:
+                transfer.result = torch.empty_like(output, device=tensor.device)
+            transfer.result.copy_(output, non_blocking=True)
+        self._inward.keep(transfer.result)
+        transfer.done = self._inward.mark()

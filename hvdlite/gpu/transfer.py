@@ -1,0 +1,164 @@
+"""One collective of a tensor on a GPU, from the posting to the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvdlite import _core
+from hvdlite.gpu.devices import Mark
+
+if TYPE_CHECKING:
+    from hvdlite.gpu.lane import Lane
+    from hvdlite.world.teams import Team
+
+KIND_NAMES = {
+    _core.ALLREDUCE: "allreduce",
+    _core.BROADCAST: "broadcast",
+    _core.ALLGATHER: "allgather",
+    _core.ALLTOALL: "alltoall",
+    _core.REDUCESCATTER: "reducescatter",
+}
+# Their results are as long as what the other members give.
+GATHERING = (_core.ALLGATHER, _core.ALLTOALL)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be done, in the words of `_core.Engine.post`.
+
+    splits: alltoall: int64 rows for each member, on the host.
+    """
+
+    kind: int
+    name: str
+    unnamed: bool
+    dtype: int
+    op: int = 0
+    root: int = 0
+    prescale: float = 1.0
+    postscale: float = 1.0
+    splits: torch.Tensor | None = None
+    group: tuple[int, int] | None = None
+
+    def post(
+        self,
+        team: Team,
+        place: int,
+        shape: torch.Size,
+        source: torch.Tensor | None,
+        output: torch.Tensor | None,
+        wake: bool = True,
+    ) -> _core.Operation:
+        """Posts it. source, output: in host memory; None where no data goes through the engine."""
+        return team.post(
+            self.kind,
+            self.name,
+            self.unnamed,
+            self.dtype,
+            self.op,
+            self.root,
+            0 if source is None else source.data_ptr(),
+            0 if output is None else output.data_ptr(),
+            shape,
+            self.prescale,
+            self.postscale,
+            (source, output),
+            wake,
+            place,
+            0 if self.splits is None else self.splits.data_ptr(),
+            self.group,
+        )
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What no two in flight may share."""
+        return (-1 if self.unnamed else self.kind, self.name)
+
+    def __str__(self) -> str:
+        return f"{KIND_NAMES[self.kind]} '{self.name}'"
+
+
+class Transfer:
+    """A collective in its lane; waited for like an operation of the engine.
+
+    Its fields are the lane's to change. It holds the user's tensor until the work with it is
+    queued; from then on the allocator of the tensor's memory knows of that work.
+    """
+
+    __slots__ = (
+        "awaited",
+        "counts",
+        "done",
+        "failure",
+        "lane",
+        "over",
+        "ready",
+        "request",
+        "result",
+        "tensor",
+    )
+
+    def __init__(
+        self,
+        lane: Lane,
+        request: Request,
+        tensor: torch.Tensor | None,
+        result: torch.Tensor | None,
+        ready: Mark | None,
+    ) -> None:
+        self.lane = lane
+        self.request = request
+        # Contiguous. None when the work is queued.
+        self.tensor = tensor
+        # Of the tensor's device; may be the tensor. None where its size is not known yet.
+        self.result = result
+        # When the input is there.
+        self.ready = ready
+        # The operation of the engine that has to end before its turn can come.
+        self.awaited: _core.Operation | None = None
+        # Rows from each member, of what gathers.
+        self.counts: tuple[int, ...] | None = None
+        # When the result is there.
+        self.done: Mark | None = None
+        self.failure: str | None = None
+        # Nothing is left to be done by the host.
+        self.over = False
+
+    def poll(self) -> bool:
+        """Whether the result is there, or it has failed. Never blocks, but where MPI can't be
+        called by another thread: then the lane goes on here."""
+        self.lane.look()
+        return self.over and (self.done is None or self.done.query())
+
+    def wait(self) -> str | None:
+        """Returns when all work is queued: None, or the text of the failure.
+
+        What the calling thread then queues for the device finds the result there.
+        """
+        self.lane.wait_for(self)
+        if self.failure is None:
+            assert self.done is not None
+            assert self.result is not None
+            self.lane.devices.hand_over(self.done, self.result)
+        return self.failure
+
+    def end(self, failure: str | None) -> None:
+        """The lane's: nothing is left to be done by the host."""
+        self.failure = failure
+        self.tensor = self.ready = None
+        if failure is not None:
+            self.result = None
+        self.over = True
+
+    def rows(self) -> tuple[int, ...]:
+        """Allgather and alltoall, after success: the rows that came from each member."""
+        assert self.counts is not None
+        return self.counts
+
+    def value(self) -> torch.Tensor:
+        """The result, after `wait` has said that there is one."""
+        assert self.result is not None
+        return self.result

@@ -1,0 +1,261 @@
+"""The distributed optimizer for op=Adasum: not gradients are combined but what a step has changed.
+
+    start = parameter;  the optimizer's step with this rank's own gradients;
+    parameter = start + Adasum over the ranks of (parameter - start)
+
+So the parameters stay the same on all ranks, and what the optimizer keeps (momentum) is each rank's
+own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hvdlite import _core
+from hvdlite.collectives import Handle, allreduce_, allreduce_async, synchronize
+from hvdlite.errors import HorovodInternalError
+from hvdlite.ops import Adasum, Sum
+from hvdlite.optimizer.arguments import Names, checked_passes
+from hvdlite.optimizer.buckets.bucket import Combining, check_reducible
+from hvdlite.optimizer.checks.consistency import Agreement, Model, parameters_of
+from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
+from hvdlite.optimizer.checks.start_values import StartValues, report_difference
+from hvdlite.optimizer.wrapping import Wrapper
+from hvdlite.world.process_sets import ProcessSet, included, team_of
+from hvdlite.world.teams import Team
+
+
+class Deltas:
+    """What the steps of one optimizer change in its parameters."""
+
+    def __init__(
+        self,
+        groups: Callable[[], Sequence[dict[str, Any]]],
+        names: Names,
+        combining: Combining,
+        optimizer: str,
+        process_set: ProcessSet,
+        check_start: bool,
+    ) -> None:
+        """groups: gives the optimizer's param_groups, as they are then. optimizer: its class.
+        check_start: whether the ranks compare the values from which they start."""
+        self._groups = groups
+        self._names = names
+        self._combining = combining
+        self._options = (("optimizer", optimizer), *combining.options())
+        self._process_set = process_set
+        # A rank that is no member makes its steps by itself.
+        self._takes_part = included("DistributedOptimizer", process_set)
+        # What follows was made for this team and so many parameters.
+        self._team: Team | None = None
+        self._number = -1
+        self._generation = 0
+        self._name = ""
+        self._params: list[torch.Tensor] = []
+        self._agreement: Agreement | None = None
+        # Until the members have compared their parameters, in their first step; this one's hash.
+        self._check_start = check_start
+        self._start: StartValues | None = None
+        self._start_hash = 0
+        # By parameter: this rank has changed it. All ranks' are combined by a plan, since which
+        # parameters a step changes may differ between ranks.
+        self._changed: torch.Tensor
+        self._plan: _core.Plan
+        if self._takes_part:
+            self._build_if_changed()
+
+    def start(self) -> list[torch.Tensor]:
+        """Copies of the parameters, before a step.
+
+        Collective where the parameters or the world have changed, but does not block.
+        """
+        if not self._takes_part:
+            return []
+        self._build_if_changed()
+        assert self._team is not None
+        if self._team.size == 1:
+            return []
+        if self._start is not None and self._check_start:
+            self._start_hash = self._start.hash(self._params)
+        return [param.detach().clone() for param in self._params]
+
+    def finish(self, starts: Sequence[torch.Tensor]) -> None:
+        """After the step: gives the parameters the values that all ranks have together. Blocks.
+
+        Raises:
+            HorovodInternalError: It failed, on every rank; the parameters are what they were.
+        """
+        if self._team is None or self._team.size == 1:
+            return
+        try:
+            if self._agreement is not None:
+                self._agreement.wait()
+                self._agreement = None
+            self._compare_starts(self._team)
+            self._combine(starts)
+        except BaseException:
+            for param, start in zip(self._params, starts, strict=True):
+                param.detach().copy_(start)
+            raise
+
+    def _compare_starts(self, team: Team) -> None:
+        start = self._start
+        if start is None:
+            return
+        # By member its hash. Then all that take part: one that has joined learns nothing, and is
+        # asked again with the next step.
+        numbers = torch.zeros(team.size + 1, dtype=torch.int32, device="cpu")
+        numbers[team.rank], numbers[-1] = self._start_hash, 1
+        allreduce_(numbers, name=f"{self._name}.starts", op=Sum, process_set=self._process_set)
+        *hashes, members = numbers.tolist()
+        if members < team.size:
+            return
+        text = start.difference(hashes, team, self._name)
+        self._start = None
+        if team.rank == 0:
+            warn_of_other_reducers(self._params)
+        report_difference(text, team)
+
+    def _combine(self, starts: Sequence[torch.Tensor]) -> None:
+        changed = self._changed
+        for index, (param, start) in enumerate(zip(self._params, starts, strict=True)):
+            changed[index] = not torch.equal(param, start)
+        failure = self._plan.start(changed).wait()
+        if failure is not None:
+            raise HorovodInternalError(failure)
+        started: list[tuple[torch.Tensor, torch.Tensor, Handle]] = []
+        for index in changed.nonzero().flatten().tolist():
+            param, start = self._params[index].detach(), starts[index]
+            delta = _real(param - start)
+            delta = delta.to(self._combining.compression.travels_as(delta.dtype))
+            name = f"{self._name}.delta.{index}"
+            handle = allreduce_async(delta, name=name, op=Adasum, process_set=self._process_set)
+            started.append((param, start, handle))
+        for param, start, handle in started:
+            delta = synchronize(handle)
+            assert delta is not None
+            _real(param).copy_(_real(start) + delta.to(_real(start).dtype))
+
+    def _build_if_changed(self) -> None:
+        params = [param for group in self._groups() for param in group["params"]]
+        same = len(params) == len(self._params)
+        same = same and all(a is b for a, b in zip(params, self._params, strict=True))
+        failed = self._agreement is not None and self._agreement.failed
+        if same and self._process_set.team is self._team and not failed:
+            return
+        team = team_of("DistributedOptimizer", self._process_set)
+        if team is not self._team:
+            self._number = next(team.optimizer_numbers)
+            self._generation = 0
+            self._start = StartValues(self._name_of)
+        for index, param in enumerate(params):
+            if param.requires_grad:
+                check_reducible(self._name_of(param, index), param)
+        self._name = f"DistributedOptimizer.{self._number}.{self._generation}"
+        self._generation += 1
+        self._team, self._params = team, params
+        if team.size == 1:
+            return
+        self._changed = torch.zeros(len(params), dtype=torch.uint8, device="cpu")
+        address = self._changed.data_ptr()
+        self._plan = team.engine.plan(
+            f"{self._name}.changed",
+            _core.UINT8,
+            _core.MAX,
+            address,
+            address,
+            len(params),
+            1.0,
+            1.0,
+            self._changed,
+        )
+        model = Model(self._options, parameters_of(params, self._name_of, self._combining.group_of))
+        self._agreement = Agreement(team, self._name, model)
+        self._agreement.post()
+
+    def _name_of(self, param: torch.Tensor, index: int) -> str:
+        return self._names.of(param, index)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+class DeltaOptimizer(Wrapper):
+    """What a distributed optimizer that combines deltas adds to its class."""
+
+    _hvdlite_deltas: Deltas
+    # A list of one number.
+    _hvdlite_passes: list[int]
+
+    # GradScaler calls `step` also where this rank's gradients have overflowed, since the other
+    # ranks wait for it there; and leaves it to `step` to undo the scaling.
+    _step_supports_amp_scaling = True
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """The step of the wrapped class with this rank's gradients, of which the changes are
+        combined over all ranks. Every rank calls it.
+
+        A rank on which GradScaler found infinite gradients adds nothing.
+
+        Raises:
+            HorovodInternalError: The combination failed, on every rank; the parameters are as
+                before.
+        """
+        starts = self._hvdlite_deltas.start()
+        result = self._own_step(*args, **kwargs)
+        with torch.no_grad():
+            self._hvdlite_deltas.finish(starts)
+        return result
+
+    def synchronize(self) -> None:
+        """Returns at once: nothing is combined before the step."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Changes nothing: there is no step without combining."""
+        yield
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Changes nothing: no backward communicates."""
+        yield
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """What it was set to."""
+        return self._hvdlite_passes[0]
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes nothing: no backward communicates, however many there are before a step."""
+        self._hvdlite_passes[0] = checked_passes(passes)
+
+    def _own_step(self, *args: Any, **kwargs: Any) -> Any:
+        """What GradScaler and the wrapped class do together in one process."""
+        # Fused optimizers undo the scaling by themselves; the others want to know nothing of it.
+        attributes = self.__dict__
+        handles_scaling = attributes.get(
+            "_step_supports_amp_scaling", getattr(super(), "_step_supports_amp_scaling", False)
+        )
+        if "found_inf" not in attributes or handles_scaling:
+            return super().step(*args, **kwargs)
+        if float(attributes["found_inf"]):
+            return None
+        told = {name: attributes.pop(name) for name in ("found_inf", "grad_scale")}
+        try:
+            if told["grad_scale"] is not None:
+                self._unscale(told["grad_scale"])
+            return super().step(*args, **kwargs)
+        finally:
+            attributes.update(told)
+
+    def _unscale(self, scale: torch.Tensor) -> None:
+        factor = scale.double().reciprocal().float()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.grad.mul_(factor.to(param.grad.device))

@@ -1,0 +1,382 @@
+"""The gradient arena: the flat memory of a bucket, and the places of its gradients."""
+
+from __future__ import annotations
+
+import enum
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from hvdlite import _core
+from hvdlite.compression import Compression, Compressor
+from hvdlite.gpu import takes
+from hvdlite.gpu.plan import LanePlan
+from hvdlite.gpu.transfer import Transfer
+from hvdlite.ops import DTYPES, Average, ReduceOp, Sum
+from hvdlite.optimizer.buckets.layout import LARGEST_FIRST_BYTES, Item, Slots, assign, sizes_bytes
+from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
+from hvdlite.optimizer.buckets.positions import Position, is_one, one_hots
+from hvdlite.world import gpu_pinning
+from hvdlite.world.config import Config
+from hvdlite.world.teams import Team
+
+
+class Form(enum.Enum):
+    """What a parameter's gradients are on all ranks, as far as the rounds have shown.
+
+    All ranks know the same: it changes with what a round has brought to all of them.
+    """
+
+    UNKNOWN = enum.auto()  # in a bucket, until the first gradient shows that it need not be
+    DENSE = enum.auto()  # in a bucket; a sparse gradient is made dense
+    SPARSE = enum.auto()  # in none: its rows are gathered
+    ROWS = enum.auto()  # in a bucket, with a number for each row; it comes out sparse
+
+
+@dataclass(frozen=True)
+class Combining:
+    """How the ranks' gradients become one."""
+
+    op: ReduceOp
+    predivide: float
+    compression: type[Compressor]
+    # By the id of a parameter: those of a group are reduced together, whatever their size.
+    group_of: dict[int, int]
+
+    def factors(self, size: int) -> tuple[ReduceOp, float, float]:
+        """The reduce op, and what is multiplied before and after."""
+        if self.predivide == 1.0:
+            return self.op, 1.0, 1.0
+        assert self.op is Average
+        return Sum, 1 / self.predivide, self.predivide / size
+
+    def is_everyone(self, total: float, size: int) -> bool:
+        """Whether a one of every rank makes this total (which may be rounded, to 16 bits)."""
+        whole = size if self.op is Sum else 1
+        return total > whole * (1 - 0.5 / size)
+
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """In words, as DistributedOptimizer's arguments."""
+        known = {value: f"Compression.{name}" for name, value in vars(Compression).items()}
+        return (
+            ("op", repr(self.op)),
+            ("gradient_predivide_factor", repr(self.predivide)),
+            ("compression", known.get(self.compression, self.compression.__name__)),
+        )
+
+
+class Slot:
+    """One parameter's gradient, and its place if it has one."""
+
+    __slots__ = (
+        "address",
+        "arrival",
+        "bucket",
+        "dirty",
+        "form",
+        "given",
+        "made_for",
+        "mark",
+        "name",
+        "param",
+        "position",
+        "rows",
+        "unhook",
+        "view",
+    )
+
+    def __init__(self, name: str, param: torch.Tensor, form: Form) -> None:
+        self.name = name
+        self.param = param
+        self.form = form
+        # Removes autograd's hook; None: it has none.
+        self.unhook: Callable[[], None] | None = None
+        # Both None where the gradients are sparse.
+        self.bucket: Bucket | None = None
+        self.view: torch.Tensor | None = None
+        # Of Form.ROWS: behind its place, a one for each row that this rank has.
+        self.rows: torch.Tensor | None = None
+        # Which of its bucket's gradients it is.
+        self.position = 0
+        # The tensor that a round has made `.grad`.
+        self.given: torch.Tensor | None = None
+        # The last round to which this rank, or another, had a gradient.
+        self.mark = -1
+        # The round for which a backward that did not communicate left a gradient.
+        self.dirty = -1
+        # Where backward comes to it, among all; None: not known yet.
+        self.arrival: int | None = None
+        # Of the parameter when its place was made.
+        self.address = 0
+        self.made_for: object = None
+
+    def note_parameter(self) -> None:
+        """Its place is made for the parameter as it is now."""
+        self.address = self.param.data_ptr()
+        self.made_for = _make(self.param)
+
+    def has_changed(self) -> bool:
+        """Whether the parameter is of another make than its place. Cheap where its memory is the
+        same: it is asked in every backward."""
+        if self.param.data_ptr() == self.address:
+            return False
+        self.address = self.param.data_ptr()
+        return _make(self.param) != self.made_for
+
+    def is_kept(self) -> bool:
+        """Whether the user keeps the gradient of an earlier step, which its place is."""
+        # Those that know of it: this slot, once or twice, and the call.
+        return sys.getrefcount(self.view) > (3 if self.given is self.view else 2)
+
+    def move_from(self, former: torch.Tensor) -> None:
+        """A gradient that is in its former place comes to the present one."""
+        if self.param.grad is not former or self.view is None:
+            return
+        self.view.copy_(former)
+        self.param.grad = self.view
+        if self.given is former:
+            self.given = self.view
+
+    def leave_place(self) -> None:
+        """Whoever has the gradient keeps its values, in memory of their own."""
+        former = self.view
+        assert former is not None
+        # In one statement: no signal's exception can come in between.
+        self.view, former.data = former.data, former.clone()
+
+
+class Bucket:
+    """Gradients that are reduced together.
+
+    flat: their memory. wire: what is reduced, which is the same memory unless gradients are
+    compressed or live where neither the engine nor a lane comes; then it is copied there and back,
+    by `_load` and `_unload`.
+    """
+
+    def __init__(self, layout: Slots, slots: Sequence[Slot], compression: type[Compressor]) -> None:
+        self.slots = [slots[i] for i in layout.members]
+        like = self.slots[0].param
+        # Zeros also between the gradients: what lies there is added too.
+        self.flat = torch.zeros(layout.elems, dtype=like.dtype, device=like.device)
+        for position, slot in enumerate(self.slots):
+            slot.bucket = self
+            slot.position = position
+            offset = layout.offsets_elems[position]
+            slot.view = _view(self.flat, offset, slot.param)
+            if slot.form is Form.ROWS:
+                slot.rows = self.flat[offset + slot.param.numel() :][: slot.param.shape[0]]
+        # Behind the gradients, one for each: 0 where this rank has none, 1 where it has one, and
+        # infinity where it is not of the form that its place is for. Then 1 for this rank: it is
+        # missing for one that has joined.
+        self.presence = self.flat[layout.presence_offset_elems : layout.position_offset_elems]
+        real = real_view(self.flat)
+        dtype = compression.travels_as(real.dtype)
+        self.in_lane = takes(like)
+        stays = like.is_cpu or self.in_lane
+        self.wire = real
+        if dtype is not real.dtype or not stays:
+            device = like.device if stays else "cpu"
+            self.wire = torch.zeros(real.numel(), dtype=dtype, device=device)
+        # The plan, and its run in this round; each empty until there is one. Lists, as one call of
+        # C code makes it and puts it there: no signal's exception comes in between, and loses it.
+        self.plans: list[_core.Plan | LanePlan] = []
+        self.runs: list[_core.Operation | Transfer] = []
+        # Last, which round it is, in the bucket that carries this: zeros in the others.
+        self.position = self.wire[-POSITION_ELEMS:]
+        self.carries = False
+        self._one_hots: Sequence[torch.Tensor] = ()
+        # Of which it is not known yet whether they are sparse; and those that come out sparse.
+        self.unknown = [slot for slot in self.slots if slot.form is Form.UNKNOWN]
+        self.in_rows = [slot for slot in self.slots if slot.form is Form.ROWS]
+        # How many gradients have not come yet in this round; those that are not there, and those of
+        # another form than their place is for.
+        self.pending = len(self.slots)
+        self.absent: list[int] = []
+        self.misplaced: list[int] = []
+
+    def carry_position(self) -> None:
+        """From now on its runs say which round it is."""
+        self.carries = True
+        if not self.in_lane:
+            self._one_hots = one_hots(self.wire)
+
+    def make_plan(self, team: Team, name: str, op: ReduceOp, prescale: float, post: float) -> None:
+        """Collective over the team, but does not block. Nothing where it has one."""
+        if self.plans:
+            return
+        wire = self.wire
+        if self.in_lane:
+            self.plans.append(LanePlan(team, name, wire, op, prescale, post))
+            return
+        make = partial(
+            team.engine.plan,
+            *(name, DTYPES[wire.dtype], op, wire.data_ptr(), wire.data_ptr(), wire.numel()),
+            *(prescale, post),
+        )
+        self.plans.extend(map(make, (wire,)))
+
+    def start(self, position: Position) -> None:
+        """Starts its plan; returns at once. Not where it has started in this round."""
+        if self.runs:
+            return
+        self.presence.fill_(1)
+        if self.absent:
+            self.presence[self.absent] = 0
+        if self.misplaced:
+            self.presence[self.misplaced] = math.inf
+        self._load()
+        plan = self.plans[0]
+        if self._one_hots:
+            self.position.copy_(self._one_hots[position.row()])
+        elif self.carries:
+            assert isinstance(plan, LanePlan)
+            plan.carry((position.phase, position.rounds))
+        self.runs.extend(map(plan.start, (self.wire,)))
+
+    def wait(self) -> str | None:
+        """Returns when the reduced gradients are in their places, or the text of the failure.
+        May be called again."""
+        text = self.runs[0].wait()
+        if text is None:
+            self._unload()
+        return text
+
+    def positions_differ(self) -> bool:
+        """After the wait: whether ranks that carried their positions had different ones. The same
+        on all of them."""
+        failure = self.runs[0].wait()
+        if self.in_lane:
+            return failure is not None and LanePlan.positions_differ(failure)
+        return failure is None and not is_one(self.position)
+
+    def reset(self) -> None:
+        """The next round begins with nothing."""
+        self.runs.clear()
+        self.pending = len(self.slots)
+        self.absent = []
+        self.misplaced = []
+
+    def totals(self) -> list[float]:
+        """The presences of all ranks, after the reduction. 0: nobody has this gradient; infinity:
+        it is of another form on some rank. Last, the number of ranks, as gradients are combined."""
+        presence = self.presence.real if self.presence.is_complex() else self.presence
+        return presence.tolist()
+
+    def _load(self) -> None:
+        if not self._same_memory():
+            self.wire.copy_(real_view(self.flat))
+
+    def _unload(self) -> None:
+        if not self._same_memory():
+            real_view(self.flat).copy_(self.wire)
+
+    def _same_memory(self) -> bool:
+        wire, flat = self.wire, self.flat
+        return wire.data_ptr() == flat.data_ptr() and wire.device == flat.device
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What the sizes of buckets follow from, besides the gradients; the same on all members.
+
+    overlaps: whether reducing goes on beside computing without slowing it down.
+    """
+
+    config: Config
+    several_hosts: bool
+    overlaps: bool
+
+    def limits_bytes(self, total_bytes: int) -> tuple[int, int]:
+        """The sizes of buckets and of the first one: what the knobs say, else by measure."""
+        size, first = self.config.bucket_bytes, self.config.first_bucket_bytes
+        measured, first_measured = sizes_bytes(total_bytes, self.several_hosts, self.overlaps)
+        if size >= 0:
+            first_measured = min(size, LARGEST_FIRST_BYTES)
+        return size if size >= 0 else measured, first if first >= 0 else first_measured
+
+
+def lay_out(slots: Sequence[Slot], combining: Combining, sizing: Sizing) -> list[list[Slot]]:
+    """Which of the slots that need a place share a bucket, in the order of the buckets."""
+    placed = in_order_of_arrival(slots)
+    return [[placed[i] for i in layout.members] for layout in _layouts(placed, combining, sizing)]
+
+
+def in_order_of_arrival(slots: Sequence[Slot]) -> list[Slot]:
+    """Those that need a place. Of which it is not known when backward comes to them, they are last:
+    the last parameters first."""
+    placed = [slot for slot in reversed(slots) if slot.form is not Form.SPARSE]
+    return sorted(placed, key=lambda slot: math.inf if slot.arrival is None else slot.arrival)
+
+
+def _layouts(placed: Sequence[Slot], combining: Combining, sizing: Sizing) -> tuple[Slots, ...]:
+    items = [
+        Item(
+            slot.param.numel() + (slot.param.shape[0] if slot.form is Form.ROWS else 0),
+            slot.param.element_size(),
+            (slot.param.dtype, slot.param.device),
+            combining.group_of.get(id(slot.param)),
+        )
+        for slot in placed
+    ]
+    return assign(items, *sizing.limits_bytes(sum(item.elems * item.elem_bytes for item in items)))
+
+
+def make_buckets(slots: Sequence[Slot], combining: Combining, sizing: Sizing) -> list[Bucket]:
+    """Buckets for those of the slots that need a place, without their plans. Not collective, and
+    may be called again.
+
+    Raises:
+        ValueError: a parameter whose gradients can't be reduced.
+    """
+    for slot in slots:
+        slot.bucket = slot.view = slot.rows = None
+        check_reducible(slot.name, slot.param)
+        slot.note_parameter()
+    placed = in_order_of_arrival(slots)
+    layouts = _layouts(placed, combining, sizing)
+    return [Bucket(layout, placed, combining.compression) for layout in layouts]
+
+
+def check_reducible(name: str, param: torch.Tensor) -> None:
+    """Raises ValueError where collectives can't take this parameter's gradients."""
+    if param.is_cuda and gpu_pinning.refusal:
+        raise ValueError(gpu_pinning.refusal)
+    if (param.real if param.is_complex() else param).dtype not in DTYPES:
+        raise ValueError(f"{name!r} is {param.dtype}, which collectives do not support")
+
+
+def real_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, flat, as real numbers: what is complex is reduced in its two parts."""
+    return torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor
+
+
+def _make(param: torch.Tensor) -> object:
+    return param.dtype, param.shape, param.device, strides_in_place(param)
+
+
+def strides_in_place(param: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of its gradient's place: the parameter's, if these leave no gaps. None: those of
+    a contiguous tensor."""
+    if not param.numel() or param.is_contiguous():
+        return None
+    extent = 1
+    for stride, size in sorted(zip(param.stride(), param.shape, strict=True)):
+        if size != 1 and stride != extent:
+            return None
+        extent *= size
+    return param.stride()
+
+
+def _view(flat: torch.Tensor, offset: int, param: torch.Tensor) -> torch.Tensor:
+    """A gradient's place.
+
+    `.data`: views of one tensor would share its version counter, and one in-place change would
+    count for all of them.
+    """
+    part = flat[offset : offset + param.numel()].data
+    strides = strides_in_place(param)
+    return part.view(param.shape) if strides is None else part.as_strided(param.shape, strides)

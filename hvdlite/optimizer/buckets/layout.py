@@ -1,0 +1,108 @@
+"""Pure: which gradients are reduced together, and where each lies in its bucket.
+
+A bucket is one flat tensor: the gradients one after the other, each aligned, then one element per
+gradient that says whether there is one (its *presence*), one for the rank itself, and some that say
+which round it is (`hvdlite.optimizer.buckets.positions`); which are summed with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
+
+# Of every gradient in its bucket: a cache line, and the widest vector.
+ALIGNMENT_BYTES = 64
+
+# What is reduced in the time that a bucket costs by itself, as docs/design/training.md measures it.
+COST_BYTES = 512 << 10
+COST_BETWEEN_HOSTS_BYTES = 256 << 10
+LARGEST_BYTES = 25 << 20
+# The first bucket is this part of the others; where these have a size of the user's, so large.
+FIRST_PART = 4
+LARGEST_FIRST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Item:
+    """A gradient to place. kind: gradients of different kinds (dtype, device) never meet.
+
+    group: those of the same group share a bucket of their kind, whatever its size; None: by size.
+    """
+
+    elems: int
+    elem_bytes: int
+    kind: Hashable
+    group: int | None = None
+
+
+@dataclass(frozen=True)
+class Slots:
+    """One bucket: the indices of its gradients, where each begins, where the presences do."""
+
+    members: tuple[int, ...]
+    offsets_elems: tuple[int, ...]
+    presence_offset_elems: int
+
+    @property
+    def position_offset_elems(self) -> int:
+        return self.presence_offset_elems + len(self.members) + 1
+
+    @property
+    def elems(self) -> int:
+        return self.position_offset_elems + POSITION_ELEMS
+
+
+def sizes_bytes(total_bytes: int, several_hosts: bool, overlaps: bool) -> tuple[int, int]:
+    """How large buckets are to be, and the first of them, for so many bytes of gradients.
+
+    What computing can't hide of n equal buckets is the last of them, total / (n · speed), and what
+    each costs by itself, n · cost. Together they are least where a bucket has
+    sqrt(total · speed · cost) bytes.
+
+    overlaps: whether a reduction within a host goes on beside computing without slowing it down. If
+    not, it is cheapest at once, at the end.
+    """
+    if not (overlaps or several_hosts):
+        return max(total_bytes, 1), max(total_bytes, 1)
+    cost_bytes = COST_BETWEEN_HOSTS_BYTES if several_hosts else COST_BYTES
+    size = min(max(math.isqrt(total_bytes * cost_bytes), 1), LARGEST_BYTES)
+    return size, -(-size // FIRST_PART)
+
+
+def assign(items: Sequence[Item], bucket_bytes: int, first_bucket_bytes: int) -> tuple[Slots, ...]:
+    """The buckets, in the order in which backward is expected to complete them.
+
+    items: in the order in which they are expected. A bucket is closed when it has reached its size;
+    the first one is small, so that communication starts early. Every item is in exactly one bucket.
+    """
+    limits: dict[Hashable, int] = {}
+    filling: dict[Hashable, list[int]] = {}
+    filled_bytes: dict[Hashable, int] = {}
+    full: list[list[int]] = []
+    for index, item in enumerate(items):
+        key = (item.kind, item.group)
+        filling.setdefault(key, []).append(index)
+        filled_bytes[key] = filled_bytes.get(key, 0) + item.elems * item.elem_bytes
+        limit = limits.setdefault(key, min(first_bucket_bytes, bucket_bytes))
+        if item.group is None and filled_bytes[key] >= limit:
+            full.append(filling.pop(key))
+            filled_bytes[key] = 0
+            limits[key] = bucket_bytes
+    # A bucket is complete with its last member.
+    in_order = sorted([*full, *filling.values()], key=lambda members: members[-1])
+    return tuple(_layout(items, members) for members in in_order)
+
+
+def _layout(items: Sequence[Item], members: Sequence[int]) -> Slots:
+    offsets = []
+    end = 0
+    for index in members:
+        elem_bytes = items[index].elem_bytes
+        step = math.lcm(ALIGNMENT_BYTES, elem_bytes) // elem_bytes
+        begin = -(-end // step) * step
+        offsets.append(begin)
+        end = begin + items[index].elems
+    return Slots(tuple(members), tuple(offsets), end)

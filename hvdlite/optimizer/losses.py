@@ -1,0 +1,50 @@
+"""The loss that a closure returns: an optimizer that looks at it must see the same on all ranks."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import torch
+
+from hvdlite.collectives import allreduce_
+from hvdlite.ops import Average, ReduceOp, Sum
+from hvdlite.world.process_sets import ProcessSet
+
+
+def loss_of_all(loss: Any, name: str, op: ReduceOp, process_set: ProcessSet) -> Any:
+    """What the ranks' closures have returned, combined as their gradients are. Collective; blocks.
+
+    A rank whose closure returned no number counts with zero, as a missing gradient does; where it
+    returned None, it gets the loss of the others. What is neither a number nor None is given back.
+
+    Args:
+        loss: A tensor of one element, a number of Python's or numpy's, or None.
+        name: The same on every rank.
+        op: Average or Sum.
+
+    Returns:
+        The same value on every rank: a detached tensor like the rank's own, or a number of the
+        same type; of whole numbers a float.
+    """
+    own = _number(loss)
+    # Beside the loss goes a one, to tell a loss of zero from none.
+    pair = torch.tensor(
+        [0.0, 0.0] if own is None else [own, 1.0], dtype=torch.float64, device="cpu"
+    )
+    allreduce_(pair, name=name, op=Sum if op is Sum else Average, process_set=process_set)
+    value, present = pair.tolist()
+    if not present or (own is None and loss is not None):
+        return loss
+    if isinstance(loss, torch.Tensor):
+        dtype = loss.dtype if loss.is_floating_point() else torch.float64
+        return torch.full_like(loss.detach(), value, dtype=dtype, requires_grad=False)
+    is_whole = own is None or isinstance(loss, numbers.Rational)
+    return value if is_whole else type(loss)(value)
+
+
+def _number(loss: Any) -> float | None:
+    if isinstance(loss, torch.Tensor):
+        return float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else None
+    is_number = not isinstance(loss, bool) and isinstance(loss, numbers.Real)
+    return float(loss) if is_number else None

@@ -1,0 +1,307 @@
+"""Reduces gradients while backward still runs: gradient hooks → buckets → the engine's plans.
+
+A **round** is one reduction of all gradients. Every rank runs the same rounds in the same order,
+and within a round starts the buckets in the order of their index; so nothing is negotiated.
+
+- A hook runs as soon as autograd has accumulated a parameter's gradient. It copies the gradient to
+  its place in its bucket, and that place becomes `.grad`: the reduced values need no copy out.
+- A bucket starts when it and all before it are complete.
+- When backward ends, a callback of autograd fills the places of missing gradients with zeros,
+  starts what has not started, and waits: `backward()` returns with reduced gradients.
+- A rank whose backward came to no parameter at all runs its round in `step`.
+
+With the gradients of a bucket travels one number for each: 1 where the rank has it, else 0. Where
+the sum is 0 no rank has that gradient, and `.grad` stays as it was.
+
+Sparse gradients have no place once all ranks know of them: they learn it by the same number, which
+is infinite then. Their rows are gathered at the end of the round.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hvdlite.optimizer.arguments import Names
+from hvdlite.optimizer.backward_pass import Backward, current_task
+from hvdlite.optimizer.buckets.bucket import Combining, Form, Slot
+from hvdlite.optimizer.gradients import Gradients
+from hvdlite.optimizer.losses import loss_of_all
+from hvdlite.optimizer.rounds import Rounds
+from hvdlite.world.process_sets import ProcessSet
+
+_alive: weakref.WeakSet[Reducer] = weakref.WeakSet()
+_ages = itertools.count()
+
+
+class Reducer(Rounds):
+    """The gradients of one optimizer. Its hooks live until `detach`."""
+
+    def __init__(
+        self,
+        groups: Callable[[], Sequence[dict[str, Any]]],
+        names: Names,
+        combining: Combining,
+        *,
+        passes: int,
+        first_form: Form,
+        sparse_as_dense: bool,
+        optimizer: str,
+        process_set: ProcessSet,
+        check_start: bool,
+    ) -> None:
+        """For the arguments see `Gradients`."""
+        super().__init__(
+            Gradients(
+                groups,
+                names,
+                combining,
+                first_form,
+                sparse_as_dense,
+                optimizer,
+                process_set,
+                check_start,
+                self._on_gradient,
+            )
+        )
+        self.passes_per_step = passes
+        # Off inside no_sync().
+        self.communicates = True
+        # Reentrant, as what a signal's handler raises may come just before it is released.
+        self._lock = threading.RLock()
+        # The graph task of autograd whose gradients come.
+        self._task = -1
+        # GradScaler was told to make a step, and has not made it yet: it may have left it out.
+        self.step_is_due = False
+        # Greater than of those that were made before it.
+        self._age = next(_ages)
+        _alive.add(self)
+
+    # What the optimizer asks for.
+
+    def settle(self) -> None:
+        """Ends the round of a backward that has raised, if other ranks wait for it. Blocks then.
+
+        Raises:
+            RuntimeError: A backward is reducing gradients.
+            HorovodInternalError: The reduction failed.
+        """
+        if self._open:
+            if self._backward is not None and self._backward.runs():
+                raise RuntimeError(
+                    "zero_grad() while gradients are being reduced: backward() has not ended"
+                )
+            if self._has_started():
+                self._finish_rounds()
+
+    def finish(self) -> None:
+        """Sees to it that all gradients of this step are reduced. Blocks.
+
+        Raises:
+            HorovodInternalError: The reduction failed.
+        """
+        self._forget_skipped_step()
+        if not self._open:
+            if self._communicated and not self._has_unreduced:
+                return
+            self._gradients.rebuild_if_changed(self._round)
+            self._open_round()
+        try:
+            self._finish_rounds()
+        except BaseException:
+            self._leave_places(None)
+            raise
+
+    def begin_step(self) -> None:
+        """The parameters begin to change."""
+        self._position.begin_step()
+
+    def end_step(self) -> None:
+        """They have changed."""
+        self._position.end_step()
+        self.next_step()
+
+    def loss_of_all(self, loss: Any) -> Any:
+        """After `finish`: the ranks' losses as one. Blocks."""
+        gradients = self._gradients
+        if gradients.team is None or gradients.team.size == 1:
+            return loss
+        name, op = f"{gradients.name}.loss", gradients.combining.op
+        return loss_of_all(loss, name, op, gradients.process_set)
+
+    def next_step(self) -> None:
+        """The gradients are used up or gone: the next backward belongs to another step."""
+        self.settle()
+        if self._open:
+            self._cancel_round()
+        self._round += 1
+        self._first_round = self._round
+        self._communicated = False
+        self._passes = 0
+        self._has_unreduced = False
+        self._backward = None
+        self._task = -1
+        self.step_is_due = False
+
+    def short_of_passes(self) -> tuple[int, int] | None:
+        """The backwards that count in this step, and how many there should be, where `finish` would
+        cut an accumulation short."""
+        if not 0 < self._passes < self.passes_per_step or self.step_is_due:
+            return None
+        return self._passes, self.passes_per_step
+
+    def has_communicated(self) -> bool:
+        """Whether this step's gradients, or some of them, are reduced."""
+        return self._communicated
+
+    def expect_step(self) -> None:
+        """GradScaler is told to make a step, which it may leave out."""
+        self._forget_skipped_step()
+        self.step_is_due = True
+
+    def _forget_skipped_step(self) -> None:
+        if self.step_is_due:
+            self.next_step()
+
+    def set_passes_per_step(self, passes: int) -> None:
+        self.passes_per_step = passes
+        self._passes = 0
+
+    def detach(self) -> None:
+        """Removes the hooks; from now on it does nothing."""
+        self._gradients.detach()
+        _alive.discard(self)
+
+    def release(self, params: Mapping[int, torch.Tensor]) -> None:
+        """Reduces no gradient of these parameters, given by their ids, any more."""
+        if not self._gradients.release(params):
+            self.detach()
+
+    def note_parameters(self) -> None:
+        """The optimizer may have others now, and the next backward may come to these alone."""
+        if not self._open:
+            self._gradients.rebuild_if_changed(self._round)
+
+    # Hooks.
+
+    def _on_gradient(self, slot: Slot, param: torch.Tensor) -> None:
+        """Autograd has accumulated this parameter's gradient. In a thread of autograd."""
+        with self._lock:
+            task = current_task()
+            if task != self._task:
+                self._begin_backward(task)
+            grad = param.grad
+            if grad is None:
+                return  # a hook of the user's has taken it
+            if slot.mark == self._round or self._is_reduced(slot, grad):
+                error = self._reached_again(slot)
+                if self._open and not self._has_started():
+                    self._cancel_round()
+                raise error
+            if not self._open:
+                slot.dirty = self._round
+                return
+            arrivals = self._gradients.arrivals
+            if arrivals is not None:
+                arrivals.note(slot)
+            bucket = slot.bucket
+            if bucket is not None:
+                self._take(slot, grad)
+            slot.mark = self._round
+            if bucket is None:
+                return
+            bucket.pending -= 1
+            if not bucket.pending:
+                self._start_complete()
+
+    def _begin_backward(self, task: int) -> None:
+        """The first gradient of a backward, or of one inside it (reentrant checkpoints)."""
+        if self._backward is not None and self._backward.runs():
+            self._task = task
+            return
+        self._forget_skipped_step()
+        if self._open:
+            if self._has_started():
+                # The other ranks wait for it, whatever the program makes of the error.
+                self._finish_rounds()
+                raise RuntimeError(
+                    "the last backward() raised when the other ranks were reducing its gradients "
+                    "already, so these are reduced, and no others can be added to them; call the "
+                    "optimizer's step() or zero_grad() before the next backward()"
+                )
+            self._cancel_round()
+        self._gradients.rebuild_if_changed(self._round)
+        self._task = task
+        self._backward = Backward(self._end_backward, self._leave_places)
+        # One that raises does not count as a pass, but may leave gradients.
+        self._has_unreduced = True
+        if self.communicates and self._passes + 1 >= self.passes_per_step:
+            self._open_round()
+
+    def _end_backward(self) -> None:
+        """All gradients of the backward are there."""
+        if self._backward is None:
+            return  # the end of another optimizer has seen to this one
+        if self.communicates:
+            self._passes += 1
+        if self._open:
+            self._finish_rounds(at_end=True)
+        else:
+            self._backward = None
+
+    def _task_of_backward(self) -> int | None:
+        return None if self._backward is None else self._backward.task
+
+    def _finish_rounds(self, at_end: bool = False) -> None:
+        """Ends the round that is open, and with it those of the other optimizers that its backward
+        has reached, in an order that all ranks have: first what does not wait, as autograd may come
+        to their ends in another order on each rank.
+
+        at_end: of the backward. Else what others are in flight, as it has raised.
+        """
+        task = self._task_of_backward()
+        reached = [
+            reducer
+            for reducer in _alive
+            if reducer is self
+            or (
+                reducer._open
+                and task is not None
+                and reducer._task_of_backward() == task
+                and (at_end or not reducer._by_step or reducer._has_started())
+            )
+        ]
+        reached.sort(key=lambda reducer: reducer._age)
+        for reducer in reached:
+            if at_end:
+                reducer._by_step = False
+            reducer._unless_it_fails(reducer._start_rest)
+        for reducer in reached:
+            reducer._unless_it_fails(reducer._collect)
+            reducer._close_round()
+
+    def _reached_again(self, slot: Slot) -> RuntimeError:
+        if slot.mark == self._round:
+            return RuntimeError(
+                f"the gradient of {slot.name!r} came twice in one reduction, by reentrant "
+                "checkpoints; pass use_reentrant=False to them"
+            )
+        return RuntimeError(
+            f"backward() reached {slot.name!r}, whose gradient was reduced in this step already. "
+            "To accumulate gradients over several backwards, pass backward_passes_per_step to "
+            "DistributedOptimizer, or run all but the last inside no_sync(); to start anew, call "
+            "the optimizer's zero_grad()"
+        )
+
+
+def release(params: Iterable[torch.Tensor]) -> None:
+    """Takes the parameters from the optimizers that have any of them: they belong to the newest
+    one, and are reduced once."""
+    by_id = {id(param): param for param in params}
+    for reducer in list(_alive):
+        reducer.release(by_id)

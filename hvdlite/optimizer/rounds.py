@@ -1,0 +1,354 @@
+"""The rounds of one optimizer: what is started, waited for, and handed out in each.
+
+A round is one reduction of all gradients. It is open from its first gradient, or from `step`, until
+its results are there.
+
+A signal's handler may raise between any two lines. Then the other ranks wait for what is left of
+the round, and the next call that needs it ends it here: each part of a round's end can be done
+again, and one statement says that the round is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.optimizer.backward_pass import Backward
+from hvdlite.optimizer.buckets.bucket import Bucket, Form, Slot
+from hvdlite.optimizer.buckets.positions import Position
+from hvdlite.optimizer.checks.position_exchange import Positions, difference, in_words
+from hvdlite.optimizer.gradients import Gradients
+from hvdlite.optimizer.sparse_gradients import Held, RowExchange, held, put_rows, rows_in
+from hvdlite.world.teams import Team
+
+
+class Rounds:
+    """One after the other, at most one of them open. Hooks bring the gradients: see `Reducer`."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
+        # Since the last round: the backwards that count for passes_per_step, which those in
+        # no_sync() do not; and whether there was any.
+        self._passes = 0
+        self._has_unreduced = False
+        # The backward that has begun and did not come to its end; it may have raised.
+        self._backward: Backward | None = None
+        self._round = 0
+        # Rounds from this one on belong to the present step.
+        self._first_round = 0
+        # A round has begun and is not finished. What follows is that round's.
+        self._open = False
+        # The bucket to start next.
+        self._next = 0
+        # `step` or `synchronize` runs it, and not the end of a backward.
+        self._by_step = True
+        # Its backward has raised, and the gradients in flight are not `.grad`.
+        self._left = False
+        # Whose `.grad` has a graph of its own, and gets its values at the end of the round.
+        self._with_graph: list[Slot] = []
+        # Of the sparse gradients, once the dense ones are reduced.
+        self._exchanges: list[tuple[Slot, RowExchange]] | None = None
+        # Of all ranks, where these are found to be in different rounds.
+        self._positions: Positions | None = None
+        # This rank's; and since when all ranks count alike.
+        self._position = Position()
+        self._counts_since: tuple[Team | None, int] = (None, 0)
+        self._communicated = False
+
+    def _open_round(self) -> None:
+        """A round begins; nobody knows of it yet."""
+        gradients = self._gradients
+        for bucket in gradients.buckets:
+            bucket.reset()
+        team = gradients.team
+        if self._counts_since != (since := (team, team.era if team else 0)):
+            self._position.restart()
+            self._counts_since = since
+        self._next, self._by_step, self._left = 0, True, False
+        self._with_graph, self._exchanges, self._positions = [], None, None
+        self._open = True
+
+    def _has_started(self) -> bool:
+        """Of an open round: whether other ranks may wait for the rest of it."""
+        gradients = self._gradients
+        first = gradients.buckets[0].runs if gradients.buckets else self._exchanges
+        arrivals = gradients.arrivals
+        begun = bool(first) or (arrivals is not None and arrivals.posted())
+        return begun and gradients.are_current()
+
+    def _take(self, slot: Slot, grad: torch.Tensor) -> None:
+        """Copies a gradient to its place, which becomes `.grad`."""
+        if grad is not slot.view and slot.is_kept():
+            slot.leave_place()
+        bucket, place = slot.bucket, slot.view
+        assert bucket is not None
+        assert place is not None
+        if grad is not place:
+            if slot.form is Form.ROWS:
+                # `.grad` becomes the reduced rows when these are known.
+                if not put_rows(slot, grad):
+                    bucket.misplaced.append(slot.position)
+                return
+            if grad.is_sparse:
+                if slot.form is Form.UNKNOWN:
+                    # Its rows will be gathered.
+                    place.zero_()
+                    bucket.misplaced.append(slot.position)
+                    return
+                grad = grad.to_dense()
+            if grad.requires_grad:
+                # By create_graph: the graph hangs on this tensor, which stays `.grad`.
+                place.copy_(grad.detach())
+                slot.given = grad
+                self._with_graph.append(slot)
+                return
+            place.copy_(grad)
+        slot.param.grad = slot.given = place
+
+    def _is_reduced(self, slot: Slot, grad: torch.Tensor) -> bool:
+        """Whether this gradient is what a round of this step has made."""
+        return slot.mark >= self._first_round and grad is slot.given
+
+    def _start_complete(self) -> None:
+        if not self._gradients.known_alike():
+            return
+        buckets = self._gradients.buckets
+        while self._next < len(buckets) and not buckets[self._next].pending:
+            buckets[self._next].start(self._position)
+            self._next += 1
+
+    def _start_rest(self) -> None:
+        """Starts what has not started; waits for nothing but that the ranks are known alike."""
+        self._gradients.require_alike()
+        for bucket in self._gradients.buckets[self._next :]:
+            if bucket.pending and not bucket.runs:
+                self._fill_absent(bucket)
+            bucket.start(self._position)
+            self._next += 1
+        if self._gradients.arrivals is not None:
+            self._gradients.arrivals.post()
+
+    def _fill_absent(self, bucket: Bucket) -> None:
+        """Sees to the places to which this backward brought no gradient."""
+        for position, slot in enumerate(bucket.slots):
+            if slot.mark == self._round:
+                continue
+            grad = slot.param.grad
+            if grad is not None and self._left_before(slot, grad):
+                self._take(slot, grad)
+                slot.mark = self._round
+                continue
+            assert slot.view is not None
+            # What it holds must survive the round where it is `.grad`, or the user keeps it.
+            if grad is slot.view:
+                slot.given = None if slot.given is grad else slot.given
+                slot.leave_place()
+            elif slot.is_kept():
+                slot.leave_place()
+            slot.view.zero_()
+            if slot.rows is not None:
+                slot.rows.zero_()
+            bucket.absent.append(position)
+
+    def _left_before(self, slot: Slot, grad: torch.Tensor) -> bool:
+        """Whether a gradient counts in this round that its backward has not brought: one that
+        earlier backwards left; in a round that `step` runs also one that the user may have set."""
+        return (
+            slot.dirty == self._round or (self._by_step and slot.param.requires_grad)
+        ) and not self._is_reduced(slot, grad)
+
+    def _unless_it_fails(self, part: Callable[[], None]) -> None:
+        """A part of the round's end. Where it fails on all ranks the round is over. After another
+        error, as a signal's handler raises it, the next call does it again."""
+        try:
+            part()
+        except BaseException as error:
+            if isinstance(error, HorovodInternalError) or not self._gradients.are_current():
+                self._cancel_round()
+            raise
+
+    def _collect(self) -> None:
+        """Waits for everything, and gives the gradients their reduced values."""
+        gradients = self._gradients
+        self._wait()
+        if self._left:
+            self._return_to_places()
+        for bucket in gradients.buckets:
+            if bucket.absent or bucket.unknown or bucket.in_rows:
+                self._read_presences(bucket)
+        if gradients.sparse or self._exchanges:
+            self._exchange_rows()
+        for slot in self._with_graph:
+            assert slot.given is not None
+            assert slot.view is not None
+            slot.given.data.copy_(slot.view)
+
+    def _close_round(self) -> None:
+        """The round has its result."""
+        position, arrivals = self._position, self._gradients.arrivals
+        # In one statement: it is over, or it is not.
+        (
+            self._open,
+            self._round,
+            position.rounds,
+            self._communicated,
+            self._passes,
+            self._has_unreduced,
+            self._backward,
+        ) = (False, self._round + 1, position.rounds + 1, True, 0, False, None)
+        if arrivals is not None:
+            self._gradients.learn_order(self._round)
+
+    def _cancel_round(self) -> None:
+        """Ends a round without a result; nothing of it is in flight. What came to it waits for the
+        next one."""
+        if self._gradients.arrivals is not None:
+            self._gradients.arrivals.forget()
+        for slot in self._gradients.slots:
+            if slot.mark == self._round:
+                slot.mark, slot.dirty = -1, self._round
+            if slot.dirty == self._round:
+                slot.dirty += 1
+        self._open, self._round, self._backward = False, self._round + 1, None
+
+    def _wait(self) -> None:
+        """Returns when all that is started has ended.
+
+        Raises:
+            HorovodInternalError: A reduction failed, or the ranks are in different rounds.
+        """
+        gradients = self._gradients
+        failures = [bucket.wait() for bucket in gradients.buckets]
+        if gradients.arrivals is not None:
+            failures.append(gradients.arrivals.wait())
+        if gradients.carrier is not None and gradients.carrier.positions_differ():
+            assert gradients.team is not None
+            if self._positions is None:
+                self._positions = Positions(gradients.team, gradients.name, self._position)
+            found = self._positions.exchange()
+            if found is not None:
+                self._require_one(*found)
+        failure = next((text for text in failures if text is not None), None)
+        if failure is not None:
+            raise HorovodInternalError(in_words(failure))
+
+    def _require_one(self, positions: Sequence[tuple[int, int]], ranks: Sequence[int]) -> None:
+        """Raises HorovodInternalError where they are not the same, after which all ranks count from
+        the furthest on."""
+        team = self._gradients.team
+        text = difference(positions, ranks, team.era if team else 0)
+        if text is not None:
+            self._position.restart(max(phase for phase, _ in positions))
+            raise HorovodInternalError(text)
+
+    def _read_presences(self, bucket: Bucket) -> None:
+        """What the ranks have of each gradient, where that is not known."""
+        gradients = self._gradients
+        assert gradients.team is not None
+        totals = bucket.totals()
+        # What all ranks learn. One that has joined would not know it.
+        learns = gradients.combining.is_everyone(totals[-1], gradients.team.size)
+        for slot in bucket.unknown:
+            total = totals[slot.position]
+            if math.isinf(total):
+                slot.form = Form.SPARSE
+            elif total and learns:
+                slot.form = Form.DENSE
+        if bucket.unknown:
+            gradients.sparse = [slot for slot in gradients.slots if slot.form is Form.SPARSE]
+        bucket.unknown = [slot for slot in bucket.unknown if slot.form is Form.UNKNOWN]
+        for slot in bucket.in_rows:
+            total = totals[slot.position]
+            is_dense = math.isinf(total)
+            if is_dense and learns:
+                slot.form = Form.DENSE
+                gradients.stale = True
+            if total:
+                assert slot.view is not None
+                slot.param.grad = slot.given = slot.view.clone() if is_dense else rows_in(slot)
+                slot.mark = self._round
+        for position in bucket.absent:
+            slot = bucket.slots[position]
+            if totals[position] and slot.form is not Form.SPARSE and slot.rows is None:
+                slot.param.grad = slot.given = slot.view
+                slot.mark = self._round
+
+    def _exchange_rows(self) -> None:
+        """Reduces the sparse gradients, also those that this round has shown to be sparse."""
+        gradients = self._gradients
+        assert gradients.team is not None
+        if self._exchanges is None:
+            self._exchanges = [
+                self._exchange(f"{gradients.name}.sparse.{number}", slot)
+                for number, slot in enumerate(gradients.sparse)
+            ]
+        for _, exchange in self._exchanges:
+            exchange.post()
+        finished = [(slot, *exchange.finish()) for slot, exchange in self._exchanges]
+        self._require_one(self._exchanges[0][1].positions(), gradients.team.ranks)
+        for slot, grad, all_held in finished:
+            if grad is not None:
+                if not all_held <= {Held.NOTHING, Held.ROWS}:
+                    # As in one process: the sum of a sparse and a dense gradient is dense.
+                    slot.form = Form.DENSE
+                    grad = grad.to_dense()
+                if Held.REDUCED in all_held:
+                    assert slot.view is not None
+                    grad += slot.view
+                slot.param.grad = slot.given = grad
+                slot.mark = self._round
+            if slot.form is Form.SPARSE and gradients.sparse_as_dense:
+                gradients.stale = True
+                slot.form = Form.ROWS
+            elif (slot.form is Form.SPARSE) == (slot.bucket is not None):
+                gradients.stale = True
+        gradients.sparse = [slot for slot in gradients.sparse if slot.form is Form.SPARSE]
+
+    def _exchange(self, label: str, slot: Slot) -> tuple[Slot, RowExchange]:
+        gradients = self._gradients
+        assert gradients.team is not None
+        what, grad = self._held(slot)
+        exchange = RowExchange(
+            label,
+            slot.param,
+            what,
+            grad,
+            gradients.combining,
+            gradients.team,
+            self._position,
+        )
+        return slot, exchange
+
+    def _held(self, slot: Slot) -> tuple[Held, torch.Tensor | None]:
+        """What this rank has of a gradient whose rows are gathered."""
+        grad = slot.param.grad
+        if slot.bucket is not None:
+            if slot.mark != self._round:
+                return Held.NOTHING, None
+            if slot.position not in slot.bucket.misplaced:
+                return Held.REDUCED, None
+        elif slot.mark != self._round and (grad is None or not self._left_before(slot, grad)):
+            return Held.NOTHING, None
+        return held(grad), grad
+
+    def _leave_places(self, _: object) -> None:
+        """The backward, or `step`, has raised. Gradients in flight must not be `.grad`, as nothing
+        keeps the next backward from adding to it."""
+        if not self._open or not self._has_started():
+            return
+        self._left = True
+        for bucket in self._gradients.buckets:
+            for slot in bucket.slots if bucket.runs else ():
+                if slot.param.grad is slot.view:
+                    slot.param.grad = None
+
+    def _return_to_places(self) -> None:
+        """The gradients that were not `.grad` while they were in flight."""
+        for slot in self._gradients.slots:
+            if slot.mark == self._round and slot.given is slot.view is not None:
+                slot.param.grad = slot.given
+        for slot in self._with_graph:
+            slot.param.grad = slot.given

@@ -1,0 +1,191 @@
+"""Sparse gradients: the rows that the ranks have are gathered and added, not the whole tensor.
+
+Every rank takes part, with no rows where it has no gradient. Before its rows a rank sends numbers
+that say what it has, and in which round; so all ranks learn the same from all of them.
+
+With sparse_as_dense the whole tensor is reduced instead, in a bucket. Behind it goes a one for
+each row that this rank has: a row belongs to the sum where any rank has it, though it be zeros.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import torch
+
+from hvdlite.collectives.host_gather import HostGather
+from hvdlite.compression import Compressor
+from hvdlite.errors import HorovodInternalError
+from hvdlite.ops import Average
+from hvdlite.optimizer.buckets.bucket import Combining, Slot
+from hvdlite.optimizer.buckets.positions import Position
+from hvdlite.world.teams import Team
+
+# The numbers before a rank's rows.
+_HEAD = 3
+
+
+class Held(enum.IntEnum):
+    """What a rank has of one gradient."""
+
+    NOTHING = 0
+    ROWS = 1
+    # A dense one, which it sends as rows.
+    ALL_ROWS = 2
+    # A dense one, which its bucket has reduced in this round.
+    REDUCED = 3
+
+
+def held(grad: torch.Tensor | None) -> Held:
+    """What a rank has that has this gradient, and no place for it."""
+    if grad is None:
+        return Held.NOTHING
+    return Held.ROWS if grad.is_sparse else Held.ALL_ROWS
+
+
+class RowExchange:
+    """One parameter's gradients on their way: every rank makes one, posts it, which does not block,
+    and finishes it. The ranks' exchanges match by `label`."""
+
+    def __init__(
+        self,
+        label: str,
+        param: torch.Tensor,
+        what: Held,
+        grad: torch.Tensor | None,
+        combining: Combining,
+        team: Team,
+        position: Position,
+    ) -> None:
+        """param: gives shape, dtype and device. what: this rank has; the gradient is `grad` where
+        it is sent. position: of the round, on this rank."""
+        self._param = param
+        op, self._prescale, postscale = combining.factors(team.size)
+        self._postscale = postscale / (team.size if op is Average else 1)
+        indices, values = _rows(param, grad if what in (Held.ROWS, Held.ALL_ROWS) else None)
+        compressor: type[Compressor] = combining.compression
+        head = torch.tensor(
+            [what, position.phase, position.rounds], dtype=torch.int64, device="cpu"
+        )
+        values = values.to(compressor.travels_as(values.dtype))
+        self._rows = HostGather(team, f"{label}.rows", torch.cat([head, indices]))
+        self._values = HostGather(team, f"{label}.values", values.contiguous())
+
+    def post(self) -> None:
+        """Posts what is not posted yet."""
+        self._rows.post()
+        self._values.post()
+
+    def positions(self) -> list[tuple[int, int]]:
+        """After `finish`: in which round the ranks are, by rank."""
+        return [(int(part[1]), int(part[2])) for part in self._heads()]
+
+    def finish(self) -> tuple[torch.Tensor | None, frozenset[Held]]:
+        """The reduced gradient, sparse and coalesced; None where no rank has one. And what the
+        ranks have. Both are the same on all ranks. Blocks; may be called again.
+
+        Rows are added in the order of the ranks, 16-bit numbers in float32.
+
+        Raises:
+            HorovodInternalError: The exchange failed, on every rank.
+        """
+        for gather in (self._rows, self._values):
+            failure = gather.wait()
+            if failure is not None:
+                raise HorovodInternalError(failure)
+        parts, values = self._heads(), self._values.result()
+        all_held = frozenset(Held(int(part[0])) for part in parts)
+        if all_held == {Held.NOTHING}:
+            return None, all_held
+        param = self._param
+        real_dtype = (param.real if param.is_complex() else param).dtype
+        # As the core's kernels do it: 16 bits are widened before they are multiplied.
+        values = values.to(torch.float32 if real_dtype.itemsize == 2 else real_dtype)
+        if self._prescale != 1.0:
+            values = values * self._prescale
+        indices, summed = _added([part[_HEAD:] for part in parts], values)
+        if self._postscale != 1.0:
+            summed = summed * self._postscale
+        summed = summed.to(real_dtype)
+        if param.is_complex():
+            summed = torch.view_as_complex(summed)
+        reduced = _coo(indices.to(param.device), summed.to(param.device), param.shape, True)
+        return reduced, all_held
+
+    def _heads(self) -> Sequence[torch.Tensor]:
+        """By rank: what it has, its position, and the indices of its rows."""
+        return torch.split(self._rows.result(), list(self._rows.rows()))
+
+
+def put_rows(slot: Slot, grad: torch.Tensor) -> bool:
+    """Fills the place of a gradient that is to come out sparse. Whether this one is sparse."""
+    assert slot.view is not None
+    assert slot.rows is not None
+    if not grad.is_sparse:
+        slot.view.copy_(grad.detach())
+        slot.rows.fill_(1)
+        return False
+    grad = _by_rows(grad)
+    indices = grad.indices()[0]
+    slot.view.zero_()[indices] = grad.values()
+    slot.rows.zero_()[indices] = 1
+    return True
+
+
+def rows_in(slot: Slot) -> torch.Tensor:
+    """The reduced gradient that is in its place, sparse and coalesced: the rows of any rank."""
+    assert slot.view is not None
+    assert slot.rows is not None
+    indices = slot.rows.nonzero().flatten()
+    return _coo(indices, slot.view[indices], slot.param.shape, True)
+
+
+def _rows(param: torch.Tensor, grad: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices of a gradient's rows, and the rows, in host memory; complex numbers as pairs."""
+    if grad is None:
+        indices = torch.empty(0, dtype=torch.int64, device="cpu")
+        values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device="cpu")
+    else:
+        grad = _by_rows(grad)
+        indices, values = grad.indices()[0].cpu(), grad.values().cpu()
+    return indices, torch.view_as_real(values) if values.is_complex() else values
+
+
+def _added(
+    parts: Sequence[torch.Tensor], values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices that there are, sorted, and the sum of the rows of each, in the order of `parts`.
+
+    parts: the indices of each rank, none twice; values: all their rows. (coalesce() adds equal
+    indices in any order.)
+    """
+    indices, places = torch.unique(torch.cat(list(parts)), return_inverse=True)
+    total = values.new_zeros((len(indices), *values.shape[1:]))
+    sizes = [len(part) for part in parts]
+    for at, rows in zip(torch.split(places, sizes), torch.split(values, sizes), strict=True):
+        total[at] += rows
+    return indices, total
+
+
+def _by_rows(grad: torch.Tensor) -> torch.Tensor:
+    """Sparse in its first dimension only, each row once."""
+    grad = grad.detach()
+    if not grad.is_sparse:
+        grad = grad.to_sparse(1)
+    elif grad.sparse_dim() != 1:
+        grad = grad.to_dense().to_sparse(1)
+    return grad.coalesce()
+
+
+def _coo(
+    indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, coalesced: bool = False
+) -> torch.Tensor:
+    """The sparse tensor with these rows; `values` may have a dimension more, of pairs."""
+    return torch.sparse_coo_tensor(
+        indices[None],
+        values,
+        (shape[0], *values.shape[1:]),
+        check_invariants=False,
+        is_coalesced=coalesced or None,
+    )

@@ -1,0 +1,304 @@
+"""Who belongs to what: starting the world, and the process sets in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hvdlite.errors import HorovodInternalError, LaunchError
+from hvdlite.state import allgather_object, attempt, everyones, received
+from hvdlite.timeline import start_timeline
+from hvdlite.world import communicators, world
+from hvdlite.world.placement import Layout
+from hvdlite.world.process_sets import ProcessSet, global_process_set
+from hvdlite.world.teams import Team, make_team, team_of_one
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+Thing = TypeVar("Thing")
+
+# Sets are added and removed one after the other, also by several threads.
+_changing = threading.Lock()
+
+
+def init(
+    comm: Intracomm | Sequence[int] | None = None,
+    process_sets: Sequence[ProcessSet | Iterable[int]] | str | None = None,
+) -> None:
+    """Makes this process a rank of the world. Does nothing where that is done already.
+
+    Collective: every process of the world calls it, and it returns when all have. Processes without
+    an MPI launcher are a world of one each, for which no MPI is needed.
+
+    Also pins a GPU (knob `gpu`) and gives torch this rank's share of the host's cores, unless the
+    user has chosen a number of threads.
+
+    Args:
+        comm: An mpi4py communicator, which is duplicated; or a list of ranks of MPI.COMM_WORLD; or
+            None for all of them.
+        process_sets: Sets to register, as by `add_process_set`, in the same order on every rank.
+            "dynamic" is accepted for Horovod's sake: sets can be added at any time anyway.
+
+    Raises:
+        LaunchError: The processes can't become one world: a launcher of another MPI, no memory to
+            share. On every rank alike where it concerns all.
+        ConfigError: A variable that can't be parsed.
+        ValueError: `comm` does not contain this process; a process set that can't be; a timeline
+            (knob `timeline`) that can't be written.
+        HorovodInternalError: The ranks pass different sets, or one of them a bad one. As after any
+            failure to register the sets, there is no world then.
+    """
+    if world.is_initialized():
+        return
+    world.begin(comm)
+    try:
+        for process_set in _sets_to_add(process_sets):
+            add_process_set(process_set)
+        timeline = world.current().config.timeline
+        if timeline and timeline != "DYNAMIC":  # Horovod's word for: not from the start
+            start_timeline(timeline)
+    except BaseException:
+        world.shutdown()
+        raise
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int] | Intracomm) -> ProcessSet:
+    """Registers a set of ranks, from when on its members can run collectives on it. Blocks.
+
+    Every rank of the world calls it, members or not, in the same order among such calls.
+
+    Args:
+        process_set: One that is not registered yet, or what makes one. Made of communicators, the
+            ranks' sets may differ if no rank is in two of them (`comm.Split`): then all of them are
+            registered, and each rank gets its own.
+
+    Returns:
+        The set; the same object if one was given.
+
+    Raises:
+        ValueError: A bad argument; ranks that the world does not have; a set with the same members
+            is registered already.
+        HorovodInternalError: The ranks' sets differ, or one of them is bad; on every rank (where it
+            is bad: a ValueError, or what its iterable raises).
+        LaunchError: The members can't share memory. On every rank.
+    """
+    with _changing:
+        active = world.current()
+        added: ProcessSet | None = None
+
+        def propose() -> tuple[tuple[int, ...], bool]:
+            nonlocal added
+            added = _checked_set(active, process_set)
+            return added.wanted or (), added.wanted_comm is not None
+
+        proposals = _agreed("add_process_set", propose)
+        assert added is not None
+        distinct = sorted({ranks for ranks, _ in proposals})
+        if len(distinct) > 1 and not _are_parts(proposals):
+            other = next(r for r, (ranks, _) in enumerate(proposals) if ranks != proposals[0][0])
+            raise HorovodInternalError(
+                f"add_process_set: rank {other} adds {list(proposals[other][0])}, rank 0 "
+                f"{list(proposals[0][0])}; every rank of the world must add the same sets in the "
+                "same order"
+            )
+        team = _made_team(active, added)
+        for ranks in distinct:
+            mine = ranks == added.wanted
+            registered = added if mine else ProcessSet(ranks)
+            number = active.next_process_set
+            active.next_process_set += 1
+            registered.register(number, ranks, team if mine else None)
+            active.process_sets[number] = registered
+            active.note_teams()
+        return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Ends a process set: its pending operations fail, and it can't be used any more. Blocks.
+
+    Every rank of the world calls it, members or not.
+
+    Returns:
+        False where it is the global one or not registered; then nothing happens.
+
+    Raises:
+        ValueError: No process set.
+        HorovodInternalError: The ranks remove different sets; on every rank.
+    """
+    with _changing:
+        active = world.current()
+
+        def number_of() -> int | None:
+            given: object = process_set
+            if not isinstance(given, ProcessSet):
+                what = f"{given!r} is {type(given).__name__}"
+                raise ValueError(f"remove_process_set: {what}, expected a ProcessSet")
+            number = process_set.process_set_id
+            return number if active.process_sets.get(number or 0) is process_set else None
+
+        numbers = _agreed("remove_process_set", number_of)
+        number = numbers[active.rank]
+        for rank, other in enumerate(numbers):
+            if other != numbers[0]:
+                raise HorovodInternalError(
+                    f"remove_process_set: rank {rank} removes process set {other}, rank 0 "
+                    f"{numbers[0]}; every rank of the world must remove the same ones in the "
+                    "same order"
+                )
+        if number is None or process_set is global_process_set:
+            return False
+        team = process_set.team
+        del active.process_sets[number]
+        active.note_teams()
+        process_set.unregister()
+        if team is not None:
+            team.close_together()
+        return True
+
+
+def _sets_to_add(process_sets: Any) -> list[ProcessSet | Iterable[int]]:
+    """The sets that all ranks pass to `init`.
+
+    Raises:
+        ValueError: no list of sets.
+        HorovodInternalError: other ranks pass more or fewer, or no list.
+    """
+    sets: list[Any] = []
+
+    def count() -> int:
+        if isinstance(process_sets, Iterable) and not isinstance(process_sets, str):
+            sets.extend(process_sets)
+        elif process_sets is not None and process_sets != "dynamic":
+            raise ValueError(
+                f"init: process_sets={process_sets!r}, expected a list of sets, or 'dynamic'"
+            )
+        return len(sets)
+
+    own, failure = attempt("init", count)
+    comm = world.current().team.comm
+    # By MPI, as all of a start: what the engine carries is the user's.
+    given = [own] if comm is None else comm.allgather(own)
+    if failure is not None:
+        raise failure
+    numbers = list(map(received, given))
+    for rank, number in enumerate(numbers):
+        if number != numbers[0]:
+            raise HorovodInternalError(
+                f"init: rank {rank} passes {number} process sets, rank 0 {numbers[0]}; every rank "
+                "must pass the same sets in the same order"
+            )
+    return sets
+
+
+def _agreed(what: str, own: Callable[[], Thing]) -> list[Thing]:
+    """What every rank of the world has. Collective; what one raises fails on all."""
+    return everyones(what, own, f"hvdlite.{what}", global_process_set)
+
+
+def _checked_set(active: world.World, process_set: Any) -> ProcessSet:
+    """The set to register; its members are known.
+
+    Raises:
+        ValueError: it can't be registered.
+    """
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if added.ranks is not None:
+        raise ValueError(f"add_process_set: {added!r} is registered already")
+    if added.wanted_comm is not None:
+        added.wanted = _world_ranks(active, added)
+    assert added.wanted is not None
+    if added.wanted[-1] >= active.size:
+        raise ValueError(
+            f"add_process_set: {added!r} has rank {added.wanted[-1]}, but the world has ranks 0 to "
+            f"{active.size - 1}"
+        )
+    for other in active.process_sets.values():
+        if other.ranks == list(added.wanted):
+            raise ValueError(f"add_process_set: {other!r} has the same members and is registered")
+    return added
+
+
+def _world_ranks(active: world.World, process_set: ProcessSet) -> tuple[int, ...]:
+    """The members of a communicator.
+
+    Raises:
+        ValueError: it is null, or has processes that are not in the world.
+    """
+    comm = process_set.wanted_comm
+    if active.started is None or active.team.comm is None:
+        raise ValueError(f"{process_set!r}: this world of one has no communicators")
+    if comm == active.started.MPI.COMM_NULL:
+        raise ValueError("this rank's communicator is null; pass the members' ranks instead")
+    group = comm.Get_group()
+    everyone = active.team.comm.Get_group()
+    ranks = group.Translate_ranks(None, everyone)
+    group.Free()
+    everyone.Free()
+    if active.started.MPI.UNDEFINED in ranks:
+        raise ValueError(f"{process_set!r} has processes that are not in the world")
+    return tuple(sorted(ranks))
+
+
+def _are_parts(proposals: Sequence[tuple[tuple[int, ...], bool]]) -> bool:
+    """Whether the ranks' sets are those of communicators, of which each rank is in its own only."""
+    members = [rank for ranks in {ranks for ranks, _ in proposals} for rank in ranks]
+    return (
+        all(from_comm for _, from_comm in proposals)
+        and len(members) == len(set(members))
+        and all(rank in ranks for rank, (ranks, _) in enumerate(proposals))
+    )
+
+
+def _made_team(active: world.World, added: ProcessSet) -> Team | None:
+    """This process's team in the set; None where it is no member. Collective over the world.
+
+    Raises:
+        LaunchError: it failed on a member; on every rank.
+    """
+    team, problem = None, None
+    assert added.wanted is not None
+    if active.rank in added.wanted:
+        try:
+            team = _team(active, added.wanted)
+        except Exception as error:
+            problem = f"rank {active.rank}: {error or type(error).__name__}"
+    problems = allgather_object(problem, "hvdlite.add_process_set")
+    if any(problems):
+        if team is not None:
+            team.close_together()
+        found = "; ".join(sorted({text for text in problems if text}))
+        raise LaunchError(f"add_process_set: {added!r}: {found}")
+    return team
+
+
+def _team(active: world.World, ranks: tuple[int, ...]) -> Team:
+    """Collective over the ranks."""
+    if active.started is None:
+        return team_of_one(active.config, active.layout)
+    everyone = active.team.comm
+    assert everyone is not None
+    assert active.table is not None
+    comm = communicators.part(active.started, everyone, ranks)
+    hosts, names = [], []
+    for host, name in zip(active.layout.hosts, active.layout.host_names, strict=True):
+        members = tuple(ranks.index(rank) for rank in host if rank in ranks)
+        if members:
+            hosts.append(members)
+            names.append(name)
+    layout = Layout(ranks.index(active.rank), tuple(hosts), tuple(names))
+    if len(hosts) > 1 and not active.started.threads_supported():
+        # Progress is made in the engine that is waited for, and no other: a rank that waits in
+        # one set while another waits in a second one would wait for ever.
+        communicators.free(comm)
+        raise LaunchError(
+            f"{active.started.version()} gives one thread at a time access, and then a process set "
+            "on several hosts can't be used beside the global one; start MPI with "
+            "MPI_THREAD_MULTIPLE"
+        )
+    try:
+        return make_team(active.config, active.table, active.started, comm, layout, ranks)
+    except Exception:  # on every member alike
+        communicators.free(comm)
+        raise

@@ -1,0 +1,166 @@
+"""Which algorithm reduces a slice between hosts, by its size and the number of hosts.
+
+The table is built in, or read from the file that `python -m hvdlite.tune` has written for hosts
+like these. All ranks use rank 0's, from `init` on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdlite import _core
+from hvdlite.errors import ConfigError
+from hvdlite.world.config import Config
+from hvdrun.machine.own_files import open_folder, replace
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+NUMBERS = {
+    "recursive_doubling": _core.RECURSIVE_DOUBLING,
+    "direct": _core.DIRECT,
+    "ring": _core.RING,
+}
+
+MOST_RULES = 8  # HVDL_MAX_RULES of the core
+
+# (up to so many bytes of a slice, None: any; algorithm), ascending.
+Rules = tuple[tuple[int | None, str], ...]
+
+KIB, MIB = 1024, 1024 * 1024
+
+# For 2 to 4 hosts as measured, for more as the model of docs/design/cost.md says for links of 10
+# Gbit/s; but the ring for the largest slices of many: there its steps cost little, and it never
+# sends to one host from all.
+BUILT_IN: dict[int, Rules] = {
+    2: ((512 * KIB, "recursive_doubling"), (None, "ring")),
+    3: ((4 * MIB, "direct"), (None, "ring")),
+    4: ((32 * KIB, "recursive_doubling"), (4 * MIB, "direct"), (None, "ring")),
+    5: ((32 * KIB, "recursive_doubling"), (16 * MIB, "direct"), (None, "ring")),
+    64: ((64 * KIB, "recursive_doubling"), (32 * MIB, "direct"), (None, "ring")),
+    256: ((128 * KIB, "recursive_doubling"), (64 * MIB, "direct"), (None, "ring")),
+}
+
+
+class Table:
+    """Rules by number of hosts."""
+
+    def __init__(self, rules: Mapping[int, Rules]) -> None:
+        self.rules = dict(rules)
+
+    def of(self, num_hosts: int) -> Rules:
+        """Those for the next smaller number of hosts that the table has, or its smallest."""
+        known = [hosts for hosts in self.rules if hosts <= num_hosts]
+        return self.rules[max(known) if known else min(self.rules)]
+
+    def for_engine(self, num_hosts: int) -> tuple[tuple[int, int], ...]:
+        """What `_core.Engine` takes."""
+        largest = (1 << 63) - 1
+        return tuple(
+            (largest if up_to is None else up_to, NUMBERS[name])
+            for up_to, name in self.of(num_hosts)
+        )
+
+
+def read(path: Path) -> Table:
+    """Raises ValueError or OSError: the file is not there, or is no table."""
+    try:
+        hosts = json.loads(path.read_text())["hosts"]
+        table = {int(number): _checked(rules) for number, rules in hosts.items()}
+    except (TypeError, KeyError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+        raise ValueError(f"no table of algorithms: {error!r}") from error
+    if not table or min(table) < 2:
+        raise ValueError("a table of algorithms needs rules for 2 hosts or more")
+    return Table(table)
+
+
+def _checked(rules: Sequence[Sequence[Any]]) -> Rules:
+    checked = tuple((up_to, name) for up_to, name in rules)
+    sizes = [up_to for up_to, _ in checked]
+    unknown = {name for _, name in checked} - set(NUMBERS)
+    if unknown:
+        raise ValueError(f"there is no algorithm {min(unknown)!r}")
+    if len(checked) > MOST_RULES:
+        raise ValueError(f"there can be {MOST_RULES} rules, not {len(checked)}")
+    for size in sizes[:-1]:
+        if type(size) is not int or not 0 <= size < 1 << 63:
+            raise ValueError(f"{size!r} is no size in bytes")
+    if not sizes or sizes[-1] is not None or sizes[:-1] != sorted(set(sizes[:-1])):
+        raise ValueError("the sizes must ascend, and the last one must be null")
+    return checked
+
+
+def held_in(path: Path) -> dict[str, dict[str, object]]:
+    """What a file that `add` has written holds, or nothing if there is none yet.
+
+    Raises:
+        ValueError: it is another file, or could not be written.
+    """
+    held: dict[str, dict[str, object]] = {"hosts": {}}
+    try:
+        if path.exists():
+            read(path)
+            held = json.loads(path.read_text())
+        os.close(open_folder(str(path.parent)))
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(str(error)) from error
+    held.setdefault("microseconds", {})
+    return held
+
+
+def add(path: Path, num_hosts: int, rules: Rules, measured: object) -> None:
+    """Puts the rules for so many hosts into a file, new or not, and beside them what they come
+    from. Whoever reads it meanwhile sees the former file."""
+    held = held_in(path)
+    held["hosts"][str(num_hosts)] = rules
+    held["microseconds"][str(num_hosts)] = measured
+    folder = open_folder(str(path.parent))
+    try:
+        replace(folder, path.name, (json.dumps(held, indent=1) + "\n").encode(), 0o644)
+    finally:
+        os.close(folder)
+
+
+def chosen(config: Config) -> Table:
+    """What the knobs say.
+
+    Raises:
+        ConfigError: the table can't be read.
+    """
+    if config.algorithm != "auto":
+        return Table({2: ((None, config.algorithm),)})
+    if not config.algorithm_table:
+        return Table(BUILT_IN)
+    try:
+        return read(Path(config.algorithm_table))
+    except (ValueError, OSError) as error:
+        raise ConfigError(
+            f"HVDLITE_ALGORITHM_TABLE={config.algorithm_table!r}: {error} "
+            "(python -m hvdlite.tune writes one)"
+        ) from error
+
+
+def agreed(config: Config, everyone: Comm) -> Table:
+    """Rank 0's, on every rank. Collective.
+
+    Raises:
+        ConfigError: rank 0 can't read it; on every rank.
+    """
+    table: Table | None = None
+    problem: str | None = None
+    if everyone.Get_rank() == 0:
+        try:
+            table = chosen(config)
+        except ConfigError as error:
+            problem = str(error)
+    table, problem = everyone.bcast((table, problem))
+    if table is None:
+        raise ConfigError(problem)
+    return table

@@ -1,0 +1,153 @@
+"""How a rank ends: a failure ends the job at once, an end in good order waits for the others.
+
+MPI_Finalize waits for all ranks. A rank that failed must never enter it, as the others wait in a
+collective for that rank: nobody would end. Where hvdlite started MPI, the C core decides in the C
+library's exit handlers, where the exit code is known (see `_core.finish_on_exit`).
+
+Where the user has imported mpi4py.MPI before, mpi4py finalizes while Python ends, before the exit
+code is known to anybody. Then what can be known earlier is noted: an uncaught exception, and the
+argument of `sys.exit`. (A bare `raise SystemExit(3)` is not seen; the others fail then at their
+next operation, which needs this rank, and so end the job.)
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hvdlite import _core
+from hvdlite.errors import HorovodInternalError
+from hvdlite.world import communicators
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from hvdlite.world.mpi import Started
+
+# Another rank's failure reaches this one as an error of a collective. That rank then ends the job,
+# with its own exit code; a rank that only heard of it leaves it that long to do so.
+ORIGIN_FIRST_S = 1.0
+LONGEST_PAUSE_S = 0.02
+
+
+class _NotedExit(SystemExit):
+    """What `sys.exit` raises: it knows whether it ended the process, or was caught.
+
+    Python drops it where it takes the exit code, and then no Python code is running; where somebody
+    catches it, it is dropped in that function.
+    """
+
+    note: Callable[[object], None] | None = None
+
+    def __del__(self) -> None:
+        try:
+            sys._getframe(1)
+        except ValueError:
+            if self.note is not None:
+                self.note(self.code)
+
+
+class Exits:
+    """The end of this process, as a rank of the job; one per process, from the first init on."""
+
+    def __init__(self, started: Started, everyone: Intracomm, rank: int) -> None:
+        """Collective over `everyone`, the communicator of all who end together."""
+        self._started = started
+        self._pid = os.getpid()
+        self._rank = rank
+        self._code = 0
+        self._comm = communicators.duplicate(started, everyone)
+        self._leave: Callable[[], None] = lambda: None
+        self._former_hook = sys.excepthook
+        sys.excepthook = self._uncaught
+        _core.finish_on_exit(
+            abort=started.address("MPI_Abort"),
+            ibarrier=started.address("MPI_Ibarrier"),
+            test=started.address("MPI_Test"),
+            finalized=started.address("MPI_Finalized"),
+            finalize=started.address("MPI_Finalize") if started.finalize else 0,
+            comm=started.handle(self._comm),
+            supervised=is_supervised(),
+        )
+        self._former_exit = sys.exit
+        sys.exit = self._exit
+        atexit.register(self._at_exit)
+
+    def before(self, leave: Callable[[], None]) -> None:
+        """What to do first where mpi4py ends MPI, and this rank is not known to have failed."""
+        self._leave = leave
+
+    def _uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> Any:
+        if os.getpid() != self._pid:
+            return self._former_hook(kind, error, trace)
+        self._code = 130 if issubclass(kind, KeyboardInterrupt) else 1
+        only_heard = issubclass(kind, HorovodInternalError)
+        # Without hvdrun an abort of the rank that failed is on its way to this one, which would
+        # add nothing to what that rank has said.
+        if only_heard and not is_supervised():
+            time.sleep(ORIGIN_FIRST_S)
+        print(
+            f"hvdlite: rank {self._rank} on {socket.gethostname()} failed:",
+            file=sys.stderr,
+        )
+        self._former_hook(kind, error, trace)
+        _flush()
+        if only_heard:
+            time.sleep(ORIGIN_FIRST_S)
+
+    def _exit(self, code: Any = None, /) -> NoReturn:
+        if os.getpid() != self._pid:
+            self._former_exit(code)
+        error = _NotedExit(code) if code is not None else _NotedExit()
+        error.note = self._note
+        raise error
+
+    def _note(self, code: object) -> None:
+        # As Python takes it: None is 0, what is not a number is printed and is 1.
+        self._code = 0 if code is None else code if isinstance(code, int) else 1
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        _flush()
+        if self._started.finalize or self._started.MPI.Is_finalized():
+            return  # the rest is done by the exit handlers of the C core
+        # A rank that failed does not tell the others that it leaves: the job ends with its code,
+        # and not with the errors that they would make of it.
+        if self._code and is_supervised():
+            os._exit(self._code & 0xFF)
+        if self._code:
+            self._comm.Abort(self._code & 0xFF)
+        self._leave()
+        wait_quietly(self._comm)
+
+
+def is_supervised() -> bool:
+    """Whether hvdrun's keeper started this process: it reports how the process ends, and hvdrun
+    ends the job. Better than MPI_Abort, after which it is hard to tell who failed first."""
+    return os.environ.get("HVDRUN_KEEPER") == str(os.getppid())
+
+
+def wait_quietly(comm: Intracomm) -> None:
+    """A barrier that uses no core, for however long the others take."""
+    request = comm.Ibarrier()
+    pause_s = 0.0001
+    while not request.Test():
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue

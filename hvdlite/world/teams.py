@@ -1,0 +1,299 @@
+"""A team: the ranks of one process set, and the engine of this process that works with theirs.
+
+Each process set has an engine of its own, with its own shared memory and its own communicator. So
+the operations of one set never wait for those of another, and what fails in one fails there alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hvdlite import _core
+from hvdlite.errors import HorovodInternalError, LaunchError
+from hvdlite.world import communicators
+from hvdlite.world.algorithm_table import Table
+from hvdlite.world.config import Config
+from hvdlite.world.placement import Layout
+from hvdlite.world.shared_memory import lack_of_memory, open_shared
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm, Intracomm
+
+    from hvdlite.gpu.lane import Lane
+    from hvdlite.world.mpi import Started
+
+log = logging.getLogger("hvdlite")
+
+MIB = 1024 * 1024
+PIECE_BYTES = 8 * MIB
+TOO_LARGE = (
+    "there is no memory for its engine; set HVDLITE_BLOCK_BYTES, HVDLITE_INLINE_BYTES or "
+    "HVDLITE_EVENT_LOG to a smaller value"
+)
+# Smaller: the wire waits for the first piece to be reduced on each host, and for nothing after it.
+PIECE_BYTES_BETWEEN_HOSTS = 2 * MIB
+
+
+class _Names(threading.local):
+    """The number of one thread's next unnamed operation, and since when it counts."""
+
+    def __init__(self, thread_count: itertools.count[int]) -> None:
+        # Runs in each thread, at its first use.
+        self.thread = next(thread_count)
+        self.begin(0)
+
+    def begin(self, era: int) -> None:
+        self.era = era
+        thread = f"{self.thread}." if self.thread else ""
+        self.prefix = f"unnamed.{thread}" if not era else f"unnamed.{thread}after join {era}."
+        self.next = 0
+
+
+class Team:
+    """The members of a process set, as one of them sees them.
+
+    ranks: their world ranks, ascending; a member's place in it is its number in the team.
+    """
+
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        rank: int,
+        engine: _core.Engine,
+        comm: Intracomm | None,
+        engine_comm: Intracomm | None = None,
+        progress_thread: bool = True,
+        started: Started | None = None,
+    ) -> None:
+        self.ranks = ranks
+        self.rank = rank
+        self.size = len(ranks)
+        self.engine = engine
+        # For exchanges in Python, and the user's; None in a world of one.
+        self.comm = comm
+        # The engine's own, where there are several hosts.
+        self._engine_comm = engine_comm
+        self._started = started
+        # False where MPI may be called by one thread only.
+        self.progress_thread = progress_thread
+        # The way of GPU tensors, from the first one on.
+        self.lane: Lane | None = None
+        # Bound once: the way of every operation.
+        self.post: Callable[..., _core.Operation] = engine.post
+        self.allreduce_in_place: Callable[..., str | None] = engine.allreduce_in_place
+        # The optimizers of this team, in the order in which every member makes them.
+        self.optimizer_numbers = itertools.count()
+        self._names = _Names(itertools.count())
+        # How often the members have begun to count anew, see `renumber`.
+        self.era = 0
+        # Groups of each kind and name: how many have failed, and the first operation of the last
+        # one that was not seen to have ended. See `hvdlite.collectives.groups`.
+        self.failed_groups: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.open_groups: dict[tuple[str, str], Any] = {}
+        self.most_open_groups = 0
+
+    def unnamed(self) -> str:
+        """The name of the next unnamed operation of the calling thread, the same on every rank that
+        makes the same calls. Threads are counted by their first unnamed operation."""
+        names = self._names
+        if names.era != self.era:
+            names.begin(self.era)
+        number = names.next
+        names.next = number + 1
+        return names.prefix + str(number)
+
+    def next_unnamed(self) -> str:
+        """What `unnamed` will return next in the calling thread."""
+        name = self.unnamed()
+        self._names.next -= 1
+        return name
+
+    def renumber(self) -> None:
+        """Members that have done different things count alike again: the unnamed operations of all
+        threads, under new names, and what has failed. Every member does it at the same place among
+        its operations."""
+        self.era += 1
+        self.failed_groups.clear()
+        self.open_groups.clear()
+
+    def close(self, linger: bool = False) -> None:
+        """Ends the team's work here: what is pending fails. linger: see `_core.Engine.close`."""
+        self.engine.close(linger)
+        if self.lane is not None:
+            self.lane.close()
+
+    def close_together(self) -> None:
+        """Ends the team. Every member calls it; it returns when no message of it is on its way."""
+        self.close(True)
+        if self._started is not None:
+            for comm in self.comms():
+                communicators.free_together(self._started, comm)
+
+    def comms(self) -> list[Intracomm]:
+        """What is to be freed when the team has ended; the same on every member."""
+        return [comm for comm in (self._engine_comm, self.comm) if comm is not None]
+
+    def forked(self) -> None:
+        """In a forked child: nothing works any more."""
+        own = self.ranks[self.rank]
+
+        def refuse(*args: object) -> Any:
+            raise HorovodInternalError(
+                f"this process was forked from rank {own} (a DataLoader worker, for instance) and "
+                "can't take part in collectives; only the rank itself can"
+            )
+
+        self.post = self.allreduce_in_place = refuse
+
+
+def team_of_one(config: Config, layout: Layout) -> Team:
+    """For a world of one, without MPI.
+
+    Raises:
+        LaunchError: there is too little memory.
+    """
+    problem = lack_of_memory(_private_bytes(config, 1))
+    if problem:
+        raise LaunchError(problem)
+    return Team((0,), 0, _engine(config, layout, (0,), -1, None, True, ()), None)
+
+
+def make_team(
+    config: Config,
+    table: Table,
+    started: Started,
+    comm: Intracomm,
+    layout: Layout,
+    ranks: tuple[int, ...],
+) -> Team:
+    """Collective over `comm`, whose ranks are the members; blocks.
+
+    comm: becomes the team's. Between hosts the engine gets a duplicate that is its alone: a message
+        of the one is never taken for one of the other.
+    table: the same on every member.
+    layout: where the members are, by their numbers in `comm`.
+    ranks: their world ranks.
+
+    Raises:
+        LaunchError: a member lacks memory, or MPI communicators; on every member.
+    """
+    local = communicators.split(started, comm, layout.host)
+    memory_fd = -1
+    try:
+        hosts, memory_fd = _share(config, comm, local, layout)
+        shared = Layout(layout.rank, *hosts)
+        several = len(shared.hosts) > 1
+        progress_thread = started.threads_supported() or not several
+        if not progress_thread and layout.rank == 0:
+            log.warning(
+                "%s gives one thread at a time access: collectives make progress only inside "
+                "poll() and synchronize()",
+                started.version(),
+            )
+        engine_comm = communicators.duplicate(started, comm) if several else None
+        engine, problem = None, None
+        try:
+            engine = _engine(
+                config,
+                shared,
+                ranks,
+                memory_fd,
+                None if engine_comm is None else started.wire(engine_comm),
+                progress_thread,
+                table.for_engine(len(shared.hosts)) if several else (),
+            )
+        except (HorovodInternalError, MemoryError, OSError, ValueError) as error:
+            problem = f"rank {ranks[layout.rank]}: {error if str(error) else TOO_LARGE}"
+        problems = sorted({text for text in comm.allgather(problem) if text})
+        if engine is None or problems:
+            if engine is not None:
+                engine.close()
+            if engine_comm is not None:
+                communicators.free_together(started, engine_comm)
+            raise LaunchError("; ".join(problems))
+    finally:
+        communicators.free(local)
+        if memory_fd >= 0:
+            os.close(memory_fd)
+    return Team(ranks, layout.rank, engine, comm, engine_comm, progress_thread, started)
+
+
+def _engine(
+    config: Config,
+    layout: Layout,
+    ranks: tuple[int, ...],
+    memory_fd: int,
+    wire: dict[str, int] | None,
+    progress_thread: bool,
+    algorithms: tuple[tuple[int, int], ...],
+) -> _core.Engine:
+    return _core.Engine(
+        rank=layout.rank,
+        hosts=layout.hosts,
+        host_names=layout.host_names,
+        world_ranks=ranks,
+        memory_fd=memory_fd,
+        wire=wire,
+        progress_thread=progress_thread,
+        inline_bytes=config.inline_bytes,
+        block_bytes=config.block_bytes,
+        segment_bytes=config.segment_bytes,
+        piece_bytes=config.piece_bytes
+        or (PIECE_BYTES if wire is None else PIECE_BYTES_BETWEEN_HOSTS),
+        algorithms=algorithms,
+        deterministic=config.deterministic,
+        event_capacity=config.event_log,
+        stall_warning_s=0.0 if config.stall_check_disable else config.stall_check_time_seconds,
+        stall_shutdown_s=0.0 if config.stall_check_disable else config.stall_shutdown_time_seconds,
+    )
+
+
+def _private_bytes(config: Config, num_hosts: int) -> int:
+    """What knobs make a rank take besides the memory that it shares: events, and a packet from each
+    other host's leader."""
+    return config.event_log * _core.EVENT_BYTES + (num_hosts - 1) * config.inline_bytes
+
+
+def _share(
+    config: Config, everyone: Comm, local: Comm, layout: Layout
+) -> tuple[tuple[tuple[tuple[int, ...], ...], tuple[str, ...]], int]:
+    """The hosts as the engine sees them, and the descriptor of this host's memory (-1: none).
+
+    Ranks of one host that can't share memory are hosts of one rank each for the engine.
+    """
+    descriptor: int | None = -1
+    problem = None
+    try:
+        own_bytes = layout.local_size * _private_bytes(config, len(layout.hosts))
+        if layout.local_size > 1:
+            sizes = layout.size, config.inline_bytes, config.block_bytes
+            size_bytes = _core.memory_bytes(layout.local_size, *sizes)
+            descriptor = open_shared(local, size_bytes, own_bytes)
+        else:
+            problem = lack_of_memory(own_bytes)
+    except MemoryError as error:
+        problem = str(error) or TOO_LARGE
+    answers = everyone.allgather((problem, descriptor is not None))
+    problems = sorted({text for text, _ in answers if text})
+    if problems:
+        if descriptor is not None and descriptor >= 0:
+            os.close(descriptor)
+        raise LaunchError("; ".join(problems))
+    hosts: list[tuple[int, ...]] = []
+    names: list[str] = []
+    for ranks, name in zip(layout.hosts, layout.host_names, strict=True):
+        groups = [ranks] if answers[ranks[0]][1] else [(rank,) for rank in ranks]
+        if len(groups) > 1 and layout.rank == ranks[0]:
+            log.warning("the ranks on %s can't share memory: they send messages instead", name)
+        hosts += groups
+        names += [name] * len(groups)
+    order = sorted(range(len(hosts)), key=lambda i: hosts[i][0])
+    return (tuple(hosts[i] for i in order), tuple(names[i] for i in order)), (
+        -1 if descriptor is None else descriptor
+    )

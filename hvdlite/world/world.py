@@ -1,0 +1,320 @@
+"""The world of this process: init, shutdown, and the ranks.
+
+At any time there is at most one. `active` is None before `init` and after `shutdown`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvdlite import _core
+from hvdlite.errors import LaunchError, NotInitializedError
+from hvdlite.world import algorithm_table, communicators, cpu_threads, gpu_pinning, mpi
+from hvdlite.world.config import Config
+from hvdlite.world.exits import Exits
+from hvdlite.world.placement import Layout
+from hvdlite.world.process_sets import ProcessSet, global_process_set
+from hvdlite.world.teams import Team, make_team, team_of_one
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm, Intracomm
+
+log = logging.getLogger("hvdlite")
+
+LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+
+
+class World:
+    """What `init` makes: where this rank stands, and the team of all ranks."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        team: Team,
+        config: Config,
+        started: mpi.Started | None,
+        table: algorithm_table.Table | None = None,
+        cpus_per_rank: float = 1.0,
+    ) -> None:
+        self.layout = layout
+        self.team = team
+        self.config = config
+        self.started = started
+        # The algorithms between hosts; None in a world of one.
+        self.table = table
+        # Hardware threads of this host, for each of its ranks if all are as this one.
+        self.cpus_per_rank = cpus_per_rank
+        self.rank = layout.rank
+        self.size = layout.size
+        # The registered process sets, by number; 0 is the global one.
+        self.process_sets: dict[int, ProcessSet] = {}
+        # Counts the sets ever registered, on all ranks alike.
+        self.next_process_set = 1
+        # Called when this rank leaves, while the engines still work.
+        self.before_leaving: list[Callable[[], None]] = []
+        # Called when there is a new team, or one less.
+        self.teams_changed: list[Callable[[], None]] = []
+
+    def teams(self) -> list[Team]:
+        """Those of all process sets of which this process is a member."""
+        return [s.team for s in self.process_sets.values() if s.team is not None]
+
+    def note_teams(self) -> None:
+        """There are other teams than before: all are left in good order when the process ends, on
+        every rank in the same order, the world last."""
+        if self.started is not None and self.started.finalize:
+            _core.close_on_exit(tuple(team.engine for team in reversed(self.teams())))
+        for tell in self.teams_changed:
+            tell()
+
+
+active: World | None = None
+
+_exits: Exits | None = None
+_told_child = False
+
+
+def current() -> World:
+    """The world.
+
+    Raises:
+        NotInitializedError: (a ValueError) before `init` and after `shutdown`.
+    """
+    if active is None:
+        raise NotInitializedError
+    return active
+
+
+def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
+    """Makes this process a rank of the world. Does nothing where that is done already.
+
+    Collective: every process of the world calls it, and it returns when all have. A process without
+    an MPI launcher is a world of one, for which no MPI is needed.
+
+    Also pins a GPU (knob `gpu`) and gives torch this rank's share of the host's cores, unless the
+    user has chosen a number of threads.
+
+    Args:
+        comm: An mpi4py communicator, which is duplicated; or a list of ranks of MPI.COMM_WORLD; or
+            None for all of them.
+
+    Raises:
+        LaunchError: The processes can't become one world: a launcher of another MPI, or for
+            torch.distributed without an MPI (knob `alone`), no memory to share. On every rank alike
+            where it concerns all.
+        ConfigError: A variable that can't be parsed.
+        ValueError: `comm` does not contain this process.
+    """
+    global active
+    if active is not None:
+        return
+    config = Config.from_env()
+    _set_log_level(config)
+    parent = mpi.started_by_rank(config.rank_process, os.environ)
+    has_launcher = mpi.launcher_of(os.environ) is not None
+    if not (parent or has_launcher or config.alone) and _is_of_one(comm):
+        mpi.check_alone(os.environ)
+    if parent is not None and comm is None:
+        _tell_child(parent)
+        active = _world_of_one(config)
+    elif comm is None and not has_launcher:
+        active = _world_of_one(config)
+    else:
+        active = _world_of_many(config, comm)
+    global_process_set.register(0, active.team.ranks, active.team)
+    active.process_sets[0] = global_process_set
+    active.note_teams()
+
+
+def shutdown() -> None:
+    """Leaves the world. Not collective, and does not wait for anybody.
+
+    What is pending fails; what others then want of this rank fails there, saying that it has left.
+    `init` works again afterwards, if all ranks call it. Runs by itself when the process ends.
+    """
+    global active
+    world, active = active, None
+    if world is not None:
+        for leave in world.before_leaving:
+            leave()
+        _core.close_on_exit(())
+        for team in world.teams():
+            team.close()
+            communicators.retire(*team.comms())
+        for process_set in world.process_sets.values():
+            process_set.unregister()
+
+
+def _leave_for_good() -> None:
+    """Closes the engine just before MPI is finalized."""
+    if active is not None:
+        for leave in active.before_leaving:
+            leave()
+        for team in reversed(active.teams()):
+            team.close(True)
+
+
+def is_initialized() -> bool:
+    """Whether there is a world: after `init`, before `shutdown`."""
+    return active is not None
+
+
+def rank() -> int:
+    """This process's number in the world, from 0. ValueError before `init`."""
+    return current().rank
+
+
+def size() -> int:
+    """The number of ranks in the world. ValueError before `init`."""
+    return current().size
+
+
+def local_rank() -> int:
+    """This process's number on its host, from 0. ValueError before `init`."""
+    return current().layout.local_rank
+
+
+def local_size() -> int:
+    """The number of ranks on this host. ValueError before `init`."""
+    return current().layout.local_size
+
+
+def cross_rank() -> int:
+    """This process's number among the ranks with its local rank. ValueError before `init`."""
+    return current().layout.cross_rank
+
+
+def cross_size() -> int:
+    """The number of ranks with this local rank, one per host. ValueError before `init`."""
+    return current().layout.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of ranks. ValueError before `init`."""
+    return current().layout.homogeneous
+
+
+def _is_of_one(comm: Intracomm | Sequence[int] | None) -> bool:
+    """Whether the world of a process without an MPI launcher has this one rank."""
+    return comm is None or isinstance(comm, Sequence) or comm.Get_size() == 1
+
+
+def _world_of_one(config: Config) -> World:
+    layout = Layout(0, ((0,),), (socket.gethostname(),))
+    _pin([gpu_pinning.visible_devices(config.gpu)], 0, config)
+    cpus = cpu_threads.cpus_per_rank([cpu_threads.own_cores()], 0)
+    return World(layout, team_of_one(config, layout), config, None, cpus_per_rank=cpus)
+
+
+def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> World:
+    started = mpi.load()
+    mpi.check_launcher(started, os.environ)
+    everyone = mpi.world_comm(started, comm)
+    communicators.free_retired(started, everyone)
+    try:
+        return _world_on(started, everyone, config)
+    except Exception:  # on every rank alike
+        communicators.retire(everyone)
+        raise
+
+
+def _world_on(started: mpi.Started, everyone: Intracomm, config: Config) -> World:
+    """everyone: becomes the world's."""
+    global _exits
+    if _exits is None:
+        _exits = Exits(started, everyone, everyone.Get_rank())
+        _exits.before(_leave_for_good)
+        os.environ["HVDLITE_RANK_PROCESS"] = mpi.rank_process(os.environ)
+    layout = mpi.layout_of(started, everyone, config.host_ranks)
+    _check_settings(everyone, config)
+    table = algorithm_table.agreed(config, everyone)
+    local = communicators.split(started, everyone, layout.host)
+    everyones_cores = local.allgather(cpu_threads.own_cores())
+    everyones_devices = local.allgather(gpu_pinning.visible_devices(config.gpu))
+    communicators.free(local)
+    _pin_together(everyone, everyones_devices, layout.local_rank, config)
+    team = make_team(config, table, started, everyone, layout, tuple(range(layout.size)))
+    _divide_cores(everyones_cores, layout.local_rank)
+    cpus_per_rank = cpu_threads.cpus_per_rank(everyones_cores, layout.local_rank)
+    return World(layout, team, config, started, table, cpus_per_rank)
+
+
+def _check_settings(everyone: Comm, config: Config) -> None:
+    """Raises LaunchError, on every rank, where ranks have different values of what must be equal:
+    they would cut the data differently."""
+    sizes = ("inline", "block", "segment", "piece", "bucket", "first_bucket")
+    names = [*(f"{size}_bytes" for size in sizes), "algorithm", "deterministic", "gpu_collectives"]
+    everyones = everyone.allgather([getattr(config, name) for name in names])
+    for name, values in zip(names, zip(*everyones, strict=True), strict=True):
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                raise LaunchError(
+                    f"HVDLITE_{name.upper()} is {value} on rank {rank} and {values[0]} on rank 0; "
+                    "give all ranks the same (hvdrun passes exported variables to all)"
+                )
+
+
+def _divide_cores(local: Sequence[cpu_threads.Cores], local_rank: int) -> None:
+    """torch gets this rank's share of the cores, never more than it has already."""
+    share = cpu_threads.threads_for(local, local_rank)
+    if not cpu_threads.chosen_by_user(os.environ) and torch.get_num_threads() > share:
+        torch.set_num_threads(share)
+
+
+def _pin(local: Sequence[gpu_pinning.Visible], local_rank: int, config: Config) -> None:
+    choice = gpu_pinning.choose(local, local_rank, config.gpu)
+    gpu_pinning.apply(choice)
+
+
+def _pin_together(
+    everyone: Comm, local: Sequence[gpu_pinning.Visible], local_rank: int, config: Config
+) -> None:
+    """Collective over `everyone`. LaunchError: on another rank that failed."""
+    failure: Exception | None = None
+    try:
+        _pin(local, local_rank, config)
+    except Exception as error:
+        failure = error
+    problem = None if failure is None else f"init failed on rank {everyone.Get_rank()}: {failure}"
+    problems = [text for text in everyone.allgather(problem) if text]
+    if failure is not None:
+        raise failure
+    if problems:
+        raise LaunchError(problems[0])
+
+
+def _set_log_level(config: Config) -> None:
+    log.setLevel(LEVELS[config.log_level])
+
+
+def _tell_child(parent: int) -> None:
+    global _told_child
+    if not _told_child:
+        _told_child = True
+        log.warning(
+            "this process was started by a rank (process %d): it is a world of one here; "
+            "unset HVDLITE_RANK_PROCESS if it should be a rank of a job of its own",
+            parent,
+        )
+
+
+def _after_fork_in_child() -> None:
+    if active is not None:
+        for team in active.teams():
+            team.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
