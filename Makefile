@@ -4,8 +4,8 @@ NP ?= 2
 PYTEST_ARGS ?=
 # Sanitized code is slow: one world of each shape, and no tensors of gigabytes. It keeps what is freed:
 # no measuring of memory.
-SANITIZE_TESTS ?= --world 3 --world 2,1,1 --deselect tests/core/test_large.py \
-    --deselect tests/core/test_memory.py
+SANITIZE_TESTS ?= --world 3 --world 2,1,1 --deselect tests/core/engine/test_large.py \
+    --deselect tests/core/engine/test_memory.py
 
 VENV := .venv
 VENV_MPICH := .venv-mpich
@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 EXTENSION := hvdlite/_core.abi3.so
 C_FILES := $(wildcard hvdlite/_core/*/*.c)
 C_HEADERS := $(wildcard hvdlite/_core/*/*.h)
-C_TEST_FILES := $(wildcard tests/core/*.c)
+C_TEST_FILES := $(wildcard tests/core/*/*.c)
 C_STRICT := -std=c11 -O3 -Wall -Wextra -Werror -DPy_LIMITED_API=0x030A0000
 PYTHON_INCLUDE = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar off -c constraints.txt
@@ -46,7 +46,7 @@ help:
 demo: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/hvdrun -np $(NP) $(BIN)/python examples/digits.py
 
-# Some ten minutes; what is wide is chosen in tests/wide.py and by the marks of the tests.
+# Some ten minutes; what is wide is chosen in tests/harness/wide.py and by the marks of the tests.
 test: build
 	@$(BIN)/python -m pytest -m 'not wide and not long' $(PYTEST_ARGS)
 
@@ -69,7 +69,7 @@ test-properties: build
 
 # Installs nothing: the interpreter has what is needed, or one line says what it lacks.
 test-gpu:
-	@$(PYTHON) tests/gpu/run.py
+	@$(PYTHON) tests/gpu/with_gpu/run.py
 
 # Some twenty minutes; writes benchmarks/results and the figures in docs/benchmarks.md.
 bench: build

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.needs import lacking
-from tests.wide import Shape, Variant, by_turn, slow_to_start
-from tests.worlds import (
+from tests.harness.needs import lacking
+from tests.harness.wide import Shape, Variant, by_turn, slow_to_start
+from tests.harness.worlds import (
     MPIS,
     SESSION_VARIABLE,
     Key,
@@ -149,7 +149,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_wide(items: list[pytest.Item]) -> None:
-    """See tests/wide.py."""
+    """See tests/harness/wide.py."""
     variants = [(item, variant) for item in items if (variant := variant_of(item))]
     shapes: dict[str, set[Shape]] = {}
     for item, variant in variants:

@@ -17,7 +17,7 @@ import hvdlite
 import hvdlite.torch
 from hvdrun.command_line.cli import cli
 from hvdrun.knobs import KNOBS
-from tests.programs import run_program
+from tests.harness.programs import run_program
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "compatibility.md"

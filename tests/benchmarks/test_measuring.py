@@ -18,9 +18,9 @@ from benchmarks.plan import MIB, TINY, Effort, Flavour, Job, Place
 from benchmarks.starting import run_jobs
 from benchmarks.streams import PART_BYTES, Streams
 from benchmarks.tail import time_calls
-from tests.needs import lacking
-from tests.programs import run_program
-from tests.worlds import ROOT
+from tests.harness.needs import lacking
+from tests.harness.programs import run_program
+from tests.harness.worlds import ROOT
 
 COUNT = 1 << 14
 FIVE_ROUNDS = Effort(max_rounds=5, budget_s=1000.0)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.worlds import ROOT
+from tests.harness.worlds import ROOT
 
 # Of what `horovod.torch` offers, as its documentation lists it.
 HOROVODS_NAMES = {

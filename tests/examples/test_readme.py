@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests.programs import run_program
-from tests.worlds import ROOT, python_of
+from tests.harness.programs import run_program
+from tests.harness.worlds import ROOT, python_of
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 

@@ -1,1 +1,0 @@
-"""What runs only where there is a GPU: `make test-gpu PYTHON=...`. pytest does not look here."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import lacking
-from tests.programs import Finished, run_program
-from tests.worlds import MPIS, python_of
+from tests.harness.needs import lacking
+from tests.harness.programs import Finished, run_program
+from tests.harness.worlds import MPIS, python_of
 
 LIMIT_S = 60.0
 

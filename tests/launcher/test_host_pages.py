@@ -9,7 +9,7 @@ import pytest
 from hvdrun.command_line.cli import main
 from hvdrun.errors import LaunchError
 from hvdrun.plan.hosts import Host, parse_hostfile, parse_hosts
-from tests.worlds import ROOT
+from tests.harness.worlds import ROOT
 
 NAMES = ("hosts", "observing", "preflight", "slurm", "supervision")
 PAGES = {name: (ROOT / f"docs/{name}.md").read_text() for name in NAMES}

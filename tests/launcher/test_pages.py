@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from hvdrun.command_line.cli import cli
 from hvdrun.plan.hosts import parse_hostfile
-from tests.programs import Finished
-from tests.worlds import ROOT, python_of
+from tests.harness.programs import Finished
+from tests.harness.worlds import ROOT, python_of
 
 FOLDER = ROOT / "docs" / "launching"
 LIMIT_S = 60.0

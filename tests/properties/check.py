@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tests.harness.worlds import RanksFailed
 from tests.properties.calls import (
     Barrier,
     Join,
@@ -13,7 +14,6 @@ from tests.properties.play import leave, play
 from tests.properties.posted import Outcome
 from tests.properties.programs import Program, Step, cannot_agree, fate, is_empty
 from tests.properties.validity import faults
-from tests.worlds import RanksFailed
 
 LIMIT_S = 20.0
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.harness.worlds import end_tree
 from tests.rig.conftest import Rig
-from tests.worlds import end_tree
 
 HOSTS = ("server1", "server2")
 OTHER_USER = 4242  # needs no entry in /etc/passwd

@@ -18,9 +18,9 @@ import pytest
 
 from benchmarks.rig import lacking as what_a_rig_lacks
 from benchmarks.rig import shared_with_hosts
-from tests.needs import lacking
-from tests.programs import Finished, run_program
-from tests.worlds import MPIS, ROOT, end_tree, python_of
+from tests.harness.needs import lacking
+from tests.harness.programs import Finished, run_program
+from tests.harness.worlds import MPIS, ROOT, end_tree, python_of
 
 HOSTS = 3
 LIMIT_S = 90.0

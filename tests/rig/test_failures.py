@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from tests.worlds import ROOT, end_tree
+from tests.harness.worlds import ROOT, end_tree
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
 

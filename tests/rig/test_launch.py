@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
+from tests.harness.worlds import ROOT
 from tests.rig.conftest import WAITS, three_waiting_ranks
-from tests.worlds import ROOT
 
 pytestmark = pytest.mark.rig
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from tests.harness.programs import run_program
 from tests.launcher.test_pages import SCRIPT, blocks, commands
-from tests.programs import run_program
 
 pytestmark = pytest.mark.rig
 

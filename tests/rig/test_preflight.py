@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import run_program
+from tests.harness.programs import run_program
 
 pytestmark = pytest.mark.rig
 

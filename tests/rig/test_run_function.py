@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.programs import run_program
+from tests.harness.programs import run_program
 
 pytestmark = pytest.mark.rig
 

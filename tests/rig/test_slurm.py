@@ -6,13 +6,13 @@ import subprocess
 
 import pytest
 
-from tests.needs import lacking
-from tests.programs import run_program
+from tests.harness.needs import lacking
+from tests.harness.programs import run_program
+from tests.harness.worlds import ROOT
 from tests.rig import slurm as slurms
 from tests.rig.attack import attack
 from tests.rig.conftest import HOSTS, WAITS, three_waiting_ranks
 from tests.rig.test_launch import WHERE, script
-from tests.worlds import ROOT
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
 

@@ -1,0 +1,202 @@
+"""Where staging blocks are written: into the caches, or past them where these are far apart."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from hvdlite import _core
+from hvdlite.world import world as worlds
+from tests.core import limits, oracles
+from tests.harness.worlds import ROOT
+
+WINDOW, IN_FLIGHT = 8, 4
+BLOCK_BYTES = 128 << 10
+HAS_STORES = platform.machine() == "x86_64"  # that go past the caches
+NEAR, FAR, MEMORY = 0.05, 0.4, 0.1  # ns per byte
+
+
+class Locality:
+    """The core's state machine, fed with blocks of 1000 bytes."""
+
+    def __init__(self, folder):
+        core = ROOT / "hvdlite" / "_core"
+        compiler = (sysconfig.get_config_var("CC") or "cc").split()
+        shared = folder / "locality.so"
+        command = [*compiler, "-std=c11", "-shared", "-fPIC", f"-I{core}", "-o", shared]
+        subprocess.run([*command, core / "host/locality.c"], check=True)
+        library = ctypes.CDLL(str(shared))
+        self._untimed = library.hvdl_locality_untimed
+        self._untimed.restype = ctypes.c_bool
+        self._note = library.hvdl_locality_note
+        self._note.restype = ctypes.c_bool
+        self._note.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint64]
+        self._state = ctypes.create_string_buffer(4096)
+        self.past_cache = False
+
+    def feed(self, cached, past, blocks):
+        """Blocks that take so long, by how they were written; returns how many were written past
+        the caches."""
+        count = 0
+        for _ in range(blocks):
+            count += self.past_cache
+            ns = round(1000 * (past if self.past_cache else cached))
+            if self._note(self._state, 1000, ns, IN_FLIGHT):
+                self.past_cache = not self.past_cache
+        return count
+
+    def untimed(self, blocks):
+        """Returns how often the answer has changed."""
+        changes = sum(self._untimed(self._state) for _ in range(blocks))
+        self.past_cache ^= changes % 2 == 1
+        return changes
+
+
+@pytest.fixture
+def locality(tmp_path):
+    return Locality(tmp_path)
+
+
+def test_a_shared_cache_is_used_for_ever(locality):
+    assert locality.feed(NEAR, MEMORY, 100_000) == 0
+
+
+def test_a_block_that_took_long_now_and_then_changes_nothing(locality):
+    for _ in range(1000):
+        assert locality.feed(NEAR, MEMORY, 3) == 0
+        assert locality.feed(100 * FAR, MEMORY, 5) == 0
+
+
+def test_an_error_costs_few_blocks(locality):
+    locality.feed(FAR, MEMORY, WINDOW)
+    assert locality.feed(NEAR, MEMORY, 10_000) < 100
+
+
+def test_caches_that_are_far_are_passed_but_for_a_look_now_and_then(locality):
+    assert locality.feed(FAR, MEMORY, WINDOW) == 0
+    assert locality.past_cache
+    assert locality.feed(FAR, MEMORY, 100_000) > 98_000
+
+
+def test_it_notices_that_they_are_near_again(locality):
+    locality.feed(FAR, MEMORY, 10_000)
+    assert locality.past_cache
+    locality.feed(NEAR, MEMORY, 4_200)
+    assert not locality.past_cache
+    assert locality.feed(NEAR, MEMORY, 10_000) == 0
+
+
+def test_where_memory_is_no_faster_it_is_tried_rarely(locality):
+    assert 0 < locality.feed(FAR, FAR, 100_000) < 2_000
+
+
+def test_what_nothing_can_correct_is_given_up(locality):
+    locality.feed(FAR, MEMORY, 100)
+    assert locality.past_cache
+    assert locality.untimed(1000) == 0
+    locality.feed(FAR, MEMORY, 1)
+    assert locality.untimed(1000) == 0
+    assert locality.untimed(100) == 1
+    assert not locality.past_cache
+
+
+@functools.cache
+def conveyors(folder: Path) -> ctypes.CDLL:
+    core = ROOT / "hvdlite" / "_core"
+    sources = [
+        core / f"{part}.c"
+        for part in ("host/conveyor", "host/locality", "base/schedule", "host/shm")
+    ]
+    sources += sorted(core.glob("kernels/reduce*.c"))
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()
+    subprocess.run(
+        [*compiler, "-std=c11", "-O1", "-ffp-contract=off", "-shared", "-fPIC", f"-I{core}"]
+        + ["-D_GNU_SOURCE", "-Dclock_gettime=test_clock_gettime"]
+        + ["-o", str(folder / "conveyors.so"), str(Path(__file__).with_name("conveyors.c"))]
+        + [str(source) for source in sources],
+        check=True,
+    )
+    return ctypes.CDLL(str(folder / "conveyors.so"))
+
+
+@pytest.fixture(scope="module")
+def past_bytes(tmp_path_factory):
+    """Runs conveyors under a clock, where a stage of a block takes so long; returns what each rank
+    has written past the caches."""
+    library = conveyors(tmp_path_factory.getbasetemp())
+
+    def run(ranks, ns, ns_past, blocks=32, scatter=False, dtype=_core.FLOAT32, outlier_at=0):
+        counts = (ctypes.c_uint64 * ranks)()
+        size = ctypes.c_size_t
+        elements = blocks * BLOCK_BYTES // (2 if dtype == _core.BFLOAT16 else 4)
+        assert not library.run(
+            *(ranks, int(scatter), dtype, size(elements), 1, size(BLOCK_BYTES)),
+            *(ctypes.c_uint64(number) for number in (ns, ns_past, outlier_at, 3_000_000)),
+            counts,
+        )
+        return list(counts)
+
+    return run
+
+
+@pytest.mark.parametrize("scatter", [False, True], ids=["one host", "several"])
+@pytest.mark.parametrize("dtype", [_core.FLOAT32, _core.BFLOAT16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("ranks", [2, 4, 17])
+def test_all_ranks_follow_what_the_first_one_finds_out(past_bytes, ranks, scatter, dtype):
+    slow, fast = ranks * 10 * BLOCK_BYTES, BLOCK_BYTES // 100
+    found = past_bytes(ranks, slow, fast, scatter=scatter, dtype=dtype)
+    assert [count > 0 for count in found] == [HAS_STORES] * ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_lose_their_core_once_change_nothing(past_bytes, ranks):
+    for outlier_at in range(1, 60):
+        assert past_bytes(ranks, BLOCK_BYTES // 100, 1, outlier_at=outlier_at) == [0] * ranks
+
+
+def reduce_forced(dtype, op, past_cache_on):
+    """Past the caches on some of the ranks, all or none: the result is the closed form's."""
+    hvd.init()
+    forced = hvd.rank() in past_cache_on
+    counters = worlds.current().team.engine.counters
+    before = counters()["past_cache_bytes"]
+    _core.force_past_cache(forced)
+    try:
+        wrong = []
+        for count in (*limits.counts("default knobs", dtype, hvd.size()), 1_000_003):
+            given, expected = oracles.case_of(dtype, op, hvd.rank(), hvd.size(), count)
+            result = hvd.allreduce(given, op=getattr(hvd, op), name=f"{op} {count}")
+            if problem := oracles.mismatch(result, expected, exact=op != "Average"):
+                wrong.append(f"{count} elements: {problem}")
+        rows = torch.arange(100_000.0) + hvd.rank()
+        gathered = hvd.allgather(rows)
+        if (
+            not gathered.view(hvd.size(), -1)
+            .sub(rows - hvd.rank())
+            .T.equal(torch.arange(hvd.size()).expand(100_000, -1))
+        ):
+            wrong.append("allgather")
+        assert not wrong, "\n".join(wrong)
+        alone = worlds.current().layout.local_size == 1
+        passes = forced and not alone and HAS_STORES
+        assert (counters()["past_cache_bytes"] > before) == passes
+    finally:
+        _core.force_past_cache(None)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("2,1")
+@pytest.mark.parametrize(
+    ("dtype", "op"), [("float32", "Sum"), ("bfloat16", "Average"), ("uint8", "Max")]
+)
+@pytest.mark.parametrize("past_cache_on", [(0,), (0, 1, 2)], ids=["one rank", "all ranks"])
+def test_the_results_are_the_same_past_the_caches(world, dtype, op, past_cache_on):
+    world.run(reduce_forced, dtype, op, past_cache_on)

@@ -1,0 +1,402 @@
+"""The exchanges between hosts, up to 64 of them: the core's own state machines over a network in
+memory (simulation.c). What comes out, and how many messages and bytes that took."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import cost
+from hvdlite import _core
+from tests.harness.worlds import ROOT
+
+RING, DIRECT, DOUBLING, GATHER, CHAIN, PAIRWISE = range(6)
+ALLREDUCES = {"ring": RING, "direct": DIRECT, "recursive doubling": DOUBLING}
+HOSTS = (*range(2, 18), 24, 31, 32, 33, 63, 64)
+FEW_HOSTS = (2, 3, 4, 7, 16, 33, 64)
+ACTIVE = 4  # steps of a pairwise exchange that are under way at once
+ANSWERS = (
+    "well",
+    "no memory",
+    "stuck",
+    "a receive of another size",
+    "a message without receiver",
+    "a buffer that was written before its message had left",
+)
+
+by_algorithm = pytest.mark.parametrize("algorithm", ALLREDUCES.values(), ids=ALLREDUCES)
+by_hosts = pytest.mark.parametrize("hosts", HOSTS)
+by_few_hosts = pytest.mark.parametrize("hosts", FEW_HOSTS)
+
+
+@functools.cache
+def library(folder: Path) -> ctypes.CDLL:
+    core = ROOT / "hvdlite" / "_core"
+    parts = ["base/schedule", "net/exchange", "net/pairwise", "net/streams", "net/wire"]
+    sources = [core / f"{part}.c" for part in parts] + sorted(core.glob("kernels/reduce*.c"))
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()
+    subprocess.run(
+        [*compiler, "-std=c11", "-O1", "-ffp-contract=off", "-shared", "-fPIC", f"-I{core}"]
+        + ["-o", str(folder / "simulation.so"), str(Path(__file__).with_name("simulation.c"))]
+        + [str(source) for source in sources],
+        check=True,
+    )
+    return ctypes.CDLL(str(folder / "simulation.so"))
+
+
+class Network:
+    """What went over it: `messages` and `bytes` by sender and receiver; and in how many `ticks`, in
+    each of which a message may go from every host to every other one."""
+
+    def __init__(self, simulation: ctypes.CDLL, hosts: int) -> None:
+        self._simulation = simulation
+        self.hosts = hosts
+        self.messages = torch.zeros((hosts, hosts), dtype=torch.int64)
+        self.bytes = torch.zeros((hosts, hosts), dtype=torch.int64)
+        self.ticks = 0
+
+    def run(
+        self,
+        algorithm,
+        buffers,
+        inputs=(),
+        tables=(None, None, None, None),
+        op=_core.SUM,
+        divisor=1,
+        root=0,
+        segment_bytes=64,
+        seed=0,
+    ):
+        """In place over `buffers`, one of each host. seed 0: everything in step."""
+        dtype = getattr(_core, str(buffers[0].dtype).removeprefix("torch.").upper())
+        ticks = ctypes.c_uint64()
+        addresses = ctypes.c_void_p * self.hosts
+        answer = self._simulation.simulate(
+            *(algorithm, self.hosts, dtype, op, ctypes.c_int64(divisor)),
+            *(ctypes.c_size_t(buffers[0].numel()), root, ctypes.c_size_t(segment_bytes)),
+            addresses(*(buffer.data_ptr() for buffer in buffers)),
+            addresses(*(given.data_ptr() for given in inputs or buffers)),
+            (ctypes.c_void_p * 4)(
+                *(table.data_ptr() if table is not None else 0 for table in tables)
+            ),
+            ctypes.c_uint64(seed),
+            *(ctypes.c_void_p(counted.data_ptr()) for counted in (self.messages, self.bytes)),
+            ctypes.byref(ticks),
+        )
+        assert ANSWERS[answer] == "well"
+        self.ticks = ticks.value
+
+
+@pytest.fixture(scope="session")
+def simulation(tmp_path_factory):
+    return library(tmp_path_factory.mktemp("simulation"))
+
+
+@pytest.fixture
+def network(simulation, hosts):
+    return Network(simulation, hosts)
+
+
+def rounds(hosts):
+    """log2 of the largest power of two, and how many hosts are beyond it."""
+    whole = hosts.bit_length() - 1
+    return whole, hosts - 2**whole
+
+
+def random_floats(hosts, count, dtype=torch.float32):
+    """Sums of these depend on their order."""
+    generator = torch.Generator().manual_seed(hosts * 1000 + count)
+    values = torch.randn((hosts, count), generator=generator, dtype=torch.float64)
+    return list((values * 10.0 ** (values * 2).round()).to(dtype))
+
+
+# ---- what comes out ----
+
+
+@by_algorithm
+@by_hosts
+def test_every_host_gets_the_sum_of_all(network, hosts, algorithm):
+    for count in (0, 1, hosts - 1, hosts, hosts + 1, 16 * hosts + 1, 251):
+        index = torch.arange(count)
+        buffers = [(host + hosts * index).to(torch.int32) for host in range(hosts)]
+        expected = (hosts * (hosts - 1) // 2 + hosts**2 * index).to(torch.int32)
+        network.run(algorithm, buffers, seed=count + 1)
+        assert all(torch.equal(buffer, expected) for buffer in buffers), count
+
+
+@by_algorithm
+@by_few_hosts
+def test_the_average_is_divided_once_and_the_largest_of_all_is_found(network, hosts, algorithm):
+    index = torch.arange(100)
+    given = [1000 * host + (index + host) % hosts for host in range(hosts)]
+    buffers = [each.clone() for each in given]
+    network.run(algorithm, buffers, op=_core.AVERAGE, divisor=hosts, seed=5)
+    expected = torch.stack(given).sum(0) // hosts
+    assert all(torch.equal(buffer, expected) for buffer in buffers)
+    buffers = [(index + host) % hosts for host in range(hosts)]
+    network.run(algorithm, buffers, op=_core.MAX, seed=6)
+    assert all(torch.equal(buffer, torch.full((100,), hosts - 1)) for buffer in buffers)
+
+
+def sum_along_the_ring(given):
+    """Chunk c begins its way at host c."""
+    hosts = len(given)
+    chunks = []
+    for chunk in range(hosts):
+        order = [given[(chunk + step) % hosts].tensor_split(hosts)[chunk] for step in range(hosts)]
+        chunks.append(functools.reduce(torch.add, order))
+    return torch.cat(chunks)
+
+
+def sum_in_host_order(given):
+    return functools.reduce(torch.add, given)
+
+
+def sum_of_halves(given):
+    """Hosts beyond the largest power of two are added to the first ones; then neighbours, twice as
+    many each time."""
+    whole, more = rounds(len(given))
+    level = [given[host] + given[host + 2**whole] for host in range(more)]
+    level += given[more : 2**whole]
+    while len(level) > 1:
+        level = [level[i] + level[i + 1] for i in range(0, len(level), 2)]
+    return level[0]
+
+
+ORDERS = {RING: sum_along_the_ring, DIRECT: sum_in_host_order, DOUBLING: sum_of_halves}
+
+
+@by_algorithm
+@by_hosts
+def test_all_hosts_have_the_same_bits_which_are_those_of_the_documented_order(
+    network, hosts, algorithm
+):
+    buffers = random_floats(hosts, 5 * hosts + 3)
+    expected = ORDERS[algorithm](buffers)
+    buffers = [buffer.clone() for buffer in buffers]
+    network.run(algorithm, buffers, seed=hosts)
+    assert all(torch.equal(buffer, expected) for buffer in buffers)
+
+
+@by_algorithm
+@by_few_hosts
+def test_not_a_number_has_the_same_bits_on_all_hosts_too(network, hosts, algorithm):
+    not_a_number = 0x7FC00000
+    buffers = [
+        torch.full((40,), not_a_number + host, dtype=torch.int32).view(torch.float32)
+        for host in range(hosts)
+    ]
+    network.run(algorithm, buffers, seed=hosts)
+    bits = torch.stack([buffer.view(torch.int32) for buffer in buffers])
+    assert torch.equal(bits, bits[:1].expand_as(bits))
+    assert bool((bits >= not_a_number).all())
+
+
+@by_few_hosts
+def test_the_orders_differ_so_that_the_test_before_can_tell_them_apart(hosts):
+    sums = [order(random_floats(hosts, 5 * hosts + 3)) for order in ORDERS.values()]
+    assert hosts == 2 or not any(torch.equal(sums[i - 1], sums[i]) for i in range(3))
+
+
+@by_few_hosts
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_direct_exchange_rounds_16_bit_floats_once(network, hosts, dtype):
+    generator = torch.Generator().manual_seed(hosts)
+    given = [torch.randn(500, generator=generator).to(dtype) for _ in range(hosts)]
+    expected = sum_in_host_order([each.float() for each in given]).to(dtype)
+    buffers = [each.clone() for each in given]
+    network.run(DIRECT, buffers, seed=9)
+    assert all(torch.equal(buffer, expected) for buffer in buffers)
+    rounded_each_time = sum_in_host_order(given)
+    assert hosts == 2 or not torch.equal(rounded_each_time, expected)
+
+
+@by_few_hosts
+def test_a_broadcast_goes_from_any_root_to_all(network, hosts):
+    for root in {0, 1, hosts - 1}:
+        buffers = [torch.arange(300) * hosts + host for host in range(hosts)]
+        network.run(CHAIN, buffers, root=root, seed=root + 1)
+        assert all(torch.equal(buffer, torch.arange(300) * hosts + root) for buffer in buffers)
+
+
+def gather_case(hosts, sizes):
+    """Buffers with the own part in place; offsets and sizes in bytes; the result."""
+    sizes = torch.tensor(sizes)
+    offsets = sizes.cumsum(0) - sizes
+    whole = torch.arange(int(sizes.sum())).remainder(251).to(torch.uint8)
+    buffers = [torch.zeros_like(whole) for _ in range(hosts)]
+    for buffer, begin, size in zip(buffers, offsets.tolist(), sizes.tolist(), strict=True):
+        buffer[begin : begin + size] = whole[begin : begin + size]
+    return buffers, (None, None, offsets, sizes), whole
+
+
+@by_few_hosts
+def test_an_allgather_takes_parts_of_any_size(network, hosts):
+    sizes = [(host * 37) % 200 for host in range(hosts)]
+    buffers, tables, whole = gather_case(hosts, sizes)
+    network.run(GATHER, buffers, tables=tables, seed=3)
+    assert all(torch.equal(buffer, whole) for buffer in buffers)
+
+
+def pairwise_case(hosts, size_of):
+    """Host a sends size_of(a, b) bytes to b, each 1 + (a * 16 + b) mod 250."""
+    sent = torch.tensor([[size_of(a, b) for b in range(hosts)] for a in range(hosts)])
+    tables = [each.contiguous() for each in (sent.cumsum(1) - sent, sent)]
+    tables += [each.contiguous() for each in (sent.T.cumsum(1) - sent.T, sent.T)]
+
+    def parts(pairs):
+        values = [torch.full((size_of(a, b),), 1 + (a * 16 + b) % 250) for a, b in pairs]
+        return torch.cat(values).to(torch.uint8)
+
+    members = range(hosts)
+    inputs = [parts((host, peer) for peer in members) for host in members]
+    expected = [parts((peer, host) for peer in members) for host in members]
+    return inputs, tables, expected, sent
+
+
+@by_few_hosts
+def test_an_alltoall_takes_parts_of_any_size(network, hosts):
+    inputs, tables, expected, sent = pairwise_case(
+        hosts, lambda a, b: 0 if a == b else (a * 7 + b * 13) % 150
+    )
+    buffers = [torch.zeros_like(each) for each in expected]
+    network.run(PAIRWISE, buffers, inputs, tables, seed=4)
+    assert all(torch.equal(*each) for each in zip(buffers, expected, strict=True))
+    assert torch.equal(network.bytes, sent)
+
+
+# ---- what it takes: the table of docs/design/data-path.md, and cost.md ----
+
+
+def sends_to(hosts, peers_of):
+    """Who sends to whom: 1 or 0."""
+    sends = torch.zeros((hosts, hosts), dtype=torch.int64)
+    for host in range(hosts):
+        for peer in peers_of(host):
+            sends[host, peer] += 1
+    return sends
+
+
+@by_hosts
+@pytest.mark.parametrize("segments", [1, 3])
+def test_a_ring_sends_two_parts_in_h_of_all_but_one_chunk_to_the_next_host(
+    network, hosts, segments
+):
+    elems = 16 * segments * hosts  # a segment of 64 bytes has 16
+    network.run(RING, [torch.ones(elems) for _ in range(hosts)])
+    steps = 2 * (hosts - 1)
+    to_next = sends_to(hosts, lambda host: [(host + 1) % hosts])
+    assert torch.equal(network.messages, steps * segments * to_next)
+    assert torch.equal(network.bytes, steps * 4 * elems // hosts * to_next)
+    assert network.ticks == steps * segments  # the link is never idle
+
+
+@by_hosts
+@pytest.mark.parametrize("segments", [1, 3])
+def test_a_direct_exchange_sends_as_much_to_all_and_waits_twice(network, hosts, segments):
+    elems = 16 * segments * hosts
+    network.run(DIRECT, [torch.ones(elems) for _ in range(hosts)])
+    to_others = sends_to(hosts, lambda host: set(range(hosts)) - {host})
+    assert torch.equal(network.messages, 2 * segments * to_others)
+    assert torch.equal(network.bytes, 2 * 4 * elems // hosts * to_others)
+    assert segments > 1 or network.ticks == 2
+
+
+@by_hosts
+@pytest.mark.parametrize("segments", [1, 3])
+def test_recursive_doubling_sends_the_slice_once_for_each_doubling(network, hosts, segments):
+    elems = 16 * segments
+    network.run(DOUBLING, [torch.ones(elems) for _ in range(hosts)])
+    whole, more = rounds(hosts)
+
+    def peers_of(host):
+        if host >= 2**whole:
+            return [host - 2**whole]
+        folded = [host + 2**whole] if host < more else []
+        return [host ^ 2**k for k in range(whole)] + folded
+
+    sends = sends_to(hosts, peers_of)
+    assert torch.equal(network.messages, segments * sends)
+    assert torch.equal(network.bytes, 4 * elems * sends)
+    assert segments > 1 or network.ticks == whole + (2 if more else 0)
+
+
+@by_few_hosts
+@pytest.mark.parametrize("segments", [1, 6])
+def test_a_chain_sends_each_byte_to_the_next_host_and_segments_follow_each_other(
+    network, hosts, segments
+):
+    root = hosts // 2
+    network.run(CHAIN, [torch.ones(16 * segments) for _ in range(hosts)], root=root)
+    last = (root - 1) % hosts
+    to_next = sends_to(hosts, lambda host: [(host + 1) % hosts] if host != last else [])
+    assert torch.equal(network.messages, segments * to_next)
+    assert torch.equal(network.bytes, 64 * segments * to_next)
+    assert network.ticks == hosts - 1 + segments - 1
+
+
+@by_few_hosts
+def test_a_gather_hands_all_parts_but_one_to_the_next_host(network, hosts):
+    buffers, tables, _ = gather_case(hosts, [128] * hosts)
+    network.run(GATHER, buffers, tables=tables)
+    to_next = sends_to(hosts, lambda host: [(host + 1) % hosts])
+    assert torch.equal(network.messages, 2 * (hosts - 1) * to_next)
+    assert torch.equal(network.bytes, 128 * (hosts - 1) * to_next)
+
+
+@by_few_hosts
+def test_an_alltoall_sends_each_part_once_some_at_a_time(network, hosts):
+    inputs, tables, expected, sent = pairwise_case(hosts, lambda a, b: 64 * (a != b))
+    network.run(PAIRWISE, [torch.zeros_like(each) for each in expected], inputs, tables)
+    assert torch.equal(network.messages, sent // 64)
+    assert torch.equal(network.bytes, sent)
+    assert network.ticks == -(-(hosts - 1) // ACTIVE)
+
+
+COSTS = {RING: cost.ring, DIRECT: cost.direct, DOUBLING: cost.recursive_doubling}
+
+
+@by_algorithm
+@by_hosts
+def test_the_model_counts_the_same_messages_that_wait_for_each_other(network, hosts, algorithm):
+    elems = 16 * hosts
+    # One segment each: 16 float32 of a chunk, or the whole slice.
+    segment_bytes = 64 * hosts if algorithm == DOUBLING else 64
+    network.run(algorithm, [torch.ones(elems) for _ in range(hosts)], segment_bytes=segment_bytes)
+    alphas, _, wire_bytes, _ = COSTS[algorithm](hosts, 4 * elems)
+    assert network.ticks == alphas
+    if algorithm != DOUBLING:  # there the slice waits for itself, and hosts send it less often
+        assert network.bytes.sum(1).tolist() == pytest.approx([wire_bytes] * hosts)
+
+
+@by_algorithm
+@by_few_hosts
+def test_an_empty_slice_costs_no_message(network, hosts, algorithm):
+    network.run(algorithm, [torch.empty(0) for _ in range(hosts)])
+    assert not network.messages.any()
+    assert network.ticks == 0
+
+
+# ---- how long messages are in flight ----
+
+
+def flight_ms(simulation, in_flight, late_ms, gap_ms, ended):
+    simulation.flight_ns.restype = ctypes.c_uint64
+    times = [ctypes.c_uint64(round(ms * 1e6)) for ms in (late_ms, gap_ms)]
+    return simulation.flight_ns(ctypes.c_uint64(in_flight), *times, ctypes.c_uint64(ended)) / 1e6
+
+
+@pytest.mark.parametrize("ended", [1, 16, 64, 1000])
+def test_messages_are_in_flight_for_as_long_as_as_many_take_to_end(simulation, ended):
+    assert flight_ms(simulation, 8, 0, 0.5, ended) == pytest.approx(4, rel=0.02)
+
+
+def test_a_rank_that_is_late_says_little_of_the_wire(simulation):
+    assert flight_ms(simulation, 8, 1000, 0.05, 32) < 1
+    assert flight_ms(simulation, 8, 1000, 0.5, 64) == pytest.approx(4, rel=0.1)

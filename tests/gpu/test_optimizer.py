@@ -1,0 +1,186 @@
+"""DistributedOptimizer on parameters that are on a GPU: its buckets are transfers of the lane."""
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from tests.gpu.stand_in import count_starts, new_lane, on_gpu
+
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.hosts("2,1")]
+
+routes = pytest.mark.parametrize("route", ["group", "staged"])
+
+
+def model_of(to):
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Linear(16, 1)
+    )
+    for module in model:
+        for name, param in list(module.named_parameters()):
+            setattr(module, name, torch.nn.Parameter(to(param.detach().double())))
+    return model
+
+
+def train(to, steps=6, skip=None, **options):
+    """The losses and the parameters at the end. skip: a layer that only rank 0 uses."""
+    model = model_of(to)
+    inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), **options)
+    losses = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(100 * step + hvd.rank())
+        samples = torch.randn(8, 6, generator=generator, dtype=torch.float64)
+        hidden = model[1](model[0](samples))
+        if skip is None or hvd.rank() == 0:
+            hidden = model[2](hidden)
+        loss = (model[3](hidden) - samples.sum(dim=1, keepdim=True)).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, [param.detach().clone() for param in model.parameters()]
+
+
+OPTIONS = {
+    "as it is": {},
+    "one bucket": {"num_groups": 1},
+    "predivided": {"gradient_predivide_factor": 2.0},
+    "a sum": {"op": hvd.Sum, "backward_passes_per_step": 1},
+    "a layer that only rank 0 uses": {"skip": 2},
+    "Adasum": {"op": hvd.Adasum},
+    "16 bit": {"compression": hvd.Compression.bf16},
+}
+
+
+def compare(route, option):
+    lane = new_lane(route)
+    starts = count_starts(lane)
+    expected, params = train(lambda tensor: tensor, **OPTIONS[option])
+    assert not starts
+    losses, on_device = train(on_gpu, **OPTIONS[option])
+    exact = {} if option != "16 bit" else {"rtol": 0.05, "atol": 0.01}
+    problems = []
+    if not torch.allclose(torch.tensor(losses), torch.tensor(expected), **exact):
+        problems.append((losses, expected))
+    problems += [
+        (index, (a - b).abs().max().item())
+        for index, (a, b) in enumerate(zip(on_device, params, strict=True))
+        if not torch.allclose(torch.Tensor(a), b, **exact)
+    ]
+    # The same on every rank, bitwise.
+    flat = torch.cat([torch.Tensor(param).reshape(-1) for param in on_device])
+    everyones = hvd.allgather(flat[None], name="compare")
+    problems += [] if torch.equal(everyones, everyones[:1].expand_as(everyones)) else ["differ"]
+    assert not problems, problems
+    return len(starts), sorted({start.name for start in starts})
+
+
+@routes
+@pytest.mark.parametrize("option", OPTIONS)
+def test_training_gives_what_it_gives_in_host_memory(world, route, option):
+    knobs = {"HVDLITE_FIRST_BUCKET_BYTES": "100", "HVDLITE_BUCKET_BYTES": "500"}
+    every = world.run(compare, route, option, knobs=knobs)
+    starts, names = every[0]
+    assert every == [(starts, names)] * world.size
+    if option != "Adasum":
+        assert starts == 6 * len(names)
+        assert len(names) > 1 or option == "one bucket"
+        assert all(".bucket." in name for name in names)
+
+
+def look_at_the_gradients():
+    """Reduced when backward returns, and in the bucket's memory."""
+    new_lane()
+    model = model_of(on_gpu)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), op=hvd.Sum)
+    model(torch.full((1, 6), float(hvd.rank()), dtype=torch.float64)).sum().backward()
+    got = model[0].weight.grad.clone()
+    alone = model_of(lambda tensor: tensor)
+    expected = torch.zeros_like(got)
+    for rank in range(hvd.size()):
+        alone.zero_grad()
+        alone(torch.full((1, 6), float(rank), dtype=torch.float64)).sum().backward()
+        expected += alone[0].weight.grad
+    assert torch.allclose(torch.Tensor(got), torch.Tensor(expected))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_gradients_are_reduced_when_backward_returns(world):
+    world.run(look_at_the_gradients)
+
+
+def change_the_world():
+    """A lane ends with its world; the optimizer goes on in the next one."""
+    new_lane()
+    model = model_of(on_gpu)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+    for _ in range(2):
+        for _ in range(2):
+            model(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        new_lane()
+
+
+def test_an_optimizer_outlives_its_world(world):
+    world.run(change_the_world)
+
+
+def mix_in_one_model():
+    """Some parameters here, some there."""
+    lane = new_lane()
+    starts = count_starts(lane)
+    model = model_of(lambda tensor: tensor)
+    last = model[3]
+    for name, param in list(last.named_parameters()):
+        setattr(last, name, torch.nn.Parameter(on_gpu(param.detach())))
+    inner = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), op=hvd.Sum)
+    model(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
+    alone = model_of(lambda tensor: tensor)
+    alone(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    wrong = [
+        i
+        for i, (a, b) in enumerate(pairs)
+        if not torch.allclose(torch.Tensor(a.grad), hvd.size() * b.grad)
+    ]
+    optimizer.step()
+    assert not wrong
+    assert len(starts) == 1
+
+
+def test_parameters_here_and_there_in_one_model(world):
+    world.run(mix_in_one_model)
+
+
+def one_backward_more(route):
+    new_lane(route)
+    param = torch.nn.Parameter(on_gpu(torch.zeros(3)))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0))
+
+    def train():
+        for step in range(4):
+            for _ in range(2 if step == 1 and hvd.rank() == 1 else 1):
+                optimizer.zero_grad()
+                param.sum().backward()
+            optimizer.step()
+
+    with pytest.raises(hvd.HorovodInternalError, match="gradients of different") as caught:
+        train()
+    # After it all ranks count alike.
+    for _ in range(2):
+        optimizer.zero_grad()
+        param.sum().backward()
+    return str(caught.value)
+
+
+@pytest.mark.wide_in("2,1")
+@routes
+def test_ranks_that_run_different_numbers_of_backwards_are_told_so(world, route):
+    for failure in world.run(one_backward_more, route):
+        assert "backward 2 of step 2 on rank 1" in failure

@@ -1,0 +1,381 @@
+"""A lane launches what its members agree on in one order, in which order ever they come to it."""
+
+import dataclasses
+import gc
+import sys
+import threading
+import weakref
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from tests.gpu.stand_in import allreduce, lane_for, new_lane, request, result_of
+
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.hosts("2,1")]
+
+routes = pytest.mark.parametrize("route", ["group", "staged"])
+COUNTS = (1, 500, 3, 70_000, 0, 17)
+
+
+def sum_of_ranks():
+    return hvd.size() * (hvd.size() - 1) / 2
+
+
+def start_in_opposite_orders(route):
+    lane = new_lane(route)
+    order = list(range(len(COUNTS)))
+    if hvd.rank() % 2:
+        order.reverse()
+    transfers = {
+        i: allreduce(lane, f"t{i}", torch.full((COUNTS[i],), float(i + hvd.rank()))) for i in order
+    }
+    wrong = []
+    # Each rank also waits in the order in which it has started.
+    for i in order:
+        expected = torch.full((COUNTS[i],), i * hvd.size() + sum_of_ranks())
+        if not torch.equal(result_of(transfers[i]), expected):
+            wrong.append(i)
+    assert not wrong
+
+
+@routes
+def test_transfers_started_in_opposite_orders_complete(world, route):
+    world.run(start_in_opposite_orders, route)
+
+
+def start_kinds_in_opposite_orders(route):
+    lane = new_lane(route)
+    rank, size = hvd.rank(), hvd.size()
+    own = torch.full((size, 2), float(rank))
+    ones = torch.ones(size, dtype=torch.int64)
+    kinds = {
+        "allreduce": lambda: lane.start(request("allreduce", "x", own, "Sum"), own, own.clone()),
+        "broadcast": lambda: lane.start(request("broadcast", "x", own, root=1), own, own.clone()),
+        "allgather": lambda: lane.start(request("allgather", "x", own), own, None),
+        "alltoall": lambda: lane.start(request("alltoall", "x", own, splits=ones), own, None),
+        "reducescatter": lambda: lane.start(
+            request("reducescatter", "x", own, "Sum"), own, own[:1].clone()
+        ),
+    }
+    order = sorted(kinds, reverse=bool(rank % 2))
+    transfers = {kind: kinds[kind]() for kind in order}
+    got = {kind: result_of(transfers[kind])[:, 0].tolist() for kind in order}
+    members = [float(member) for member in range(size)]
+    assert got == {
+        "allreduce": [sum_of_ranks()] * size,
+        "broadcast": [1.0] * size,
+        "allgather": [member for member in members for _ in range(size)],
+        "alltoall": members,
+        "reducescatter": [sum_of_ranks()],
+    }
+
+
+@routes
+def test_kinds_that_share_a_name_may_come_in_any_order(world, route):
+    world.run(start_kinds_in_opposite_orders, route)
+
+
+def start_from_threads(route):
+    """Each thread's transfers are its own; no two threads of a rank come in the same order."""
+    lane = new_lane(route)
+    wrong = []
+
+    def work(thread):
+        for i in range(15):
+            tensor = torch.full((thread + 1,), float(hvd.rank() + i))
+            got = result_of(allreduce(lane, f"{thread}.{i}", tensor))
+            if got.tolist() != [sum_of_ranks() + i * hvd.size()] * (thread + 1):
+                wrong.append((thread, i))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads[:: -1 if hvd.rank() else 1]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@routes
+def test_several_threads_share_a_lane(world, route):
+    world.run(start_from_threads, route)
+
+
+def mix_with_the_engine(route):
+    lane = new_lane(route)
+    rank, size = hvd.rank(), hvd.size()
+    wrong = []
+    for i in range(10):
+        on_host = [
+            lambda i=i: hvd.allreduce_async(torch.full((40_000,), float(i + rank)), name=f"h{i}"),
+            lambda: hvd.allgather_async(torch.full((rank + 1,), float(rank))),
+        ]
+        handles = [start() for start in on_host[:1]]
+        transfer = allreduce(lane, f"g{i}", torch.full((900,), float(i * rank)))
+        handles += [start() for start in on_host[1:]]
+        if rank % 2:
+            got = result_of(transfer)
+        mean, gathered = (hvd.synchronize(handle) for handle in handles)
+        if not rank % 2:
+            got = result_of(transfer)
+        expected = [member for member in range(size) for _ in range(member + 1)]
+        if not (
+            mean.eq(i + sum_of_ranks() / size).all()
+            and gathered.tolist() == expected
+            and got.eq(i * sum_of_ranks()).all()
+        ):
+            wrong.append(i)
+    assert not wrong
+
+
+@routes
+def test_a_lane_and_operations_in_host_memory_go_side_by_side(world, route):
+    world.run(mix_with_the_engine, route)
+
+
+def wait_for_one_that_others_start_later(route):
+    """Turns are given to what all members want: what one of them has not started holds up none."""
+    lane = new_lane(route)
+    late = None
+    if hvd.rank() == 0:
+        late = allreduce(lane, "late", torch.ones(100))
+    got = [result_of(allreduce(lane, f"t{i}", torch.ones(10))).tolist() for i in range(5)]
+    early = late is not None and late.poll()
+    hvd.barrier()
+    late = late or allreduce(lane, "late", torch.ones(100))
+    assert result_of(late).eq(hvd.size()).all()
+    assert got == [[hvd.size()] * 10] * 5
+    assert not early
+
+
+@routes
+def test_a_transfer_that_some_have_not_started_holds_nothing_back(world, route):
+    world.run(wait_for_one_that_others_start_later, route)
+
+
+def poll_until_done(route):
+    lane = new_lane(route)
+    transfer = allreduce(lane, "polled", torch.ones(1000))
+    polls = 0
+    while not transfer.poll():
+        polls += 1
+    # Nobody has waited for it.
+    assert transfer.over
+    assert result_of(transfer).eq(hvd.size()).all()
+
+
+@routes
+def test_a_transfer_makes_progress_while_nobody_waits_for_it(world, route):
+    world.run(poll_until_done, route)
+
+
+def work_without_a_thread(route):
+    """As where MPI may be called by one thread only."""
+    lane = new_lane(route)
+    hvd.global_process_set.team.progress_thread = False
+    order = list(range(6))[:: 1 if hvd.rank() else -1]
+    transfers = {i: allreduce(lane, f"t{i}", torch.full((9,), float(i))) for i in order}
+    assert not any(thread.name == "hvdlite-lane" for thread in threading.enumerate())
+    while not transfers[3].poll():
+        pass
+    return [result_of(transfers[i])[0].item() for i in range(6)]
+
+
+@routes
+def test_without_a_thread_the_lane_goes_on_where_somebody_polls_or_waits(world, route):
+    every = world.run(work_without_a_thread, route)
+    assert every == [[float(i * world.size) for i in range(6)]] * world.size
+
+
+def start_the_same_name_twice():
+    lane = new_lane()
+    text = ""
+    if hvd.rank() == 0:
+        transfer = allreduce(lane, "twice", torch.ones(3))
+        try:
+            allreduce(lane, "twice", torch.ones(3))
+        except ValueError as error:
+            text = str(error)
+    # The others start it only now: until here it was in flight.
+    hvd.barrier()
+    if hvd.rank() != 0:
+        transfer = allreduce(lane, "twice", torch.ones(3))
+    assert result_of(transfer).tolist() == [hvd.size()] * 3
+    # When it is over the name is free again.
+    assert result_of(allreduce(lane, "twice", torch.ones(3))).tolist() == [hvd.size()] * 3
+    return text
+
+
+def test_the_same_kind_and_name_in_flight_is_refused_at_once(world):
+    assert world.run(start_the_same_name_twice)[0] == (
+        "allreduce 'twice': an operation of this kind and name is in flight already; wait for it "
+        "first, or give this one another name"
+    )
+
+
+def watch_the_memory(route):
+    lane = new_lane(route)
+    result_of(allreduce(lane, "first", torch.ones(1)))  # the way is decided
+    problems = []
+    given = torch.full((50_000,), float(hvd.rank()))
+    made = torch.empty_like(given)
+    references = [weakref.ref(given), weakref.ref(made)]
+    if hvd.rank() == 0:
+        transfer = lane.start(request("allreduce", "watched", given, "Sum"), given, made)
+        del given, made
+        if not all(reference() is not None for reference in references):
+            problems.append("a tensor went while the others had not started")
+    hvd.barrier()
+    if hvd.rank() != 0:
+        transfer = lane.start(request("allreduce", "watched", given, "Sum"), given, made)
+        del given, made
+    result = result_of(transfer)
+    gc.collect()
+    if references[0]() is not None:
+        problems.append(f"the input outlives the transfer: {sys.getrefcount(references[0]())}")
+    if not result.eq(sum_of_ranks()).all():
+        problems.append("the result is wrong")
+    del result, transfer
+    gc.collect()
+    if references[1]() is not None:
+        problems.append("the result outlives who asked for it")
+    # Dropped at once: the lane alone knows of it.
+    dropped = torch.ones(1000)
+    reference = weakref.ref(dropped)
+    allreduce(lane, "dropped", dropped)
+    del dropped
+    result_of(allreduce(lane, "last", torch.ones(1)))
+    while lane.is_busy():
+        pass
+    gc.collect()
+    if reference() is not None:
+        problems.append("what nobody waits for is kept")
+    assert not problems
+
+
+@routes
+def test_tensors_live_until_their_work_is_queued_and_no_longer(world, route):
+    world.run(watch_the_memory, route)
+
+
+def watch_the_thread_sleep():
+    """The thread's pauses, noted by a stand-in for its condition's wait."""
+    lane = new_lane()
+    pauses = []
+    asleep = threading.Event()
+    real = lane._changed.wait
+
+    def wait(pause_s=None):
+        pauses.append(pause_s)
+        if pause_s is None:
+            asleep.set()
+        return real(pause_s)
+
+    lane._changed.wait = wait
+    if hvd.rank() == 0:
+        transfer = allreduce(lane, "awaited", torch.ones(3))
+        while len(pauses) < 30:  # the others have not started: it looks again and again
+            pass
+    hvd.barrier()
+    if hvd.rank() != 0:
+        transfer = allreduce(lane, "awaited", torch.ones(3))
+    result_of(transfer)
+    asleep.wait(20.0)
+    idle = len(pauses)
+    for _ in range(50):
+        hvd.allreduce(torch.ones(1))
+    assert pauses[-1] is None
+    assert len(pauses) == idle
+    return max(pause for pause in pauses if pause is not None)
+
+
+def test_an_idle_lane_sleeps_and_a_busy_one_looks_at_least_every_millisecond(world):
+    assert max(world.run(watch_the_thread_sleep)) <= 0.001
+
+
+def work_in_overlapping_sets(route):
+    world_lane = new_lane(route)
+    rank, size = hvd.rank(), hvd.size()
+    first = hvd.add_process_set(range(size - 1))
+    last = hvd.add_process_set([size - 1])
+    lanes = [(world_lane, range(size))]
+    for process_set in (first, last):
+        if process_set.included():
+            lanes.append((lane_for(process_set, route), process_set.ranks))
+    started = []
+    for i in range(4):
+        for lane, members in lanes[:: 1 if rank else -1]:
+            tensor = torch.full((20,), float(rank + 10 * i))
+            transfer = allreduce(lane, f"t{i}", tensor)
+            started.append((transfer, sum(members) + 10 * i * len(members)))
+    wrong = [expected for t, expected in started if not result_of(t).eq(expected).all()]
+    assert not wrong
+    hvd.remove_process_set(first)
+    assert result_of(allreduce(world_lane, "after", torch.ones(2))).tolist() == [size] * 2
+
+
+@routes
+def test_each_process_set_has_a_lane_of_its_own(world, route):
+    world.run(work_in_overlapping_sets, route)
+
+
+def disagree(route):
+    lane = new_lane(route)
+    rank = hvd.rank()
+    texts = []
+    for _ in range(2):
+        good = [allreduce(lane, f"good {i}", torch.ones(9)) for i in range(3)]
+        bad = allreduce(lane, "bad", torch.ones(4 if rank == 1 else 3))
+        good += [allreduce(lane, f"good {i}", torch.ones(9)) for i in range(3, 6)]
+        texts.append(bad.wait())
+        assert all(result_of(transfer).eq(hvd.size()).all() for transfer in good)
+    bad = allreduce(lane, "bad", torch.ones(3), "Max" if rank == 1 else "Sum")
+    texts.append(bad.wait())
+    return texts
+
+
+@routes
+def test_a_disagreement_fails_on_every_rank_alike_and_takes_no_turn(world, route):
+    (texts,) = set(map(tuple, world.run(disagree, route)))
+    shapes, again, ops = texts
+    assert shapes == again
+    assert "allreduce 'bad': " in shapes
+    assert "rank 1 on " in shapes
+    assert "float32[4]" in shapes
+    assert "float32[3]" in shapes
+    assert "Max" in ops
+    assert "Sum" in ops
+
+
+def meet_a_tensor_in_host_memory():
+    lane = new_lane()
+    if hvd.rank() == 1:
+        try:
+            hvd.allreduce(torch.ones(3), name="x", op=hvd.Sum)
+        except hvd.HorovodInternalError as error:
+            text = str(error)
+    else:
+        text = allreduce(lane, "x", torch.ones(3)).wait()
+    assert result_of(allreduce(lane, "x", torch.ones(3))).eq(hvd.size()).all()
+    return text
+
+
+def test_a_gpu_tensor_against_one_in_host_memory_is_a_disagreement(world):
+    (text,) = set(world.run(meet_a_tensor_in_host_memory))
+    assert "rank 1 on " in text
+    assert "a tensor in host memory" in text
+    assert "a tensor on a GPU" in text
+    assert "make the device the same on every rank" in text
+
+
+def agree_only_in_a_kind():
+    lane = new_lane()
+    kind = "broadcast" if hvd.rank() == 1 else "allreduce"
+    unnamed = dataclasses.replace(request(kind, "x", torch.ones(3)), unnamed=True)
+    return lane.start(unnamed, torch.ones(3), torch.ones(3)).wait()
+
+
+def test_unnamed_transfers_of_different_kinds_are_an_error_and_no_hang(world):
+    (text,) = set(world.run(agree_only_in_a_kind))
+    assert "broadcast" in text
+    assert "allreduce" in text

@@ -1,0 +1,102 @@
+"""What `make test` leaves to `make test-wide`."""
+
+import itertools
+
+import pytest
+
+from tests.conftest import mark_wide
+from tests.harness.wide import Variant, by_turn, slow_to_start
+from tests.harness.worlds import MPIS
+
+pytest_plugins = ["pytester"]
+
+ONE_HOST = [2, 3, 7, 1]
+SEVERAL = ["1,1", "2,2", "2,1,1"]
+
+
+def kept(shapes, others, mpis=MPIS):
+    variants = [Variant(*parts) for parts in itertools.product(mpis, shapes, others)]
+    return [v for v, wide in zip(variants, by_turn(variants), strict=True) if not wide]
+
+
+@pytest.mark.parametrize("parameters", [1, 2, 3, 10])
+@pytest.mark.parametrize(
+    ("shapes", "first"),
+    [
+        (ONE_HOST, 2),
+        (SEVERAL, "1,1"),
+        (ONE_HOST + SEVERAL, "1,1"),
+        ([3], 3),
+        ([None], None),
+    ],
+)
+def test_every_variant_is_run_once_and_the_first_under_every_mpi(shapes, first, parameters):
+    runs = kept(shapes, range(parameters))
+    variants = [(run.shape, run.others) for run in runs]
+    expected = [*itertools.product(shapes, range(parameters)), (first, 0)]
+    assert sorted(variants, key=str) == sorted(expected, key=str)
+    assert {run.mpi for run in runs if (run.shape, run.others) == (first, 0)} == set(MPIS)
+
+
+def test_with_two_parameters_every_mpi_sees_every_shape():
+    shapes = ONE_HOST + SEVERAL
+    runs = kept(shapes, ["a", "b"])
+    assert {(run.mpi, run.shape) for run in runs} == set(itertools.product(MPIS, shapes))
+
+
+def test_nothing_is_wide_where_there_is_one_mpi():
+    assert len(kept(ONE_HOST, ["a", "b"], MPIS[1:])) == 2 * len(ONE_HOST)
+
+
+COLLECTED = """
+import pytest
+
+@pytest.fixture(params=["openmpi", "mpich"])
+def python(request):
+    return request.param
+
+@pytest.mark.parametrize(("end", "code"), [("exit", 3), ("abort", 7), ("kill", 137)])
+@pytest.mark.parametrize("host", ["a", "b", pytest.param("c", marks=pytest.mark.wide)])
+def test_ends(python, end, code, host):
+    pass
+
+@pytest.mark.wide_in("mpich")
+def test_examples(python):
+    pass
+
+def test_without_an_mpi():
+    pass
+"""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnknownMarkWarning")
+def test_what_pytest_collects_is_marked(pytester):
+    pytester.makepyfile(COLLECTED)
+    items, _ = pytester.inline_genitems("-p", "no:cacheprovider")
+    mark_wide(items)
+    names = {item.name for item in items if not item.get_closest_marker("wide")}
+    assert names == {
+        *("test_ends[openmpi-a-exit-3]", "test_ends[mpich-a-exit-3]"),
+        *("test_ends[mpich-a-abort-7]", "test_ends[openmpi-a-kill-137]"),
+        *(
+            "test_ends[mpich-b-exit-3]",
+            "test_ends[openmpi-b-abort-7]",
+            "test_ends[mpich-b-kill-137]",
+        ),
+        *("test_examples[openmpi]", "test_without_an_mpi"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("shapes", "slow"),
+    [
+        ({1, 2, 3, 4, 7, "2,1", None}, {4, 7}),
+        ({2, 3}, set()),
+        ({4, "2,1"}, set()),  # there are no smaller ones
+        ({2, 4}, set()),
+        ({2, 3, "1,1", "2,1", "2,2", "1,3,3"}, {"2,2", "1,3,3"}),
+        ({2, 3, "2,2", "2,1"}, set()),
+    ],
+)
+def test_the_largest_of_several_worlds_are_wide(shapes, slow):
+    assert slow_to_start(shapes) == slow

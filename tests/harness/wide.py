@@ -1,0 +1,74 @@
+"""Which tests are wide: the same thing once more, in another shape or under the other MPI.
+
+`make test` leaves them out, for its time; `make test-wide` runs them. A test or a parameter is wide
+by its mark `wide`, in some of its worlds or under one MPI by its mark `wide_in`, in the largest of
+several worlds, whose many ranks take long to come up, or by turn:
+
+The variants of a test are the shapes of its world times its other parameters. `make test` runs each
+of them under one MPI, and the MPIs take turns, so that with two parameters or more each MPI sees
+each shape. One variant it runs under every MPI: the first on several hosts, as what is between them
+goes through MPI; where the test has none of these, its first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.harness.worlds import MPIS
+
+Shape = int | str | None  # ranks on one host, or a layout such as "2,1"
+
+FEW_RANKS = 3
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of a test."""
+
+    mpi: str
+    shape: Shape
+    others: Hashable = None  # the other parameters
+
+    @property
+    def on_several_hosts(self) -> bool:
+        return isinstance(self.shape, str)
+
+
+def num_ranks(shape: Shape) -> int:
+    """
+    >>> num_ranks(3), num_ranks("2,1"), num_ranks(None)
+    (3, 3, 0)
+    """
+    return shape if isinstance(shape, int) else sum(map(int, shape.split(","))) if shape else 0
+
+
+def slow_to_start(shapes: Collection[Shape]) -> set[Shape]:
+    """Of a test's shapes those of more ranks, where several smaller ones of the same kind (one
+    host, several hosts) show the same."""
+    slow: set[Shape] = set()
+    for kind in (int, str):
+        of_kind = [shape for shape in shapes if isinstance(shape, kind)]
+        large = {shape for shape in of_kind if num_ranks(shape) > FEW_RANKS}
+        if len(of_kind) - len(large) > 1:
+            slow |= large
+    return slow
+
+
+def by_turn(variants: Sequence[Variant]) -> list[bool]:
+    """Of all the variants of one test: whether each is wide, as its turn is the other MPI's."""
+    if len({variant.mpi for variant in variants}) < 2:
+        return [False] * len(variants)
+    # Those on several hosts come first.
+    shapes = _numbers(v.shape for v in sorted(variants, key=lambda v: not v.on_several_hosts))
+    others = _numbers(variant.others for variant in variants)
+    numbers = [shapes[variant.shape] + others[variant.others] for variant in variants]
+    return [
+        number > 0 and (number + MPIS.index(variant.mpi)) % len(MPIS) != 0
+        for number, variant in zip(numbers, variants, strict=True)
+    ]
+
+
+def _numbers(things: Iterable[Hashable]) -> dict[Hashable, int]:
+    """Each with its place in the order in which they first come."""
+    return {thing: place for place, thing in enumerate(dict.fromkeys(things))}

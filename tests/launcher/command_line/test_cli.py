@@ -1,0 +1,259 @@
+import functools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvdrun
+from hvdlite import run_function
+from hvdrun.agent.frames import SECRET, frame
+from hvdrun.command_line.cli import cli, double_dashes, main, parse_exports
+from hvdrun.errors import UsageError, exit_codes
+from tests.harness.needs import lacking
+
+
+def normalised(*words):
+    return double_dashes(cli, cli.make_context("hvdrun", ["true"]), words)
+
+
+@pytest.mark.parametrize(
+    ("given_words", "meant"),
+    [
+        (["-np", "4", "python"], ["--num-proc", "4", "python"]),
+        (["-np=4", "python"], ["--num-proc=4", "python"]),
+        (["-hostfile", "f", "-np", "2", "x"], ["--hostfile", "f", "--num-proc", "2", "x"]),
+        (["-H", "-np", "x"], ["-H", "-np", "x"]),
+        (["--verbose", "-np", "2", "x"], ["--verbose", "--num-proc", "2", "x"]),
+        (["-np", "2", "mpi", "-np", "3"], ["--num-proc", "2", "mpi", "-np", "3"]),
+        (["--", "-np", "3"], ["--", "-np", "3"]),
+    ],
+)
+def test_long_options_with_one_dash_work_and_the_programs_own_are_left_alone(given_words, meant):
+    assert normalised(*given_words) == meant
+
+
+def test_exports_are_names_with_or_without_a_value():
+    assert parse_exports(["A", "B=", "C=x=y"]) == {"A": None, "B": "", "C": "x=y"}
+    with pytest.raises(UsageError, match="-x 1A"):
+        parse_exports(["1A=2"])
+
+
+def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for part in ("What to run", "Where", "Examples", "hvdrun -np 4 python train.py", "Exit codes"):
+        assert part in text
+    for line in exit_codes().splitlines():
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 64, "no COMMAND"),
+        (["-np", "0", "true"], 64, "--num-proc"),
+        (["-np", "two", "true"], 64, "'two'"),
+        (["-np", "1000000", "true"], 64, "--num-proc"),
+        (["-np", "2", ""], 64, "COMMAND is an empty word"),
+        (["--start-timeout", "nan", "true"], 64, "'nan' is no number"),
+        (["--start-timeout", "0", "true"], 64, "--start-timeout"),
+        (["--no-such-option", "true"], 64, "--no-such-option"),
+        (["-x", "a b", "true"], 64, "-x a b"),
+        (["--mpi-args", "'", "true"], 64, "--mpi-args"),
+        (["--binding-args", "'", "true"], 64, "--binding-args"),
+        (["-H", "no-such-user@localhost:2", "true"], 64, "leave the user out, or start hvdrun as"),
+        (["-H", "a", "--hostfile", "f", "true"], 64, "leave one of them out"),
+        (["-H", "a:0", "true"], 65, "-H, entry 1"),
+        (["--hostfile", "/no/such/file", "true"], 65, "/no/such/file: No such file"),
+        (["-H", "localhost:2", "-np", "3", "true"], 66, "-np 3"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_with_its_own_exit_code(words, code, message, capsys):
+    assert main(words) == code
+    said = capsys.readouterr().err
+    assert said.startswith("hvdrun: ")
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def test_a_working_directory_that_was_removed_is_said(monkeypatch, tmp_path, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["-np", "1", "true"]) == 64
+    assert "the working directory has been removed" in capsys.readouterr().err
+
+
+def test_ones_own_user_may_stand_before_this_machine(capsys):
+    assert (
+        main(["-H", f"{pwd.getpwuid(os.getuid()).pw_name}@localhost:2", "--dry-run", "true"]) == 0
+    )
+    assert "-H localhost:2 " in capsys.readouterr().out
+
+
+def test_a_dry_run_shows_the_command_and_runs_nothing(capsys, tmp_path):
+    assert main(["-np", "2", "--dry-run", "touch", str(tmp_path / "made")]) == 0
+    assert "-np 2 " in capsys.readouterr().out
+    assert not (tmp_path / "made").exists()
+
+
+def completions(*words):
+    """What the shell is told when TAB follows the words."""
+    environ = {
+        **os.environ,
+        "_HVDRUN_COMPLETE": "bash_complete",
+        "COMP_WORDS": "\n".join(("hvdrun", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    command = [sys.executable, "-m", "hvdrun"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--vers"], ["plain,--version"]),
+        (["--mpi", "open"], ["plain,openmpi"]),
+        (["-np", "2", "--mpi", "open"], ["plain,openmpi"]),
+        (["--hostfile", "ho"], ["file,ho"]),
+        (["-np", "2", "python", "tr"], ["file,tr"]),
+        (["python", "--vers"], ["file,--vers"]),
+    ],
+)
+def test_tab_completes_options_and_their_values_and_then_files(words, expected):
+    assert completions(*words) == expected
+
+
+COMPLETE = {
+    "bash": "COMP_WORDS=(hvdrun --vers) COMP_CWORD=1; _hvdrun_completion hvdrun; echo $COMPREPLY",
+    # zsh's own part of it needs a terminal: what it is asked to do is shown.
+    "zsh": (
+        "words=(hvdrun --vers); CURRENT=2;"
+        ' compadd() { echo "${completions[@]}" }; _describe() { eval "echo \\${$3%%:*}" };'
+        " _hvdrun_completion"
+    ),
+}
+
+
+@pytest.mark.parametrize("shell", sorted(COMPLETE))
+def test_completion_works_in_the_shell_that_sources_it(shell, tmp_path):
+    if shutil.which(shell) is None:
+        lacking(f"no {shell} (Debian: apt-get install {shell})")
+    hvdrun = tmp_path / "hvdrun"
+    hvdrun.write_text(f'#!/bin/sh\nexec {sys.executable} -m hvdrun "$@"\n')
+    hvdrun.chmod(0o755)
+    source = f'compdef() {{ :; }}; eval "$(hvdrun --completion {shell})"; {COMPLETE[shell]}'
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [shell, "-c", source], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["--version"], done.stderr
+
+
+HEAVY = {
+    "torch",
+    "hvdlite",
+    "numpy",
+    "mpi4py.MPI",
+    "rich",
+    "asyncio",
+    "importlib.metadata",
+    "textwrap",
+}
+
+
+def test_starting_loads_nothing_heavy():
+    code = (
+        "import sys; from hvdrun.command_line.cli import main;"
+        "main(['-np', '2', '--dry-run', 'true']);"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "hvdrun.plan.command" in done.stderr.split()
+    assert not HEAVY & set(done.stderr.split())
+
+
+@pytest.mark.parametrize("role", ["rank", "host"])
+def test_the_agents_load_little(role):
+    """They start beside each rank, and their imports are on the way of each."""
+    agent = Path(hvdrun.__file__).parent / "agent" / "agent.py"
+    arguments = {"rank": ["rank", "true"], "host": ["host", "true"]}[role]
+    command = [sys.executable, "-I", "-S", "-X", "importtime", str(agent), *arguments]
+    told = frame(SECRET, payload=b"secret") if role == "host" else b""
+    done = subprocess.run(command, input=told, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
+    assert "hvdrun.agent.frames" in loaded
+    assert not loaded & {
+        "subprocess",
+        "json",
+        "click",
+        "typing_extensions",
+        "hvdrun.command_line.cli",
+    }
+    light = {
+        "re",
+        "ctypes",
+        "contextlib",
+        "enum",
+        "collections",
+        "socket",
+        "hvdrun.agent.local_ranks",
+    }
+    assert role == "host" or not loaded & light
+
+
+# Interrupts itself at the import of that number after hvdrun.command_line.cli, or of that name.
+INTERRUPTS_ITSELF = """
+import os, signal, sys
+count = None
+def hook(event, arguments):
+    global count
+    if event == "import":
+        if count is not None or arguments[0] == "hvdrun.command_line.cli":
+            count = 0 if count is None else count + 1
+        if {at!r} in (count, arguments[0]):
+            os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(hook)
+"""
+
+
+def interrupted(folder, at, *command, **options):
+    (folder / "sitecustomize.py").write_text(INTERRUPTS_ITSELF.format(at=at))
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, **options
+    )
+
+
+HVDRUN = str(Path(sys.executable).with_name("hvdrun"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [HVDRUN],
+        pytest.param([sys.executable, "-m", "hvdrun"], marks=pytest.mark.wide),
+        pytest.param([sys.executable, "-c", run_function.HVDRUN], marks=pytest.mark.wide),
+    ],
+    ids=["hvdrun", "python -m hvdrun", "hvdlite.run"],
+)
+@pytest.mark.parametrize("at", [0, 1, 10, 60, "hvdrun.plan.facts", "hvdrun.job.supervise"])
+def test_ctrl_c_before_the_start_is_answered_wherever_it_falls(at, command, tmp_path):
+    done = interrupted(tmp_path, at, *command, "-np", "2", "echo", "started")
+    said = "hvdrun: Ctrl-C: no rank has been started"
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", said)
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path):
+    """As in a shell script's background."""
+    ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    done = interrupted(tmp_path, "hvdrun.plan.facts", HVDRUN, "--version", preexec_fn=ignored)
+    assert (done.returncode, done.stderr) == (0, "")

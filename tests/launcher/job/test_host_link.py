@@ -1,0 +1,216 @@
+"""hvdrun's end of a connection to another host."""
+
+import contextlib
+import os
+import selectors
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hvdrun.agent.frames import END, MAGIC, OUT, PING, PING_EVERY_S, SECRET, frame, unpack
+from hvdrun.agent.host_agent import split_ssh
+from hvdrun.job.host_link import HostLink
+from hvdrun.machine.environment import LINK
+from tests.harness.worlds import ROOT, end_tree
+
+SECRET_OF_JOB = "0123456789abcdef"
+
+
+@pytest.mark.parametrize("last_first", [False, True])
+def test_a_connection_that_ends_with_words_on_stderr_may_be_closed_before_they_are_read(last_first):
+    """Both are ready at once, and what is read first closes the other."""
+    selector = selectors.DefaultSelector()
+    near, far = socket.socketpair()
+    reader, writer = os.pipe()
+    closed = []
+    link = HostLink(
+        *(
+            "server9",
+            near,
+            reader,
+            SECRET_OF_JOB,
+            selector,
+            lambda *_: None,
+            lambda _: None,
+            lambda _: None,
+        ),
+        closed.append,
+    )
+    os.write(writer, b"Connection refused\n")
+    os.close(writer)
+    far.close()
+    ready = sorted(selector.select(1.0), key=lambda event: event[0].fd == reader)
+    assert len(ready) == 2
+    for key, _ in reversed(ready) if last_first else ready:
+        key.data()
+    assert closed == [link]
+    assert link.errors == b"Connection refused\n"
+    selector.close()
+
+
+@contextlib.contextmanager
+def link_to_a_host():
+    """hvdrun's end, its selector, and the host's end."""
+    nothing = (lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
+    reader, writer = os.pipe()
+    near, far = socket.socketpair()
+    far.settimeout(1.0)
+    with selectors.DefaultSelector() as selector, far:
+        link = HostLink("server9", near, reader, SECRET_OF_JOB, selector, *nothing)
+        yield link, selector, far
+        link.close()
+    os.close(writer)
+
+
+def read_what_is_there(selector):
+    for key, _ in selector.select(1.0):
+        key.data()
+
+
+def test_a_host_that_comes_up_while_nothing_is_read_gets_signs_of_life():
+    """Else its agent would take hvdrun for dead."""
+    with link_to_a_host() as (link, selector, far):
+        link.pause(True)
+        far.send(MAGIC + frame(PING, payload=b"0"))
+        read_what_is_there(selector)
+        link.pause(True)
+        assert link.tick(time.monotonic() + PING_EVERY_S)
+        assert [kind for kind, *_ in unpack(bytearray(far.recv(100)))] == [SECRET, PING]
+        far.send(frame(PING, payload=b"0"))
+        assert not selector.select(0)  # from now on what it says waits
+
+
+def test_a_host_that_ends_with_a_grace_can_be_told_that_there_is_none():
+    with link_to_a_host() as (link, selector, far):
+        far.send(MAGIC)
+        read_what_is_there(selector)
+        link.end(3.0)
+        link.end(0)
+        with far.makefile("rb") as heard:
+            frames = unpack(bytearray(heard.read()))
+        expected = [(SECRET, SECRET_OF_JOB.encode()), (END, b"30"), (END, b"0")]
+        assert [(kind, payload) for kind, _, payload in frames] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["a", "orted", "-x", "b"], ([], "a", ["orted", "-x", "b"])),
+        (["-x", "a", "orted"], (["-x"], "a", ["orted"])),
+        # As the MPI operator of Kubernetes has it set for Open MPI.
+        (["-o", "ConnectionAttempts=10", "a"], (["-o", "ConnectionAttempts=10"], "a", [])),
+        (["-oPort=3", "-p", "22", "a", "b"], (["-oPort=3", "-p", "22"], "a", ["b"])),
+    ],
+)
+def test_options_that_mpi_gives_to_ssh_come_before_the_host(arguments, expected):
+    assert split_ssh(arguments) == expected
+
+
+AGENT = (sys.executable, "-I", "-S", str(ROOT / "launcher" / "agent" / "agent.py"))
+
+
+def host_agent(secret, daemon):
+    process = subprocess.Popen(
+        [*AGENT, "host", daemon], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
+    process.stdin.write(frame(SECRET, payload=secret.encode()))
+    return process
+
+
+def frames_of(process):
+    """Kind and payload of each, as they come."""
+    buffer, begun = bytearray(), False
+    while data := process.stdout.read(1 << 16):
+        buffer += data
+        if not begun and MAGIC in buffer:
+            del buffer[: buffer.index(MAGIC) + len(MAGIC)]
+            begun = True
+        if begun:
+            for kind, _, payload in unpack(buffer):
+                yield kind, payload
+
+
+# With a file in shared memory, as MPIs have it and leave it.
+SAVES_WHEN_IT_IS_TO_END = """
+import mmap, signal, time
+asked = []
+def save(*_):
+    asked.append(1)
+    with open({saved!r}, "a") as file:
+        file.write("TERM\\n")
+    print("saving", flush=True)
+signal.signal(signal.SIGTERM, save)
+with open({shared!r}, "w+b") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)
+print("up", flush=True)
+while not asked:
+    time.sleep(0.05)
+time.sleep(0.4)
+"""
+
+
+def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(tmp_path):
+    """Its daemon says that it has lost mpirun, and nobody is there to be told."""
+    secret = f"test-{os.getpid()}"
+    saved = tmp_path / "saved"
+    shared = Path(f"/dev/shm/vader_segment.{secret}")
+    program = SAVES_WHEN_IT_IS_TO_END.format(shared=str(shared), saved=str(saved))
+    rank = shlex.join(["env", f"{LINK}={secret}", *AGENT, "rank", sys.executable, "-c", program])
+    process = host_agent(secret, f"{rank} & while echo lost; do sleep 0.01; done")
+    try:
+        said = b""
+        for kind, payload in frames_of(process):
+            process.stdin.write(frame(PING))
+            said += payload if kind == OUT else b""
+            if b"up\n" in said:
+                break
+        process.stdout.close()
+        process.stdin.close()
+        process.wait(30)
+        assert saved.read_text() == "TERM\n"  # and not once more while it is at it
+        assert not shared.exists()
+    finally:
+        end_tree(process)
+        shared.unlink(missing_ok=True)
+
+
+def test_a_host_agent_hears_that_it_is_to_end_while_nobody_reads_what_it_says():
+    """hvdrun's own reader stands still, and hvdrun lives."""
+    process = host_agent(SECRET_OF_JOB, "exec yes")
+    try:
+        assert next(frames_of(process))
+        time.sleep(1.0)  # by then the pipe is full
+        process.stdin.write(frame(END, payload=b"0"))
+        deadline = time.monotonic() + 30.0
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(frame(PING))
+            time.sleep(0.2)
+    finally:
+        end_tree(process)
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tmp_path):
+    """MPI's daemon there does not stop talking."""
+    go = tmp_path / "go"
+    daemon = f"while [ ! -e {go} ]; do :; done; exec yes"
+    process = host_agent(SECRET_OF_JOB, daemon)
+    try:
+        process.stdin.write(frame(END, payload=b"0") + frame(PING))
+        pings = (kind for kind, _ in frames_of(process) if kind == PING)
+        assert [next(pings), next(pings)]  # one at its start, and the answer
+        go.touch()
+        process.wait(30)
+    finally:
+        end_tree(process)
+        process.stdin.close()
+        process.stdout.close()

@@ -1,0 +1,280 @@
+"""`hvdlite.run`: a function as a job."""
+
+import base64
+import os
+import pickle
+import signal
+import subprocess
+import textwrap
+
+import psutil
+import pytest
+
+from hvdlite.errors import LaunchError, RankError
+from hvdlite.run_function import MARK, VARIABLE, _Job
+from tests.harness.worlds import end_tree, python_of
+
+LIMIT_S = 90.0
+
+
+def notebook(python, cells):
+    """A program that has no file, and whose standard output is none, as in a notebook."""
+    program = f"""
+import io, sys
+shown = sys.stdout
+class Cell(io.StringIO):
+    def write(self, text):
+        shown.write(text)
+sys.stdout = Cell()
+{textwrap.dedent(cells)}
+"""
+    return subprocess.run(
+        [python, "-"], input=program, capture_output=True, text=True, timeout=LIMIT_S
+    )
+
+
+@pytest.mark.wide_in("openmpi")
+def test_results_come_by_rank_from_a_function_that_has_no_file(python):
+    done = notebook(
+        python,
+        """
+        import hvdlite as hvd, torch
+
+        class Point:
+            def __init__(self, x):
+                self.x = x
+
+        def helper(rank):
+            return Point(rank + 10)
+
+        def work(base, *, name):
+            hvd.init()
+            print(name, hvd.rank(), end="")
+            total = hvd.allreduce(torch.tensor([hvd.rank() + base]), op=hvd.Sum).item()
+            return helper(hvd.rank()), total, b"x" * 300_000
+
+        for point, total, much in hvd.run(work, (5,), {"name": "it's rank"}, num_proc=2):
+            print(isinstance(point, Point), point.x, total, len(much))
+        """,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[-2:] == ["True 10 11 300000", "True 11 11 300000"], done
+    assert sorted(lines[:-2]) == ["[0] it's rank 0", "[1] it's rank 1"]
+
+
+@pytest.mark.wide_in("mpich")
+def test_an_exception_of_a_rank_names_it_and_its_host_and_has_its_traceback(python):
+    done = notebook(
+        python,
+        """
+        import os, signal, socket
+        import hvdlite as hvd, torch
+
+        class Odd(Exception):
+            pass
+
+        def fails():
+            hvd.init()
+            if hvd.rank() == 1:
+                raise Odd("no good")
+            hvd.allreduce(torch.ones(1))
+
+        try:
+            hvd.run(fails, num_proc=2)
+        except hvd.RankError as error:
+            print(error.rank, error.host == socket.gethostname(), isinstance(error.__cause__, Odd))
+            print(str(error).splitlines()[0].replace(error.host, "HOST"))
+            print(error.traceback.splitlines()[1].strip().partition(", ")[2])
+            print(error.traceback.splitlines()[-1])
+        """,
+    )
+    assert done.stdout.splitlines()[-4:] == [
+        "1 True True",
+        "rank 1 on HOST: Traceback (most recent call last):",
+        "line 18, in fails",
+        "Odd: no good",
+    ], done
+
+
+class Output:
+    """A pipe with what hvdrun writes, cut in two."""
+
+    def __init__(self, text, cut):
+        self.parts = [text[:cut], text[cut:]]
+
+    def fileno(self):
+        reader, writer = os.pipe()
+        os.write(writer, self.parts.pop(0) if self.parts else b"")
+        os.close(writer)
+        return reader
+
+
+def record(rank, kind, data):
+    return f"{MARK}mark {rank} {kind} {base64.b64encode(data).decode()}\n".encode()
+
+
+TEXT = (
+    b"[0] one\n[0] "
+    + record(0, "more", b"ab")
+    + b"[1] bar\rbaz"
+    + record(1, "returned", b"xy")
+    + b"[0] "
+    + record(0, "returned", b"cd")
+    + b"[1] 50 [%] two\n[1] end"
+)
+
+
+@pytest.mark.parametrize("cut", range(0, len(TEXT) + 1, 3))
+def test_records_are_told_from_what_is_printed_wherever_the_pipe_cuts(cut):
+    job = _Job("mark")
+    output = Output(TEXT, cut)
+    shown = b"".join([*job._sift(output), *job._sift(output)])
+    assert shown == b"[0] one\n[1] bar\rbaz\n[1] 50 [%] two\n[1] end"
+    assert job.returned == {0: b"abcd", 1: b"xy"}
+
+
+def test_no_command_line_says_what_marks_a_result(monkeypatch):
+    """Who knows it can have the caller unpickle what a rank only prints."""
+
+    class Started(Exception):
+        pass
+
+    def start(argv, *, env, **_):
+        raise Started(argv, env)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(Started) as caught:
+        _Job("0a1b2c").run([], b"")
+    argv, environ = caught.value.args
+    assert not [word for word in argv if "0a1b2c" in word]
+    assert environ == {**os.environ, VARIABLE: "0a1b2c"}
+
+
+def test_no_module_comes_from_a_working_directory_that_is_not_the_scripts(tmp_path):
+    for name in ("hvdrun", "hvdlite", "torch", "click"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of somebody else')")
+    (tmp_path / "of_the_script").mkdir()
+    script = tmp_path / "of_the_script" / "script.py"
+    script.write_text("import hvdlite, os\nprint(hvdlite.run(os.getcwd, num_proc=1))")
+    done = subprocess.run(
+        [python_of("openmpi"), script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.stdout == f"{[str(tmp_path)]}\n", done
+
+
+def test_a_prompt_is_shown_before_its_line_ends():
+    job = _Job("mark")
+    assert next(job._sift(Output(b"[0] name? ", 10))) == b"[0] name? "
+
+
+def failed(*said):
+    job = _Job("mark")
+    job.said = list(said)
+    return job
+
+
+def test_a_rank_that_could_not_say_why_is_reported_as_hvdrun_does():
+    job = failed("hvdrun: rank 1 on server2 was ended by SIGKILL (Killed) after 3.8 s", "    said")
+    with pytest.raises(RankError, match="rank 1 on server2: was ended by SIGKILL") as caught:
+        job.check(137, 2, "here")
+    assert (caught.value.rank, caught.value.host) == (1, "server2")
+
+
+def test_what_hvdrun_could_not_do_is_told_in_its_words():
+    job = failed("hvdrun: a note", "hvdrun: 1 of 2 hosts is not ready", " host  finding")
+    with pytest.raises(LaunchError, match=r"\A1 of 2 hosts is not ready\n host  finding\Z"):
+        job.check(70, 2, "here")
+    with pytest.raises(LaunchError, match="exit code 73"):
+        failed().check(73, 2, "here")
+
+
+def test_a_rank_that_left_earlier_is_not_taken_for_the_one_that_failed():
+    job = failed(
+        "hvdrun: rank 0 on server1 ended with exit code 0 1 min 00 s ago, and 2 other ranks …",
+        "hvdrun: rank 2 on server2 ended with exit code 14 after 2 min 03 s (at 20:48:31); …",
+        "hvdrun: rank 0 on server1 had ended with exit code 0 after 5.0 s: if the others …",
+    )
+    with pytest.raises(RankError, match="rank 2 on server2: ended with exit code 14 after"):
+        job.check(14, 3, "here")
+    job.said[1:] = ["hvdrun: server2 is lost: it has been silent for too long"]
+    with pytest.raises(LaunchError, match=r"\Aserver2 is lost"):
+        job.check(72, 3, "here")
+
+
+def test_a_rank_that_ends_well_before_its_function_does_has_failed():
+    job = failed()
+    job.returned[0] = b"its result"
+    with pytest.raises(RankError, match="rank 1 on here: ended with exit code 0 before"):
+        job.check(0, 2, "here")
+
+
+def test_the_first_exception_counts_and_the_error_can_be_sent_on():
+    job = failed()
+    for rank in (2, 0):
+        job._take(rank, "raised", pickle.dumps(("server", "Traceback of it", b"")))
+    with pytest.raises(RankError) as caught:
+        job.check(1, 2, "here")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.rank, again.host, again.traceback) == (2, "server", "Traceback of it")
+
+
+@pytest.fixture
+def calling():
+    """calling(does): a program that calls a function as a job of one rank, once that is up."""
+    started = []
+
+    def start(does):
+        program = (
+            "import signal, time, hvdlite as hvd\n"
+            "def work():\n"
+            f"    {does}\n"
+            "    print('up', flush=True)\n"
+            "    time.sleep(60)\n"
+            "hvd.run(work, num_proc=1)"
+        )
+        process = subprocess.Popen(
+            [python_of("openmpi"), "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdout
+        started.append(process)
+        assert process.stdout.readline() == "up\n"
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 4  # hvdrun, mpirun, a shim or keeper and the rank
+        return process, family
+
+    yield start
+    for process in started:
+        end_tree(process)
+        process.stdout.close()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.wide), signal.SIGKILL],
+    ids=str,
+)
+def test_who_stops_the_caller_stops_the_job(calling, number):
+    process, family = calling("pass")
+    process.send_signal(number)
+    assert process.wait(LIMIT_S) == -number
+    assert not psutil.wait_procs(family, timeout=20)[1]
+
+
+@pytest.mark.long
+def test_who_stops_the_caller_twice_stops_the_job_at_once(calling):
+    process, family = calling("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline().startswith("hvdrun: Ctrl-C: the rank has 3 s to end")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "hvdrun: Ctrl-C again: everything is killed at once\n"
+    assert process.wait(LIMIT_S) == -signal.SIGINT
+    assert not psutil.wait_procs(family, timeout=20)[1]

@@ -1,0 +1,156 @@
+"""hvdrun on a terminal: what is shown there, what is typed there, and how it is left."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import subprocess
+import termios
+import time
+
+import pytest
+
+from tests.harness.worlds import ROOT, end_tree
+
+LIMIT_S = 30.0
+UP = "import os, sys, time\nprint('up', flush=True)\n"
+
+
+class Terminal:
+    """A terminal in which hvdrun is the program in the foreground."""
+
+    def __init__(self, python):
+        self.python = python
+        self.fd, self.inside = pty.openpty()
+        self.seen = b""
+        self.process = None
+        os.set_blocking(self.fd, False)
+
+    def hvdrun(self, *arguments):
+        self.process = subprocess.Popen(
+            [self.python.with_name("hvdrun"), *arguments],
+            cwd=ROOT,
+            env={**os.environ, "TERM": "xterm", "NO_COLOR": ""},
+            stdin=self.inside,
+            stdout=self.inside,
+            stderr=self.inside,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+
+    def type(self, text):
+        os.write(self.fd, text)
+
+    def read_until(self, wanted, times=1):
+        deadline = time.monotonic() + LIMIT_S
+        while self.seen.count(wanted) < times:
+            assert time.monotonic() < deadline, self.seen
+            try:
+                self.seen += os.read(self.fd, 4096)
+            except BlockingIOError:
+                time.sleep(0.01)
+
+    def code(self):
+        """hvdrun's exit code; all that it has shown is in `seen`."""
+        deadline = time.monotonic() + LIMIT_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.seen
+            self._read()
+            time.sleep(0.01)
+        self._read()
+        return self.process.returncode
+
+    def _read(self):
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.fd, 4096):
+                self.seen += data
+
+    def close(self):
+        if self.process is not None:
+            end_tree(self.process)
+        os.close(self.inside)
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminal(python):
+    it = Terminal(python)
+    yield it
+    it.close()
+
+
+def test_a_prompt_without_a_newline_is_shown_at_once(terminal, python):
+    code = "import os; print(f'got {input(\"name? \")}') if os.environ['RANK'] == '0' else None"
+    terminal.hvdrun("-np", "2", python, "-c", code)
+    terminal.read_until(b"[0] \x1b[0mname? ")
+    terminal.type(b"Ann\n")
+    terminal.read_until(b"got Ann")
+    assert terminal.code() == 0
+
+
+def test_a_breakpoint_works_in_rank_0(terminal, python):
+    code = "import os\nanswer = 6 * 7\nif os.environ['RANK'] == '0': breakpoint()\nprint('over')"
+    terminal.hvdrun("-np", "2", python, "-c", code)
+    terminal.read_until(b"(Pdb) ")
+    terminal.type(b"p 'answer', answer\n")
+    terminal.read_until(b"('answer', 42)")
+    terminal.read_until(b"(Pdb) ", times=2)
+    terminal.type(b"c\n")
+    assert terminal.code() == 0
+    assert terminal.seen.count(b"over") == 2
+
+
+@pytest.mark.parametrize("python", ["mpich"], indirect=True)
+def test_each_rank_has_its_colour(terminal):
+    terminal.hvdrun("-np", "2", "echo", "hello")
+    assert terminal.code() == 0
+    assert b"\x1b[36m[0] \x1b[0mhello\r\n" in terminal.seen
+    assert b"\x1b[33m[1] \x1b[0mhello\r\n" in terminal.seen
+
+
+def test_ctrl_c_is_answered_at_once_and_the_second_one_kills(terminal, python):
+    ignoring = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    terminal.hvdrun("-np", "2", python, "-c", f"{ignoring}{UP}time.sleep(60)")
+    terminal.read_until(b"up", times=2)
+    terminal.type(b"\x03")
+    terminal.read_until(
+        b"hvdrun: Ctrl-C: the 2 ranks have 3 s to end; once more kills them at once"
+    )
+    terminal.type(b"\x03")
+    terminal.read_until(b"hvdrun: Ctrl-C again: everything is killed at once")
+    assert terminal.code() == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("python", ["mpich"], indirect=True)
+def test_the_terminal_is_left_as_it_was(terminal, python):
+    """Although the rank that has changed it is killed."""
+    modes = termios.tcgetattr(terminal.inside)
+    changes = (
+        "import termios\nmodes = termios.tcgetattr(0)\n"
+        "modes[3] &= ~(termios.ECHO | termios.ICANON)\n"
+        "termios.tcsetattr(0, termios.TCSANOW, modes)\nos.set_blocking(0, False)\n"
+        "assert termios.tcgetattr(0)[3] == modes[3]\nos.kill(os.getpid(), 9)"
+    )
+    terminal.hvdrun("-np", "1", python, "-c", UP + changes)
+    assert terminal.code() == 128 + signal.SIGKILL, terminal.seen
+    assert termios.tcgetattr(terminal.inside) == modes
+    assert os.get_blocking(terminal.inside)
+
+
+BARS = """
+import os, sys
+for i in range(4):
+    print(f"\\r{i}/3", end="", file=sys.stderr)
+print(file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("python", ["mpich"], indirect=True)
+def test_the_bars_of_several_ranks_end_each_on_its_line(terminal, python):
+    terminal.hvdrun("-np", "3", python, "-c", BARS)
+    assert terminal.code() == 0
+    shown = [line.rpartition("\r")[2] for line in terminal.seen.decode().split("\r\n")]
+    plain = [re.sub(r"\x1b\[[0-9;]*[mK]", "", line) for line in shown]
+    assert sorted(line for line in plain if "3/3" in line) == [f"[{r}] 3/3" for r in range(3)]

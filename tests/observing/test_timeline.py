@@ -1,0 +1,217 @@
+"""The timeline: one file, a lane per rank, every operation from state to state."""
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections import defaultdict
+
+import psutil
+import pytest
+import torch
+
+import hvdlite as hvd
+from hvdlite.timeline import Lane
+from tests.harness.needs import lacking
+from tests.harness.worlds import mpiexec_command, python_of
+
+STATES = ["POSTED", "MATCHED", "RUNNING"]
+
+
+def spans(events):
+    """[(lane, title, what it was in, arguments)], from the viewer's point of view: an inner span
+    ends before the one around it."""
+    stacks, found = defaultdict(list), []
+    inner = defaultdict(list)
+    for event in sorted(
+        (event for event in events if event["ph"] in "be"), key=lambda event: event["ts"]
+    ):
+        key = (event["pid"], event["cat"], event["id"])
+        if event["ph"] == "b":
+            stacks[key].append(event["name"])
+            continue
+        assert stacks[key].pop() == event["name"]
+        if stacks[key]:
+            inner[key].append(event["name"])
+        else:
+            found.append((event["pid"], event["name"], inner.pop(key), event["args"]))
+    assert not any(stacks.values())
+    return found
+
+
+def works(path, names):
+    hvd.init()
+    hvd.start_timeline(path)
+    last = hvd.add_process_set([hvd.size() - 1])
+    for name in names:
+        hvd.allreduce(torch.ones(10), name=name)
+    hvd.broadcast(torch.ones(100_000), 0, name="large")
+    if last.included():
+        hvd.allgather(torch.ones(3), name="of one", process_set=last)
+    hvd.remove_process_set(last)
+    hvd.stop_timeline()
+    hvd.allreduce(torch.ones(10), name="after")
+
+
+NAMES = ["plain", 'a "quoted"\nname', "größe", "x" * 300]
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("1,1", "2,1")
+def test_every_rank_has_a_lane_with_each_operation_state_by_state(world, tmp_path):
+    path = tmp_path / "timeline.json"
+    world.run(works, str(path), NAMES)
+    events = json.loads(path.read_text())
+    lanes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(lanes) == list(range(world.size))
+    assert all(lanes[rank].startswith(f"rank {rank} on ") for rank in lanes)
+    found = spans(events)
+    for rank in range(world.size):
+        mine = {title: (states, args) for lane, title, states, args in found if lane == rank}
+        for name in NAMES[:3]:
+            states, args = mine[f"allreduce {name}"]
+            assert states == STATES
+            assert args == {"state": "DONE", "bytes": 40, "process_set": 0}
+        assert any(title.startswith("allreduce xxxxx") for title in mine)
+        assert mine["broadcast large"][1]["bytes"] == 400_000
+        assert ("allgather of one" in mine) == (rank == world.size - 1)
+        assert "allreduce after" not in mine
+
+
+def sends(path):
+    """As on another host: only rank 0 sees the file."""
+    from hvdlite import timeline
+
+    hvd.init()
+    opened = timeline._opened
+    if hvd.rank():
+        timeline._opened = lambda *place: None
+    try:
+        hvd.start_timeline(path)
+        for i in range(200):
+            hvd.allreduce(torch.ones(2), name=f"sent {i}")
+        hvd.stop_timeline()
+    finally:
+        timeline._opened = opened
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("2,1")
+def test_ranks_that_do_not_see_the_file_send_to_rank_0(world, tmp_path):
+    path = tmp_path / "timeline.json"
+    world.run(sends, str(path))
+    titles = {(lane, title) for lane, title, _, _ in spans(json.loads(path.read_text()))}
+    assert titles >= {
+        (rank, f"allreduce sent {i}") for rank in range(world.size) for i in range(200)
+    }
+
+
+def writes_twice(folder):
+    hvd.init()
+    for i in range(2):
+        hvd.start_timeline(f"{folder}/{i}.json")
+        with pytest.raises(ValueError, match="already; call stop_timeline"):
+            hvd.start_timeline(f"{folder}/other.json")
+        hvd.allreduce(torch.ones(1), name=f"of {i}")
+        hvd.stop_timeline()
+    hvd.stop_timeline()
+    with pytest.raises(ValueError, match="start_timeline: can't write '/nowhere/x'"):
+        hvd.start_timeline("/nowhere/x")
+    hvd.barrier()
+
+
+@pytest.mark.ranks(1, 2)
+def test_it_can_be_stopped_and_started_again_and_says_what_it_can_not_write(world, tmp_path):
+    world.run(writes_twice, str(tmp_path))
+    for i in range(2):
+        titles = {
+            title for _, title, _, _ in spans(json.loads((tmp_path / f"{i}.json").read_text()))
+        }
+        assert f"allreduce of {i}" in titles
+        assert f"allreduce of {1 - i}" not in titles
+
+
+def writes_to_a_link(path):
+    hvd.init()
+    with pytest.raises(ValueError, match=r"can't write '.*': .*user 4242 has made this symlink"):
+        hvd.start_timeline(path)
+    hvd.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_another_users_symlink_leads_it_nowhere(world, tmp_path):
+    if os.geteuid() != 0:
+        lacking("what another user has made needs root")
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "timeline.json").symlink_to(tmp_path / "mine")
+    os.chown(tmp_path / "timeline.json", 4242, 4242, follow_symlinks=False)
+    world.run(writes_to_a_link, str(tmp_path / "timeline.json"))
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+def steps_with_the_knob():
+    hvd.init()
+    hvd.allreduce(torch.ones(1), name="by the knob")
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(2)
+def test_the_knob_writes_one_from_init_to_shutdown(world, tmp_path):
+    path = tmp_path / "timeline.json"
+    world.run(steps_with_the_knob, knobs={"HVDLITE_TIMELINE": str(path)})
+    events = json.loads(path.read_text().rstrip().rstrip(",") + "]")  # nobody has closed it
+    assert {(lane, title) for lane, title, _, _ in spans(events)} >= {
+        (rank, "allreduce by the knob") for rank in range(world.size)
+    }
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.mpis("openmpi")
+def test_dynamic_is_no_file(world, tmp_path):
+    world.run(steps_with_the_knob, knobs={"HVDLITE_TIMELINE": "DYNAMIC"})
+    assert not os.path.exists("DYNAMIC")
+
+
+KILLED = """
+import sys, torch, hvdlite as hvd
+hvd.init()
+hvd.start_timeline(sys.argv[1])
+while True:
+    hvd.allreduce(torch.ones(5), name="until killed")
+"""
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_the_file_of_a_killed_job_can_be_read(mpi, tmp_path):
+    path = tmp_path / "timeline.json"
+    command = [*mpiexec_command(mpi, 2), str(python_of(mpi)), "-c", KILLED, str(path)]
+    with subprocess.Popen(command, start_new_session=True) as job:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            with contextlib.suppress(FileNotFoundError):
+                if path.read_text().count("until killed") > 100:
+                    break
+            time.sleep(0.05)
+        everyone = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+        for process in everyone:
+            process.kill()
+        psutil.wait_procs(everyone, timeout=10)
+    text = path.read_text()
+    events = json.loads(text[: text.rindex("\n")].rstrip(",") + "]")
+    assert sum("until killed" in event["name"] for event in events) > 100
+
+
+def test_lost_events_are_told_and_the_rest_is_still_in_order():
+    lane = Lane(3, "here")
+    events = [(1000, 7, "allreduce", "x", "RUNNING", 4), (2000, 7, "allreduce", "x", "DONE", 4)]
+    told, *rest = lane.lines(0, events, 12)
+    assert told["name"] == "12 events were lost: too many at once"
+    assert [(e["ph"], e["name"]) for e in rest] == [
+        ("b", "allreduce x"),
+        ("b", "RUNNING"),
+        ("e", "RUNNING"),
+        ("e", "allreduce x"),
+    ]
+    assert rest[-1]["ts"] - rest[0]["ts"] == pytest.approx(1.0)

@@ -1,0 +1,185 @@
+"""What to do after a backward that raised: it may have left a reduction unfinished."""
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite as hvd
+from tests.optimizer.models import mean_over_ranks
+
+pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
+
+# Each gradient is a bucket of its own, and starts when it comes.
+ONE_BY_ONE = {"HVDLITE_BUCKET_BYTES": "0", "HVDLITE_FIRST_BUCKET_BYTES": "0"}
+
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise KeyError("in backward")
+
+
+def two():
+    return nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+
+
+def fails(a, b, weight=1):
+    """Brings a gradient to b, and then raises."""
+    with pytest.raises(KeyError):
+        (Raises.apply(a * 2) + b * weight).backward()
+
+
+def nothing_had_started(how):
+    hvd.init()
+    weight = hvd.rank() + 1
+    mean = mean_over_ranks(lambda r: r + 1)
+    a, b = two()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
+    for _ in range(3):
+        fails(a, b, weight)
+        if how == "zero_grad of the optimizer":
+            optimizer.zero_grad()
+        elif how == "zero_grad of the model":
+            a.grad = b.grad = None
+        elif how == "in place":
+            b.grad.zero_()
+        (a * 2 + b * weight).backward()
+        # As in one process, what is not zeroed is added to.
+        times = 2 if how == "nothing" else 1
+        assert (a.grad.item(), b.grad.item()) == (2.0, times * mean)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "how", ["zero_grad of the optimizer", "zero_grad of the model", "in place", "nothing"]
+)
+def test_where_nothing_had_started_the_next_backward_begins_anew(world, how):
+    world.run(nothing_had_started, how)
+
+
+def something_had_started():
+    hvd.init()
+    a, b = two()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
+    # Backward comes to b first, as in what fails: its bucket starts before.
+    (b + a).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for end in (lambda: (optimizer.synchronize(), optimizer.zero_grad()), optimizer.zero_grad):
+        fails(a, b)
+        with pytest.raises(RuntimeError, match=r"call the optimizer's step\(\) or zero_grad\(\)"):
+            (a + b).backward()
+        with pytest.raises(RuntimeError, match=r"call the optimizer's zero_grad\(\)"):
+            (a + b).backward()
+        end()
+        (a * 2 + b).backward()
+        assert (a.grad.item(), b.grad.item()) == (2.0, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_where_other_ranks_wait_the_errors_say_how_to_go_on(world):
+    world.run(something_had_started, knobs=ONE_BY_ONE)
+
+
+def on_one_rank_only():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    a, b = two()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
+    (a + b).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == 0:
+        fails(a, b)
+        optimizer.synchronize()
+    else:
+        (a * 2 + b).backward()
+    # The gradient that rank 0 did not get to counts as zero.
+    assert (a.grad.item(), b.grad.item()) == (pytest.approx(2 * (size - 1) / size), 1.0)
+    optimizer.zero_grad()
+    (a + b).backward()
+    assert (a.grad.item(), b.grad.item()) == (1.0, 1.0)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("knobs", [{}, ONE_BY_ONE], ids=["one bucket", "one by one"])
+def test_synchronize_ends_the_reduction_for_the_ranks_that_wait(world, knobs):
+    world.run(on_one_rank_only, knobs=knobs)
+
+
+def tried_again_on_one_rank():
+    hvd.init()
+    rank = hvd.rank()
+    a, b = two()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
+    # Backward comes to b first, as in what fails: its bucket starts before.
+    (b + a).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for _ in range(2):
+        if rank == 0:
+            fails(a, b)
+            with pytest.raises(RuntimeError, match="so these are reduced"):
+                (a * 2 + b).backward()
+        else:
+            (a * 2 + b).backward()
+        hvd.barrier()
+        assert (a.grad.item(), b.grad.item()) == (1.0, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    (a + b).backward()
+    assert (a.grad.item(), b.grad.item()) == (1.0, 1.0)
+
+
+def test_a_backward_after_it_ends_the_reduction_for_the_ranks_that_wait_and_says_so(world):
+    world.run(tried_again_on_one_rank, knobs=ONE_BY_ONE)
+
+
+def does_not_count():
+    hvd.init()
+    weight = hvd.rank() + 1
+    a, b = two()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([a, b], lr=1.0), backward_passes_per_step=2
+    )
+    for failing in (0, 1):
+        for i in range(2):
+            if i == failing:
+                fails(a, b)
+                b.grad = None if i == 0 else torch.full_like(b, float(weight))
+            (a * weight + b * weight).backward()
+            if i == 0:
+                assert a.grad.item() == weight, "not reduced yet"
+        assert a.grad.item() == b.grad.item() == 2 * mean_over_ranks(lambda r: r + 1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_backward_that_raised_is_not_one_of_the_passes_per_step(world):
+    world.run(does_not_count)
+
+
+def leaves_a_gradient():
+    hvd.init()
+    weight = hvd.rank() + 1
+    a, b = two()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
+    for _ in range(2):
+        fails(a, b, weight)
+        assert b.grad.item() == weight
+        # Not zeroed, and not reached again.
+        (a * weight).backward()
+        mean = mean_over_ranks(lambda r: r + 1)
+        assert (a.grad.item(), b.grad.item()) == (mean, mean)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_gradient_that_it_left_is_reduced_with_the_next_backward(world):
+    world.run(leaves_a_gradient)
