@@ -20,7 +20,8 @@ static void add_rank(hvdl_variant *variant, int32_t rank)
     variant->num_ranks++;
 }
 
-/* Where `lowest` and perhaps more ranks are to be added. NULL: there are enough, of lower ranks. */
+/* The variant to which `lowest`, and perhaps more ranks, must be added. NULL: the list is full of lower
+ * ranks. */
 static hvdl_variant *variant_of(hvdl_variants *all, const hvdl_desc *desc, int32_t lowest)
 {
     for (int i = 0; i < all->count; i++)
@@ -119,7 +120,7 @@ static void put_tensor(writer *to, const hvdl_desc *desc)
         return;
     }
     put(to, "%s[", names[desc->dtype]);
-    /* The last one stands for all that do not fit. */
+    /* The last one stands for all dimensions that do not fit. */
     int shown = desc->ndim > HVDL_MAX_DIMS ? HVDL_MAX_DIMS - 1 : desc->ndim;
     for (int i = 0; i < shown; i++) {
         put(to, i ? ", " : "");
@@ -135,7 +136,7 @@ static void put_tensor(writer *to, const hvdl_desc *desc)
         put(to, "]");
 }
 
-/* In what the descriptors differ, and what to call it. */
+/* The fields in which the descriptors differ, and their names in the text. */
 enum { KIND = 1, DTYPE = 2, SHAPE = 4, OP = 8, ROOT = 16, SCALE = 32, PLACE = 64 };
 
 static int difference(const hvdl_desc *a, const hvdl_desc *b)
@@ -152,7 +153,7 @@ static int difference(const hvdl_desc *a, const hvdl_desc *b)
         found |= OP;
     if (a->root != b->root)
         found |= ROOT;
-    /* As they were compared: NaN is what it is. */
+    /* Compared bytewise, as in the check itself: NaN equals NaN. */
     if (memcmp(&a->prescale, &b->prescale, sizeof a->prescale) ||
         memcmp(&a->postscale, &b->postscale, sizeof a->postscale))
         found |= SCALE;

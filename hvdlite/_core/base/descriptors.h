@@ -1,6 +1,6 @@
-/* Do all ranks ask for the same? The different descriptors that were posted for one operation, and
- * the text that tells them apart. The text depends on what was posted and not on the order in which
- * it arrived, so that every rank shows the same. */
+/* Finds out whether all ranks posted the same operation: collects the different descriptors of one
+ * operation and writes the text that tells them apart. The text does not depend on the order of
+ * arrival, so every rank shows the same one. */
 #ifndef HVDL_AGREEMENT_H
 #define HVDL_AGREEMENT_H
 
@@ -18,7 +18,7 @@ typedef struct {
 
 typedef struct {
     int32_t count;      /* 1: they agree */
-    int32_t num_others; /* ranks that stand in none of these, as there were more */
+    int32_t num_others; /* ranks in none of these variants, where there were more */
     hvdl_variant variants[HVDL_MAX_VARIANTS];
 } hvdl_variants;
 
@@ -38,7 +38,7 @@ typedef struct {
 void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hvdl_naming *naming,
                             char text[HVDL_TEXT_BYTES]);
 
-/* What does not fit is cut between characters of UTF-8 and ends in dots. */
+/* A name that does not fit is cut between two UTF-8 characters and ends in dots. */
 void hvdl_copy_name(char *to, size_t room, const char *name);
 
 const char *hvdl_kind_name(int kind); /* "allreduce" ... */

@@ -1,4 +1,4 @@
-/* Who owns what, and what is sent when: pure functions of counts, no state.
+/* Which rank owns which part, and what is sent in which step: pure functions of counts.
  *
  * Words: a **piece** is a part of a tensor that goes through all phases of an operation as a unit;
  * a **slice** is the part of a piece that one rail (a rank that exchanges with the other hosts)

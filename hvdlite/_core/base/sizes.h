@@ -1,5 +1,5 @@
-/* Sizes that are made of knobs, counts and numbers of ranks: each of them may be in its range, and what
- * they make together may not be. */
+/* Checked arithmetic for sizes that are products of knobs, counts and numbers of ranks: each factor may
+ * be within its range and the product still overflow. */
 #ifndef HVDL_SIZES_H
 #define HVDL_SIZES_H
 
@@ -26,7 +26,7 @@ static inline hvdl_err hvdl_add(size_t a, size_t b, size_t *sum)
     return HVDL_OK;
 }
 
-/* Not zeroed, and not NULL for none. NULL: no memory, or more than can be addressed. */
+/* Memory that is not zeroed; not NULL if count is 0. NULL: no memory, or more than can be addressed. */
 static inline void *hvdl_new_array(size_t count, size_t bytes)
 {
     size_t all;

@@ -1,4 +1,4 @@
-/* The words that every file of the core uses: error codes, element types, reduce ops, descriptors. */
+/* Types that every file of the core uses: error codes, element types, reduce ops, descriptors. */
 #ifndef HVDL_TYPES_H
 #define HVDL_TYPES_H
 
@@ -64,11 +64,12 @@ static inline size_t hvdl_dtype_bytes(int dtype)
 typedef enum {
     HVDL_ON_HOST = 0,
     HVDL_STAGED = 1, /* on a device, and pass through host memory */
-    HVDL_ORDERED = 2 /* on a device, and stay there: the engine only agrees, and numbers them */
+    HVDL_ORDERED =
+        2 /* on a device, and stay there: the engine only matches and numbers the operations */
 } hvdl_place;
 
-/* The number of an ordered operation in which a rank is absent, as it has joined: it takes no turn, and
- * the others do it as a staged one. */
+/* The turn of an ordered operation that a joined rank does not post: there is none, and the other ranks
+ * run the operation as a staged one. */
 #define HVDL_NO_TURN (-1)
 
 /* What the ranks must agree on. Compared with memcmp, so it is zeroed before it is filled. */

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Below this many bytes per pass everyone adds up everything: the second synchronization costs more
- * than the additions. */
+/* Below this many bytes per pass every rank adds up the whole pass: the second synchronization costs
+ * more than the additions. */
 #define DIRECT_BYTES 16384
 
 /* Reading smaller parts of a block is not timed. */
@@ -76,7 +76,7 @@ static hvdl_range scatter_range(const hvdl_pass *pass, int rail, uint64_t block)
 
 /* ---- the stages' work; b: the block within the pass, number: within the stream ---- */
 
-/* The input as it is: whoever adds it up scales it. A rank that is alone on its host does so here. */
+/* Copies the input unscaled: the rank that adds it up scales it. A rank alone on its host does so here. */
 static void put_elements(hvdl_shm *shm, const hvdl_pass *pass, char *to, const char *from,
                          size_t count)
 {
@@ -111,8 +111,8 @@ static hvdl_range block_slice(const hvdl_shm *shm, const hvdl_pass *pass, uint64
     return hvdl_slice(count, shm->local_size, local, pass->dtype);
 }
 
-/* May this rank's own part of a sum be read from its input? Then its staging block is only for the
- * others. `out` may be the same memory, element for element, and is written after it was read. */
+/* Whether this rank may read its own part of a sum from its input: then its staging block is only for
+ * the others. `out` may be the same memory: each element is read before it is written. */
 static bool reads_input(const hvdl_pass *pass)
 {
     return pass->type == HVDL_PASS_ALLREDUCE && hvdl_range_size(pass->keep) == pass->count;
@@ -273,9 +273,9 @@ static bool may_enter(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage
     }
 }
 
-/* Local rank 0 times what tells how far away the other ranks' caches are: writing a block that they have
- * read, and adding up what they have written. Returns the bytes of the next block of this stage that
- * are moved so, or 0: it is not timed. */
+/* Local rank 0 times the two steps that show how far away the other ranks' caches are: writing a block
+ * that they have read, and adding up what they have written. Returns how many bytes of the next block of
+ * this stage move that way, or 0: it is not timed. */
 static size_t bytes_to_time(const hvdl_shm *shm, const hvdl_pass *pass, hvdl_stage stage)
 {
     bool is_float = pass->dtype == HVDL_FLOAT32 || pass->dtype == HVDL_FLOAT64 ||
@@ -367,7 +367,7 @@ bool hvdl_conveyor_step(hvdl_conveyor *conveyor, hvdl_pass **finished)
     if (!conveyor->first)
         return false;
     bool worked = false;
-    /* What frees buffers and lets others go on comes first. */
+    /* The stage that frees buffers and lets other ranks go on comes first. */
     for (int stage = HVDL_STAGE_OUT; stage >= HVDL_STAGE_IN && !worked; stage--) {
         settle(conveyor, (hvdl_stage)stage);
         hvdl_pass *pass = conveyor->current[stage];

@@ -7,7 +7,7 @@
  *
  *   in       its input is in its staging block           (the buffer must have been freed: all ranks
  *                                                         have taken out block b - HVDL_NUM_BUFFERS)
- *   reduced  its slice of the block is summed up         (all ranks have put block b in)
+ *   reduced  its slice of the block is summed up         (all ranks have put in block b)
  *   out      it has taken out what it needs              (all ranks have reduced block b)
  *
  * A rank runs ahead where it can: with HVDL_NUM_BUFFERS buffers it puts in later blocks, also of
@@ -15,8 +15,8 @@
  * stage: everyone adds up everything, which saves a synchronization. The sums are formed in rank
  * order either way, so both give the same bits.
  *
- * What a rank adds up it reads from its own input where it can, not from its staging block, so that
- * the lines of this one go to the other ranks and nowhere else. */
+ * A rank reads its own part of a sum from its input where it can, not from its staging block, so that
+ * the cache lines of the staging block go to the other ranks alone. */
 #ifndef HVDL_CONVEYOR_H
 #define HVDL_CONVEYOR_H
 
@@ -50,8 +50,8 @@ typedef struct hvdl_pass {
     hvdl_dtype dtype;
     hvdl_op op;
     hvdl_scale scale;
-    /* By local rank; NULL: all. The others have joined, and nothing is taken of their input. Lives as
-     * long as the pass. */
+    /* By local rank; NULL: all. The others have joined, and their input is not read. Lives as long as
+     * the pass. */
     const bool *taking_part;
     const char *in;
     char *out;       /* allreduce: of the elements in `keep` */
@@ -70,7 +70,7 @@ typedef struct hvdl_pass {
 /* Elements of a piece of `count` elements that rail `rail` owns; slices begin at cache lines. */
 hvdl_range hvdl_slice(size_t count, int num_rails, int rail, hvdl_dtype dtype);
 
-/* So many bytes took so long. bytes 0: that was not timed. */
+/* How long that many bytes took. bytes 0: not timed. */
 typedef struct {
     size_t bytes;
     uint64_t ns;
@@ -92,14 +92,14 @@ hvdl_pass *hvdl_pass_new(hvdl_pass_type type, int num_sources);
 /* Appends a pass, which the conveyor owns until hvdl_conveyor_step hands it back. */
 void hvdl_conveyor_add(hvdl_conveyor *conveyor, hvdl_pass *pass);
 
-/* Does one block's work of one stage. *finished: a pass that this rank has finished, for the caller
- * to free, or NULL. Returns whether anything was done. */
+/* Does one stage of one block. *finished: a pass that this rank has finished, for the caller to free,
+ * or NULL. Returns whether it did anything. */
 bool hvdl_conveyor_step(hvdl_conveyor *conveyor, hvdl_pass **finished);
 
-/* So much as a block, or less, went to the other ranks another way, and was not timed. */
+/* A block's worth of data, or less, went to the other ranks without the conveyor, and was not timed. */
 void hvdl_conveyor_untimed(hvdl_conveyor *conveyor);
 
-/* Takes all passes off, when the stream is broken; returns them as a list. */
+/* Removes all passes, when the stream is broken; returns them as a list. */
 hvdl_pass *hvdl_conveyor_clear(hvdl_conveyor *conveyor);
 
 static inline bool hvdl_conveyor_busy(const hvdl_conveyor *conveyor)

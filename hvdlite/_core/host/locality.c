@@ -19,7 +19,7 @@ static int compare(const void *a, const void *b)
     return (first > second) - (first < second);
 }
 
-/* What disturbs, a rank that had to wait for its core, only ever adds time. */
+/* Disturbances (a rank that had to wait for its core) only ever add time. */
 static double take_quartile(hvdl_locality *locality)
 {
     qsort(locality->times, HVDL_LOCALITY_WINDOW, sizeof *locality->times, compare);

@@ -2,8 +2,8 @@
  * the others read it. If not (other sockets, other groups of cores), every line that one has written and
  * another one reads, or the other way round, travels between caches far apart, which takes several times
  * as long as memory does: there it is best written past the caches. Where a rank's core is can change
- * while it runs, so this is found out, again and again, from the time that a block takes: a pure state
- * machine, fed by one rank of the host, whose answer all follow. */
+ * while it runs, so the time that a block takes is measured again and again: a pure state machine, fed by
+ * one rank of the host, whose answer all follow. */
 #ifndef HVDL_LOCALITY_H
 #define HVDL_LOCALITY_H
 
@@ -26,8 +26,8 @@ typedef struct {
     uint64_t patience; /* windows between trials: longer, the more often they change nothing */
 } hvdl_locality;
 
-/* To write and read so many bytes of blocks took so long, without waiting. in_flight: blocks that may have
- * been written already when the answer changes. Returns whether it has changed. */
+/* Notes how long writing and reading that many bytes of blocks took, waiting excluded. in_flight: blocks
+ * that may have been written already when the answer changes. Returns whether it has changed. */
 bool hvdl_locality_note(hvdl_locality *locality, size_t bytes, uint64_t ns, uint64_t in_flight);
 
 /* A block went by that was not timed. After many the answer is that for caches that are near, as nothing

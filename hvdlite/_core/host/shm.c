@@ -282,7 +282,7 @@ static _Atomic uint64_t *stamp_at(const hvdl_shm *shm, uint64_t position)
     return &shm->stamps[(position & (shm->ring_bytes - 1)) / HVDL_ENTRY_ALIGN];
 }
 
-/* Looks how far all ranks have read; wakes idle ones that hold up the ring. */
+/* Finds how far all ranks have read; wakes idle ranks that hold up the ring. */
 static void update_write_limit(hvdl_shm *shm, uint64_t wanted)
 {
     uint64_t slowest = UINT64_MAX;

@@ -1,9 +1,9 @@
-/* What the ranks of one host share: one memory region, which holds
+/* The memory region that the ranks of one host share. It holds
  *
  *   - the **journal**: a ring of entries that every rank appends to and every rank reads, all in the
- *     same order. What the ranks of a host must decide alike (which operations are matched, which
- *     piece is next) they decide by replaying it: each rank runs the same state machine over the
- *     same entries, so there is no leader and no vote within a host.
+ *     same order. Decisions on which the ranks of a host must agree (which operations are matched,
+ *     which piece is next) are made by replaying it: each rank runs the same state machine over
+ *     the same entries, so there is no leader and no vote within a host.
  *   - the **stage counters** of the conveyor (conveyor.h): per rank, how many blocks it has put in,
  *     reduced and taken out, ever.
  *   - the **staging** blocks: per rank HVDL_NUM_BUFFERS blocks that it writes and all read.
@@ -68,7 +68,7 @@ static inline const void *hvdl_entry_body(const hvdl_entry *entry)
 
 typedef enum { HVDL_DID_NOTHING, HVDL_DID_POST, HVDL_DID_END, HVDL_DID_FAIL } hvdl_activity;
 
-/* What a rank last did, for the others to read. */
+/* The last thing that a rank did, for the others to read. */
 typedef struct {
     uint64_t time_ns;
     int32_t kind, activity;
@@ -140,9 +140,10 @@ void hvdl_shm_close(hvdl_shm *shm);
 hvdl_err hvdl_journal_append(hvdl_shm *shm, hvdl_entry head, const void *body, size_t body_bytes,
                              const void *more, size_t more_bytes);
 
-/* Whether so much is written past the caches to where other ranks read it (locality.h); counts it. */
+/* Whether to write that many bytes past the caches, as other ranks will read them (locality.h); counts
+ * them if so. */
 bool hvdl_goes_past_cache(hvdl_shm *shm, size_t bytes);
-/* Copies what others will read, past the caches if that is better. `to` may be `from`. */
+/* Copies data that others will read, past the caches if that is better. `to` may be `from`. */
 void hvdl_shm_copy(hvdl_shm *shm, void *to, const void *from, size_t bytes);
 /* For tests: this process writes past the caches (1), never does so (0), or when that is faster (-1, the
  * default). */
@@ -177,7 +178,7 @@ void hvdl_shm_ring(hvdl_shm *shm);
 /* Wakes this rank's own driver if it sleeps: any thread, after it has published work. */
 void hvdl_shm_kick(hvdl_shm *shm);
 
-/* A local rank that has ended without saying so, or -1. Costs a system call. */
+/* A local rank that has ended without leaving first, or -1. Costs a system call. */
 int hvdl_shm_find_dead(hvdl_shm *shm);
 
 /* Plain futex wait and wake on a word of this process or of shared memory. */

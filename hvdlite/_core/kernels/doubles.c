@@ -1,4 +1,4 @@
-/* Tensors as doubles, for what is worked out in float64 whatever the dtype. */
+/* Converts tensors to and from doubles, for algorithms that compute in float64 whatever the dtype. */
 #include <math.h>
 
 #include "kernels/reduce.h"

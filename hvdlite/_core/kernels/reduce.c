@@ -15,7 +15,7 @@ hvdl_reduce_variant_fn hvdl_reduce_avx2, hvdl_reduce_avx512;
 hvdl_reduce_variant_fn hvdl_reduce_neon;
 #endif
 
-/* Best first: each CPU has those from some row on. */
+/* Best first: a CPU that has the variant of one row has those of all rows after it. */
 static const hvdl_reduce_variant variants[] = {
 #if defined(__x86_64__)
     {"avx512", hvdl_reduce_avx512},
@@ -42,7 +42,7 @@ static const hvdl_reduce_variant *find_best(void)
 
 const hvdl_reduce_variant *hvdl_reduce_variants(void)
 {
-    static _Atomic(const hvdl_reduce_variant *) best; /* every thread finds the same */
+    static _Atomic(const hvdl_reduce_variant *) best; /* every thread finds the same variant */
     const hvdl_reduce_variant *found = atomic_load_explicit(&best, memory_order_relaxed);
     if (!found) {
         found = find_best();
@@ -105,7 +105,7 @@ void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src
 #if HVDL_HAS_PAST_CACHE
 enum { LINE = 64, TILE_BYTES = 8192 }; /* a tile stays in the first-level cache */
 
-/* Whole lines first, from the beginning of one; what is left of the last goes into the caches. */
+/* Whole cache lines first; the rest of the last line goes through the caches. */
 static void stream(char *dst, const char *src, size_t bytes)
 {
     size_t lines = bytes / LINE * LINE;
@@ -120,7 +120,7 @@ void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes)
     head = head < bytes ? head : bytes;
     memcpy(dst, src, head);
     stream((char *)dst + head, (const char *)src + head, bytes - head);
-    _mm_sfence(); /* before whoever is told of the result reads it */
+    _mm_sfence(); /* before another rank learns of the result and reads it */
 }
 
 void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,

@@ -1,11 +1,10 @@
 /* Kernels: element-wise reduction of several inputs into one output.
  *
- * The inputs are combined in the order in which they are given. float16 and bfloat16 are widened to
- * float32, in which all is computed, and rounded once, to nearest even. Integer sums wrap. Min and Max hand
- * on NaN; of numbers that are equal (0.0 and -0.0) they take the last. bool: Sum and Max are or, Min
- * and Product are and.
- * Every variant (one per instruction set) gives the same bits; only which NaN is the sum or product
- * of NaNs is left open, as the CPU takes it from whichever operand the compiler put first. */
+ * The inputs are combined in their order. float16 and bfloat16 are widened to float32, computed there,
+ * and rounded once, to nearest even. Integer sums wrap. Min and Max propagate NaN; of equal numbers (0.0
+ * and -0.0) they take the last. bool: Sum and Max are or, Min and Product are and.
+ * Every variant (one per instruction set) gives the same bits; only which NaN a sum or
+ * product of NaNs is stays open, as the CPU takes it from the operand that the compiler put first. */
 #ifndef HVDL_REDUCE_H
 #define HVDL_REDUCE_H
 
@@ -13,8 +12,8 @@
 
 /* Each input is multiplied by `prescale` as it is read, and the result by `postscale` / `divisor`.
  *
- * Floats: either factor is worked out in double, rounded once to the type in which all is computed, and
- * multiplied in that type, so that a product has the bits of torch's `factor * tensor`.
+ * Floats: each factor is computed in double, rounded once to the type of the computation, and multiplied
+ * in that type, so that a product has the bits of torch's `factor * tensor`.
  * Integers: multiplied in double and cut toward zero; the result is first divided by `divisor`,
  * exactly, toward zero. */
 typedef struct {
@@ -42,13 +41,13 @@ static inline int64_t hvdl_whole_product(int64_t x, double factor)
 }
 
 /* dst[i] = the combination of src[0][i], src[1][i], ..., scaled, for i < count. dst may be one of the
- * inputs, and must not overlap one otherwise. num_src >= 1; HVDL_AVERAGE is taken as HVDL_SUM (the
- * divisor is the scale's). */
+ * inputs, and must not overlap one otherwise. num_src >= 1; HVDL_AVERAGE counts as HVDL_SUM (the
+ * scale has the divisor). */
 void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src, int num_src,
                  size_t count, const hvdl_scale *scale);
 
-/* The same, and a copy, for what somebody far away will read: on x86-64 the result goes past the caches
- * to memory (non-temporal stores). The sum's dst begins a cache line. */
+/* The same reduction, and a copy, for data that a distant core will read: on x86-64 the result goes past
+ * the caches to memory (non-temporal stores). dst of the reduction begins at a cache line. */
 void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
                             int num_src, size_t count, const hvdl_scale *scale);
 void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes);
@@ -59,7 +58,7 @@ void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes);
 #endif
 
 /* Every element, multiplied by the factor as an hvdl_scale's prescale, as a double (16-bit products are
- * not rounded); and back: cut to the type in which all is computed (integers toward zero and to their
+ * not rounded); and back: cut to the type of the computation (integers toward zero and to their
  * range), multiplied by the factor as above, and rounded to nearest even. */
 void hvdl_to_doubles(int dtype, double *to, const void *from, size_t count, double factor);
 void hvdl_from_doubles(int dtype, void *to, const double *from, size_t count, double factor);
@@ -67,7 +66,7 @@ void hvdl_from_doubles(int dtype, void *to, const double *from, size_t count, do
 typedef void hvdl_reduce_variant_fn(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
                                     int num_src, size_t count, const hvdl_scale *scale);
 
-/* The variants that this CPU can run, the one that hvdl_reduce uses first; ended by a name of NULL.
+/* The variants that this CPU can run, the one that hvdl_reduce uses first; a NULL name ends the list.
  * "avx512", "avx2", "neon", "baseline". */
 typedef struct {
     const char *name;

@@ -11,7 +11,7 @@
 #define PASTE(a, b) PASTE2(a, b)
 #define INLINE static inline __attribute__((always_inline))
 
-/* ---- vectors, and four of them: what is in work at a time ---- */
+/* ---- vectors, and quads: the four vectors that one iteration works on ---- */
 
 #define DEFINE_QUAD(name, type)                                                                    \
     typedef type name##_v __attribute__((vector_size(VECTOR_BYTES)));                              \
@@ -139,7 +139,7 @@ INLINE void store_float16(void *to, float32_quad q)
 #define MULTIPLY(a, b) ((a) * (b))
 #define OR(a, b) ((a) | (b))
 #define AND(a, b) ((a) & (b))
-/* Of a comparison: all bits of an element, or none. The first NaN is handed on as it is. */
+/* Of a comparison: all bits of an element, or none. The first NaN is passed on unchanged. */
 #define CHOOSE(mask, a, b)                                                                         \
     ((__typeof__(a))(((mask) & (__typeof__(mask))(a)) | (~(mask) & (__typeof__(mask))(b))))
 #define MINIMUM(a, b) CHOOSE((a) < (b), a, b)
@@ -174,8 +174,8 @@ DEFINE_COMBINE(uint8, uint8, and, AND)
 
 /* ---- the scale ---- */
 
-/* For each type that is computed in: NAME_scale, what one is made of for a whole reduction, prescaled_NAME
- * for each input, postscaled_NAME for the result. `size`: of the quad's elements, those that count. */
+/* For each type of computation: NAME_scale prepares the factors for a whole reduction, prescaled_NAME
+ * scales an input, postscaled_NAME the result. `size`: how many of the quad's elements count. */
 
 /* In double, which is fast, and exact for integers of up to 32 bits: where x / y is no whole number
  * it is at least 1 / y away from the next one, far more than double's rounding. */
@@ -260,8 +260,8 @@ DEFINE_SCALE_FLOAT(float64, double)
 
 /* ---- whole reductions ---- */
 
-/* acc: what the type is computed in. The elements after the last whole group go through memory of a
- * group's size, so that they are worked on by the same instructions. */
+/* acc: the type of the computation. The elements after the last whole group go through memory of a
+ * group's size, so that the same instructions work on them. */
 #define DEFINE_INPUT(name, type, acc)                                                              \
     INLINE acc##_quad name##_input(const void *src, size_t at, size_t size,                        \
                                    const acc##_scale *scale, bool pre)                             \
@@ -306,7 +306,7 @@ DEFINE_INPUT(float64, double, float64)
         const bool post = given->divisor != 1 || given->postscale != 1.0;                          \
         const void *const two[2] = {src[0], src[num_src > 1]};                                     \
         size_t at = 0;                                                                             \
-        if (num_src == 2 && !pre && !post) /* what training is made of */                          \
+        if (num_src == 2 && !pre && !post) /* the sums of training */                              \
             for (; count - at >= acc##_group; at += acc##_group)                                   \
                 name##_##verb##_group(dst, two, 2, at, acc##_group, &scale, false, false);         \
         for (; count - at >= acc##_group; at += acc##_group)                                       \

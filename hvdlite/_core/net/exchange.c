@@ -7,7 +7,7 @@
 #include "base/schedule.h"
 #include "base/sizes.h"
 
-/* What goes to and comes from one other host in the direct exchange. */
+/* The two streams with one other host in the direct exchange. */
 typedef struct {
     hvdl_stream send_part, recv_part, send_sum, recv_sum;
     char *parts; /* HVDL_WINDOW segments received from that host */
@@ -377,7 +377,7 @@ static hvdl_err allocate(hvdl_exchange *x)
     }
     size_t largest = largest_chunk_bytes(x);
     if (!largest)
-        return HVDL_OK; /* on no host is there anything to exchange: no segments, no messages */
+        return HVDL_OK; /* nothing to exchange on any host: no segments, no messages */
     x->num_segments = hvdl_ceil_div(largest, spec->segment_bytes);
     /* A segment is a whole number of elements, so it may be one element more than its share. Each
      * begins at a cache line. */
@@ -459,5 +459,5 @@ bool hvdl_exchange_destroy(hvdl_exchange *x)
     }
     if (ended)
         free_memory(x);
-    return ended; /* else it is left to MPI, which may still use it */
+    return ended; /* else MPI may still use it */
 }

@@ -17,7 +17,7 @@ static inline bool hvdl_stream_has_room(const hvdl_stream *stream)
     return stream->posted - stream->done < HVDL_WINDOW;
 }
 
-/* Takes the oldest message in flight, if the last poll has found that it has ended. */
+/* Removes the oldest message in flight if the last poll found that it has ended. */
 bool hvdl_stream_take(hvdl_wire *wire, hvdl_stream *stream);
 
 /* Posts the next message; there must be room. peer: a rank of the wire's communicator. */
@@ -26,15 +26,16 @@ hvdl_err hvdl_stream_send(hvdl_wire *wire, hvdl_stream *stream, const void *from
 hvdl_err hvdl_stream_recv(hvdl_wire *wire, hvdl_stream *stream, void *to, size_t bytes, int peer,
                           int tag);
 
-/* From now on counts for the next. */
+/* Begins a new measurement: only messages from now on count for hvdl_streams_flight_ns. */
 void hvdl_streams_begin(hvdl_wire *wire, uint64_t now_ns);
 
-/* How long a message has been in flight on average lately, by Little's law: as many as are in flight,
- * over as many as end per ns. Until one has ended, as if one had now. Asked whenever nothing moves. Of
- * the time in which none ends only the first 2 ms count: then somebody is late, not the wire slow. */
+/* How long messages have been in flight on average lately, by Little's law: the number in flight over the
+ * number that end per ns. Until one has ended, one counts as ended now. The driver asks whenever nothing
+ * moves. Of each time in which none ends only the first 2 ms count: beyond that a rank is late, and the
+ * wire is not slow. */
 uint64_t hvdl_streams_flight_ns(hvdl_wire *wire, uint64_t now_ns);
 
-/* The next message is none: it counts as posted, and as done in its turn. There must be room. */
+/* Skips the next message: it counts as posted, and as done in its turn. There must be room. */
 void hvdl_stream_skip(hvdl_wire *wire, hvdl_stream *stream);
 
 /* Cancels receives; sends are never cancelled, as no MPI ends a large one that way. False: a message

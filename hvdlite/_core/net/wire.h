@@ -1,4 +1,4 @@
-/* What goes between hosts: MPI point to point, without mpi.h.
+/* Messages between hosts: MPI point to point, without mpi.h.
  *
  * The functions are called through addresses that were found at run time. Handles are 4-byte integers
  * in the MPICH family and pointers in Open MPI; communicators and types are passed as machine words,
@@ -24,7 +24,7 @@ typedef uintptr_t hvdl_word;
 typedef struct {
     size_t slot; /* of the wire, while it is active */
     bool active;
-    bool ended; /* found by a poll; for whoever wants to know it once */
+    bool ended; /* a poll found it ended; the owner clears it */
 } hvdl_request;
 
 typedef struct {
@@ -46,7 +46,8 @@ typedef struct {
     size_t num_active, room;
     /* Messages of streams in flight, both ways, and how many have ended since. */
     uint64_t streaming, streamed, streaming_since_ns;
-    uint64_t seen_streamed, seen_ns; /* when it was last seen that some had ended, and how many */
+    uint64_t seen_streamed,
+        seen_ns; /* at the last look that found ended messages: how many, and when */
 } hvdl_wire;
 
 /* Start a message. The request must stay where it is while it is active. */
@@ -55,8 +56,8 @@ hvdl_err hvdl_wire_send(hvdl_wire *wire, const void *buf, size_t bytes, int dest
 hvdl_err hvdl_wire_recv(hvdl_wire *wire, void *buf, size_t bytes, int source, int tag,
                         hvdl_request *request);
 
-/* Lets MPI move messages. Requests that have ended are `ended` and not active afterwards, and their
- * buffers are their owners' again. */
+/* Lets MPI move messages. Requests that have ended are not active afterwards, and their buffers are
+ * their owners' again. */
 hvdl_err hvdl_wire_poll(hvdl_wire *wire);
 
 /* Cancels a receive and waits until it has ended either way. False if it does not end in time (it
