@@ -19,7 +19,7 @@ WHAT = ("allreduce", "types", "tail", "training", "upkeep", "memory", "instructi
 
 
 def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[str, Any]:
-    """The report; what can't be measured here is named in it."""
+    """The report; it names what can't be measured here."""
     plan = PLANS[plan_name]
     reasons = {"rig": rig.lacking(), "instructions": instructions.lacking()}
     not_measured = [reason for what, reason in reasons.items() if what in wanted and reason]

@@ -27,8 +27,8 @@ from benchmarks.streams import Streams
 from hvdlite import _core
 from hvdlite.world import world as worlds
 
-# Of the pattern: no multiple of any chunk or block. Of 16 bits so short that sums over 3 ranks at
-# most fit into the 8 bits of a mantissa, shifts included.
+# The pattern's period: no multiple of any chunk or block. For 16 bits so short that sums over 3
+# ranks at most fit into the 8 bits of a mantissa, shifts included.
 PERIODS = {torch.float32: 4093, torch.float16: 23, torch.bfloat16: 23}
 Name = TypeVar("Name")
 SHIFTS = 16  # that the input of a round takes, one after the other
@@ -36,12 +36,13 @@ SHIFTS = 16  # that the input of a round takes, one after the other
 
 @dataclass(frozen=True)
 class Contender:
-    """bind(buffer) → what allreduces it: all that can be prepared is outside the time."""
+    """bind(buffer) → a function that allreduces it. All preparation happens in bind, outside
+    the timing."""
 
     bind: Callable[[Tensor], Callable[[], object]]
     dtype: torch.dtype = torch.float32
     checked: bool = True  # False of a bound, which leaves the buffer as it was
-    # Whether one call takes so long at any size that it may be timed alone.
+    # Whether one call takes long enough at any size to be timed alone.
     slow: bool = False
 
 
@@ -74,7 +75,7 @@ def peers(mpi: Any, comm: Any, mpi_name: str) -> dict[str, Contender]:
 
 
 def plans() -> dict[str, Contender]:
-    """What DistributedOptimizer does for each bucket: the operation is agreed on once, then run."""
+    """Does what DistributedOptimizer does for each bucket: makes a plan once, then runs it."""
     numbers = itertools.count()
 
     def bind(buffer: Tensor) -> Callable[[], object]:
@@ -96,7 +97,7 @@ def plans() -> dict[str, Contender]:
 
 
 def bounds(streams: Streams | None, size_bytes: int, ranks: int) -> dict[str, Contender]:
-    """The least that must be done; ranks: on this host."""
+    """The bound: the least work that an allreduce needs. ranks: on this host."""
     if streams is not None:
         return {BOUND: Contender(streams.bind, checked=False)}
     found = {BOUND: Contender(copy, checked=False)}

@@ -1,4 +1,5 @@
-"""What binding wins: a training step of ranks that hvdrun binds, and of ranks bound otherwise.
+"""Measures what binding gains: a training step of ranks that hvdrun binds, and of ranks bound
+otherwise.
 
     python -m benchmarks.binding [--ranks 2] [--task mlp] [--rounds 5]
 
@@ -85,7 +86,7 @@ def time_job(way: str, ranks: int, task: str, steps: int) -> float:
 @click.option("--rounds", default=5)
 @click.option("--worker", metavar="FILE", hidden=True, help="Be a rank; rank 0 writes the times.")
 def main(ranks: int, task: str, steps: int, rounds: int, worker: str | None) -> None:
-    """Times a training step of ranks that are bound, or not, in several ways."""
+    """Times a training step of ranks that are bound in several ways, or not at all."""
     if worker is not None:
         of_ranks = hvd.allgather_object(train(TASKS[task], steps))
         if hvd.rank() == 0:

@@ -1,4 +1,4 @@
-"""The cost model of docs/design/cost.md: what each algorithm takes, fitted to what was measured.
+"""The cost model of docs/design/cost.md: the time of each algorithm, fitted to measurements.
 
     python -m benchmarks.cost TABLE.json
 
@@ -27,7 +27,7 @@ ACTIVE = 4  # steps of an alltoall that are under way at once
 
 @dataclass(frozen=True)
 class Parameters:
-    """alpha_s: from a send to the moment in which the receiver goes on, without bytes;
+    """alpha_s: from a send until the receiver goes on, without bytes;
     overhead_s: of one more message at the same time; beta_s, gamma_s: per byte, on the wire and
     added up; kappa_s: per byte of a tensor on its way through a host's memory."""
 
@@ -89,7 +89,7 @@ def seconds(terms: Terms, p: Parameters, rails: int = 1) -> float:
 def allreduce_s(
     name: str, hosts: int, tensor_bytes: float, p: Parameters, local_size: int = 1
 ) -> float:
-    """With the way through the hosts' memory, where they have more than one rank."""
+    """Includes the way through the hosts' memory, where they have more than one rank."""
     within_s = 2 * tensor_bytes * p.kappa_s if local_size > 1 else 0.0
     return within_s + seconds(ALLREDUCES[name](hosts, tensor_bytes / local_size), p, local_size)
 
@@ -99,7 +99,7 @@ def best(hosts: int, slice_bytes: float, p: Parameters) -> str:
 
 
 def limits(hosts: int, p: Parameters) -> list[tuple[int | None, str]]:
-    """Up to which power of two each algorithm is the best one."""
+    """The power of two up to which each algorithm is the fastest one."""
     rules: list[tuple[int | None, str]] = []
     for size_bytes in (2**k for k in range(8, 33)):
         name = best(hosts, size_bytes, p)

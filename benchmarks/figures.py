@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.plan import Place
 
 OURS = "hvdlite"
-PLAN = "hvdlite, plan"  # what training does: nothing is left to agree on
+PLAN = "hvdlite, plan"  # as in training: nothing is left to negotiate
 DDP = "DDP (Gloo)"
 FLOOR = "no communication"  # what no contender can beat
 BOUND = "bound"  # a copy, or streams between the hosts: likewise
@@ -64,12 +64,12 @@ def speedups(medians_s: Mapping[str, float]) -> dict[str, float]:
 
 
 def of_bound(medians_s: Mapping[str, float]) -> float:
-    """Which part of the bound's speed hvdlite reaches."""
+    """The fraction of the bound's speed that hvdlite reaches."""
     return medians_s[BOUND] / medians_s[OURS]
 
 
 def not_hidden(medians_s: Mapping[str, float]) -> float:
-    """Which part of hvdlite's step is above the step without communication."""
+    """The fraction of hvdlite's step that exceeds the step without communication."""
     return (medians_s[OURS] - medians_s[FLOOR]) / medians_s[OURS]
 
 
@@ -135,7 +135,7 @@ def _in_10_s(upkeep: Mapping[str, Any]) -> float:
 
 
 def idle_in_10_s(upkeep: Mapping[str, Any], figure: str) -> list[float]:
-    """Of each rank the median of the repetitions, extrapolated where it was idle for another time.
+    """Each rank's median over the repetitions, scaled to the same idle time.
     figure: of benchmarks.upkeep.idle()."""
     return [
         _in_10_s(upkeep) * statistics.median(repetition[figure] for repetition in repetitions)
@@ -151,13 +151,14 @@ def most_idle_cpu_s_in_10_s(upkeep: Mapping[str, Any]) -> float:
 
 
 def sleeper_cpu_s_in_10_s(upkeep: Mapping[str, Any]) -> tuple[float, float]:
-    """Of a program that sleeps as often as an idle rank: the worst one's median, and the most."""
+    """For a program that sleeps as often as an idle rank: the worst one's median, and the
+    maximum."""
     programs, scale = upkeep["sleeper_cpu_s"], _in_10_s(upkeep)
     return scale * max(map(statistics.median, programs)), scale * max(map(max, programs))
 
 
 def waiting_share(upkeep: Mapping[str, Any]) -> float:
-    """Of the worst rank the median."""
+    """The median of the worst rank."""
     return max(float(statistics.median(shares)) for shares in upkeep["waiting_share"])
 
 
@@ -195,7 +196,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def time_text(time_s: float) -> str:
-    """Three digits, in the unit that suits.
+    """Three digits, in the unit that fits.
 
     >>> time_text(2.5e-6), time_text(0.0123), time_text(1.5)
     ('2.50 µs', '12.3 ms', '1.50 s')

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def describe() -> dict[str, str | int | float]:
-    """What a reader needs in order to judge the figures; text and numbers only."""
+    """The facts that a reader needs to judge the figures; text and numbers only."""
     import torch
 
     cpuinfo = Path("/proc/cpuinfo").read_text()

@@ -24,7 +24,7 @@ CASES = ((1, "post", 4), (2, "post", 4), (2, "plan", 4), (2, "post", 64 << 10))
 
 
 def lacking() -> str:
-    """Why nothing can be counted here; empty if it can."""
+    """The reason why nothing can be counted here; empty if it can."""
     if shutil.which("valgrind"):
         return ""
     return "counting instructions needs valgrind: apt-get install valgrind"

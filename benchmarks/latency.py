@@ -1,4 +1,4 @@
-"""What the smallest allreduce costs, and what an idle rank does. On any hosts:
+"""Measures the smallest allreduce, and the CPU time of an idle rank. On any hosts:
 
     hvdrun -np 2 python -m benchmarks.latency
     hvdrun -H server1:1,server2:1 python -m benchmarks.latency

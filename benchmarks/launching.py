@@ -1,4 +1,4 @@
-"""How long a job takes from start to exit: hvdrun beside the mpirun of the same environment.
+"""Measures a job from start to exit: hvdrun beside the mpirun of the same environment.
 
     python -m benchmarks.launching [--rounds 15] [--ranks 2]
 

@@ -1,4 +1,4 @@
-"""What a training step takes of memory, with hvdlite, with DDP and without either.
+"""Measures the memory of a training step with hvdlite, with DDP and without either.
 
     hvdrun -np 2 python -m benchmarks.memory '{"variant": "hvdlite", "folder": "FOLDER"}'
 
@@ -40,7 +40,7 @@ def pss_bytes() -> int:
 
 
 def meet(folder: Path, what: str, rank: int, size: int, text: str = "") -> list[str]:
-    """Waits until all ranks have come here; what each has said."""
+    """Waits until all ranks are here. Returns what each one wrote."""
     own = folder / f"{what}.{rank}.new"
     own.write_text(text)
     own.rename(folder / f"{what}.{rank}")
@@ -54,7 +54,7 @@ def meet(folder: Path, what: str, rank: int, size: int, text: str = "") -> list[
 
 
 def train(variant: str, folder: Path, rank: int, size: int) -> None:
-    """A few steps. What it returns to its caller is what is measured: everything stays alive."""
+    """Runs a few steps and returns everything that is measured, so that it stays alive."""
     network = TASK.network()
     model: nn.Module = network
     optimizer = TASK.make_optimizer(network.parameters())

@@ -1,4 +1,5 @@
-"""What is trained: networks, their optimizers and their batches. Without hvdlite."""
+"""The networks that are trained, with their optimizers and batches. Nothing here knows of
+hvdlite."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class Task:
     batch_size: int  # of all ranks together
 
     def network(self) -> nn.Module:
-        """With the same parameters at every call."""
+        """The same parameters at every call."""
         torch.manual_seed(0)
         return self.build()
 

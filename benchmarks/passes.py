@@ -1,9 +1,9 @@
 """The passes over memory that an allreduce through memory shared by a host needs, and nothing else:
-each rank copies what the others shall read, adds up its part of all inputs, and copies the sums of
-the others' parts, with the core's own kernels; nobody waits for anybody, and what comes from other
-ranks comes from this rank's own cache.
+each rank copies its input, adds up its part of all inputs, and copies the sums of the other parts,
+with the core's own kernels. No rank waits for another one, and each reads the others' data from its
+own cache.
 
-It is a bound as `copy` is, and a nearer one: where inputs are to be added up there is more to do.
+Like `copy` it is a bound, and a tighter one, as it includes the additions.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,8 @@ DTYPES = {
 
 
 def bind(buffer: Tensor, ranks: int) -> Callable[[], None]:
-    """What makes the passes of one of so many ranks: sums of the buffer's own parts."""
+    """Returns a function that makes the passes of one of `ranks` ranks: sums of the buffer's
+    own parts."""
     elems = min(buffer.numel(), CHUNK_BYTES // buffer.element_size())
     staging = torch.zeros(elems, dtype=buffer.dtype)
     steps = [step for chunk in buffer.split(elems) for step in _steps(chunk, staging, ranks)]

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Effort:
-    """How often one thing is timed: at least min_rounds, then until the time is over."""
+    """How often something is timed: at least min_rounds, then until the time is over."""
 
     max_rounds: int
     budget_s: float
@@ -155,12 +155,12 @@ def job_from(fields: dict[str, Any]) -> Job:
 
 
 def request_of(plan: Plan, job: Job) -> dict[str, Any]:
-    """What a worker is told: plan_from and job_from understand it."""
+    """The worker's argument, which plan_from and job_from read."""
     return {"plan": asdict(plan), "job": asdict(job)}
 
 
 def jobs(plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores: int) -> list[Job]:
-    """What is to be started, in this order: this host's jobs, then those of the rig.
+    """The jobs to start, in this order: this host's, then those of the rig.
 
     wanted: parts of worker.PARTS, and "rig". What does not depend on the MPI is measured under the
     first only, what the waiting depends on under the first of each Python.

@@ -12,7 +12,7 @@ DPI = 90
 
 
 def draw(report: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Writes what there are figures for; returns the files."""
+    """Draws every plot that the report has figures for; returns the files."""
     import matplotlib
 
     matplotlib.use("Agg")

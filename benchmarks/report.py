@@ -1,4 +1,4 @@
-"""What a run has found: on the terminal, and on the page of the documentation."""
+"""Shows the results of a run: on the terminal, and on the page of the documentation."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def host_line(host: Mapping[str, Any]) -> str:
 
 
 def remarks(report: Mapping[str, Any]) -> list[str]:
-    """What a reader must know before he reads a figure."""
+    """What to know before reading a figure."""
     busy = [BUSY] if report["host"]["load_before"] > BUSY_LOAD else []
     lacking = [f"Not measured: {reason}." for reason in report["not_measured"]]
     return [*busy, *lacking, *(f"Failed: {job}." for job in report["failed"])]
@@ -53,7 +53,7 @@ def _rich(table: Table) -> rich_table.Table:
 
 
 def markdown(report: Mapping[str, Any], tables: Sequence[Table], figures: Sequence[str]) -> str:
-    """What stands on the page between its marks. figures: paths, from the page."""
+    """The text between the marks of the page. figures: paths, from the page."""
     parts = [f"Measured on: {host_line(report['host'])}.", *remarks(report)]
     targets, *others = tables
     parts.append(_markdown(targets))
@@ -70,7 +70,7 @@ def _markdown(table: Table) -> str:
 
 
 def replace_measured(page: str, measured: str) -> str:
-    """The page with other figures between its marks."""
+    """The page with its text between the marks replaced."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

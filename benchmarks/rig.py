@@ -18,7 +18,7 @@ TOOLS = {"sshd": "openssh-server", "ip": "iproute2", "tc": "iproute2"}
 
 
 def lacking() -> str:
-    """Why there can be no rig here; empty if there can."""
+    """The reason why there can be no rig here; empty if there can."""
     if os.geteuid():
         return "the rig of several hosts needs root"
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
@@ -57,7 +57,8 @@ class Rig:
             self.cluster("slow", f"server{number}", *(("--rate", rate) if rate else ()))
 
     def command(self, place: Place, command: Sequence[str]) -> list[str]:
-        """What runs hvdrun's command line in the place's hosts, from the first of them."""
+        """Returns a function that runs an hvdrun command line on the place's hosts, from the
+        first of them."""
         where = ",".join(f"server{number + 1}:{place.ranks}" for number in range(place.hosts))
         folder = f"CLUSTER_DIR={self._environment['CLUSTER_DIR']}"
         inside = ["env", folder, str(ROOT / "tests" / "cluster"), "exec", "server1", "--"]

@@ -15,7 +15,7 @@ from benchmarks.plan import Job, Plan, request_of
 from benchmarks.rig import ROOT, Rig, rig
 
 LIMIT_S = 900.0  # of one command
-# What Open MPI needs where ranks outnumber the cores: it is twelve times faster then, and more.
+# Open MPI needs this where ranks outnumber the cores: it is twelve times faster with it, and more.
 YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 # The C library keeps what is freed. Else it gives memory back to the system and takes it again,
@@ -31,7 +31,7 @@ def run(command: Sequence[str], variables: Mapping[str, str]) -> None:
 
 @contextmanager
 def noting(failed: list[str], what: str) -> Iterator[None]:
-    """A command that fails within is noted, and the rest goes on: a whole run takes long."""
+    """Notes a command that fails within, and goes on: a whole run takes long."""
     try:
         yield
     except subprocess.CalledProcessError as failure:
@@ -41,7 +41,7 @@ def noting(failed: list[str], what: str) -> Iterator[None]:
 
 
 def run_jobs(plan: Plan, jobs: Sequence[Job], failed: list[str]) -> list[dict[str, Any]]:
-    """What rank 0 of each job's worker has written; a job that fails is noted."""
+    """The results that rank 0 of each job wrote; notes a job that fails."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdlite-bench-")))
         hosts, shaped = None, None

@@ -1,4 +1,4 @@
-"""What the links between hosts carry: plain TCP streams, in both directions at once.
+"""Measures what the links between hosts carry: plain TCP streams, in both directions at once.
 
 The first rank of each host sends to that of the next host and receives from that of the one
 before: with two hosts each link is full in both directions, and so it is with more. The bytes are
@@ -20,7 +20,7 @@ PART_BYTES = 1 << 20  # of one call of the socket
 
 
 class Streams:
-    """The connections of one rank; of a rank that is not its host's first: none."""
+    """The connections of one rank. Only the first rank of a host has any."""
 
     def __init__(self, comm: Any, host: int, hosts: int, local_rank: int) -> None:
         """Collective over comm. host: this rank's host, of `hosts`."""
@@ -38,7 +38,8 @@ class Streams:
         self.received_bytes = 0
 
     def bind(self, buffer: Tensor) -> Callable[[], None]:
-        """What sends and receives as much as an allreduce of this buffer has to."""
+        """Returns a function that sends and receives as much as an allreduce of this buffer
+        must."""
         return partial(self._exchange, wire_bytes(buffer.nbytes, self._hosts), b"x" * PART_BYTES)
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""How the times of single small allreduces are distributed: the tail shows what slept too long.
+"""Measures how the times of single small allreduces are distributed: the tail shows ranks that
+slept too long.
 
 Two situations: all ranks come at once (a barrier), and one of them, each in turn, comes up to 1 ms
 late, by when the others have begun to sleep. A time is that from the arrival of the last rank to

@@ -1,4 +1,4 @@
-"""What is aimed at, and whether a run has reached it. Pure.
+"""The targets, and whether a run meets them. Pure.
 
 A peer's time is compared with hvdlite's of the same run, in which both took turns; where a place
 was measured with several MPIs, the least favourable of its runs counts, and of several sizes the

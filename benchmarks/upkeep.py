@@ -1,4 +1,5 @@
-"""What hvdlite costs while it does nothing: CPU time of a rank that is idle, or that waits.
+"""Measures what hvdlite costs while it does nothing: the CPU time of a rank that is idle, or
+that waits.
 
 Each is measured several times. Beside the CPU time of an idle rank stands how often its threads
 have slept, and what a program is charged with in the same seconds that sleeps as often and does
@@ -47,15 +48,16 @@ def sleeps() -> int:
 
 
 def idle(seconds: float) -> dict[str, float]:
-    """What this process does, all its threads, while it only sleeps: the CPU time that it uses, in
-    seconds, and how often a thread goes to sleep."""
+    """The CPU time in seconds that all threads of this process use while it only sleeps, and how
+    often a thread goes to sleep."""
     before_s, slept_before = time.process_time(), sleeps()
     time.sleep(seconds)
     return {"cpu_s": time.process_time() - before_s, "sleeps": sleeps() - slept_before}
 
 
 def waiting_share(late_s: float, late_rank: int, comm: Any) -> float | None:
-    """Which part of a core this rank uses while it waits for the late one; None on that one."""
+    """The fraction of a core that this rank uses while it waits for the late one; None on the
+    late one."""
     ones = torch.ones(1024)
     comm.Barrier()
     before, begin = time.process_time(), time.perf_counter()

@@ -1,4 +1,4 @@
-"""What each rank of a benchmark runs; jobs.py starts it with hvdrun.
+"""The program that each rank of a benchmark runs; starting.py starts it with hvdrun.
 
     python -m benchmarks.worker '{"plan": {...}, "job": {...}, "output": "FILE"}'
 
@@ -26,7 +26,7 @@ from benchmarks.streams import Streams
 
 @dataclass(frozen=True)
 class Bench:
-    """What the parts need."""
+    """What the parts of a benchmark need."""
 
     plan: Plan
     job: Job
