@@ -33,7 +33,7 @@ from hvdrun.agent.frames import (
     unpack,
     write_all,
 )
-from hvdrun.agent.local_ranks import Station
+from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import Stranger, connect, listen
 from hvdrun.machine.environment import LINK, PREFIX, SRUN, SSH, outside_of_steps, pack
 from hvdrun.machine.processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
@@ -168,7 +168,7 @@ class HostAgent:
         self.status = 1 if command else 0
         self.stdin = -1  # where rank 0's input is written, once rank 0 is here
         self.is_set_up = False
-        self.station: Station | None = None
+        self.local_ranks: LocalRanks | None = None
 
     def _stdin_of_rank_0(self) -> int:
         reader, self.stdin = os.pipe()
@@ -206,8 +206,8 @@ class HostAgent:
     def _lose_reader(self, grace_s: float = GRACE_S, patience_s: float = DAEMON_PATIENCE_S) -> None:
         """Nobody is told from now on; the ranks have their time to end all the same."""
         self.has_reader = False
-        if self.station:
-            self.station.drains = False
+        if self.local_ranks:
+            self.local_ranks.drains = False
         self._end(grace_s, patience_s)
 
     def _is_overdue(self) -> bool:
@@ -223,7 +223,7 @@ class HostAgent:
         self._send(kind, rank, payload)
         if kind == RANK:
             self._send_clock()
-        elif kind == KEEPER_GONE and self.station and not self.station.keepers:
+        elif kind == KEEPER_GONE and self.local_ranks and not self.local_ranks.keepers:
             kill_strays()
 
     def run(self) -> int:
@@ -235,23 +235,23 @@ class HostAgent:
         waker = Waker([signal.SIGCHLD])
         self.selector.register(0, selectors.EVENT_READ, self._hear)
         self.selector.register(waker.fd, selectors.EVENT_READ, waker.read)
-        while self._reap() or self._is_held() or (self.station and self.station.keepers):
+        while self._reap() or self._is_held() or (self.local_ranks and self.local_ranks.keepers):
             for key, _ in self.selector.select(LOOK_EVERY_S):
                 key.data()
                 if self._is_overdue():
                     break
             if self._is_silent():
                 self._end(SILENT_GRACE_S, SILENT_PATIENCE_S)
-            if self.end_at is not None and not (self.station and self.station.keepers):
+            if self.end_at is not None and not (self.local_ranks and self.local_ranks.keepers):
                 # A daemon whose mpirun is out of reach would wait for it.
                 self.end_at = min(self.end_at, time.monotonic() + self.patience_s)
             if self._is_overdue():
                 break
         self._send(BYE, -1, b"%d" % self.status)
-        if self.station:
-            self.station.kill(self.patience_s)
+        if self.local_ranks:
+            self.local_ranks.kill(self.patience_s)
         kill_descendants()
-        remove_sessions(self.station.sessions if self.station else ())
+        remove_sessions(self.local_ranks.sessions if self.local_ranks else ())
         return self.status
 
     def _set_up(self, secret: str) -> None:
@@ -264,7 +264,7 @@ class HostAgent:
             self._end(0)
             return
         if listener is not None:
-            self.station = Station(
+            self.local_ranks = LocalRanks(
                 listener, self.selector, self._deliver, self._stdin_of_rank_0, pack(os.environ)
             )
         if self.command:
@@ -374,5 +374,5 @@ class HostAgent:
         if self.end_at is not None and at >= self.end_at:
             return
         self.end_at, self.patience_s = at, patience_s
-        if self.station:
-            self.station.end(grace_s)
+        if self.local_ranks:
+            self.local_ranks.end(grace_s)

@@ -45,7 +45,7 @@ class _Keeper:
         self.outputs: dict[int, bytes] = {}  # what is read from, and OUT or ERR
 
 
-class Station:
+class LocalRanks:
     """The ranks of this host: reads what they write, hears how they end, can end them.
 
     Both hvdrun and the host agents have one. `deliver(kind, rank, payload)` gets RANK, OUT, ERR,

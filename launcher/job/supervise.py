@@ -28,7 +28,7 @@ from hvdrun.agent.frames import (
     SILENT_GRACE_S,
     Waker,
 )
-from hvdrun.agent.local_ranks import Station
+from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
 from hvdrun.errors import LaunchError, MpirunFailed
 from hvdrun.job.failure_report import (
@@ -143,7 +143,7 @@ class Supervisor:
         terminal = Terminal()
         waker = self.waker
         self.stdin = Stdin(self.selector)
-        self.station = Station(
+        self.local_ranks = LocalRanks(
             listener,
             self.selector,
             self._deliver,
@@ -162,9 +162,9 @@ class Supervisor:
         finally:
             for link in list(self.links):
                 link.close()
-            self.station.kill()
+            self.local_ranks.kill()
             kill_descendants()
-            remove_sessions(self.station.sessions)
+            remove_sessions(self.local_ranks.sessions)
         if not (self.is_last or self.started or self.signal) and self.noise.is_of_ill_luck():
             raise StartedBadly
         try:
@@ -184,7 +184,7 @@ class Supervisor:
         self._tick(time.monotonic())
         self.output.tick()
         full = self.writer.is_full()
-        self.station.pause(full)
+        self.local_ranks.pause(full)
         self.said_by_mpirun.pause(full)
         for link in self.links:
             link.pause(full)
@@ -205,7 +205,7 @@ class Supervisor:
             return True  # what is left is killed without asking
         if self.mpirun_ended_at is None or self.said_by_mpirun.is_open:
             return False
-        return not self.links and not self.station.keepers
+        return not self.links and not self.local_ranks.keepers
 
     def _timeout(self) -> float:
         longest = 0.1 if self.kill_at is not None or self.noise.lines else 0.5
@@ -250,7 +250,7 @@ class Supervisor:
         elif kind == KEEPER_GONE:
             if rank not in self.endings:
                 self._rank_ended(rank, "signal 9", time.monotonic())
-            if not self.station.keepers:
+            if not self.local_ranks.keepers:
                 kill_strays()
 
     def _rank_ended(self, rank: int, ended: str, at: float) -> None:
@@ -338,7 +338,7 @@ class Supervisor:
         self.output.ending()
         at = time.monotonic() + grace_s
         self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
-        self.station.end(grace_s)
+        self.local_ranks.end(grace_s)
         for link in self.links:
             link.end(grace_s)
 
@@ -412,7 +412,7 @@ class Supervisor:
     def _end_mpirun(self, now: float) -> None:
         """It ends by itself when it sees the ranks end, or it should: then it is helped."""
         if self.alone_since is None:
-            if not self.station.keepers and not self.links:
+            if not self.local_ranks.keepers and not self.links:
                 self.alone_since = now
             elif self.kill_at is not None and now > self.kill_at + 1:
                 self.alone_since = now - MPIRUN_PATIENCE_S

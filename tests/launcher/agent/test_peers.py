@@ -14,7 +14,7 @@ import pytest
 from hvdrun.agent import peers
 from hvdrun.agent.frames import BYE, MAGIC, REFUSED, frame
 from hvdrun.agent.host_agent import HostAgent
-from hvdrun.agent.local_ranks import Station
+from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.machine.environment import LINK
 from tests.harness.needs import lacking
 from tests.harness.programs import run_program
@@ -214,24 +214,24 @@ def test_a_host_agent_says_that_another_user_has_its_name_and_starts_nothing(sec
     [(kind, _, text)] = said
     assert kind == REFUSED
     assert f"a process of user {OTHER_USER} has taken".encode() in text
-    assert (host_agent.daemon, host_agent.station, host_agent.status) == (0, None, 1)
+    assert (host_agent.daemon, host_agent.local_ranks, host_agent.status) == (0, None, 1)
 
 
 @pytest.mark.parametrize(("user", "heard"), [(OTHER_USER, False), (0, True)])
 def test_another_user_that_connects_to_a_supervisor_is_not_heard(secret, monkeypatch, user, heard):
     monkeypatch.setattr(peers, "user_of", lambda _: user)
     with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as sock:
-        station = Station(peers.listen(secret), selector, lambda *_: None, lambda: os.dup(0))
+        local_ranks = LocalRanks(peers.listen(secret), selector, lambda *_: None, lambda: os.dup(0))
         sock.connect(peers.address(secret))
         [(key, _)] = selector.select(LIMIT_S)
         key.data()
-        assert len(station.keepers) == heard
+        assert len(local_ranks.keepers) == heard
         sock.settimeout(LIMIT_S)
         if not heard:
             assert sock.recv(1) == b""
-        for keeper in station.keepers:
+        for keeper in local_ranks.keepers:
             keeper.sock.close()
-        station.listener.close()
+        local_ranks.listener.close()
 
 
 @pytest.fixture

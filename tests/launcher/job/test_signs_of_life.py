@@ -22,7 +22,7 @@ from hvdrun.agent.frames import (
     send,
     unpack,
 )
-from hvdrun.agent.local_ranks import Station
+from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.job import host_link
 from hvdrun.job.mpirun_output import LINE_BYTES, Noise, Source
 from hvdrun.job.supervise import Supervisor
@@ -90,7 +90,7 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
     screen = SimpleNamespace(output=output, writer=writer)
     command = SimpleNamespace(num_proc=HOSTS, starter="mpirun")
     job = Supervisor(command, "/", screen, 60.0, False, None, is_last=True)
-    job.station = job.said_by_mpirun = SimpleNamespace(pause=lambda paused: None)
+    job.local_ranks = job.said_by_mpirun = SimpleNamespace(pause=lambda paused: None)
     job.stdin = SimpleNamespace(wanted_by=None)
     since = dict.fromkeys(range(HOSTS), 0)
     hosts += [FarHost(job, number) for number in range(HOSTS)]
@@ -195,20 +195,20 @@ def test_the_end_of_a_rank_does_not_wait_for_what_it_left_in_the_background(ends
         if kind == OUT:
             os.write(pipes[0][1], b"more")
 
-    station = Station(
+    local_ranks = LocalRanks(
         peers.listen(secret),
         ends.selector,
         deliver,
         lambda: os.open(os.devnull, os.O_RDONLY),
     )
-    ends.callback(station.listener.close)
+    ends.callback(local_ranks.listener.close)
     keeper = ends.enter_context(socket.socket(socket.AF_UNIX))
     keeper.connect(peers.address(secret))
     send(keeper, frame(RANK, 0), [reader for reader, _ in pipes])
     ends.turn()
     ends.turn()
     os.write(pipes[0][1], b"last words")
-    station.pause(True)
+    local_ranks.pause(True)
     send(keeper, frame(EXIT, 0, b"code 0 1"))
     ends.turn()
     assert delivered == [(RANK, b""), (OUT, b"last words"), (EXIT, b"code 0 1")]
