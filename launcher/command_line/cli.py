@@ -331,7 +331,7 @@ def check_hosts(request: Request) -> int:
     return seen.exit_code
 
 
-def _mpi(request: Request, found: commands.Facts) -> flavour.Flavour:
+def _mpi(request: Request, found: commands.LocalFacts) -> flavour.Flavour:
     if request.mpi != "slurm":
         return flavour.detect(request.mpi, found.environ)
     mpi = flavour.detect("auto", found.environ)

@@ -53,7 +53,7 @@ PATIENCE_S = 20
 
 
 @dataclass(frozen=True)
-class Facts:
+class LocalFacts:
     """What the command depends on beside the request."""
 
     environ: Mapping[str, str]
@@ -123,10 +123,10 @@ class Command:
     def num_proc(self) -> int:
         return sum(share.count for share in self.shares)
 
-    def is_remote(self, facts: Facts) -> bool:
+    def is_remote(self, facts: LocalFacts) -> bool:
         return any(not is_local(share.host, facts) for share in self.shares)
 
-    def show(self, facts: Facts) -> str:
+    def show(self, facts: LocalFacts) -> str:
         """For `--dry-run`: a shell would run exactly this."""
         settings = [f"{name}={shlex.quote(self.environment[name])}" for name in self.added]
         lines = [f"cd {shlex.quote(facts.cwd)}"]
@@ -135,11 +135,11 @@ class Command:
         return "\n".join([*lines, " ".join([*settings, shlex.join(self.argv)])])
 
 
-def is_local(host: Host, facts: Facts) -> bool:
+def is_local(host: Host, facts: LocalFacts) -> bool:
     return host.name.lower() in facts.local_names and host.user in (None, facts.user)
 
 
-def mpi_name(host: Host, facts: Facts) -> str:
+def mpi_name(host: Host, facts: LocalFacts) -> str:
     """What MPI is told to call a host. All of them divide an IPv6 address at its colons, in
     brackets too; the agent in ssh's place is told which address the name is for."""
     if ":" not in host.name:
@@ -154,7 +154,7 @@ def hosts_of(request: Request) -> tuple[Host, ...]:
     return given or (Host("localhost"),)
 
 
-def with_hosts_in_use(request: Request, facts: Facts) -> Request:
+def with_hosts_in_use(request: Request, facts: LocalFacts) -> Request:
     """Without hosts that will have no rank, as far as that is known before any is asked: nobody
     need wait for them.
 
@@ -177,18 +177,18 @@ def _remedy(request: Request) -> str:
     return request.allocation.remedy if request.allocation and not request.hosts else ""
 
 
-def is_remote(request: Request, facts: Facts) -> bool:
+def is_remote(request: Request, facts: LocalFacts) -> bool:
     return any(not is_local(host, facts) for host in hosts_of(request))
 
 
-def _place(request: Request, flavour: Flavour, facts: Facts) -> tuple[Share, ...]:
+def _place(request: Request, flavour: Flavour, facts: LocalFacts) -> tuple[Share, ...]:
     hosts = hosts_of(request)
     if not flavour.srun:  # which knows hosts by no names but Slurm's
         hosts = _by_machine(hosts, facts)
     return place(hosts, request.num_proc, lambda host: facts.has(host)[0], _remedy(request))
 
 
-def _by_machine(hosts: Sequence[Host], facts: Facts) -> tuple[Host, ...]:
+def _by_machine(hosts: Sequence[Host], facts: LocalFacts) -> tuple[Host, ...]:
     """A machine that has several names here is one host, under the first of them: Open MPI's
     daemons would get in each other's way. This one's own names come before those that ssh reaches
     it by."""
@@ -199,7 +199,7 @@ def _by_machine(hosts: Sequence[Host], facts: Facts) -> tuple[Host, ...]:
     return merge((replace(host, name=names[_machine(host, facts)]), host.name) for host in own)
 
 
-def _machine(host: Host, facts: Facts) -> object:
+def _machine(host: Host, facts: LocalFacts) -> object:
     """Equal for names that mean the same machine, by the same user and port."""
     seen = facts.others.get(host.name)
     if seen is None or not seen.interfaces:
@@ -207,7 +207,7 @@ def _machine(host: Host, facts: Facts) -> object:
     return seen.hostname, seen.interfaces, host.user, host.port
 
 
-def build(request: Request, flavour: Flavour, facts: Facts) -> Command:
+def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     shares = _place(request, flavour, facts)
     notes = (*request.notes, *_notes(shares, facts))
     remote = [share for share in shares if not is_local(share.host, facts)]
@@ -297,11 +297,11 @@ def _host_list(shares: tuple[Share, ...]) -> str:
     return ",".join(f"{share.host.name}:{share.count}" for share in shares)
 
 
-def has_blanks(facts: Facts) -> bool:
+def has_blanks(facts: LocalFacts) -> bool:
     return " " in facts.python + facts.agent
 
 
-def ssh_agent(facts: Facts) -> tuple[str, str]:
+def ssh_agent(facts: LocalFacts) -> tuple[str, str]:
     """What stands in ssh's place: a program and its arguments, which MPIs divide at each blank."""
     if not has_blanks(facts):
         return facts.python, f"-I -S {facts.agent} ssh"
@@ -310,7 +310,7 @@ def ssh_agent(facts: Facts) -> tuple[str, str]:
 
 
 def _openmpi(
-    request: Request, flavour: Flavour, facts: Facts, shares: tuple[Share, ...], remote: bool
+    request: Request, flavour: Flavour, facts: LocalFacts, shares: tuple[Share, ...], remote: bool
 ) -> tuple[list[str], dict[str, str]]:
     total = sum(share.count for share in shares)
     options = ["--allow-run-as-root"] if facts.is_root else []
@@ -344,7 +344,7 @@ def _openmpi(
 
 
 def _slurm(
-    request: Request, flavour: Flavour, facts: Facts, shares: tuple[Share, ...]
+    request: Request, flavour: Flavour, facts: LocalFacts, shares: tuple[Share, ...]
 ) -> tuple[list[str], dict[str, str]]:
     assert request.allocation is not None
     options = slurm.step(
@@ -353,13 +353,13 @@ def _slurm(
     return options, {PATIENCE: str(PATIENCE_S)}
 
 
-def goes_by_srun(request: Request, facts: Facts, hosts: Sequence[Host]) -> bool:
+def goes_by_srun(request: Request, facts: LocalFacts, hosts: Sequence[Host]) -> bool:
     """Whether these hosts are reached by srun, in an allocation of Slurm's, and not by ssh."""
     ssh_is_set_up = request.ssh_port is not None or request.ssh_identity_file is not None
     return slurm.reaches(hosts, request.allocation, facts.srun, ssh_is_set_up)
 
 
-def _way(request: Request, facts: Facts, remote: list[Share]) -> dict[str, str]:
+def _way(request: Request, facts: LocalFacts, remote: list[Share]) -> dict[str, str]:
     hosts = [share.host for share in remote]
     if goes_by_srun(request, facts, hosts):
         return {SRUN: shlex.join([facts.srun, *slurm.CONNECTION])}
@@ -372,7 +372,7 @@ def _way(request: Request, facts: Facts, remote: list[Share]) -> dict[str, str]:
 
 
 def _mpich(
-    request: Request, facts: Facts, shares: tuple[Share, ...], remote: bool
+    request: Request, facts: LocalFacts, shares: tuple[Share, ...], remote: bool
 ) -> tuple[list[str], dict[str, str]]:
     total = sum(share.count for share in shares)
     options = ["-np", str(total), "-rmk", "user", "-hosts", _host_list(shares)]
@@ -389,7 +389,7 @@ def _mpich(
     return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": arguments}
 
 
-def _intel(request: Request, facts: Facts, remote: bool) -> tuple[list[str], dict[str, str]]:
+def _intel(request: Request, facts: LocalFacts, remote: bool) -> tuple[list[str], dict[str, str]]:
     # Its Hydra takes no number of ranks per host in a list: each host has a part of its own.
     environment = {} if request.binding_args else {"I_MPI_PIN": "0"}
     if not remote:
@@ -417,7 +417,7 @@ def ssh_options(request: Request) -> list[str]:
     return options
 
 
-def _notes(shares: tuple[Share, ...], facts: Facts) -> tuple[str, ...]:
+def _notes(shares: tuple[Share, ...], facts: LocalFacts) -> tuple[str, ...]:
     notes = []
     for share in shares:
         slots, what = facts.has(share.host)

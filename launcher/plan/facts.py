@@ -11,7 +11,7 @@ import hvdrun
 from hvdrun.errors import UsageError
 from hvdrun.machine.interfaces import interfaces
 from hvdrun.machine.resources import gpu_count, physical_cores
-from hvdrun.plan.command import Facts
+from hvdrun.plan.command import LocalFacts
 from hvdrun.plan.request import Request
 from hvdrun.plan.slurm import find_srun
 
@@ -19,12 +19,12 @@ from hvdrun.plan.slurm import find_srun
 _FABRICS = ("/sys/class/infiniband", "/sys/class/hfi1", "/sys/class/cxi", "/sys/class/cxi_user")
 
 
-def gather(request: Request) -> Facts:
+def gather(request: Request) -> LocalFacts:
     """Raises UsageError where the working directory is not there any more."""
     environ = dict(os.environ)
     path = own_path(os.environ.get("PATH", ""), sys.prefix, sys.base_prefix)
     user, home = own_account()
-    return Facts(
+    return LocalFacts(
         environ={"HOME": home, **environ, "PATH": path},
         user=user,
         path_is_changed=path != os.environ.get("PATH", ""),

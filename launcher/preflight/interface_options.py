@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hvdrun.plan.command import Facts
+from hvdrun.plan.command import LocalFacts
 from hvdrun.plan.flavour import OPENMPI, Flavour
 from hvdrun.plan.request import Request
 from hvdrun.preflight.networks import Choice
 
 
 def interface_options(
-    flavour: Flavour, choice: Choice, request: Request, facts: Facts
+    flavour: Flavour, choice: Choice, request: Request, facts: LocalFacts
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """mpirun's options, and variables for the ranks. Nothing where every interface will do; what
     the user has set stands."""

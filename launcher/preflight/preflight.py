@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdrun.agent import probe
 from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
-from hvdrun.plan.command import Facts, goes_by_srun, hosts_of, is_local
+from hvdrun.plan.command import LocalFacts, goes_by_srun, hosts_of, is_local
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, Flavour
 from hvdrun.plan.host_facts import HostFacts, from_answer
 from hvdrun.plan.request import Request
@@ -51,7 +51,7 @@ class Preflight:
     def warnings(self) -> list[Finding]:
         return [f for f in self.findings if f.remedy and not f.failure]
 
-    def within(self, facts: Facts) -> Facts:
+    def within(self, facts: LocalFacts) -> LocalFacts:
         """With what the hosts have said."""
         return replace(
             facts,
@@ -97,7 +97,7 @@ class Preflight:
 def run(
     request: Request,
     flavour: Flavour,
-    facts: Facts,
+    facts: LocalFacts,
     fresh: bool = False,
     only_remembered: bool = False,
 ) -> Preflight:
@@ -178,7 +178,7 @@ def _tell_who_is_late(hosts: list[str]) -> None:
 def _job(
     question: Question,
     flavour: Flavour,
-    facts: Facts,
+    facts: LocalFacts,
     here: HostFacts,
     known: Mapping[str, HostFacts],
     request: Request,

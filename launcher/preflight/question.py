@@ -14,7 +14,7 @@ from glob import glob
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from hvdrun.plan.command import LOOPBACK, Facts, hosts_of, is_local, mpi_name, ssh_options
+from hvdrun.plan.command import LOOPBACK, LocalFacts, hosts_of, is_local, mpi_name, ssh_options
 from hvdrun.plan.flavour import Flavour
 from hvdrun.plan.hosts import Host
 from hvdrun.plan.request import Request
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
-def question_of(request: Request, flavour: Flavour, facts: Facts) -> Question:
+def question_of(request: Request, flavour: Flavour, facts: LocalFacts) -> Question:
     environ = facts.environ
     program = request.command[0] if request.command else facts.python
     return {
@@ -73,7 +73,7 @@ def package_folders(program: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def probe_command(
-    request: Request, host: Host, facts: Facts, question: Question, by_srun: bool
+    request: Request, host: Host, facts: LocalFacts, question: Question, by_srun: bool
 ) -> list[str]:
     # Nothing in it needs quotes, whatever the user's shell is over there.
     packed = base64.urlsafe_b64encode(json.dumps(question, sort_keys=True).encode()).decode()
@@ -87,13 +87,13 @@ def probe_command(
     return ["ssh", "-x", "-T", *words, host.name, shlex.join(remote)]
 
 
-def control_name(hosts: Iterable[Host], facts: Facts) -> str:
+def control_name(hosts: Iterable[Host], facts: LocalFacts) -> str:
     """This machine, by the name that mpirun tells its daemons on the hosts."""
     local = [mpi_name(host, facts) for host in hosts if is_local(host, facts)]
     return local[0] if local and local[0] not in LOOPBACK else facts.hostname
 
 
-def _names(hosts: Sequence[Host], facts: Facts) -> list[str]:
+def _names(hosts: Sequence[Host], facts: LocalFacts) -> list[str]:
     """What every host has to find: this machine, and the first host, which is MASTER_ADDR."""
     control = control_name(hosts, facts)
     first = hosts[0].name if hosts and hosts[0].name not in LOOPBACK else control

@@ -10,7 +10,7 @@ from hvdrun.agent.host_agent import destination
 from hvdrun.agent.keeper import escape, unescape
 from hvdrun.errors import TooManyProcesses, UsageError
 from hvdrun.plan.allocation import Allocation
-from hvdrun.plan.command import Facts, build
+from hvdrun.plan.command import LocalFacts, build
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts, Interface
 from hvdrun.plan.hosts import Host, Share, parse_hosts
@@ -23,7 +23,7 @@ MPICH_5 = Flavour(MPICH, "5.0.2", "/venv/bin/mpirun")
 INTEL_2021 = Flavour(INTEL, "2021.13", "/venv/bin/mpirun")
 ALL = (OPENMPI_5, OPENMPI_4, MPICH_5, INTEL_2021)
 
-FACTS = Facts(
+FACTS = LocalFacts(
     environ={"PATH": "/venv/bin:/bin", "HOME": "/home/ann", "LANG": "C", "TOKEN": "s3cret"},
     cwd="/home/ann/my job",
     python="/venv/bin/python",
