@@ -377,7 +377,7 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         failed = code not in (0, CTRL_C)
     finally:
         if seen and failed:
-            seen.answers.forget()  # the hosts may not be as they were
+            seen.cache.forget()  # the hosts may not be as they were
     return code
 
 

@@ -32,7 +32,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path | None:
     return Path(base, "hvdrun", "preflight")
 
 
-class Answers:
+class AnswerCache:
     """Values by keys, which are anything that JSON can write."""
 
     def __init__(self, folder: Path | None) -> None:

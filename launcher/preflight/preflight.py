@@ -19,7 +19,7 @@ from hvdrun.plan.host_facts import HostFacts, from_answer
 from hvdrun.plan.request import Request
 from hvdrun.preflight import networks
 from hvdrun.preflight.ask_hosts import Reply, ask
-from hvdrun.preflight.cache import Answers, cache_folder
+from hvdrun.preflight.cache import AnswerCache, cache_folder
 from hvdrun.preflight.findings import Finding, Job, judge, no_answer, of_networks
 from hvdrun.preflight.interface_options import interface_options
 from hvdrun.preflight.question import control_name, probe_command, question_of
@@ -41,7 +41,7 @@ class Preflight:
     findings: tuple[Finding, ...]
     options: tuple[str, ...]  # for mpirun
     variables: Mapping[str, str]  # for the ranks
-    answers: Answers
+    cache: AnswerCache
 
     @property
     def failures(self) -> list[Finding]:
@@ -119,9 +119,9 @@ def run(
     basis = [here.hostname, networks_here, here.python, dict(here.packages), flavour.version]
     keys = {name: [command, *basis] for name, command in commands.items()}
 
-    answers = Answers(cache_folder(facts.environ))
+    cache = AnswerCache(cache_folder(facts.environ))
     if not fresh:
-        known |= {n: f for n in commands if (f := _read(answers.get(keys[n]))) is not None}
+        known |= {n: f for n in commands if (f := _read(cache.get(keys[n]))) is not None}
     limit_s = min(LIMIT_S, request.start_timeout_s)
     replies = {}
     if not only_remembered:
@@ -147,11 +147,11 @@ def run(
         ranks = min(slots, request.num_proc or slots)
         findings[name] = judge(name, known[name], job, ranks, arrived)
         if name in replies and not any(finding.remedy for finding in findings[name]):
-            answers.put(keys[name], replies[name].answer)
+            cache.put(keys[name], replies[name].answer)
 
     choice = networks.Choice()
     if len(known) == len(hosts) and remote:
-        reached = _try(networks.to_try(known, here), request.ssh_port or SSH_PORT, answers, fresh)
+        reached = _try(networks.to_try(known, here), request.ssh_port or SSH_PORT, cache, fresh)
         choice = networks.choose(known, here, reached, request.network_interfaces)
         for finding in of_networks(choice, known):
             findings[finding.host].append(finding)
@@ -159,7 +159,7 @@ def run(
         known,
         tuple(finding for host in hosts for finding in findings[host.name]),
         *interface_options(flavour, choice, request, facts),
-        answers,
+        cache,
     )
 
 
@@ -213,15 +213,15 @@ def _read(answer: Any, clock_skew_s: float = 0.0) -> HostFacts | None:
 
 
 def _try(
-    tries: Sequence[tuple[str, list[str]]], port: int, answers: Answers, fresh: bool
+    tries: Sequence[tuple[str, list[str]]], port: int, cache: AnswerCache, fresh: bool
 ) -> dict[str, bool]:
     """By subnet: does every address in it answer?"""
     key = ["networks", tries, port]
-    remembered = None if fresh else answers.get(key)
+    remembered = None if fresh else cache.get(key)
     if isinstance(remembered, dict):
         return remembered
     reached = connect_all([address for _, addresses in tries for address in addresses], port)
     result = {subnet: all(reached[a] for a in addresses) for subnet, addresses in tries}
     if tries:
-        answers.put(key, result)
+        cache.put(key, result)
     return result

@@ -10,7 +10,7 @@ import pytest
 from hvdrun.errors import UsageError
 from hvdrun.machine.own_files import identity, open_file, open_folder, replace
 from hvdrun.output.rank_files import RankFiles
-from hvdrun.preflight.cache import Answers
+from hvdrun.preflight.cache import AnswerCache
 from tests.harness.needs import lacking
 
 OTHER_USER = 4242  # needs no entry in /etc/passwd
@@ -266,14 +266,14 @@ def test_nor_through_one_in_a_folder_that_is_another_users_alone(tmp_path):
 
 
 def test_what_is_remembered_of_hosts_is_taken_from_no_folder_of_another_user(shared, tmp_path):
-    answers = Answers(tmp_path / "own")
-    answers.put("key", "value")
+    cache = AnswerCache(tmp_path / "own")
+    cache.put("key", "value")
     (old,) = (tmp_path / "own").iterdir()
     os.utime(old, (0, 0))
     theirs = folder_of_another(shared / "cache")
     for folder in (link(shared / "way", tmp_path / "own"), theirs):
-        answers = Answers(folder)
-        answers.put("other", "value")
-        assert answers.get("other") is None
+        cache = AnswerCache(folder)
+        cache.put("other", "value")
+        assert cache.get("other") is None
     assert not any(theirs.iterdir())
     assert old.exists()  # and it has not been cleared away by way of the link

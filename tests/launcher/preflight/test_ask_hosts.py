@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hvdrun.preflight.ask_hosts import ask
-from hvdrun.preflight.cache import LIFETIME_S, Answers, cache_folder
+from hvdrun.preflight.cache import LIFETIME_S, AnswerCache, cache_folder
 from hvdrun.preflight.question import script_of
 
 ANSWER = "printf '\\nhvdrun-probe %s hvdrun-probe-end\\n'"
@@ -73,35 +73,35 @@ def test_no_answer_is_left_open(tmp_path):
 
 
 def test_answers_are_remembered_for_an_hour(tmp_path):
-    answers = Answers(tmp_path / "new" / "folder")
+    cache = AnswerCache(tmp_path / "new" / "folder")
     key = ["ssh", {"a": 1}]
-    assert answers.get(key) is None
-    answers.put(key, {"x": [1]})
-    assert Answers(tmp_path / "new" / "folder").get(key) == {"x": [1]}
-    assert answers.get(["ssh", {"a": 2}]) is None
+    assert cache.get(key) is None
+    cache.put(key, {"x": [1]})
+    assert AnswerCache(tmp_path / "new" / "folder").get(key) == {"x": [1]}
+    assert cache.get(["ssh", {"a": 2}]) is None
     (path,) = (tmp_path / "new" / "folder").iterdir()
     assert path.stat().st_mode & 0o77 == 0
     for age_s in (LIFETIME_S + 1, -60):
         os.utime(path, (time.time() - age_s,) * 2)
-        assert answers.get(key) is None
+        assert cache.get(key) is None
     os.utime(path, (time.time() - LIFETIME_S - 1,) * 2)
-    answers.put("other", 1)
+    cache.put("other", 1)
     assert not path.exists()
 
 
 def test_answers_can_be_forgotten(tmp_path):
-    answers = Answers(tmp_path)
-    answers.put("key", 1)
-    answers.forget()
+    cache = AnswerCache(tmp_path)
+    cache.put("key", 1)
+    cache.forget()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_where_nothing_can_be_remembered_nothing_is(tmp_path):
     (tmp_path / "file").write_text("")
-    for answers in (Answers(None), Answers(tmp_path / "file" / "folder")):
-        answers.put("key", 1)
-        assert answers.get("key") is None
-    broken = Answers(tmp_path)
+    for cache in (AnswerCache(None), AnswerCache(tmp_path / "file" / "folder")):
+        cache.put("key", 1)
+        assert cache.get("key") is None
+    broken = AnswerCache(tmp_path)
     broken.put("key", 1)
     (tmp_path / broken.used[0]).write_text("{")
     assert broken.get("key") is None
