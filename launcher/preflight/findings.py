@@ -64,7 +64,7 @@ def no_answer(host: str, login: str, reply: Reply, limit_s: float, python: str) 
 
 
 @dataclass(frozen=True)
-class Job:
+class Expected:
     """What the hosts are compared with, and what they need."""
 
     here: HostFacts  # this machine, also where it runs no ranks
@@ -80,31 +80,33 @@ class Job:
     needed_names: frozenset[str]
 
 
-def judge(host: str, facts: HostFacts, job: Job, ranks: int, arrived: str) -> list[Finding]:
+def judge(
+    host: str, facts: HostFacts, expected: Expected, ranks: int, arrived: str
+) -> list[Finding]:
     """All findings of one host but for those of its network, the good ones too. `ranks`: how many
     it will have at most."""
     findings = [Finding(host, "ssh", arrived)]
-    findings += _python(host, facts, job)
-    findings += _packages(host, facts, job)
-    findings += _mpi(host, facts, job)
-    findings += _files(host, facts, job)
+    findings += _python(host, facts, expected)
+    findings += _packages(host, facts, expected)
+    findings += _mpi(host, facts, expected)
+    findings += _files(host, facts, expected)
     findings += _resources(host, facts, ranks)
-    findings += _names(host, facts, job)
+    findings += _names(host, facts, expected)
     return findings
 
 
-def _python(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
-    there, here = (f"Python {f.python} for {f.machine}" for f in (facts, job.here))
-    minor = [f.python.split(".")[:2] for f in (facts, job.here)]
-    if minor[0] != minor[1] or facts.machine != job.here.machine:
+def _python(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+    there, here = (f"Python {f.python} for {f.machine}" for f in (facts, expected.here))
+    minor = [f.python.split(".")[:2] for f in (facts, expected.here)]
+    if minor[0] != minor[1] or facts.machine != expected.here.machine:
         yield Finding(
             host,
             "Python",
-            f"{job.python} is {there}, here {here}",
+            f"{expected.python} is {there}, here {here}",
             f"install the same Python on {host}, and this environment with it",
             HostSetupError,
         )
-    elif facts.python != job.here.python:
+    elif facts.python != expected.here.python:
         yield Finding(
             host, "Python", f"{there}, here {here}", f"update the older one, here or on {host}"
         )
@@ -112,17 +114,17 @@ def _python(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
         yield Finding(host, "Python", there)
 
 
-def _packages(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+def _packages(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     same = []
     for name in PACKAGES:
-        here, there = job.here.packages.get(name), facts.packages.get(name)
+        here, there = expected.here.packages.get(name), facts.packages.get(name)
         if here == there:
             same += [f"{name} {here}"] if here else []
             continue
         remedy = (
-            f"on {host}: {job.python} -m pip install {name}=={here}"
+            f"on {host}: {expected.python} -m pip install {name}=={here}"
             if here
-            else f"on {host}: {job.python} -m pip uninstall {name}; it is not installed here"
+            else f"on {host}: {expected.python} -m pip uninstall {name}; it is not installed here"
         )
         text = f"{name} is {there}, here {here}" if there else f"{name} is missing, here {here}"
         if there and not here:
@@ -133,38 +135,38 @@ def _packages(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
         yield Finding(host, "packages", ", ".join(same))
 
 
-def _mpi(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
-    remedy = f"install {job.mpi} on {host} in the same place"
+def _mpi(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+    remedy = f"install {expected.mpi} on {host} in the same place"
     if facts.mpirun_missing:
-        text = f"{job.mpirun}: {facts.mpirun_missing}"
+        text = f"{expected.mpirun}: {facts.mpirun_missing}"
         yield Finding(host, "MPI", text, remedy, HostSetupError)
     elif facts.mpirun is not None:
-        found = recognise(facts.mpirun, job.mpirun)
+        found = recognise(facts.mpirun, expected.mpirun)
         there = f"{NAMES[found.kind]} {found.version}" if found else "no MPI that hvdrun knows"
-        if there != job.mpi:
-            text = f"{job.mpirun} is {there}, here {job.mpi}"
+        if there != expected.mpi:
+            text = f"{expected.mpirun} is {there}, here {expected.mpi}"
             yield Finding(host, "MPI", text, remedy, HostSetupError)
         else:
             yield Finding(host, "MPI", there)
 
 
-def _files(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+def _files(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     share = "share the folder (NFS), or copy it to the same place"
     if facts.cwd:
-        text = f"{job.cwd}: {facts.cwd}"
+        text = f"{expected.cwd}: {facts.cwd}"
         remedy = f"{share} on {host}; or start hvdrun in a folder that every host has"
         yield Finding(host, "directory", text, remedy, HostSetupError)
         return  # what is relative to it can't be there
-    yield Finding(host, "directory", job.cwd)
+    yield Finding(host, "directory", expected.cwd)
     if facts.program:
-        text = f"{job.program!r}: {facts.program}"
+        text = f"{expected.program!r}: {facts.program}"
         remedy = f"correct the name, or install it on {host}"
         yield Finding(host, "program", text, remedy, CommandNotFound)
     elif facts.script:
-        text = f"{job.script!r}: {facts.script}"
+        text = f"{expected.script!r}: {facts.script}"
         yield Finding(host, "program", text, f"{share} on {host}", CommandNotFound)
     else:
-        yield Finding(host, "program", " ".join(filter(None, (job.program, job.script))))
+        yield Finding(host, "program", " ".join(filter(None, (expected.program, expected.script))))
 
 
 def _resources(host: str, facts: HostFacts, ranks: int) -> Iterator[Finding]:
@@ -195,14 +197,14 @@ def _resources(host: str, facts: HostFacts, ranks: int) -> Iterator[Finding]:
         yield Finding(host, "clock", "as here")
 
 
-def _names(host: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+def _names(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     good = []
-    for name, owned in job.names.items():
+    for name, owned in expected.names.items():
         addresses = facts.resolved.get(name, ())
         own = not owned.isdisjoint(i.address for i in facts.interfaces)
         remedy = f"add {name} with its right address to DNS, or to /etc/hosts on {host}"
         if not addresses:
-            failure = HostSetupError if name in job.needed_names else None
+            failure = HostSetupError if name in expected.needed_names else None
             yield Finding(host, "names", f"{name} is unknown there", remedy, failure)
         elif own or not owned or owned & set(addresses):
             good.append(f"{name} = {addresses[0]}")

@@ -20,7 +20,7 @@ from hvdrun.plan.request import Request
 from hvdrun.preflight import networks
 from hvdrun.preflight.ask_hosts import Reply, ask
 from hvdrun.preflight.cache import AnswerCache, cache_folder
-from hvdrun.preflight.findings import Finding, Job, judge, no_answer, of_networks
+from hvdrun.preflight.findings import Expected, Finding, judge, no_answer, of_networks
 from hvdrun.preflight.interface_options import interface_options
 from hvdrun.preflight.question import control_name, probe_command, question_of
 from hvdrun.preflight.reach import connect_all
@@ -130,7 +130,7 @@ def run(
         if (answer := _read(reply.answer, reply.clock_skew_s)) is not None:
             known[name] = answer
 
-    job = _job(question, flavour, facts, here, known, request)
+    expected = _expected(question, flavour, facts, here, known, request)
     findings: dict[str, list[Finding]] = {host.name: [] for host in hosts}
     for host in hosts:
         name = host.name
@@ -145,7 +145,7 @@ def run(
             arrived = f"answered in {replies[name].took_s:.2f} s"
         slots = known[name].slots if host.slots is None else host.slots
         ranks = min(slots, request.num_proc or slots)
-        findings[name] = judge(name, known[name], job, ranks, arrived)
+        findings[name] = judge(name, known[name], expected, ranks, arrived)
         if name in replies and not any(finding.remedy for finding in findings[name]):
             cache.put(keys[name], replies[name].answer)
 
@@ -175,14 +175,14 @@ def _tell_who_is_late(hosts: list[str]) -> None:
     print(f"hvdrun: waiting for an answer of {named}", file=sys.stderr)
 
 
-def _job(
+def _expected(
     question: Question,
     flavour: Flavour,
     facts: LocalFacts,
     here: HostFacts,
     known: Mapping[str, HostFacts],
     request: Request,
-) -> Job:
+) -> Expected:
     owned = {}
     control = control_name(hosts_of(request), facts)
     for name in question["names"]:
@@ -191,7 +191,7 @@ def _job(
     # Open MPI's daemons are given addresses, Hydra's this name.
     by_hydra = flavour.kind in (MPICH, INTEL) and not flavour.srun
     needed = {control} if by_hydra else set()
-    return Job(
+    return Expected(
         here=here,
         python=facts.python,
         mpi=f"{NAMES[flavour.kind]} {flavour.version}",

@@ -7,12 +7,12 @@ import pytest
 from hvdrun.errors import CommandNotFound, HostSetupError, SshFailed
 from hvdrun.plan.host_facts import Interface
 from hvdrun.preflight.ask_hosts import Reply
-from hvdrun.preflight.findings import Finding, Job, judge, no_answer
+from hvdrun.preflight.findings import Expected, Finding, judge, no_answer
 from hvdrun.preflight.findings_table import table
 from tests.launcher.preflight.answers import GIB, facts_of
 
 MINE = facts_of(hostname="server1", interfaces=(Interface("eth0", "10.0.0.1", 24),))
-JOB = Job(
+EXPECTED = Expected(
     here=MINE,
     python="/venv/bin/python",
     mpi="Open MPI 5.0.11",
@@ -30,9 +30,9 @@ READY = facts_of(
 )
 
 
-def wrong(job=JOB, ranks=2, **changes):
+def wrong(expected=EXPECTED, ranks=2, **changes):
     """What is not well with a host that is ready but for the changes."""
-    found = judge("server2", replace(READY, **changes), job, ranks, "answered in 0.30 s")
+    found = judge("server2", replace(READY, **changes), expected, ranks, "answered in 0.30 s")
     return [finding for finding in found if finding.remedy]
 
 
@@ -41,7 +41,7 @@ def versions(**changes):
 
 
 def test_a_host_that_is_ready_has_good_findings_only():
-    found = judge("server2", READY, JOB, 2, "answered in 0.30 s")
+    found = judge("server2", READY, EXPECTED, 2, "answered in 0.30 s")
     assert {finding.verdict for finding in found} == {"ok"}
     assert [finding.what for finding in found] == [
         *("ssh", "Python", "packages", "directory", "program", "cores, GPUs", "memory"),
@@ -125,14 +125,14 @@ def test_what_is_wrong_is_one_finding_with_its_remedy(changes, failure, text, re
 
 
 def test_a_name_that_mpis_daemons_need_is_a_failure():
-    job = replace(JOB, needed_names=frozenset({"server1"}))
-    (finding,) = wrong(job, resolved={})
+    expected = replace(EXPECTED, needed_names=frozenset({"server1"}))
+    (finding,) = wrong(expected, resolved={})
     assert finding.failure is HostSetupError
 
 
 def test_a_host_may_find_its_own_name_on_its_loopback():
-    job = replace(JOB, names={"server2": frozenset({"10.0.0.2"})})
-    assert wrong(job, resolved={"server2": ("127.0.1.1",)}) == []
+    expected = replace(EXPECTED, names={"server2": frozenset({"10.0.0.2"})})
+    assert wrong(expected, resolved={"server2": ("127.0.1.1",)}) == []
 
 
 def ssh_said(stderr, code=255):
