@@ -129,10 +129,10 @@ def _version(path: str, kind: str) -> str:
 
 
 def _what_mpirun_says(mpirun: str) -> str:
-    from hvdrun.machine.programs import what_it_says
+    from hvdrun.machine.programs import output_of
 
     try:
-        return what_it_says([mpirun, "--version"], MPIRUN_S)[:4000]
+        return output_of([mpirun, "--version"], MPIRUN_S)[:4000]
     except OSError as error:
         return str(error)
 

@@ -6,9 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 
-def what_it_says(
-    argv: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None
-) -> str:
+def output_of(argv: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None) -> str:
     """All that the program writes, whatever its exit code.
 
     Raises OSError where it can't be started, or takes longer than limit_s.

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hvdrun.errors import MpiMismatch, NoMpi
-from hvdrun.machine.programs import what_it_says
+from hvdrun.machine.programs import output_of
 
 OPENMPI, MPICH, INTEL = "openmpi", "mpich", "intel"
 NAMES = {OPENMPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}
@@ -73,7 +73,7 @@ def detect(kind: str, environ: Mapping[str, str]) -> Flavour:
     others = []
     for mpirun in candidates(sys.prefix, environ.get("PATH", "")):
         try:
-            said = what_it_says([mpirun, "--version"], ANSWER_S, environ)
+            said = output_of([mpirun, "--version"], ANSWER_S, environ)
         except OSError:
             continue
         flavour = recognise(said, mpirun)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hvdrun.errors import NoMpi, UsageError
-from hvdrun.machine.programs import what_it_says
+from hvdrun.machine.programs import output_of
 from hvdrun.plan.allocation import SLURM, Allocation
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
 from hvdrun.plan.hosts import Host, Share
@@ -59,7 +59,7 @@ def with_srun(
     if not srun:
         raise NoMpi("--mpi slurm: there is no srun in PATH; leave it out, and mpirun is used")
     try:
-        listed = what_it_says([srun, "--mpi=list"], ANSWER_S, environ)
+        listed = output_of([srun, "--mpi=list"], ANSWER_S, environ)
     except OSError as error:
         raise NoMpi(f"--mpi slurm: `{srun} --mpi=list` failed: {error}") from error
     return replace(flavour, srun=srun, pmi=choose_pmi(flavour, listed))
