@@ -33,7 +33,7 @@ BAR_EVERY_S = 10.0  # in a file
 PAUSE_S = {True: 0.05, False: 0.2}  # before a prompt is shown: on a terminal, in a file
 
 
-def places() -> dict[int, object]:
+def targets() -> dict[int, object]:
     """What stdout and stderr are: the same object where they are one terminal or file."""
     found: dict[int, object] = {}
     for fd in (1, 2):
@@ -72,7 +72,7 @@ class Output:
         write: Callable[[int, bytes], None],
         keep: Callable[[int, int, bytes], None] | None = None,
         terminals: Collection[int] = (),
-        place: dict[int, object] | None = None,
+        targets: dict[int, object] | None = None,
         coloured: bool = False,
         timestamps: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -80,7 +80,7 @@ class Output:
         self.write = write
         self.keep = keep
         self.terminals = terminals
-        self.place = place or {1: 1, 2: 2}
+        self.targets = targets or {1: 1, 2: 2}
         self.coloured = coloured
         self.timestamps = timestamps
         self.clock = clock
@@ -92,7 +92,7 @@ class Output:
         self.changed: dict[int, float] = {}  # fd → when rank 0 wrote to it last
         self.bars: dict[tuple[int, int], float] = {}  # in a file: when a bar was shown last
         self.tails: dict[int, bytes] = defaultdict(bytes)  # the last that a rank wrote to stderr
-        self.open: dict[object, tuple[int, int, int]] = {}  # place → rank, fd, bytes shown
+        self.open: dict[object, tuple[int, int, int]] = {}  # target → rank, fd, bytes shown
         self.at_line_start: dict[object, bool] = defaultdict(lambda: True)
 
     def feed(self, rank: int, fd: int, data: bytes) -> None:
@@ -125,7 +125,7 @@ class Output:
                 already = self._claim(0, fd)
                 text = bytes(self.rest[0, fd])
                 self.write(fd, self._tag(0, fd, text, already))
-                self.open[self.place[fd]] = (0, fd, len(text))
+                self.open[self.targets[fd]] = (0, fd, len(text))
 
     def ending(self) -> None:
         """The job is being ended: what its ranks say to that is shown at the end, folded."""
@@ -139,22 +139,22 @@ class Output:
         for rank, fd in list(self.rest):
             self._end_line(rank, fd)
         for fd in (1, 2):
-            if not self.at_line_start[self.place[fd]]:
+            if not self.at_line_start[self.targets[fd]]:
                 self.write(fd, b"\n")
-                self.at_line_start[self.place[fd]] = True
+                self.at_line_start[self.targets[fd]] = True
 
     def say(self, text: str) -> None:
         """A line of hvdrun's own."""
         self._claim(-1, 2)
-        if not self.at_line_start[self.place[2]]:  # a single rank's, as it came
+        if not self.at_line_start[self.targets[2]]:  # a single rank's, as it came
             self.write(2, b"\n")
-            self.at_line_start[self.place[2]] = True
+            self.at_line_start[self.targets[2]] = True
         self.write(2, text.encode(errors="replace") + b"\n")
 
     def _show(self, rank: int, fd: int, data: bytes) -> None:
         if not self.tagged and not self.timestamps:
             self.write(fd, data)
-            self.at_line_start[self.place[fd]] = data.endswith(b"\n")
+            self.at_line_start[self.targets[fd]] = data.endswith(b"\n")
             return
         if rank == 0:
             self.changed[fd] = self.clock()
@@ -234,14 +234,14 @@ class Output:
             fd
             for fd in (1, 2)
             if (text := self.rest.get((0, fd)))
-            and self.open.get(self.place[fd]) != (0, fd, len(text))
+            and self.open.get(self.targets[fd]) != (0, fd, len(text))
             and (fd in self.terminals or not _is_bar(text))
         ]
 
     def _claim(self, rank: int, fd: int) -> int:
-        """Makes the place ready for a line; returns how much of it stands there already."""
-        place = self.place[fd]
-        holder = self.open.pop(place, None)
+        """Makes the target ready for a line: how many bytes of that line it shows already."""
+        target = self.targets[fd]
+        holder = self.open.pop(target, None)
         if holder is None:
             return 0
         if holder[:2] == (rank, fd):
@@ -256,8 +256,8 @@ class Output:
 
     def _leave(self, rank: int, fd: int) -> None:
         """Ends what is shown of an unfinished line of which another state follows."""
-        if self.open.get(self.place[fd], (-1, fd, 0))[:2] == (rank, fd):
-            del self.open[self.place[fd]]
+        if self.open.get(self.targets[fd], (-1, fd, 0))[:2] == (rank, fd):
+            del self.open[self.targets[fd]]
             self.write(fd, b"\n")
 
     def _mark(self, name: str, rank: int, fd: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from hvdrun.output.output import Output, places
+from hvdrun.output.output import Output, targets
 from hvdrun.output.rank_files import RankFiles
 from hvdrun.output.terminal import is_coloured, terminals
 from hvdrun.output.times import Stamped
@@ -27,7 +27,7 @@ class Screen:
             self._write,
             self._keep if self._files else None,
             terminals=terminals(),
-            place=places(),
+            targets=targets(),
             coloured=is_coloured(environ),
             timestamps=request.timestamps,
         )

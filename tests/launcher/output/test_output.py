@@ -13,12 +13,12 @@ from hvdrun.output.output import Output
 class Screen:
     """What is written to stdout and stderr, in order, and a clock that stands still."""
 
-    def __init__(self, ranks: int = 3, same_place: bool = True, **options: Any):
+    def __init__(self, ranks: int = 3, same_target: bool = True, **options: Any):
         self.text = {1: b"", 2: b""}
         self.all = b""
         self.now = 100.0
-        place: dict[int, object] = {1: "tty", 2: "tty"} if same_place else {1: "out", 2: "err"}
-        self.output = Output(ranks, self.write, place=place, clock=lambda: self.now, **options)
+        targets: dict[int, object] = {1: "tty", 2: "tty"} if same_target else {1: "out", 2: "err"}
+        self.output = Output(ranks, self.write, targets=targets, clock=lambda: self.now, **options)
 
     def pause(self, seconds: float = 0.3) -> None:
         """What hvdrun does when nothing comes for a while."""
@@ -89,8 +89,8 @@ def test_on_a_terminal_a_bar_that_is_interrupted_is_drawn_anew():
     assert screen.all == b"\r[0]  10%\r\x1b[K[1] other\n[0]  10%"
 
 
-def test_another_place_does_not_disturb_a_prompt():
-    screen = Screen(same_place=False)
+def test_another_target_does_not_disturb_a_prompt():
+    screen = Screen(same_target=False)
     screen.output.feed(0, 1, b"name? ")
     screen.pause()
     screen.output.feed(1, 2, b"other\n")
@@ -125,7 +125,7 @@ def test_in_a_file_a_bar_that_never_ends_its_line_is_shown_at_the_end():
 
 
 def test_only_what_is_a_terminal_gets_its_signs():
-    screen = Screen(same_place=False, terminals={2}, coloured=True)
+    screen = Screen(same_target=False, terminals={2}, coloured=True)
     for fd in (1, 2):
         screen.output.feed(0, fd, b"half")
         screen.pause()
