@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Who sets one of these has chosen the number of threads.
 CHOSEN_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")
 
-LEVELS = 3  # of Core.place
+LEVELS = 3  # of Core.location
 
 
 def divide(cores: Sequence[Core], ranks: int) -> list[list[Core]]:
@@ -42,7 +42,7 @@ def _divide(cores: Sequence[Core], ranks: int, level: int) -> list[list[Core]]:
     if level < LEVELS:
         groups: dict[int, list[Core]] = {}
         for core in cores:
-            groups.setdefault(core.place[level], []).append(core)
+            groups.setdefault(core.location[level], []).append(core)
         counts = _deal([len(group) for group in groups.values()], ranks)
         if counts is not None:
             return [
@@ -69,7 +69,7 @@ def _deal(sizes: Sequence[int], ranks: int) -> list[int] | None:
     return counts if all(counts) else None
 
 
-class Place:
+class CpuShare:
     """Where a rank runs: the hardware threads, None for those that it has anyway, and how many
     threads it should compute with."""
 
@@ -80,9 +80,9 @@ class Place:
         self.threads = threads
 
 
-def place(
+def cpu_share(
     cores: Sequence[Core], alike: bool, quota: float | None, local_rank: int, local_size: int
-) -> Place:
+) -> CpuShare:
     """Of one rank among those of its host, which all may use these cores, and share the quota.
 
     Cores of two kinds are not divided: half of the ranks would get the slow ones, and all ranks
@@ -96,13 +96,13 @@ def place(
         threads = len(share)
     if quota is not None:
         threads = min(threads, int(quota / local_size))
-    return Place(cpus, max(1, threads))
+    return CpuShare(cpus, max(1, threads))
 
 
-def here(local_rank: int, local_size: int) -> Place:
+def here(local_rank: int, local_size: int) -> CpuShare:
     """Of a rank of this host; all of them were started with the same cores as this process."""
     usable = os.sched_getaffinity(0)
-    return place(cores(usable), are_alike(usable), tightest_quota()[1], local_rank, local_size)
+    return cpu_share(cores(usable), are_alike(usable), tightest_quota()[1], local_rank, local_size)
 
 
 def chosen_by_user(environ: Mapping[str, str]) -> bool:

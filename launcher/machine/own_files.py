@@ -18,7 +18,7 @@ import os
 import secrets
 import stat
 
-MOST_LINKS = 40  # on one way, as the kernel has it
+MOST_LINKS = 40  # on one path, the kernel's limit
 PATH_ONLY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Identity = tuple[int, int]  # device and inode
@@ -42,26 +42,26 @@ def open_file(
     the last names are the job's and not the user's, and another's symlink is refused there,
     everywhere; same_as: it must be that very file, whoever owns it (root's files on a file server
     are nobody's)."""
-    with _Way(path, ours) as way:
-        name = way.to_file(0o777 if make else None)
+    with _Walk(path, ours) as walk:
+        name = walk.to_file(0o777 if make else None)
         while True:
-            status = way.look(name)
+            status = walk.look(name)
             if status is None and flags & os.O_CREAT:
                 try:
-                    return way.open(name, flags | os.O_EXCL, mode)
+                    return walk.open(name, flags | os.O_EXCL, mode)
                 except FileExistsError:
                     continue  # since a moment
             known = flags & ~(os.O_TRUNC | os.O_CREAT)
             if status is not None and stat.S_ISLNK(status.st_mode):
                 # The kernel's own, in /proc: it leads to what a process has open.
-                fd = os.open(name, known | os.O_CLOEXEC, dir_fd=way.fd)
+                fd = os.open(name, known | os.O_CLOEXEC, dir_fd=walk.fd)
             else:
                 if status is not None:  # first, as opening may wait for a pipe's other end
-                    way.check(name, status, same_as)
-                fd = way.open(name, known)
+                    walk.check(name, status, same_as)
+                fd = walk.open(name, known)
             try:
                 status = os.fstat(fd)
-                way.check(name, status, same_as)
+                walk.check(name, status, same_as)
                 if flags & os.O_TRUNC and stat.S_ISREG(status.st_mode):
                     os.ftruncate(fd, 0)
             except BaseException:
@@ -72,9 +72,9 @@ def open_file(
 
 def open_folder(path: str, mode: int | None = None) -> int:
     """A descriptor of the folder, for `dir_fd`. mode: it is made where it is not there."""
-    with _Way(path) as way:
-        way.to_folder(mode)
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=way.fd)
+    with _Walk(path) as walk:
+        walk.to_folder(mode)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=walk.fd)
 
 
 def replace(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
@@ -95,8 +95,8 @@ def _is_others(status: os.stat_result) -> bool:
     return status.st_uid not in (os.geteuid(), 0)
 
 
-class _Way:
-    """The way along a path, folder by folder; `fd` is where it has come to."""
+class _Walk:
+    """Walks along a path, folder by folder; `fd` is the folder reached so far."""
 
     def __init__(self, path: str, ours: int = 1) -> None:
         self.ours = ours
@@ -108,7 +108,7 @@ class _Way:
         self.is_shared = False  # others may exchange what is in it
         self.above: list[bool] = []  # the same of the folders above it, the root first
 
-    def __enter__(self) -> _Way:
+    def __enter__(self) -> _Walk:
         self._start()
         return self
 
@@ -116,7 +116,7 @@ class _Way:
         os.close(self.fd)
 
     def to_folder(self, make: int | None) -> None:
-        """Goes the whole way. make: the mode of folders that are missing."""
+        """Walks to the end. make: the mode of folders that are missing."""
         while self.names:
             self._step(self.names.pop(), make)
 

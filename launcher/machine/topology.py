@@ -22,14 +22,14 @@ NODES = "sys/devices/system/node"
 class Core:
     """A physical core: its hardware threads that may be used, and where it lies."""
 
-    __slots__ = ("cpus", "place")
+    __slots__ = ("cpus", "location")
 
-    def __init__(self, cpus: frozenset[int], place: tuple[int, int, int]) -> None:
+    def __init__(self, cpus: frozenset[int], location: tuple[int, int, int]) -> None:
         self.cpus = cpus
-        self.place = place  # socket, NUMA node, the cache that it shares with others
+        self.location = location  # socket, NUMA node, the cache that it shares with others
 
     def __repr__(self) -> str:
-        return f"Core({sorted(self.cpus)}, {self.place})"
+        return f"Core({sorted(self.cpus)}, {self.location})"
 
 
 def cores(cpus: Iterable[int], root: str = "/") -> list[Core]:
@@ -50,7 +50,7 @@ def cores(cpus: Iterable[int], root: str = "/") -> list[Core]:
             caches.update(dict.fromkeys(sharing, min(sharing, default=0)))
         socket = _number(read(f"{folder}/topology/physical_package_id"))
         found.append(Core(siblings, (socket, nodes.get(cpu, 0), caches.get(cpu, 0))))
-    return sorted(found, key=lambda core: (core.place, min(core.cpus)))
+    return sorted(found, key=lambda core: (core.location, min(core.cpus)))
 
 
 def are_alike(cpus: Iterable[int], root: str = "/") -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrun.machine.binding import chosen_by_user, divide, place, thread_variables
+from hvdrun.machine.binding import chosen_by_user, cpu_share, divide, thread_variables
 from hvdrun.machine.environment import inheritable
 from hvdrun.machine.topology import Core, are_alike, cores, parse_list
 
@@ -139,10 +139,10 @@ def test_each_rank_gets_its_share_of_the_cores_near_each_other(
     assert shares_of(roots[host], usable, ranks) == lists(*expected)
 
 
-places = st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1))
+locations = st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1))
 
 
-@given(st.lists(places, min_size=1, max_size=24), st.integers(1, 24))
+@given(st.lists(locations, min_size=1, max_size=24), st.integers(1, 24))
 def test_the_cores_are_given_out_evenly_and_once(where, ranks):
     host = [Core(frozenset({i, i + 100}), at) for i, at in enumerate(sorted(where))]
     shares = divide(host, ranks)
@@ -164,7 +164,7 @@ def test_on_an_even_host_nobody_crosses_and_no_core_is_idle(sockets, nodes, per_
     if per_node % per_rank:
         return
     shares = divide(host, len(host) // per_rank)
-    assert all(len({core.place for core in share}) == 1 for share in shares)
+    assert all(len({core.location for core in share}) == 1 for share in shares)
     assert sum(map(len, shares)) == len(host)
 
 
@@ -184,7 +184,7 @@ def guest(count):
     ],
 )
 def test_the_threads_match_the_cores(count, alike, quota, ranks, cpus, threads):
-    found = place(guest(count), alike, quota, 0, ranks)
+    found = cpu_share(guest(count), alike, quota, 0, ranks)
     assert found.cpus == cpus
     assert found.threads == threads
 
