@@ -35,7 +35,14 @@ from hvdrun.agent.frames import (
 )
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import Stranger, connect, listen
-from hvdrun.machine.environment import LINK, PREFIX, SRUN, SSH, outside_of_steps, pack
+from hvdrun.machine.environment import (
+    LINK,
+    PREFIX,
+    SRUN,
+    SSH,
+    pack_host_variables,
+    without_step_variables,
+)
 from hvdrun.machine.processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -75,7 +82,9 @@ def ssh_main(arguments: list[str]) -> NoReturn:
     srun = shlex.split(os.environ.get(SRUN, ""))
     if srun:
         _become(
-            [*srun, f"--nodelist={host}", *remote], outside_of_steps(os.environ), "slurm-client"
+            [*srun, f"--nodelist={host}", *remote],
+            without_step_variables(os.environ),
+            "slurm-client",
         )
     ssh = ["ssh", *options, *own, host, command]
     _become(ssh, dict(os.environ), "openssh-client")
@@ -265,7 +274,11 @@ class HostAgent:
             return
         if listener is not None:
             self.local_ranks = LocalRanks(
-                listener, self.selector, self._deliver, self._stdin_of_rank_0, pack(os.environ)
+                listener,
+                self.selector,
+                self._deliver,
+                self._stdin_of_rank_0,
+                pack_host_variables(os.environ),
             )
         if self.command:
             self.daemon = self._start_daemon()
@@ -299,7 +312,7 @@ class HostAgent:
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
                 # As sshd would: MPI wrote the command for the user's shell.
                 given = dict(os.environ)
-                environment = outside_of_steps(given) if IN_STEP in given else given
+                environment = without_step_variables(given) if IN_STEP in given else given
                 environment[PREFIX] = prefix()
                 command = safe_prefix(self.command, prefix())
                 os.execvpe(shell, [shell, "-c", command], environment)

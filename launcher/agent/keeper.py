@@ -26,7 +26,7 @@ from hvdrun.agent.oom import oom_kills, was_out_of_memory
 from hvdrun.agent.peers import Stranger, connect
 from hvdrun.agent.pmi import Relay
 from hvdrun.machine import binding
-from hvdrun.machine.environment import EXPORTED, KEEPER, LINK, PATIENCE, at_home
+from hvdrun.machine.environment import EXPORTED, KEEPER, LINK, PATIENCE, with_host_variables
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -102,7 +102,7 @@ def unescape(arguments: list[str]) -> list[str]:
     return [word[1:] if word.startswith("\\") else word for word in arguments]
 
 
-def local_place(given: Mapping[str, str]) -> tuple[int, int]:
+def local_rank_and_size(given: Mapping[str, str]) -> tuple[int, int]:
     """The rank among those of its host, and their number, as MPI or srun says."""
     found = by_launcher(given)
     return int(found.get("LOCAL_RANK", "0")), int(found.get("LOCAL_WORLD_SIZE", "1"))
@@ -115,7 +115,7 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
     rank = int(by_launcher(environment).get("RANK", "0"))
     cpus = None
     if bound:
-        given = binding.here(*local_place(environment))
+        given = binding.here(*local_rank_and_size(environment))
         environment.update(binding.thread_variables(given.threads, environment))
         cpus = given.cpus
     environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
@@ -265,7 +265,7 @@ class Keeper:
         self._tell(RANK, self.session.encode(), readers)
         stdin, host = self._await_go()
         if host:
-            environment = at_home(environment, host)
+            environment = with_host_variables(environment, host)
         environment.pop(EXPORTED, None)
         environment[KEEPER] = str(os.getpid())
         waker = Waker([signal.SIGCHLD])

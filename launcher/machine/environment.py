@@ -54,7 +54,7 @@ def is_of_the_host(name: str) -> bool:
     return name in _OF_THE_HOST or name.startswith(_OF_THE_HOST_PREFIXES)
 
 
-def outside_of_steps(environ: Mapping[str, str]) -> dict[str, str]:
+def without_step_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """What srun sets is that step's; another step, or what MPI starts in this one, must not take it
     for its own."""
     return {
@@ -77,7 +77,7 @@ def forwarded(names: Iterable[str], exports: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(n for n in wanted if n.isidentifier() and n.isascii()))
 
 
-def pack(environ: Mapping[str, str]) -> bytes:
+def pack_host_variables(environ: Mapping[str, str]) -> bytes:
     """What a host agent tells its keepers: the variables of that host."""
     return b"\0".join(
         f"{name}={value}".encode(errors="surrogateescape")
@@ -86,7 +86,7 @@ def pack(environ: Mapping[str, str]) -> bytes:
     )
 
 
-def at_home(environ: Mapping[str, str], packed: bytes) -> dict[str, str]:
+def with_host_variables(environ: Mapping[str, str], packed: bytes) -> dict[str, str]:
     """A rank's environment with the variables of its own host in place of those of hvdrun's, which
     some MPIs pass on; what the user gave with -x stays."""
     exported = environ.get(EXPORTED, "").split()

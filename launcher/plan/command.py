@@ -247,7 +247,7 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     ranks_get = list({**environment, **added})
     if remote:
         added[EXPORTED] = " ".join(exported)
-        added |= _way(request, facts, remote)
+        added |= _connection_variables(request, facts, remote)
         if has_blanks(facts):
             added |= {PYTHON: facts.python, AGENT: facts.agent}
     if flavour.srun:
@@ -359,7 +359,9 @@ def goes_by_srun(request: Request, facts: LocalFacts, hosts: Sequence[Host]) -> 
     return slurm.reaches(hosts, request.allocation, facts.srun, ssh_is_set_up)
 
 
-def _way(request: Request, facts: LocalFacts, remote: list[Share]) -> dict[str, str]:
+def _connection_variables(
+    request: Request, facts: LocalFacts, remote: list[Share]
+) -> dict[str, str]:
     hosts = [share.host for share in remote]
     if goes_by_srun(request, facts, hosts):
         return {SRUN: shlex.join([facts.srun, *slurm.CONNECTION])}

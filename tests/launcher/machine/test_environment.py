@@ -2,14 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrun.agent.keeper import by_launcher, local_place, rank_environment
+from hvdrun.agent.keeper import by_launcher, local_rank_and_size, rank_environment
 from hvdrun.machine.environment import (
-    at_home,
     forwarded,
     inheritable,
     is_of_the_host,
-    outside_of_steps,
-    pack,
+    pack_host_variables,
+    with_host_variables,
+    without_step_variables,
 )
 
 texts = st.text(st.characters(exclude_characters="\0=", codec="utf-8"), max_size=10)
@@ -53,13 +53,13 @@ def test_variables_of_one_process_reach_nobody(name):
 def test_what_is_started_in_a_step_of_slurms_does_not_take_it_for_its_own():
     step = {"SLURM_STEP_ID": "3", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CONF": "/c", "PATH": "/bin"}
-    assert outside_of_steps({**job, **step}) == job
+    assert without_step_variables({**job, **step}) == job
 
 
 def test_a_rank_on_another_host_has_that_hosts_own_variables():
-    there = pack({"HOME": "/home/bob", "TMPDIR": "/scratch", "PATH": "/bin"})
+    there = pack_host_variables({"HOME": "/home/bob", "TMPDIR": "/scratch", "PATH": "/bin"})
     ours = {"HOME": "/home/ann", "DISPLAY": ":0", "PATH": "/venv/bin", "TMPDIR": "/mine"}
-    assert at_home({**ours, "HVDRUN_EXPORTED": "TMPDIR"}, there) == {
+    assert with_host_variables({**ours, "HVDRUN_EXPORTED": "TMPDIR"}, there) == {
         "HOME": "/home/bob",
         "PATH": "/venv/bin",
         "TMPDIR": "/mine",
@@ -70,13 +70,13 @@ def test_a_rank_on_another_host_has_that_hosts_own_variables():
 def test_no_supervisor_sets_other_variables_than_those_of_the_host():
     said = b"BASH_ENV=/evil\0HOME=/home/bob\0LD_PRELOAD=/evil.so\0PATH=/evil\0=x\0\0SSH_TTY=1"
     given = {"PATH": "/bin", "HOME": "/home/ann"}
-    assert at_home(given, said) == {"PATH": "/bin", "HOME": "/home/bob", "SSH_TTY": "1"}
+    assert with_host_variables(given, said) == {"PATH": "/bin", "HOME": "/home/bob", "SSH_TTY": "1"}
 
 
 @given(st.dictionaries(st.sampled_from(["HOME", "PWD", "XDG_A", "SSH_B"]), texts, min_size=1))
 def test_any_value_gets_there_as_it_is(variables):
     assert all(map(is_of_the_host, variables))
-    assert at_home({}, pack(variables)) == variables
+    assert with_host_variables({}, pack_host_variables(variables)) == variables
 
 
 OPENMPI = {
@@ -104,7 +104,7 @@ PMI2 = {**SRUN, "PMI_RANK": "3", "PMI_SIZE": "4"}
 def test_a_rank_gets_the_variables_that_other_libraries_ask_for(given_by_mpi):
     expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert rank_environment(given_by_mpi, cores=2) == expected
-    assert local_place(given_by_mpi) == (1, 2)
+    assert local_rank_and_size(given_by_mpi) == (1, 2)
     kept = rank_environment({**given_by_mpi, "RANK": "9"}, cores=2)
     assert kept == {name: value for name, value in expected.items() if name != "RANK"}
 
