@@ -29,7 +29,7 @@ from hvdlite.errors import LaunchError, RankError
 from hvdlite.registry import init
 from hvdlite.state import broadcast_object
 from hvdlite.world import world
-from hvdrun.machine.processes import die_with_parent
+from hvdrun.for_hvdlite import die_with_parent
 
 Result = TypeVar("Result")
 

@@ -23,7 +23,7 @@ from hvdlite.collectives.barrier import barrier
 from hvdlite.state import allgather_object, broadcast_object
 from hvdlite.world import communicators, world
 from hvdlite.world.teams import Team
-from hvdrun.machine.own_files import Identity, identity, open_file
+from hvdrun.for_hvdlite import Identity, identity, open_file
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import _core
 from hvdlite.errors import ConfigError
 from hvdlite.world.config import Config
-from hvdrun.machine.own_files import open_folder, replace
+from hvdrun.for_hvdlite import open_folder, replace
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.errors import ConfigError
-from hvdrun.knobs import KNOBS
+from hvdrun.for_hvdlite import KNOBS
 
 # Of a bad value, in its error.
 SHOWN = 64

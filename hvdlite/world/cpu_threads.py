@@ -6,8 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdrun.machine.binding import chosen_by_user
-from hvdrun.machine.topology import cores, tightest_quota
+from hvdrun.for_hvdlite import chosen_by_user, cores, tightest_quota
 
 __all__ = ["Cores", "chosen_by_user", "cpus_per_rank", "own_cores", "threads_for"]
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hvdlite import _core
-from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
+from hvdrun.for_hvdlite import available_bytes, left_in_cgroup_bytes
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

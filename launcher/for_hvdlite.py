@@ -1,0 +1,26 @@
+"""Everything that hvdlite imports from the launcher, and the only module it may import from.
+
+`import hvdlite` loads these modules in every rank, so each of them imports little itself.
+"""
+
+from hvdrun.knobs import KNOBS
+from hvdrun.machine.binding import chosen_by_user
+from hvdrun.machine.own_files import Identity, identity, open_file, open_folder, replace
+from hvdrun.machine.processes import die_with_parent
+from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
+from hvdrun.machine.topology import cores, tightest_quota
+
+__all__ = [
+    "KNOBS",
+    "Identity",
+    "available_bytes",
+    "chosen_by_user",
+    "cores",
+    "die_with_parent",
+    "identity",
+    "left_in_cgroup_bytes",
+    "open_file",
+    "open_folder",
+    "replace",
+    "tightest_quota",
+]
