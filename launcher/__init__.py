@@ -1,1 +1,1 @@
-"""hvdrun: starts a program on many processes and hosts through MPI, and looks after it."""
+"""hvdrun: starts a program as many processes on many hosts through MPI, and watches them."""

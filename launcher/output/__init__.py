@@ -1,0 +1,4 @@
+"""Shows what the ranks write, and copies it into files.
+
+May import plan, agent, machine and the shared modules at the top.
+"""
