@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hvdrun.command_line import config_file
+from hvdrun.command_line.hvdrun_option import HvdrunOption
+from hvdrun.command_line.own_options import OPTIONS, files, request_fields
 from hvdrun.command_line.runtime_options import idle_notes, runtime_options, settings
 from hvdrun.errors import (
     HostListError,
@@ -24,22 +24,13 @@ from hvdrun.errors import (
 from hvdrun.output.terminal import open_standard_files
 from hvdrun.plan import allocation, facts, flavour, slurm
 from hvdrun.plan import command as commands
-from hvdrun.plan.hosts import Host, parse_hostfile, parse_hosts
+from hvdrun.plan.hosts import Host, parse_hostfile
 from hvdrun.plan.request import Request
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from hvdrun.preflight.preflight import Preflight
-
-# Horovod's users type these with one dash.
-SINGLE_DASH = {
-    "-np": "--num-proc",
-    "-cb": "--check-build",
-    "-hostfile": "--hostfile",
-    "-hosts": "--hosts",
-    "-prefix-timestamp": "--prefix-output-with-timestamp",
-}
 
 CTRL_C = 130  # the exit code of who ends by SIGINT
 
@@ -51,7 +42,7 @@ class HvdrunCommand(click.Command):
     """Options in groups; the first word that is no option begins the program's own command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, double_dashes(self, ctx, args))
+        rest = super().parse_args(ctx, double_dashes(self.get_params(ctx), args))
         config_file.prefer_command_line(ctx)
         return rest
 
@@ -65,25 +56,12 @@ class HvdrunCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from hvdrun.command_line import help_page
 
-        help_page.write_options(ctx, self.get_params(ctx), SINGLE_DASH, formatter)
+        help_page.write_options(ctx, self.get_params(ctx), formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from hvdrun.command_line import help_page
 
         help_page.write_epilog(formatter)
-
-
-def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(incomplete, type="file")]
-
-
-def no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """It is within any range."""
-    if value != value:
-        raise click.BadParameter("'nan' is no number", ctx, param)
-    return value
 
 
 def completion_script(command: click.Command, shell: str) -> str:
@@ -95,13 +73,14 @@ def completion_script(command: click.Command, shell: str) -> str:
     return kind(command, {}, "hvdrun", "_HVDRUN_COMPLETE").source()
 
 
-def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str]) -> list[str]:
-    """Writes our single-dash long forms with two dashes, up to the program's own command."""
-    takes_value = {
-        name: not (isinstance(p, click.Option) and p.is_flag)
-        for p in command.get_params(ctx)
-        for name in p.opts
-    }
+def double_dashes(options: Iterable[click.Parameter], args: Sequence[str]) -> list[str]:
+    """Writes our long forms with one dash with two dashes, up to the program's own command."""
+    takes_value, with_two = {}, {}
+    for option in options:
+        for name in option.opts:
+            takes_value[name] = not (isinstance(option, click.Option) and option.is_flag)
+        if isinstance(option, HvdrunOption) and option.one_dash:
+            with_two[option.one_dash] = option.long_spelling
     done: list[str] = []
     words = list(args)
     while words:
@@ -109,7 +88,7 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
         if word == "--" or not word.startswith("-") or word == "-":
             return [*done, word, *words]
         name, sign, value = word.partition("=")
-        name = SINGLE_DASH.get(name, name)
+        name = with_two.get(name, name)
         done.append(name + sign + value)
         if takes_value.get(name) and not sign and words:
             done.append(words.pop(0))
@@ -118,6 +97,11 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
 
 @click.command(
     cls=HvdrunCommand,
+    params=[
+        *OPTIONS,
+        click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, shell_complete=files),
+        *runtime_options(),
+    ],
     context_settings={
         "ignore_unknown_options": False,
         "allow_interspersed_args": False,
@@ -126,146 +110,15 @@ def double_dashes(command: click.Command, ctx: click.Context, args: Sequence[str
     },
     options_metavar="[OPTIONS]",
 )
-@click.option(
-    "--num-proc",
-    "num_proc",
-    type=click.IntRange(1, 999_999),
-    metavar="N",
-    help="Number of processes. Default: all slots.",
-)
-@click.option(
-    "-H",
-    "--hosts",
-    "hosts",
-    metavar="H1:N,H2:N",
-    help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2; without a number one for each"
-    " GPU, else core. Default: the hosts that Slurm, PBS, LSF or SGE gave, else this machine.",
-)
-@click.option(
-    "--hostfile",
-    "hostfile",
-    shell_complete=files,
-    metavar="FILE",
-    help="Hosts from a file, one a line: 'h1 slots=4' or 'h1:4'.",
-)
-@click.option(
-    "-p",
-    "--ssh-port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="ssh's port on the hosts.",
-)
-@click.option(
-    "-i",
-    "--ssh-identity-file",
-    shell_complete=files,
-    metavar="FILE",
-    help="ssh's private key.",
-)
-@click.option(
-    "--mpi",
-    "mpi",
-    type=click.Choice(["auto", "openmpi", "mpich", "intel", "slurm"]),
-    default="auto",
-    help="Which MPI. Default: the one beside this Python, else in PATH. slurm: that one, started"
-    " by srun.",
-)
-@click.option(
-    "--mpi-args",
-    "mpi_args",
-    metavar="ARGS",
-    default="",
-    help="More arguments for mpirun, as one word.",
-)
-@click.option(
-    "--binding-args",
-    "binding_args",
-    metavar="ARGS",
-    default="",
-    help="mpirun's arguments for binding, as one word, in place of what hvdrun does: each rank"
-    " gets its share of the host's cores.",
-)
-@click.option(
-    "-x",
-    "export",
-    multiple=True,
-    metavar="VAR[=VALUE]",
-    help="Set a variable for the ranks. Exported ones get there without it.",
-)
-@click.option(
-    "--start-timeout",
-    type=click.FloatRange(0, min_open=True),
-    callback=no_nan,
-    metavar="SECONDS",
-    default=60.0,
-    help="How long the ranks of all hosts may take to start. Default: 60.",
-)
-@click.option(
-    "--output-dir",
-    "--output-filename",
-    "output_dir",
-    metavar="DIR",
-    help="Write what each rank says to DIR/rank.N/stdout and stderr, too.",
-)
-@click.option(
-    "--prefix-output-with-timestamp",
-    "timestamps",
-    is_flag=True,
-    help="Put the time in front of each line, also in the files of --output-dir.",
-)
-@click.option(
-    "--network-interfaces",
-    "--network-interface",
-    "network_interfaces",
-    metavar="NAMES|CIDRS",
-    help="Networks for the ranks: eth1,10.0.0.0/16. Default: those on which all hosts meet.",
-)
-@click.option(
-    "--check", is_flag=True, help="Look at the hosts, say what is found, and run nothing."
-)
-@click.option(
-    "--disable-cache", is_flag=True, help="Ask hosts again that were all right within the hour."
-)
-@click.option(
-    "--config-file",
-    is_eager=True,
-    callback=config_file.option_callback,
-    metavar="FILE",
-    help="Options from a YAML file; those of the command line win.",
-)
-@click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
-@click.option("--verbose", is_flag=True, help="Say what is done, and all that mpirun says.")
-@click.option("--check-build", is_flag=True, help="Print what this installation can do.")
-@click.option(
-    "--completion",
-    type=click.Choice(["bash", "zsh"]),
-    help='Print the completion for that shell: eval "$(hvdrun --completion bash)".',
-)
-@click.option("-v", "--version", is_flag=True, help="Print the version.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
 def cli(
-    num_proc: int | None,
-    hosts: str | None,
-    hostfile: str | None,
-    ssh_port: int | None,
-    ssh_identity_file: str | None,
-    mpi: str,
-    mpi_args: str,
-    binding_args: str,
-    export: tuple[str, ...],
-    start_timeout: float,
-    output_dir: str | None,
-    timestamps: bool,
-    network_interfaces: str | None,
+    command: tuple[str, ...],
     check: bool,
-    disable_cache: bool,
     dry_run: bool,
-    verbose: bool,
+    disable_cache: bool,
     check_build: bool,
     completion: str | None,
     version: bool,
-    command: tuple[str, ...],
-    **runtime: object,
+    **others: Any,
 ) -> int:
     """Run COMMAND on several processes and hosts, as one training job.
 
@@ -280,31 +133,24 @@ def cli(
         click.echo(completion_script(cli, completion))
         return 0
     if check_build:
-        command, num_proc, hosts, hostfile = CHECK_BUILD, 1, "localhost", None
+        command = CHECK_BUILD
+        others |= {"num_proc": 1, "hosts": "localhost", "hostfile": None}
     if not command and not check:
         raise UsageError("no COMMAND: say what to run, as in `hvdrun -np 2 python train.py`")
     if command and not command[0]:
         raise UsageError("COMMAND is an empty word: is a variable in the line not set?")
+    hosts, hostfile = others["hosts"], others["hostfile"]
     if hosts and hostfile:
         raise UsageError("-H and --hostfile say the same thing: leave one of them out")
+    values = request_fields(others)
+    if hosts is None and hostfile is not None:
+        values["hosts"] = _hosts_in_file(hostfile)
     request = Request(
         command=command,
-        num_proc=num_proc,
-        hosts=_hosts(hosts, hostfile),
         allocation=_allocation(is_needed=not (hosts or hostfile)),
-        exports=parse_exports(export),
-        ssh_port=ssh_port,
-        ssh_identity_file=os.path.abspath(ssh_identity_file) if ssh_identity_file else None,
-        mpi=mpi,
-        mpi_args=_split("--mpi-args", mpi_args),
-        binding_args=_split("--binding-args", binding_args),
-        start_timeout_s=start_timeout,
-        output_dir=output_dir,
-        timestamps=timestamps,
-        network_interfaces=parse_networks(network_interfaces),
-        verbose=verbose,
-        settings=settings(cli.params, runtime),
-        notes=idle_notes(cli.params, runtime),
+        settings=settings(cli.params, others),
+        notes=idle_notes(cli.params, others),
+        **values,
     )
     if check:
         return check_hosts(request)
@@ -315,9 +161,6 @@ def cli(
             raise
         print(f"hvdrun: {error}\n", file=sys.stderr, flush=True)
         return subprocess.call(CHECK_BUILD)
-
-
-cli.params += runtime_options()
 
 
 def check_hosts(request: Request) -> int:
@@ -381,15 +224,11 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
     return code
 
 
-def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
-    if hosts is not None:
-        return parse_hosts(hosts)
-    if hostfile is None:
-        return ()
+def _hosts_in_file(path: str) -> tuple[Host, ...]:
     try:
-        return parse_hostfile(_read(hostfile), hostfile)
+        return parse_hostfile(_read(path), path)
     except OSError as error:
-        raise HostListError(f"--hostfile {hostfile}: {error.strerror}") from error
+        raise HostListError(f"--hostfile {path}: {error.strerror}") from error
 
 
 def _allocation(is_needed: bool) -> allocation.Allocation | None:
@@ -405,39 +244,6 @@ def _allocation(is_needed: bool) -> allocation.Allocation | None:
 def _read(path: str) -> str:
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
-
-
-def parse_exports(words: Sequence[str]) -> dict[str, str | None]:
-    exports: dict[str, str | None] = {}
-    for word in words:
-        name, sign, value = word.partition("=")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UsageError(f"-x {word}: expected -x VAR or -x VAR=VALUE")
-        exports[name] = value if sign else None
-    return exports
-
-
-def parse_networks(text: str | None) -> tuple[str, ...]:
-    """Names of interfaces, and subnets or addresses."""
-    words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
-    for word in words:
-        if "/" in word:
-            from ipaddress import ip_network
-
-            try:
-                ip_network(word, strict=False)
-            except ValueError as error:
-                raise UsageError(f"--network-interfaces {word}: {error}") from error
-        elif not re.fullmatch(r"[A-Za-z0-9_.:@-]+", word):
-            raise UsageError(f"--network-interfaces {word}: no interface has such a name")
-    return words
-
-
-def _split(option: str, text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise UsageError(f"{option} {text!r}: {error}") from error
 
 
 def main(args: Sequence[str] | None = None) -> int:

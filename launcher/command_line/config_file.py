@@ -10,13 +10,13 @@ What stands on the command line wins.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from hvdrun.command_line.hvdrun_option import HvdrunOption
 from hvdrun.errors import UsageError
 from hvdrun.plan.hosts import parse_hosts
 
@@ -45,11 +45,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     ),
     "logging": ("level", "with_timestamp", "without_timestamp", "hide_timestamp"),
 }
-# Without sense in a file.
-_NOT_HERE = ("config_file", "help", "version", "command", "check_build", "completion")
-# Words that may be written as a list, and how they become one.
-_LISTS = {"hosts": ",".join, "network_interfaces": ",".join}
-_WORDS = {"mpi_args": shlex.join, "binding_args": shlex.join}
 
 
 class _Mistake(Exception):
@@ -91,7 +86,12 @@ def read(text: str, path: str, ctx: click.Context) -> dict[str, Any]:
     """
     import yaml
 
-    options = {key: o for o in ctx.command.params for key in _keys(o) if key not in _NOT_HERE}
+    options = {
+        key: option
+        for option in ctx.command.params
+        if isinstance(option, click.Option) and getattr(option, "in_config_file", True)
+        for key in _keys(option)
+    }
     values: dict[str, Any] = {}
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -164,23 +164,24 @@ def _check_controller(node: Any) -> None:
 
 
 def _value(
-    options: Mapping[str, click.Parameter], key: str, node: Any, ctx: click.Context
+    options: Mapping[str, click.Option], key: str, node: Any, ctx: click.Context
 ) -> dict[str, Any]:
     option = options[key]
+    from_list = option.from_list if isinstance(option, HvdrunOption) else None
     name = str(option.name)
     given: Any
-    if isinstance(option, click.Option) and option.is_flag:
+    if option.is_flag:
         if _kind(node) != "bool":
             raise _Mistake(node, f"{key} should be true or false, not {_found(node)}")
         given = node.value.lower() in ("true", "yes", "on")
         opposite = options.get(f"no_{key}")
         if not given and opposite is not None:
             name, option, given = str(opposite.name), opposite, True
-    elif option.multiple or (node.id == "sequence" and key in {**_LISTS, **_WORDS}):
+    elif option.multiple or (node.id == "sequence" and from_list):
         if node.id != "sequence":
             raise _Mistake(node, f"{key} should be a list, as in [a, b], not {_found(node)}")
         words = [_text(f"an entry of {key}", entry) for entry in node.value]
-        given = words if option.multiple else {**_LISTS, **_WORDS}[key](words)
+        given = from_list(words) if from_list else words
     else:
         given = _scalar(option, key, node)
     try:

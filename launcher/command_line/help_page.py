@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import click
 
-from hvdrun.command_line.runtime_options import IdleOption, KnobOption
+from hvdrun.command_line.hvdrun_option import HvdrunOption
+from hvdrun.command_line.runtime_options import IdleOption
 from hvdrun.errors import exit_codes
-
-GROUPS = {
-    "What to run": ("num_proc",),
-    "Where": ("hosts", "hostfile", "ssh_port", "ssh_identity_file"),
-    "How": (
-        *("mpi", "mpi_args", "binding_args", "export", "network_interfaces", "start_timeout"),
-        *("config_file", "disable_cache"),
-    ),
-    "Output": ("output_dir", "timestamps", "verbose"),
-    "Instead of running": ("dry_run", "check", "check_build", "completion", "version"),
-}
 
 EXAMPLES = """\
 hvdrun -np 4 python train.py                          four processes on this machine
@@ -45,22 +35,18 @@ RANGE = re.compile(r"\s*\[[0-9<=]*x[<>]=?[0-9.]*\]$")
 def write_options(
     ctx: click.Context,
     params: Sequence[click.Parameter],
-    single_dash: Mapping[str, str],
     formatter: click.HelpFormatter,
 ) -> None:
-    """single_dash: long options with one dash, and what they stand for."""
-    short = {long: one for one, long in single_dash.items() if long != f"-{one}"}
-    records: dict[str | None, tuple[str, str]] = {}
+    groups: dict[str, list[tuple[str, str]]] = {}
     for param in params:
-        if record := param.get_help_record(ctx):
+        record = param.get_help_record(ctx)
+        if isinstance(param, HvdrunOption) and param.group and record:
             names, text = record
-            one = short.get(names.split()[0].rstrip(","))
-            names = f"{one}, {names}" if one else names
-            records[param.name] = names, RANGE.sub("", text)
-    knobs = [param.name for param in params if isinstance(param, KnobOption)]
-    for title, names_in_group in {**GROUPS, "Runtime": knobs}.items():
+            if param.one_dash and param.one_dash != f"-{param.long_spelling[2:]}":
+                names = f"{param.one_dash}, {names}"
+            groups.setdefault(param.group, []).append((names, RANGE.sub("", text)))
+    for title, rows in groups.items():
         with formatter.section(title):
-            rows = [r for name in names_in_group if (r := records.get(name))]
             formatter.write_dl(rows, col_max=OPTION_COLUMNS)
     with formatter.section("Taken for horovodrun's users, and without effect"):
         idle = sorted(param.opts[0] for param in params if isinstance(param, IdleOption))

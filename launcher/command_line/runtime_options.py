@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+from hvdrun.command_line.hvdrun_option import HvdrunOption
 from hvdrun.knobs import ELASTIC, KNOBS, WITHOUT_EFFECT, Knob
 
+GROUP = "Runtime"  # the heading in --help
 TYPES: dict[str, click.ParamType[Any]] = {
     "int": click.INT,
     "float": click.FLOAT,
@@ -17,7 +19,7 @@ TYPES: dict[str, click.ParamType[Any]] = {
 }
 
 
-class KnobOption(click.Option):
+class KnobOption(HvdrunOption):
     """Sets a knob; as a flag that switches off, with the variable's other value."""
 
     def __init__(self, knob: Knob, switches_off: bool = False) -> None:
@@ -27,7 +29,7 @@ class KnobOption(click.Option):
         text = f"The opposite of {knob.flag}." if switches_off else f"{knob.help}."
         text = text[0].upper() + text[1:]
         if knob.kind == "bool":
-            super().__init__([flag], is_flag=True, help=text)
+            super().__init__(flag, group=GROUP, is_flag=True, help=text)
             return
         kind: click.ParamType[Any] = click.STRING
         metavar = "TEXT"
@@ -36,7 +38,9 @@ class KnobOption(click.Option):
         elif knob.kind == "int":
             kind = click.IntRange(-(-knob.minimum // knob.unit), knob.maximum // knob.unit)
             metavar = "MIB" if knob.unit > 1 else "N"
-        super().__init__([flag], type=kind, metavar=metavar, help=text, callback=self._checked)
+        super().__init__(
+            flag, group=GROUP, type=kind, metavar=metavar, help=text, callback=self._checked
+        )
 
     def _checked(self, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         """The value as it was written, if it is one of the knob's words."""

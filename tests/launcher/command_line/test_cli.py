@@ -12,13 +12,14 @@ import pytest
 import hvdrun
 from hvdlite import run_function
 from hvdrun.agent.frames import SECRET, frame
-from hvdrun.command_line.cli import cli, double_dashes, main, parse_exports
+from hvdrun.command_line.cli import cli, double_dashes, main
+from hvdrun.command_line.own_options import parse_exports
 from hvdrun.errors import UsageError, exit_codes
 from tests.harness.needs import lacking
 
 
 def normalised(*words):
-    return double_dashes(cli, cli.make_context("hvdrun", ["true"]), words)
+    return double_dashes(cli.params, words)
 
 
 @pytest.mark.parametrize(

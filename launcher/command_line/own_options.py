@@ -1,0 +1,254 @@
+"""hvdrun's own options, a row each; those of the runtime are in `runtime_options`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hvdrun.command_line.config_file import option_callback
+from hvdrun.command_line.hvdrun_option import HvdrunOption
+from hvdrun.errors import UsageError
+from hvdrun.plan.hosts import parse_hosts
+from hvdrun.plan.request import Request
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+# The headings of --help.
+WHAT, WHERE, HOW, OUTPUT = "What to run", "Where", "How", "Output"
+INSTEAD = "Instead of running"
+
+
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """It is within any range."""
+    if value != value:
+        raise click.BadParameter("'nan' is no number", ctx, param)
+    return value
+
+
+def parse_exports(words: Sequence[str]) -> dict[str, str | None]:
+    exports: dict[str, str | None] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"-x {word}: expected -x VAR or -x VAR=VALUE")
+        exports[name] = value if sign else None
+    return exports
+
+
+def parse_networks(text: str | None) -> tuple[str, ...]:
+    """Names of interfaces, and subnets or addresses."""
+    words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    for word in words:
+        if "/" in word:
+            from ipaddress import ip_network
+
+            try:
+                ip_network(word, strict=False)
+            except ValueError as error:
+                raise UsageError(f"--network-interfaces {word}: {error}") from error
+        elif not re.fullmatch(r"[A-Za-z0-9_.:@-]+", word):
+            raise UsageError(f"--network-interfaces {word}: no interface has such a name")
+    return words
+
+
+def split_words(option: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r}: {error}") from error
+
+
+# In the order of --help.
+OPTIONS: tuple[HvdrunOption, ...] = (
+    HvdrunOption(
+        "--num-proc",
+        group=WHAT,
+        one_dash="-np",
+        type=click.IntRange(1, 999_999),
+        metavar="N",
+        help="Number of processes. Default: all slots.",
+    ),
+    HvdrunOption(
+        "-H",
+        "--hosts",
+        group=WHERE,
+        parse=lambda text: () if text is None else parse_hosts(text),
+        one_dash="-hosts",
+        from_list=",".join,
+        metavar="H1:N,H2:N",
+        help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2; without a number one for each"
+        " GPU, else core. Default: the hosts that Slurm, PBS, LSF or SGE gave, else this machine.",
+    ),
+    HvdrunOption(
+        "--hostfile",
+        group=WHERE,
+        one_dash="-hostfile",
+        shell_complete=files,
+        metavar="FILE",
+        help="Hosts from a file, one a line: 'h1 slots=4' or 'h1:4'.",
+    ),
+    HvdrunOption(
+        "-p",
+        "--ssh-port",
+        group=WHERE,
+        type=click.IntRange(1, 65535),
+        metavar="PORT",
+        help="ssh's port on the hosts.",
+    ),
+    HvdrunOption(
+        "-i",
+        "--ssh-identity-file",
+        group=WHERE,
+        parse=lambda path: os.path.abspath(path) if path else None,
+        shell_complete=files,
+        metavar="FILE",
+        help="ssh's private key.",
+    ),
+    HvdrunOption(
+        "--mpi",
+        group=HOW,
+        type=click.Choice(["auto", "openmpi", "mpich", "intel", "slurm"]),
+        default="auto",
+        help="Which MPI. Default: the one beside this Python, else in PATH. slurm: that one,"
+        " started by srun.",
+    ),
+    HvdrunOption(
+        "--mpi-args",
+        group=HOW,
+        parse=partial(split_words, "--mpi-args"),
+        from_list=shlex.join,
+        metavar="ARGS",
+        default="",
+        help="More arguments for mpirun, as one word.",
+    ),
+    HvdrunOption(
+        "--binding-args",
+        group=HOW,
+        parse=partial(split_words, "--binding-args"),
+        from_list=shlex.join,
+        metavar="ARGS",
+        default="",
+        help="mpirun's arguments for binding, as one word, in place of what hvdrun does: each rank"
+        " gets its share of the host's cores.",
+    ),
+    HvdrunOption(
+        "-x",
+        "export",
+        group=HOW,
+        field="exports",
+        parse=parse_exports,
+        multiple=True,
+        metavar="VAR[=VALUE]",
+        help="Set a variable for the ranks. Exported ones get there without it.",
+    ),
+    HvdrunOption(
+        "--network-interfaces",
+        "--network-interface",
+        group=HOW,
+        parse=parse_networks,
+        from_list=",".join,
+        metavar="NAMES|CIDRS",
+        help="Networks for the ranks: eth1,10.0.0.0/16. Default: those on which all hosts meet.",
+    ),
+    HvdrunOption(
+        "--start-timeout",
+        group=HOW,
+        field="start_timeout_s",
+        type=click.FloatRange(0, min_open=True),
+        callback=no_nan,
+        metavar="SECONDS",
+        default=60.0,
+        help="How long the ranks of all hosts may take to start. Default: 60.",
+    ),
+    HvdrunOption(
+        "--config-file",
+        group=HOW,
+        in_config_file=False,
+        is_eager=True,
+        callback=option_callback,
+        metavar="FILE",
+        help="Options from a YAML file; those of the command line win.",
+    ),
+    HvdrunOption(
+        "--disable-cache",
+        group=HOW,
+        is_flag=True,
+        help="Ask hosts again that were all right within the hour.",
+    ),
+    HvdrunOption(
+        "--output-dir",
+        "--output-filename",
+        group=OUTPUT,
+        metavar="DIR",
+        help="Write what each rank says to DIR/rank.N/stdout and stderr, too.",
+    ),
+    HvdrunOption(
+        "--prefix-output-with-timestamp",
+        "timestamps",
+        group=OUTPUT,
+        one_dash="-prefix-timestamp",
+        is_flag=True,
+        help="Put the time in front of each line, also in the files of --output-dir.",
+    ),
+    HvdrunOption(
+        "--verbose",
+        group=OUTPUT,
+        is_flag=True,
+        help="Say what is done, and all that mpirun says.",
+    ),
+    HvdrunOption(
+        "--dry-run",
+        group=INSTEAD,
+        is_flag=True,
+        help="Print what would run, and run nothing.",
+    ),
+    HvdrunOption(
+        "--check",
+        group=INSTEAD,
+        is_flag=True,
+        help="Look at the hosts, say what is found, and run nothing.",
+    ),
+    HvdrunOption(
+        "--check-build",
+        group=INSTEAD,
+        one_dash="-cb",
+        in_config_file=False,
+        is_flag=True,
+        help="Print what this installation can do.",
+    ),
+    HvdrunOption(
+        "--completion",
+        group=INSTEAD,
+        in_config_file=False,
+        type=click.Choice(["bash", "zsh"]),
+        help='Print the completion for that shell: eval "$(hvdrun --completion bash)".',
+    ),
+    HvdrunOption(
+        "-v",
+        "--version",
+        group=INSTEAD,
+        in_config_file=False,
+        is_flag=True,
+        help="Print the version.",
+    ),
+)
+
+
+def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the Request that options set; `given` are the options' values by name."""
+    known = {field.name for field in fields(Request)}
+    return {o.field: o.parse(given[str(o.name)]) for o in OPTIONS if o.field in known}
