@@ -1,23 +1,23 @@
 # This line is skipped by `python -x`: an option that some launchers put before ours.
-"""What hvdrun runs beside each rank and on each remote host: `python -I -S agent.py ROLE …`.
+"""The agent, beside each rank and on each remote host: `python -I -S agent.py ROLE …`.
 
     hvdrun ─ mpirun ─┬─ shim ─ keeper ─ COMMAND         a rank on this host
        │             └─ ssh ┄┄┄ host agent ┐            (role `ssh`, which becomes ssh)
-       └─── both ends of ssh are hvdrun's  │
+       └─── hvdrun holds ssh's ends        │
                                  MPI's daemon ─ shim ─ keeper ─ COMMAND     a rank over there
 
-- `ssh` stands in ssh's place: it hands the ends of the connection to hvdrun and becomes ssh, so
-  that each remote host costs one connection, MPI's and hvdrun's in one.
-- `host` starts MPI's daemon on a remote host, and looks after the ranks there as hvdrun does here.
-- `rank` is what MPI takes for the program. It divides in two: the shim, which MPI sees and may
-  kill, and the keeper, out of MPI's reach, whose child is the user's command. So a rank that fails
-  is reported before MPI hears of it, in the same way under every MPI. The command gets the rank's
-  share of the host's cores; as `unbound-rank` those that MPI has given it.
-- `probe` answers what preflight asks of a host before anything is started.
+- `ssh` runs in ssh's place: it hands the ends of the connection to hvdrun and becomes ssh. So MPI
+  and hvdrun share one connection to each remote host.
+- `host` starts MPI's daemon on a remote host, and supervises the ranks there as hvdrun does here.
+- `rank` is the program that MPI starts. It forks: the shim is the process that MPI sees and may
+  kill; the keeper, out of MPI's reach, is the parent of the user's command. So hvdrun reports a
+  rank that fails before MPI notices, in the same way under every MPI. The command gets the rank's
+  share of the host's cores; with `unbound-rank` it keeps the cores that MPI has given it.
+- `probe` answers preflight's question to a host, before the job starts.
 
 The keepers find their supervisor (hvdrun, or the host agent) by the job's secret in HVDRUN_LINK
-(see `peers`), and without it they end. Where it is not set the roles do what is done without
-hvdrun: `rank` becomes the command, `ssh` becomes ssh.
+(see `peers`); if it does not answer, they end. If the variable is not set, `rank` becomes the
+command and `ssh` becomes ssh, as without hvdrun.
 
 The agents run without site-packages and import little: 15 ms of each rank's start.
 """
@@ -28,7 +28,7 @@ import types
 
 
 def main() -> None:
-    # The package has another name where it is not installed, and its __init__ is not for us.
+    # In a source tree the package's folder has another name; and its __init__ is not needed.
     package = types.ModuleType("hvdrun")
     package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     sys.modules["hvdrun"] = package

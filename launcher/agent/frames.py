@@ -15,43 +15,43 @@ if TYPE_CHECKING:
     import signal
     import socket
     from collections.abc import Iterable
-else:  # what they wrap: with enum and selectors they take 6 ms of each rank's start
+else:  # the modules that they wrap: socket, signal and their imports cost 6 ms of each start
     import _signal as signal
     import _socket as socket
 
-# Ends what the remote shell's start-up files print before the host agent speaks.
+# The host agent's first bytes; all before them is from the remote shell's start-up files.
 MAGIC = b"\nhvdrun-host-agent\n"
 
-# A frame: kind, rank (-1: none), length of what follows.
+# A frame's header: kind, rank (-1: none), length of the payload.
 HEADER = struct.Struct("!ciI")
 INT = struct.Struct("i")  # a file descriptor, as sockets carry it
-RANK = b"R"  # keeper → supervisor: a rank is about to start; the daemon's session folder, and
-# with it the rank's stdout and stderr
+RANK = b"R"  # keeper → supervisor: a rank is about to start; the daemon's session folder; with the
+# descriptors of the rank's stdout and stderr
 GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
-# keeper → supervisor: how the command ended ('code 3', 'signal 9', 'oom 9' for the same by a kernel
-# that is out of memory, 'missing 2'; after 'asked ' if the keeper ended it, after 'late ' if MPI
-# had ended the shim by then), and when, in nanoseconds of the host's monotonic clock
+# keeper → supervisor: how the command ended ('code 3', 'signal 9', 'oom 9' if the kernel killed it
+# for lack of memory, 'missing 2'; after 'asked ' if the keeper ended it, after 'late ' if MPI had
+# ended the shim before), and when, in nanoseconds of the host's monotonic clock
 EXIT = b"X"
-# keeper → supervisor: the rank is in MPI now, and it is done with it; only where the keeper sees it
+# keeper → supervisor: the rank called MPI_Init, or MPI_Finalize; only if the keeper can see it
 MPI_BEGUN, MPI_DONE = b"M", b"m"
 SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
 HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
 SECRET = (
-    b"S"  # hvdrun → host agent, first of all: the job's (see peers), which no argument may hold
+    b"S"  # hvdrun → host agent, as the first frame: the job's (see peers); arguments are public
 )
-REFUSED = b"N"  # host agent → hvdrun: why it can't look after ranks; it ends
+REFUSED = b"N"  # host agent → hvdrun: why it can't supervise ranks; then it ends
 DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
 BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of MPI's daemon
-STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); before that, back: send some
+STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); back: ready for more
 PING = b"P"  # both ways between hvdrun and host agents; from these, with their monotonic clock
-END = b"T"  # end: TERM, and KILL after the number of tenths of a second in the payload
+END = b"T"  # end the rank: TERM, then KILL after the payload's number of tenths of a second
 
 PING_EVERY_S = 1.0
 SILENCE_LIMIT_S = 6.0  # after which the other side counts as dead
 GRACE_S = 3.0  # between TERM and KILL
-SILENT_GRACE_S = 2.0  # the same after silence, which has taken its time: all must be gone in 10 s
+SILENT_GRACE_S = 2.0  # the same after silence; with it, all must end within 10 s
 CHUNK = 1 << 16
 
 
@@ -60,7 +60,7 @@ def frame(kind: bytes, rank: int = -1, payload: bytes = b"") -> bytes:
 
 
 def unpack(buffer: bytearray) -> Iterable[tuple[bytes, int, bytes]]:
-    """Takes the complete frames from the front of the buffer."""
+    """Removes the complete frames from the front of the buffer, and yields them."""
     while len(buffer) >= HEADER.size:
         kind, rank, length = HEADER.unpack_from(buffer)
         end = HEADER.size + length
@@ -72,7 +72,7 @@ def unpack(buffer: bytearray) -> Iterable[tuple[bytes, int, bytes]]:
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """What has arrived, and the file descriptors that came with it."""
+    """The bytes that have arrived, and the file descriptors that came with them."""
     fds: list[int] = []
     data, ancillary, _, _ = sock.recvmsg(CHUNK, socket.CMSG_SPACE(4 * INT.size))
     for level, kind, content in ancillary:
@@ -112,7 +112,7 @@ class Suppress:
 
 
 class Waker:
-    """Makes signals readable, so that one wait serves them too."""
+    """Makes signals readable from `fd`, so that one poll waits for them too."""
 
     def __init__(self, signals: Iterable[int]) -> None:
         self.fd, writer = os.pipe()

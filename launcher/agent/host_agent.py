@@ -1,4 +1,4 @@
-"""The roles `host` and `ssh`: a remote host's end of the connection, and how it is made."""
+"""The roles `host` and `ssh`: the remote end of the connection to a host, and its start."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ if TYPE_CHECKING:
     import socket
     from typing import NoReturn
 
-# How long MPI's daemon may take to end after the ranks; the same where mpirun is out of its reach.
+# How long MPI's daemon may take to end after the ranks; the same if mpirun can't reach it.
 DAEMON_PATIENCE_S, SILENT_PATIENCE_S = 1.0, 0.2
 LOOK_EVERY_S = 0.25
-IN_STEP = "SLURM_STEP_ID"  # srun has started us
-# What begins a word about one host among ssh's options, and the option that its value is for.
+IN_STEP = "SLURM_STEP_ID"  # set if srun started this process
+# Among ssh's options: the first character of a word about one host → the option for its value.
 PER_HOST = {"@": "-l", "#": "-p"}
-ADDRESS = "="  # likewise: the address of the host that MPI knows by that name
+ADDRESS = "="  # the same, for the address that a host's name in MPI stands for
 SSH_TAKES_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
 
 
 def ssh_main(arguments: list[str]) -> NoReturn:
-    """`[OPTION…] HOST COMMAND…`, as MPI calls ssh: becomes ssh or srun, whose ends are hvdrun's and
-    whose remote command is the host agent."""
+    """Called by MPI as ssh, with `[OPTION…] HOST COMMAND…`. Becomes ssh or srun, gives hvdrun its
+    ends, and runs the host agent as the remote command."""
     own, name_for_mpi, words = split_ssh(arguments)
     host, options = destination(name_for_mpi, os.environ.get(SSH, ""))
     command = " ".join(words)
@@ -91,30 +91,30 @@ def ssh_main(arguments: list[str]) -> NoReturn:
 
 
 def _hvdrun(secret: str, host: str) -> socket.socket:
-    """A host without a connection of hvdrun's would have ranks that nobody ends."""
+    """A connection to hvdrun. Ends this process if there is none: nothing would end the ranks."""
     try:
         sock = connect(secret)
         problem = "hvdrun has ended"
     except Stranger as stranger:
         sock, problem = None, str(stranger)
     if sock is None:
-        write_all(2, f"hvdrun: {host} was not connected to: {problem}\n".encode())
+        write_all(2, f"hvdrun: no connection to {host} was made: {problem}\n".encode())
         os._exit(1)
     return sock
 
 
 def split_ssh(arguments: list[str]) -> tuple[list[str], str, list[str]]:
-    """ssh's arguments as MPI gives them: options, as the user or an operator of clusters may have
-    set them for MPI (-x, -o NAME=VALUE …), host and command."""
+    """Splits MPI's arguments for ssh: options, which the user or the cluster's administrator may
+    have set for MPI (-x, -o NAME=VALUE …), host, and command."""
     at = 0
     while arguments[at].startswith("-"):
-        # An option that takes a value, which is the next word.
+        # The value of an option may be the next word.
         at += 2 if arguments[at][1:] in SSH_TAKES_VALUE else 1
     return arguments[:at], arguments[at], arguments[at + 1 :]
 
 
 def destination(name: str, given: str) -> tuple[str, list[str]]:
-    """The host that MPI calls so, and of what hvdrun gave for all hosts the options for it."""
+    """The host that MPI calls `name`, and those of hvdrun's options for ssh that concern it."""
     host = name
     options = []
     for word in shlex.split(given):
@@ -138,13 +138,13 @@ def _become(argv: list[str], environment: dict[str, str], package: str) -> NoRet
 
 
 def prefix() -> str:
-    """The folder of this installation, in which MPI's daemons may be. The same on every host."""
+    """The folder of this installation, which may contain MPI's daemons. The same on every host."""
     return os.path.dirname(os.path.dirname(sys.executable))
 
 
 def safe_prefix(command: str, folder: str) -> str:
-    """MPI's command for the remote shell. MPIs do not quote their own path as a shell needs it:
-    where that matters a variable stands in its place, and is not divided at blanks."""
+    """MPI's command for the remote shell. MPIs do not quote their own path for a shell: where that
+    matters, a variable replaces it, which the shell does not split at blanks."""
     if shlex.quote(folder) == folder:
         return command
     return f"IFS=; set -f; {command.replace(folder, '${' + PREFIX + '}')}"
@@ -155,27 +155,29 @@ def host_main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     write_all(1, MAGIC)
     status = HostAgent(command).run()
-    # MPI waits for ssh, which waits for whoever holds its ends.
+    # MPI waits for ssh, which waits for every process that holds its ends.
     os._exit(status)
 
 
 class HostAgent:
-    """Runs MPI's daemon and looks after the ranks of this host, once hvdrun has told it the job's
-    secret; ends both when hvdrun says so, closes the connection or falls silent. Without a daemon
-    (where srun starts the ranks) it stays until then."""
+    """Runs MPI's daemon and supervises the ranks of this host, once hvdrun has sent the job's
+    secret. Ends both when hvdrun says so, closes the connection or falls silent. Without a daemon
+    (if srun starts the ranks) it runs until then."""
 
     def __init__(self, command: str) -> None:
         self.command = command
         self.selector = selectors.DefaultSelector()
         self.buffer = bytearray()
-        self.unheeded: list[tuple[bytes, int, bytes]] = []  # frames that came while it was writing
+        self.unheeded: list[
+            tuple[bytes, int, bytes]
+        ] = []  # frames that arrived while it was writing
         self.heard = time.monotonic()
-        self.end_at: float | None = None  # when everything is killed
+        self.end_at: float | None = None  # when to kill everything
         self.patience_s = DAEMON_PATIENCE_S
-        self.has_reader = True  # hvdrun, of what is sent
+        self.has_reader = True  # whether hvdrun still reads
         self.daemon = 0
         self.status = 1 if command else 0
-        self.stdin = -1  # where rank 0's input is written, once rank 0 is here
+        self.stdin = -1  # the pipe to rank 0, once rank 0 runs here
         self.is_set_up = False
         self.local_ranks: LocalRanks | None = None
 
@@ -197,14 +199,14 @@ class HostAgent:
                 return
 
     def _await_room(self) -> bool:
-        """hvdrun reads nothing, as nobody reads what it writes. Its signs of life still come.
-        False: they do not."""
+        """Waits while hvdrun does not read, as nobody reads its output. False once hvdrun is gone:
+        it sends no sign of life, or the connection has ended."""
         ready, _, _ = select.select([0], [1], [], LOOK_EVERY_S)
         if self._is_silent():
             self._lose_reader(SILENT_GRACE_S, SILENT_PATIENCE_S)
-        elif (ready and not self._take_in()) or self._is_overdue():
+        elif (ready and not self._receive()) or self._is_overdue():
             self._lose_reader()
-        # The rest can wait until what is being written now is out.
+        # Other frames wait until this one is written.
         for kind, rank, payload in unpack(self.buffer):
             if kind == END:
                 self._end(int(payload) / 10)
@@ -213,7 +215,7 @@ class HostAgent:
         return self.has_reader
 
     def _lose_reader(self, grace_s: float = GRACE_S, patience_s: float = DAEMON_PATIENCE_S) -> None:
-        """Nobody is told from now on; the ranks have their time to end all the same."""
+        """Stops sending to hvdrun; the ranks still get their grace to end."""
         self.has_reader = False
         if self.local_ranks:
             self.local_ranks.drains = False
@@ -252,7 +254,7 @@ class HostAgent:
             if self._is_silent():
                 self._end(SILENT_GRACE_S, SILENT_PATIENCE_S)
             if self.end_at is not None and not (self.local_ranks and self.local_ranks.keepers):
-                # A daemon whose mpirun is out of reach would wait for it.
+                # A daemon that can't reach mpirun would wait for it.
                 self.end_at = min(self.end_at, time.monotonic() + self.patience_s)
             if self._is_overdue():
                 break
@@ -287,8 +289,8 @@ class HostAgent:
         return self.end_at is None and not (self.is_set_up and self.command)
 
     def _reap(self) -> bool:
-        """False when no child is left. A daemon that puts itself into the background becomes our
-        child again."""
+        """False if no child is left. A daemon that puts itself into the background becomes a child
+        of this process again."""
         try:
             while True:
                 pid, raw = os.waitpid(-1, os.WNOHANG)
@@ -310,7 +312,7 @@ class HostAgent:
                 os.dup2(writer, 1)
                 os.dup2(writer, 2)
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-                # As sshd would: MPI wrote the command for the user's shell.
+                # As sshd does: MPI wrote the command for the user's shell.
                 given = dict(os.environ)
                 environment = without_step_variables(given) if IN_STEP in given else given
                 environment[PREFIX] = prefix()
@@ -330,11 +332,11 @@ class HostAgent:
         self.selector.register(reader, selectors.EVENT_READ, read)
         return pid
 
-    def _take_in(self) -> bool:
+    def _receive(self) -> bool:
         """False at the end of the connection."""
         try:
             data = os.read(0, CHUNK)
-        except BlockingIOError:  # taken in already, while there was no room to write
+        except BlockingIOError:  # already read, while there was no room to write
             return True
         except ConnectionResetError:
             data = b""
@@ -343,7 +345,7 @@ class HostAgent:
         return bool(data)
 
     def _hear(self) -> None:
-        connected = self._take_in()
+        connected = self._receive()
         frames = [*self.unheeded, *unpack(self.buffer)]
         self.unheeded.clear()
         for kind, _, payload in frames:
@@ -363,7 +365,7 @@ class HostAgent:
         if not data:
             os.close(self.stdin)
             return
-        # hvdrun sends no more before the answer, so that this is all that ever waits here.
+        # hvdrun sends no more before the answer, so never more than this waits here.
         pending = bytearray(data)
         os.set_blocking(self.stdin, False)
 
@@ -381,7 +383,7 @@ class HostAgent:
         self.selector.register(self.stdin, selectors.EVENT_WRITE, write)
 
     def _end(self, grace_s: float, patience_s: float = DAEMON_PATIENCE_S) -> None:
-        """Later calls count where they bring the end forward: a rank gets one TERM."""
+        """A later call counts only if it ends things sooner: a rank gets one TERM."""
         self.heard = float("inf")
         at = time.monotonic() + grace_s + 1
         if self.end_at is not None and at >= self.end_at:

@@ -1,4 +1,4 @@
-"""The role `rank`: what MPI takes for the program. See `agent` for the picture."""
+"""The role `rank`: the program that MPI starts. `agent` has the picture."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
     from typing import NoReturn
-else:  # see link
+else:  # see frames
     import _signal as signal
 
-# What MPIs name their files in /dev/shm. They remove them only when a rank ends in good order.
+# MPIs' files in /dev/shm begin so. MPIs remove them only if a rank ends in good order.
 SHARED = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_", "psm2_shm", "ucx_shm")
 PF_EXITING = 0x4  # of the flags in /proc/PID/stat
-MOST_FDS = 256  # a keeper has some twenty
+MOST_FDS = 256  # a keeper has about twenty
 LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
 UNREACHABLE = (
-    "hvdrun: rank {rank} was not started: on {host} there is neither hvdrun nor an agent of it, and"
-    " nobody would end the rank; hvdrun has been killed, or MPI's daemon was started in another way"
-    " than hvdrun's (see --mpi-args)\n"
+    "hvdrun: rank {rank} was not started: neither hvdrun nor its agent runs on {host}, so nothing"
+    " would end the rank; hvdrun was killed, or MPI started its daemon without hvdrun's agent (see"
+    " --mpi-args)\n"
 )
-LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two looks
+LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two checks
 
 # Per MPI: rank, size, rank on the host, number of ranks on the host.
 RANK_VARIABLES = (
@@ -65,7 +65,7 @@ TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def by_launcher(given: Mapping[str, str]) -> dict[str, str]:
-    """What the one that started this process says of the world, under torch's names."""
+    """The launcher's variables of this process about the world, under torch's names."""
     found: dict[str, str] = {}
     for names in RANK_VARIABLES:
         if names[0] in given and len(found) < len(names):
@@ -85,16 +85,16 @@ def by_launcher(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_environment(given: Mapping[str, str], cores: int) -> dict[str, str]:
-    """What a rank gets beside what was forwarded; what is set already stays as it is."""
+    """More variables for a rank, beside the forwarded ones; those that are set stay as they are."""
     found = by_launcher(given)
     if int(found.get("LOCAL_WORLD_SIZE", "1")) > cores:
-        # Open MPI's waiting ranks would take the cores from those that compute.
+        # Otherwise Open MPI's waiting ranks would keep cores from those that compute.
         found["OMPI_MCA_mpi_yield_when_idle"] = "1"
     return {name: value for name, value in found.items() if name not in given}
 
 
 def escape(command: tuple[str, ...]) -> list[str]:
-    """The command as arguments for mpirun, which takes ':' as the border of two programs."""
+    """The command as arguments for mpirun, for which ':' separates two programs."""
     return ["\\" + word if word == ":" or word.startswith("\\") else word for word in command]
 
 
@@ -103,13 +103,13 @@ def unescape(arguments: list[str]) -> list[str]:
 
 
 def local_rank_and_size(given: Mapping[str, str]) -> tuple[int, int]:
-    """The rank among those of its host, and their number, as MPI or srun says."""
+    """The local rank and the number of local ranks, from MPI or srun."""
     found = by_launcher(given)
     return int(found.get("LOCAL_RANK", "0")), int(found.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def main(arguments: list[str], bound: bool) -> NoReturn:
-    """bound: hvdrun gives the rank its cores; otherwise somebody else does."""
+    """bound: hvdrun gives the rank its cores; otherwise MPI or the user does."""
     command = unescape(arguments)
     environment = dict(os.environ)
     rank = int(by_launcher(environment).get("RANK", "0"))
@@ -140,14 +140,14 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
             os._exit(1)
     sock.close()
     os.close(writer)
-    # The keeper decides when the shim ends; MPI's KILL alone is faster.
+    # The keeper decides when the shim ends; only MPI's KILL comes sooner.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     os._exit((os.read(reader, 1) or b"\1")[0])
 
 
 def _supervisor(secret: str, patience_s: float) -> socket.socket | None:
-    """srun starts a rank at the same time as the agent of its host."""
+    """Waits for the supervisor: srun starts a rank at the same time as its host's agent."""
     give_up_at = time.monotonic() + patience_s
     while (sock := connect(secret)) is None and time.monotonic() < give_up_at:
         time.sleep(0.02)
@@ -168,7 +168,7 @@ def _become(
 
 
 def _bind(cpus: frozenset[int] | None) -> None:
-    """This process, for good. A cpuset that was changed meanwhile is no reason to fail."""
+    """Binds this process for good. A cpuset that has changed meanwhile is no reason to fail."""
     if cpus is not None:
         with Suppress(OSError):
             os.sched_setaffinity(0, cpus)
@@ -181,8 +181,7 @@ def spawn(
     cpus: frozenset[int] | None,
 ) -> tuple[int, int]:
     """Starts the command on these hardware threads, in a process group of its own: (pid, 0), or
-    (0, errno). `files`: its open files by their numbers, and which of ours they are; it inherits
-    others, as MPI may have left it some."""
+    (0, errno). `files`: its descriptors → ours. It inherits all others, as some may be MPI's."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -206,7 +205,7 @@ def spawn(
         finally:
             os._exit(127)
     os.close(writer)
-    with Suppress(OSError):  # the child does it too: whoever is first
+    with Suppress(OSError):  # the child does it too, in case it comes first
         os.setpgid(pid, pid)
     failure = os.read(reader, 16)
     os.close(reader)
@@ -217,8 +216,8 @@ def spawn(
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether the kernel is taking the process down already. Its connections are closed by then,
-    while it can't be waited for yet: others may fail of that meanwhile."""
+    """Whether the process is ending in the kernel. Its connections may be closed before waitpid
+    reports its end, and other ranks may fail from that meanwhile."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
@@ -231,9 +230,9 @@ class Keeper:
     """The parent of one rank's command, in a session of its own: MPI's daemons kill by process
     group, and a keeper that is killed can't report.
 
-    It ends when the command has ended with 0, or has ended and the supervisor has said END. In
-    between, a failed rank is held, and one that has left without MPI_Finalize: MPI must not be the
-    first to hear of it.
+    It ends when the command has ended with 0, or has ended and the supervisor has sent END. Until
+    then it hides the end of a rank that has failed, or ended without MPI_Finalize, from MPI, which
+    must not notice it first.
     """
 
     def __init__(self, sock: socket.socket, shim: int, rank: int, daemon: int) -> None:
@@ -243,14 +242,14 @@ class Keeper:
         self.pid = 0  # of the command, while it runs
         self.status = 127
         self.asked = False  # the keeper was told to end the command, or had to
-        self.released = False  # nobody waits for more than the end of the command
+        self.released = False  # the keeper may end with the command
         self.deadlines: list[tuple[float, int]] = []  # when to send which signal
         self.is_ending = False
         self.oom_kills = oom_kills()
         self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
         self.daemon = daemon  # MPI's, the shim's parent
-        self.orphaned = False  # the supervisor is gone: its last duty is ours
-        self.shared: set[str] = set()  # MPI's files that the command was seen to have mapped
+        self.orphaned = False  # the supervisor is gone, so the keeper must clean up
+        self.shared: set[str] = set()  # MPI's files that the command has mapped
         self.look_at = time.monotonic() + LOOK_AGAIN_S[0]
         self.pause_s = LOOK_AGAIN_S[0]
         self.poll = select.poll()
@@ -303,8 +302,8 @@ class Keeper:
         os._exit(0)
 
     def _remove_session(self) -> None:
-        """What the daemon leaves if it must be killed."""
-        os.closerange(0, MOST_FDS)  # it waits for the ends of what it gave the rank
+        """Removes the session folder, which the daemon leaves behind if it is killed."""
+        os.closerange(0, MOST_FDS)  # the daemon waits until the rank's descriptors are closed
         end = time.monotonic() + GRACE_S
         with Suppress(OSError):
             while time.monotonic() < end:
@@ -316,7 +315,7 @@ class Keeper:
         remove_sessions([self.session])
 
     def _look(self) -> None:
-        """Remembers MPI's files in shared memory, as a rank that is dead can't tell."""
+        """Remembers MPI's files in shared memory: after the rank's end they can't be found."""
         with Suppress(OSError), open(f"/proc/{self.pid}/maps", "rb") as maps:
             for line in maps:
                 path = line[line.find(b"/") :].rstrip().decode(errors="surrogateescape")
@@ -325,15 +324,15 @@ class Keeper:
                     self.shared.add(path)
 
     def _tell(self, kind: bytes, payload: bytes = b"", fds: list[int] | None = None) -> None:
-        with Suppress(OSError):  # a supervisor that is gone is noticed by reading
+        with Suppress(OSError):  # reading notices that the supervisor is gone
             send(self.sock, frame(kind, self.rank, payload), fds or ())
 
     def _tell_end(self, how: str) -> None:
         self._tell(EXIT, f"{how} {time.monotonic_ns()}".encode())
 
     def _await_go(self) -> tuple[int, bytes]:
-        """Standard input for the command, and the variables of this host if it is another one than
-        hvdrun's."""
+        """Standard input for the command; and the variables of this host, if hvdrun runs on another
+        one."""
         stdin, host = None, b""
         while stdin is None:
             data, fds = receive(self.sock)
@@ -363,9 +362,10 @@ class Keeper:
     def _reap(self, relay: Relay) -> None:
         if not self.pid or os.waitid(os.P_PID, self.pid, LOOK_AT_THE_DEAD) is None:
             return
-        # Whoever loses its shim loses its daemon, and may fail of that before we hear of it.
+        # A rank that loses its shim loses its daemon, and may fail from that before its keeper
+        # notices.
         late = self._has_ended(self.shim)
-        # What it left in its process group, while the number can't be another's.
+        # Its background processes, as long as no other group can have the number.
         with Suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -378,7 +378,7 @@ class Keeper:
         ):
             text = f"oom {-code}"
         self.pid = 0
-        relay.hear({fd for fd, _ in self.poll.poll(0)})  # its last word may be unread
+        relay.hear({fd for fd, _ in self.poll.poll(0)})  # its last message may be unread
         self._tell_end(f"{'asked ' if self.asked else 'late ' if late else ''}{text}")
         self.released = self.released or (code == 0 and not relay.is_in_mpi)
 
@@ -389,8 +389,8 @@ class Keeper:
         return bool(poll.poll(0))
 
     def _shim_gone(self) -> None:
-        """MPI has killed what it takes for the rank, as it does with all after MPI_Abort or the
-        loss of a daemon; so does the keeper. How the command ends from now on is a consequence."""
+        """MPI has killed the shim, as it kills all ranks after MPI_Abort or the loss of a daemon.
+        The keeper kills the command; how that ends is only a consequence."""
         self.poll.unregister(self.shim)
         self._tell(SHIM_GONE)
         self.released = True
@@ -413,7 +413,7 @@ class Keeper:
 
     def _end(self, begin: float, grace_s: float) -> None:
         self._look()
-        if not self.is_ending:  # one TERM: a rank may be in the midst of saving
+        if not self.is_ending:  # one TERM: a rank may be saving
             self.deadlines.append((begin, signal.SIGTERM))
         self.is_ending = True
         self.deadlines.append((begin + grace_s, signal.SIGKILL))

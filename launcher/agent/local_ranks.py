@@ -1,4 +1,4 @@
-"""The supervisor's side of the ranks of one host."""
+"""Supervises the ranks of one host: the supervisor's end of the connections to their keepers."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class _Keeper:
         self.buffer = bytearray()
         self.fds: list[int] = []
         self.rank = -1
-        self.outputs: dict[int, bytes] = {}  # what is read from, and OUT or ERR
+        self.outputs: dict[int, bytes] = {}  # descriptor → OUT or ERR
 
 
 class LocalRanks:
-    """The ranks of this host: reads what they write, hears how they end, can end them.
+    """The ranks of this host: reads their output, learns how they end, can end them.
 
-    Both hvdrun and the host agents have one. `deliver(kind, rank, payload)` gets RANK, OUT, ERR,
-    MPI_BEGUN, MPI_DONE, SHIM_GONE, EXIT and KEEPER_GONE; the output that a rank wrote comes before
-    its EXIT.
+    Both hvdrun and the host agents have one. It calls `deliver(kind, rank, payload)` with RANK,
+    OUT, ERR, MPI_BEGUN, MPI_DONE, SHIM_GONE, EXIT and KEEPER_GONE; a rank's output comes before its
+    EXIT.
     """
 
     def __init__(
@@ -71,20 +71,20 @@ class LocalRanks:
         self.keepers: set[_Keeper] = set()
         self.ending: bytes | None = None
         self.paused = False
-        self.drains = True  # the last words of ranks that have ended have a reader
+        self.drains = True  # whether somebody reads the last output of ranks that have ended
         self.listener = socket.socket(fileno=listener)
         selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
     def end(self, grace_s: float) -> None:
-        """Ends all ranks, also those that are still to come."""
+        """Ends all ranks, also those that start later."""
         self.ending = frame(END, payload=b"%d" % int(grace_s * 10))
         for keeper in self.keepers:
             with contextlib.suppress(OSError):
                 send(keeper.sock, self.ending)
 
     def kill(self, patience_s: float = CLEAN_UP_S) -> None:
-        """Kills all ranks. Their keepers have so long to remove what MPI leaves behind; what the
-        ranks still wrote is lost."""
+        """Kills all ranks, and gives their keepers `patience_s` to remove MPI's files. Output that
+        was not read yet is lost."""
         self.end(0)
         waiting = select.poll()
         for keeper in self.keepers:
@@ -97,7 +97,7 @@ class LocalRanks:
                 left -= 1
 
     def pause(self, paused: bool) -> None:
-        """Whether what the ranks write is left in their pipes for now."""
+        """Stops or resumes reading the ranks' output; meanwhile it stays in their pipes."""
         if paused == self.paused:
             return
         self.paused = paused
@@ -158,7 +158,7 @@ class LocalRanks:
                 self._listen(keeper, fd)
         keeper.fds = []
         stdin = [self.stdin_of_rank_0()] if rank == 0 else []
-        with contextlib.suppress(OSError):  # a keeper that is gone already is noticed by reading
+        with contextlib.suppress(OSError):  # reading from a keeper notices that it is gone
             send(keeper.sock, frame(GO, payload=self.host_variables), stdin)
             if self.ending is not None:
                 send(keeper.sock, self.ending)
@@ -166,7 +166,7 @@ class LocalRanks:
             os.close(fd)
 
     def _output(self, keeper: _Keeper, fd: int) -> int:
-        """Passes one chunk on: its size. 0 where there is none now."""
+        """Passes one chunk on, and returns its size; 0 if there is none now."""
         if fd not in keeper.outputs:
             return 0
         try:
@@ -186,8 +186,8 @@ class LocalRanks:
         os.close(fd)
 
     def _drain(self, keeper: _Keeper) -> None:
-        """What the rank has written is in its pipes by now. More may come without an end, of what
-        it has left in the background: that is read with all the rest."""
+        """Reads the output that is in the pipes of a rank that has ended. Its background processes
+        may write on without an end: the event loop reads that later."""
         for fd in list(keeper.outputs):
             (left,) = INT.unpack(fcntl.ioctl(fd, termios.FIONREAD, bytes(INT.size)))
             while self.drains and left > 0 and (size := self._output(keeper, fd)):

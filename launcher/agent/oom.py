@@ -1,7 +1,7 @@
 """Whether the kernel killed a process for lack of memory, which looks like any other SIGKILL.
 
-For the keepers, hence with few imports. What is counted before and after decides; the kernel's log,
-where it may be read, names the process.
+For the keepers, hence few imports. The kernel's log, if it can be read, names the process; else a
+counter that has grown since the start decides.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 from hvdrun.agent.frames import Suppress
 
-# Of a memory cgroup: where what was killed in it is counted, in version 2 and 1.
+# The files of a memory cgroup that count its kills, in version 2 and 1.
 _COUNTERS = ("memory.events", "memory.oom_control")
 
 
@@ -26,7 +26,7 @@ def cgroup_folders(cgroups: str, mounts: str) -> list[str]:
         for mount in mounts.splitlines():
             _, place, of_kind, options, *_ = mount.split()
             if of_kind == kind and (number == "0" or "memory" in options.split(",")):
-                # In a container the mount's root is often its own cgroup.
+                # In a container, the mount's root is often the container's own cgroup.
                 folders += [place + path, place]
     return folders
 
@@ -41,8 +41,8 @@ def _oom_kills_in(path: str) -> int | None:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory: in this cgroup where that is
-    counted, else on this machine."""
+    """How many processes the kernel has killed for lack of memory: in this cgroup if it counts
+    them, else on this machine."""
     with Suppress(OSError):
         with open("/proc/self/cgroup") as file:
             cgroups = file.read()
@@ -68,7 +68,7 @@ def log_names(pid: int) -> bool:
             try:
                 if killed in os.read(log, 1 << 13):
                     return True
-            except BrokenPipeError:  # overwritten meanwhile: the next one
+            except BrokenPipeError:  # this message was overwritten: read the next one
                 continue
     except OSError:
         return False
@@ -77,5 +77,5 @@ def log_names(pid: int) -> bool:
 
 
 def was_out_of_memory(pid: int, oom_kills_before: int) -> bool:
-    """Of a process that SIGKILL has just ended. In a container the log has other numbers."""
+    """For a process that SIGKILL has just ended. In a container the log has other numbers."""
     return log_names(pid) or oom_kills() > oom_kills_before

@@ -1,9 +1,9 @@
-"""Where the processes of a job find their supervisor on a host, and whom they trust there.
+"""How the processes of a job find their supervisor on a host, and whom they trust there.
 
-Each job has a secret, which its processes have in HVDRUN_LINK. From it, the host and the user comes
-the name of the socket that the supervisor (hvdrun, or the host agent) listens on. So the name is
-told to nobody, and nobody can have it first. Everybody on the host can read it once it is there:
-both ends ask the kernel who is at the other.
+Each job has a secret, which its processes have in HVDRUN_LINK. The supervisor (hvdrun, or the host
+agent) listens on a socket whose name is a hash of the secret, the host and the user. So no other
+process can know the name and take it first. Once the socket exists, everybody on the host can read
+its name: therefore both ends ask the kernel which user is at the other.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-else:  # see link
+else:  # see frames
     import _socket as socket
 
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 TIME = struct.Struct("ll")  # seconds, microseconds
-# How long who listens may leave its queue full: all ranks of a host come at once.
+# How long the listener's queue may stay full: all ranks of a host connect at once.
 QUEUE_S = 20
 SILENT = "a process that does not answer"
-# How long another process of the job may take between its name and its readiness.
+# The longest time of another process of the job between bind and listen.
 SETTLE_S = 1.0
 
 
@@ -36,16 +36,15 @@ class Stranger(Exception):
     def __init__(self, who: str) -> None:
         host = os.uname().nodename
         super().__init__(
-            f"on {host} {who} has taken the socket of this job's supervisor; nothing was sent to"
-            f" it: have the administrator of {host} look for it (`ss -xlp`), and start the job"
-            " again"
+            f"on {host}, {who} holds the socket of this job's supervisor; hvdrun sent nothing to"
+            f" it: ask the administrator of {host} to find it (`ss -xlp`), and start the job again"
         )
 
 
 def address(secret: str) -> bytes:
-    """Of the supervisor's socket on this host. It has no file, so that nothing can stay behind.
+    """The address of the supervisor's socket on this host. It has no file, so nothing stays behind.
 
-    Names of hosts are not always different, and containers have that of the boot in common.
+    Two hosts may have the same name, and containers share the boot number: both go into the hash.
     """
     boot = b""
     try:
@@ -59,31 +58,31 @@ def address(secret: str) -> bytes:
 
 def _keyed_hash(key: bytes, data: bytes) -> bytes:
     try:
-        from _blake2 import blake2b  # what hashlib wraps: that takes longer to load
+        from _blake2 import blake2b  # hashlib, which wraps it, takes longer to load
 
         return blake2b(data, key=key, digest_size=16).digest()
-    except (ImportError, ValueError):  # not there, or forbidden, as by RHEL in FIPS mode
+    except (ImportError, ValueError):  # missing, or forbidden, as on RHEL in FIPS mode
         import hmac
 
         return hmac.digest(key, data, "sha256")[:16]
 
 
 def user_of(sock: socket.socket) -> int:
-    """The user at the other end: of a listener the one that made it listen."""
+    """The user at the other end: of a listening socket, the user that called listen."""
     given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return int(CREDENTIALS.unpack(given)[1])
 
 
 def is_trusted(sock: socket.socket) -> bool:
-    """An abstract name has no permissions: who is there is this user, or root."""
+    """Whether the other end is this user or root: an abstract socket has no permissions."""
     return user_of(sock) in (os.geteuid(), 0)
 
 
 def connect(secret: str) -> socket.socket | None:
-    """A connection to the supervisor of this host; None where there is none.
+    """A connection to the supervisor of this host; None if there is none.
 
     Raises:
-        Stranger: somebody else is in its place.
+        Stranger: another user's process has its socket.
     """
     sock = socket.socket(socket.AF_UNIX)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIME.pack(QUEUE_S, 0))
@@ -104,11 +103,11 @@ def connect(secret: str) -> socket.socket | None:
 
 
 def listen(secret: str) -> int | None:
-    """The supervisor's socket, as a file descriptor; None where another process of the job has it,
-    as two names of hosts mean this one: the ranks find that process.
+    """The supervisor's socket, as a file descriptor. None if another process of the job has it, as
+    two host names mean this machine: the ranks find that process.
 
     Raises:
-        Stranger: somebody else has it.
+        Stranger: another user's process has it.
     """
     give_up_at = time.monotonic() + SETTLE_S
     while True:

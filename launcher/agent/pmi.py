@@ -1,7 +1,7 @@
-"""The way between a rank and MPI's daemon (PMI, in MPICH, Intel MPI and Slurm), through the keeper.
+"""Relays PMI, by which a rank talks to MPI's daemon (MPICH, Intel MPI, Slurm), through the keeper.
 
 A rank that ends without MPI_Finalize leaves the others waiting for it, and these MPIs notice that
-only by accident. Here is seen how far the rank has come with MPI.
+only by chance. The relay sees whether the rank has called MPI_Init and MPI_Finalize.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
-else:  # see link
+else:  # see frames
     import _socket as socket
 
 VARIABLE = "PMI_FD"  # the rank's end: the number of an open file
-# What the rank says in the first and in the last call. A message is one write, in both versions of
-# PMI; the reader may still get it in parts.
+# The rank's messages of the first and of the last call. Both versions of PMI write a message at
+# once; the reader may still get it in parts.
 WORDS = ((b"cmd=init ", MPI_BEGUN), (b"cmd=fullinit;", MPI_BEGUN), (b"cmd=finalize", MPI_DONE))
 LONGEST = max(len(word) for word, _ in WORDS)
 
 
 class Relay:
-    """Passes on what both sides say. `tell` gets MPI_BEGUN and MPI_DONE."""
+    """Passes on the messages of both sides. Calls `tell` with MPI_BEGUN and MPI_DONE."""
 
     def __init__(
         self, environment: Mapping[str, str], poll: select.poll, tell: Callable[[bytes], None]
@@ -35,8 +35,8 @@ class Relay:
         self.poll = poll
         self.tell = tell
         self.is_in_mpi = False
-        self.seen = b""  # the end of what the rank has said
-        self.other: dict[int, int] = {}  # the two ends here
+        self.seen = b""  # the last bytes that the rank has sent
+        self.other: dict[int, int] = {}  # each of the two ends here → the other one
         self.for_rank: dict[int, int] = {}  # the number that the rank knows → its new end
         number = environment.get(VARIABLE, "")
         if number.isdigit():
@@ -46,7 +46,7 @@ class Relay:
             self.other = {self.of_rank: int(number), int(number): self.of_rank}
 
     def begin(self) -> None:
-        """Once the rank has its end."""
+        """To be called once the rank has its end."""
         for fd in self.for_rank.values():
             os.close(fd)
         for fd in self.other:
@@ -65,7 +65,7 @@ class Relay:
                 self._look_at(data)
 
     def _close(self) -> None:
-        """The rank hears that the daemon is gone. The other way round the keeper decides when."""
+        """Tells the rank that the daemon is gone. The other way round, the keeper decides when."""
         for fd in self.other:
             self.poll.unregister(fd)
         os.close(self.of_rank)

@@ -1,6 +1,6 @@
-"""What preflight asks of a host, answered there: the role `probe` of the agent.
+"""The agent's role `probe`: answers preflight's question on the host itself.
 
-Imports neither torch nor MPI: versions are those of the packages' metadata.
+Imports neither torch nor MPI: versions come from the packages' metadata.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, TypedDict
 
     class Question(TypedDict):
-        folders: list[str]  # where packages lie
+        folders: list[str]  # of packages
         packages: list[str]
         mpirun: str
         cwd: str
         program: str
         script: str | None
-        path: str  # PATH, as the ranks will have it
+        path: str  # the ranks' PATH
         visible: str | None  # CUDA_VISIBLE_DEVICES
         names: list[str]  # of hosts
-else:  # what it wraps: with enum and selectors it takes longer than the look at a host
+else:  # the module that it wraps: socket and its imports take longer than the whole answer
     import _socket as socket
 
 
-# What the shell's start-up files print comes before the one, its logout's after the other.
+# The shell's start-up files print before the one, its logout files after the other.
 BEGIN, END = b"\nhvdrun-probe ", b" hvdrun-probe-end\n"
-# A host that hangs (a file server that is gone) does not keep what nobody waits for any more.
+# If the host hangs (on a file server that is gone), the probe ends all the same.
 LIMIT_S = 30
 RESOLVE_S = 3.0
 MPIRUN_S = 5.0
@@ -61,14 +61,14 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def answer(question: Question) -> dict[str, Any]:
-    """Plain values, the fields of `host_facts.HostFacts`, and the time at the end."""
+    """Plain values: the fields of `host_facts.HostFacts`, and the time at the end."""
     import time
 
     packages = _versions(question["packages"], question["folders"])
     mpirun = question["mpirun"]
     missing = _why_not_a_program(mpirun)
     by_package = any(name in packages for name in MPI_PACKAGES)
-    # A step of Slurm's inherits that of the login that submitted it.
+    # In a Slurm step this variable is that of the login that submitted the job.
     in_step = "SLURM_STEP_ID" in os.environ
     connection = [] if in_step else os.environ.get("SSH_CONNECTION", "").split()
     client, _, address, _ = connection if len(connection) == 4 else ("", "", "", "")
@@ -95,8 +95,8 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def _versions(names: list[str], folders: list[str]) -> dict[str, str]:
-    """Of the first folder that has the package. By hand, as importlib.metadata takes longer to load
-    than all else here takes."""
+    """From the first folder that has the package. Without importlib.metadata, which takes longer to
+    load than the rest of the probe runs."""
     wanted = {_spelt(name): name for name in names}
     found: dict[str, str] = {}
     for folder in folders:
@@ -110,7 +110,7 @@ def _versions(names: list[str], folders: list[str]) -> dict[str, str]:
 
 
 def _spelt(name: str) -> str:
-    """As folders are named, which is not always how the package is."""
+    """The package's name as folders spell it."""
     return name.lower().replace("-", "_").replace(".", "_")
 
 
@@ -123,7 +123,7 @@ def _version(path: str, kind: str) -> str:
             field, _, value = line.partition(b":")
             if field.lower() == b"version":
                 return value.decode(errors="replace").strip()
-            if not line.strip():  # the description, which may say anything
+            if not line.strip():  # the description follows, which may contain anything
                 break
     return ""
 
@@ -146,14 +146,14 @@ def _why_not_a_program(path: str) -> str:
 def _why_no_folder(path: str) -> str:
     try:
         if not stat.S_ISDIR(os.stat(path).st_mode):
-            return "it is no directory"
+            return "it is not a directory"
     except OSError as error:
         return error.strerror or str(error)
     return "" if os.access(path, os.X_OK) else "it can't be entered"
 
 
 def _why_not_found(program: str, path: str, cwd: str) -> str:
-    """As exec looks for it: a name with a slash is a path, any other is looked up in PATH."""
+    """Searches as exec does: a name with a slash is a path, any other is in a folder of PATH."""
     if "/" in program:
         return _why_not_a_program(os.path.join(cwd, program))
     for folder in path.split(":"):
@@ -172,7 +172,7 @@ def _why_unreadable(script: str | None, cwd: str) -> str | None:
 
 
 def _resolve(names: list[str]) -> dict[str, list[str]]:
-    """All at once; a name server that is gone answers after the time limit, which is: not."""
+    """All names at once. A name that is not resolved within the time limit has no address."""
     import threading
 
     found: dict[str, list[str]] = {name: [] for name in names}

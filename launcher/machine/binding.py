@@ -1,7 +1,7 @@
-"""Which cores of its host each rank gets, and how many threads. Pure but for `here`.
+"""Decides which cores of its host each rank gets, and how many threads. Pure except for `here`.
 
-A rank of PyTorch computes with as many threads as it has cores: it gets a share of the host's
-cores, not one of them, and no two ranks share a core. docs/design/binding.md says why it is so.
+A rank of PyTorch computes with as many threads as it has cores: so it gets a share of the host's
+cores, not one core, and no two ranks share a core. docs/design/binding.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Who sets one of these has chosen the number of threads.
+# A user who sets one of these has chosen the number of threads.
 CHOSEN_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")
 
 LEVELS = 3  # of Core.location
 
 
 def divide(cores: Sequence[Core], ranks: int) -> list[list[Core]]:
-    """The cores of each local rank; `cores` are in the order of neighbourhood.
+    """The cores of each local rank; neighbours are side by side in `cores`.
 
-    All cores are given out, each to one rank, and no rank gets less than the whole part of
-    cores/ranks. Where that can be had without it, no rank's share lies on two sockets, then on two
-    NUMA nodes, then on two caches. More ranks than cores share them all: where the kernel moves
-    them about, none waits for a core while another one is free.
+    Each core goes to one rank, and no rank gets fewer than floor(cores/ranks). Where that is
+    possible, no rank's share spans two sockets, then two NUMA nodes, then two caches. If there are
+    more ranks than cores, all ranks share all cores: the kernel moves them about, and none waits
+    for a core while another one is free.
     """
     if ranks > len(cores):
         return [list(cores)] * ranks
@@ -56,8 +56,8 @@ def _divide(cores: Sequence[Core], ranks: int, level: int) -> list[list[Core]]:
 
 
 def _deal(sizes: Sequence[int], ranks: int) -> list[int] | None:
-    """How many ranks go to each group of cores, so that none gets less than its part of them all;
-    None where only a share across groups gives that, or leaves no group idle."""
+    """How many ranks go to each group of cores, so that each rank gets at least floor(cores/ranks);
+    None if that needs a share that spans groups, or would leave a group idle."""
     least = sum(sizes) // ranks
     if sum(size // least for size in sizes) < ranks:
         return None
@@ -70,8 +70,8 @@ def _deal(sizes: Sequence[int], ranks: int) -> list[int] | None:
 
 
 class CpuShare:
-    """Where a rank runs: the hardware threads, None for those that it has anyway, and how many
-    threads it should compute with."""
+    """The hardware threads of a rank (None: those that it has already), and the number of threads
+    it should compute with."""
 
     __slots__ = ("cpus", "threads")
 
@@ -83,10 +83,10 @@ class CpuShare:
 def cpu_share(
     cores: Sequence[Core], alike: bool, quota: float | None, local_rank: int, local_size: int
 ) -> CpuShare:
-    """Of one rank among those of its host, which all may use these cores, and share the quota.
+    """The share of one local rank. All ranks of the host may use these cores, and share the quota.
 
-    Cores of two kinds are not divided: half of the ranks would get the slow ones, and all ranks
-    would wait for those.
+    Cores of two kinds are not divided: half of the ranks would get the slow ones, and all others
+    would wait for them.
     """
     threads = len(cores) // local_size
     cpus = None
@@ -100,7 +100,7 @@ def cpu_share(
 
 
 def here(local_rank: int, local_size: int) -> CpuShare:
-    """Of a rank of this host; all of them were started with the same cores as this process."""
+    """The share of a rank of this host; all its ranks start with the same cores as this process."""
     usable = os.sched_getaffinity(0)
     return cpu_share(cores(usable), are_alike(usable), tightest_quota()[1], local_rank, local_size)
 
@@ -111,7 +111,7 @@ def chosen_by_user(environ: Mapping[str, str]) -> bool:
 
 
 def thread_variables(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What OpenMP, MKL and with them torch go by, if the user has not chosen."""
+    """The variables by which OpenMP, MKL and torch choose threads; none if the user has chosen."""
     if chosen_by_user(environ):
         return {}
     return {"OMP_NUM_THREADS": str(threads), THREADS: str(threads)}

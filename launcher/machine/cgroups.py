@@ -1,4 +1,4 @@
-"""The cgroups that this process is in. Imported beside each rank, hence without other modules."""
+"""The cgroups of this process. Loaded beside each rank, hence without other modules."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def cgroups(controller: str, root: str = "/") -> Iterator[tuple[str, bool]]:
-    """The folders of the cgroups that bind this process, with whether they are of version 2.
+    """The folders of the cgroups that limit this process, and whether each is of version 2.
 
-    A limit of any ancestor binds too. In a container the path of /proc/self/cgroup may lie outside
-    what is mounted; what is mounted is then the container's own.
+    The limits of all ancestors apply too. In a container the path in /proc/self/cgroup may not be
+    mounted; then the mounted folder is the container's own cgroup.
     """
     for line in read(f"{root}/proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -29,7 +29,7 @@ def cgroups(controller: str, root: str = "/") -> Iterator[tuple[str, bool]]:
 
 
 def read(path: str) -> str:
-    """Nothing where there is no such file: containers and virtual machines hide some."""
+    """The file's text, or "": containers and virtual machines hide some files."""
     try:
         with open(path) as file:
             return file.read().strip()

@@ -1,4 +1,4 @@
-"""Which variables the ranks get. Pure, and without imports that would slow the agents."""
+"""Decides which variables the ranks get. Pure, and without imports that would slow the agents."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ if TYPE_CHECKING:
 LINK = "HVDRUN_LINK"  # the job's secret, by which the keepers find their supervisor (see peers)
 KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the command
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
-SRUN = "HVDRUN_SRUN"  # srun and its options, where it stands in for ssh
+SRUN = "HVDRUN_SRUN"  # srun and its options, where it replaces ssh
 PATIENCE = "HVDRUN_PATIENCE"  # seconds that a shim waits for the supervisor of its host
-# The interpreter of hvdrun and its agent.py, where their paths have blanks.
+# hvdrun's interpreter and its agent.py, if their paths contain blanks.
 PYTHON, AGENT = "HVDRUN_PYTHON", "HVDRUN_AGENT"
 PREFIX = "HVDRUN_PREFIX"  # for the remote shell: the installation's folder
 EXPORTED = "HVDRUN_EXPORTED"  # the names that the user gave with -x
-# The number that hvdrun has put into OMP_NUM_THREADS, so that it is not taken for the user's.
+# The number that hvdrun has put into OMP_NUM_THREADS, to tell it from a user's.
 THREADS = "HVDRUN_THREADS"
 
-# Of a process that MPI or Slurm has started; they must not reach what hvdrun starts.
+# Set by MPI or Slurm for one process: hvdrun must not pass them on.
 _PER_PROCESS_PREFIXES = (
     *("OMPI_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "HYDI_", "MPI_LOCAL", "HVDRUN_"),
     *("SLURM_STEP", "SLURM_SRUN_", "SLURM_LAUNCH_", "SLURM_TOPOLOGY_"),
 )
 _PER_PROCESS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS")
 _OF_THE_JOB = ("SLURM_JOB", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_", "SLURM_GPUS")
-# The user's settings for MPI look like that too, but for what mpirun tells its ranks.
+# The user's settings of MPI begin like that too, except for those that mpirun sets for its ranks.
 _SETTINGS_PREFIXES = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 _TOLD_TO_RANKS = tuple(
     f"OMPI_MCA_{name}" for name in ("PREFIXES", "cpu_type", "initial_wdir", "num_procs")
 )
 
-# Of a host or a login: right where they are set, wrong elsewhere.
+# Of a host or a login: right where they are set, wrong on other hosts.
 _OF_THE_HOST = frozenset(
     (
         *("HOSTNAME", "HOST", "HOSTTYPE", "MACHTYPE", "OSTYPE", "TMPDIR", "TMP", "TEMP", "TTY"),
@@ -55,8 +55,8 @@ def is_of_the_host(name: str) -> bool:
 
 
 def without_step_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """What srun sets is that step's; another step, or what MPI starts in this one, must not take it
-    for its own."""
+    """The environment without srun's variables of a step, which another step, or MPI within this
+    step, must not use."""
     return {
         name: value
         for name, value in inheritable(environ).items()
@@ -65,20 +65,20 @@ def without_step_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
-    """hvdrun's environment without what belongs to one process."""
+    """hvdrun's environment without the variables that belong to one process."""
     ours = {"OMP_NUM_THREADS"} if environ.get(THREADS) == environ.get("OMP_NUM_THREADS") else ()
     return {n: v for n, v in environ.items() if n not in ours and not is_per_process(n)}
 
 
 def forwarded(names: Iterable[str], exports: Iterable[str]) -> tuple[str, ...]:
-    """The variables that remote ranks get, sorted. What a shell exports under names that are none
-    (its functions) is left out."""
+    """The names of the variables that remote ranks get, sorted. Without names that are no
+    identifiers, such as a shell's exported functions."""
     wanted = {name for name in names if not is_of_the_host(name)} | set(exports)
     return tuple(sorted(n for n in wanted if n.isidentifier() and n.isascii()))
 
 
 def pack_host_variables(environ: Mapping[str, str]) -> bytes:
-    """What a host agent tells its keepers: the variables of that host."""
+    """The variables of this host, as a host agent sends them to its keepers."""
     return b"\0".join(
         f"{name}={value}".encode(errors="surrogateescape")
         for name, value in environ.items()
@@ -87,12 +87,12 @@ def pack_host_variables(environ: Mapping[str, str]) -> bytes:
 
 
 def with_host_variables(environ: Mapping[str, str], packed: bytes) -> dict[str, str]:
-    """A rank's environment with the variables of its own host in place of those of hvdrun's, which
-    some MPIs pass on; what the user gave with -x stays."""
+    """A rank's environment with the variables of its own host in place of those of hvdrun's host,
+    which some MPIs pass on. Variables that the user gave with -x stay."""
     exported = environ.get(EXPORTED, "").split()
     ours = {n: v for n, v in environ.items() if n in exported or not is_of_the_host(n)}
     for word in packed.decode(errors="surrogateescape").split("\0"):
         name, _, value = word.partition("=")
-        if is_of_the_host(name):  # whatever else is said, it changes nothing
+        if is_of_the_host(name):  # ignores all other variables
             ours.setdefault(name, value)
     return ours

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
-else:  # what it wraps: with enum and selectors it takes longer than all that is here
+else:  # the module that it wraps: socket and its imports take longer than this module runs
     import _socket as socket
 
 # <linux/netlink.h>, <linux/rtnetlink.h>, <linux/if_addr.h>
@@ -30,7 +30,7 @@ def interfaces() -> list[dict[str, object]]:
     for index, address, prefix in _addresses():
         try:
             name = socket.if_indextoname(index)
-        except OSError:  # gone meanwhile, as those of containers are
+        except OSError:  # gone meanwhile, as a container's may be
             continue
         state = _read(name, "operstate") or "unknown"
         found.append(
@@ -57,7 +57,7 @@ def _read(name: str, field: str) -> str:
 def _addresses() -> Iterator[tuple[int, str, int]]:
     try:
         sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-    except OSError:  # a sandbox may have no such sockets
+    except OSError:  # a sandbox may forbid such sockets
         return
     try:
         request = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
@@ -86,7 +86,7 @@ def _parse(message: bytes) -> Iterator[tuple[int, str, int]]:
         length, kind = _ATTRIBUTE.unpack_from(rest)
         values[kind] = rest[_ATTRIBUTE.size : length]
         rest = rest[max(_ATTRIBUTE.size, (length + 3) & ~3) :]
-    # The other end's is _IFA_ADDRESS where the link has only two.
+    # On a point-to-point link _IFA_ADDRESS is the other end's address.
     raw = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
     if raw:
         yield index, socket.inet_ntop(family, raw), prefix

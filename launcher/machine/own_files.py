@@ -1,13 +1,13 @@
-"""Opens files to write, and folders, where no other user has laid a trap.
+"""Opens files for writing, and folders, but none that another user has put there as a trap.
 
-As the kernel does with fs.protected_symlinks, which is not switched on everywhere: another user's
-symlink is refused where the file itself should be, and on the way to it where others may put one.
-Others may do that in a folder that everyone may write to (/tmp), and below it in folders that
-belong to others. There a file that another user has made is refused, too. The user's own symlinks
-and files, and root's, are fine everywhere.
+Like the kernel's fs.protected_symlinks, which is not on everywhere: refuses another user's symlink
+in place of the file itself, and on the way to it in shared folders. Shared is a folder that
+everyone may write to (/tmp), and below it each folder that belongs to another user. In shared
+folders it also refuses files of other users. The user's own symlinks and files, and root's, are
+fine everywhere.
 
-Each folder is opened from the one before, and what was looked at is what is used: nothing can be
-exchanged in between. What is refused is a PermissionError that says why, with the path.
+Opens each folder from the one before, and checks what it has opened, so that nobody can exchange
+anything in between. A refusal is a PermissionError with the reason and the path.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def open_file(
     ours: int = 1,
     same_as: Identity | None = None,
 ) -> int:
-    """os.open for a file that is written to. make: with the folders on the way; ours: so many of
-    the last names are the job's and not the user's, and another's symlink is refused there,
-    everywhere; same_as: it must be that very file, whoever owns it (root's files on a file server
-    are nobody's)."""
+    """os.open for a file to write to. make: creates missing folders; ours: this many of the path's
+    last names come from the job and not from the user, and another user's symlink is refused there
+    in any folder; same_as: it must be this very file, whoever owns it (root's files on a file
+    server may belong to nobody)."""
     with _Walk(path, ours) as walk:
         name = walk.to_file(0o777 if make else None)
         while True:
@@ -50,13 +50,13 @@ def open_file(
                 try:
                     return walk.open(name, flags | os.O_EXCL, mode)
                 except FileExistsError:
-                    continue  # since a moment
+                    continue  # created just now
             known = flags & ~(os.O_TRUNC | os.O_CREAT)
             if status is not None and stat.S_ISLNK(status.st_mode):
-                # The kernel's own, in /proc: it leads to what a process has open.
+                # A link of the kernel in /proc, to a file that a process has open.
                 fd = os.open(name, known | os.O_CLOEXEC, dir_fd=walk.fd)
             else:
-                if status is not None:  # first, as opening may wait for a pipe's other end
+                if status is not None:  # check first: opening a pipe may wait for its other end
                     walk.check(name, status, same_as)
                 fd = walk.open(name, known)
             try:
@@ -71,14 +71,14 @@ def open_file(
 
 
 def open_folder(path: str, mode: int | None = None) -> int:
-    """A descriptor of the folder, for `dir_fd`. mode: it is made where it is not there."""
+    """A descriptor of the folder, for `dir_fd`. mode: creates the folder if it is missing."""
     with _Walk(path) as walk:
         walk.to_folder(mode)
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=walk.fd)
 
 
 def replace(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
-    """Writes a file of that open folder. Whoever reads it meanwhile sees the former one."""
+    """Replaces a file of that open folder at once: a reader sees the old content or the new one."""
     new = f".{name}.{secrets.token_hex(4)}"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
@@ -100,13 +100,13 @@ class _Walk:
 
     def __init__(self, path: str, ours: int = 1) -> None:
         self.ours = ours
-        # A working directory that is gone is no matter of an absolute path.
+        # An absolute path also works if the working directory is gone.
         self.path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
         self.names = self.path.split("/")[::-1]  # still to go, the next one last
         self.links = 0
         self.fd = -1
-        self.is_shared = False  # others may exchange what is in it
-        self.above: list[bool] = []  # the same of the folders above it, the root first
+        self.is_shared = False  # others may exchange its entries
+        self.above: list[bool] = []  # is_shared of the folders above it, the root first
 
     def __enter__(self) -> _Walk:
         self._start()
@@ -147,14 +147,19 @@ class _Walk:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.fd)
 
     def check(self, name: str, status: os.stat_result, same_as: Identity | None) -> None:
-        """Whether this file may be written to."""
+        """Raises PermissionError if this file must not be written to."""
         if same_as is not None:
             if (status.st_dev, status.st_ino) != same_as:
-                raise self._refused(name, "this is another file than before")
+                raise self._refused(name, "this is not the same file as before")
         elif self.is_shared and _is_others(status):
-            raise self._refused(name, f"user {status.st_uid} has made this file beforehand")
+            raise self._refused(
+                name,
+                f"this file belongs to user {status.st_uid}, who may have put it there as a trap",
+            )
         elif self.is_shared and stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-            raise self._refused(name, "this file has another name, too: others may have linked it")
+            raise self._refused(
+                name, "this file has a second name (a hard link), which another user may have made"
+            )
 
     def _start(self) -> None:
         self._come_to(os.open("/", PATH_ONLY))
@@ -167,7 +172,7 @@ class _Walk:
         self.fd = fd
 
     def _go_up(self) -> None:
-        """What others may do in a folder depends on those above it, not on where one comes from."""
+        """Whether a folder is shared depends on the folders above it, not on the way there."""
         self._come_to(os.open("..", PATH_ONLY, dir_fd=self.fd))
         if self.above:
             self.is_shared = self.above.pop()
@@ -202,7 +207,7 @@ class _Walk:
             os.close(fd)
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.path)
         else:
-            if not self.is_shared:  # what is mounted on demand is mounted by going through it
+            if not self.is_shared:  # going through a folder triggers an automounter
                 os.close(fd)
                 fd = os.open(f"{name}/.", PATH_ONLY, dir_fd=self.fd)
             self._go_down(fd)
@@ -212,9 +217,9 @@ class _Walk:
         try:
             status = os.fstat(fd)
             if not stat.S_ISLNK(status.st_mode):
-                raise self._refused(name, "this has just been exchanged")
+                raise self._refused(name, "this was replaced a moment ago")
             if _is_others(status) and (self.is_shared or sum(map(bool, self.names)) < self.ours):
-                raise self._refused(name, f"user {status.st_uid} has made this symlink")
+                raise self._refused(name, f"this symlink belongs to user {status.st_uid}")
             target = os.readlink("", dir_fd=fd)
         finally:
             os.close(fd)

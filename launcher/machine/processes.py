@@ -1,4 +1,4 @@
-"""Finding and ending everything that this process has started, however deep."""
+"""Finds and ends all descendants of this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def set_subreaper() -> None:
-    """Descendants whose parent ends become children of this process, and so can be found."""
+    """Makes descendants whose parent ends children of this process, so that it can find them."""
     import ctypes
 
     pr_set_child_subreaper = 36
@@ -40,7 +40,7 @@ def descendants() -> list[int]:
 
 
 def kill_descendants(limit_s: float = 2.0) -> None:
-    """Ends everything below this process, and waits until it is gone."""
+    """Kills all descendants, and waits until they are gone."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         for pid in descendants():
@@ -55,8 +55,8 @@ def kill_descendants(limit_s: float = 2.0) -> None:
 
 
 def kill_strays() -> None:
-    """Ends what the ranks of this host have left in the background, when no keeper is there any
-    more. It is known by a variable that it inherits; MPI's own processes do not have it."""
+    """Kills the background processes that this host's ranks have left, once no keeper runs. An
+    inherited variable identifies them; MPI's own processes do not have it."""
     mark = f"{KEEPER}=".encode()
     for pid in descendants():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
@@ -65,7 +65,7 @@ def kill_strays() -> None:
 
 
 def die_with_parent(number: int) -> Callable[[], None]:
-    """For a child to call before its exec: the signal that it gets when this process ends."""
+    """A function for a child to call before exec: it gets that signal when this process ends."""
     import ctypes
 
     prctl = ctypes.CDLL(None).prctl
@@ -78,7 +78,7 @@ def die_with_parent(number: int) -> Callable[[], None]:
 
 
 def remove_sessions(folders: Iterable[str]) -> None:
-    """Open MPI's session folders, which stay where its daemon had to be killed."""
+    """Removes Open MPI's session folders, which stay behind if its daemon was killed."""
     import shutil
 
     for folder in folders:

@@ -1,4 +1,4 @@
-"""What programs of this host say of themselves."""
+"""Runs programs of this host for their output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 def output_of(argv: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None) -> str:
     """All that the program writes, whatever its exit code.
 
-    Raises OSError where it can't be started, or takes longer than limit_s.
+    Raises OSError if it can't be started, or runs longer than limit_s.
     """
     try:
         done = subprocess.run(
@@ -22,5 +22,5 @@ def output_of(argv: Sequence[str], limit_s: float, environ: Mapping[str, str] | 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise TimeoutError(f"{argv[0]} has not ended within {limit_s:g} s") from None
+        raise TimeoutError(f"{argv[0]} did not end within {limit_s:g} s") from None
     return done.stdout.decode(errors="replace")

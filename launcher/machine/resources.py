@@ -1,4 +1,4 @@
-"""What a machine has, found without importing what would slow an agent's start."""
+"""A machine's cores, GPUs and memory. Imports little, as agents load it at their start."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hvdrun.machine.topology import cores, tightest_quota
 
 
 def physical_cores(root: str = "/") -> int:
-    """Of those that this process may use: hyper-threads of one core count once, and a container's
-    quota is as many cores as it pays for."""
+    """The number of cores for this process: hyper-threads of one core count once, and a
+    container has no more cores than its quota allows."""
     count = len(cores(os.sched_getaffinity(0), root))
     quota = tightest_quota(root)[1]
     return count if quota is None else max(1, min(count, int(quota)))
 
 
 def gpu_count(visible: str | None, root: str = "/") -> int:
-    """NVIDIA's devices, by what the driver says and CUDA_VISIBLE_DEVICES leaves of them."""
+    """The number of NVIDIA devices that the driver lists and CUDA_VISIBLE_DEVICES leaves."""
     devices = _entries(f"{root}/proc/driver/nvidia/gpus")
     if not devices:
         names = _entries(f"{root}/dev")
@@ -26,7 +26,7 @@ def gpu_count(visible: str | None, root: str = "/") -> int:
         return len(devices)
     count = 0
     for word in map(str.strip, visible.split(",")):
-        # CUDA stops at the first that is no device. Which names are, only the driver knows.
+        # CUDA stops at the first word that is not a device. Only the driver knows the valid names.
         is_one = int(word) < len(devices) if word.isdecimal() else word.startswith(("GPU-", "MIG-"))
         if not is_one:
             break
@@ -42,19 +42,19 @@ def _entries(folder: str) -> list[str]:
 
 
 def free_memory_bytes(root: str = "/") -> int | None:
-    """What processes may still take; None: unknown."""
+    """The memory that processes can still get; None: unknown."""
     known = [n for n in (available_bytes(root), left_in_cgroup_bytes(root)) if n is not None]
     return min(known, default=None)
 
 
 def available_bytes(root: str = "/") -> int | None:
-    """Of this machine's memory."""
+    """The same of the whole machine."""
     return _numbers(f"{root}/proc/meminfo", 1024).get("MemAvailable:")
 
 
 def left_in_cgroup_bytes(root: str = "/") -> int | None:
-    """What the tightest memory cgroup leaves, of a container or a scheduler's job; None: there is
-    no limit. What it has cached of files is given up for others, and counts as free."""
+    """The memory that the tightest memory cgroup leaves, a container's or a scheduler's job's;
+    None: there is no limit. Cached files count as free, as the kernel can drop them."""
     left = []
     for folder, is_version_2 in cgroups("memory", root):
         names = ("max", "current") if is_version_2 else ("limit_in_bytes", "usage_in_bytes")
@@ -70,7 +70,7 @@ def left_in_cgroup_bytes(root: str = "/") -> int | None:
 
 
 def _numbers(path: str, unit: int = 1) -> dict[str, int]:
-    """Of a file of the kernel's with a name and a number in each line."""
+    """The values of a kernel file with a name and a number in each line."""
     lines = [line.split() for line in read(path).splitlines()]
     return {words[0]: int(words[1]) * unit for words in lines if len(words) > 1}
 

@@ -1,7 +1,7 @@
-"""The cores of this host, which of them are neighbours, and how much of them a container may use.
+"""The cores of this host, which of them are neighbours, and a container's CPU quota.
 
-Read on each host itself, from /sys and the cgroups: hosts of one job may differ. Imported beside
-each rank, hence the standard library only, and little of it.
+Each host reads them itself, from /sys and the cgroups, as the hosts of a job may differ. Loaded
+beside each rank, hence the standard library only, and little of it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ NODES = "sys/devices/system/node"
 
 
 class Core:
-    """A physical core: its hardware threads that may be used, and where it lies."""
+    """A physical core: its usable hardware threads, and its location."""
 
     __slots__ = ("cpus", "location")
 
     def __init__(self, cpus: frozenset[int], location: tuple[int, int, int]) -> None:
         self.cpus = cpus
-        self.location = location  # socket, NUMA node, the cache that it shares with others
+        self.location = location  # socket, NUMA node, shared cache
 
     def __repr__(self) -> str:
         return f"Core({sorted(self.cpus)}, {self.location})"
 
 
 def cores(cpus: Iterable[int], root: str = "/") -> list[Core]:
-    """The cores that these hardware threads belong to, neighbours side by side."""
+    """The cores of these hardware threads, with neighbours side by side."""
     usable = frozenset(cpus)
     nodes = _numa_nodes(root)
     caches: dict[int, int] = {}
@@ -54,8 +54,8 @@ def cores(cpus: Iterable[int], root: str = "/") -> list[Core]:
 
 
 def are_alike(cpus: Iterable[int], root: str = "/") -> bool:
-    """Whether all of them are equally fast, as far as the kernel says: some laptops and phones have
-    cores of two kinds."""
+    """Whether the kernel says that all of them are equally fast: some laptops and phones have cores
+    of two kinds."""
     usable = frozenset(cpus)
     slow = parse_list(read(f"{root}/sys/devices/cpu_atom/cpus"))
     return not (slow & usable and usable - slow) and (
@@ -77,7 +77,7 @@ def _numa_nodes(root: str) -> dict[int, int]:
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """The kernel's way to write numbers: '0-3,8'."""
+    """Numbers in the kernel's notation: '0-3,8'."""
     numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
@@ -91,7 +91,7 @@ def _number(text: str) -> int:
 
 
 def tightest_quota(root: str = "/") -> tuple[str, float | None]:
-    """The cgroup whose CPU quota binds this process most, and that quota in cores."""
+    """The cgroup with the lowest CPU quota for this process, and that quota in cores."""
     best: tuple[str, float | None] = ("", None)
     for folder, is_version_2 in cgroups("cpu", root):
         quota = _quota_v2(folder) if is_version_2 else _quota_v1(folder)

@@ -1,6 +1,6 @@
-"""Tracebacks that are the same on many ranks, folded into one. Pure: the time is an argument.
+"""Folds tracebacks that are the same on many ranks into one. Pure: the time is an argument.
 
-What a rank writes to stderr from a traceback on is held for a moment, as others may say the same.
+Holds a rank's stderr for a moment, from a traceback on, as other ranks may write the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 HEADER = b"Traceback (most recent call last):"
 HOLD_S = 0.5
-HOLD_BYTES = 1 << 16  # a rank that says more than that is not held
+HOLD_BYTES = 1 << 16  # a longer text is not held
 
 
 @dataclass
@@ -20,20 +20,20 @@ class _Held:
 
 
 class Folding:
-    """`hold` takes what ranks write and returns what need not wait; `due` gives the rest."""
+    """`hold` gets the ranks' stderr and returns what need not wait; `due` returns the rest."""
 
     def __init__(self, num_proc: int) -> None:
         self.num_proc = num_proc
-        self.until_end = False  # the job is being ended: all that is said now is held until then
+        self.until_end = False  # the job is ending: holds everything until its end
         self.held: dict[int, _Held] = {}
 
     def hold(self, rank: int, data: bytes, now: float) -> bytes:
-        """What can be shown now: what stands before a traceback."""
+        """Returns what can be shown now: the text before a traceback."""
         known = self.held.get(rank)
         if known is not None:
             known.text += data
             if len(known.text) < len(HEADER) and not HEADER.startswith(known.text):
-                return bytes(self.held.pop(rank).text)  # it only looked like one
+                return bytes(self.held.pop(rank).text)  # it only began like one
             return b""
         begin = data.find(HEADER)
         if begin < 0:
@@ -49,8 +49,8 @@ class Folding:
         return max(0.0, min(held.since for held in self.held.values()) + HOLD_S - now)
 
     def due(self, now: float) -> list[tuple[list[int], bytes]]:
-        """What has been held for long enough, or is all that the ranks can say: each text with
-        the ranks that said it."""
+        """Removes and returns the texts that were held for long enough, or are the same on all
+        ranks: each text with the ranks that wrote it."""
         ready = {
             rank
             for rank, held in self.held.items()
@@ -58,13 +58,13 @@ class Folding:
         }
         if len(self.held) == self.num_proc and self._are_complete_and_equal():
             ready = set(self.held)
-        return self._take(ready)
+        return self._remove(ready)
 
     def everything(self) -> list[tuple[list[int], bytes]]:
-        return self._take(set(self.held))
+        return self._remove(set(self.held))
 
     def _are_complete_and_equal(self) -> bool:
-        """Asked with each piece that comes: texts are looked at once they are of one size."""
+        """Called for each piece that arrives: compares the texts only if their sizes agree."""
         first, *others = (held.text for held in self.held.values())
         if not first.endswith(b"\n") or any(len(text) != len(first) for text in others):
             return False
@@ -72,7 +72,7 @@ class Folding:
         end = first.rfind(b"\n", 0, -1)
         return end >= 0 and first[end + 1] != ord(" ") and all(text == first for text in others)
 
-    def _take(self, ready: set[int]) -> list[tuple[list[int], bytes]]:
+    def _remove(self, ready: set[int]) -> list[tuple[list[int], bytes]]:
         if not ready:
             return []
         texts = {bytes(self.held[rank].text) for rank in ready}
@@ -88,7 +88,7 @@ class Folding:
 
 
 def _cut_header(data: bytes) -> int:
-    """The length of the beginning of a header that data ends with."""
+    """How many bytes of a header `data` ends with."""
     for size in range(min(len(HEADER) - 1, len(data)), 0, -1):
         if data.endswith(HEADER[:size]):
             return size
@@ -96,7 +96,7 @@ def _cut_header(data: bytes) -> int:
 
 
 def spans(ranks: Iterable[int]) -> str:
-    """'0-3,5' of sorted ranks."""
+    """Sorted ranks in the form '0-3,5'."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and parts[-1][1] == rank - 1:

@@ -1,11 +1,12 @@
-"""What the ranks write, line by line, with the rank in front.
+"""Shows the ranks' output line by line, with the rank in front.
 
-A line is written whole. Rank 0's unfinished line is shown once it pauses, as it may be a prompt; if
-another rank speaks meanwhile, it is shown anew after that (on a terminal) or goes on below (in a
-file).
+Lines are written whole. Rank 0's unfinished line is shown once rank 0 pauses, as it may be a
+prompt; if another rank writes meanwhile, the line is shown again after that (on a terminal) or goes
+on below (in a file).
 
-Progress bars draw themselves anew after a carriage return. On a terminal rank 0's does so, and of
-the others' is shown how they ended. In a file a bar is a line now and then, and at its end.
+A progress bar redraws itself after a carriage return. On a terminal, rank 0's bar moves, and the
+other ranks' bars are shown in their last state. In a file, a bar becomes a line now and then, and
+one at its end.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from hvdrun.output.folding import Folding, spans
 from hvdrun.output.times import stamp
 
 _END = re.compile(rb"\r\n|\n|\r")
-# A line or a state of a bar, with its end. A carriage return alone is none: it begins a bar anew.
+# A line, or a state of a bar, with its end. A lone carriage return is no state: it restarts a bar.
 _STATE = re.compile(rb"[^\r\n]+(?:\r\n|\n|\r)?|\r?\n")
 _ERASE = b"\r\x1b[K"
-# One after the other for the ranks; red is for errors.
+# The ranks' colours in turn; red is for errors.
 _COLOURS = (b"\x1b[36m", b"\x1b[33m", b"\x1b[32m", b"\x1b[35m", b"\x1b[34m")
 _PLAIN = b"\x1b[0m"
 TAIL_BYTES = 1 << 14
-UNFINISHED_BYTES = 1 << 20  # more than this is not waited for
+UNFINISHED_BYTES = 1 << 20  # a longer line is shown in parts
 BAR_EVERY_S = 10.0  # in a file
 PAUSE_S = {True: 0.05, False: 0.2}  # before a prompt is shown: on a terminal, in a file
 
 
 def targets() -> dict[int, object]:
-    """What stdout and stderr are: the same object where they are one terminal or file."""
+    """Identifies stdout and stderr: equal objects if they are the same terminal or file."""
     found: dict[int, object] = {}
     for fd in (1, 2):
         try:
@@ -47,10 +48,10 @@ def targets() -> dict[int, object]:
 
 
 def _last_states(text: bytes) -> bytes:
-    """Each line as its carriage returns have left it."""
+    """Each line as a terminal shows it after its carriage returns."""
     if b"\r" not in text:
         return text
-    # One at the very end belongs to the line's end.
+    # A carriage return at the very end belongs to the line's end.
     return b"\n".join(line[line.rfind(b"\r", 0, -1) + 1 :] for line in text.split(b"\n"))
 
 
@@ -59,11 +60,11 @@ def _is_bar(rest: bytearray) -> bool:
 
 
 class Output:
-    """`write(fd, data)` gets what is to be shown on 1 and 2, in whole lines; `keep(rank, fd, data)`
-    all that the ranks write. `terminals` says which of 1 and 2 are some.
+    """Calls `write(fd, data)` with the text for descriptors 1 and 2, in whole lines, and
+    `keep(rank, fd, data)` with all output of the ranks. `terminals`: which of 1 and 2 are one.
 
-    The work is linear in what the ranks write, however long a line is and in whatever pieces it
-    comes: while it is done nobody hears the hosts' signs of life.
+    The work is linear in the size of the output, however long the lines are and in whatever pieces
+    they arrive: meanwhile hvdrun does not hear the hosts' signs of life.
     """
 
     def __init__(
@@ -86,12 +87,12 @@ class Output:
         self.clock = clock
         self.tagged = num_proc > 1
         self.folding = Folding(num_proc) if self.tagged else None
-        # (rank, fd) → unfinished. A carriage return in it is its last byte; of a bar that does not
-        # move also its first.
+        # (rank, fd) → unfinished line. It contains a carriage return only as its last byte, and as
+        # the first if it is a bar that does not move.
         self.rest: dict[tuple[int, int], bytearray] = defaultdict(bytearray)
-        self.changed: dict[int, float] = {}  # fd → when rank 0 wrote to it last
-        self.bars: dict[tuple[int, int], float] = {}  # in a file: when a bar was shown last
-        self.tails: dict[int, bytes] = defaultdict(bytes)  # the last that a rank wrote to stderr
+        self.changed: dict[int, float] = {}  # fd → when rank 0 last wrote to it
+        self.bars: dict[tuple[int, int], float] = {}  # in a file: when a bar was last shown
+        self.tails: dict[int, bytes] = defaultdict(bytes)  # rank → the end of its stderr
         self.open: dict[object, tuple[int, int, int]] = {}  # target → rank, fd, bytes shown
         self.at_line_start: dict[object, bool] = defaultdict(lambda: True)
 
@@ -108,7 +109,7 @@ class Output:
             self._show(rank, fd, data)
 
     def wait_s(self) -> float | None:
-        """How long until `tick` has something to do, if nothing more is written."""
+        """How long until `tick` has something to do, if no more output arrives."""
         now = self.clock()
         waits = [self.folding.wait_s(now)] if self.folding is not None else []
         for fd in self._unshown():
@@ -116,7 +117,7 @@ class Output:
         return min((max(0.0, wait) for wait in waits if wait is not None), default=None)
 
     def tick(self) -> None:
-        """Shows what has waited for long enough: tracebacks, what rank 0 has not finished."""
+        """Shows what has waited for long enough: tracebacks, and rank 0's unfinished lines."""
         now = self.clock()
         if self.folding is not None:
             self._show_held(self.folding.due(now))
@@ -128,12 +129,12 @@ class Output:
                 self.open[self.targets[fd]] = (0, fd, len(text))
 
     def ending(self) -> None:
-        """The job is being ended: what its ranks say to that is shown at the end, folded."""
+        """The job is ending: what its ranks write from now on is shown at the end, folded."""
         if self.folding is not None:
             self.folding.until_end = True
 
     def finish(self) -> None:
-        """The last lines of all ranks, ended; a report can follow."""
+        """Shows and ends the last lines of all ranks, so that a report can follow."""
         if self.folding is not None:
             self._show_held(self.folding.everything())
         for rank, fd in list(self.rest):
@@ -146,7 +147,7 @@ class Output:
     def say(self, text: str) -> None:
         """A line of hvdrun's own."""
         self._claim(-1, 2)
-        if not self.at_line_start[self.targets[2]]:  # a single rank's, as it came
+        if not self.at_line_start[self.targets[2]]:  # a single rank's output is shown as it comes
             self.write(2, b"\n")
             self.at_line_start[self.targets[2]] = True
         self.write(2, text.encode(errors="replace") + b"\n")
@@ -170,14 +171,14 @@ class Output:
                 self.write(fd, b"\n")
 
     def _moves(self, rank: int, fd: int) -> bool:
-        """Whether its bars are shown as they move."""
+        """Whether this rank's bars move on this stream."""
         return rank == 0 and fd in self.terminals
 
     def _finished(self, rank: int, fd: int, data: bytes) -> bytes:
-        """What is to be shown now that `data` has come. Keeps what remains to be seen."""
+        """The text to show now that `data` has arrived. Keeps the rest."""
         rest = self.rest[rank, fd]
         moves = self._moves(rank, fd)
-        if rest.endswith(b"\r"):  # what follows tells whether it is half of "\r\n"
+        if rest.endswith(b"\r"):  # only the next byte tells whether it is half of "\r\n"
             data = bytes(rest) + data
             rest.clear()
         if not moves and b"\r" in data.partition(b"\n")[0][:-1]:
@@ -192,13 +193,13 @@ class Output:
         return done if moves else self._without_bars(rank, fd, done, new)
 
     def _without_bars(self, rank: int, fd: int, done: bytes, new: bytes) -> bytes:
-        """The same with the last states only; `new` is the end of the rest."""
+        """`done` with only the last state of each bar; `new` is the end of the rest."""
         rest, bar = self.rest[rank, fd], (rank, fd)
         if done:
             self.bars.pop(bar, None)
             done = _last_states(done)
         if b"\r" in new:
-            # Its carriage return stays in front, as the mark of a bar.
+            # The carriage return stays in front, to mark a bar.
             del rest[: max(0, rest.rfind(b"\r", 0, -1))]
         if _is_bar(rest):
             now = self.clock()
@@ -229,7 +230,7 @@ class Output:
         self.rest[rank, fd].clear()
 
     def _unshown(self) -> list[int]:
-        """Where rank 0 has something unfinished that is not shown. In a file a bar is not."""
+        """The streams on which rank 0 has an unfinished line to show; in a file, not bars."""
         return [
             fd
             for fd in (1, 2)
@@ -250,18 +251,18 @@ class Output:
             self.write(holder[1], _ERASE)
         else:
             self.write(holder[1], b"\n")
-            # What stands there is not repeated.
+            # The part that is shown already is not repeated.
             del self.rest[holder[0], holder[1]][: holder[2]]
         return 0
 
     def _leave(self, rank: int, fd: int) -> None:
-        """Ends what is shown of an unfinished line of which another state follows."""
+        """Ends the shown part of an unfinished line if another state of it follows."""
         if self.open.get(self.targets[fd], (-1, fd, 0))[:2] == (rank, fd):
             del self.open[self.targets[fd]]
             self.write(fd, b"\n")
 
     def _mark(self, name: str, rank: int, fd: int) -> bytes:
-        """What stands in front of a line."""
+        """The text in front of a line."""
         mark = b""
         if self.tagged:
             mark = f"[{name}] ".encode()

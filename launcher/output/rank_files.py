@@ -1,4 +1,4 @@
-"""A file per rank and stream, as `--output-dir` wants them."""
+"""The files of `--output-dir`: one per rank and stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdrun.machine.own_files import Identity, identity, open_file
 from hvdrun.output.writer import Sink, write_all
 
 STREAMS = {1: "stdout", 2: "stderr"}
-OURS = 2  # of the names in a path: rank.N/stdout
+OURS = 2  # the names in a path that hvdrun adds: rank.N/stdout
 # Jobs may have more ranks than a process may have open files.
 OPEN_AT_ONCE = 128
 
@@ -19,9 +19,8 @@ OPEN_AT_ONCE = 128
 class RankFiles:
     """DIR/rank.N/stdout and DIR/rank.N/stderr, N with as many digits as the highest rank has.
 
-    Raises UsageError where they can't be made, or another user has put something there (see
-    own_files). What can't be written later (a full disk) is the user's loss but not the job's:
-    `failure` is the first error.
+    Raises UsageError if they can't be created, or another user has put something there (see
+    own_files). An error in writing (a full disk) does not end the job: `failure` is the first.
     """
 
     def __init__(self, folder: str, num_proc: int) -> None:
@@ -43,11 +42,11 @@ class RankFiles:
             except OSError as error:
                 raise UsageError(
                     f"--output-dir {folder}: {error.strerror} ({error.filename}); name a folder"
-                    " that you may write into"
+                    " that you can write to"
                 ) from error
 
     def sink(self, rank: int, fd: int) -> Sink:
-        """What appends to the file of that rank and stream."""
+        """The function that appends to the file of that rank and stream."""
         return self._sinks[rank, fd]
 
     def _sink(self, path: str) -> Sink:

@@ -1,4 +1,4 @@
-"""What is shown, as the options and the terminal want it."""
+"""The output of a job, set up by the options and the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvdrun.plan.request import Request
 
 
 class Screen:
-    """The output, what writes it, and the files that get a copy."""
+    """The output, its writer, and the files that get a copy."""
 
     def __init__(self, request: Request, num_proc: int, environ: Mapping[str, str]) -> None:
         self.writer = Writer()
@@ -41,7 +41,7 @@ class Screen:
             self.writer.write(self._files.sink(rank, fd), data)
 
     def lost(self) -> str:
-        """What the files in --output-dir lack, or nothing."""
+        """A line about output that is missing in --output-dir, or ""."""
         if self._files is None or self._files.failure is None:
             return ""
         failure = self._files.failure

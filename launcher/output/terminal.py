@@ -1,4 +1,4 @@
-"""The terminal that hvdrun was started from: what is one, and how it was."""
+"""The terminal that hvdrun was started from, and its settings."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any
 
 
 def terminals() -> frozenset[int]:
-    """Which of stdout and stderr are one."""
+    """Which of stdout and stderr are terminals."""
     return frozenset(fd for fd in (1, 2) if os.isatty(fd))
 
 
 def open_standard_files() -> None:
-    """Those that the caller has closed, as some that start daemons do: what is opened next would
-    take their numbers, and be written to."""
+    """Opens those of 0, 1 and 2 that the caller has closed, as some daemons do: else the next
+    opened file would get such a number, and output would be written to it."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(fd)
 
 
 def is_coloured(environ: Mapping[str, str]) -> bool:
-    """Whether a terminal is wanted in colour, as https://no-color.org says it."""
+    """Whether the user wants colours on a terminal, by https://no-color.org."""
     return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
 class Terminal:
-    """How standard input, output and error are set, to set them so again.
+    """The settings of standard input, output and error, to restore them.
 
-    The ranks may change them (a password that is asked for, an event loop that does not block) and
-    be ended before they have put it right.
+    A rank may change them (to ask for a password, or for a non-blocking event loop) and end before
+    it has restored them.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Terminal:
                     fcntl.fcntl(fd, fcntl.F_SETFL, flags)
         for fd, modes in self.modes.items():
             with contextlib.suppress(OSError, termios.error):
-                # In the background it is another program's by now.
+                # In the background, the terminal belongs to another program by now.
                 if termios.tcgetattr(fd) != modes and os.tcgetpgrp(fd) == os.getpgrp():
                     former = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
                     termios.tcsetattr(fd, termios.TCSADRAIN, modes)

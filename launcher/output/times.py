@@ -1,4 +1,4 @@
-"""The time in front of lines."""
+"""Puts the time in front of lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def stamp() -> bytes:
 
 
 class Stamped:
-    """For each rank and stream, what is written there with the time in front of each line."""
+    """Adds the time to each line of each rank and stream."""
 
     def __init__(self) -> None:
         self._in_a_line: set[tuple[int, int]] = set()

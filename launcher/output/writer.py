@@ -1,7 +1,7 @@
-"""Writes what is shown and what goes into files, in a thread of its own.
+"""Writes all output, to the terminal and to files, in a thread of its own.
 
-A reader that stands still (`hvdrun … | less`, Ctrl-S, a file server) would otherwise hold up the
-loop that gives and hears signs of life, and hosts would be given up.
+Otherwise a reader that stops reading (`hvdrun … | less`, Ctrl-S, a file server) would block the
+loop that sends and receives signs of life, and hvdrun would give up the hosts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 from hvdrun.errors import OutputLost
 
-Sink = Callable[[bytes], None]  # what writes one piece, and may block
+Sink = Callable[[bytes], None]  # writes one piece, and may block
 
-# With more than the first unwritten the ranks' output waits in their pipes, until it is less than
-# the second.
+# With more than the first waiting to be written, the ranks' output waits in their pipes, until less
+# than the second is left.
 FULL_BYTES, ROOM_BYTES = 8 << 20, 2 << 20
-PIECE_BYTES = 1 << 18  # small ones are joined up to that
+PIECE_BYTES = 1 << 18  # small ones are joined up to this size
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -28,7 +28,7 @@ def write_all(fd: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(fd, view) :]
-        except BlockingIOError:  # the terminal's other users may have made it non-blocking
+        except BlockingIOError:  # another program on the terminal may have made it non-blocking
             select.select([], [fd], [])
 
 
@@ -45,8 +45,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def write(self, sink: Sink, data: bytes) -> None:
-        """Raises BrokenPipeError once something could not be written, at a later call than that
-        one's."""
+        """Raises BrokenPipeError if an earlier piece could not be written."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
             self._thread.start()
@@ -67,17 +66,17 @@ class Writer:
             return self._was_full
 
     def check(self) -> None:
-        """Raises OutputLost for another reason than a reader that is gone."""
+        """Raises OutputLost if writing failed, except because the reader is gone."""
         if self._broken is not None and not isinstance(self._broken, BrokenPipeError):
-            raise OutputLost(f"what the ranks write can't be shown: {self._broken.strerror}")
+            raise OutputLost(f"the ranks' output can't be written: {self._broken.strerror}")
 
     def heard(self) -> None:
-        """Takes the sign of `awake`."""
+        """Makes `awake` unreadable again."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.awake)
 
     def drain(self, until: float) -> bool:
-        """Waits until all is written, or for the moment of the monotonic clock: False then."""
+        """Waits until all is written. False if `until`, on the monotonic clock, comes first."""
         with self._changed:
             while self._backlog_bytes and self._broken is None:
                 left = until - time.monotonic()
@@ -110,7 +109,7 @@ class Writer:
 
 
 def joined(queue: list[tuple[Sink, bytes]]) -> list[tuple[Sink, bytes]]:
-    """The same with small neighbours for one sink in one piece: a call for many."""
+    """The queue with small neighbours for one sink joined, to save system calls."""
     groups: list[tuple[Sink, list[bytes]]] = []
     size = 0
     for sink, data in queue:

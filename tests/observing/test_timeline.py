@@ -134,7 +134,7 @@ def test_it_can_be_stopped_and_started_again_and_says_what_it_can_not_write(worl
 
 def writes_to_a_link(path):
     hvd.init()
-    with pytest.raises(ValueError, match=r"can't write '.*': .*user 4242 has made this symlink"):
+    with pytest.raises(ValueError, match=r"can't write '.*': .*this symlink belongs to user 4242"):
         hvd.start_timeline(path)
     hvd.barrier()
 

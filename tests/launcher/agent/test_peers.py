@@ -89,9 +89,9 @@ def test_where_blake2_is_forbidden_the_name_comes_of_another_hash(secret, monkey
 
 def test_who_listens_is_asked_of_the_kernel(secret):
     message = (
-        f"on {os.uname().nodename} a process of user {OTHER_USER} has taken the socket of this"
-        " job's supervisor; nothing was sent to it: have the administrator of"
-        f" {os.uname().nodename} look for it (`ss -xlp`), and start the job again"
+        f"on {os.uname().nodename}, a process of user {OTHER_USER} holds the socket of this"
+        " job's supervisor; hvdrun sent nothing to it: ask the administrator of"
+        f" {os.uname().nodename} to find it (`ss -xlp`), and start the job again"
     )
     with stranger(peers.address(secret)):
         with pytest.raises(peers.Stranger) as caught:
@@ -113,7 +113,7 @@ def test_a_name_that_somebody_has_and_does_not_answer_by_is_an_error(secret, mon
     monkeypatch.setattr(peers, "SETTLE_S", 0.0)
     with stranger(peers.address(secret), listens=False):
         assert peers.connect(secret) is None
-        with pytest.raises(peers.Stranger, match="a process that does not answer has taken"):
+        with pytest.raises(peers.Stranger, match="a process that does not answer holds"):
             peers.listen(secret)
 
 
@@ -136,7 +136,7 @@ def test_a_socket_whose_queue_stays_full_is_not_waited_for_without_end(secret, m
     address = peers.address(secret)
     with stranger(address), crowd(address):
         for way in (peers.connect, peers.listen):
-            with pytest.raises(peers.Stranger, match="a process that does not answer has taken"):
+            with pytest.raises(peers.Stranger, match="a process that does not answer holds"):
                 way(secret)
 
 
@@ -175,7 +175,7 @@ def test_a_rank_says_nothing_to_another_user_and_does_not_start(secret, patience
         done = agent("rank", "echo", "ran", secret=secret, **patience)
     assert (done.returncode, done.stdout) == (1, "")
     host = os.uname().nodename
-    said = f"hvdrun: rank 0 was not started: on {host} a process of user {OTHER_USER} has taken"
+    said = f"hvdrun: rank 0 was not started: on {host}, a process of user {OTHER_USER} holds"
     assert done.stderr.startswith(said), done
 
 
@@ -184,7 +184,7 @@ def test_a_rank_whose_supervisor_is_gone_does_not_start(secret, patience):
     done = agent("rank", "echo", "ran", secret=secret, **patience)
     assert (done.returncode, done.stdout) == (1, "")
     host = os.uname().nodename
-    said = f"hvdrun: rank 0 was not started: on {host} there is neither hvdrun nor an agent of it"
+    said = f"hvdrun: rank 0 was not started: neither hvdrun nor its agent runs on {host}"
     assert done.stderr.startswith(said), done
 
 
@@ -200,8 +200,8 @@ def test_no_host_is_connected_to_for_an_hvdrun_that_is_gone(secret, tmp_path, is
     with stranger(peers.address(secret)) if is_taken else contextlib.nullcontext():
         done = agent("ssh", "h2", "orted", secret=secret, PATH=f"{tmp_path}:/bin")
     assert (done.returncode, done.stdout) == (1, "")
-    why = f"on {os.uname().nodename} a process of user" if is_taken else "hvdrun has ended\n"
-    assert done.stderr.startswith(f"hvdrun: h2 was not connected to: {why}"), done
+    why = f"on {os.uname().nodename}, a process of user" if is_taken else "hvdrun has ended\n"
+    assert done.stderr.startswith(f"hvdrun: no connection to h2 was made: {why}"), done
 
 
 def test_a_host_agent_says_that_another_user_has_its_name_and_starts_nothing(secret, monkeypatch):
@@ -213,7 +213,7 @@ def test_a_host_agent_says_that_another_user_has_its_name_and_starts_nothing(sec
         host_agent._set_up(secret)
     [(kind, _, text)] = said
     assert kind == REFUSED
-    assert f"a process of user {OTHER_USER} has taken".encode() in text
+    assert f"a process of user {OTHER_USER} holds".encode() in text
     assert (host_agent.daemon, host_agent.local_ranks, host_agent.status) == (0, None, 1)
 
 
@@ -250,7 +250,7 @@ def in_place_of_ssh(tmp_path, monkeypatch):
 def test_a_host_whose_name_another_user_has_ends_the_job_with_the_reason(
     python, tmp_path, in_place_of_ssh
 ):
-    said = b"on h2 a process of user 4242 has taken it"
+    said = b"on h2, a process of user 4242 holds it"
     refusal = MAGIC + frame(REFUSED, payload=said) + frame(BYE, payload=b"1")
     (tmp_path / "said").write_bytes(refusal)
     in_place_of_ssh(

@@ -83,4 +83,4 @@ def test_an_mpi_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
     (tmp_path / "mpirun").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "mpirun").chmod(0o755)
     said = answer({**QUESTION, "mpirun": str(tmp_path / "mpirun")})["mpirun"]
-    assert said == f"{tmp_path}/mpirun has not ended within 0.1 s"
+    assert said == f"{tmp_path}/mpirun did not end within 0.1 s"

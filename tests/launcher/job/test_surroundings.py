@@ -60,7 +60,7 @@ def test_where_nothing_can_be_written_any_more_the_job_ends_and_says_why():
             command, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, timeout=LIMIT_S
         )
     assert done.returncode == 74
-    said = b"hvdrun: what the ranks write can't be shown: No space left on device\n"
+    said = b"hvdrun: the ranks' output can't be written: No space left on device\n"
     assert done.stderr == said
 
 

@@ -60,7 +60,7 @@ def test_another_users_symlink_in_the_files_place_is_refused(shared, mine, tmp_p
     path = link(folder / "out", mine)
     with pytest.raises(PermissionError) as caught:
         write(path)
-    assert caught.value.strerror == f"user {OTHER_USER} has made this symlink"
+    assert caught.value.strerror == f"this symlink belongs to user {OTHER_USER}"
     assert caught.value.filename == str(path)
     assert mine.read_text() == "kept"
     link(folder / "dangling", tmp_path / "made")
@@ -92,7 +92,7 @@ def test_the_way_up_from_ones_own_folder_leads_to_what_is_theirs(
     os.chown(theirs / "out", OTHER_USER, OTHER_USER)
     monkeypatch.chdir(theirs / "own")
     for path in ("../way/mine", "../out", "below/../../out", "../../theirs/out"):
-        with pytest.raises(PermissionError, match=f"user {OTHER_USER} has made this"):
+        with pytest.raises(PermissionError, match=f"belongs to user {OTHER_USER}"):
             write(path)
     assert mine.read_text() == "kept"
     write("below/../out")
@@ -146,7 +146,7 @@ def test_a_file_that_another_user_has_made_beforehand_is_refused_where_anybody_m
             write(path)
             assert path.read_text() == "new"
             continue
-        with pytest.raises(PermissionError, match=f"user {OTHER_USER} has made this file"):
+        with pytest.raises(PermissionError, match=f"this file belongs to user {OTHER_USER}"):
             write(path)
         assert path.read_text() == "theirs"
     os.mkfifo(shared / "pipe")
@@ -157,7 +157,7 @@ def test_a_file_that_another_user_has_made_beforehand_is_refused_where_anybody_m
 
 def test_a_file_that_has_been_given_a_second_name_there_is_refused(shared, mine):
     os.link(mine, shared / "out")
-    with pytest.raises(PermissionError, match="has another name"):
+    with pytest.raises(PermissionError, match="has a second name"):
         write(shared / "out")
     assert mine.read_text() == "kept"
 
@@ -211,7 +211,7 @@ def test_the_very_file_of_before_is_opened_or_none(tmp_path):
     write(path, flags=os.O_WRONLY, same_as=made)
     path.rename(tmp_path / "kept")
     path.write_text("another")
-    with pytest.raises(PermissionError, match="another file than before"):
+    with pytest.raises(PermissionError, match="not the same file as before"):
         write(path, flags=os.O_WRONLY, same_as=made)
     assert path.read_text() == "another"
 
@@ -245,8 +245,8 @@ def test_output_of_ranks_goes_through_no_symlink_of_another_user(shared, tmp_pat
     with pytest.raises(UsageError) as caught:
         RankFiles(str(shared / "logs"), 2)
     assert str(caught.value) == (
-        f"--output-dir {shared / 'logs'}: user {OTHER_USER} has made this symlink ({path});"
-        " name a folder that you may write into"
+        f"--output-dir {shared / 'logs'}: this symlink belongs to user {OTHER_USER} ({path});"
+        " name a folder that you can write to"
     )
     assert not any(target.iterdir())
 
@@ -260,7 +260,7 @@ def test_nor_through_one_in_a_folder_that_is_another_users_alone(tmp_path):
     target = tmp_path / "target"
     target.mkdir()
     path = link(logs / "rank.0", target)
-    with pytest.raises(UsageError, match=f"made this symlink \\({path}\\)"):
+    with pytest.raises(UsageError, match=f"this symlink belongs to user {OTHER_USER} \\({path}\\)"):
         RankFiles(str(logs), 1)
     assert not any(target.iterdir())
 
