@@ -1,11 +1,11 @@
-"""What ssh's words on stderr mean, and what helps. Pure."""
+"""The causes and remedies of ssh's error messages. Pure."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-# Said on the way to success too, or around what matters.
+# ssh also prints these when it succeeds, or around the line that matters.
 _NOISE = re.compile(
     r"Warning: Permanently added|\*\* |@@@|Pseudo-terminal will not|debug\d:|Authorized uses only"
 )
@@ -28,29 +28,29 @@ REFUSED = Trouble(
     "start sshd on {host} (systemctl start ssh), or give its port with -p",
 )
 NO_ROUTE = Trouble(
-    "there is no way to it in the network",
-    "is {host} on, and its network? look with `ping {host}` and `ip route get {host}`",
+    "the network has no route to it",
+    "check that {host} and its network are up: `ping {host}`, `ip route get {host}`",
 )
 TIMEOUT = Trouble(
     "it does not answer",
-    "is {host} on? a firewall may drop the packets; look with `ping {host}`",
+    "check that {host} is up (`ping {host}`), and that no firewall drops the packets",
 )
 KEY_CHANGED = Trouble(
     "its host key has changed",
-    "if {host} was set up anew: `ssh-keygen -R {host}`, then `ssh {login}` once; if not, somebody"
-    " may stand in between",
+    "if {host} was reinstalled: `ssh-keygen -R {host}`, then `ssh {login}` once; if not, somebody"
+    " may be intercepting the connection",
 )
 KEY_UNKNOWN = Trouble(
     "its host key is not known here",
     "connect once by hand and compare the key: `ssh {login}`",
 )
 NO_KEY = Trouble(
-    "it lets nobody in with the keys that were offered",
-    "`ssh-copy-id {login}`; a key with a passphrase needs ssh-agent (`ssh-add`), one of another"
-    " name -i FILE",
+    "it accepts none of the keys that ssh offers",
+    "`ssh-copy-id {login}`; a key with a passphrase needs ssh-agent (`ssh-add`), a key with an"
+    " unusual file name needs -i FILE",
 )
 TOO_MANY_KEYS = Trouble(
-    "too many keys were offered before the right one",
+    "ssh offers too many keys before the right one",
     "name the right one with -i FILE, and put `IdentitiesOnly yes` into ~/.ssh/config",
 )
 NO_KEY_FILE = Trouble(
@@ -68,7 +68,7 @@ ALGORITHMS = Trouble(
 )
 OPTIONS = Trouble(
     "ssh does not understand its options",
-    "correct ~/.ssh/config or /etc/ssh/ssh_config in the place that ssh names",
+    "correct ~/.ssh/config or /etc/ssh/ssh_config at the line that ssh names",
 )
 NO_SSH = Trouble(
     "ssh can't be started on this machine",
@@ -76,21 +76,21 @@ NO_SSH = Trouble(
 )
 OTHER = Trouble(
     "ssh could not connect",
-    "`ssh -o BatchMode=yes {login} true` must work without a question",
+    "`ssh -o BatchMode=yes {login} true` must work without asking for anything",
 )
 SLOW = Trouble(
     "no answer within {limit_s:g} s after ssh began",
-    "`ssh {login} true` must end at once: look at the shell's start-up files there, at the load"
-    " and at file servers that hang",
+    "`ssh {login} true` must end at once: check the shell's start-up files there, the load, and"
+    " whether a file server hangs",
 )
 
-# Where srun stands in for ssh.
+# Where srun is used in place of ssh.
 SRUN = Trouble(
     "srun could not start anything there",
     "`srun --overlap -N1 -w {host} true` must work in this job; -p 22 makes hvdrun use ssh",
 )
 
-# The first that is found counts: a changed key also says that the verification failed.
+# The first match counts: for a changed key ssh also says that the verification failed.
 _PATTERNS = (
     (r"Could not resolve hostname", UNKNOWN_NAME),
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED", KEY_CHANGED),
@@ -117,7 +117,7 @@ def trouble(stderr: str) -> Trouble:
 
 
 def last_words(stderr: str) -> str:
-    """The lines that say what happened, as one."""
+    """The last lines of the message that matter, joined into one."""
     lines = [
         "".join(c for c in line if c.isprintable()).strip() for line in re.split("[\r\n]", stderr)
     ]

@@ -1,4 +1,4 @@
-"""What is run for a request: pure functions from the request and the facts to an argv."""
+"""From the request and the facts to the command that runs. Pure functions."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from hvdrun.plan.host_facts import HostFacts
 from hvdrun.plan.hosts import Host, Share, merge, place
 from hvdrun.plan.request import Request
 
-# Names that mean another machine on each.
+# Each machine's names for itself.
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 WITHOUT_FABRIC = (
-    "Open MPI's libfabric is left out (^ofi), as this host has no InfiniBand, Omni-Path or"
-    " Slingshot: it would look for them for a second"
+    "Open MPI runs without libfabric (^ofi), which would search for a second: this host has no"
+    " InfiniBand, Omni-Path or Slingshot"
 )
 
-# Never a question, never for ever: a host that is gone is noticed within 10 s.
+# ssh asks nothing and never hangs: it notices within 10 s that a host is gone.
 SSH_OPTIONS = (
     "BatchMode=yes",
     "ConnectTimeout=10",
     "ServerAliveInterval=5",
     "ServerAliveCountMax=2",
-    # Those of the user's configuration are for sessions of theirs, and may be taken by one.
+    # The user's forwardings are for the user's own sessions, and their ports may be in use.
     "ClearAllForwardings=yes",
 )
 
 
-# Under all names that Open MPI's versions have for them.
+# All names that Open MPI's versions have for them.
 OPENMPIS_SCHEDULERS = "slurm,pbs,tm,lsf,gridengine"
 # How long a rank waits for hvdrun's connection to its host.
 PATIENCE_S = 20
@@ -54,30 +54,30 @@ PATIENCE_S = 20
 
 @dataclass(frozen=True)
 class LocalFacts:
-    """What the command depends on beside the request."""
+    """What the command depends on besides the request: mostly, this machine."""
 
     environ: Mapping[str, str]
     cwd: str
-    python: str  # the interpreter of hvdrun, at the same place on every host
-    agent: str  # the path of agent.py, likewise
+    python: str  # hvdrun's interpreter, at the same place on every host
+    agent: str  # the path of agent.py, the same on every host
     hostname: str
     local_names: frozenset[str]  # names and addresses of this host
     cores: int
     gpus: int
     is_root: bool
-    has_fabric: bool  # a network that libfabric would serve
+    has_fabric: bool  # a network that libfabric supports
     master_port: int
-    user: str = ""  # that hvdrun runs as
+    user: str = ""  # the account that hvdrun runs under
     path_is_changed: bool = False  # PATH in `environ` is not the caller's
     srun: str = ""  # inside a job of Slurm's
-    # By name, what is known of other hosts; the others are taken to be like this one.
+    # Other hosts by name; hosts that are not listed are assumed to be like this one.
     others: Mapping[str, HostFacts] = field(default_factory=dict)
-    # Which networks to use: for mpirun, and for the ranks where they have no value yet.
+    # The choice of networks: options of mpirun, and variables of the ranks that are not set yet.
     network_options: tuple[str, ...] = ()
     network_variables: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, host: Host) -> tuple[int, str]:
-        """How many ranks a host runs where nobody says, one for each GPU or core; and of what."""
+        """How many ranks a host runs without a given number, and the unit: one per GPU or core."""
         other = None if is_local(host, self) else self.others.get(host.name)
         gpus, cores = (self.gpus, self.cores) if other is None else (other.gpus, other.cores)
         if gpus:
@@ -88,14 +88,14 @@ class LocalFacts:
 @dataclass(frozen=True)
 class Command:
     argv: tuple[str, ...]
-    environment: dict[str, str]  # of mpirun; values that the ranks get never stand in argv
-    added: tuple[str, ...]  # names in it that hvdrun made; their values are no secrets
-    passed: tuple[str, ...]  # names of those that the ranks get
+    environment: dict[str, str]  # of mpirun; argv holds no values of the ranks' variables
+    added: tuple[str, ...]  # names in it that hvdrun set; their values are not secret
+    passed: tuple[str, ...]  # the names that the ranks get
     shares: tuple[Share, ...]
-    # What hvdrun starts for a connection to each host that mpirun has none to.
+    # A command per host that mpirun does not connect to: hvdrun's connection to it.
     connections: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]  # what the user should know
-    explanations: tuple[str, ...]  # and what only with --verbose
+    explanations: tuple[str, ...]  # and what is shown only with --verbose
     program: str  # the user's, for messages
     python: str
 
@@ -116,7 +116,7 @@ class Command:
 
     @property
     def starter(self) -> str:
-        """What starts the ranks, for messages."""
+        """The program that starts the ranks, for messages."""
         return "srun" if os.path.basename(self.argv[0]) == "srun" else "mpirun"
 
     @property
@@ -127,7 +127,7 @@ class Command:
         return any(not is_local(share.host, facts) for share in self.shares)
 
     def show(self, facts: LocalFacts) -> str:
-        """For `--dry-run`: a shell would run exactly this."""
+        """For `--dry-run`: a shell can run exactly this."""
         settings = [f"{name}={shlex.quote(self.environment[name])}" for name in self.added]
         lines = [f"cd {shlex.quote(facts.cwd)}"]
         lines.append("# variables that the ranks get: " + " ".join(self.passed))
@@ -140,8 +140,8 @@ def is_local(host: Host, facts: LocalFacts) -> bool:
 
 
 def mpi_name(host: Host, facts: LocalFacts) -> str:
-    """What MPI is told to call a host. All of them divide an IPv6 address at its colons, in
-    brackets too; the agent in ssh's place is told which address the name is for."""
+    """The name of a host for MPI. All MPIs split an IPv6 address at its colons, even in brackets;
+    the agent in ssh's place gets the address that the name stands for."""
     if ":" not in host.name:
         return host.name
     if is_local(host, facts):
@@ -155,10 +155,11 @@ def hosts_of(request: Request) -> tuple[Host, ...]:
 
 
 def with_hosts_in_use(request: Request, facts: LocalFacts) -> Request:
-    """Without hosts that will have no rank, as far as that is known before any is asked: nobody
-    need wait for them.
+    """The request without hosts that get no rank, as far as that is known before preflight: hvdrun
+    need not wait for them.
 
-    Raises TooManyProcesses, or UsageError for another user on this machine, whom no MPI heeds.
+    Raises TooManyProcesses, or UsageError for another user on this machine, as no MPI starts ranks
+    as another user there.
     """
     hosts = hosts_of(request)
     for host in hosts:
@@ -183,15 +184,15 @@ def is_remote(request: Request, facts: LocalFacts) -> bool:
 
 def _place(request: Request, flavour: Flavour, facts: LocalFacts) -> tuple[Share, ...]:
     hosts = hosts_of(request)
-    if not flavour.srun:  # which knows hosts by no names but Slurm's
+    if not flavour.srun:  # srun knows a host only by Slurm's name
         hosts = _by_machine(hosts, facts)
     return place(hosts, request.num_proc, lambda host: facts.has(host)[0], _remedy(request))
 
 
 def _by_machine(hosts: Sequence[Host], facts: LocalFacts) -> tuple[Host, ...]:
-    """A machine that has several names here is one host, under the first of them: Open MPI's
-    daemons would get in each other's way. This one's own names come before those that ssh reaches
-    it by."""
+    """Makes one host of a machine that is listed under several names, under the first of them: two
+    of Open MPI's daemons on one machine would disturb each other. For this machine, a name that
+    needs no ssh comes first."""
     own = [replace(h, user=None, port=None) if is_local(h, facts) else h for h in hosts]
     names: dict[object, str] = {}
     for host in sorted(own, key=lambda host: not is_local(host, facts)):
@@ -200,7 +201,7 @@ def _by_machine(hosts: Sequence[Host], facts: LocalFacts) -> tuple[Host, ...]:
 
 
 def _machine(host: Host, facts: LocalFacts) -> object:
-    """Equal for names that mean the same machine, by the same user and port."""
+    """A key that is equal for names of the same machine with the same user and port."""
     seen = facts.others.get(host.name)
     if seen is None or not seen.interfaces:
         return is_local(host, facts) or host.name
@@ -212,7 +213,7 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     notes = (*request.notes, *_notes(shares, facts))
     remote = [share for share in shares if not is_local(share.host, facts)]
     if not remote and not flavour.srun:
-        # One name for this machine, whatever it was called: nothing goes over ssh.
+        # One name for this machine, however it was listed: nothing goes over ssh.
         shares = (Share(Host("localhost"), sum(share.count for share in shares)),)
     elif remote:
         shares = tuple(
@@ -226,13 +227,13 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
 
     environment = inheritable(facts.environ)
     if flavour.srun:
-        # The job's: srun would say that it does not suit the step.
+        # The job's value: srun would warn that it does not suit the step.
         environment.pop("SLURM_NTASKS_PER_NODE", None)
     exported = []
     for name, value in request.exports.items():
         if value is None and name not in facts.environ:
             raise UsageError(
-                f"-x {name}: it is not set here; set it, or give it as -x {name}=VALUE"
+                f"-x {name}: the variable is not set here; set it, or give -x {name}=VALUE"
             )
         environment[name] = facts.environ[name] if value is None else value
         exported.append(name)
@@ -274,8 +275,8 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         argv = [*options, *(word for name in named for word in ("-x", name))]
         argv += [*request.mpi_args, *program]
     else:
-        # All of them, as MPICH 5.0 takes the first of a -genvlist alone. The keepers put those of
-        # the host right.
+        # All variables, as MPICH 5.0 passes on only the first of a -genvlist. The keepers correct
+        # those of the host.
         argv = [*options, "-genvall", *request.mpi_args]
         argv += _intel_program(program, for_mpi) if flavour.kind == INTEL else program
     agent = (facts.python, "-I", "-S", facts.agent, "ssh")
@@ -302,7 +303,7 @@ def has_blanks(facts: LocalFacts) -> bool:
 
 
 def ssh_agent(facts: LocalFacts) -> tuple[str, str]:
-    """What stands in ssh's place: a program and its arguments, which MPIs divide at each blank."""
+    """The program in ssh's place, and its arguments, which MPIs split at each blank."""
     if not has_blanks(facts):
         return facts.python, f"-I -S {facts.agent} ssh"
     script = f'exec "${PYTHON}" -I -S "${AGENT}" ssh "$@"'.replace(" ", "\t")
@@ -317,17 +318,17 @@ def _openmpi(
     options += ["-np", str(total), "-H", _host_list(shares)]
     if not {"--map-by", "-map-by", "--rankfile", "-rankfile"} & set(request.binding_args):
         options += ["--map-by", "slot"]
-    # The keepers bind the ranks: to all cores of a share, where mpirun would take one for each.
+    # The keepers bind each rank to all cores of its share; mpirun would bind it to one core.
     options += request.binding_args or ("--bind-to", "none")
     given = {name[len("OMPI_MCA_") :] for name in facts.environ if name.startswith("OMPI_MCA_")}
     given |= set(request.mpi_args)
     if not facts.has_fabric:
-        # libfabric takes a second to find that there is nothing for it.
+        # libfabric needs a second to find out that there is no such network.
         for framework in ("btl", "mtl"):
             if framework not in given:
                 options += ["--mca", framework, "^ofi"]
     if request.allocation is not None:
-        # The hosts and their slots are those of -H, and not what mpirun finds out itself.
+        # mpirun must use the hosts and slots of -H, not those that it finds out itself.
         options += [
             "--prtemca" if flavour.major >= 5 else "--mca",
             "ras",
@@ -337,7 +338,7 @@ def _openmpi(
         agent = " ".join(ssh_agent(facts))
         options += ["--wdir", facts.cwd]
         kind, plm = ("--prtemca", "plm_ssh") if flavour.major >= 5 else ("--mca", "plm_rsh")
-        # Every connection starts here, where hvdrun holds its ends.
+        # Every connection starts on this machine, so that hvdrun holds its ends.
         options += [kind, "plm", plm[len("plm_") :], kind, f"{plm}_agent", agent]
         options += [kind, f"{plm}_no_tree_spawn", "1"]
     return options, {}
@@ -354,7 +355,7 @@ def _slurm(
 
 
 def goes_by_srun(request: Request, facts: LocalFacts, hosts: Sequence[Host]) -> bool:
-    """Whether these hosts are reached by srun, in an allocation of Slurm's, and not by ssh."""
+    """Whether hvdrun reaches these hosts by srun, within a Slurm allocation, and not by ssh."""
     ssh_is_set_up = request.ssh_port is not None or request.ssh_identity_file is not None
     return slurm.reaches(hosts, request.allocation, facts.srun, ssh_is_set_up)
 
@@ -365,8 +366,8 @@ def _connection_variables(
     hosts = [share.host for share in remote]
     if goes_by_srun(request, facts, hosts):
         return {SRUN: shlex.join([facts.srun, *slurm.CONNECTION])}
-    # Not ssh's: the agent takes the address, the user and the port of each host out of them. Before
-    # -p, as ssh takes the first port that it is told.
+    # These are not ssh's: the agent reads each host's address, user and port from them. They come
+    # before -p, as ssh uses the first port that it gets.
     own = [f"={mpi_name(host, facts)}={host.name}" for host in hosts if ":" in host.name]
     own += [f"@{host.name}={host.user}" for host in hosts if host.user is not None]
     own += [f"#{host.name}={host.port}" for host in hosts if host.port is not None]
@@ -381,18 +382,18 @@ def _mpich(
     options += request.binding_args or ("-bind-to", "none")
     if not remote:
         return [*options, "-launcher", "fork"], {}
-    # The launcher `rsh`, as `ssh` would put an -x before the arguments of the interpreter.
+    # Launcher `rsh`: with `ssh`, Hydra would put -x before the interpreter's arguments.
     program, arguments = ssh_agent(facts)
     options += ["-launcher", "rsh", "-launcher-exec", program, "-wdir", facts.cwd]
     here = [share.host.name for share in shares if is_local(share.host, facts)]
     if here:
-        # The name that the other hosts connect to is the one that the user gave.
+        # The other hosts connect to this machine by the name that the user gave.
         options += ["-localhost", here[0]]
     return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": arguments}
 
 
 def _intel(request: Request, facts: LocalFacts, remote: bool) -> tuple[list[str], dict[str, str]]:
-    # Its Hydra takes no number of ranks per host in a list: each host has a part of its own.
+    # Intel's Hydra accepts no ranks per host in a list: each host has its own argument set.
     environment = {} if request.binding_args else {"I_MPI_PIN": "0"}
     if not remote:
         return ["-bootstrap", "fork", *request.binding_args], environment

@@ -1,4 +1,4 @@
-"""What hvdrun finds out about this machine, cheaply. The only place where it looks."""
+"""Gathers the facts about this machine, cheaply. Nothing else in hvdrun reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FABRICS = ("/sys/class/infiniband", "/sys/class/hfi1", "/sys/class/cxi", "/sys/
 
 
 def gather(request: Request) -> LocalFacts:
-    """Raises UsageError where the working directory is not there any more."""
+    """Raises UsageError if the working directory has been removed."""
     environ = dict(os.environ)
     path = own_path(os.environ.get("PATH", ""), sys.prefix, sys.base_prefix)
     user, home = own_account()
@@ -43,9 +43,9 @@ def gather(request: Request) -> LocalFacts:
 
 
 def own_path(path: str, prefix: str, base_prefix: str) -> str:
-    """PATH, in which `python` is the one that hvdrun was installed with, also where its virtual
-    environment is not active (`.venv/bin/hvdrun python train.py`)."""
-    path = path or os.defpath  # what holds without the variable
+    """PATH with hvdrun's own folder first, so that `python` is the one that hvdrun is installed in,
+    even if its virtual environment is not active (`.venv/bin/hvdrun python train.py`)."""
+    path = path or os.defpath  # what the system uses without the variable
     folder = f"{prefix}/bin"
     if prefix == base_prefix or folder in path.split(":"):
         return path
@@ -53,19 +53,19 @@ def own_path(path: str, prefix: str, base_prefix: str) -> str:
 
 
 def own_account() -> tuple[str, str]:
-    """Name and home. Without a variable for the latter, as cron or a container may start us, Open
-    MPI does not start."""
+    """Name and home folder. Open MPI does not start without HOME, which cron and containers may not
+    set."""
     import pwd
 
     try:
         account = pwd.getpwuid(os.getuid())
-    except KeyError:  # a number that no user has, as containers are run with
+    except KeyError:  # a number without an account, as in some containers
         return str(os.getuid()), "/"
     return account.pw_name, account.pw_dir
 
 
 def _working_directory() -> str:
-    """As the shell calls it: behind an automounter's links the real path can be this host's."""
+    """The shell's name for it: behind an automounter's links the real path may exist only here."""
     logical = os.environ.get("PWD", "")
     try:
         if os.path.isabs(logical) and os.path.samefile(logical, "."):
@@ -75,14 +75,12 @@ def _working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as error:
-        raise UsageError(
-            "the working directory has been removed: cd to one that is there"
-        ) from error
+        raise UsageError("the working directory has been removed: cd to one that exists") from error
 
 
 def local_names(node: str, hosts_file: str) -> frozenset[str]:
-    """This host's names and addresses, as far as no name server is needed. `node`: what Slurm
-    calls it; `hosts_file`: what stands in /etc/hosts."""
+    """This host's names and addresses, without asking a name server. `node`: its name in Slurm;
+    `hosts_file`: the content of /etc/hosts."""
     name = socket.gethostname().lower()
     names = {"localhost", name, name.partition(".")[0], node.lower()} - {""}
     names |= {"127.0.0.1", "::1", *(str(found["address"]) for found in interfaces())}

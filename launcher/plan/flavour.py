@@ -1,6 +1,6 @@
-"""Which MPI is there: the mpirun next to the interpreter, else the first in PATH.
+"""Finds the MPI: the mpirun next to the interpreter, else the first in PATH.
 
-Hosts of one job share the installation, so what is found here holds there.
+The hosts of a job have the same installation, so the result holds on all of them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hvdrun.machine.programs import output_of
 
 OPENMPI, MPICH, INTEL = "openmpi", "mpich", "intel"
 NAMES = {OPENMPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}
-# What mpi4py can load: Intel MPI has MPICH's binary interface.
+# The ABI that mpi4py loads: Intel MPI has MPICH's.
 ABI = {OPENMPI: OPENMPI, MPICH: MPICH, INTEL: MPICH}
 
-ANSWER_S = 20.0  # for an mpirun on a file server that is slow
+ANSWER_S = 20.0  # for an mpirun on a slow file server
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Flavour:
     kind: str
     version: str
     mpirun: str
-    # In mpirun's place: Slurm's, and which --mpi of it.
+    # Slurm's srun in place of mpirun, and its --mpi.
     srun: str = ""
     pmi: str = ""
 
@@ -44,7 +44,7 @@ class Flavour:
 
 
 def recognise(text: str, mpirun: str) -> Flavour | None:
-    """The flavour by what `mpirun --version` prints."""
+    """The flavour from the output of `mpirun --version`."""
     if "Intel(R) MPI" in text:
         match = re.search(r"Version\s+([\d.]+)", text)
         return Flavour(INTEL, match[1] if match else "", mpirun)
@@ -58,7 +58,7 @@ def recognise(text: str, mpirun: str) -> Flavour | None:
 
 
 def candidates(prefix: str, path: str) -> list[str]:
-    """Every mpirun that could be meant, the best first."""
+    """Every mpirun that may be the right one, the best first."""
     found = []
     for folder in [os.path.join(prefix, "bin"), *path.split(os.pathsep)]:
         for name in ("mpirun", "mpiexec", "mpiexec.hydra"):
@@ -69,7 +69,7 @@ def candidates(prefix: str, path: str) -> list[str]:
 
 
 def detect(kind: str, environ: Mapping[str, str]) -> Flavour:
-    """Asks each mpirun what it is until one is of that kind ('auto': any)."""
+    """Asks each mpirun for its version until one is of that kind ('auto': any)."""
     others = []
     for mpirun in candidates(sys.prefix, environ.get("PATH", "")):
         try:
@@ -93,8 +93,8 @@ def detect(kind: str, environ: Mapping[str, str]) -> Flavour:
 
 
 def mpi4py_abi(prefix: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The MPI that mpi4py of this interpreter would load and where, or None where only an import
-    would tell. Reads file names, and the first libmpi that mpi4py would try."""
+    """The MPI that this interpreter's mpi4py would load, and its file; None if only an import can
+    tell. Reads file names, and the first libmpi that mpi4py would try."""
     folder = _mpi4py_folder(prefix)
     if folder is None:
         return None
@@ -112,7 +112,7 @@ def mpi4py_abi(prefix: str, environ: Mapping[str, str]) -> tuple[str, str] | Non
     # mpi4py's order: the environment's own library folder, then the system's.
     for name in ("libmpi.so", "libmpi.so.12", "libmpi.so.40"):
         library = os.path.join(prefix, "lib", name)
-        # libmpi.so may be a linker script: then it names nothing that could be loaded.
+        # libmpi.so may be a linker script, which can't be loaded.
         loaded = library_abi(library) if os.path.exists(library) else None
         if loaded:
             return loaded, library
@@ -140,8 +140,8 @@ def library_abi(library: str) -> str | None:
 
 
 def check_mpi4py(flavour: Flavour, command: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Raises where mpi4py would load another MPI than the one that starts it: every rank would be
-    a world of its own. Silent about programs that lie in no Python environment."""
+    """Raises MpiMismatch if mpi4py would load another MPI than the one that starts it: every rank
+    would be a world of its own. Does not check programs outside of a Python environment."""
     program = shutil.which(command[0], path=environ.get("PATH"))
     if program is None:
         return

@@ -1,4 +1,4 @@
-"""What preflight has learned of a host, as values. Pure."""
+"""The facts that preflight has asked a host for, as values. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class Interface:
     name: str
     address: str
     prefix: int  # bits of the subnet
-    up: bool = True  # switched on; MPI looks at no more
-    running: bool = True  # and something is at the other end of the cable
-    tunnel: bool = False  # a VPN's: it carries packets, and slowly
+    up: bool = True  # switched on; MPI checks no more than this
+    running: bool = True  # and its cable is connected
+    tunnel: bool = False  # a VPN's: it works, but slowly
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """The answer of one host. A text about something that must be there is "" where it is, else
-    the reason why not; None where nobody asked."""
+    """The answer of one host. Texts about a thing that must exist are "" if it does, else the
+    reason why not; None if nobody asked."""
 
     hostname: str
     python: str  # version, as in 3.11.7
     machine: str  # as uname says: x86_64
-    packages: Mapping[str, str]  # of those asked for, the versions of those that are there
-    mpirun: str | None  # what `mpirun --version` prints there; None: it is a package, or missing
+    packages: Mapping[str, str]  # the versions of those asked for that are installed
+    mpirun: str | None  # the output of `mpirun --version`; None: it is a package, or missing
     mpirun_missing: str
     cwd: str
     program: str
@@ -38,19 +38,19 @@ class HostFacts:
     memory_bytes: int | None  # free; None: unknown
     shm_bytes: int | None  # free in /dev/shm; None: there is none
     interfaces: tuple[Interface, ...]
-    resolved: Mapping[str, tuple[str, ...]]  # name → addresses, empty where it is unknown there
+    resolved: Mapping[str, tuple[str, ...]]  # name → addresses, empty if the host does not know it
     ssh_address: str = ""  # the host's own end of the ssh connection
     ssh_client: str = ""  # the other end, as the host sees it
-    clock_skew_s: float = 0.0  # against hvdrun's clock, beyond what the way explains
+    clock_skew_s: float = 0.0  # against hvdrun's clock, less what the call's own time explains
 
     @property
     def slots(self) -> int:
-        """How many ranks it runs where nobody says: one per GPU, else per physical core."""
+        """How many ranks it runs without a given number: one per GPU, else per physical core."""
         return self.gpus or self.cores
 
 
 def from_answer(answer: Mapping[str, Any], clock_skew_s: float = 0.0) -> HostFacts:
-    """Of what `probe.answer` gives. Raises KeyError, TypeError or ValueError for anything else."""
+    """From what `probe.answer` returns. Raises KeyError, TypeError or ValueError for all else."""
     fields = {name: value for name, value in answer.items() if name != "time_s"}
     fields["interfaces"] = tuple(Interface(**found) for found in answer["interfaces"])
     fields["resolved"] = {name: tuple(found) for name, found in answer["resolved"].items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hvdrun.errors import HostListError, TooManyProcesses
 
-# Also what keeps a host name from being an option or a command for ssh.
+# Also keeps ssh from taking a host name for an option or a command.
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*")
 _ZONE = re.compile(r"[A-Za-z0-9_.-]+")  # of an IPv6 address: the interface
@@ -16,7 +16,7 @@ _ZONE = re.compile(r"[A-Za-z0-9_.-]+")  # of an IPv6 address: the interface
 
 _FORMS = "'server1', 'server1:4', 'server1 slots=4 max_slots=8', with user=ann or port=2222"
 _KEYS = ("slots", "max_slots", "user", "port")
-# As the MPIs spell them too, after '-' has become '_'.
+# The MPIs' other spellings, after '-' has become '_'.
 _ALIASES = {"slots_max": "max_slots", "username": "user", "user_name": "user"}
 
 
@@ -27,7 +27,7 @@ class Host:
     user: str | None = None
     port: int | None = None  # ssh's
     max_slots: int | None = None  # more ranks than this are an error
-    cpus: int | None = None  # that a scheduler gave us there
+    cpus: int | None = None  # that the scheduler's job has there
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Share:
 
 
 def parse_hosts(text: str, source: str = "-H") -> tuple[Host, ...]:
-    """Entries with commas between them; `source` is where they stand."""
+    """Entries with commas between them; errors name `source`."""
     hosts = []
     for position, entry in enumerate(text.split(","), 1):
         where = f"{source}, entry {position} ({entry.strip()!r})"
@@ -54,17 +54,19 @@ def parse_hosts(text: str, source: str = "-H") -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """One host a line, in Open MPI's form (`host slots=4 max_slots=8`) or MPICH's (`host:4`)."""
+    """One host per line, in Open MPI's form (`host slots=4 max_slots=8`) or MPICH's (`host:4`)."""
     hosts = []
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         line = re.sub(r"\s*=\s*", "=", line.partition("#")[0].strip())
         if line:
             where = f"{path}:{number}"
             if "," in line:
-                raise HostListError(f"{where}: {line!r} has a comma; write one host a line")
+                raise HostListError(f"{where}: {line!r} has a comma; write one host per line")
             hosts.append((_parse_line(line.split(), where), where))
     if not hosts:
-        raise HostListError(f"{path}: it names no host; write one a line, as in 'server1 slots=4'")
+        raise HostListError(
+            f"{path}: it names no host; write one per line, as in 'server1 slots=4'"
+        )
     return merge(hosts)
 
 
@@ -77,7 +79,9 @@ def _parse_line(words: list[str], where: str) -> Host:
         key = key.replace("-", "_").lower()
         key = _ALIASES.get(key, key)
         if key not in _KEYS or not sign:
-            raise HostListError(f"{where}: {option!r} is not understood; a line is {_FORMS}")
+            raise HostListError(
+                f"{where}: {option!r} is not a setting of a host; a line has the form {_FORMS}"
+            )
         if key in given:
             what = "the slots are" if key == "slots" else f"{key} is"
             raise HostListError(f"{where}: {what} given twice; leave one of them out")
@@ -92,9 +96,7 @@ def _parse_line(words: list[str], where: str) -> Host:
             host = replace(host, slots=parse_slots(value, where))
     slots, most = host.slots, host.max_slots
     if slots is not None and most is not None and slots > most:
-        raise HostListError(
-            f"{where}: slots={slots} is more than max_slots={most}; lower the first"
-        )
+        raise HostListError(f"{where}: slots={slots} is more than max_slots={most}; lower slots")
     return host
 
 
@@ -113,7 +115,7 @@ def parse_host(entry: str, where: str) -> Host:
                 f"{where}: more than one ':'; put an IPv6 address into brackets, as in [fd00::1]:4"
             )
         if not _NAME.fullmatch(name):
-            raise HostListError(f"{where}: {name!r} is no host name; write it as in 'server1:4'")
+            raise HostListError(f"{where}: {name!r} is not a host name; write it as in 'server1:4'")
     return Host(
         name,
         parse_slots(slots, where) if colon else None,
@@ -122,7 +124,7 @@ def parse_host(entry: str, where: str) -> Host:
 
 
 def _ipv6(text: str, where: str) -> str:
-    """In its short form, so that the same address is the same host."""
+    """In its short form, so that equal addresses are the same host."""
     from ipaddress import IPv6Address
 
     address, percent, zone = text.partition("%")
@@ -131,7 +133,7 @@ def _ipv6(text: str, where: str) -> str:
     except ValueError:
         short = ""
     if not short or (percent and not _ZONE.fullmatch(zone)):
-        raise HostListError(f"{where}: {text!r} is no IPv6 address")
+        raise HostListError(f"{where}: {text!r} is not an IPv6 address")
     return short + percent + zone
 
 
@@ -145,19 +147,23 @@ def parse_slots(text: str, where: str) -> int:
 
 def _parse_user(text: str, where: str) -> str:
     if not _USER.fullmatch(text):
-        raise HostListError(f"{where}: {text!r} is no user name; write it as in 'user@server1:4'")
+        raise HostListError(
+            f"{where}: {text!r} is not a user name; write it as in 'user@server1:4'"
+        )
     return text
 
 
 def _parse_port(text: str, where: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
-        raise HostListError(f"{where}: {text!r} is no port; expected 1 to 65535, as in 'port=2222'")
+        raise HostListError(
+            f"{where}: {text!r} is not a port; expected 1 to 65535, as in 'port=2222'"
+        )
     return int(text)
 
 
 def merge(hosts: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
-    """A host that is named several times has the slots of all; one that has no number there counts
-    as one. With each, where it stands."""
+    """Adds up the slots of a host that is listed several times; an entry without a number counts as
+    one. Each host comes with the place of its entry, for errors."""
     merged: dict[str, Host] = {}
     for host, where in hosts:
         name = host.name.lower()
@@ -166,8 +172,8 @@ def merge(hosts: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
             continue
         if (known.user, known.port) != (host.user, host.port):
             raise HostListError(
-                f"{where}: {host.name} was named before, with another user or port; write the same"
-                " each time"
+                f"{where}: {host.name} was listed before, with another user or port; write the"
+                " same each time"
             )
         merged[name] = replace(
             known,
@@ -189,8 +195,8 @@ def place(
 ) -> tuple[Share, ...]:
     """Ranks host by host: each host is filled before the next. Without num_proc, all slots.
 
-    Where every number was given, more processes than slots are an error; a host whose slots are
-    only a guess takes more than them, up to its max_slots. `remedy` is what to do about too few.
+    More processes than slots are an error if every host has a given number of slots; a host whose
+    number is only a guess gets more ranks than that, up to its max_slots. `remedy` ends the error.
     """
     slots = []
     for host in hosts:
@@ -203,7 +209,7 @@ def place(
         counts.append(min(available, left))
         left -= counts[-1]
     while left:
-        # The rest goes round, to those whose slots are a guess.
+        # The rest goes round the hosts whose slots are a guess.
         takers = [
             i
             for i, host in enumerate(hosts)

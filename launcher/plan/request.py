@@ -1,4 +1,4 @@
-"""What the user asked for, as one value."""
+"""The user's request, as one value."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from hvdrun.plan.hosts import Host
 class Request:
     command: tuple[str, ...]
     num_proc: int | None = None
-    hosts: tuple[Host, ...] = ()  # empty: those of the allocation, or this machine
+    hosts: tuple[Host, ...] = ()  # empty: the allocation's, or this machine
     allocation: Allocation | None = None  # of a batch scheduler
-    # VAR → value, or None where the value is that of hvdrun's own environment.
+    # VAR → value, or None for the value in hvdrun's own environment.
     exports: dict[str, str | None] = field(default_factory=dict)
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
-    network_interfaces: tuple[str, ...] = ()  # names or subnets; empty: what preflight finds
-    # Variables of the runtime's, set by options of theirs.
+    network_interfaces: tuple[str, ...] = ()  # names or subnets; empty: preflight chooses
+    # The runtime's variables that the user's options set.
     settings: dict[str, str] = field(default_factory=dict)
     mpi: str = "auto"
     mpi_args: tuple[str, ...] = ()
-    binding_args: tuple[str, ...] = ()  # for mpirun, which then binds the ranks; else hvdrun does
+    binding_args: tuple[
+        str, ...
+    ] = ()  # for mpirun, which then binds the ranks; without them hvdrun does
     start_timeout_s: float = 60.0  # for the ranks of all hosts
-    output_dir: str | None = None  # of a file per rank and stream
+    output_dir: str | None = None  # gets a file per rank and stream
     timestamps: bool = False  # in front of each line
     verbose: bool = False
-    notes: tuple[str, ...] = ()  # what the user should know of the options
+    notes: tuple[str, ...] = ()  # about options that have no effect
 
     def variable(self, name: str, environ: Mapping[str, str]) -> str | None:
-        """As the ranks will have it; `environ` is hvdrun's own."""
+        """Its value in the ranks; `environ` is hvdrun's own."""
         given = self.exports.get(name)
         return environ.get(name) if given is None else given

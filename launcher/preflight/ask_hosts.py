@@ -1,4 +1,4 @@
-"""Asks many hosts at once: one command each, whose answer stands between two marks."""
+"""Asks many hosts at once: a command each, which prints its answer between two marks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from hvdrun.agent.frames import CHUNK
 from hvdrun.agent.probe import BEGIN, END
 from hvdrun.machine.processes import die_with_parent
 
-DELAY_S = 3.0  # after which who waits is told for whom
+DELAY_S = 3.0  # after which the user learns which hosts are late
 AT_ONCE = 128  # commands, each with two pipes
-EXIT_S = 0.5  # between the end of a command's output and its own
-KEPT_BYTES = 1 << 20  # start-up files that print without end fill no memory
+EXIT_S = 0.5  # between the end of a command's output and the command's end
+KEPT_BYTES = 1 << 20  # so that start-up files that print without end do not fill the memory
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of one command."""
+    """The result of one command."""
 
     answer: dict[str, Any] | None
-    exit_code: int | None  # None: it was ended, at the time limit or after its answer
+    exit_code: int | None  # None: hvdrun ended it, at the time limit or after its answer
     stderr: str
     took_s: float
-    clock_skew_s: float = 0.0  # how far the host's clock is out of the time that the call took
+    clock_skew_s: float = 0.0  # how far the host's clock is outside of the call's begin and end
 
 
 class _Call:
@@ -46,7 +46,7 @@ class _Call:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is hvdrun's
+            start_new_session=True,  # Ctrl-C is for hvdrun alone
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
         assert self.process.stdout
@@ -63,7 +63,7 @@ class _Call:
             data = os.read(self.fds[stream], CHUNK)
             if stream == 1:
                 self.out = (self.out + data)[-KEPT_BYTES:]
-                # A connection in the background (ControlPersist) may hold stderr open for ever.
+                # A connection in the background (ControlPersist) may keep stderr open for ever.
                 if not data or END in data or END in self.out[-2 * CHUNK :]:
                     self.finish(EXIT_S)
             elif data:
@@ -93,7 +93,7 @@ class _Call:
             with contextlib.suppress(KeyError, ValueError):
                 self.selector.unregister(fd)
         if self.process.poll() is None:
-            # With what it has started to get there, as ssh does for a ProxyJump.
+            # With the processes that it has started, as ssh does for a ProxyJump.
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         assert self.process.stdout
@@ -119,11 +119,11 @@ def ask(
     limit_s: float,
     on_delay: Callable[[list[str]], None] = lambda _: None,
 ) -> dict[str, Reply]:
-    """The replies to all commands, by the keys of these. Where some are late, `on_delay` is told
-    which, once.
+    """The replies to all commands, by their keys. Calls `on_delay` once with the keys of those that
+    are late.
 
-    A command that has not answered after the limit is ended. None outlives this call.
-    Raises OSError where a command can't be started.
+    Ends a command that has not answered within the limit. No command outlives this call.
+    Raises OSError if a command can't be started.
     """
     selector = selectors.DefaultSelector()
     waiting = list(commands.items())

@@ -1,7 +1,7 @@
-"""Remembers what hosts have answered, for a while: a file each in the user's cache folder.
+"""Remembers the answers of hosts for a while: a file each in the user's cache folder.
 
-What can't be read or written is not there, and never an error; so is a folder that others may write
-to, as what they answer decides how the job is started.
+A file that can't be read or written is treated as missing, never as an error. So is a folder that
+others may write to, as the answers decide how the job starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIFETIME_S = 3600.0
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path | None:
-    """As the XDG specification has it; None where there is no home."""
+    """By the XDG specification; None if there is no home folder."""
     base = environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         home = environ.get("HOME", "")
@@ -33,21 +33,21 @@ def cache_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 class AnswerCache:
-    """Values by keys, which are anything that JSON can write."""
+    """Values by keys; both are anything that JSON can write."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.used: list[str] = []  # what `forget` removes
 
     def get(self, key: object) -> Any:
-        """The value, or None where there is none, or none that is fresh."""
+        """The value, or None if there is none, or only an old one."""
         name = _name(key)
         with (
             contextlib.suppress(OSError, ValueError),
             self._opened() as folder,
             open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)) as file,
         ):
-            # A time in the future is a clock that was wrong, here or at a file server's.
+            # A time in the future comes from a wrong clock, here or on a file server.
             if 0 <= time.time() - os.fstat(file.fileno()).st_mtime < LIFETIME_S:
                 value = json.load(file)
                 self.used.append(name)
@@ -62,7 +62,7 @@ class AnswerCache:
             self.used.append(name)
 
     def forget(self) -> None:
-        """What was read or written is not there any more: something went wrong with it."""
+        """Removes all that was read or written, as something went wrong with those hosts."""
         with contextlib.suppress(OSError), self._opened() as folder:
             for name in self.used:
                 with contextlib.suppress(OSError):

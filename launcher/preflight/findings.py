@@ -1,4 +1,4 @@
-"""What preflight says of a host: one finding a line, with the remedy of what is wrong. Pure."""
+"""Judges a host's answer: a finding per check, with a remedy if something is wrong. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hvdrun.ssh_errors import OTHER, SLOW, SRUN, last_words, trouble
 
 SSH_ERROR = 255  # ssh's own exit code; all others are the remote command's
 CLOCK_SKEW_S = 5.0
-MEMORY_PER_RANK_BYTES = 256 << 20  # what importing torch takes
-SHM_BYTES = 64 << 20  # what a container gets that asks for no more
-# A job of these in several versions may fail in ways that nobody understands.
+MEMORY_PER_RANK_BYTES = 256 << 20  # what a rank needs to import torch
+SHM_BYTES = 64 << 20  # the default of a container
+# With different versions of these, a job may fail in ways that are hard to understand.
 SAME_EVERYWHERE = ("hvdlite", "mpi4py", *MPI_PACKAGES)
 PACKAGES = (*SAME_EVERYWHERE, "torch")
 
@@ -26,10 +26,10 @@ PACKAGES = (*SAME_EVERYWHERE, "torch")
 @dataclass(frozen=True)
 class Finding:
     host: str
-    what: str  # was looked at
+    what: str  # was checked
     text: str
-    remedy: str = ""  # of what is wrong
-    failure: type[LaunchError] | None = None  # the job can't run so
+    remedy: str = ""  # if something is wrong
+    failure: type[LaunchError] | None = None  # why the job can't run
 
     @property
     def verdict(self) -> str:
@@ -67,15 +67,15 @@ def no_answer(host: str, login: str, reply: Reply, limit_s: float, python: str) 
 class Expected:
     """What the hosts are compared with, and what they need."""
 
-    here: HostFacts  # this machine, also where it runs no ranks
+    here: HostFacts  # this machine, even if it runs no ranks
     python: str
     mpi: str  # name and version
     mpirun: str
     cwd: str
     program: str
     script: str | None
-    # Host names that every host must find, with the addresses that are theirs where these are
-    # known; those that the MPI can't do without.
+    # Host names that every host should resolve, with their addresses if these are known; and
+    # those of them that the MPI needs.
     names: Mapping[str, frozenset[str]]
     needed_names: frozenset[str]
 
@@ -83,8 +83,8 @@ class Expected:
 def judge(
     host: str, facts: HostFacts, expected: Expected, ranks: int, arrived: str
 ) -> list[Finding]:
-    """All findings of one host but for those of its network, the good ones too. `ranks`: how many
-    it will have at most."""
+    """All findings of one host, also the good ones; not those of its network. `ranks`: the most
+    that it will have."""
     findings = [Finding(host, "ssh", arrived)]
     findings += _python(host, facts, expected)
     findings += _packages(host, facts, expected)
@@ -156,7 +156,7 @@ def _files(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
         text = f"{expected.cwd}: {facts.cwd}"
         remedy = f"{share} on {host}; or start hvdrun in a folder that every host has"
         yield Finding(host, "directory", text, remedy, HostSetupError)
-        return  # what is relative to it can't be there
+        return  # relative paths can't exist either
     yield Finding(host, "directory", expected.cwd)
     if facts.program:
         text = f"{expected.program!r}: {facts.program}"
@@ -176,8 +176,10 @@ def _resources(host: str, facts: HostFacts, ranks: int) -> Iterator[Finding]:
     wanted = ranks * MEMORY_PER_RANK_BYTES
     if facts.memory_bytes is not None:
         if facts.memory_bytes < wanted:
-            text = f"{size(facts.memory_bytes)} are free for {ranks} ranks"
-            yield Finding(host, "memory", text, f"end what takes it on {host}, or give fewer slots")
+            text = f"only {size(facts.memory_bytes)} are free for {ranks} ranks"
+            yield Finding(
+                host, "memory", text, f"end other programs on {host}, or give it fewer slots"
+            )
         else:
             yield Finding(host, "memory", f"{size(facts.memory_bytes)} are free")
     if facts.shm_bytes is None or facts.shm_bytes < SHM_BYTES:

@@ -1,4 +1,4 @@
-"""Findings as a table: a line per host and finding."""
+"""The findings as a table: a line each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.text import Text
 from hvdrun.preflight.findings import Finding
 
 STYLES = {"failed": "bold red", "warning": "yellow", "ok": "green"}
-# Into a file or a pipe each finding is one line, however long.
+# In a file or a pipe each finding is one line, however long.
 UNBROKEN = 100_000
 
 
 def table(findings: Iterable[Finding], stream: int = 2) -> str:
-    """For the file descriptor `stream`: as wide as its terminal, in colour there."""
+    """For the file descriptor `stream`: as wide as its terminal, and in colour if it is one."""
     terminal = os.isatty(stream)
     console = Console(
         force_terminal=terminal,
@@ -30,7 +30,7 @@ def table(findings: Iterable[Finding], stream: int = 2) -> str:
     for title in ("host", "checked", "", "finding", "what to do"):
         rows.add_column(title, overflow="fold")
     for finding in findings:
-        # As Text: nothing that a host says is markup.
+        # As Text: rich must not read a host's text as markup.
         verdict = Text(finding.verdict, STYLES[finding.verdict])
         host, what, text, remedy = (
             Text(_plain(words))
@@ -43,5 +43,5 @@ def table(findings: Iterable[Finding], stream: int = 2) -> str:
 
 
 def _plain(text: str) -> str:
-    """No control characters: some would change the terminal."""
+    """Without control characters, which could change the terminal."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -1,4 +1,4 @@
-"""The networks that the ranks should use, in the words of each MPI and of what else asks. Pure."""
+"""The chosen networks as options of each MPI, and as variables for NCCL, Gloo and others. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from hvdrun.preflight.networks import Choice
 def interface_options(
     flavour: Flavour, choice: Choice, request: Request, facts: LocalFacts
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """mpirun's options, and variables for the ranks. Nothing where every interface will do; what
-    the user has set stands."""
+    """mpirun's options, and variables for the ranks. Empty if every interface will do; the user's
+    own settings stay."""
     if not choice.matters and not request.network_interfaces:
         return (), {}
     name = choice.common_name
     variables = {}
     if name:
-        # Gloo takes a name that every host has; NCCL any that it finds.
+        # Gloo needs a name that every host has; NCCL uses those that it finds.
         variables["GLOO_SOCKET_IFNAME"] = name
     if choice.names:
         variables["NCCL_SOCKET_IFNAME"] = "=" + ",".join(choice.names)
     if name and not facts.has_fabric:
-        # What MPIs send through where there is no fabric; with one, it would be left out.
+        # MPIs send through these without a fabric; with one, they would exclude the fabric.
         variables["UCX_NET_DEVICES"] = name
         variables["FI_TCP_IFACE"] = name
     if flavour.srun:
-        # srun has no option for it.
+        # srun has no option for interfaces.
         if flavour.kind == OPENMPI and choice.subnets:
             variables["OMPI_MCA_btl_tcp_if_include"] = ",".join(choice.subnets)
         return (), variables

@@ -1,9 +1,9 @@
-"""Which networks the ranks of several hosts can meet on. By subnet, as interfaces have other names
-on other hosts; and never by what a name suggests. Pure.
+"""Finds the networks that connect the hosts of a job. Goes by subnet, as interfaces have different
+names on different hosts, and never by what a name suggests. Pure.
 
-A subnet counts if every host has an address in it, each its own: the bridge of containers or
-virtual machines has the same address on all hosts, or is on some only, and leads nowhere. That ssh
-came through a network proves it; others are tried by a connection from here.
+A subnet counts if every host has an address of its own in it: the bridge of containers or virtual
+machines has the same address on all hosts, or exists only on some, and connects nothing. A network
+that an ssh connection came through works; hvdrun tries the others by a connection from here.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ class Network:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the ranks should use, and why not the rest."""
+    """The networks for the ranks, and why the others are left out."""
 
     networks: tuple[Network, ...] = ()
-    # host, its interface, and why it is left out
+    # host, interface, why it is left out
     excluded: tuple[tuple[str, Interface, str], ...] = ()
-    # Where hvdrun itself meets the hosts; empty if ssh's addresses do not tell.
+    # The subnets that connect hvdrun with the hosts; empty if ssh's addresses do not show it.
     control: tuple[str, ...] = ()
-    # Hosts that have none of the interfaces that the user asked for.
+    # Hosts without any interface that the user asked for.
     without: tuple[str, ...] = ()
 
     @property
     def subnets(self) -> tuple[str, ...]:
-        """Of IPv4: MPI takes no others in its options."""
+        """Only those of IPv4: MPI's options accept no others."""
         return tuple(n.subnet for n in self.networks if ip_network(n.subnet).version == 4)
 
     @property
     def matters(self) -> bool:
-        """Is something left out that an MPI would take?"""
+        """Whether an interface is left out that an MPI would use."""
         return bool(self.subnets) and any(
             found.up and ip_address(found.address).version == 4 for _, found, _ in self.excluded
         )
@@ -62,7 +62,7 @@ class Choice:
         return ""
 
 
-@functools.cache  # of each pair of hosts it is asked
+@functools.cache  # called for each pair of hosts
 def subnet_of(found: Interface) -> str:
     return str(ip_interface(f"{found.address}/{found.prefix}").network)
 
@@ -73,8 +73,8 @@ def choose(
     reached: Mapping[str, bool],
     wanted: Sequence[str] = (),
 ) -> Choice:
-    """For the hosts of a job. `reached`: subnets that were tried from here, and whether that
-    worked; `wanted`: names or subnets that the user gave, and then nothing else counts."""
+    """For the hosts of a job. `reached`: subnets that were tried from here, and whether they
+    answered; `wanted`: the user's names or subnets, which alone count if there are any."""
     proven = _proven(hosts, here)
     tried = {subnet for subnet, _ in to_try(hosts, here)}
     members: dict[str, dict[str, Interface]] = {}
@@ -106,8 +106,8 @@ def choose(
 
 
 def to_try(hosts: Mapping[str, HostFacts], here: HostFacts) -> list[tuple[str, list[str]]]:
-    """The subnets that ssh has not proven and that this machine is in, each with the addresses of
-    the other hosts there."""
+    """The subnets of this machine that no ssh connection has proven, each with the other hosts'
+    addresses in it."""
     proven = _proven(hosts, here)
     own = {subnet_of(i): i.address for i in here.interfaces if i.up}
     tries: dict[str, list[str]] = {}
@@ -133,7 +133,7 @@ def _matches(found: Interface, wanted: Sequence[str]) -> bool:
 
 
 def _proven(hosts: Mapping[str, HostFacts], here: HostFacts) -> dict[str, set[str]]:
-    """Subnets through which ssh came, with the addresses at both ends."""
+    """Subnets that an ssh connection came through, with the addresses at both ends."""
     ends = {a for facts in hosts.values() for a in (facts.ssh_address, facts.ssh_client) if a}
     proven: dict[str, set[str]] = {}
     for facts in (*hosts.values(), here):
@@ -151,7 +151,7 @@ def _control(
     known = {i.address for facts in hosts.values() for i in facts.interfaces}
     servers = {facts.ssh_address for facts in hosts.values() if facts.ssh_address}
     if not clients or not clients <= own or not servers <= known:
-        return ()  # translated on the way: only part of it is seen
+        return ()  # addresses were translated on the way, so that the subnets are not known
     return tuple(subnet for subnet in proven if ip_network(subnet).version == 4)
 
 

@@ -1,7 +1,7 @@
-"""Looks at the hosts before a job starts there: all at once, over one ssh each.
+"""Checks the hosts before a job starts on them: all at once, over one ssh connection each.
 
-What is asked stands in `probe`, what it means in `findings`. Good answers are remembered; what is
-wrong is asked anew each time.
+`probe` answers on the host; `findings` judges the answers. Hosts that pass every check are
+remembered; the others are asked again each time.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from hvdrun.agent.probe import Question
 
 SSH_PORT = 22
-LIMIT_S = 20.0  # for one host, ssh's own time limit for the connection within it
-# Of several failures the first of these is the exit code: the others may follow from it.
+LIMIT_S = 20.0  # for one host; ssh's own limit for connecting is part of it
+# With several failures, the first of these decides the exit code: it may have caused the others.
 ORDER: tuple[type[LaunchError], ...] = (SshFailed, HostSetupError, CommandNotFound)
 
 
 @dataclass(frozen=True)
 class Preflight:
-    hosts: Mapping[str, HostFacts]  # those that have answered, by the names that the user gave
+    hosts: Mapping[str, HostFacts]  # those that answered, by the user's names for them
     findings: tuple[Finding, ...]
     options: tuple[str, ...]  # for mpirun
     variables: Mapping[str, str]  # for the ranks
@@ -52,7 +52,7 @@ class Preflight:
         return [f for f in self.findings if f.remedy and not f.failure]
 
     def within(self, facts: LocalFacts) -> LocalFacts:
-        """With what the hosts have said."""
+        """The facts with what the hosts have answered."""
         return replace(
             facts,
             others=self.hosts,
@@ -62,7 +62,7 @@ class Preflight:
 
     @property
     def exit_code(self) -> int:
-        """0 where every host is ready, else that of the worst failure."""
+        """0 if every host is ready, else the code of the worst failure."""
         kinds = {finding.failure for finding in self.failures}
         return next((kind.code for kind in ORDER if kind in kinds), 0)
 
@@ -70,7 +70,7 @@ class Preflight:
         return [host.name for host in hosts_of(request) if host.name not in self.hosts]
 
     def notes(self, verbose: bool) -> list[str]:
-        """What the user should know of a job that runs all the same."""
+        """Lines for the user of a job that can run."""
         notes = [f"warning: {f.host}: {f.text}; {f.remedy}" for f in self.warnings]
         if verbose:
             said = ("ssh", "network")
@@ -101,20 +101,21 @@ def run(
     fresh: bool = False,
     only_remembered: bool = False,
 ) -> Preflight:
-    """Asks the hosts of which nothing good is remembered (`fresh`: all of them), or no host.
+    """Asks the hosts that the cache does not know as ready. `fresh`: asks all hosts;
+    `only_remembered`: asks none.
 
-    Raises SshFailed where ssh can't be started here; what is wrong with a host is a finding.
+    Raises SshFailed if ssh can't be started here; a problem of a host is a finding.
     """
     hosts = hosts_of(request)
     question = question_of(request, flavour, facts)
     remote = [host for host in hosts if not is_local(host, facts)]
-    # Names are for the ranks, and looking them up can take a while.
+    # Only a host with ranks needs the names, and looking them up can take long.
     names = question["names"] if len(remote) < len(hosts) else []
     here = from_answer(probe.answer({**question, "names": names}))
     known = {host.name: here for host in hosts if host not in remote}
     by_srun = goes_by_srun(request, facts, remote)
     commands = {h.name: probe_command(request, h, facts, question, by_srun) for h in remote}
-    # With this machine's name, as home folders may be shared, and its networks: laptops move.
+    # This machine's name, as home folders may be shared; its networks, as laptops move.
     networks_here = [(found.name, found.address) for found in here.interfaces]
     basis = [here.hostname, networks_here, here.python, dict(here.packages), flavour.version]
     keys = {name: [command, *basis] for name, command in commands.items()}
@@ -165,14 +166,14 @@ def run(
 
 def _ask(commands: Mapping[str, list[str]], limit_s: float) -> dict[str, Reply]:
     try:
-        return ask(commands, limit_s, _tell_who_is_late)
+        return ask(commands, limit_s, _report_late_hosts)
     except OSError as error:
         raise SshFailed(f"{NO_SSH.cause}: {error.strerror}; {NO_SSH.remedy}") from error
 
 
-def _tell_who_is_late(hosts: list[str]) -> None:
+def _report_late_hosts(hosts: list[str]) -> None:
     named = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
-    print(f"hvdrun: waiting for an answer of {named}", file=sys.stderr)
+    print(f"hvdrun: waiting for an answer from {named}", file=sys.stderr)
 
 
 def _expected(
@@ -188,7 +189,7 @@ def _expected(
     for name in question["names"]:
         owner = here if name == control else known.get(name)
         owned[name] = frozenset(i.address for i in owner.interfaces) if owner else frozenset()
-    # Open MPI's daemons are given addresses, Hydra's this name.
+    # Open MPI gives its daemons addresses; Hydra gives them this name.
     by_hydra = flavour.kind in (MPICH, INTEL) and not flavour.srun
     needed = {control} if by_hydra else set()
     return Expected(
@@ -205,7 +206,7 @@ def _expected(
 
 
 def _read(answer: Any, clock_skew_s: float = 0.0) -> HostFacts | None:
-    """None for what is no answer, or that of another hvdrun."""
+    """None if it is not an answer, or comes from another version of hvdrun."""
     try:
         return from_answer(answer, clock_skew_s)
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -215,7 +216,7 @@ def _read(answer: Any, clock_skew_s: float = 0.0) -> HostFacts | None:
 def _try(
     tries: Sequence[tuple[str, list[str]]], port: int, cache: AnswerCache, fresh: bool
 ) -> dict[str, bool]:
-    """By subnet: does every address in it answer?"""
+    """By subnet: whether every address in it answers."""
     key = ["networks", tries, port]
     remembered = None if fresh else cache.get(key)
     if isinstance(remembered, dict):

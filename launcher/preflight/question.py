@@ -1,4 +1,4 @@
-"""What preflight asks a host, and the command that does. Looks only where packages lie here."""
+"""The question that preflight asks a host, and the command that asks it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hvdrun.preflight.findings import PACKAGES
 if TYPE_CHECKING:
     from hvdrun.agent.probe import Question
 
-# Python's options that take a word.
+# Python's options that have a value.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -45,7 +45,7 @@ def question_of(request: Request, flavour: Flavour, facts: LocalFacts) -> Questi
 
 
 def script_of(command: Sequence[str]) -> str | None:
-    """The file that Python is to run, where the command is Python's and names one."""
+    """The script, if the command is Python's and runs a file."""
     if not command or not re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
         return None
     words = list(command[1:])
@@ -63,7 +63,7 @@ def script_of(command: Sequence[str]) -> str | None:
 
 
 def package_folders(program: str, environ: Mapping[str, str]) -> list[str]:
-    """Where the packages of the ranks' Python lie: hvdrun's own, or the program's environment."""
+    """The package folders of the ranks' Python: the program's environment, or hvdrun's own."""
     found = shutil.which(program, path=environ.get("PATH"))
     if found is not None:
         prefix = os.path.dirname(os.path.dirname(os.path.abspath(found)))
@@ -75,26 +75,26 @@ def package_folders(program: str, environ: Mapping[str, str]) -> list[str]:
 def probe_command(
     request: Request, host: Host, facts: LocalFacts, question: Question, by_srun: bool
 ) -> list[str]:
-    # Nothing in it needs quotes, whatever the user's shell is over there.
+    # Nothing in it needs quotes, whatever shell the user has there.
     packed = base64.urlsafe_b64encode(json.dumps(question, sort_keys=True).encode()).decode()
     remote = [facts.python, "-I", "-S", facts.agent, "probe", packed]
     if by_srun:
         return [facts.srun, *CONNECTION, f"--nodelist={host.name}", *remote]
     login = ["-l", host.user] if host.user else []
-    # ssh takes the first port that it is told.
+    # ssh uses the first port that it gets.
     port = ["-p", str(host.port)] if host.port is not None else []
     words = [*port, *ssh_options(request), *login]
     return ["ssh", "-x", "-T", *words, host.name, shlex.join(remote)]
 
 
 def control_name(hosts: Iterable[Host], facts: LocalFacts) -> str:
-    """This machine, by the name that mpirun tells its daemons on the hosts."""
+    """The name by which mpirun's daemons on other hosts connect to this machine."""
     local = [mpi_name(host, facts) for host in hosts if is_local(host, facts)]
     return local[0] if local and local[0] not in LOOPBACK else facts.hostname
 
 
 def _names(hosts: Sequence[Host], facts: LocalFacts) -> list[str]:
-    """What every host has to find: this machine, and the first host, which is MASTER_ADDR."""
+    """The names that every host must resolve: this machine, and the first host (MASTER_ADDR)."""
     control = control_name(hosts, facts)
     first = hosts[0].name if hosts and hosts[0].name not in LOOPBACK else control
     return [name for name in dict.fromkeys([control, first]) if not _is_address(name)]

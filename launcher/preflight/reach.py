@@ -1,4 +1,4 @@
-"""Tries from here whether addresses answer: all at once, by a connection that says nothing."""
+"""Checks from here whether addresses answer: all at once, by connections that send nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import socket
 import time
 from collections.abc import Iterable
 
-CONNECT_S = 1.0  # an answer comes in far less, or never
+CONNECT_S = 1.0  # an answer comes much sooner, or never
 
 
 def connect_all(addresses: Iterable[str], port: int) -> dict[str, bool]:
-    """By address: has a host answered, be it with a refusal?"""
+    """By address: whether a host has answered, if only with a refusal."""
     poll = select.poll()
     pending: dict[int, tuple[str, socket.socket]] = {}
     reached: dict[str, bool] = {}

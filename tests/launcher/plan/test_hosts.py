@@ -84,7 +84,7 @@ def test_a_host_named_several_times_has_the_slots_of_all():
 
 @pytest.mark.parametrize("text", ["ann@a:1,b,a:1", "a,b,ann@A"])
 def test_a_host_named_with_two_users_is_an_error_at_the_second(text):
-    with pytest.raises(HostListError, match=r"^-H, entry 3 \('.*'\): [aA] was named before"):
+    with pytest.raises(HostListError, match=r"^-H, entry 3 \('.*'\): [aA] was listed before"):
         parse_hosts(text)
 
 
@@ -99,15 +99,15 @@ def test_a_host_named_with_two_users_is_an_error_at_the_second(text):
         ("a:", "not ''"),
         ("fd00::1", "put an IPv6 address into brackets"),
         ("[fd00::1", "expected '[ADDRESS]'"),
-        ("[server1]:2", "'server1' is no IPv6 address"),
-        ("-oProxyCommand=x", "'-oProxyCommand=x' is no host name"),
-        ("[1:2]:3", "'1:2' is no IPv6 address"),
-        ("[.:.]", "'.:.' is no IPv6 address"),
-        ("[fe80::1%$(id)]", "'fe80::1%$(id)' is no IPv6 address"),
+        ("[server1]:2", "'server1' is not an IPv6 address"),
+        ("-oProxyCommand=x", "'-oProxyCommand=x' is not a host name"),
+        ("[1:2]:3", "'1:2' is not an IPv6 address"),
+        ("[.:.]", "'.:.' is not an IPv6 address"),
+        ("[fe80::1%$(id)]", "'fe80::1%$(id)' is not an IPv6 address"),
         ("a:4 b:4", "-H, entry 1 ('a:4 b:4'): put nothing but a comma between two hosts"),
         ("a;b", "put nothing but a comma between two hosts"),
-        ("$(id)", "is no host name"),
-        ("-l@a", "'-l' is no user name"),
+        ("$(id)", "is not a host name"),
+        ("-l@a", "'-l' is not a user name"),
     ],
 )
 def test_a_mistake_in_a_list_is_an_error_that_says_which_entry(text, message):
@@ -121,18 +121,18 @@ def test_a_mistake_in_a_list_is_an_error_that_says_which_entry(text, message):
     ("line", "message"),
     [
         ("server1 slots=x", "the slots must be a whole number above 0, not 'x'"),
-        ("server1 cores=4", "'cores=4' is not understood"),
-        ("server1 4", "'4' is not understood"),
+        ("server1 cores=4", "'cores=4' is not a setting of a host"),
+        ("server1 4", "'4' is not a setting of a host"),
         ("server1:4 slots=4", "the slots are given twice"),
         ("server1 slots=8 max_slots=4", "slots=8 is more than max_slots=4"),
-        ("server1, server2", "'server1, server2' has a comma; write one host a line"),
+        ("server1, server2", "'server1, server2' has a comma; write one host per line"),
         ("server1:4,server2:4", "has a comma"),
-        ("server 1", "'1' is not understood"),
-        ("server1 port=0", "'0' is no port; expected 1 to 65535"),
-        ("server1 port=ssh", "'ssh' is no port"),
+        ("server 1", "'1' is not a setting of a host"),
+        ("server1 port=0", "'0' is not a port; expected 1 to 65535"),
+        ("server1 port=ssh", "'ssh' is not a port"),
         ("ann@server1 user=bob", "user is given twice"),
-        ("server1 user=", "'' is no user name"),
-        ("server0 port=22", "server0 was named before, with another user or port"),
+        ("server1 user=", "'' is not a user name"),
+        ("server0 port=22", "server0 was listed before, with another user or port"),
     ],
 )
 def test_a_mistake_in_a_hostfile_is_an_error_with_file_and_line(line, message):

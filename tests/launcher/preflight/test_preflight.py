@@ -79,7 +79,7 @@ def test_memory_is_for_the_ranks_that_a_host_can_get(stand_in, capsys):
         (["-H", "h1:9", "-np", "3"], 3),
     ):
         assert main([*words, "-x", "CUDA_VISIBLE_DEVICES=", "--check"]) == 0
-        assert f"0 MiB are free for {ranks} ranks" in capsys.readouterr().out
+        assert f"only 0 MiB are free for {ranks} ranks" in capsys.readouterr().out
 
 
 def test_only_hosts_that_will_have_ranks_are_asked(stand_in, capsys, tmp_path):
@@ -98,7 +98,7 @@ def test_who_waits_is_told_for_whom(stand_in, capsys, monkeypatch):
     stand_in('sleep 1; exec sh -c "$command"')
     assert main(["-H", hosts(5), "--check"]) == 0
     said = capsys.readouterr().err
-    assert said == "hvdrun: waiting for an answer of h1, h2, h3 and 2 more\n"
+    assert said == "hvdrun: waiting for an answer from h1, h2, h3 and 2 more\n"
 
 
 def test_an_answer_of_another_hvdrun_is_none(stand_in, capsys):
