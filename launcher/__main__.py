@@ -1,6 +1,6 @@
-"""Where hvdrun begins: as a command, and as `python -m hvdrun`.
+"""The entry point of hvdrun, as a command and as `python -m hvdrun`.
 
-The rest is loaded within `main`, which takes most of a second: Ctrl-C is answered from here on.
+`main` loads the rest, which may take most of a second; this module handles Ctrl-C until then.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from typing import NoReturn
-else:  # what it wraps, which is there already
+else:  # the module that it wraps, which is loaded already
     import _signal as signal
 
 
 def end(*_: object) -> NoReturn:
-    """The answer to Ctrl-C while no rank runs. Not an exception, where one could be lost in an
-    import, or show where it fell."""
+    """Ends hvdrun at Ctrl-C while no rank runs. Not by an exception, which could get lost in an
+    import, or print a traceback."""
     try:
         os.write(2, b"hvdrun: Ctrl-C: no rank has been started\n")
     finally:
         os._exit(128 + signal.SIGINT)
 
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
     signal.signal(signal.SIGINT, end)
 
 
@@ -35,10 +35,10 @@ def main() -> int:
 
     try:
         if signal.getsignal(signal.SIGINT) is end:
-            # What runs from now on may have something to clear away.
+            # From now on an exception is needed, for code that must clean up.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return cli.main()
-    except KeyboardInterrupt:  # later ones are the supervisor's
+    except KeyboardInterrupt:  # once ranks run, the supervisor handles it
         end()
 
 

@@ -9,9 +9,9 @@
     ├── CommandNotFound      69  the program is missing, here or on a host
     ├── SshFailed            70  a host can't be reached: name, network, key
     ├── HostSetupError       71  a host is reached, but lacks what a rank needs
-    ├── HostLost             72  a host was there, and is not any more
+    ├── HostLost             72  a host died or was cut off during the job
     ├── MpirunFailed         73  mpirun could not start the job, or gave up on it
-    ├── OutputLost           74  what the ranks write can't be shown
+    ├── OutputLost           74  the ranks' output can't be written
     └── StartTimeout         75  ranks that did not start in time
 
 All other codes are the program's: the code of the rank that failed first, 128+n for signal n.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 
 class LaunchError(Exception):
-    """what, where, and what to do; printed as `hvdrun: …`."""
+    """Says what went wrong, where, and what to do; hvdrun prints it as `hvdrun: …`."""
 
     code = 1
     cause = ""
@@ -29,7 +29,7 @@ class LaunchError(Exception):
 
 class UsageError(LaunchError):
     code = 64
-    cause = "an option that is wrong, or does not fit the others"
+    cause = "a wrong option, or options that contradict each other"
 
 
 class HostListError(LaunchError):
@@ -79,7 +79,7 @@ class MpirunFailed(LaunchError):
 
 class OutputLost(LaunchError):
     code = 74
-    cause = "what the ranks write can't be shown, as on a disk that is full"
+    cause = "the ranks' output can't be written, for example to a full disk"
 
 
 class StartTimeout(LaunchError):

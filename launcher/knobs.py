@@ -2,15 +2,15 @@
 
 This module imports nothing, so that hvdrun starts without torch and the table has one home.
 A knob's variable is `HVDLITE_` and its name in capitals. The name that Horovod has for the same
-thing counts where that variable is not set.
+thing is used where that variable is not set.
 """
 
 MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
-LONGEST_S = (1 << 31) - 1  # what scripts give for never
+LONGEST_S = (1 << 31) - 1  # scripts pass this for never
 
-# A number with more digits is out of every range, and Python refuses to convert thousands of them.
+# Longer numbers are out of every range, and Python refuses to convert thousands of digits.
 MOST_DIGITS = 40
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
@@ -23,9 +23,9 @@ class Knob:
     """One row of the table.
 
     kind: 'int', 'bool', 'text' or 'counts' (whole numbers with commas between them).
-    minimum, maximum: of an int, and of each of the counts. What is larger would be of no use, or
-        more than the core's arithmetic is made for.
-    off_flag: of a bool: the flag that says the opposite of `flag`.
+    minimum, maximum: of an int, and of each of the counts. Larger values would have no effect, or
+        overflow the core's arithmetic.
+    off_flag: of a bool: the flag that means the opposite of `flag`.
     unit: a flag's number times this is the variable's number (`--fusion-threshold-mb 25`).
     internal: hvdlite sets it itself; hvdrun neither takes nor forwards it.
     """
@@ -78,7 +78,7 @@ class Knob:
         return "HVDLITE_" + self.name.upper()
 
     def parse(self, text: str) -> object:
-        """The value that `text` stands for. ValueError: a phrase that says what is expected."""
+        """The value of `text`. Raises ValueError with a phrase that says what was expected."""
         word = text.strip()
         if self.kind == "bool":
             if word.lower() in TRUE_WORDS:
@@ -109,21 +109,21 @@ KNOBS: tuple[Knob, ...] = (
         "algorithm",
         "text",
         "auto",
-        "for tests: how sums are formed between hosts, whatever their size; 16-bit floats and the"
-        " deterministic mode keep to the order of the hosts",
+        "for tests: the algorithm of reductions between hosts, for every size; 16-bit floats and"
+        " the deterministic mode always add in the order of the hosts",
         choices=("auto", "ring", "direct", "recursive_doubling"),
     ),
     Knob(
         "algorithm_table",
         "text",
         "",
-        "the file of python -m hvdlite.tune: which algorithm for which size; rank 0's counts",
+        "the file of python -m hvdlite.tune: the algorithm for each size; read by rank 0",
     ),
     Knob(
         "alone",
         "bool",
         False,
-        "without an MPI launcher: a world of one, though WORLD_SIZE tells of more processes",
+        "without an MPI launcher: a world of one process, even if WORLD_SIZE is larger",
     ),
     Knob(
         "block_bytes",
@@ -137,8 +137,8 @@ KNOBS: tuple[Knob, ...] = (
         "bucket_bytes",
         "int",
         -1,
-        "gradients of DistributedOptimizer that are reduced together; 0: each alone; by default as "
-        "many as suit their total",
+        "size of the buckets in which DistributedOptimizer reduces gradients; 0: each gradient "
+        "alone; by default chosen from the gradients' total size",
         horovod="HOROVOD_FUSION_THRESHOLD",
         flag="--fusion-threshold-mb",
         unit=MIB,
@@ -148,7 +148,7 @@ KNOBS: tuple[Knob, ...] = (
         "deterministic",
         "bool",
         False,
-        "add in the order of the ranks, whatever the fusion, size or algorithm",
+        "add in the order of the ranks, regardless of fusion, size and algorithm",
         flag="--deterministic",
     ),
     Knob(
@@ -162,7 +162,7 @@ KNOBS: tuple[Knob, ...] = (
         "first_bucket_bytes",
         "int",
         -1,
-        "the same for the first bucket, which should start early; by default a quarter of the "
+        "size of the first bucket, which should start early; by default a quarter of the "
         "others' size",
         maximum=TIB,
     ),
@@ -177,7 +177,7 @@ KNOBS: tuple[Knob, ...] = (
         "gpu_collectives",
         "text",
         "auto",
-        "how GPU tensors travel: nccl, staged (through host memory), or auto: nccl where it can be",
+        "how GPU tensors travel: nccl, staged (through host memory), or auto: nccl where possible",
         flag="--gpu-collectives",
         choices=("auto", "nccl", "staged"),
     ),
@@ -185,7 +185,7 @@ KNOBS: tuple[Knob, ...] = (
         "host_ranks",
         "counts",
         (),
-        "for tests: pretend hosts with so many ranks each, for example 2,2",
+        "for tests: pretend that the ranks run on several hosts, this many on each, as in 2,2",
         minimum=1,
         maximum=1024,
     ),
@@ -201,7 +201,7 @@ KNOBS: tuple[Knob, ...] = (
         "log_level",
         "text",
         "warning",
-        "what the runtime says: " + ", ".join(LOG_LEVELS),
+        "the runtime's log level: " + ", ".join(LOG_LEVELS),
         horovod="HOROVOD_LOG_LEVEL",
         flag="--log-level",
         choices=LOG_LEVELS,
@@ -210,7 +210,7 @@ KNOBS: tuple[Knob, ...] = (
         "piece_bytes",
         "int",
         0,
-        "larger operations are cut into pieces of this size, so that small ones get through; by "
+        "larger operations are cut into pieces of this size, so that small ones need not wait; by "
         "default 8 MiB, with several hosts 2 MiB",
         minimum=64,
         maximum=TIB,
@@ -219,7 +219,7 @@ KNOBS: tuple[Knob, ...] = (
         "rank_process",
         "text",
         "",
-        "the process that is the rank: what it starts inherits this and is a world of one",
+        "the rank's process number; processes that it starts inherit it and are worlds of one",
         internal=True,
     ),
     Knob(
@@ -234,7 +234,7 @@ KNOBS: tuple[Knob, ...] = (
         "stall_check_disable",
         "bool",
         False,
-        "no warnings about operations that some ranks have not come to",
+        "no warnings about operations that some ranks have not called",
         horovod="HOROVOD_STALL_CHECK_DISABLE",
         flag="--no-stall-check",
         off_flag="--stall-check",
@@ -243,7 +243,7 @@ KNOBS: tuple[Knob, ...] = (
         "stall_check_time_seconds",
         "int",
         60,
-        "after this time an operation that some ranks have not come to is reported; 0: never",
+        "report an operation that some ranks have not called after this time; 0: never",
         horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
         flag="--stall-check-warning-time-seconds",
         maximum=LONGEST_S,
@@ -252,7 +252,7 @@ KNOBS: tuple[Knob, ...] = (
         "stall_shutdown_time_seconds",
         "int",
         0,
-        "after this time everything fails where an operation is missing ranks; 0: never",
+        "fail all operations once one has waited this long for ranks; 0: never",
         horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         flag="--stall-check-shutdown-time-seconds",
         maximum=LONGEST_S,
@@ -261,13 +261,13 @@ KNOBS: tuple[Knob, ...] = (
         "strict",
         "bool",
         False,
-        "an error, and no warning, where the ranks' parameters differ at the start",
+        "raise an error, instead of a warning, if the ranks' parameters differ at the start",
     ),
     Knob(
         "timeline",
         "text",
         "",
-        "the file of a timeline of all operations, in Chrome's format, written by rank 0's host",
+        "write a timeline of all operations to this file, in Chrome's format, on rank 0's host",
         horovod="HOROVOD_TIMELINE",
         flag="--timeline-filename",
     ),
@@ -285,7 +285,7 @@ WITHOUT_EFFECT: tuple[tuple[str, str, str, str], ...] = (
         "--cache-capacity",
         "HOROVOD_CACHE_CAPACITY",
         "int",
-        "repeated operations are plans, there is no response cache to size",
+        "there is no response cache: repeated operations reuse a plan",
     ),
     (
         "--hierarchical-allreduce",
@@ -373,13 +373,13 @@ WITHOUT_EFFECT: tuple[tuple[str, str, str, str], ...] = (
         "--torus-allreduce",
         "HOROVOD_TORUS_ALLREDUCE",
         "",
-        "an algorithm of NCCL's, and the algorithm is not the user's to choose",
+        "it chooses an algorithm of NCCL's, and hvdlite chooses the algorithm itself",
     ),
     (
         "--no-torus-allreduce",
         "",
         "",
-        "an algorithm of NCCL's, and the algorithm is not the user's to choose",
+        "it chooses an algorithm of NCCL's, and hvdlite chooses the algorithm itself",
     ),
     ("--tcp", "", "", "MPI's transport is chosen by --mpi-args, NCCL's by NCCL's own variables"),
 )

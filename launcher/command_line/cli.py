@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from hvdrun.preflight.preflight import Preflight
 
-CTRL_C = 130  # the exit code of who ends by SIGINT
+CTRL_C = 130  # the exit code of a process that SIGINT ended
 
-# As a job of one rank, so that MPI is seen at work.
+# Runs as a job of one rank, so that it shows MPI at work.
 CHECK_BUILD = (sys.executable, "-m", "hvdlite.check_build")
 
 
@@ -47,7 +47,7 @@ class HvdrunCommand(click.Command):
         return rest
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Within the program's own command, of which hvdrun knows nothing: files."""
+        """Completes file names in the program's own command, which hvdrun does not know."""
         if not ctx.params.get("command"):
             return super().shell_complete(ctx, incomplete)
         (words,) = (p for p in self.params if isinstance(p, click.Argument))
@@ -74,7 +74,7 @@ def completion_script(command: click.Command, shell: str) -> str:
 
 
 def double_dashes(options: Iterable[click.Parameter], args: Sequence[str]) -> list[str]:
-    """Writes our long forms with one dash with two dashes, up to the program's own command."""
+    """Gives our one-dash spellings their two dashes, up to the program's own command."""
     takes_value, with_two = {}, {}
     for option in options:
         for name in option.opts:
@@ -122,7 +122,7 @@ def cli(
 ) -> int:
     """Run COMMAND on several processes and hosts, as one training job.
 
-    A rank that fails ends the job; it is reported last, and its exit code is hvdrun's.
+    The first rank that fails ends the job; hvdrun reports it last and exits with its exit code.
     """
     if version:
         from importlib.metadata import version as version_of
@@ -141,7 +141,7 @@ def cli(
         raise UsageError("COMMAND is an empty word: is a variable in the line not set?")
     hosts, hostfile = others["hosts"], others["hostfile"]
     if hosts and hostfile:
-        raise UsageError("-H and --hostfile say the same thing: leave one of them out")
+        raise UsageError("-H and --hostfile both name the hosts: leave one of them out")
     values = request_fields(others)
     if hosts is None and hostfile is not None:
         values["hosts"] = _hosts_in_file(hostfile)
@@ -164,7 +164,7 @@ def cli(
 
 
 def check_hosts(request: Request) -> int:
-    """`--check`: everything anew, and every finding shown."""
+    """`--check`: asks every host again, and shows every finding."""
     from hvdrun.preflight import preflight
     from hvdrun.preflight.findings_table import table
 
@@ -190,7 +190,7 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
     if commands.is_remote(request, found):
         from hvdrun.preflight import preflight
 
-        # What would run is shown without a word to any host.
+        # --dry-run contacts no host.
         seen = preflight.run(request, mpi, found, disable_cache, only_remembered=dry_run)
         seen.check()
         found = seen.within(found)
@@ -198,10 +198,8 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
     if dry_run:
         click.echo(command.show(found))
         if seen and (unknown := seen.unknown(request)):
-            click.echo(
-                f"# not asked: {', '.join(unknown)}; their slots and networks are as hvdrun --check"
-                " will find them"
-            )
+            names = ", ".join(unknown)
+            click.echo(f"# not asked: {names}; `hvdrun --check` finds their slots and networks")
         return 0
     from hvdrun.job.attempts import supervise
     from hvdrun.output.screen import Screen
@@ -220,7 +218,7 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         failed = code not in (0, CTRL_C)
     finally:
         if seen and failed:
-            seen.cache.forget()  # the hosts may not be as they were
+            seen.cache.forget()  # the hosts may have changed
     return code
 
 
@@ -232,7 +230,7 @@ def _hosts_in_file(path: str) -> tuple[Host, ...]:
 
 
 def _allocation(is_needed: bool) -> allocation.Allocation | None:
-    """A scheduler's list that can't be read matters where it says the hosts."""
+    """A scheduler's list that can't be read is an error only if the job needs it."""
     try:
         return allocation.find(os.environ, _read)
     except HostListError:

@@ -5,7 +5,7 @@
     stall_check:                    # a section of Horovod's
       warning_time_seconds: 120
 
-What stands on the command line wins.
+The command line wins over the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hvdrun.command_line.hvdrun_option import HvdrunOption
 from hvdrun.errors import UsageError
 from hvdrun.plan.hosts import parse_hosts
 
-# Section → what its keys begin with as options; the keys that are called otherwise.
+# Section → the prefix that makes its keys options; the keys whose option has another name.
 SECTIONS: dict[str, tuple[str, Mapping[str, str]]] = {
     "params": ("", {}),
     "autotune": ("autotune_", {"enabled": "autotune"}),
@@ -48,7 +48,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 class _Mistake(Exception):
-    """What is wrong, and the node that shows where."""
+    """A mistake in the file; `node` shows where."""
 
     def __init__(self, node: Any, message: str) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class _Mistake(Exception):
 
 
 def option_callback(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
-    """Its values become the defaults of all other options, which are parsed after this one."""
+    """Makes the file's values the defaults of the other options, which are parsed later."""
     if path is not None:
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -67,7 +67,7 @@ def option_callback(ctx: click.Context, param: click.Parameter, path: str | None
 
 
 def prefer_command_line(ctx: click.Context) -> None:
-    """What a file says that the command line says otherwise, by another option, is dropped."""
+    """Drops values of the file that the command line overrides with another option."""
     groups = [["hosts", "hostfile"]]
     groups += [[n, f"no_{n}"] for n in ctx.params if f"no_{n}" in ctx.params]
     for group in groups:
@@ -79,7 +79,7 @@ def prefer_command_line(ctx: click.Context) -> None:
 
 
 def read(text: str, path: str, ctx: click.Context) -> dict[str, Any]:
-    """The values of the file by the names of the command's parameters.
+    """The values of the file, by the names of the command's parameters.
 
     Raises UsageError with the file and line, and for an unknown key with the nearest right one;
     HostListError likewise.
@@ -116,19 +116,19 @@ def read(text: str, path: str, ctx: click.Context) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise UsageError(f"{path}:{line}: this is no YAML: {error.problem}") from None
+        raise UsageError(f"{path}:{line}: this is not valid YAML: {error.problem}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UsageError(
-            f"{path}:{line}: this is no YAML: it has the character U+{error.character:04X}"
+            f"{path}:{line}: this is not valid YAML: it has the character U+{error.character:04X}"
         ) from None
     except RecursionError:
-        raise UsageError(f"{path}:1: lists or sections stand in each other too deep") from None
+        raise UsageError(f"{path}:1: lists or sections are nested too deeply") from None
     return values
 
 
 def _keys(parameter: click.Parameter) -> Iterator[str]:
-    """What an option is called in the file."""
+    """The names of an option in the file."""
     for spelling in parameter.opts:
         if spelling.startswith("--"):
             yield spelling[2:].replace("-", "_")
@@ -137,7 +137,7 @@ def _keys(parameter: click.Parameter) -> Iterator[str]:
 
 
 def _entries(node: Any, what: str) -> Iterator[tuple[str, Any]]:
-    """Each key with its value, whose place becomes that of the key."""
+    """Each key with its value, which gets the line number of the key."""
     if node.id != "mapping":
         raise _Mistake(node, f"{what} should have lines such as 'key: value', not {_found(node)}")
     seen = set()
@@ -154,13 +154,15 @@ def _unknown(key: str, known: Collection[str], where: str = "") -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(key, known, 1)
-    meant = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
-    return f"{key!r} is no option{where}{meant}"
+    meant = (
+        f"; did you mean {near[0]!r}?" if near else f"; the options are {', '.join(sorted(known))}"
+    )
+    return f"{key!r} is not an option{where}{meant}"
 
 
 def _check_controller(node: Any) -> None:
     if str(node.value).lower() != "mpi":
-        raise _Mistake(node, f"controller should be mpi, as there is no other, not {_found(node)}")
+        raise _Mistake(node, f"controller should be mpi, the only one, not {_found(node)}")
 
 
 def _value(
@@ -202,9 +204,9 @@ def _scalar(option: click.Parameter, key: str, node: Any) -> str:
 
 def _text(what: str, node: Any) -> str:
     if node.id != "scalar" or _kind(node) == "null":
-        raise _Mistake(node, f"{what} should be one word or text, not {_found(node)}")
+        raise _Mistake(node, f"{what} should be a single text, not {_found(node)}")
     if "\0" in node.value:
-        raise _Mistake(node, f"{what} has a NUL in it, which no program can be given")
+        raise _Mistake(node, f"{what} contains a NUL character, which no argument can hold")
     return str(node.value)
 
 

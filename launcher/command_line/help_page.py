@@ -1,4 +1,4 @@
-"""What `hvdrun --help` shows: the options in groups, examples, exit codes."""
+"""The text of `hvdrun --help`: the options in groups, examples, exit codes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ hvdrun --check-build                                  what this installation can
 
 CODES = f"""\
 0   every rank ended with 0
-n   of the rank that failed first; 128+n if signal n ended it, or hvdrun itself
+n   the exit code of the rank that failed first; 128+n if signal n ended it, or hvdrun
 {exit_codes()}"""
 
 OPTION_COLUMNS = 32
-# What click adds to the help of a number: the texts say it where it matters.
+# The range that click adds to the help of a number: the texts give it where it matters.
 RANGE = re.compile(r"\s*\[[0-9<=]*x[<>]=?[0-9.]*\]$")
 
 
@@ -48,7 +48,7 @@ def write_options(
     for title, rows in groups.items():
         with formatter.section(title):
             formatter.write_dl(rows, col_max=OPTION_COLUMNS)
-    with formatter.section("Taken for horovodrun's users, and without effect"):
+    with formatter.section("Accepted for horovodrun's users, without effect"):
         idle = sorted(param.opts[0] for param in params if isinstance(param, IdleOption))
         width = formatter.width - formatter.current_indent
         _write(formatter, textwrap.wrap(" ".join(idle), width, break_on_hyphens=False))
@@ -61,6 +61,6 @@ def write_epilog(formatter: click.HelpFormatter) -> None:
 
 
 def _write(formatter: click.HelpFormatter, lines: Sequence[str]) -> None:
-    """As they are: click would fill the paragraphs."""
+    """Writes the lines as they are: click would reflow them."""
     for line in lines:
         formatter.write(f"{'':{formatter.current_indent}}{line}\n")

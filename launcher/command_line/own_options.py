@@ -33,9 +33,9 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 
 def no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """It is within any range."""
+    """NaN is within every range that click checks."""
     if value != value:
-        raise click.BadParameter("'nan' is no number", ctx, param)
+        raise click.BadParameter("'nan' is not a number", ctx, param)
     return value
 
 
@@ -50,7 +50,7 @@ def parse_exports(words: Sequence[str]) -> dict[str, str | None]:
 
 
 def parse_networks(text: str | None) -> tuple[str, ...]:
-    """Names of interfaces, and subnets or addresses."""
+    """Names of interfaces, subnets or addresses."""
     words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
     for word in words:
         if "/" in word:
@@ -61,7 +61,7 @@ def parse_networks(text: str | None) -> tuple[str, ...]:
             except ValueError as error:
                 raise UsageError(f"--network-interfaces {word}: {error}") from error
         elif not re.fullmatch(r"[A-Za-z0-9_.:@-]+", word):
-            raise UsageError(f"--network-interfaces {word}: no interface has such a name")
+            raise UsageError(f"--network-interfaces {word}: this can't be the name of an interface")
     return words
 
 
@@ -90,8 +90,8 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         one_dash="-hosts",
         from_list=",".join,
         metavar="H1:N,H2:N",
-        help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2; without a number one for each"
-        " GPU, else core. Default: the hosts that Slurm, PBS, LSF or SGE gave, else this machine.",
+        help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2; without a number, one per GPU,"
+        " or per core. Default: the hosts of the Slurm, PBS, LSF or SGE job, else this machine.",
     ),
     HvdrunOption(
         "--hostfile",
@@ -99,7 +99,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         one_dash="-hostfile",
         shell_complete=files,
         metavar="FILE",
-        help="Hosts from a file, one a line: 'h1 slots=4' or 'h1:4'.",
+        help="Hosts from a file, one per line: 'h1 slots=4' or 'h1:4'.",
     ),
     HvdrunOption(
         "-p",
@@ -123,7 +123,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         group=HOW,
         type=click.Choice(["auto", "openmpi", "mpich", "intel", "slurm"]),
         default="auto",
-        help="Which MPI. Default: the one beside this Python, else in PATH. slurm: that one,"
+        help="Which MPI. Default: the one beside this Python, else in PATH. slurm: the same,"
         " started by srun.",
     ),
     HvdrunOption(
@@ -142,8 +142,8 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         from_list=shlex.join,
         metavar="ARGS",
         default="",
-        help="mpirun's arguments for binding, as one word, in place of what hvdrun does: each rank"
-        " gets its share of the host's cores.",
+        help="mpirun's binding arguments, as one word. Default: hvdrun gives each rank its share of"
+        " the host's cores.",
     ),
     HvdrunOption(
         "-x",
@@ -153,7 +153,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         parse=parse_exports,
         multiple=True,
         metavar="VAR[=VALUE]",
-        help="Set a variable for the ranks. Exported ones get there without it.",
+        help="Set a variable for the ranks. They get all exported variables anyway.",
     ),
     HvdrunOption(
         "--network-interfaces",
@@ -162,7 +162,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         parse=parse_networks,
         from_list=",".join,
         metavar="NAMES|CIDRS",
-        help="Networks for the ranks: eth1,10.0.0.0/16. Default: those on which all hosts meet.",
+        help="Networks for the ranks: eth1,10.0.0.0/16. Default: those that connect all hosts.",
     ),
     HvdrunOption(
         "--start-timeout",
@@ -181,20 +181,20 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         is_eager=True,
         callback=option_callback,
         metavar="FILE",
-        help="Options from a YAML file; those of the command line win.",
+        help="Options from a YAML file; options on the command line win.",
     ),
     HvdrunOption(
         "--disable-cache",
         group=HOW,
         is_flag=True,
-        help="Ask hosts again that were all right within the hour.",
+        help="Check again hosts that passed within the last hour.",
     ),
     HvdrunOption(
         "--output-dir",
         "--output-filename",
         group=OUTPUT,
         metavar="DIR",
-        help="Write what each rank says to DIR/rank.N/stdout and stderr, too.",
+        help="Also write each rank's output to DIR/rank.N/stdout and stderr.",
     ),
     HvdrunOption(
         "--prefix-output-with-timestamp",
@@ -208,19 +208,19 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         "--verbose",
         group=OUTPUT,
         is_flag=True,
-        help="Say what is done, and all that mpirun says.",
+        help="Show what hvdrun does, and all that mpirun prints.",
     ),
     HvdrunOption(
         "--dry-run",
         group=INSTEAD,
         is_flag=True,
-        help="Print what would run, and run nothing.",
+        help="Print the command that would run; run nothing.",
     ),
     HvdrunOption(
         "--check",
         group=INSTEAD,
         is_flag=True,
-        help="Look at the hosts, say what is found, and run nothing.",
+        help="Check the hosts and print every finding; run nothing.",
     ),
     HvdrunOption(
         "--check-build",
@@ -235,7 +235,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         group=INSTEAD,
         in_config_file=False,
         type=click.Choice(["bash", "zsh"]),
-        help='Print the completion for that shell: eval "$(hvdrun --completion bash)".',
+        help='Print the completion script of a shell: eval "$(hvdrun --completion bash)".',
     ),
     HvdrunOption(
         "-v",

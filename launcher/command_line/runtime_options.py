@@ -1,5 +1,5 @@
-"""The options that are the runtime's: each knob's flag sets its variable for all ranks; flags of
-horovodrun that mean nothing here are taken and say so; those of elastic training are refused."""
+"""The runtime's options: each knob's flag sets its variable for all ranks. hvdrun accepts flags of
+horovodrun that have no effect here, and says so; it refuses those of elastic training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TYPES: dict[str, click.ParamType[Any]] = {
 
 
 class KnobOption(HvdrunOption):
-    """Sets a knob; as a flag that switches off, with the variable's other value."""
+    """Sets a knob; with switches_off, to the value that switches it off."""
 
     def __init__(self, knob: Knob, switches_off: bool = False) -> None:
         self.knob = knob
@@ -43,7 +43,7 @@ class KnobOption(HvdrunOption):
         )
 
     def _checked(self, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-        """The value as it was written, if it is one of the knob's words."""
+        """The value as it was typed, if the knob accepts it."""
         if isinstance(value, str):
             try:
                 self.knob.parse(value)
@@ -52,14 +52,14 @@ class KnobOption(HvdrunOption):
         return value
 
     def value_of(self, given: Any) -> str:
-        """What stands in the variable."""
+        """The variable's value."""
         if self.knob.kind == "bool":
             return "0" if self.switches_off else "1"
         return str(given * self.knob.unit if self.knob.kind == "int" else given)
 
 
 class IdleOption(click.Option):
-    """Does nothing, for the reason that it has."""
+    """Does nothing; `why` is the reason."""
 
     def __init__(self, flag: str, takes: str, why: str) -> None:
         self.why = why
@@ -70,7 +70,7 @@ class IdleOption(click.Option):
 
 
 class ElasticOption(click.Option):
-    """Is an error, with the reason."""
+    """Is an error that gives the reason."""
 
     def __init__(self, spellings: tuple[str, ...], num_values: int) -> None:
         super().__init__(spellings, nargs=num_values, hidden=True, callback=self._refuse)
@@ -78,8 +78,8 @@ class ElasticOption(click.Option):
     def _refuse(self, ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None:
             raise click.UsageError(
-                f"{'/'.join(self.opts)}: elastic training is not there, as MPI's world has a fixed "
-                "size from the start; leave it out, and after a failure start again from a "
+                f"{'/'.join(self.opts)}: there is no elastic training, as the number of ranks of "
+                "an MPI job is fixed; leave the option out, and after a failure restart from a "
                 "checkpoint"
             )
 
@@ -95,7 +95,7 @@ def runtime_options() -> list[click.Option]:
 
 
 def settings(params: Iterable[click.Parameter], given: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that the user's options set, as the ranks get them."""
+    """The variables that the given options set for the ranks."""
     return {
         option.knob.variable: option.value_of(given[str(option.name)])
         for option in params
@@ -104,7 +104,7 @@ def settings(params: Iterable[click.Parameter], given: Mapping[str, Any]) -> dic
 
 
 def idle_notes(params: Iterable[click.Parameter], given: Mapping[str, Any]) -> tuple[str, ...]:
-    """A line for each option of the user's that does nothing."""
+    """A line for each given option that does nothing."""
     return tuple(
         f"{option.opts[0]} has no effect: {option.why}"
         for option in params

@@ -61,7 +61,7 @@ def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
         (["-np", "two", "true"], 64, "'two'"),
         (["-np", "1000000", "true"], 64, "--num-proc"),
         (["-np", "2", ""], 64, "COMMAND is an empty word"),
-        (["--start-timeout", "nan", "true"], 64, "'nan' is no number"),
+        (["--start-timeout", "nan", "true"], 64, "'nan' is not a number"),
         (["--start-timeout", "0", "true"], 64, "--start-timeout"),
         (["--no-such-option", "true"], 64, "--no-such-option"),
         (["-x", "a b", "true"], 64, "-x a b"),

@@ -66,7 +66,7 @@ def test_an_option_of_elastic_training_is_refused_with_the_reason(spelling, num_
     assert said.startswith("hvdrun: ")
     assert said.count("\n") == 1
     assert spelling in said
-    assert "elastic training is not there" in said
+    assert "there is no elastic training" in said
 
 
 @pytest.mark.parametrize(
