@@ -26,7 +26,7 @@ def end(*_: object) -> NoReturn:
         os._exit(128 + signal.SIGINT)
 
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nothing to do if it is ignored
     signal.signal(signal.SIGINT, end)
 
 

@@ -274,7 +274,7 @@ KNOBS: tuple[Knob, ...] = (
 )
 
 WITHOUT_EFFECT: tuple[tuple[str, str, str, str], ...] = (
-    # (flag of horovodrun, its variable, what it takes, why it does nothing here)
+    # (flag of horovodrun, its variable, the type of its value, why it has no effect here)
     (
         "--cycle-time-ms",
         "HOROVOD_CYCLE_TIME",
@@ -385,7 +385,7 @@ WITHOUT_EFFECT: tuple[tuple[str, str, str, str], ...] = (
 )
 
 ELASTIC: tuple[tuple[tuple[str, ...], int], ...] = (
-    # (spellings of a flag of elastic training, how many values it takes)
+    # (spellings of a flag of elastic training, the number of its values)
     (("--min-np", "--min-num-proc"), 1),
     (("--max-np", "--max-num-proc"), 1),
     (("--slots-per-host",), 1),

@@ -81,8 +81,8 @@ def prefer_command_line(ctx: click.Context) -> None:
 def read(text: str, path: str, ctx: click.Context) -> dict[str, Any]:
     """The values of the file, by the names of the command's parameters.
 
-    Raises UsageError with the file and line, and for an unknown key with the nearest right one;
-    HostListError likewise.
+    Raises UsageError with the file and line, and for an unknown key with the nearest known one;
+    HostListError for a mistake in the hosts.
     """
     import yaml
 

@@ -1,4 +1,4 @@
-"""Shows what the ranks write, and copies it into files.
+"""Shows the ranks' output, and copies it into files.
 
 May import plan, agent, machine and the shared modules at the top.
 """

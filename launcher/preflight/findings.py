@@ -65,7 +65,7 @@ def no_answer(host: str, login: str, reply: Reply, limit_s: float, python: str) 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the hosts are compared with, and what they need."""
+    """The values that each host is compared with, and the things that it needs."""
 
     here: HostFacts  # this machine, even if it runs no ranks
     python: str
