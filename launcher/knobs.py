@@ -27,7 +27,7 @@ class Knob:
         overflow the core's arithmetic.
     off_flag: of a bool: the flag that means the opposite of `flag`.
     unit: a flag's number times this is the variable's number (`--fusion-threshold-mb 25`).
-    internal: hvdlite sets it itself; hvdrun neither takes nor forwards it.
+    internal: hvdlite sets it itself, and users do not.
     """
 
     __slots__ = (

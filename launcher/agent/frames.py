@@ -25,8 +25,9 @@ MAGIC = b"\nhvdrun-host-agent\n"
 # A frame's header: kind, rank (-1: none), length of the payload.
 HEADER = struct.Struct("!ciI")
 INT = struct.Struct("i")  # a file descriptor, as sockets carry it
-RANK = b"R"  # keeper → supervisor: a rank is about to start; the daemon's session folder; with the
+# keeper → supervisor: a rank is about to start; the session folder of MPI's daemon, and the
 # descriptors of the rank's stdout and stderr
+RANK = b"R"
 GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
 # keeper → supervisor: how the command ended ('code 3', 'signal 9', 'oom 9' if the kernel killed it
 # for lack of memory, 'missing 2'; after 'asked ' if the keeper ended it, after 'late ' if MPI had
@@ -38,9 +39,8 @@ SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
 HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
-SECRET = (
-    b"S"  # hvdrun → host agent, as the first frame: the job's (see peers); arguments are public
-)
+# hvdrun → host agent, the first frame: the job's secret (see peers), as arguments are public
+SECRET = b"S"
 REFUSED = b"N"  # host agent → hvdrun: why it can't supervise ranks; then it ends
 DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
 BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of MPI's daemon

@@ -76,7 +76,7 @@ class LocalFacts:
     network_options: tuple[str, ...] = ()
     network_variables: Mapping[str, str] = field(default_factory=dict)
 
-    def has(self, host: Host) -> tuple[int, str]:
+    def default_slots(self, host: Host) -> tuple[int, str]:
         """How many ranks a host runs without a given number, and the unit: one per GPU or core."""
         other = None if is_local(host, self) else self.others.get(host.name)
         gpus, cores = (self.gpus, self.cores) if other is None else (other.gpus, other.cores)
@@ -186,7 +186,9 @@ def _place(request: Request, flavour: Flavour, facts: LocalFacts) -> tuple[Share
     hosts = hosts_of(request)
     if not flavour.srun:  # srun knows a host only by Slurm's name
         hosts = _by_machine(hosts, facts)
-    return place(hosts, request.num_proc, lambda host: facts.has(host)[0], _remedy(request))
+    return place(
+        hosts, request.num_proc, lambda host: facts.default_slots(host)[0], _remedy(request)
+    )
 
 
 def _by_machine(hosts: Sequence[Host], facts: LocalFacts) -> tuple[Host, ...]:
@@ -423,7 +425,7 @@ def ssh_options(request: Request) -> list[str]:
 def _notes(shares: tuple[Share, ...], facts: LocalFacts) -> tuple[str, ...]:
     notes = []
     for share in shares:
-        slots, what = facts.has(share.host)
+        slots, what = facts.default_slots(share.host)
         if share.host.slots is None and share.count > slots:
             notes.append(
                 f"{share.count} processes on {share.host.name}, which has {slots} {what}"
