@@ -21,13 +21,13 @@ FAILS = {**WARNS, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2"}
 DEADLINE_S = 50.0
 
 # That of `Said`, also where ranks have joined before.
-BARRIER_ENDED = r"last ended barrier 'unnamed\.[^']*', \d+ s ago"
+BARRIER_ENDED = r"last finished barrier 'unnamed\.[^']*' \d+ s ago"
 END = r"; do all ranks take the same path through the program\?"
 OF_A_RUN = (
-    r"; do all ranks run as many backwards\? One whose batches end before those of the others must "
-    r"call hvd\.join\(\)"
+    r"; do all ranks run the same number of backward passes\? A rank that runs out of batches before "
+    r"the others must call hvd\.join\(\)"
 )
-GIVES_UP = r"; everything fails now \(HVDLITE_STALL_SHUTDOWN_TIME_SECONDS\)"
+GIVES_UP = r"; all operations fail now \(HVDLITE_STALL_SHUTDOWN_TIME_SECONDS\)"
 
 
 class Said:
@@ -98,7 +98,7 @@ def missing(rank: int, did: str) -> str:
 
 
 def posted(*ranks: int) -> str:
-    """The words for who has posted, all on one host: 'rank 0', 'ranks 0, 1', 'ranks 0-2'."""
+    """The ranks that have posted, all on one host: 'rank 0', 'ranks 0, 1', 'ranks 0-2'."""
     if len(ranks) > 2:
         return f"ranks {ranks[0]}-{ranks[-1]}"
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
@@ -107,4 +107,4 @@ def posted(*ranks: int) -> str:
 def report(operation: str, absent: Sequence[str], by: str, end: str = END) -> re.Pattern[str]:
     """The exact text, but for its numbers."""
     waited = rf"hvdlite: {re.escape(operation)} has waited \d+ s for {', '.join(absent)}"
-    return re.compile(rf"{waited}; posted by {by}{end}")
+    return re.compile(rf"{waited}; called by {by}{end}")

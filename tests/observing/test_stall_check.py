@@ -93,11 +93,11 @@ def each_in_another():
     handles = {f"of {rank}": start(f"of {rank}") if rank == own else None for rank in ranks}
     for rank in ranks:
         (line,) = said.wait_for(f"allreduce 'of {rank}'")
-        others = [missing(r, rf"is in allreduce 'of {r}', for \d+ s") for r in ranks if r != rank]
+        others = [missing(r, rf"has been in allreduce 'of {r}' for \d+ s") for r in ranks if r != rank]
         for other in others:
             assert re.search(other, line), (other, line)
         assert line.count("(which ") == len(others)
-        assert f"; posted by rank {rank}; " in line
+        assert f"; called by rank {rank}; " in line
     hvd.barrier()
     end(handles)
 
@@ -116,7 +116,7 @@ def after_a_failure():
         hvd.allreduce(torch.ones(1 + hvd.rank()), name="unlike")
     handles = {"late": start("late") if hvd.rank() != 1 else None}
     (line,) = said.wait_for("allreduce 'late'")
-    failed = missing(1, r"last failed in allreduce 'unlike', \d+ s ago")
+    failed = missing(1, r"last failed in allreduce 'unlike' \d+ s ago")
     assert report("allreduce 'late'", [failed], posted(0, 2)).fullmatch(line), line
     end(handles)
 
@@ -182,7 +182,7 @@ def thousands():
     end(handles)
     assert len(lines) == len(names)
     for line in lines:
-        assert re.search(rf" s for {missing(last, BARRIER_ENDED)}; posted by ", line), line
+        assert re.search(rf" s for {missing(last, BARRIER_ENDED)}; called by ", line), line
 
 
 @pytest.mark.ranks(3)
@@ -214,7 +214,7 @@ def odd_names():
     handles = {NAMES[1]: None if waits else start(NAMES[1])}
     handles["other"] = start("other") if waits else None
     (line,) = said.wait_for("allreduce 'other'")
-    assert f"(which is in allreduce '{SHOWN[1]}', for " in line
+    assert f"(which has been in allreduce '{SHOWN[1]}' for " in line
     hvd.barrier()
     end(handles)
 
@@ -237,7 +237,7 @@ def on_a_process_set():
 
     handle = begin() if hvd.rank() == 0 else None
     (line,) = said.wait_for("broadcast 'b'")
-    nothing = missing(2, "has posted nothing yet")
+    nothing = missing(2, "has called no collective yet")
     assert report("broadcast 'b'", [nothing], "rank 0").fullmatch(line), line
     if hvd.rank() in members:
         hvd.synchronize(handle or begin())
@@ -415,7 +415,7 @@ def a_frozen_host():
     if rank == 0:
         os.kill(pids[2], signal.SIGCONT)
         for line in lines:
-            assert f" s for {host_of(2)}, which does not answer; posted by ranks " in line, line
+            assert f" s for {host_of(2)}, which does not answer; called by ranks " in line, line
     end(handles)
 
 

@@ -60,8 +60,8 @@ def close_to_the_limit():
     told = [line.split("'")[1] for line in lines]
     assert len(set(told)) == len(told)
     for name, line in zip(told, lines, strict=True):
-        assert re.search(r"\); posted by ranks? 0", line), line
-        assert not re.search(f"which (is in|last ended) allreduce '{name}'", line), line
+        assert re.search(r"\); called by ranks? 0", line), line
+        assert not re.search(f"which (has been in|last finished) allreduce '{name}'", line), line
 
 
 @pytest.mark.ranks(3)
@@ -147,7 +147,7 @@ def held_up_between_two_reports():
     assert lines
     for line in lines:
         name = line.split("'")[1]
-        assert not re.search(f"which (is in|last ended) allreduce '{name}'", line), line
+        assert not re.search(f"which (has been in|last finished) allreduce '{name}'", line), line
 
 
 @pytest.mark.ranks(3)

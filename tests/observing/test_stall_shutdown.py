@@ -56,7 +56,7 @@ def the_last_rank_stays_away(names, comes_later):
     warnings = [line for line in said.lines() if " has waited " in line]
     pattern = (
         rf"allreduce '({'|'.join([*names, 'mine'])})' has waited \d+ s for rank \d+ on "
-        rf"{host_of(0)[:3]}.*; posted by ranks? [-0-9, ]+{GIVES_UP}"
+        rf"{host_of(0)[:3]}.*; called by ranks? [-0-9, ]+{GIVES_UP}"
     )
     assert re.search(pattern, texts[0]), (pattern, texts[0])
     # A new world works.

@@ -77,9 +77,9 @@ hvdl_shm_last hvdl_last_of(const hvdl_engine *e, int local)
 static void put_last(hvdl_writer *to, const hvdl_shm_last *last)
 {
     static const char *const what[] = {
-        [HVDL_DID_NOTHING] = "has posted nothing yet",
-        [HVDL_DID_POST] = "is in",
-        [HVDL_DID_END] = "last ended",
+        [HVDL_DID_NOTHING] = "has called no collective yet",
+        [HVDL_DID_POST] = "has been in",
+        [HVDL_DID_END] = "last finished",
         [HVDL_DID_FAIL] = "last failed in",
     };
     char name[sizeof last->name];
@@ -88,7 +88,7 @@ static void put_last(hvdl_writer *to, const hvdl_shm_last *last)
         return;
     double seconds = (double)(hvdl_now_ns() - last->time_ns) / 1e9;
     hvdl_copy_plain_name(name, sizeof name, last->name);
-    hvdl_put(to, last->activity == HVDL_DID_POST ? " %s '%s', for %.0f s" : " %s '%s', %.0f s ago",
+    hvdl_put(to, last->activity == HVDL_DID_POST ? " %s '%s' for %.0f s" : " %s '%s' %.0f s ago",
              hvdl_kind_name(last->kind), name, seconds);
 }
 
@@ -192,15 +192,15 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
                         char text[HVDL_TEXT_BYTES])
 {
     hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
-    hvdl_put(&to, "%s '%s' has waited %.0f s for %s; posted by rank%s %s; ",
+    hvdl_put(&to, "%s '%s' has waited %.0f s for %s; called by rank%s %s; ",
              hvdl_kind_name(what->kind), what->name, (double)what->age_ns / 1e9, missing,
              strpbrk(posted, ",-") ? "s" : "", posted);
     if (what->gives_up)
-        hvdl_put(&to, "everything fails now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)");
+        hvdl_put(&to, "all operations fail now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)");
     else if (what->is_run)
         hvdl_put(&to,
-                 "do all ranks run as many backwards? One whose batches end before those of the "
-                 "others must call hvd.join()");
+                 "do all ranks run the same number of backward passes? A rank that runs out of "
+                 "batches before the others must call hvd.join()");
     else
         hvdl_put(&to, "do all ranks take the same path through the program?");
 }
