@@ -24,8 +24,8 @@ DEADLINE_S = 50.0
 BARRIER_ENDED = r"last finished barrier 'unnamed\.[^']*' \d+ s ago"
 END = r"; do all ranks take the same path through the program\?"
 OF_A_RUN = (
-    r"; do all ranks run the same number of backward passes\? A rank that runs out of batches before "
-    r"the others must call hvd\.join\(\)"
+    r"; do all ranks run the same number of backward passes\? A rank that runs out of batches "
+    r"before the others must call hvd\.join\(\)"
 )
 GIVES_UP = r"; all operations fail now \(HVDLITE_STALL_SHUTDOWN_TIME_SECONDS\)"
 

@@ -93,7 +93,9 @@ def each_in_another():
     handles = {f"of {rank}": start(f"of {rank}") if rank == own else None for rank in ranks}
     for rank in ranks:
         (line,) = said.wait_for(f"allreduce 'of {rank}'")
-        others = [missing(r, rf"has been in allreduce 'of {r}' for \d+ s") for r in ranks if r != rank]
+        others = [
+            missing(r, rf"has been in allreduce 'of {r}' for \d+ s") for r in ranks if r != rank
+        ]
         for other in others:
             assert re.search(other, line), (other, line)
         assert line.count("(which ") == len(others)
