@@ -16,8 +16,8 @@ def mpi_threads_supported() -> bool:
     Raises:
         ValueError: before `init`.
     """
-    started = world.current().started
-    return started is not None and started.threads_supported()
+    mpi_runtime = world.current().mpi_runtime
+    return mpi_runtime is not None and mpi_runtime.threads_supported()
 
 
 def mpi_built() -> bool:
@@ -28,7 +28,7 @@ def mpi_built() -> bool:
 def mpi_enabled() -> bool:
     """Whether this process's world runs on MPI; before `init`, whether it will."""
     if world.active is not None:
-        return world.active.started is not None
+        return world.active.mpi_runtime is not None
     return mpi.launcher_of(os.environ) is not None
 
 

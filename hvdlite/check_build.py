@@ -58,13 +58,13 @@ def _mpi() -> Iterator[Row]:
         yield False, "MPI", "not started: no launcher has started this process"
         return
     try:
-        started = mpi.load()
+        mpi_runtime = mpi.load()
     except LaunchError as error:
         yield False, "MPI", str(error)
         return
-    version, several = started.version(), started.threads_supported()
-    if started.finalize:
-        started.MPI.Finalize()
+    version, several = mpi_runtime.version(), mpi_runtime.threads_supported()
+    if mpi_runtime.finalize:
+        mpi_runtime.MPI.Finalize()
     yield True, "MPI", version
     yield (
         several,
@@ -76,8 +76,8 @@ def _mpi() -> Iterator[Row]:
 
 
 def _shared_memory() -> Row:
-    way = shared_memory.way()
-    return way is not None, "shared memory", way or "none: ranks of a host use MPI between them"
+    found = shared_memory.mechanism()
+    return found is not None, "shared memory", found or "none: ranks of a host send MPI messages"
 
 
 def _gpus() -> list[Row]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvdlite.errors import HorovodInternalError, LaunchError
-from hvdlite.state import allgather_object, attempt, everyones, received
+from hvdlite.state import allgather_object, attempt, gather_results, unwrap
 from hvdlite.timeline import start_timeline
 from hvdlite.world import communicators, world
-from hvdlite.world.placement import Layout
+from hvdlite.world.placement import Placement
 from hvdlite.world.process_sets import ProcessSet, global_process_set
 from hvdlite.world.teams import Team, make_team, team_of_one
 
@@ -93,17 +93,17 @@ def add_process_set(process_set: ProcessSet | Iterable[int] | Intracomm) -> Proc
             added = _checked_set(active, process_set)
             return added.wanted or (), added.wanted_comm is not None
 
-        proposals = _agreed("add_process_set", propose)
+        proposals = _gather("add_process_set", propose)
         assert added is not None
         distinct = sorted({ranks for ranks, _ in proposals})
-        if len(distinct) > 1 and not _are_parts(proposals):
+        if len(distinct) > 1 and not _is_partition(proposals):
             other = next(r for r, (ranks, _) in enumerate(proposals) if ranks != proposals[0][0])
             raise HorovodInternalError(
                 f"add_process_set: rank {other} adds {list(proposals[other][0])}, rank 0 "
                 f"{list(proposals[0][0])}; every rank of the world must add the same sets in the "
                 "same order"
             )
-        team = _made_team(active, added)
+        team = _make_team(active, added)
         for ranks in distinct:
             mine = ranks == added.wanted
             registered = added if mine else ProcessSet(ranks)
@@ -111,7 +111,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int] | Intracomm) -> Proc
             active.next_process_set += 1
             registered.register(number, ranks, team if mine else None)
             active.process_sets[number] = registered
-            active.note_teams()
+            active.on_teams_changed()
         return added
 
 
@@ -138,7 +138,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
             number = process_set.process_set_id
             return number if active.process_sets.get(number or 0) is process_set else None
 
-        numbers = _agreed("remove_process_set", number_of)
+        numbers = _gather("remove_process_set", number_of)
         number = numbers[active.rank]
         for rank, other in enumerate(numbers):
             if other != numbers[0]:
@@ -151,7 +151,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
             return False
         team = process_set.team
         del active.process_sets[number]
-        active.note_teams()
+        active.on_teams_changed()
         process_set.unregister()
         if team is not None:
             team.close_together()
@@ -182,7 +182,7 @@ def _sets_to_add(process_sets: Any) -> list[ProcessSet | Iterable[int]]:
     given = [own] if comm is None else comm.allgather(own)
     if failure is not None:
         raise failure
-    numbers = list(map(received, given))
+    numbers = list(map(unwrap, given))
     for rank, number in enumerate(numbers):
         if number != numbers[0]:
             raise HorovodInternalError(
@@ -192,9 +192,9 @@ def _sets_to_add(process_sets: Any) -> list[ProcessSet | Iterable[int]]:
     return sets
 
 
-def _agreed(what: str, own: Callable[[], Thing]) -> list[Thing]:
+def _gather(what: str, own: Callable[[], Thing]) -> list[Thing]:
     """What every rank of the world has. Collective; what one raises fails on all."""
-    return everyones(what, own, f"hvdlite.{what}", global_process_set)
+    return gather_results(what, own, f"hvdlite.{what}", global_process_set)
 
 
 def _checked_set(active: world.World, process_set: Any) -> ProcessSet:
@@ -227,21 +227,21 @@ def _world_ranks(active: world.World, process_set: ProcessSet) -> tuple[int, ...
         ValueError: it is null, or has processes that are not in the world.
     """
     comm = process_set.wanted_comm
-    if active.started is None or active.team.comm is None:
+    if active.mpi_runtime is None or active.team.comm is None:
         raise ValueError(f"{process_set!r}: this world of one has no communicators")
-    if comm == active.started.MPI.COMM_NULL:
+    if comm == active.mpi_runtime.MPI.COMM_NULL:
         raise ValueError("this rank's communicator is null; pass the members' ranks instead")
     group = comm.Get_group()
     everyone = active.team.comm.Get_group()
     ranks = group.Translate_ranks(None, everyone)
     group.Free()
     everyone.Free()
-    if active.started.MPI.UNDEFINED in ranks:
+    if active.mpi_runtime.MPI.UNDEFINED in ranks:
         raise ValueError(f"{process_set!r} has processes that are not in the world")
     return tuple(sorted(ranks))
 
 
-def _are_parts(proposals: Sequence[tuple[tuple[int, ...], bool]]) -> bool:
+def _is_partition(proposals: Sequence[tuple[tuple[int, ...], bool]]) -> bool:
     """Whether the ranks' sets are those of communicators, of which each rank is in its own only."""
     members = [rank for ranks in {ranks for ranks, _ in proposals} for rank in ranks]
     return (
@@ -251,7 +251,7 @@ def _are_parts(proposals: Sequence[tuple[tuple[int, ...], bool]]) -> bool:
     )
 
 
-def _made_team(active: world.World, added: ProcessSet) -> Team | None:
+def _make_team(active: world.World, added: ProcessSet) -> Team | None:
     """This process's team in the set; None where it is no member. Collective over the world.
 
     Raises:
@@ -275,30 +275,30 @@ def _made_team(active: world.World, added: ProcessSet) -> Team | None:
 
 def _team(active: world.World, ranks: tuple[int, ...]) -> Team:
     """Collective over the ranks."""
-    if active.started is None:
-        return team_of_one(active.config, active.layout)
+    if active.mpi_runtime is None:
+        return team_of_one(active.config, active.placement)
     everyone = active.team.comm
     assert everyone is not None
     assert active.table is not None
-    comm = communicators.part(active.started, everyone, ranks)
+    comm = communicators.part(active.mpi_runtime, everyone, ranks)
     hosts, names = [], []
-    for host, name in zip(active.layout.hosts, active.layout.host_names, strict=True):
+    for host, name in zip(active.placement.hosts, active.placement.host_names, strict=True):
         members = tuple(ranks.index(rank) for rank in host if rank in ranks)
         if members:
             hosts.append(members)
             names.append(name)
-    layout = Layout(ranks.index(active.rank), tuple(hosts), tuple(names))
-    if len(hosts) > 1 and not active.started.threads_supported():
+    placement = Placement(ranks.index(active.rank), tuple(hosts), tuple(names))
+    if len(hosts) > 1 and not active.mpi_runtime.threads_supported():
         # Progress is made in the engine that is waited for, and no other: a rank that waits in
         # one set while another waits in a second one would wait for ever.
         communicators.free(comm)
         raise LaunchError(
-            f"{active.started.version()} gives one thread at a time access, and then a process set "
-            "on several hosts can't be used beside the global one; start MPI with "
+            f"{active.mpi_runtime.version()} lets only one thread at a time call it, so a process "
+            "set on several hosts can't be used beside the global one; start MPI with "
             "MPI_THREAD_MULTIPLE"
         )
     try:
-        return make_team(active.config, active.table, active.started, comm, layout, ranks)
+        return make_team(active.config, active.table, active.mpi_runtime, comm, placement, ranks)
     except Exception:  # on every member alike
         communicators.free(comm)
         raise

@@ -144,7 +144,7 @@ class _Job:
         self.partial: dict[int, bytes] = {}
         self.returned: dict[int, bytes] = {}
         self.raised: list[tuple[int, str, str, bytes]] = []  # in the order of arrival
-        self.said: list[str] = []  # hvdrun's last lines on stderr
+        self.last_lines: list[str] = []  # hvdrun's last lines on stderr
         self.record = re.compile(f"{MARK}{mark} ([0-9]+) ([a-z]+) ([A-Za-z0-9+/=]*)\n".encode())
 
     def run(self, options: Sequence[str], call: bytes) -> int:
@@ -197,7 +197,7 @@ class _Job:
                 before = re.sub(rb"(^|\n)\[[0-9]+\] $", rb"\1", rest[begin : match.start()])
                 text += before if before.endswith(b"\n") or not before else before + b"\n"
                 begin = match.end()
-                self._take(int(match[1]), match[2].decode(), base64.b64decode(match[3]))
+                self._on_record(int(match[1]), match[2].decode(), base64.b64decode(match[3]))
             rest = rest[begin:]
             cut = rest.rfind(b"\n") + 1
             if MARK.encode() not in rest[cut:] and not re.fullmatch(rb"\[[0-9]*\]? ?", rest[cut:]):
@@ -207,7 +207,7 @@ class _Job:
             yield bytes(text)
         yield rest
 
-    def _take(self, rank: int, kind: str, data: bytes) -> None:
+    def _on_record(self, rank: int, kind: str, data: bytes) -> None:
         whole = self.partial.pop(rank, b"") + data
         if kind == "more":
             self.partial[rank] = whole
@@ -218,7 +218,9 @@ class _Job:
 
     def _listen(self, stderr: IO[bytes]) -> None:
         for line in iter(stderr.readline, b""):
-            self.said = [*self.said, line.decode(errors="replace").rstrip()][-TAIL_LINES:]
+            self.last_lines = [*self.last_lines, line.decode(errors="replace").rstrip()][
+                -TAIL_LINES:
+            ]
             _show(sys.stderr, line)
 
     def check(self, code: int, ranks: int, where: str) -> None:
@@ -231,7 +233,7 @@ class _Job:
                 how = "ended with exit code 0 before its function had returned, as os._exit(0) does"
                 raise RankError(rank, where, how)
             return
-        report = "\n".join(self.said)
+        report = "\n".join(self.last_lines)
         ended = re.findall(
             r"^hvdrun: rank ([0-9]+) on (\S+) ((?:was )?ended .* after .*)$", report, re.MULTILINE
         )

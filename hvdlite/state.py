@@ -57,7 +57,7 @@ def broadcast_parameters(
                 place = memory.resolve_conj().resolve_neg().contiguous()
                 places.append((name, place, memory))
 
-    everyones("broadcast_parameters", look, None, process_set)
+    gather_results("broadcast_parameters", look, None, process_set)
     started: list[Handle] = []
     for name, place, _ in places:
         label = None if name is None else f"broadcast_parameters.{name}"
@@ -101,7 +101,7 @@ def broadcast_optimizer_state(
         if is_root:
             frame = _without_tensors(optimizer.state_dict(), tensors)
 
-    everyones("broadcast_optimizer_state", look, None, process_set)
+    gather_results("broadcast_optimizer_state", look, None, process_set)
     frame = broadcast_object(frame, root_rank, process_set=process_set)
     if not is_root:
         frame = _with_tensors(frame, tensors)
@@ -140,7 +140,7 @@ def broadcast_object(
     if not is_root:
         payload = torch.empty(int(size_bytes), dtype=torch.uint8, device="cpu")
     broadcast_(payload, root_rank, name, process_set)
-    return obj if is_root else _received("broadcast_object", payload, root_rank)
+    return obj if is_root else _unpickled("broadcast_object", payload, root_rank)
 
 
 def allgather_object(
@@ -159,7 +159,7 @@ def allgather_object(
     return _everyones_objects("allgather_object", handle, process_set)
 
 
-def everyones(
+def gather_results(
     operation: str, make: Callable[[], Thing], name: str | None, process_set: ProcessSet
 ) -> list[Thing]:
     """What `make` returns on each member, in their order; for what looks at its arguments before it
@@ -181,14 +181,14 @@ def everyones(
 
 def attempt(operation: str, make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """What `make` returns, to be sent to the other ranks; or what they make an error of (see
-    `received`), and the exception, for this rank to raise when it is sent."""
+    `unwrap`), and the exception, for this rank to raise when it is sent."""
     try:
         return make(), None
     except BaseException as error:
         return _Failure(f"{operation} failed on rank {world.rank()}: ", error), error
 
 
-def received(thing: Any) -> Any:
+def unwrap(thing: Any) -> Any:
     """What came from another rank's `attempt`.
 
     Raises:
@@ -202,7 +202,7 @@ def received(thing: Any) -> Any:
 def _everyones_objects(operation: str, handle: Handle, process_set: ProcessSet) -> list[Any]:
     parts = torch.split(synchronize(handle), list(rows_of(handle)))
     ranks = team_of(operation, process_set).ranks
-    return [_received(operation, part, rank) for part, rank in zip(parts, ranks, strict=True)]
+    return [_unpickled(operation, part, rank) for part, rank in zip(parts, ranks, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -382,5 +382,5 @@ def _nothing() -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-def _received(operation: str, payload: torch.Tensor, rank: int) -> Any:
-    return received(pickle.loads(payload.numpy().data))
+def _unpickled(operation: str, payload: torch.Tensor, rank: int) -> Any:
+    return unwrap(pickle.loads(payload.numpy().data))

@@ -65,27 +65,27 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     place: tuple[str, Identity] | None = None
     if active.rank == 0 and problem is None:
         try:
-            place = _made(os.fspath(file_path))
+            place = _create_file(os.fspath(file_path))
         except Exception as error:  # of the path's own too, as the others wait
             problem = f"can't write {file_path!r}: {error}"
     problem, place = broadcast_object((problem, place), 0, "hvdlite.start_timeline")
     if problem is not None:
         raise ValueError(f"start_timeline: {problem}")
     assert place is not None
-    descriptor = _opened(*place)
+    descriptor = _open_for_append(*place)
     everyones = allgather_object(descriptor is not None, "hvdlite.start_timeline")
     senders = [rank for rank, opened in enumerate(everyones) if not opened]
     comm = None
-    if senders and active.started is not None:
-        if active.started.threads_supported() and active.team.comm is not None:
-            comm = communicators.duplicate(active.started, active.team.comm)
+    if senders and active.mpi_runtime is not None:
+        if active.mpi_runtime.threads_supported() and active.team.comm is not None:
+            comm = communicators.duplicate(active.mpi_runtime, active.team.comm)
         elif active.rank == 0:
             log.warning(
                 "timeline: ranks %s can't open %s, and %s lets one thread at a time send: they are "
                 "left out",
                 senders,
                 place[0],
-                active.started.version(),
+                active.mpi_runtime.version(),
             )
     _active = Timeline(active, descriptor, comm, senders if active.rank == 0 else [])
     if leave_timeline not in active.before_leaving:
@@ -108,7 +108,7 @@ def stop_timeline() -> None:
         timeline.exchange()
         barrier(name="hvdlite.stop_timeline")  # all have written, or sent, what they had
     timeline.close(complete and world.rank() == 0)
-    timeline.let_go(together=complete)
+    timeline.release_comm(together=complete)
 
 
 @functools.cache
@@ -125,7 +125,7 @@ def leave_timeline() -> None:
     if timeline is not None:
         timeline.stop()
         timeline.close(False)
-        timeline.let_go(together=False)
+        timeline.release_comm(together=False)
 
 
 def _after_fork_in_child() -> None:
@@ -152,11 +152,11 @@ class Timeline:
         self._comm = comm
         self._senders = senders
         self._sending: list[Any] = []
-        self._lane = Lane(active.rank, active.layout.host_names[active.layout.host])
+        self._row = TraceRow(active.rank, active.placement.host_names[active.placement.host])
         self._teams: dict[int, Team] = {}
         self._broken = False
         self._stopping = threading.Event()
-        self._write_lines(self._lane.title())
+        self._write_lines(self._row.title())
         self._watch()
         active.teams_changed.append(self._watch)
         self._thread = threading.Thread(target=self._run, name="hvdlite timeline", daemon=True)
@@ -168,7 +168,7 @@ class Timeline:
         self._stopping.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
-        self._take()
+        self._drain_events()
         for team in self._teams.values():
             team.engine.record(0)
         if self._comm is not None and self._descriptor is None:
@@ -187,24 +187,24 @@ class Timeline:
         """Complete: nothing comes any more."""
         self._receive()
         if complete and self._descriptor is not None:
-            self._write(json.dumps(self._lane.end()).encode() + b"\n]\n")
+            self._write(json.dumps(self._row.end()).encode() + b"\n]\n")
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def let_go(self, together: bool) -> None:
+    def release_comm(self, together: bool) -> None:
         """Of the communicator. together: everyone calls it now."""
         comm, self._comm = self._comm, None
         if comm is None:
             return
-        if together and self._world.started is not None:
-            communicators.free_together(self._world.started, comm)
+        if together and self._world.mpi_runtime is not None:
+            communicators.free_together(self._world.mpi_runtime, comm)
         else:
             communicators.retire(comm)
 
     def _run(self) -> None:
         while not self._stopping.wait(PAUSE_S):
-            self._take()
+            self._drain_events()
             self._receive()
 
     def _watch(self) -> None:
@@ -215,11 +215,11 @@ class Timeline:
                 team.engine.record(CAPACITY)
                 self._teams[number] = team
 
-    def _take(self) -> None:
+    def _drain_events(self) -> None:
         """Takes the events out of the engines, also of process sets that are removed by now."""
         for number, team in list(self._teams.items()):
             events, lost = team.engine.drain_events()
-            self._write_lines(self._lane.lines(number, events, lost))
+            self._write_lines(self._row.lines(number, events, lost))
 
     def _write_lines(self, events: Iterable[dict[str, Any]]) -> None:
         lines = [json.dumps(event).encode() + b",\n" for event in events]
@@ -263,7 +263,7 @@ class Timeline:
                     self._senders.remove(rank)
 
 
-class Lane:
+class TraceRow:
     """Makes events of trace viewers from those of this rank's engines. Pure."""
 
     def __init__(self, rank: int, host: str) -> None:
@@ -336,7 +336,7 @@ class Lane:
         return (at_ns + self._to_wall_ns) / 1000
 
 
-def _made(path: str) -> tuple[str, Identity]:
+def _create_file(path: str) -> tuple[str, Identity]:
     """A file that begins an array; and how others know that it is this one."""
     path = os.path.abspath(path)
     with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
@@ -344,7 +344,7 @@ def _made(path: str) -> tuple[str, Identity]:
         return path, identity(file.fileno())
 
 
-def _opened(path: str, made: Identity) -> int | None:
+def _open_for_append(path: str, made: Identity) -> int | None:
     """The file, for appending; None where this process does not see it, or another one there."""
     with contextlib.suppress(OSError):
         return open_file(path, os.O_WRONLY | os.O_APPEND, same_as=made)

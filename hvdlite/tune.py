@@ -67,7 +67,7 @@ def measure(sizes_bytes: Sequence[int], rounds: int) -> Times:
     teams = {name: _team_with(name) for name in ORDER}
     comm = active.team.comm
     assert comm is not None
-    rails = min(len(host) for host in active.layout.hosts)
+    rails = min(len(host) for host in active.placement.hosts)
     times: Times = {name: {} for name in ORDER}
     for size_bytes in sizes_bytes:
         x = torch.ones(size_bytes // 4 * rails)
@@ -102,17 +102,17 @@ def _plan(team: Team, name: str, x: torch.Tensor) -> _core.Plan:
 def _team_with(name: str) -> Team:
     """All ranks once more, with this algorithm for all sizes."""
     active = world.current()
-    assert active.started is not None
+    assert active.mpi_runtime is not None
     assert active.team.comm is not None
     config = dataclasses.replace(active.config, algorithm=name, deterministic=False)
-    comm = communicators.duplicate(active.started, active.team.comm)
-    table = algorithm_table.chosen(config)
-    return make_team(config, table, active.started, comm, active.layout, active.team.ranks)
+    comm = communicators.duplicate(active.mpi_runtime, active.team.comm)
+    table = algorithm_table.from_config(config)
+    return make_team(config, table, active.mpi_runtime, comm, active.placement, active.team.ranks)
 
 
 def _problem_with(file: Path) -> str | None:
     try:
-        algorithm_table.held_in(file)
+        algorithm_table.contents_of(file)
     except ValueError as error:
         return f"{file}: {error}"
     return None
@@ -139,8 +139,8 @@ def _fail(problem: str) -> NoReturn:
 def main(file: Path, rounds: int, largest: int) -> None:
     """Writes FILE: which algorithm for which size, as measured on these hosts."""
     hvd.init()
-    layout = world.current().layout
-    if len(layout.hosts) < 2:
+    placement = world.current().placement
+    if len(placement.hosts) < 2:
         _fail(
             "on one host there is nothing to choose: start it on several, for example with "
             "hvdrun -H server1:1,server2:1"
@@ -156,7 +156,7 @@ def main(file: Path, rounds: int, largest: int) -> None:
     us = {
         name: {str(size): round(s * 1e6, 1) for size, s in of.items()} for name, of in times.items()
     }
-    algorithm_table.add(file, len(layout.hosts), rules, us)
+    algorithm_table.add(file, len(placement.hosts), rules, us)
     click.echo(f"{'bytes':>10}" + "".join(f"{name:>20}" for name in ORDER) + "  (microseconds)")
     for size in sizes_bytes:
         click.echo(f"{size:>10}" + "".join(f"{times[name][size] * 1e6:>20.1f}" for name in ORDER))

@@ -19,9 +19,9 @@ from hvdlite import _core
 from hvdlite.collectives import Handle, allreduce_, allreduce_async, synchronize
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import Adasum, Sum
-from hvdlite.optimizer.arguments import Names, checked_passes
+from hvdlite.optimizer.arguments import ParameterNames, checked_passes
 from hvdlite.optimizer.buckets.bucket import Combining, check_reducible
-from hvdlite.optimizer.checks.consistency import Agreement, Model, parameters_of
+from hvdlite.optimizer.checks.consistency import ConsistencyCheck, Model, parameters_of
 from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.wrapping import Wrapper
@@ -35,7 +35,7 @@ class Deltas:
     def __init__(
         self,
         groups: Callable[[], Sequence[dict[str, Any]]],
-        names: Names,
+        names: ParameterNames,
         combining: Combining,
         optimizer: str,
         process_set: ProcessSet,
@@ -49,14 +49,14 @@ class Deltas:
         self._options = (("optimizer", optimizer), *combining.options())
         self._process_set = process_set
         # A rank that is no member makes its steps by itself.
-        self._takes_part = included("DistributedOptimizer", process_set)
+        self._is_member = included("DistributedOptimizer", process_set)
         # What follows was made for this team and so many parameters.
         self._team: Team | None = None
         self._number = -1
         self._generation = 0
         self._name = ""
         self._params: list[torch.Tensor] = []
-        self._agreement: Agreement | None = None
+        self._consistency: ConsistencyCheck | None = None
         # Until the members have compared their parameters, in their first step; this one's hash.
         self._check_start = check_start
         self._start: StartValues | None = None
@@ -65,7 +65,7 @@ class Deltas:
         # parameters a step changes may differ between ranks.
         self._changed: torch.Tensor
         self._plan: _core.Plan
-        if self._takes_part:
+        if self._is_member:
             self._build_if_changed()
 
     def start(self) -> list[torch.Tensor]:
@@ -73,7 +73,7 @@ class Deltas:
 
         Collective where the parameters or the world have changed, but does not block.
         """
-        if not self._takes_part:
+        if not self._is_member:
             return []
         self._build_if_changed()
         assert self._team is not None
@@ -92,9 +92,9 @@ class Deltas:
         if self._team is None or self._team.size == 1:
             return
         try:
-            if self._agreement is not None:
-                self._agreement.wait()
-                self._agreement = None
+            if self._consistency is not None:
+                self._consistency.wait()
+                self._consistency = None
             self._compare_starts(self._team)
             self._combine(starts)
         except BaseException:
@@ -144,7 +144,7 @@ class Deltas:
         params = [param for group in self._groups() for param in group["params"]]
         same = len(params) == len(self._params)
         same = same and all(a is b for a, b in zip(params, self._params, strict=True))
-        failed = self._agreement is not None and self._agreement.failed
+        failed = self._consistency is not None and self._consistency.failed
         if same and self._process_set.team is self._team and not failed:
             return
         team = team_of("DistributedOptimizer", self._process_set)
@@ -174,8 +174,8 @@ class Deltas:
             self._changed,
         )
         model = Model(self._options, parameters_of(params, self._name_of, self._combining.group_of))
-        self._agreement = Agreement(team, self._name, model)
-        self._agreement.post()
+        self._consistency = ConsistencyCheck(team, self._name, model)
+        self._consistency.post()
 
     def _name_of(self, param: torch.Tensor, index: int) -> str:
         return self._names.of(param, index)

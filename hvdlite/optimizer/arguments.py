@@ -51,7 +51,7 @@ def checked_passes(passes: object) -> int:
     return passes
 
 
-class Names:
+class ParameterNames:
     """What the user calls the parameters, also of those that come later."""
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -66,7 +66,7 @@ class Names:
 
 def checked_names(
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None, params: Sequence[torch.Tensor]
-) -> Names:
+) -> ParameterNames:
     """The parameters' names.
 
     Raises:
@@ -74,7 +74,7 @@ def checked_names(
     """
     named = list(named_parameters or ())
     if not named:
-        return Names((f"parameter {i}", param) for i, param in enumerate(params))
+        return ParameterNames((f"parameter {i}", param) for i, param in enumerate(params))
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
         raise ValueError(
             "named_parameters: expected (name, parameter) tuples, as model.named_parameters() gives"
@@ -90,7 +90,7 @@ def checked_names(
             f"named_parameters: {missing} of the optimizer's {len(params)} parameters are not "
             "named; pass model.named_parameters() of the whole model, or nothing"
         )
-    return Names(named)
+    return ParameterNames(named)
 
 
 def groups_by_id(

@@ -14,7 +14,7 @@ _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
-class Backward:
+class BackwardPass:
     """The backward whose hook makes this. A backward inside of it (a reentrant checkpoint) is one
     of its own."""
 

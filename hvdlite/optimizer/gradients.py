@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from hvdlite.optimizer.arguments import Names
-from hvdlite.optimizer.buckets.backward_order import Arrivals
+from hvdlite.optimizer.arguments import ParameterNames
+from hvdlite.optimizer.buckets.backward_order import BackwardOrder
 from hvdlite.optimizer.buckets.bucket import (
     Bucket,
     Combining,
@@ -21,7 +21,7 @@ from hvdlite.optimizer.buckets.bucket import (
     lay_out,
     make_buckets,
 )
-from hvdlite.optimizer.checks.consistency import Agreement, Model, parameters_of
+from hvdlite.optimizer.checks.consistency import ConsistencyCheck, Model, parameters_of
 from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.world import world
@@ -32,7 +32,7 @@ Hook = Callable[[Slot, torch.Tensor], None]
 
 
 @dataclass
-class _Making:
+class _Build:
     """All that is made anew together. former: slots that are not among these any more."""
 
     team: Team
@@ -43,8 +43,8 @@ class _Making:
     former: list[Slot]
     buckets: list[Bucket]
     carrier: Bucket | None
-    arrivals: Arrivals | None
-    agreement: Agreement | None
+    backward_order: BackwardOrder | None
+    consistency: ConsistencyCheck | None
 
 
 class Gradients:
@@ -56,7 +56,7 @@ class Gradients:
     def __init__(
         self,
         groups: Callable[[], Sequence[dict[str, Any]]],
-        names: Names,
+        names: ParameterNames,
         combining: Combining,
         first_form: Form,
         sparse_as_dense: bool,
@@ -97,16 +97,16 @@ class Gradients:
         self._number = -1
         self._generation = 0
         self.name = ""
-        self._agreement: Agreement | None = None
+        self._consistency: ConsistencyCheck | None = None
         # They are being made; and what they will be.
         self._building = False
-        self._making: _Making | None = None
+        self._next_build: _Build | None = None
         # The team whose number the optimizer has.
         self._numbered_by: Team | None = None
         # The bucket that says which round it is; None: nobody is there to be told.
         self.carrier: Bucket | None = None
         # Of the next round, where the order in which backward comes to the gradients isn't known.
-        self.arrivals: Arrivals | None = None
+        self.backward_order: BackwardOrder | None = None
         # Until the members have compared their parameters, in their first round.
         self._check_start = check_start
         self._start: StartValues | None = None
@@ -127,11 +127,11 @@ class Gradients:
         # What a signal's exception has interrupted the other ranks have done.
         if self._building:
             self._build(round_number)
-        if self.arrivals is not None and self.arrivals.posted():
+        if self.backward_order is not None and self.backward_order.posted():
             self.learn_order(round_number)
         if (
             self.stale
-            or (self._agreement is not None and self._agreement.failed)
+            or (self._consistency is not None and self._consistency.failed)
             or not self.are_current()
             or not _same(self._present(), self._params)
             or not all(slot.param.requires_grad for slot in self.slots)
@@ -145,23 +145,23 @@ class Gradients:
         return self.process_set.team is self.team
 
     def learn_order(self, round_number: int) -> None:
-        """After a round in which `arrivals` were seen: makes new buckets if others are better, and
-        the gradients keep their values in them. After the first one, compares what the members
-        started from, before that.
+        """After a round that has shown the backward order: makes new buckets if others are better;
+        the gradients keep their values in them. After the first round, first compares the values
+        from which the members started.
 
         Collective, as the members have learnt the same; blocks only where they started differently.
 
         Raises:
             HorovodInternalError: They started differently, and HVDLITE_STRICT is 1.
         """
-        assert self.arrivals is not None
+        assert self.backward_order is not None
         assert self.team is not None
-        spare = self.arrivals.learn()
+        spare = self.backward_order.learn()
         if spare is None:
-            self.arrivals.forget()
+            self.backward_order.forget()
             return
         if self._start is not None:
-            text = self._start.difference(self.arrivals.start_hashes, self.team, self.name)
+            text = self._start.difference(self.backward_order.start_hashes, self.team, self.name)
             if self.team.rank == 0:
                 warn_of_other_reducers(self._params)
             try:
@@ -176,7 +176,7 @@ class Gradients:
         if [set(map(id, slots)) for slots in better] == [
             set(map(id, bucket.slots)) for bucket in self.buckets
         ]:
-            self.arrivals = None
+            self.backward_order = None
             return
         former = [(slot, slot.view) for slot in self.slots]
         self._build(round_number)
@@ -186,9 +186,9 @@ class Gradients:
 
     def known_alike(self) -> bool:
         """Whether all ranks are known to have the same buckets. Never blocks."""
-        if self._agreement is not None and self._agreement.reached():
-            self._agreement = None
-        return self._agreement is None
+        if self._consistency is not None and self._consistency.reached():
+            self._consistency = None
+        return self._consistency is None
 
     def require_alike(self) -> None:
         """Returns when all ranks are known to have the same buckets. Blocks.
@@ -196,9 +196,9 @@ class Gradients:
         Raises:
             HorovodInternalError: They have not, or it could not be found out; on every rank.
         """
-        if self._agreement is not None:
-            self._agreement.wait()
-            self._agreement = None
+        if self._consistency is not None:
+            self._consistency.wait()
+            self._consistency = None
 
     def detach(self) -> None:
         """There are no gradients any more, whatever happens to the parameters."""
@@ -206,7 +206,7 @@ class Gradients:
         for slot in (*self.slots, *self._frozen):
             _unhook(slot)
         self.slots, self.buckets, self.sparse, self._frozen = [], [], [], []
-        self._agreement = self.arrivals = self.carrier = self._making = None
+        self._consistency = self.backward_order = self.carrier = self._next_build = None
         self._building = False
         self._groups = lambda: ()
 
@@ -231,31 +231,31 @@ class Gradients:
         """Makes all anew. A signal's exception may come at any place: then the next call goes on,
         so that what the ranks post stays the same."""
         self._building = True
-        if self._making is None or self._making.team is not self.process_set.team:
-            self._making = self._prepare(round_number)
-        making = self._making
-        team, name = making.team, making.name
+        if self._next_build is None or self._next_build.team is not self.process_set.team:
+            self._next_build = self._prepare(round_number)
+        build = self._next_build
+        team, name = build.team, build.name
         op, prescale, postscale = self.combining.factors(team.size)
-        for index, bucket in enumerate(making.buckets):
+        for index, bucket in enumerate(build.buckets):
             bucket.make_plan(team, f"{name}.bucket.{index}", op, prescale, postscale)
-        if making.agreement is not None:
-            making.agreement.post()
-        for slot in making.former:
+        if build.consistency is not None:
+            build.consistency.post()
+        for slot in build.former:
             _unhook(slot)
             # Its id may become another parameter's.
             self.combining.group_of.pop(id(slot.param), None)
         # Also those that are frozen: a backward may come to them alone once they are thawed.
-        for slot in (*making.slots, *making.frozen):
+        for slot in (*build.slots, *build.frozen):
             if slot.unhook is None:
                 slot.unhook = _hook(slot, self._hook)
-        self.sparse = [slot for slot in making.slots if slot.form is Form.SPARSE]
-        self.slots, self.buckets, self.carrier = making.slots, making.buckets, making.carrier
-        self._params, self._frozen = making.params, making.frozen
-        self._agreement, self.arrivals = making.agreement, making.arrivals
+        self.sparse = [slot for slot in build.slots if slot.form is Form.SPARSE]
+        self.slots, self.buckets, self.carrier = build.slots, build.buckets, build.carrier
+        self._params, self._frozen = build.params, build.frozen
+        self._consistency, self.backward_order = build.consistency, build.backward_order
         self.team, self.name, self.stale = team, name, False
-        self._generation, self._making, self._building = self._generation + 1, None, False
+        self._generation, self._next_build, self._building = self._generation + 1, None, False
 
-    def _prepare(self, round_number: int) -> _Making:
+    def _prepare(self, round_number: int) -> _Build:
         """What can be made without the other ranks. May be called again."""
         team = team_of("DistributedOptimizer", self.process_set)
         if team is not self._numbered_by:
@@ -267,7 +267,7 @@ class Gradients:
             # What the ranks of another world knew does not count.
             for slot in (*self.slots, *self._frozen):
                 slot.form = self._first_form
-                slot.arrival = None
+                slot.backward_index = None
         params = self._present()
         former = {id(slot.param): slot for slot in (*self.slots, *self._frozen)}
         slots: list[Slot] = []
@@ -279,20 +279,20 @@ class Gradients:
                 slot = Slot(self._name_of(param, index), param, self._first_form)
                 if self.team is not None and param.requires_grad and param.grad is not None:
                     # Added, and backward may have been here before its hook was.
-                    slot.dirty = round_number
+                    slot.unreduced_round = round_number
             (slots if param.requires_grad else frozen).append(slot)
         name = f"DistributedOptimizer.{self._number}.{self._generation}"
         buckets = make_buckets(slots, self.combining, self._sizing(team))
-        carrier = arrivals = agreement = None
+        carrier = backward_order = consistency = None
         if team.size > 1:
             if buckets:
                 carrier = buckets[-1]
                 carrier.carry_position()
-            if any(slot.arrival is None for slot in slots):
-                arrivals = Arrivals(team, f"{name}.order", slots, self._start_hash)
+            if any(slot.backward_index is None for slot in slots):
+                backward_order = BackwardOrder(team, f"{name}.order", slots, self._start_hash)
             parameters = parameters_of(params, self._name_of, self.combining.group_of)
-            agreement = Agreement(team, name, Model(self._options, parameters))
-        return _Making(
+            consistency = ConsistencyCheck(team, name, Model(self._options, parameters))
+        return _Build(
             team,
             name,
             params,
@@ -301,8 +301,8 @@ class Gradients:
             list(former.values()),
             buckets,
             carrier,
-            arrivals,
-            agreement,
+            backward_order,
+            consistency,
         )
 
     def _start_hash(self) -> int:
@@ -312,7 +312,7 @@ class Gradients:
 
     def _sizing(self, team: Team) -> Sizing:
         here = world.current()
-        hosts = sum(not set(ranks).isdisjoint(team.ranks) for ranks in here.layout.hosts)
+        hosts = sum(not set(ranks).isdisjoint(team.ranks) for ranks in here.placement.hosts)
         return Sizing(here.config, hosts > 1, self._overlaps)
 
     def _name_of(self, param: torch.Tensor, index: int) -> str:

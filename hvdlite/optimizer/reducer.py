@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from hvdlite.optimizer.arguments import Names
-from hvdlite.optimizer.backward_pass import Backward, current_task
+from hvdlite.optimizer.arguments import ParameterNames
+from hvdlite.optimizer.backward_pass import BackwardPass, current_task
 from hvdlite.optimizer.buckets.bucket import Combining, Form, Slot
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.losses import loss_of_all
@@ -45,7 +45,7 @@ class Reducer(Rounds):
     def __init__(
         self,
         groups: Callable[[], Sequence[dict[str, Any]]],
-        names: Names,
+        names: ParameterNames,
         combining: Combining,
         *,
         passes: int,
@@ -114,7 +114,7 @@ class Reducer(Rounds):
         try:
             self._finish_rounds()
         except BaseException:
-            self._leave_places(None)
+            self._withdraw_grads(None)
             raise
 
     def begin_step(self) -> None:
@@ -198,21 +198,21 @@ class Reducer(Rounds):
             grad = param.grad
             if grad is None:
                 return  # a hook of the user's has taken it
-            if slot.mark == self._round or self._is_reduced(slot, grad):
+            if slot.last_round == self._round or self._is_reduced(slot, grad):
                 error = self._reached_again(slot)
                 if self._open and not self._has_started():
                     self._cancel_round()
                 raise error
             if not self._open:
-                slot.dirty = self._round
+                slot.unreduced_round = self._round
                 return
-            arrivals = self._gradients.arrivals
-            if arrivals is not None:
-                arrivals.note(slot)
+            backward_order = self._gradients.backward_order
+            if backward_order is not None:
+                backward_order.note(slot)
             bucket = slot.bucket
             if bucket is not None:
-                self._take(slot, grad)
-            slot.mark = self._round
+                self._copy_into_bucket(slot, grad)
+            slot.last_round = self._round
             if bucket is None:
                 return
             bucket.pending -= 1
@@ -237,7 +237,7 @@ class Reducer(Rounds):
             self._cancel_round()
         self._gradients.rebuild_if_changed(self._round)
         self._task = task
-        self._backward = Backward(self._end_backward, self._leave_places)
+        self._backward = BackwardPass(self._end_backward, self._withdraw_grads)
         # One that raises does not count as a pass, but may leave gradients.
         self._has_unreduced = True
         if self.communicates and self._passes + 1 >= self.passes_per_step:
@@ -280,13 +280,13 @@ class Reducer(Rounds):
         for reducer in reached:
             if at_end:
                 reducer._by_step = False
-            reducer._unless_it_fails(reducer._start_rest)
+            reducer._cancel_if_it_fails(reducer._start_rest)
         for reducer in reached:
-            reducer._unless_it_fails(reducer._collect)
+            reducer._cancel_if_it_fails(reducer._collect)
             reducer._close_round()
 
     def _reached_again(self, slot: Slot) -> RuntimeError:
-        if slot.mark == self._round:
+        if slot.last_round == self._round:
             return RuntimeError(
                 f"the gradient of {slot.name!r} came twice in one reduction, by reentrant "
                 "checkpoints; pass use_reentrant=False to them"

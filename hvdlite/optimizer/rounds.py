@@ -16,12 +16,18 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvdlite.errors import HorovodInternalError
-from hvdlite.optimizer.backward_pass import Backward
+from hvdlite.optimizer.backward_pass import BackwardPass
 from hvdlite.optimizer.buckets.bucket import Bucket, Form, Slot
 from hvdlite.optimizer.buckets.positions import Position
-from hvdlite.optimizer.checks.position_exchange import Positions, difference, in_words
+from hvdlite.optimizer.checks.position_exchange import PositionExchange, difference, in_words
 from hvdlite.optimizer.gradients import Gradients
-from hvdlite.optimizer.sparse_gradients import Held, RowExchange, held, put_rows, rows_in
+from hvdlite.optimizer.sparse_gradients import (
+    Contribution,
+    RowExchange,
+    contribution_of,
+    put_rows,
+    rows_in,
+)
 from hvdlite.world.teams import Team
 
 
@@ -35,7 +41,7 @@ class Rounds:
         self._passes = 0
         self._has_unreduced = False
         # The backward that has begun and did not come to its end; it may have raised.
-        self._backward: Backward | None = None
+        self._backward: BackwardPass | None = None
         self._round = 0
         # Rounds from this one on belong to the present step.
         self._first_round = 0
@@ -46,13 +52,13 @@ class Rounds:
         # `step` or `synchronize` runs it, and not the end of a backward.
         self._by_step = True
         # Its backward has raised, and the gradients in flight are not `.grad`.
-        self._left = False
+        self._grads_withdrawn = False
         # Whose `.grad` has a graph of its own, and gets its values at the end of the round.
         self._with_graph: list[Slot] = []
         # Of the sparse gradients, once the dense ones are reduced.
         self._exchanges: list[tuple[Slot, RowExchange]] | None = None
         # Of all ranks, where these are found to be in different rounds.
-        self._positions: Positions | None = None
+        self._position_exchange: PositionExchange | None = None
         # This rank's; and since when all ranks count alike.
         self._position = Position()
         self._counts_since: tuple[Team | None, int] = (None, 0)
@@ -67,22 +73,22 @@ class Rounds:
         if self._counts_since != (since := (team, team.era if team else 0)):
             self._position.restart()
             self._counts_since = since
-        self._next, self._by_step, self._left = 0, True, False
-        self._with_graph, self._exchanges, self._positions = [], None, None
+        self._next, self._by_step, self._grads_withdrawn = 0, True, False
+        self._with_graph, self._exchanges, self._position_exchange = [], None, None
         self._open = True
 
     def _has_started(self) -> bool:
         """Of an open round: whether other ranks may wait for the rest of it."""
         gradients = self._gradients
         first = gradients.buckets[0].runs if gradients.buckets else self._exchanges
-        arrivals = gradients.arrivals
-        begun = bool(first) or (arrivals is not None and arrivals.posted())
+        backward_order = gradients.backward_order
+        begun = bool(first) or (backward_order is not None and backward_order.posted())
         return begun and gradients.are_current()
 
-    def _take(self, slot: Slot, grad: torch.Tensor) -> None:
+    def _copy_into_bucket(self, slot: Slot, grad: torch.Tensor) -> None:
         """Copies a gradient to its place, which becomes `.grad`."""
         if grad is not slot.view and slot.is_kept():
-            slot.leave_place()
+            slot.give_away_copy()
         bucket, place = slot.bucket, slot.view
         assert bucket is not None
         assert place is not None
@@ -102,15 +108,15 @@ class Rounds:
             if grad.requires_grad:
                 # By create_graph: the graph hangs on this tensor, which stays `.grad`.
                 place.copy_(grad.detach())
-                slot.given = grad
+                slot.round_grad = grad
                 self._with_graph.append(slot)
                 return
             place.copy_(grad)
-        slot.param.grad = slot.given = place
+        slot.param.grad = slot.round_grad = place
 
     def _is_reduced(self, slot: Slot, grad: torch.Tensor) -> bool:
         """Whether this gradient is what a round of this step has made."""
-        return slot.mark >= self._first_round and grad is slot.given
+        return slot.last_round >= self._first_round and grad is slot.round_grad
 
     def _start_complete(self) -> None:
         if not self._gradients.known_alike():
@@ -128,39 +134,39 @@ class Rounds:
                 self._fill_absent(bucket)
             bucket.start(self._position)
             self._next += 1
-        if self._gradients.arrivals is not None:
-            self._gradients.arrivals.post()
+        if self._gradients.backward_order is not None:
+            self._gradients.backward_order.post()
 
     def _fill_absent(self, bucket: Bucket) -> None:
         """Sees to the places to which this backward brought no gradient."""
         for position, slot in enumerate(bucket.slots):
-            if slot.mark == self._round:
+            if slot.last_round == self._round:
                 continue
             grad = slot.param.grad
-            if grad is not None and self._left_before(slot, grad):
-                self._take(slot, grad)
-                slot.mark = self._round
+            if grad is not None and self._counts_in_round(slot, grad):
+                self._copy_into_bucket(slot, grad)
+                slot.last_round = self._round
                 continue
             assert slot.view is not None
             # What it holds must survive the round where it is `.grad`, or the user keeps it.
             if grad is slot.view:
-                slot.given = None if slot.given is grad else slot.given
-                slot.leave_place()
+                slot.round_grad = None if slot.round_grad is grad else slot.round_grad
+                slot.give_away_copy()
             elif slot.is_kept():
-                slot.leave_place()
+                slot.give_away_copy()
             slot.view.zero_()
             if slot.rows is not None:
                 slot.rows.zero_()
             bucket.absent.append(position)
 
-    def _left_before(self, slot: Slot, grad: torch.Tensor) -> bool:
+    def _counts_in_round(self, slot: Slot, grad: torch.Tensor) -> bool:
         """Whether a gradient counts in this round that its backward has not brought: one that
         earlier backwards left; in a round that `step` runs also one that the user may have set."""
         return (
-            slot.dirty == self._round or (self._by_step and slot.param.requires_grad)
+            slot.unreduced_round == self._round or (self._by_step and slot.param.requires_grad)
         ) and not self._is_reduced(slot, grad)
 
-    def _unless_it_fails(self, part: Callable[[], None]) -> None:
+    def _cancel_if_it_fails(self, part: Callable[[], None]) -> None:
         """A part of the round's end. Where it fails on all ranks the round is over. After another
         error, as a signal's handler raises it, the next call does it again."""
         try:
@@ -174,21 +180,21 @@ class Rounds:
         """Waits for everything, and gives the gradients their reduced values."""
         gradients = self._gradients
         self._wait()
-        if self._left:
-            self._return_to_places()
+        if self._grads_withdrawn:
+            self._restore_grads()
         for bucket in gradients.buckets:
             if bucket.absent or bucket.unknown or bucket.in_rows:
                 self._read_presences(bucket)
         if gradients.sparse or self._exchanges:
             self._exchange_rows()
         for slot in self._with_graph:
-            assert slot.given is not None
+            assert slot.round_grad is not None
             assert slot.view is not None
-            slot.given.data.copy_(slot.view)
+            slot.round_grad.data.copy_(slot.view)
 
     def _close_round(self) -> None:
         """The round has its result."""
-        position, arrivals = self._position, self._gradients.arrivals
+        position, backward_order = self._position, self._gradients.backward_order
         # In one statement: it is over, or it is not.
         (
             self._open,
@@ -199,19 +205,19 @@ class Rounds:
             self._has_unreduced,
             self._backward,
         ) = (False, self._round + 1, position.rounds + 1, True, 0, False, None)
-        if arrivals is not None:
+        if backward_order is not None:
             self._gradients.learn_order(self._round)
 
     def _cancel_round(self) -> None:
         """Ends a round without a result; nothing of it is in flight. What came to it waits for the
         next one."""
-        if self._gradients.arrivals is not None:
-            self._gradients.arrivals.forget()
+        if self._gradients.backward_order is not None:
+            self._gradients.backward_order.forget()
         for slot in self._gradients.slots:
-            if slot.mark == self._round:
-                slot.mark, slot.dirty = -1, self._round
-            if slot.dirty == self._round:
-                slot.dirty += 1
+            if slot.last_round == self._round:
+                slot.last_round, slot.unreduced_round = -1, self._round
+            if slot.unreduced_round == self._round:
+                slot.unreduced_round += 1
         self._open, self._round, self._backward = False, self._round + 1, None
 
     def _wait(self) -> None:
@@ -222,13 +228,15 @@ class Rounds:
         """
         gradients = self._gradients
         failures = [bucket.wait() for bucket in gradients.buckets]
-        if gradients.arrivals is not None:
-            failures.append(gradients.arrivals.wait())
+        if gradients.backward_order is not None:
+            failures.append(gradients.backward_order.wait())
         if gradients.carrier is not None and gradients.carrier.positions_differ():
             assert gradients.team is not None
-            if self._positions is None:
-                self._positions = Positions(gradients.team, gradients.name, self._position)
-            found = self._positions.exchange()
+            if self._position_exchange is None:
+                self._position_exchange = PositionExchange(
+                    gradients.team, gradients.name, self._position
+                )
+            found = self._position_exchange.exchange()
             if found is not None:
                 self._require_one(*found)
         failure = next((text for text in failures if text is not None), None)
@@ -268,13 +276,13 @@ class Rounds:
                 gradients.stale = True
             if total:
                 assert slot.view is not None
-                slot.param.grad = slot.given = slot.view.clone() if is_dense else rows_in(slot)
-                slot.mark = self._round
+                slot.param.grad = slot.round_grad = slot.view.clone() if is_dense else rows_in(slot)
+                slot.last_round = self._round
         for position in bucket.absent:
             slot = bucket.slots[position]
             if totals[position] and slot.form is not Form.SPARSE and slot.rows is None:
-                slot.param.grad = slot.given = slot.view
-                slot.mark = self._round
+                slot.param.grad = slot.round_grad = slot.view
+                slot.last_round = self._round
 
     def _exchange_rows(self) -> None:
         """Reduces the sparse gradients, also those that this round has shown to be sparse."""
@@ -289,17 +297,17 @@ class Rounds:
             exchange.post()
         finished = [(slot, *exchange.finish()) for slot, exchange in self._exchanges]
         self._require_one(self._exchanges[0][1].positions(), gradients.team.ranks)
-        for slot, grad, all_held in finished:
+        for slot, grad, contributions in finished:
             if grad is not None:
-                if not all_held <= {Held.NOTHING, Held.ROWS}:
+                if not contributions <= {Contribution.NOTHING, Contribution.ROWS}:
                     # As in one process: the sum of a sparse and a dense gradient is dense.
                     slot.form = Form.DENSE
                     grad = grad.to_dense()
-                if Held.REDUCED in all_held:
+                if Contribution.REDUCED in contributions:
                     assert slot.view is not None
                     grad += slot.view
-                slot.param.grad = slot.given = grad
-                slot.mark = self._round
+                slot.param.grad = slot.round_grad = grad
+                slot.last_round = self._round
             if slot.form is Form.SPARSE and gradients.sparse_as_dense:
                 gradients.stale = True
                 slot.form = Form.ROWS
@@ -310,7 +318,7 @@ class Rounds:
     def _exchange(self, label: str, slot: Slot) -> tuple[Slot, RowExchange]:
         gradients = self._gradients
         assert gradients.team is not None
-        what, grad = self._held(slot)
+        what, grad = self._contribution(slot)
         exchange = RowExchange(
             label,
             slot.param,
@@ -322,33 +330,35 @@ class Rounds:
         )
         return slot, exchange
 
-    def _held(self, slot: Slot) -> tuple[Held, torch.Tensor | None]:
+    def _contribution(self, slot: Slot) -> tuple[Contribution, torch.Tensor | None]:
         """What this rank has of a gradient whose rows are gathered."""
         grad = slot.param.grad
         if slot.bucket is not None:
-            if slot.mark != self._round:
-                return Held.NOTHING, None
+            if slot.last_round != self._round:
+                return Contribution.NOTHING, None
             if slot.position not in slot.bucket.misplaced:
-                return Held.REDUCED, None
-        elif slot.mark != self._round and (grad is None or not self._left_before(slot, grad)):
-            return Held.NOTHING, None
-        return held(grad), grad
+                return Contribution.REDUCED, None
+        elif slot.last_round != self._round and (
+            grad is None or not self._counts_in_round(slot, grad)
+        ):
+            return Contribution.NOTHING, None
+        return contribution_of(grad), grad
 
-    def _leave_places(self, _: object) -> None:
+    def _withdraw_grads(self, _: object) -> None:
         """The backward, or `step`, has raised. Gradients in flight must not be `.grad`, as nothing
         keeps the next backward from adding to it."""
         if not self._open or not self._has_started():
             return
-        self._left = True
+        self._grads_withdrawn = True
         for bucket in self._gradients.buckets:
             for slot in bucket.slots if bucket.runs else ():
                 if slot.param.grad is slot.view:
                     slot.param.grad = None
 
-    def _return_to_places(self) -> None:
+    def _restore_grads(self) -> None:
         """The gradients that were not `.grad` while they were in flight."""
         for slot in self._gradients.slots:
-            if slot.mark == self._round and slot.given is slot.view is not None:
-                slot.param.grad = slot.given
+            if slot.last_round == self._round and slot.round_grad is slot.view is not None:
+                slot.param.grad = slot.round_grad
         for slot in self._with_graph:
-            slot.param.grad = slot.given
+            slot.param.grad = slot.round_grad

@@ -26,7 +26,7 @@ from hvdlite.world.teams import Team
 _HEAD = 3
 
 
-class Held(enum.IntEnum):
+class Contribution(enum.IntEnum):
     """What a rank has of one gradient."""
 
     NOTHING = 0
@@ -37,11 +37,11 @@ class Held(enum.IntEnum):
     REDUCED = 3
 
 
-def held(grad: torch.Tensor | None) -> Held:
+def contribution_of(grad: torch.Tensor | None) -> Contribution:
     """What a rank has that has this gradient, and no place for it."""
     if grad is None:
-        return Held.NOTHING
-    return Held.ROWS if grad.is_sparse else Held.ALL_ROWS
+        return Contribution.NOTHING
+    return Contribution.ROWS if grad.is_sparse else Contribution.ALL_ROWS
 
 
 class RowExchange:
@@ -52,7 +52,7 @@ class RowExchange:
         self,
         label: str,
         param: torch.Tensor,
-        what: Held,
+        what: Contribution,
         grad: torch.Tensor | None,
         combining: Combining,
         team: Team,
@@ -63,7 +63,9 @@ class RowExchange:
         self._param = param
         op, self._prescale, postscale = combining.factors(team.size)
         self._postscale = postscale / (team.size if op is Average else 1)
-        indices, values = _rows(param, grad if what in (Held.ROWS, Held.ALL_ROWS) else None)
+        indices, values = _rows(
+            param, grad if what in (Contribution.ROWS, Contribution.ALL_ROWS) else None
+        )
         compressor: type[Compressor] = combining.compression
         head = torch.tensor(
             [what, position.phase, position.rounds], dtype=torch.int64, device="cpu"
@@ -81,7 +83,7 @@ class RowExchange:
         """After `finish`: in which round the ranks are, by rank."""
         return [(int(part[1]), int(part[2])) for part in self._heads()]
 
-    def finish(self) -> tuple[torch.Tensor | None, frozenset[Held]]:
+    def finish(self) -> tuple[torch.Tensor | None, frozenset[Contribution]]:
         """The reduced gradient, sparse and coalesced; None where no rank has one. And what the
         ranks have. Both are the same on all ranks. Blocks; may be called again.
 
@@ -95,9 +97,9 @@ class RowExchange:
             if failure is not None:
                 raise HorovodInternalError(failure)
         parts, values = self._heads(), self._values.result()
-        all_held = frozenset(Held(int(part[0])) for part in parts)
-        if all_held == {Held.NOTHING}:
-            return None, all_held
+        contributions = frozenset(Contribution(int(part[0])) for part in parts)
+        if contributions == {Contribution.NOTHING}:
+            return None, contributions
         param = self._param
         real_dtype = (param.real if param.is_complex() else param).dtype
         # As the core's kernels do it: 16 bits are widened before they are multiplied.
@@ -111,7 +113,7 @@ class RowExchange:
         if param.is_complex():
             summed = torch.view_as_complex(summed)
         reduced = _coo(indices.to(param.device), summed.to(param.device), param.shape, True)
-        return reduced, all_held
+        return reduced, contributions
 
     def _heads(self) -> Sequence[torch.Tensor]:
         """By rank: what it has, its position, and the indices of its rows."""

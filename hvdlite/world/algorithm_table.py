@@ -47,13 +47,13 @@ BUILT_IN: dict[int, Rules] = {
 }
 
 
-class Table:
+class AlgorithmTable:
     """Rules by number of hosts."""
 
     def __init__(self, rules: Mapping[int, Rules]) -> None:
         self.rules = dict(rules)
 
-    def of(self, num_hosts: int) -> Rules:
+    def rules_for(self, num_hosts: int) -> Rules:
         """Those for the next smaller number of hosts that the table has, or its smallest."""
         known = [hosts for hosts in self.rules if hosts <= num_hosts]
         return self.rules[max(known) if known else min(self.rules)]
@@ -63,11 +63,11 @@ class Table:
         largest = (1 << 63) - 1
         return tuple(
             (largest if up_to is None else up_to, NUMBERS[name])
-            for up_to, name in self.of(num_hosts)
+            for up_to, name in self.rules_for(num_hosts)
         )
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> AlgorithmTable:
     """Raises ValueError or OSError: the file is not there, or is no table."""
     try:
         hosts = json.loads(path.read_text())["hosts"]
@@ -76,7 +76,7 @@ def read(path: Path) -> Table:
         raise ValueError(f"no table of algorithms: {error!r}") from error
     if not table or min(table) < 2:
         raise ValueError("a table of algorithms needs rules for 2 hosts or more")
-    return Table(table)
+    return AlgorithmTable(table)
 
 
 def _checked(rules: Sequence[Sequence[Any]]) -> Rules:
@@ -95,49 +95,49 @@ def _checked(rules: Sequence[Sequence[Any]]) -> Rules:
     return checked
 
 
-def held_in(path: Path) -> dict[str, dict[str, object]]:
+def contents_of(path: Path) -> dict[str, dict[str, object]]:
     """What a file that `add` has written holds, or nothing if there is none yet.
 
     Raises:
         ValueError: it is another file, or could not be written.
     """
-    held: dict[str, dict[str, object]] = {"hosts": {}}
+    contents: dict[str, dict[str, object]] = {"hosts": {}}
     try:
         if path.exists():
             read(path)
-            held = json.loads(path.read_text())
+            contents = json.loads(path.read_text())
         os.close(open_folder(str(path.parent)))
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         raise ValueError(str(error)) from error
-    held.setdefault("microseconds", {})
-    return held
+    contents.setdefault("microseconds", {})
+    return contents
 
 
 def add(path: Path, num_hosts: int, rules: Rules, measured: object) -> None:
     """Puts the rules for so many hosts into a file, new or not, and beside them what they come
     from. Whoever reads it meanwhile sees the former file."""
-    held = held_in(path)
-    held["hosts"][str(num_hosts)] = rules
-    held["microseconds"][str(num_hosts)] = measured
+    contents = contents_of(path)
+    contents["hosts"][str(num_hosts)] = rules
+    contents["microseconds"][str(num_hosts)] = measured
     folder = open_folder(str(path.parent))
     try:
-        replace(folder, path.name, (json.dumps(held, indent=1) + "\n").encode(), 0o644)
+        replace(folder, path.name, (json.dumps(contents, indent=1) + "\n").encode(), 0o644)
     finally:
         os.close(folder)
 
 
-def chosen(config: Config) -> Table:
+def from_config(config: Config) -> AlgorithmTable:
     """What the knobs say.
 
     Raises:
         ConfigError: the table can't be read.
     """
     if config.algorithm != "auto":
-        return Table({2: ((None, config.algorithm),)})
+        return AlgorithmTable({2: ((None, config.algorithm),)})
     if not config.algorithm_table:
-        return Table(BUILT_IN)
+        return AlgorithmTable(BUILT_IN)
     try:
         return read(Path(config.algorithm_table))
     except (ValueError, OSError) as error:
@@ -147,17 +147,17 @@ def chosen(config: Config) -> Table:
         ) from error
 
 
-def agreed(config: Config, everyone: Comm) -> Table:
+def from_rank_0(config: Config, everyone: Comm) -> AlgorithmTable:
     """Rank 0's, on every rank. Collective.
 
     Raises:
         ConfigError: rank 0 can't read it; on every rank.
     """
-    table: Table | None = None
+    table: AlgorithmTable | None = None
     problem: str | None = None
     if everyone.Get_rank() == 0:
         try:
-            table = chosen(config)
+            table = from_config(config)
         except ConfigError as error:
             problem = str(error)
     table, problem = everyone.bcast((table, problem))

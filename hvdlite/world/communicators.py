@@ -19,7 +19,7 @@ from hvdlite.errors import LaunchError
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Group, Intracomm
 
-    from hvdlite.world.mpi import Started
+    from hvdlite.world.mpi import MpiRuntime
 
     Made = TypeVar("Made", bound=Comm)
 
@@ -36,35 +36,35 @@ def num_held() -> int:
     return _held
 
 
-def duplicate(started: Started, comm: Intracomm) -> Intracomm:
+def duplicate(mpi_runtime: MpiRuntime, comm: Intracomm) -> Intracomm:
     """One more of the same members. Collective over `comm`.
 
     Raises:
         LaunchError: MPI has no room for it; here and below.
     """
-    return _made(started, comm.Dup)
+    return _made(mpi_runtime, comm.Dup)
 
 
-def part(started: Started, comm: Intracomm, ranks: Sequence[int]) -> Intracomm:
+def part(mpi_runtime: MpiRuntime, comm: Intracomm, ranks: Sequence[int]) -> Intracomm:
     """Of these ranks of `comm`, in this order. Collective over them alone."""
     everyone = comm.Get_group()
     members = everyone.Incl(list(ranks))
     try:
-        return _made(started, lambda: comm.Create_group(members))
+        return _made(mpi_runtime, lambda: comm.Create_group(members))
     finally:
         members.Free()
         everyone.Free()
 
 
-def split(started: Started, comm: Intracomm, color: int) -> Comm:
+def split(mpi_runtime: MpiRuntime, comm: Intracomm, color: int) -> Comm:
     """Of those who say the same color, in their order. Collective over `comm`."""
-    return _made(started, lambda: comm.Split(color, comm.Get_rank()))
+    return _made(mpi_runtime, lambda: comm.Split(color, comm.Get_rank()))
 
 
-def split_by_host(started: Started, comm: Intracomm) -> Comm:
+def split_by_host(mpi_runtime: MpiRuntime, comm: Intracomm) -> Comm:
     """Of the ranks of this host, in their order. Collective over `comm`."""
-    shared = started.MPI.COMM_TYPE_SHARED
-    return _made(started, lambda: comm.Split_type(shared, comm.Get_rank()))
+    shared = mpi_runtime.MPI.COMM_TYPE_SHARED
+    return _made(mpi_runtime, lambda: comm.Split_type(shared, comm.Get_rank()))
 
 
 def free(comm: Comm) -> None:
@@ -74,9 +74,9 @@ def free(comm: Comm) -> None:
     _held -= 1
 
 
-def free_together(started: Started, comm: Intracomm) -> None:
+def free_together(mpi_runtime: MpiRuntime, comm: Intracomm) -> None:
     """Every member calls it; blocks until nothing is on its way any more."""
-    _receive_all(started, comm)
+    _receive_all(mpi_runtime, comm)
     free(comm)
 
 
@@ -85,52 +85,52 @@ def retire(*comms: Intracomm | None) -> None:
     _retired.extend(comm for comm in comms if comm is not None)
 
 
-def free_retired(started: Started, everyone: Intracomm) -> None:
+def free_retired(mpi_runtime: MpiRuntime, everyone: Intracomm) -> None:
     """Frees those whose members are all among `everyone`. Collective over that, and each member has
     retired what it will."""
     group = everyone.Get_group()
     try:
         for comm in list(_retired):
-            if comm == started.MPI.COMM_NULL:  # the user has freed it
+            if comm == mpi_runtime.MPI.COMM_NULL:  # the user has freed it
                 _retired.remove(comm)
-            elif _is_within(started, comm, group):
+            elif _is_within(mpi_runtime, comm, group):
                 _retired.remove(comm)
-                free_together(started, comm)
+                free_together(mpi_runtime, comm)
     finally:
         group.Free()
 
 
-def _is_within(started: Started, comm: Intracomm, group: Group) -> bool:
+def _is_within(mpi_runtime: MpiRuntime, comm: Intracomm, group: Group) -> bool:
     members = comm.Get_group()
     try:
-        return started.MPI.UNDEFINED not in members.Translate_ranks(None, group)
+        return mpi_runtime.MPI.UNDEFINED not in members.Translate_ranks(None, group)
     finally:
         members.Free()
 
 
-def _receive_all(started: Started, comm: Intracomm) -> None:
+def _receive_all(mpi_runtime: MpiRuntime, comm: Intracomm) -> None:
     """What one member sends to another one comes in the order of sending: the mark comes last."""
-    own, byte = comm.Get_rank(), started.MPI.BYTE
+    own, byte = comm.Get_rank(), mpi_runtime.MPI.BYTE
     others = [rank for rank in range(comm.Get_size()) if rank != own]
     marks = [comm.Isend((bytearray(), byte), rank, LAST_TAG) for rank in others]
-    status = started.MPI.Status()
+    status = mpi_runtime.MPI.Status()
     for rank in others:
         tag = None
         while tag != LAST_TAG:
-            comm.Probe(rank, started.MPI.ANY_TAG, status)
+            comm.Probe(rank, mpi_runtime.MPI.ANY_TAG, status)
             tag = status.Get_tag()
             comm.Recv((bytearray(status.Get_count(byte)), byte), rank, tag)
-    started.MPI.Request.Waitall(marks)
+    mpi_runtime.MPI.Request.Waitall(marks)
 
 
-def _made(started: Started, make: Callable[[], Made]) -> Made:
+def _made(mpi_runtime: MpiRuntime, make: Callable[[], Made]) -> Made:
     global _held
     try:
         comm = make()
-    except started.MPI.Exception as error:
+    except mpi_runtime.MPI.Exception as error:
         raise LaunchError(
-            f"{started.version()} makes no further communicator, and hvdlite has {_held} in this "
-            f"process ({error}); remove process sets that are not used any more (each has up to "
+            f"{mpi_runtime.version()} can't create another communicator ({error}); hvdlite has "
+            f"{_held} in this process. Remove process sets that you no longer use (each has up to "
             "two), and free your own communicators"
         ) from error
     _held += 1

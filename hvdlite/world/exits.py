@@ -28,7 +28,7 @@ from hvdlite.world import communicators
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from hvdlite.world.mpi import Started
+    from hvdlite.world.mpi import MpiRuntime
 
 # Another rank's failure reaches this one as an error of a collective. That rank then ends the job,
 # with its own exit code; a rank that only heard of it leaves it that long to do so.
@@ -56,23 +56,23 @@ class _NotedExit(SystemExit):
 class Exits:
     """The end of this process, as a rank of the job; one per process, from the first init on."""
 
-    def __init__(self, started: Started, everyone: Intracomm, rank: int) -> None:
+    def __init__(self, mpi_runtime: MpiRuntime, everyone: Intracomm, rank: int) -> None:
         """Collective over `everyone`, the communicator of all who end together."""
-        self._started = started
+        self._mpi_runtime = mpi_runtime
         self._pid = os.getpid()
         self._rank = rank
         self._code = 0
-        self._comm = communicators.duplicate(started, everyone)
+        self._comm = communicators.duplicate(mpi_runtime, everyone)
         self._leave: Callable[[], None] = lambda: None
         self._former_hook = sys.excepthook
         sys.excepthook = self._uncaught
         _core.finish_on_exit(
-            abort=started.address("MPI_Abort"),
-            ibarrier=started.address("MPI_Ibarrier"),
-            test=started.address("MPI_Test"),
-            finalized=started.address("MPI_Finalized"),
-            finalize=started.address("MPI_Finalize") if started.finalize else 0,
-            comm=started.handle(self._comm),
+            abort=mpi_runtime.address("MPI_Abort"),
+            ibarrier=mpi_runtime.address("MPI_Ibarrier"),
+            test=mpi_runtime.address("MPI_Test"),
+            finalized=mpi_runtime.address("MPI_Finalized"),
+            finalize=mpi_runtime.address("MPI_Finalize") if mpi_runtime.finalize else 0,
+            comm=mpi_runtime.handle(self._comm),
             supervised=is_supervised(),
         )
         self._former_exit = sys.exit
@@ -118,7 +118,7 @@ class Exits:
         if os.getpid() != self._pid:
             return
         _flush()
-        if self._started.finalize or self._started.MPI.Is_finalized():
+        if self._mpi_runtime.finalize or self._mpi_runtime.MPI.Is_finalized():
             return  # the rest is done by the exit handlers of the C core
         # A rank that failed does not tell the others that it leaves: the job ends with its code,
         # and not with the errors that they would make of it.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdlite.errors import ConfigError, LaunchError
 from hvdlite.world import communicators
-from hvdlite.world.placement import Layout, hosts_of, pretended_leaders
+from hvdlite.world.placement import Placement, hosts_of, pretended_leaders
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -86,7 +86,7 @@ TASK_IDENTITY = (
 )
 
 
-class Started:
+class MpiRuntime:
     """MPI, once it is up in this process.
 
     finalize: hvdlite started it, and so ends it; else whoever did.
@@ -138,7 +138,7 @@ class Started:
 _ours = False
 
 
-def load() -> Started:
+def load() -> MpiRuntime:
     """Starts MPI unless the user has.
 
     Raises:
@@ -165,15 +165,15 @@ def load() -> Started:
     return _initialized(MPI, finalize=True)
 
 
-def _initialized(module: Any, finalize: bool) -> Started:
+def _initialized(module: Any, finalize: bool) -> MpiRuntime:
     """Also where the user has told mpi4py not to initialize."""
     if not module.Is_initialized():
         module.Init_thread(module.THREAD_MULTIPLE)
         finalize = True
-    return Started(module, finalize)
+    return MpiRuntime(module, finalize)
 
 
-def check_launcher(started: Started, environ: Mapping[str, str]) -> None:
+def check_launcher(mpi_runtime: MpiRuntime, environ: Mapping[str, str]) -> None:
     """Whether the launcher's MPI is the one that mpi4py runs on.
 
     Raises:
@@ -182,38 +182,38 @@ def check_launcher(started: Started, environ: Mapping[str, str]) -> None:
     found = launcher_of(environ)
     if found is None or found[1] is None or found[1] == 1:
         return
-    if started.MPI.COMM_WORLD.Get_size() == 1:
-        if started.finalize:
-            started.MPI.Finalize()  # it would leave its files behind: it is alone, so at once
+    if mpi_runtime.MPI.COMM_WORLD.Get_size() == 1:
+        if mpi_runtime.finalize:
+            mpi_runtime.MPI.Finalize()  # it would leave its files behind: it is alone, so at once
         raise LaunchError(
             f"{found[1]} processes were started by {found[0]}, but mpi4py runs on "
-            f"{started.version()}, for which this process is alone: they are different MPIs; "
+            f"{mpi_runtime.version()}, for which this process is alone: they are different MPIs; "
             "start with the mpirun or mpiexec of the latter, or install mpi4py's MPI to match "
             "the launcher"
         )
 
 
-def world_comm(started: Started, comm: Intracomm | Sequence[int] | None) -> Intracomm:
+def world_comm(mpi_runtime: MpiRuntime, comm: Intracomm | Sequence[int] | None) -> Intracomm:
     """A new communicator, whose ranks are the world's. Collective over them.
 
     Raises:
         LaunchError: MPI has no room for it.
         ValueError: a list of ranks without this one, or with ranks that are not there.
     """
-    everyone: Intracomm = started.MPI.COMM_WORLD
+    everyone: Intracomm = mpi_runtime.MPI.COMM_WORLD
     if comm is None:
-        return communicators.duplicate(started, everyone)
+        return communicators.duplicate(mpi_runtime, everyone)
     if not isinstance(comm, Sequence):
-        return communicators.duplicate(started, comm)
+        return communicators.duplicate(mpi_runtime, comm)
     ranks = list(comm)
     if len(set(ranks)) != len(ranks) or not all(0 <= r < everyone.Get_size() for r in ranks):
         raise ValueError(f"comm={ranks}: expected distinct ranks below {everyone.Get_size()}")
     if everyone.Get_rank() not in ranks:
         raise ValueError(f"comm={ranks} does not contain this process, rank {everyone.Get_rank()}")
-    return communicators.part(started, everyone, ranks)
+    return communicators.part(mpi_runtime, everyone, ranks)
 
 
-def layout_of(started: Started, comm: Intracomm, host_ranks: Sequence[int]) -> Layout:
+def placement_of(mpi_runtime: MpiRuntime, comm: Intracomm, host_ranks: Sequence[int]) -> Placement:
     """Who is where: a host is the ranks that can share memory. Collective over `comm`.
 
     host_ranks: pretended hosts, for tests; empty: the real ones.
@@ -230,13 +230,13 @@ def layout_of(started: Started, comm: Intracomm, host_ranks: Sequence[int]) -> L
         leaders = pretended_leaders(host_ranks)
         names = [f"host{leader}" for leader in leaders]
     else:
-        local = communicators.split_by_host(started, comm)
+        local = communicators.split_by_host(mpi_runtime, comm)
         leader = local.bcast(comm.Get_rank(), root=0)
         communicators.free(local)
         leaders = comm.allgather(leader)
         names = comm.allgather(socket.gethostname())
     hosts = hosts_of(leaders)
-    return Layout(comm.Get_rank(), hosts, tuple(names[ranks[0]] for ranks in hosts))
+    return Placement(comm.Get_rank(), hosts, tuple(names[ranks[0]] for ranks in hosts))
 
 
 def task_identity(environ: Mapping[str, str]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Layout:
+class Placement:
     """Where one rank stands among all.
 
     hosts: the world ranks on each host, ascending, the hosts in the order of their first rank;

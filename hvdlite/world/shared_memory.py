@@ -52,7 +52,7 @@ def open_shared(local: Comm, size_bytes: int, more_bytes: int = 0) -> int | None
     return None
 
 
-def way() -> str | None:
+def mechanism() -> str | None:
     """How the ranks of this host would share memory, for messages; None: they can't."""
     for make, name in ((_memfd, "memfd, without a name or a limit"), (_named_file, "/dev/shm")):
         with contextlib.suppress(OSError):

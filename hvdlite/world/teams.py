@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.world import communicators
-from hvdlite.world.algorithm_table import Table
+from hvdlite.world.algorithm_table import AlgorithmTable
 from hvdlite.world.config import Config
-from hvdlite.world.placement import Layout
+from hvdlite.world.placement import Placement
 from hvdlite.world.shared_memory import lack_of_memory, open_shared
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Intracomm
 
     from hvdlite.gpu.lane import Lane
-    from hvdlite.world.mpi import Started
+    from hvdlite.world.mpi import MpiRuntime
 
 log = logging.getLogger("hvdlite")
 
@@ -69,7 +69,7 @@ class Team:
         comm: Intracomm | None,
         engine_comm: Intracomm | None = None,
         progress_thread: bool = True,
-        started: Started | None = None,
+        mpi_runtime: MpiRuntime | None = None,
     ) -> None:
         self.ranks = ranks
         self.rank = rank
@@ -79,7 +79,7 @@ class Team:
         self.comm = comm
         # The engine's own, where there are several hosts.
         self._engine_comm = engine_comm
-        self._started = started
+        self._mpi_runtime = mpi_runtime
         # False where MPI may be called by one thread only.
         self.progress_thread = progress_thread
         # The way of GPU tensors, from the first one on.
@@ -131,9 +131,9 @@ class Team:
     def close_together(self) -> None:
         """Ends the team. Every member calls it; it returns when no message of it is on its way."""
         self.close(True)
-        if self._started is not None:
+        if self._mpi_runtime is not None:
             for comm in self.comms():
-                communicators.free_together(self._started, comm)
+                communicators.free_together(self._mpi_runtime, comm)
 
     def comms(self) -> list[Intracomm]:
         """What is to be freed when the team has ended; the same on every member."""
@@ -152,7 +152,7 @@ class Team:
         self.post = self.allreduce_in_place = refuse
 
 
-def team_of_one(config: Config, layout: Layout) -> Team:
+def team_of_one(config: Config, placement: Placement) -> Team:
     """For a world of one, without MPI.
 
     Raises:
@@ -161,15 +161,15 @@ def team_of_one(config: Config, layout: Layout) -> Team:
     problem = lack_of_memory(_private_bytes(config, 1))
     if problem:
         raise LaunchError(problem)
-    return Team((0,), 0, _engine(config, layout, (0,), -1, None, True, ()), None)
+    return Team((0,), 0, _engine(config, placement, (0,), -1, None, True, ()), None)
 
 
 def make_team(
     config: Config,
-    table: Table,
-    started: Started,
+    table: AlgorithmTable,
+    mpi_runtime: MpiRuntime,
     comm: Intracomm,
-    layout: Layout,
+    placement: Placement,
     ranks: tuple[int, ...],
 ) -> Team:
     """Collective over `comm`, whose ranks are the members; blocks.
@@ -177,26 +177,26 @@ def make_team(
     comm: becomes the team's. Between hosts the engine gets a duplicate that is its alone: a message
         of the one is never taken for one of the other.
     table: the same on every member.
-    layout: where the members are, by their numbers in `comm`.
+    placement: where the members are, by their numbers in `comm`.
     ranks: their world ranks.
 
     Raises:
         LaunchError: a member lacks memory, or MPI communicators; on every member.
     """
-    local = communicators.split(started, comm, layout.host)
+    local = communicators.split(mpi_runtime, comm, placement.host)
     memory_fd = -1
     try:
-        hosts, memory_fd = _share(config, comm, local, layout)
-        shared = Layout(layout.rank, *hosts)
+        hosts, memory_fd = _share(config, comm, local, placement)
+        shared = Placement(placement.rank, *hosts)
         several = len(shared.hosts) > 1
-        progress_thread = started.threads_supported() or not several
-        if not progress_thread and layout.rank == 0:
+        progress_thread = mpi_runtime.threads_supported() or not several
+        if not progress_thread and placement.rank == 0:
             log.warning(
                 "%s gives one thread at a time access: collectives make progress only inside "
                 "poll() and synchronize()",
-                started.version(),
+                mpi_runtime.version(),
             )
-        engine_comm = communicators.duplicate(started, comm) if several else None
+        engine_comm = communicators.duplicate(mpi_runtime, comm) if several else None
         engine, problem = None, None
         try:
             engine = _engine(
@@ -204,29 +204,29 @@ def make_team(
                 shared,
                 ranks,
                 memory_fd,
-                None if engine_comm is None else started.wire(engine_comm),
+                None if engine_comm is None else mpi_runtime.wire(engine_comm),
                 progress_thread,
                 table.for_engine(len(shared.hosts)) if several else (),
             )
         except (HorovodInternalError, MemoryError, OSError, ValueError) as error:
-            problem = f"rank {ranks[layout.rank]}: {error if str(error) else TOO_LARGE}"
+            problem = f"rank {ranks[placement.rank]}: {error if str(error) else TOO_LARGE}"
         problems = sorted({text for text in comm.allgather(problem) if text})
         if engine is None or problems:
             if engine is not None:
                 engine.close()
             if engine_comm is not None:
-                communicators.free_together(started, engine_comm)
+                communicators.free_together(mpi_runtime, engine_comm)
             raise LaunchError("; ".join(problems))
     finally:
         communicators.free(local)
         if memory_fd >= 0:
             os.close(memory_fd)
-    return Team(ranks, layout.rank, engine, comm, engine_comm, progress_thread, started)
+    return Team(ranks, placement.rank, engine, comm, engine_comm, progress_thread, mpi_runtime)
 
 
 def _engine(
     config: Config,
-    layout: Layout,
+    placement: Placement,
     ranks: tuple[int, ...],
     memory_fd: int,
     wire: dict[str, int] | None,
@@ -234,9 +234,9 @@ def _engine(
     algorithms: tuple[tuple[int, int], ...],
 ) -> _core.Engine:
     return _core.Engine(
-        rank=layout.rank,
-        hosts=layout.hosts,
-        host_names=layout.host_names,
+        rank=placement.rank,
+        hosts=placement.hosts,
+        host_names=placement.host_names,
         world_ranks=ranks,
         memory_fd=memory_fd,
         wire=wire,
@@ -261,7 +261,7 @@ def _private_bytes(config: Config, num_hosts: int) -> int:
 
 
 def _share(
-    config: Config, everyone: Comm, local: Comm, layout: Layout
+    config: Config, everyone: Comm, local: Comm, placement: Placement
 ) -> tuple[tuple[tuple[tuple[int, ...], ...], tuple[str, ...]], int]:
     """The hosts as the engine sees them, and the descriptor of this host's memory (-1: none).
 
@@ -270,10 +270,10 @@ def _share(
     descriptor: int | None = -1
     problem = None
     try:
-        own_bytes = layout.local_size * _private_bytes(config, len(layout.hosts))
-        if layout.local_size > 1:
-            sizes = layout.size, config.inline_bytes, config.block_bytes
-            size_bytes = _core.memory_bytes(layout.local_size, *sizes)
+        own_bytes = placement.local_size * _private_bytes(config, len(placement.hosts))
+        if placement.local_size > 1:
+            sizes = placement.size, config.inline_bytes, config.block_bytes
+            size_bytes = _core.memory_bytes(placement.local_size, *sizes)
             descriptor = open_shared(local, size_bytes, own_bytes)
         else:
             problem = lack_of_memory(own_bytes)
@@ -287,9 +287,9 @@ def _share(
         raise LaunchError("; ".join(problems))
     hosts: list[tuple[int, ...]] = []
     names: list[str] = []
-    for ranks, name in zip(layout.hosts, layout.host_names, strict=True):
+    for ranks, name in zip(placement.hosts, placement.host_names, strict=True):
         groups = [ranks] if answers[ranks[0]][1] else [(rank,) for rank in ranks]
-        if len(groups) > 1 and layout.rank == ranks[0]:
+        if len(groups) > 1 and placement.rank == ranks[0]:
             log.warning("the ranks on %s can't share memory: they send messages instead", name)
         hosts += groups
         names += [name] * len(groups)

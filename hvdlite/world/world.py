@@ -18,7 +18,7 @@ from hvdlite.errors import LaunchError, NotInitializedError
 from hvdlite.world import algorithm_table, communicators, cpu_threads, gpu_pinning, mpi
 from hvdlite.world.config import Config
 from hvdlite.world.exits import Exits
-from hvdlite.world.placement import Layout
+from hvdlite.world.placement import Placement
 from hvdlite.world.process_sets import ProcessSet, global_process_set
 from hvdlite.world.teams import Team, make_team, team_of_one
 
@@ -42,23 +42,23 @@ class World:
 
     def __init__(
         self,
-        layout: Layout,
+        placement: Placement,
         team: Team,
         config: Config,
-        started: mpi.Started | None,
-        table: algorithm_table.Table | None = None,
+        mpi_runtime: mpi.MpiRuntime | None,
+        table: algorithm_table.AlgorithmTable | None = None,
         cpus_per_rank: float = 1.0,
     ) -> None:
-        self.layout = layout
+        self.placement = placement
         self.team = team
         self.config = config
-        self.started = started
+        self.mpi_runtime = mpi_runtime
         # The algorithms between hosts; None in a world of one.
         self.table = table
         # Hardware threads of this host, for each of its ranks if all are as this one.
         self.cpus_per_rank = cpus_per_rank
-        self.rank = layout.rank
-        self.size = layout.size
+        self.rank = placement.rank
+        self.size = placement.size
         # The registered process sets, by number; 0 is the global one.
         self.process_sets: dict[int, ProcessSet] = {}
         # Counts the sets ever registered, on all ranks alike.
@@ -72,10 +72,10 @@ class World:
         """Those of all process sets of which this process is a member."""
         return [s.team for s in self.process_sets.values() if s.team is not None]
 
-    def note_teams(self) -> None:
+    def on_teams_changed(self) -> None:
         """There are other teams than before: all are left in good order when the process ends, on
         every rank in the same order, the world last."""
-        if self.started is not None and self.started.finalize:
+        if self.mpi_runtime is not None and self.mpi_runtime.finalize:
             _core.close_on_exit(tuple(team.engine for team in reversed(self.teams())))
         for tell in self.teams_changed:
             tell()
@@ -84,7 +84,7 @@ class World:
 active: World | None = None
 
 _exits: Exits | None = None
-_told_child = False
+_warned_child = False
 
 
 def current() -> World:
@@ -128,7 +128,7 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
     if not (parent or has_launcher or config.alone) and _is_of_one(comm):
         mpi.check_alone(os.environ)
     if parent is not None and comm is None:
-        _tell_child(parent)
+        _warn_child_of_rank(parent)
         active = _world_of_one(config)
     elif comm is None and not has_launcher:
         active = _world_of_one(config)
@@ -136,7 +136,7 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
         active = _world_of_many(config, comm)
     global_process_set.register(0, active.team.ranks, active.team)
     active.process_sets[0] = global_process_set
-    active.note_teams()
+    active.on_teams_changed()
 
 
 def shutdown() -> None:
@@ -184,27 +184,27 @@ def size() -> int:
 
 def local_rank() -> int:
     """This process's number on its host, from 0. ValueError before `init`."""
-    return current().layout.local_rank
+    return current().placement.local_rank
 
 
 def local_size() -> int:
     """The number of ranks on this host. ValueError before `init`."""
-    return current().layout.local_size
+    return current().placement.local_size
 
 
 def cross_rank() -> int:
     """This process's number among the ranks with its local rank. ValueError before `init`."""
-    return current().layout.cross_rank
+    return current().placement.cross_rank
 
 
 def cross_size() -> int:
     """The number of ranks with this local rank, one per host. ValueError before `init`."""
-    return current().layout.cross_size
+    return current().placement.cross_size
 
 
 def is_homogeneous() -> bool:
     """Whether every host has the same number of ranks. ValueError before `init`."""
-    return current().layout.homogeneous
+    return current().placement.homogeneous
 
 
 def _is_of_one(comm: Intracomm | Sequence[int] | None) -> bool:
@@ -213,43 +213,43 @@ def _is_of_one(comm: Intracomm | Sequence[int] | None) -> bool:
 
 
 def _world_of_one(config: Config) -> World:
-    layout = Layout(0, ((0,),), (socket.gethostname(),))
+    placement = Placement(0, ((0,),), (socket.gethostname(),))
     _pin([gpu_pinning.visible_devices(config.gpu)], 0, config)
     cpus = cpu_threads.cpus_per_rank([cpu_threads.own_cores()], 0)
-    return World(layout, team_of_one(config, layout), config, None, cpus_per_rank=cpus)
+    return World(placement, team_of_one(config, placement), config, None, cpus_per_rank=cpus)
 
 
 def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> World:
-    started = mpi.load()
-    mpi.check_launcher(started, os.environ)
-    everyone = mpi.world_comm(started, comm)
-    communicators.free_retired(started, everyone)
+    mpi_runtime = mpi.load()
+    mpi.check_launcher(mpi_runtime, os.environ)
+    everyone = mpi.world_comm(mpi_runtime, comm)
+    communicators.free_retired(mpi_runtime, everyone)
     try:
-        return _world_on(started, everyone, config)
+        return _world_on(mpi_runtime, everyone, config)
     except Exception:  # on every rank alike
         communicators.retire(everyone)
         raise
 
 
-def _world_on(started: mpi.Started, everyone: Intracomm, config: Config) -> World:
+def _world_on(mpi_runtime: mpi.MpiRuntime, everyone: Intracomm, config: Config) -> World:
     """everyone: becomes the world's."""
     global _exits
     if _exits is None:
-        _exits = Exits(started, everyone, everyone.Get_rank())
+        _exits = Exits(mpi_runtime, everyone, everyone.Get_rank())
         _exits.before(_leave_for_good)
         os.environ["HVDLITE_RANK_PROCESS"] = mpi.rank_process(os.environ)
-    layout = mpi.layout_of(started, everyone, config.host_ranks)
+    placement = mpi.placement_of(mpi_runtime, everyone, config.host_ranks)
     _check_settings(everyone, config)
-    table = algorithm_table.agreed(config, everyone)
-    local = communicators.split(started, everyone, layout.host)
+    table = algorithm_table.from_rank_0(config, everyone)
+    local = communicators.split(mpi_runtime, everyone, placement.host)
     everyones_cores = local.allgather(cpu_threads.own_cores())
     everyones_devices = local.allgather(gpu_pinning.visible_devices(config.gpu))
     communicators.free(local)
-    _pin_together(everyone, everyones_devices, layout.local_rank, config)
-    team = make_team(config, table, started, everyone, layout, tuple(range(layout.size)))
-    _divide_cores(everyones_cores, layout.local_rank)
-    cpus_per_rank = cpu_threads.cpus_per_rank(everyones_cores, layout.local_rank)
-    return World(layout, team, config, started, table, cpus_per_rank)
+    _pin_together(everyone, everyones_devices, placement.local_rank, config)
+    team = make_team(config, table, mpi_runtime, everyone, placement, tuple(range(placement.size)))
+    _divide_cores(everyones_cores, placement.local_rank)
+    cpus_per_rank = cpu_threads.cpus_per_rank(everyones_cores, placement.local_rank)
+    return World(placement, team, config, mpi_runtime, table, cpus_per_rank)
 
 
 def _check_settings(everyone: Comm, config: Config) -> None:
@@ -300,10 +300,10 @@ def _set_log_level(config: Config) -> None:
     log.setLevel(LEVELS[config.log_level])
 
 
-def _tell_child(parent: int) -> None:
-    global _told_child
-    if not _told_child:
-        _told_child = True
+def _warn_child_of_rank(parent: int) -> None:
+    global _warned_child
+    if not _warned_child:
+        _warned_child = True
         log.warning(
             "this process was started by a rank (process %d): it is a world of one here; "
             "unset HVDLITE_RANK_PROCESS if it should be a rank of a job of its own",

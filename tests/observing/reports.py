@@ -87,8 +87,8 @@ def end(handles: Mapping[str, Handle | None]) -> None:
 
 def host_of(rank: int) -> str:
     """The name of its host, as a pattern."""
-    layout = worlds.current().layout
-    names = zip(layout.hosts, layout.host_names, strict=True)
+    placement = worlds.current().placement
+    names = zip(placement.hosts, placement.host_names, strict=True)
     return next(re.escape(name) for ranks, name in names if rank in ranks)
 
 

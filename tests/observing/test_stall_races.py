@@ -130,7 +130,7 @@ def held_up_between_two_reports():
         wait_until(reports.exists)
         # The last one is not the first that rank 0 reports.
         handles = {name: start(name) for name in reversed(names)}
-        if worlds.current().layout.hosts == ((0, 1, 2),):
+        if worlds.current().placement.hosts == ((0, 1, 2),):
             end(handles)  # without rank 0, whose data is there
             done.touch()
         else:

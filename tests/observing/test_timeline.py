@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite.timeline import Lane
+from hvdlite.timeline import TraceRow
 from tests.harness.needs import lacking
 from tests.harness.worlds import mpiexec_command, python_of
 
@@ -84,16 +84,16 @@ def sends(path):
     from hvdlite import timeline
 
     hvd.init()
-    opened = timeline._opened
+    opened = timeline._open_for_append
     if hvd.rank():
-        timeline._opened = lambda *place: None
+        timeline._open_for_append = lambda *place: None
     try:
         hvd.start_timeline(path)
         for i in range(200):
             hvd.allreduce(torch.ones(2), name=f"sent {i}")
         hvd.stop_timeline()
     finally:
-        timeline._opened = opened
+        timeline._open_for_append = opened
 
 
 @pytest.mark.ranks(3)
@@ -204,7 +204,7 @@ def test_the_file_of_a_killed_job_can_be_read(mpi, tmp_path):
 
 
 def test_lost_events_are_told_and_the_rest_is_still_in_order():
-    lane = Lane(3, "here")
+    lane = TraceRow(3, "here")
     events = [(1000, 7, "allreduce", "x", "RUNNING", 4), (2000, 7, "allreduce", "x", "DONE", 4)]
     told, *rest = lane.lines(0, events, 12)
     assert told["name"] == "12 events were lost: too many at once"

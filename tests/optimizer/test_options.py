@@ -6,7 +6,7 @@ from torch import nn
 
 import hvdlite as hvd
 from hvdlite.compression import Compressor
-from hvdlite.optimizer.arguments import Names
+from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.world import world as worlds
 from tests.core.scaling import differ, reduced
 from tests.optimizer.models import (
@@ -254,7 +254,7 @@ def test_the_gradients_of_a_group_are_one_reduction(world, options, runs):
 
 def test_the_name_of_a_parameter_that_is_gone_is_nobody_elses():
     gone = torch.nn.Parameter(torch.ones(1))
-    names = Names([("gone", gone)])
+    names = ParameterNames([("gone", gone)])
     assert names.of(gone, 3) == "gone"
     former = id(gone)
     del gone

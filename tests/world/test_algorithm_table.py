@@ -14,19 +14,21 @@ RULES = ((1000, "recursive_doubling"), (20_000, "direct"), (None, "ring"))
 
 
 def test_the_rules_of_the_next_smaller_number_of_hosts_count():
-    table = algorithm_table.Table({4: ((None, "direct"),), 2: RULES, 16: ((None, "ring"),)})
-    assert [table.of(hosts)[-1][1] for hosts in (2, 3, 4, 15, 16, 4096)] == [
+    table = algorithm_table.AlgorithmTable(
+        {4: ((None, "direct"),), 2: RULES, 16: ((None, "ring"),)}
+    )
+    assert [table.rules_for(hosts)[-1][1] for hosts in (2, 3, 4, 15, 16, 4096)] == [
         *("ring", "ring"),
         *("direct", "direct"),
         *("ring", "ring"),
     ]
-    assert algorithm_table.Table({4: RULES}).of(2) == RULES
+    assert algorithm_table.AlgorithmTable({4: RULES}).rules_for(2) == RULES
 
 
 def test_what_is_written_is_read_again(tmp_path):
     path = tmp_path / "table.json"
     algorithm_table.add(path, 2, RULES, "yesterday")
-    assert algorithm_table.chosen(Config(algorithm_table=str(path))).rules == {2: RULES}
+    assert algorithm_table.from_config(Config(algorithm_table=str(path))).rules == {2: RULES}
 
 
 def test_what_is_built_in_is_a_table(tmp_path):
@@ -36,8 +38,8 @@ def test_what_is_built_in_is_a_table(tmp_path):
 
 
 def test_one_that_is_forced_is_the_only_one():
-    table = algorithm_table.chosen(Config(algorithm="direct", algorithm_table="/not/there"))
-    assert {name for hosts in (2, 64) for _, name in table.of(hosts)} == {"direct"}
+    table = algorithm_table.from_config(Config(algorithm="direct", algorithm_table="/not/there"))
+    assert {name for hosts in (2, 64) for _, name in table.rules_for(hosts)} == {"direct"}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_a_file_that_is_no_table_is_an_error_that_names_the_variable(tmp_path, t
     path = tmp_path / "table.json"
     path.write_text(text)
     with pytest.raises(ConfigError) as failure:
-        algorithm_table.chosen(Config(algorithm_table=str(path)))
+        algorithm_table.from_config(Config(algorithm_table=str(path)))
     assert str(failure.value).startswith(f"HVDLITE_ALGORITHM_TABLE={str(path)!r}: ")
     assert expected in str(failure.value)
 
@@ -83,7 +85,7 @@ def rules_after_init(path_of):
             hvd.init()
         except ConfigError as error:
             return str(error)
-        rules = world.current().table.of(2)
+        rules = world.current().table.rules_for(2)
         total = hvd.allreduce(torch.ones(5000), op=hvd.Sum)
         hvd.shutdown()
         return rules, total.unique().tolist()

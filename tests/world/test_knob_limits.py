@@ -82,10 +82,10 @@ def one_rank_lacks_memory():
     hvd.shutdown()
     whole = teams._engine
 
-    def lacks(config, layout, *rest):
-        if layout.rank == 1:
+    def lacks(config, placement, *rest):
+        if placement.rank == 1:
             raise MemoryError
-        return whole(config, layout, *rest)
+        return whole(config, placement, *rest)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(teams, "_engine", lacks)

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.world.placement import Layout, hosts_of, pretended_leaders
+from hvdlite.world.placement import Placement, hosts_of, pretended_leaders
 
 
 def layouts(leaders):
     hosts = hosts_of(leaders)
     names = tuple(f"host{i}" for i in range(len(hosts)))
-    return [Layout(rank, hosts, names) for rank in range(len(leaders))]
+    return [Placement(rank, hosts, names) for rank in range(len(leaders))]
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_cross_ranks_are_those_with_the_same_local_rank_on_the_hosts_that_have_i
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9))
 def test_every_rank_is_found_by_its_host_and_local_rank(host_by_rank):
     leaders = [host_by_rank.index(host) for host in host_by_rank]
-    for layout in layouts(leaders):
-        assert layout.size == len(leaders)
-        assert layout.hosts[layout.host][layout.local_rank] == layout.rank
-        assert layout.cross_ranks[layout.cross_rank] == layout.rank
-        assert [ranks[0] for ranks in layout.hosts] == sorted(set(leaders))
+    for placement in layouts(leaders):
+        assert placement.size == len(leaders)
+        assert placement.hosts[placement.host][placement.local_rank] == placement.rank
+        assert placement.cross_ranks[placement.cross_rank] == placement.rank
+        assert [ranks[0] for ranks in placement.hosts] == sorted(set(leaders))

@@ -367,7 +367,7 @@ def highest_handle():
     """That of some new communicators. MPICH's are numbers, and those of freed ones are given out
     again; Open MPI's are addresses, and say nothing."""
     comms = [hvd.global_process_set.mpi_comm.Dup() for _ in range(8)]
-    highest = max(worlds.current().started.handle(comm) for comm in comms)
+    highest = max(worlds.current().mpi_runtime.handle(comm) for comm in comms)
     for comm in comms:
         comm.Free()
     return highest

@@ -17,7 +17,7 @@ from hvdlite.world import world
 from hvdlite.world.teams import Team
 
 
-class Arrivals:
+class BackwardOrder:
     """One round's order. Every member makes it for the same slots, before the same round."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Arrivals:
             return None
         count = len(self._slots)
         for slot, place in zip(self._slots, numbers[:count], strict=True):
-            slot.arrival = place or count + 1
+            slot.backward_index = place or count + 1
         self.start_hashes = numbers[count:]
         return bool(spare == members)
 

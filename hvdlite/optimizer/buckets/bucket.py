@@ -17,7 +17,13 @@ from hvdlite.gpu import takes
 from hvdlite.gpu.plan import LanePlan
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.ops import DTYPES, Average, ReduceOp, Sum
-from hvdlite.optimizer.buckets.layout import LARGEST_FIRST_BYTES, Item, Slots, assign, sizes_bytes
+from hvdlite.optimizer.buckets.layout import (
+    LARGEST_FIRST_BYTES,
+    BucketLayout,
+    Item,
+    assign,
+    sizes_bytes,
+)
 from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
 from hvdlite.optimizer.buckets.positions import Position, is_one, one_hots
 from hvdlite.world import gpu_pinning
@@ -74,18 +80,18 @@ class Slot:
 
     __slots__ = (
         "address",
-        "arrival",
+        "backward_index",
         "bucket",
-        "dirty",
         "form",
-        "given",
+        "last_round",
         "made_for",
-        "mark",
         "name",
         "param",
         "position",
+        "round_grad",
         "rows",
         "unhook",
+        "unreduced_round",
         "view",
     )
 
@@ -103,13 +109,13 @@ class Slot:
         # Which of its bucket's gradients it is.
         self.position = 0
         # The tensor that a round has made `.grad`.
-        self.given: torch.Tensor | None = None
+        self.round_grad: torch.Tensor | None = None
         # The last round to which this rank, or another, had a gradient.
-        self.mark = -1
+        self.last_round = -1
         # The round for which a backward that did not communicate left a gradient.
-        self.dirty = -1
+        self.unreduced_round = -1
         # Where backward comes to it, among all; None: not known yet.
-        self.arrival: int | None = None
+        self.backward_index: int | None = None
         # Of the parameter when its place was made.
         self.address = 0
         self.made_for: object = None
@@ -130,7 +136,7 @@ class Slot:
     def is_kept(self) -> bool:
         """Whether the user keeps the gradient of an earlier step, which its place is."""
         # Those that know of it: this slot, once or twice, and the call.
-        return sys.getrefcount(self.view) > (3 if self.given is self.view else 2)
+        return sys.getrefcount(self.view) > (3 if self.round_grad is self.view else 2)
 
     def move_from(self, former: torch.Tensor) -> None:
         """A gradient that is in its former place comes to the present one."""
@@ -138,10 +144,10 @@ class Slot:
             return
         self.view.copy_(former)
         self.param.grad = self.view
-        if self.given is former:
-            self.given = self.view
+        if self.round_grad is former:
+            self.round_grad = self.view
 
-    def leave_place(self) -> None:
+    def give_away_copy(self) -> None:
         """Whoever has the gradient keeps its values, in memory of their own."""
         former = self.view
         assert former is not None
@@ -157,7 +163,9 @@ class Bucket:
     by `_load` and `_unload`.
     """
 
-    def __init__(self, layout: Slots, slots: Sequence[Slot], compression: type[Compressor]) -> None:
+    def __init__(
+        self, layout: BucketLayout, slots: Sequence[Slot], compression: type[Compressor]
+    ) -> None:
         self.slots = [slots[i] for i in layout.members]
         like = self.slots[0].param
         # Zeros also between the gradients: what lies there is added too.
@@ -301,18 +309,22 @@ class Sizing:
 
 def lay_out(slots: Sequence[Slot], combining: Combining, sizing: Sizing) -> list[list[Slot]]:
     """Which of the slots that need a place share a bucket, in the order of the buckets."""
-    placed = in_order_of_arrival(slots)
+    placed = in_backward_order(slots)
     return [[placed[i] for i in layout.members] for layout in _layouts(placed, combining, sizing)]
 
 
-def in_order_of_arrival(slots: Sequence[Slot]) -> list[Slot]:
+def in_backward_order(slots: Sequence[Slot]) -> list[Slot]:
     """Those that need a place. Of which it is not known when backward comes to them, they are last:
     the last parameters first."""
     placed = [slot for slot in reversed(slots) if slot.form is not Form.SPARSE]
-    return sorted(placed, key=lambda slot: math.inf if slot.arrival is None else slot.arrival)
+    return sorted(
+        placed, key=lambda slot: math.inf if slot.backward_index is None else slot.backward_index
+    )
 
 
-def _layouts(placed: Sequence[Slot], combining: Combining, sizing: Sizing) -> tuple[Slots, ...]:
+def _layouts(
+    placed: Sequence[Slot], combining: Combining, sizing: Sizing
+) -> tuple[BucketLayout, ...]:
     items = [
         Item(
             slot.param.numel() + (slot.param.shape[0] if slot.form is Form.ROWS else 0),
@@ -336,7 +348,7 @@ def make_buckets(slots: Sequence[Slot], combining: Combining, sizing: Sizing) ->
         slot.bucket = slot.view = slot.rows = None
         check_reducible(slot.name, slot.param)
         slot.note_parameter()
-    placed = in_order_of_arrival(slots)
+    placed = in_backward_order(slots)
     layouts = _layouts(placed, combining, sizing)
     return [Bucket(layout, placed, combining.compression) for layout in layouts]
 

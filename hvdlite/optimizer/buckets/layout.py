@@ -39,7 +39,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Slots:
+class BucketLayout:
     """One bucket: the indices of its gradients, where each begins, where the presences do."""
 
     members: tuple[int, ...]
@@ -72,7 +72,9 @@ def sizes_bytes(total_bytes: int, several_hosts: bool, overlaps: bool) -> tuple[
     return size, -(-size // FIRST_PART)
 
 
-def assign(items: Sequence[Item], bucket_bytes: int, first_bucket_bytes: int) -> tuple[Slots, ...]:
+def assign(
+    items: Sequence[Item], bucket_bytes: int, first_bucket_bytes: int
+) -> tuple[BucketLayout, ...]:
     """The buckets, in the order in which backward is expected to complete them.
 
     items: in the order in which they are expected. A bucket is closed when it has reached its size;
@@ -96,7 +98,7 @@ def assign(items: Sequence[Item], bucket_bytes: int, first_bucket_bytes: int) ->
     return tuple(_layout(items, members) for members in in_order)
 
 
-def _layout(items: Sequence[Item], members: Sequence[int]) -> Slots:
+def _layout(items: Sequence[Item], members: Sequence[int]) -> BucketLayout:
     offsets = []
     end = 0
     for index in members:
@@ -105,4 +107,4 @@ def _layout(items: Sequence[Item], members: Sequence[int]) -> Slots:
         begin = -(-end // step) * step
         offsets.append(begin)
         end = begin + items[index].elems
-    return Slots(tuple(members), tuple(offsets), end)
+    return BucketLayout(tuple(members), tuple(offsets), end)

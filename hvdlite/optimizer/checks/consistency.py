@@ -128,7 +128,7 @@ def listed(ranks: Sequence[int]) -> str:
     return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
-class Agreement:
+class ConsistencyCheck:
     """The question; it is answered when all ranks have asked it."""
 
     def __init__(self, team: Team, name: str, model: Model) -> None:
@@ -142,7 +142,7 @@ class Agreement:
         byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
         self._ask = partial(
             team.post,
-            *(_core.ALLREDUCE, f"{name}.agreement", False, _core.UINT8, _core.MAX, 0),
+            *(_core.ALLREDUCE, f"{name}.consistency", False, _core.UINT8, _core.MAX, 0),
             *(byte.data_ptr(), byte.data_ptr(), byte.shape, 1.0, 1.0, byte, True),
             *(_core.ON_HOST, 0),
         )

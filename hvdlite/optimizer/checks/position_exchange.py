@@ -50,7 +50,7 @@ def in_words(failure: str) -> str:
     )
 
 
-class Positions:
+class PositionExchange:
     """Those of all ranks, exchanged where a round has shown that they differ."""
 
     def __init__(self, team: Team, name: str, own: Position) -> None:

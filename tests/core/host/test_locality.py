@@ -185,7 +185,7 @@ def reduce_forced(dtype, op, past_cache_on):
         ):
             wrong.append("allgather")
         assert not wrong, "\n".join(wrong)
-        alone = worlds.current().layout.local_size == 1
+        alone = worlds.current().placement.local_size == 1
         passes = forced and not alone and HAS_STORES
         assert (counters()["past_cache_bytes"] > before) == passes
     finally:

@@ -26,10 +26,10 @@ class FailingWire:
 
     def __init__(self, monkeypatch, failing):
         self.sends = 0
-        whole = mpi.Started.wire
+        whole = mpi.MpiRuntime.wire
 
-        def wire(started, comm):
-            words = whole(started, comm)
+        def wire(mpi_runtime, comm):
+            words = whole(mpi_runtime, comm)
             real = _ISEND(words["isend"])
 
             def isend(*arguments):
@@ -40,7 +40,7 @@ class FailingWire:
             words["isend"] = ctypes.cast(self._callback, ctypes.c_void_p).value
             return words
 
-        monkeypatch.setattr(mpi.Started, "wire", wire)
+        monkeypatch.setattr(mpi.MpiRuntime, "wire", wire)
 
 
 def fail_a_send(failing, sender):

@@ -173,7 +173,7 @@ def test_a_prompt_is_shown_before_its_line_ends():
 
 def failed(*said):
     job = _Job("mark")
-    job.said = list(said)
+    job.last_lines = list(said)
     return job
 
 
@@ -200,7 +200,7 @@ def test_a_rank_that_left_earlier_is_not_taken_for_the_one_that_failed():
     )
     with pytest.raises(RankError, match="rank 2 on server2: ended with exit code 14 after"):
         job.check(14, 3, "here")
-    job.said[1:] = ["hvdrun: server2 is lost: it has been silent for too long"]
+    job.last_lines[1:] = ["hvdrun: server2 is lost: it has been silent for too long"]
     with pytest.raises(LaunchError, match=r"\Aserver2 is lost"):
         job.check(72, 3, "here")
 
@@ -215,7 +215,7 @@ def test_a_rank_that_ends_well_before_its_function_does_has_failed():
 def test_the_first_exception_counts_and_the_error_can_be_sent_on():
     job = failed()
     for rank in (2, 0):
-        job._take(rank, "raised", pickle.dumps(("server", "Traceback of it", b"")))
+        job._on_record(rank, "raised", pickle.dumps(("server", "Traceback of it", b"")))
     with pytest.raises(RankError) as caught:
         job.check(1, 2, "here")
     again = pickle.loads(pickle.dumps(caught.value))
