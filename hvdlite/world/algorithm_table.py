@@ -1,7 +1,7 @@
 """Which algorithm reduces a slice between hosts, by its size and the number of hosts.
 
-The table is built in, or read from the file that `python -m hvdlite.tune` has written for hosts
-like these. All ranks use rank 0's, from `init` on.
+The table is built in, or read from a file that `python -m hvdlite.tune` has written. All ranks use
+rank 0's table, which `init` sends to them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ NUMBERS = {
 
 MOST_RULES = 8  # HVDL_MAX_RULES of the core
 
-# (up to so many bytes of a slice, None: any; algorithm), ascending.
+# (largest slice in bytes, None: any size; algorithm), ascending.
 Rules = tuple[tuple[int | None, str], ...]
 
 KIB, MIB = 1024, 1024 * 1024
 
-# For 2 to 4 hosts as measured, for more as the model of docs/design/cost.md says for links of 10
-# Gbit/s; but the ring for the largest slices of many: there its steps cost little, and it never
-# sends to one host from all.
+# Measured for 2 to 4 hosts; for more hosts from the model in docs/design/cost.md, with links of 10
+# Gbit/s. An exception: many hosts use the ring for the largest slices. There its steps cost little,
+# and it never makes all hosts send to one.
 BUILT_IN: dict[int, Rules] = {
     2: ((512 * KIB, "recursive_doubling"), (None, "ring")),
     3: ((4 * MIB, "direct"), (None, "ring")),
@@ -54,12 +54,13 @@ class AlgorithmTable:
         self.rules = dict(rules)
 
     def rules_for(self, num_hosts: int) -> Rules:
-        """Those for the next smaller number of hosts that the table has, or its smallest."""
+        """The rules for the largest number of hosts in the table up to `num_hosts`, else those for
+        its smallest."""
         known = [hosts for hosts in self.rules if hosts <= num_hosts]
         return self.rules[max(known) if known else min(self.rules)]
 
     def for_engine(self, num_hosts: int) -> tuple[tuple[int, int], ...]:
-        """What `_core.Engine` takes."""
+        """The rules as the argument `algorithms` of `_core.Engine`."""
         largest = (1 << 63) - 1
         return tuple(
             (largest if up_to is None else up_to, NUMBERS[name])
@@ -68,12 +69,12 @@ class AlgorithmTable:
 
 
 def read(path: Path) -> AlgorithmTable:
-    """Raises ValueError or OSError: the file is not there, or is no table."""
+    """Raises ValueError or OSError if the file does not exist or is not a table."""
     try:
         hosts = json.loads(path.read_text())["hosts"]
         table = {int(number): _checked(rules) for number, rules in hosts.items()}
     except (TypeError, KeyError, AttributeError, RecursionError, json.JSONDecodeError) as error:
-        raise ValueError(f"no table of algorithms: {error!r}") from error
+        raise ValueError(f"not a table of algorithms: {error!r}") from error
     if not table or min(table) < 2:
         raise ValueError("a table of algorithms needs rules for 2 hosts or more")
     return AlgorithmTable(table)
@@ -84,22 +85,24 @@ def _checked(rules: Sequence[Sequence[Any]]) -> Rules:
     sizes = [up_to for up_to, _ in checked]
     unknown = {name for _, name in checked} - set(NUMBERS)
     if unknown:
-        raise ValueError(f"there is no algorithm {min(unknown)!r}")
+        raise ValueError(
+            f"unknown algorithm {min(unknown)!r}; expected one of {', '.join(NUMBERS)}"
+        )
     if len(checked) > MOST_RULES:
-        raise ValueError(f"there can be {MOST_RULES} rules, not {len(checked)}")
+        raise ValueError(f"expected at most {MOST_RULES} rules, got {len(checked)}")
     for size in sizes[:-1]:
         if type(size) is not int or not 0 <= size < 1 << 63:
-            raise ValueError(f"{size!r} is no size in bytes")
+            raise ValueError(f"{size!r} is not a size in bytes")
     if not sizes or sizes[-1] is not None or sizes[:-1] != sorted(set(sizes[:-1])):
         raise ValueError("the sizes must ascend, and the last one must be null")
     return checked
 
 
 def contents_of(path: Path) -> dict[str, dict[str, object]]:
-    """What a file that `add` has written holds, or nothing if there is none yet.
+    """The contents of a file that `add` has written; no rules if it does not exist yet.
 
     Raises:
-        ValueError: it is another file, or could not be written.
+        ValueError: The file is not a table, or can't be written.
     """
     contents: dict[str, dict[str, object]] = {"hosts": {}}
     try:
@@ -116,8 +119,8 @@ def contents_of(path: Path) -> dict[str, dict[str, object]]:
 
 
 def add(path: Path, num_hosts: int, rules: Rules, measured: object) -> None:
-    """Puts the rules for so many hosts into a file, new or not, and beside them what they come
-    from. Whoever reads it meanwhile sees the former file."""
+    """Writes the rules for `num_hosts` hosts to the file, with the measurements behind them, and
+    keeps its other rules. Replaces the file in one step: readers see the old one or the new one."""
     contents = contents_of(path)
     contents["hosts"][str(num_hosts)] = rules
     contents["microseconds"][str(num_hosts)] = measured
@@ -129,10 +132,10 @@ def add(path: Path, num_hosts: int, rules: Rules, measured: object) -> None:
 
 
 def from_config(config: Config) -> AlgorithmTable:
-    """What the knobs say.
+    """The table that the knobs choose.
 
     Raises:
-        ConfigError: the table can't be read.
+        ConfigError: The table can't be read.
     """
     if config.algorithm != "auto":
         return AlgorithmTable({2: ((None, config.algorithm),)})
@@ -148,10 +151,10 @@ def from_config(config: Config) -> AlgorithmTable:
 
 
 def from_rank_0(config: Config, everyone: Comm) -> AlgorithmTable:
-    """Rank 0's, on every rank. Collective.
+    """Rank 0's table, on every rank. Collective.
 
     Raises:
-        ConfigError: rank 0 can't read it; on every rank.
+        ConfigError: Rank 0 can't read it; on every rank.
     """
     table: AlgorithmTable | None = None
     problem: str | None = None

@@ -1,12 +1,12 @@
-"""The communicators that hvdlite makes, and their end.
+"""Creates and frees the communicators that hvdlite uses.
 
-An MPI has room for a limited number of them (MPICH for some 2,000), so each is freed, which all its
-members do together. `shutdown` is not collective: what it leaves is retired, and freed by the next
-`init` in which all members take part.
+An MPI has room for a limited number of communicators (MPICH for some 2,000), so each one is freed,
+by all its members together. `shutdown` is not collective: it only retires its communicators; the
+next `init` in which all their members take part frees them.
 
-Messages that nobody waits for may be on their way then, since a rank that leaves does not wait for
-those who send to it. An MPI may give the number of a freed communicator to a new one, which would
-receive them. So each member first receives all that was sent to it.
+Messages that no rank waits for may still be in flight by then, since a rank that leaves does not
+wait for those that send to it. An MPI may give the number of a freed communicator to a new one,
+which would receive these messages. So each member first receives everything that was sent to it.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 LAST_TAG = 2
 
 _held = 0
-# In the order in which they were given up, which is the same on all members.
+# In the order of retirement, which is the same on all members.
 _retired: list[Intracomm] = []
 
 
 def num_held() -> int:
-    """How many this process has made and not freed."""
+    """The number of communicators that this process has made and not freed."""
     return _held
 
 
 def duplicate(mpi_runtime: MpiRuntime, comm: Intracomm) -> Intracomm:
-    """One more of the same members. Collective over `comm`.
+    """A duplicate of `comm`. Collective over `comm`.
 
     Raises:
-        LaunchError: MPI has no room for it; here and below.
+        LaunchError: MPI has no room for another one; here and below.
     """
     return _made(mpi_runtime, comm.Dup)
 
 
 def part(mpi_runtime: MpiRuntime, comm: Intracomm, ranks: Sequence[int]) -> Intracomm:
-    """Of these ranks of `comm`, in this order. Collective over them alone."""
+    """One of these ranks of `comm`, in this order. Collective over these ranks only."""
     everyone = comm.Get_group()
     members = everyone.Incl(list(ranks))
     try:
@@ -57,37 +57,37 @@ def part(mpi_runtime: MpiRuntime, comm: Intracomm, ranks: Sequence[int]) -> Intr
 
 
 def split(mpi_runtime: MpiRuntime, comm: Intracomm, color: int) -> Comm:
-    """Of those who say the same color, in their order. Collective over `comm`."""
+    """One of the ranks that pass the same color, in their order. Collective over `comm`."""
     return _made(mpi_runtime, lambda: comm.Split(color, comm.Get_rank()))
 
 
 def split_by_host(mpi_runtime: MpiRuntime, comm: Intracomm) -> Comm:
-    """Of the ranks of this host, in their order. Collective over `comm`."""
+    """One of the ranks of this host, in their order. Collective over `comm`."""
     shared = mpi_runtime.MPI.COMM_TYPE_SHARED
     return _made(mpi_runtime, lambda: comm.Split_type(shared, comm.Get_rank()))
 
 
 def free(comm: Comm) -> None:
-    """Every member calls it, and has received all that was sent to it."""
+    """Every member calls it, after it has received everything that was sent to it."""
     global _held
     comm.Free()
     _held -= 1
 
 
 def free_together(mpi_runtime: MpiRuntime, comm: Intracomm) -> None:
-    """Every member calls it; blocks until nothing is on its way any more."""
+    """Every member calls it; blocks until no message is in flight."""
     _receive_all(mpi_runtime, comm)
     free(comm)
 
 
 def retire(*comms: Intracomm | None) -> None:
-    """They are not used any more. Every member calls it sometime, in the same order."""
+    """Marks them as no longer used. Every member calls it at some time, in the same order."""
     _retired.extend(comm for comm in comms if comm is not None)
 
 
 def free_retired(mpi_runtime: MpiRuntime, everyone: Intracomm) -> None:
-    """Frees those whose members are all among `everyone`. Collective over that, and each member has
-    retired what it will."""
+    """Frees the retired communicators whose members are all in `everyone`. Collective over
+    `everyone`; each member has retired all that it is going to retire."""
     group = everyone.Get_group()
     try:
         for comm in list(_retired):
@@ -109,7 +109,8 @@ def _is_within(mpi_runtime: MpiRuntime, comm: Intracomm, group: Group) -> bool:
 
 
 def _receive_all(mpi_runtime: MpiRuntime, comm: Intracomm) -> None:
-    """What one member sends to another one comes in the order of sending: the mark comes last."""
+    """Receives all pending messages. Messages between two members arrive in the order of sending,
+    so the one with LAST_TAG is the last."""
     own, byte = comm.Get_rank(), mpi_runtime.MPI.BYTE
     others = [rank for rank in range(comm.Get_size()) if rank != own]
     marks = [comm.Isend((bytearray(), byte), rank, LAST_TAG) for rank in others]

@@ -1,6 +1,6 @@
-"""Every setting of the runtime, typed and read from the environment in this one place.
+"""Reads every setting of the runtime from the environment, in this one place.
 
-The table is `hvdrun.knobs`; the fields here give its rows their types.
+The table of settings is `hvdrun.knobs`; the fields here give its rows their types.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from hvdlite.errors import ConfigError
 from hvdrun.for_hvdlite import KNOBS
 
-# Of a bad value, in its error.
+# How many characters of a bad value an error quotes.
 SHOWN = 64
 
 _DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in KNOBS}
@@ -21,7 +21,7 @@ _DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in KNOBS}
 
 @dataclass(frozen=True)
 class Config:
-    """What the knobs say; without arguments their defaults."""
+    """The values of the knobs; each field defaults to its knob's default."""
 
     algorithm: str = _DEFAULTS["algorithm"]
     algorithm_table: str = _DEFAULTS["algorithm_table"]
@@ -47,7 +47,7 @@ class Config:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
-        """Reads the variables; those that are not set have their defaults.
+        """Reads the variables; a variable that is not set gives its default.
 
         Raises:
             ConfigError: a value that can't be parsed; the text names the variable.

@@ -1,4 +1,4 @@
-"""How many threads torch gets in each rank: the cores of a host are divided, not shared."""
+"""How many threads torch uses in each rank: the ranks of a host divide its cores."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["Cores", "chosen_by_user", "cpus_per_rank", "own_cores", "threads_for
 
 @dataclass(frozen=True)
 class Cores:
-    """What one rank may run on: its affinity mask, the physical cores of it, each under the number
-    of one of its hardware threads, and the quota (in cores) of its cgroup.
+    """The cores that one rank may use: its affinity mask; the physical cores in the mask, each
+    named by the number of one of its hardware threads; and the quota of its cgroup, in cores.
 
     Ranks in the same cgroup share its quota.
     """
@@ -28,8 +28,8 @@ class Cores:
 def threads_for(local: Sequence[Cores], local_rank: int) -> int:
     """The threads of one rank among those of its host, at least 1.
 
-    Ranks that share cores, directly or through others, divide the union of what they have; a rank
-    with cores of its own has all of them.
+    Ranks that share cores, directly or through others, divide the union of their cores; a rank that
+    shares none gets all of its own.
     """
     own = local[local_rank]
     members = _sharers([cores.physical for cores in local], local_rank)
@@ -42,13 +42,13 @@ def threads_for(local: Sequence[Cores], local_rank: int) -> int:
 
 
 def cpus_per_rank(local: Sequence[Cores], local_rank: int) -> float:
-    """The hardware threads that the rank and those that share some with it have, divided evenly."""
+    """Hardware threads per rank, over this rank and all ranks that share some with it."""
     members = _sharers([cores.mask for cores in local], local_rank)
     return len(frozenset().union(*(local[rank].mask for rank in members))) / len(members)
 
 
 def _sharers(sets: Sequence[frozenset[int]], start: int) -> set[int]:
-    """The sets that overlap with that one, directly or through others, itself among them."""
+    """The sets that overlap with set `start`, directly or through others, and `start` itself."""
     union = set(sets[start])
     members = {start}
     grown = True
@@ -63,7 +63,7 @@ def _sharers(sets: Sequence[frozenset[int]], start: int) -> set[int]:
 
 
 def own_cores(root: str = "/") -> Cores:
-    """What this process may run on."""
+    """The cores that this process may use."""
     mask = frozenset(os.sched_getaffinity(0))
     cgroup, quota = tightest_quota(root)
     return Cores(mask, frozenset(min(core.cpus) for core in cores(mask, root)), cgroup, quota)

@@ -1,13 +1,13 @@
-"""How a rank ends: a failure ends the job at once, an end in good order waits for the others.
+"""How a rank ends: a failed rank ends the job at once, a rank that succeeds waits for the others.
 
-MPI_Finalize waits for all ranks. A rank that failed must never enter it, as the others wait in a
-collective for that rank: nobody would end. Where hvdlite started MPI, the C core decides in the C
+MPI_Finalize waits for all ranks. A rank that failed must never enter it, as the others wait for
+that rank in a collective: no rank would end. If hvdlite started MPI, the C core decides in the C
 library's exit handlers, where the exit code is known (see `_core.finish_on_exit`).
 
-Where the user has imported mpi4py.MPI before, mpi4py finalizes while Python ends, before the exit
-code is known to anybody. Then what can be known earlier is noted: an uncaught exception, and the
-argument of `sys.exit`. (A bare `raise SystemExit(3)` is not seen; the others fail then at their
-next operation, which needs this rank, and so end the job.)
+If the user has imported mpi4py.MPI first, mpi4py finalizes MPI while Python ends, before the exit
+code is known. Then this module notes what it can learn earlier: an uncaught exception, and the
+argument of `sys.exit`. (It does not see a bare `raise SystemExit(3)`; then the other ranks fail at
+their next operation, which needs this rank, and so end the job.)
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
     from hvdlite.world.mpi import MpiRuntime
 
-# Another rank's failure reaches this one as an error of a collective. That rank then ends the job,
-# with its own exit code; a rank that only heard of it leaves it that long to do so.
+# Another rank's failure reaches this one as an error of a collective. The rank that failed then
+# ends the job with its own exit code; ranks that only heard of the failure give it this long.
 ORIGIN_FIRST_S = 1.0
 LONGEST_PAUSE_S = 0.02
 
 
 class _NotedExit(SystemExit):
-    """What `sys.exit` raises: it knows whether it ended the process, or was caught.
+    """What `sys.exit` raises: tells whether it ended the process or was caught.
 
-    Python drops it where it takes the exit code, and then no Python code is running; where somebody
-    catches it, it is dropped in that function.
+    If it ends the process, Python drops it after reading the exit code, when no Python code is
+    running. If a function catches it, it is dropped while that function runs.
     """
 
     note: Callable[[object], None] | None = None
@@ -54,10 +54,10 @@ class _NotedExit(SystemExit):
 
 
 class Exits:
-    """The end of this process, as a rank of the job; one per process, from the first init on."""
+    """Ends this process as a rank of the job; one per process, from the first init on."""
 
     def __init__(self, mpi_runtime: MpiRuntime, everyone: Intracomm, rank: int) -> None:
-        """Collective over `everyone`, the communicator of all who end together."""
+        """Collective over `everyone`, the communicator of all ranks that end together."""
         self._mpi_runtime = mpi_runtime
         self._pid = os.getpid()
         self._rank = rank
@@ -80,7 +80,7 @@ class Exits:
         atexit.register(self._at_exit)
 
     def before(self, leave: Callable[[], None]) -> None:
-        """What to do first where mpi4py ends MPI, and this rank is not known to have failed."""
+        """leave: called before mpi4py finalizes MPI, unless this rank is known to have failed."""
         self._leave = leave
 
     def _uncaught(
@@ -90,8 +90,8 @@ class Exits:
             return self._former_hook(kind, error, trace)
         self._code = 130 if issubclass(kind, KeyboardInterrupt) else 1
         only_heard = issubclass(kind, HorovodInternalError)
-        # Without hvdrun an abort of the rank that failed is on its way to this one, which would
-        # add nothing to what that rank has said.
+        # Without hvdrun, an abort by the rank that failed is about to end this one, whose traceback
+        # would add nothing to that rank's.
         if only_heard and not is_supervised():
             time.sleep(ORIGIN_FIRST_S)
         print(
@@ -111,7 +111,7 @@ class Exits:
         raise error
 
     def _note(self, code: object) -> None:
-        # As Python takes it: None is 0, what is not a number is printed and is 1.
+        # As Python does it: None is 0; anything but a number is printed and gives 1.
         self._code = 0 if code is None else code if isinstance(code, int) else 1
 
     def _at_exit(self) -> None:
@@ -119,9 +119,9 @@ class Exits:
             return
         _flush()
         if self._mpi_runtime.finalize or self._mpi_runtime.MPI.Is_finalized():
-            return  # the rest is done by the exit handlers of the C core
-        # A rank that failed does not tell the others that it leaves: the job ends with its code,
-        # and not with the errors that they would make of it.
+            return  # the exit handlers of the C core do the rest
+        # A rank that failed does not tell the others that it leaves: the job must end with its exit
+        # code, not with the errors that this would raise on them.
         if self._code and is_supervised():
             os._exit(self._code & 0xFF)
         if self._code:
@@ -132,7 +132,7 @@ class Exits:
 
 def is_supervised() -> bool:
     """Whether hvdrun's keeper started this process: it reports how the process ends, and hvdrun
-    ends the job. Better than MPI_Abort, after which it is hard to tell who failed first."""
+    ends the job. Better than MPI_Abort, after which it is hard to tell which rank failed first."""
     return os.environ.get("HVDRUN_KEEPER") == str(os.getppid())
 
 

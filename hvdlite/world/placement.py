@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one rank stands among all.
+    """The host of every rank, and which of them this rank is.
 
     hosts: the world ranks on each host, ascending, the hosts in the order of their first rank;
-    every rank stands in exactly one of them.
+    every rank is in exactly one of them.
     """
 
     rank: int
@@ -41,7 +41,7 @@ class Placement:
 
     @property
     def cross_ranks(self) -> tuple[int, ...]:
-        """The ranks with this local rank, one on each host that has so many."""
+        """The ranks with this local rank: one on each host that has enough ranks."""
         local_rank = self.local_rank
         return tuple(ranks[local_rank] for ranks in self.hosts if len(ranks) > local_rank)
 
@@ -59,7 +59,7 @@ class Placement:
 
 
 def hosts_of(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The hosts, where rank i is on the host whose lowest rank is leaders[i]."""
+    """The ranks of each host. leaders: by rank, the lowest rank of its host."""
     hosts: dict[int, list[int]] = {}
     for rank, leader in enumerate(leaders):
         hosts.setdefault(leader, []).append(rank)
@@ -67,7 +67,7 @@ def hosts_of(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def pretended_leaders(counts: Sequence[int]) -> list[int]:
-    """The lowest rank of each rank's pretended host: the first counts[0] ranks are on the first."""
+    """By rank, the lowest rank of its pretended host. counts: the number of ranks of each host."""
     leaders: list[int] = []
     for count in counts:
         leaders += [len(leaders)] * count

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def as_int(thing: object) -> int | None:
-    """An int of whatever is one, numpy's too; None for anything else, and for bool."""
+    """The value of any integer, also of numpy's; None for anything else, and for bool."""
     if isinstance(thing, bool):
         return None
     try:
@@ -38,12 +38,12 @@ class ProcessSet:
         Raises:
             ValueError: No ranks, something else than ranks, or a rank twice.
         """
-        # The members, ascending; None while only the communicator says them.
+        # The members, ascending; None until they are looked up in the communicator.
         self.wanted: tuple[int, ...] | None = None
         self.wanted_comm: Any = None
         self._id: int | None = None
         self._ranks: tuple[int, ...] | None = None
-        # What this process works with; None also where it is not a member.
+        # This process's team; None if it is not a member, or the set is not registered.
         self.team: Team | None = None
         members: Any = ranks_or_comm
         if hasattr(members, "Get_group"):
@@ -56,9 +56,9 @@ class ProcessSet:
         given = list(members)
         ranks = [rank for thing in given if (rank := as_int(thing)) is not None and rank >= 0]
         if not ranks or len(ranks) != len(given):
-            raise ValueError(f"ProcessSet({given}): expected one rank or more, from 0")
+            raise ValueError(f"ProcessSet({given}): expected one or more ranks, counted from 0")
         if len(set(ranks)) != len(ranks):
-            raise ValueError(f"ProcessSet({given}): a rank is named twice")
+            raise ValueError(f"ProcessSet({given}): a rank appears twice")
         self.wanted = tuple(sorted(ranks))
 
     @property
@@ -92,11 +92,11 @@ class ProcessSet:
         return None if self._ranks is None else self.team is not None
 
     def register(self, process_set_id: int, ranks: tuple[int, ...], team: Team | None) -> None:
-        """From now on it is the set of this number; team: None where this process is no member."""
+        """Makes it the registered set of this number. team: None if this process is no member."""
         self._id, self._ranks, self.team = process_set_id, ranks, team
 
     def unregister(self) -> None:
-        """It is as it was when it was made."""
+        """Undoes `register`."""
         self._id = self._ranks = self.team = None
 
     def __repr__(self) -> str:
@@ -116,7 +116,9 @@ class ProcessSet:
             return "global_process_set"
         ranks = self._ranks or self.wanted
         if ranks is None:
-            raise TypeError(f"{self!r} was made of a communicator, and can't be pickled yet")
+            raise TypeError(
+                f"{self!r} was made from a communicator; it can be pickled once it is registered"
+            )
         return ProcessSet, (ranks,)
 
 
@@ -129,7 +131,7 @@ def team_of(operation: str, process_set: object) -> Team:
 
     Raises:
         NotInitializedError: (a ValueError) before `init`.
-        ValueError: It is no process set, or not registered, or this process is no member.
+        ValueError: It is not a process set, or not registered, or this process is not a member.
     """
     if isinstance(process_set, ProcessSet) and process_set.team is not None:
         return process_set.team
@@ -142,11 +144,11 @@ def team_of(operation: str, process_set: object) -> Team:
 
 
 def included(operation: str, process_set: object) -> bool:
-    """Whether this process is a member of a process set that an operation was given.
+    """Whether this process is a member of the process set passed to an operation.
 
     Raises:
         NotInitializedError: (a ValueError) before `init`.
-        ValueError: It is no process set, or not registered.
+        ValueError: It is not a process set, or not registered.
     """
     if not isinstance(process_set, ProcessSet):
         raise ValueError(

@@ -1,13 +1,13 @@
-"""The memory that the ranks of a host share: made by the lowest, opened by the others.
+"""The memory that the ranks of a host share: the lowest rank makes it, the others open it.
 
-A memfd is opened by the others through /proc/<pid>/fd, so that there is no name to leak after a
-crash, and no limit of a container's /dev/shm. Where that fails (another PID namespace, hidepid) it
-is a file in /dev/shm, unlinked as soon as all have it open. Where that fails too, these ranks can't
-share memory, and the caller makes do without.
+It is a memfd, which the others open through /proc/<pid>/fd: so no name is left after a crash, and
+the limit of a container's /dev/shm does not apply. If that fails (another PID namespace, hidepid),
+it is a file in /dev/shm, unlinked as soon as all ranks have it open. If that fails too, these ranks
+can't share memory, and the caller works without it.
 
-Nothing is promised that is not there: before the pages are reserved, what they need is compared
-with what is available, as a reservation beyond a cgroup's limit ends in SIGKILL and not in an
-error. So a lack is an exception at init, never a SIGBUS in the middle of training.
+Before it reserves pages, the lowest rank compares the size with the available memory, because a
+reservation beyond a cgroup's limit ends in SIGKILL and not in an error. So too little memory is an
+exception at init, never a SIGBUS in the middle of training.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Offer = tuple[str, bytes]  # path, nonce
 
 
 def open_shared(local: Comm, size_bytes: int, more_bytes: int = 0) -> int | None:
-    """A file descriptor of memory that all ranks of `local` have open; None: they can't share.
+    """A file descriptor of memory that all ranks of `local` have open; None if they can't share.
 
-    Collective over `local`. All pages are reserved, each rank its own part of them, and are zero
+    Collective over `local`. All pages are reserved, each rank reserving its own part, and are zero
     but for the nonce at their start. The caller closes the descriptor.
 
-    more_bytes: what these ranks take besides.
+    more_bytes: what these ranks allocate besides.
 
     Raises:
-        MemoryError: on every rank, where there is less memory than that.
+        MemoryError: Less memory than that is available; on every rank.
     """
     problem = lack_of_memory(size_bytes + more_bytes) if local.Get_rank() == 0 else None
     problem = local.bcast(problem, root=0)
@@ -53,7 +53,7 @@ def open_shared(local: Comm, size_bytes: int, more_bytes: int = 0) -> int | None
 
 
 def mechanism() -> str | None:
-    """How the ranks of this host would share memory, for messages; None: they can't."""
+    """How the ranks of this host would share memory, in words; None if they can't."""
     for make, name in ((_memfd, "memfd, without a name or a limit"), (_named_file, "/dev/shm")):
         with contextlib.suppress(OSError):
             descriptor, _, unlink = make(_core.HEADER_BYTES)
@@ -110,7 +110,7 @@ def _named_file(size_bytes: int) -> tuple[int, Offer, str | None]:
 
 
 def _prepare(descriptor: int, size_bytes: int) -> bytes:
-    """Sizes the memory and marks it, so that the others know it when they have opened it."""
+    """Sizes the memory and marks it with a nonce, by which the others recognize it."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     try:
         os.ftruncate(descriptor, size_bytes)
@@ -122,7 +122,7 @@ def _prepare(descriptor: int, size_bytes: int) -> bytes:
 
 
 def _open(path: str, nonce: bytes) -> int:
-    """The descriptor, or -1 where that path is not there, or is a stranger's.
+    """The descriptor, or -1 if that path does not exist or belongs to another process.
 
     In another PID namespace the same number is another process.
     """
@@ -140,7 +140,8 @@ def _open(path: str, nonce: bytes) -> int:
 
 
 def _reserve_part(descriptor: int, size_bytes: int, rank: int, size: int) -> None:
-    """Each rank reserves what it will mostly write: the first touch places a page on its node."""
+    """Each rank reserves the part that it will mostly write: the first touch puts a page on the
+    NUMA node of the rank."""
     begin = size_bytes * rank // size
     end = size_bytes * (rank + 1) // size
     if end > begin:
@@ -148,7 +149,7 @@ def _reserve_part(descriptor: int, size_bytes: int, rank: int, size: int) -> Non
 
 
 def lack_of_memory(size_bytes: int, root: str = "/") -> str | None:
-    """What to say where less than this is available; None where there is enough."""
+    """The text of an error if less than this is available; None if there is enough."""
     for available, what in (
         (available_bytes(root), "available on this host"),
         (left_in_cgroup_bytes(root), "left below the memory limit of this job's cgroup"),

@@ -1,7 +1,7 @@
-"""A team: the ranks of one process set, and the engine of this process that works with theirs.
+"""A team: the ranks of one process set, and this process's engine for it.
 
-Each process set has an engine of its own, with its own shared memory and its own communicator. So
-the operations of one set never wait for those of another, and what fails in one fails there alone.
+Each process set has its own engine, with its own shared memory and its own communicator. So
+operations of one set never wait for those of another, and a failure in one set stays in it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ log = logging.getLogger("hvdlite")
 MIB = 1024 * 1024
 PIECE_BYTES = 8 * MIB
 TOO_LARGE = (
-    "there is no memory for its engine; set HVDLITE_BLOCK_BYTES, HVDLITE_INLINE_BYTES or "
+    "not enough memory for the engine; set HVDLITE_BLOCK_BYTES, HVDLITE_INLINE_BYTES or "
     "HVDLITE_EVENT_LOG to a smaller value"
 )
-# Smaller: the wire waits for the first piece to be reduced on each host, and for nothing after it.
+# Smaller, since the wire idles until the first piece is reduced on each host; after that it never
+# waits.
 PIECE_BYTES_BETWEEN_HOSTS = 2 * MIB
 
 
 class _Names(threading.local):
-    """The number of one thread's next unnamed operation, and since when it counts."""
+    """The number of one thread's next unnamed operation, and the era in which it counts."""
 
     def __init__(self, thread_count: itertools.count[int]) -> None:
         # Runs in each thread, at its first use.
@@ -58,7 +59,7 @@ class _Names(threading.local):
 class Team:
     """The members of a process set, as one of them sees them.
 
-    ranks: their world ranks, ascending; a member's place in it is its number in the team.
+    ranks: their world ranks, ascending; a member's index in it is its rank in the team.
     """
 
     def __init__(
@@ -75,32 +76,32 @@ class Team:
         self.rank = rank
         self.size = len(ranks)
         self.engine = engine
-        # For exchanges in Python, and the user's; None in a world of one.
+        # For exchanges in Python, and for the user; None in a world of one.
         self.comm = comm
-        # The engine's own, where there are several hosts.
+        # The engine's own; None on a single host.
         self._engine_comm = engine_comm
         self._mpi_runtime = mpi_runtime
-        # False where MPI may be called by one thread only.
+        # False if only one thread may call MPI.
         self.progress_thread = progress_thread
-        # The way of GPU tensors, from the first one on.
+        # Runs collectives on GPU tensors; made at the first one.
         self.lane: Lane | None = None
-        # Bound once: the way of every operation.
+        # Bound once, as every operation calls them.
         self.post: Callable[..., _core.Operation] = engine.post
         self.allreduce_in_place: Callable[..., str | None] = engine.allreduce_in_place
-        # The optimizers of this team, in the order in which every member makes them.
+        # Numbers this team's optimizers, in the order in which every member makes them.
         self.optimizer_numbers = itertools.count()
         self._names = _Names(itertools.count())
-        # How often the members have begun to count anew, see `renumber`.
+        # How often the members have restarted their counts, see `renumber`.
         self.era = 0
-        # Groups of each kind and name: how many have failed, and the first operation of the last
-        # one that was not seen to have ended. See `hvdlite.collectives.groups`.
+        # By kind and name of a group: how many have failed, and the first operation of the last one
+        # not known to have ended. See `hvdlite.collectives.groups`.
         self.failed_groups: collections.Counter[tuple[str, str]] = collections.Counter()
         self.open_groups: dict[tuple[str, str], Any] = {}
         self.most_open_groups = 0
 
     def unnamed(self) -> str:
-        """The name of the next unnamed operation of the calling thread, the same on every rank that
-        makes the same calls. Threads are counted by their first unnamed operation."""
+        """The name of the calling thread's next unnamed operation: the same on every rank that
+        makes the same calls. Threads are numbered by their first unnamed operation."""
         names = self._names
         if names.era != self.era:
             names.begin(self.era)
@@ -109,38 +110,38 @@ class Team:
         return names.prefix + str(number)
 
     def next_unnamed(self) -> str:
-        """What `unnamed` will return next in the calling thread."""
+        """The name that `unnamed` will return next in the calling thread."""
         name = self.unnamed()
         self._names.next -= 1
         return name
 
     def renumber(self) -> None:
-        """Members that have done different things count alike again: the unnamed operations of all
-        threads, under new names, and what has failed. Every member does it at the same place among
-        its operations."""
+        """Makes members that have called different operations agree again: all threads restart
+        their unnamed operations under new names, and forget what has failed. Every member calls it
+        at the same place among its operations."""
         self.era += 1
         self.failed_groups.clear()
         self.open_groups.clear()
 
     def close(self, linger: bool = False) -> None:
-        """Ends the team's work here: what is pending fails. linger: see `_core.Engine.close`."""
+        """Leaves the team: pending operations fail. linger: see `_core.Engine.close`."""
         self.engine.close(linger)
         if self.lane is not None:
             self.lane.close()
 
     def close_together(self) -> None:
-        """Ends the team. Every member calls it; it returns when no message of it is on its way."""
+        """Ends the team. Every member calls it; returns when none of its messages is in flight."""
         self.close(True)
         if self._mpi_runtime is not None:
             for comm in self.comms():
                 communicators.free_together(self._mpi_runtime, comm)
 
     def comms(self) -> list[Intracomm]:
-        """What is to be freed when the team has ended; the same on every member."""
+        """The communicators to free when the team has ended; the same on every member."""
         return [comm for comm in (self._engine_comm, self.comm) if comm is not None]
 
     def forked(self) -> None:
-        """In a forked child: nothing works any more."""
+        """In a forked child: every operation raises from now on."""
         own = self.ranks[self.rank]
 
         def refuse(*args: object) -> Any:
@@ -153,10 +154,10 @@ class Team:
 
 
 def team_of_one(config: Config, placement: Placement) -> Team:
-    """For a world of one, without MPI.
+    """The team of a world of one, without MPI.
 
     Raises:
-        LaunchError: there is too little memory.
+        LaunchError: There is too little memory.
     """
     problem = lack_of_memory(_private_bytes(config, 1))
     if problem:
@@ -174,14 +175,14 @@ def make_team(
 ) -> Team:
     """Collective over `comm`, whose ranks are the members; blocks.
 
-    comm: becomes the team's. Between hosts the engine gets a duplicate that is its alone: a message
-        of the one is never taken for one of the other.
+    comm: the team owns it from now on. On several hosts the engine gets a duplicate of its own, so
+        that messages of the two never mix.
     table: the same on every member.
-    placement: where the members are, by their numbers in `comm`.
+    placement: where the members are, by their ranks in `comm`.
     ranks: their world ranks.
 
     Raises:
-        LaunchError: a member lacks memory, or MPI communicators; on every member.
+        LaunchError: A member lacks memory, or MPI lacks communicators; on every member.
     """
     local = communicators.split(mpi_runtime, comm, placement.host)
     memory_fd = -1
@@ -192,8 +193,8 @@ def make_team(
         progress_thread = mpi_runtime.threads_supported() or not several
         if not progress_thread and placement.rank == 0:
             log.warning(
-                "%s gives one thread at a time access: collectives make progress only inside "
-                "poll() and synchronize()",
+                "%s lets only one thread at a time call it, so collectives make progress only "
+                "inside poll() and synchronize()",
                 mpi_runtime.version(),
             )
         engine_comm = communicators.duplicate(mpi_runtime, comm) if several else None
@@ -255,8 +256,8 @@ def _engine(
 
 
 def _private_bytes(config: Config, num_hosts: int) -> int:
-    """What knobs make a rank take besides the memory that it shares: events, and a packet from each
-    other host's leader."""
+    """The memory that knobs make a rank allocate for itself, beside what it shares: events, and a
+    packet from each other host's leader."""
     return config.event_log * _core.EVENT_BYTES + (num_hosts - 1) * config.inline_bytes
 
 
@@ -265,7 +266,7 @@ def _share(
 ) -> tuple[tuple[tuple[tuple[int, ...], ...], tuple[str, ...]], int]:
     """The hosts as the engine sees them, and the descriptor of this host's memory (-1: none).
 
-    Ranks of one host that can't share memory are hosts of one rank each for the engine.
+    If the ranks of a host can't share memory, the engine treats each as a host of its own.
     """
     descriptor: int | None = -1
     problem = None
@@ -290,7 +291,7 @@ def _share(
     for ranks, name in zip(placement.hosts, placement.host_names, strict=True):
         groups = [ranks] if answers[ranks[0]][1] else [(rank,) for rank in ranks]
         if len(groups) > 1 and placement.rank == ranks[0]:
-            log.warning("the ranks on %s can't share memory: they send messages instead", name)
+            log.warning("the ranks on %s can't share memory; they send messages instead", name)
         hosts += groups
         names += [name] * len(groups)
     order = sorted(range(len(hosts)), key=lambda i: hosts[i][0])

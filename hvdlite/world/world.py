@@ -1,6 +1,6 @@
 """The world of this process: init, shutdown, and the ranks.
 
-At any time there is at most one. `active` is None before `init` and after `shutdown`.
+A process has at most one world at a time. `active` is None before `init` and after `shutdown`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEVELS = {
 
 
 class World:
-    """What `init` makes: where this rank stands, and the team of all ranks."""
+    """What `init` makes: the placement of this rank, and the team of all ranks."""
 
     def __init__(
         self,
@@ -55,26 +55,26 @@ class World:
         self.mpi_runtime = mpi_runtime
         # The algorithms between hosts; None in a world of one.
         self.table = table
-        # Hardware threads of this host, for each of its ranks if all are as this one.
+        # Hardware threads of this host per rank, if all its ranks may use as many as this one.
         self.cpus_per_rank = cpus_per_rank
         self.rank = placement.rank
         self.size = placement.size
         # The registered process sets, by number; 0 is the global one.
         self.process_sets: dict[int, ProcessSet] = {}
-        # Counts the sets ever registered, on all ranks alike.
+        # The number of the next set to register; the same on all ranks.
         self.next_process_set = 1
-        # Called when this rank leaves, while the engines still work.
+        # Called when this rank leaves the world, while the engines still work.
         self.before_leaving: list[Callable[[], None]] = []
-        # Called when there is a new team, or one less.
+        # Called when a team is added or removed.
         self.teams_changed: list[Callable[[], None]] = []
 
     def teams(self) -> list[Team]:
-        """Those of all process sets of which this process is a member."""
+        """The teams of all process sets that this process is a member of."""
         return [s.team for s in self.process_sets.values() if s.team is not None]
 
     def on_teams_changed(self) -> None:
-        """There are other teams than before: all are left in good order when the process ends, on
-        every rank in the same order, the world last."""
+        """A team was added or removed. When the process ends, it leaves all teams in good order:
+        the same order on every rank, the world last."""
         if self.mpi_runtime is not None and self.mpi_runtime.finalize:
             _core.close_on_exit(tuple(team.engine for team in reversed(self.teams())))
         for tell in self.teams_changed:
@@ -99,10 +99,10 @@ def current() -> World:
 
 
 def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
-    """Makes this process a rank of the world. Does nothing where that is done already.
+    """Makes this process a rank of the world. Does nothing if it is one already.
 
-    Collective: every process of the world calls it, and it returns when all have. A process without
-    an MPI launcher is a world of one, for which no MPI is needed.
+    Collective: every process of the world calls it, and it returns when all have. A process that no
+    MPI launcher started is a world of one, which needs no MPI.
 
     Also pins a GPU (knob `gpu`) and gives torch this rank's share of the host's cores, unless the
     user has chosen a number of threads.
@@ -112,9 +112,9 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
             None for all of them.
 
     Raises:
-        LaunchError: The processes can't become one world: a launcher of another MPI, or for
-            torch.distributed without an MPI (knob `alone`), no memory to share. On every rank alike
-            where it concerns all.
+        LaunchError: The processes can't become one world: the launcher belongs to another MPI, or
+            starts torch.distributed without MPI (knob `alone`), or there is too little memory to
+            share. Raised on every rank if it concerns all.
         ConfigError: A variable that can't be parsed.
         ValueError: `comm` does not contain this process.
     """
@@ -140,10 +140,11 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the world. Not collective, and does not wait for anybody.
+    """Leaves the world. Not collective, and does not wait for other ranks.
 
-    What is pending fails; what others then want of this rank fails there, saying that it has left.
-    `init` works again afterwards, if all ranks call it. Runs by itself when the process ends.
+    Pending operations fail. Operations in which other ranks wait for this one fail there, with an
+    error that says it has left. `init` works again afterwards, if all ranks call it. Runs
+    automatically when the process ends.
     """
     global active
     world, active = active, None
@@ -159,7 +160,7 @@ def shutdown() -> None:
 
 
 def _leave_for_good() -> None:
-    """Closes the engine just before MPI is finalized."""
+    """Closes the engines just before MPI is finalized."""
     if active is not None:
         for leave in active.before_leaving:
             leave()
@@ -168,7 +169,7 @@ def _leave_for_good() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether there is a world: after `init`, before `shutdown`."""
+    """Whether this process has a world: after `init`, before `shutdown`."""
     return active is not None
 
 
@@ -208,7 +209,7 @@ def is_homogeneous() -> bool:
 
 
 def _is_of_one(comm: Intracomm | Sequence[int] | None) -> bool:
-    """Whether the world of a process without an MPI launcher has this one rank."""
+    """Whether a process without an MPI launcher asks for a world of this one rank."""
     return comm is None or isinstance(comm, Sequence) or comm.Get_size() == 1
 
 
@@ -232,7 +233,7 @@ def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> Wo
 
 
 def _world_on(mpi_runtime: mpi.MpiRuntime, everyone: Intracomm, config: Config) -> World:
-    """everyone: becomes the world's."""
+    """everyone: the world owns it from now on."""
     global _exits
     if _exits is None:
         _exits = Exits(mpi_runtime, everyone, everyone.Get_rank())
@@ -253,8 +254,8 @@ def _world_on(mpi_runtime: mpi.MpiRuntime, everyone: Intracomm, config: Config) 
 
 
 def _check_settings(everyone: Comm, config: Config) -> None:
-    """Raises LaunchError, on every rank, where ranks have different values of what must be equal:
-    they would cut the data differently."""
+    """Raises LaunchError, on every rank, if ranks have different values of a setting that must be
+    equal: they would split the data differently."""
     sizes = ("inline", "block", "segment", "piece", "bucket", "first_bucket")
     names = [*(f"{size}_bytes" for size in sizes), "algorithm", "deterministic", "gpu_collectives"]
     everyones = everyone.allgather([getattr(config, name) for name in names])
@@ -263,12 +264,12 @@ def _check_settings(everyone: Comm, config: Config) -> None:
             if value != values[0]:
                 raise LaunchError(
                     f"HVDLITE_{name.upper()} is {value} on rank {rank} and {values[0]} on rank 0; "
-                    "give all ranks the same (hvdrun passes exported variables to all)"
+                    "set the same value on every rank (hvdrun passes exported variables to all)"
                 )
 
 
 def _divide_cores(local: Sequence[cpu_threads.Cores], local_rank: int) -> None:
-    """torch gets this rank's share of the cores, never more than it has already."""
+    """Limits torch to this rank's share of the cores; never raises its number of threads."""
     share = cpu_threads.threads_for(local, local_rank)
     if not cpu_threads.chosen_by_user(os.environ) and torch.get_num_threads() > share:
         torch.set_num_threads(share)
@@ -282,7 +283,7 @@ def _pin(local: Sequence[gpu_pinning.Visible], local_rank: int, config: Config) 
 def _pin_together(
     everyone: Comm, local: Sequence[gpu_pinning.Visible], local_rank: int, config: Config
 ) -> None:
-    """Collective over `everyone`. LaunchError: on another rank that failed."""
+    """Collective over `everyone`. Raises LaunchError if another rank failed."""
     failure: Exception | None = None
     try:
         _pin(local, local_rank, config)
@@ -305,8 +306,8 @@ def _warn_child_of_rank(parent: int) -> None:
     if not _warned_child:
         _warned_child = True
         log.warning(
-            "this process was started by a rank (process %d): it is a world of one here; "
-            "unset HVDLITE_RANK_PROCESS if it should be a rank of a job of its own",
+            "a rank (process %d) started this process, so it is a world of one; unset "
+            "HVDLITE_RANK_PROCESS to make it a rank of a job of its own",
             parent,
         )
 

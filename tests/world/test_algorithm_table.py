@@ -45,20 +45,29 @@ def test_one_that_is_forced_is_the_only_one():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "no table of algorithms"),
-        ("[]", "no table of algorithms"),
-        ('{"hosts": {"2": 5}}', "no table of algorithms"),
+        ("", "not a table of algorithms"),
+        ("[]", "not a table of algorithms"),
+        ('{"hosts": {"2": 5}}', "not a table of algorithms"),
         ('{"hosts": {"two": [[null, "ring"]]}}', "'two'"),
         ('{"hosts": {}}', "needs rules for 2 hosts or more"),
         ('{"hosts": {"1": [[null, "ring"]]}}', "needs rules for 2 hosts or more"),
-        ('{"hosts": {"2": [[null, "tree"]]}}', "there is no algorithm 'tree'"),
+        (
+            '{"hosts": {"2": [[null, "tree"]]}}',
+            "unknown algorithm 'tree'; expected one of recursive_doubling, direct, ring",
+        ),
         ('{"hosts": {"2": []}}', "the last one must be null"),
         ('{"hosts": {"2": [[5, "ring"]]}}', "the last one must be null"),
         ('{"hosts": {"2": [[5, "ring"], [4, "direct"], [null, "ring"]]}}', "must ascend"),
-        ('{"hosts": {"2": [[1e6, "direct"], [null, "ring"]]}}', "1000000.0 is no size in bytes"),
-        ('{"hosts": {"2": [[-1, "direct"], [null, "ring"]]}}', "-1 is no size in bytes"),
-        (json.dumps({"hosts": {"2": [[1 << 63, "ring"], [None, "ring"]]}}), "is no size in bytes"),
-        (json.dumps({"hosts": {"2": [[i, "ring"] for i in range(9)]}}), "there can be 8 rules"),
+        ('{"hosts": {"2": [[1e6, "direct"], [null, "ring"]]}}', "1000000.0 is not a size in bytes"),
+        ('{"hosts": {"2": [[-1, "direct"], [null, "ring"]]}}', "-1 is not a size in bytes"),
+        (
+            json.dumps({"hosts": {"2": [[1 << 63, "ring"], [None, "ring"]]}}),
+            "is not a size in bytes",
+        ),
+        (
+            json.dumps({"hosts": {"2": [[i, "ring"] for i in range(9)]}}),
+            "expected at most 8 rules, got 9",
+        ),
     ],
 )
 def test_a_file_that_is_no_table_is_an_error_that_names_the_variable(tmp_path, text, expected):

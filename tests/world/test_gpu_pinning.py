@@ -34,7 +34,7 @@ def test_the_first_where_each_rank_sees_one_device_of_its_own():
 def test_otherwise_nothing_is_pinned_and_the_refusal_says_how_to_share_or_to_choose(local):
     for rank, choice in enumerate(choices("auto", *local)):
         assert choice.device is None
-        assert f"is {rank} of {len(local)} on its host" in choice.refusal
+        assert f"is local rank {rank} of {len(local)} and sees" in choice.refusal
         assert "HVDLITE_GPU" in choice.refusal
 
 

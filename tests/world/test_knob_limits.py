@@ -100,7 +100,7 @@ def one_rank_lacks_memory():
 @pytest.mark.hosts("2,1")
 def test_a_rank_that_has_no_memory_for_its_engine_is_an_error_on_every_rank(world):
     for text in world.run(one_rank_lacks_memory):
-        assert text.startswith("rank 1: there is no memory for its engine; set HVDLITE_BLOCK_BYTES")
+        assert text.startswith("rank 1: not enough memory for the engine; set HVDLITE_BLOCK_BYTES")
 
 
 @pytest.mark.parametrize("block_bytes", [2**61, 2**63 - 64, 2**63 - 1])

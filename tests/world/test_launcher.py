@@ -94,10 +94,10 @@ def test_one_of_several_processes_without_mpi_is_told_how_to_start(of_task):
     with pytest.raises(LaunchError) as raised:
         check_alone({"WORLD_SIZE": "12", of_task: "0", "MASTER_ADDR": "server1"})
     assert str(raised.value) == (
-        f"12 processes were started without an MPI launcher (WORLD_SIZE=12, {of_task}=0), and each "
+        f"12 processes were started without an MPI launcher (WORLD_SIZE=12, {of_task}=0), so each "
         "would be a world of one; start them with `hvdrun -np 12 python train.py` (on several "
-        "hosts with -H host1:4,host2:4) in place of torchrun, accelerate launch or what else set "
-        "these variables, or set HVDLITE_ALONE=1 where a world of one is meant"
+        "hosts with -H host1:4,host2:4) instead of torchrun, accelerate launch or whatever set "
+        "these variables, or set HVDLITE_ALONE=1 if each should be a world of one"
     )
 
 

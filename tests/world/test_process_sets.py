@@ -182,17 +182,17 @@ def refused():
         with pytest.raises(ValueError, match=r"root_rank=1, expected one of the members \[0\]"):
             hvd.broadcast(x, 1, process_set=first)
     for bad, text in (
-        ([], "expected one rank or more"),
-        ([0, 0], "a rank is named twice"),
-        ([0, True], "expected one rank or more, from 0"),
+        ([], "expected one or more ranks"),
+        ([0, 0], "a rank appears twice"),
+        ([0, True], "expected one or more ranks, counted from 0"),
         ([-1], "from 0"),
-        ([0.5], "expected one rank"),
+        ([0.5], "expected one or more ranks"),
         ("01", "expected a list of ranks"),
         (3, "expected a list of ranks"),
         ([0, size], f"has rank {size}, but the world has ranks 0 to {size - 1}"),
         (range(size), "global_process_set has the same members"),
-        ([0], r"ProcessSet\(\[0\]\) has the same members and is registered"),
-        (first, "is registered already"),
+        ([0], r"ProcessSet\(\[0\]\) has the same members and is already registered"),
+        (first, "is already registered"),
     ):
         with pytest.raises(ValueError, match=text):
             hvd.add_process_set(bad)
@@ -244,11 +244,11 @@ def bad_on_one_rank():
 @pytest.mark.hosts("2,1")
 def test_a_set_that_is_bad_or_other_on_one_rank_is_an_error_on_every_rank(world):
     expected = [
-        ("named twice", "failed on rank 1: .*named twice"),
+        ("appears twice", "failed on rank 1: .*appears twice"),
         (r"rank 1 adds \[1\], rank 0 \[0\]", None),
         ("7 is int, expected a ProcessSet", "failed on rank 1: .*expected a ProcessSet"),
         ("rank 1 removes process set 2, rank 0 1", None),
-        ("registered already", "failed on rank 1: .*registered already"),
+        ("already registered", "failed on rank 1: .*already registered"),
         ("rank 1 passes 2 process sets, rank 0 1", None),
         ("process_sets=5, expected a list", "init failed on rank 1: .*process_sets=5"),
     ]
