@@ -1,10 +1,9 @@
-"""The distributed optimizer for op=Adasum: not gradients are combined but what a step has changed.
+"""The distributed optimizer for op=Adasum: it combines what a step has changed, not gradients.
 
     start = parameter;  the optimizer's step with this rank's own gradients;
     parameter = start + Adasum over the ranks of (parameter - start)
 
-So the parameters stay the same on all ranks, and what the optimizer keeps (momentum) is each rank's
-own.
+So the parameters stay the same on all ranks, and each rank has its own optimizer state (momentum).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from hvdlite.world.teams import Team
 
 
 class Deltas:
-    """What the steps of one optimizer change in its parameters."""
+    """Combines what the steps of one optimizer change in its parameters."""
 
     def __init__(
         self,
@@ -41,28 +40,28 @@ class Deltas:
         process_set: ProcessSet,
         check_start: bool,
     ) -> None:
-        """groups: gives the optimizer's param_groups, as they are then. optimizer: its class.
+        """groups: gives the optimizer's current param_groups. optimizer: the name of its class.
         check_start: whether the ranks compare the values from which they start."""
         self._groups = groups
         self._names = names
         self._combining = combining
         self._options = (("optimizer", optimizer), *combining.options())
         self._process_set = process_set
-        # A rank that is no member makes its steps by itself.
+        # A rank that is not a member makes its steps alone.
         self._is_member = included("DistributedOptimizer", process_set)
-        # What follows was made for this team and so many parameters.
+        # What follows was made for this team and these parameters.
         self._team: Team | None = None
         self._number = -1
         self._generation = 0
         self._name = ""
         self._params: list[torch.Tensor] = []
         self._consistency: ConsistencyCheck | None = None
-        # Until the members have compared their parameters, in their first step; this one's hash.
+        # Set until the members have compared their parameters, in their first step; and the hash.
         self._check_start = check_start
         self._start: StartValues | None = None
         self._start_hash = 0
-        # By parameter: this rank has changed it. All ranks' are combined by a plan, since which
-        # parameters a step changes may differ between ranks.
+        # By parameter: whether this rank has changed it. A plan combines this over all ranks, as
+        # their steps may change different parameters.
         self._changed: torch.Tensor
         self._plan: _core.Plan
         if self._is_member:
@@ -71,7 +70,7 @@ class Deltas:
     def start(self) -> list[torch.Tensor]:
         """Copies of the parameters, before a step.
 
-        Collective where the parameters or the world have changed, but does not block.
+        Collective if the parameters or the world have changed, but does not block.
         """
         if not self._is_member:
             return []
@@ -84,10 +83,10 @@ class Deltas:
         return [param.detach().clone() for param in self._params]
 
     def finish(self, starts: Sequence[torch.Tensor]) -> None:
-        """After the step: gives the parameters the values that all ranks have together. Blocks.
+        """After the step: sets the parameters to the combined values of all ranks. Blocks.
 
         Raises:
-            HorovodInternalError: It failed, on every rank; the parameters are what they were.
+            HorovodInternalError: It failed, on every rank; the parameters are as before the step.
         """
         if self._team is None or self._team.size == 1:
             return
@@ -106,8 +105,8 @@ class Deltas:
         start = self._start
         if start is None:
             return
-        # By member its hash. Then all that take part: one that has joined learns nothing, and is
-        # asked again with the next step.
+        # By member its hash; then the number of members that take part. A joined rank learns
+        # nothing: then the next step compares again.
         numbers = torch.zeros(team.size + 1, dtype=torch.int32, device="cpu")
         numbers[team.rank], numbers[-1] = self._start_hash, 1
         allreduce_(numbers, name=f"{self._name}.starts", op=Sum, process_set=self._process_set)
@@ -186,14 +185,14 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class DeltaOptimizer(Wrapper):
-    """What a distributed optimizer that combines deltas adds to its class."""
+    """The methods that a distributed optimizer which combines deltas adds to its class."""
 
     _hvdlite_deltas: Deltas
-    # A list of one number.
+    # A list of one number, so that it can be changed: the attribute belongs to the class.
     _hvdlite_passes: list[int]
 
-    # GradScaler calls `step` also where this rank's gradients have overflowed, since the other
-    # ranks wait for it there; and leaves it to `step` to undo the scaling.
+    # With this, GradScaler calls `step` even if this rank's gradients have overflowed, as the other
+    # ranks wait for it there; and `step` must undo the scaling.
     _step_supports_amp_scaling = True
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
@@ -235,8 +234,8 @@ class DeltaOptimizer(Wrapper):
         self._hvdlite_passes[0] = checked_passes(passes)
 
     def _own_step(self, *args: Any, **kwargs: Any) -> Any:
-        """What GradScaler and the wrapped class do together in one process."""
-        # Fused optimizers undo the scaling by themselves; the others want to know nothing of it.
+        """The step that GradScaler and the wrapped class make together in one process."""
+        # Fused optimizers undo the scaling by themselves; the others don't support it.
         attributes = self.__dict__
         handles_scaling = attributes.get(
             "_step_supports_amp_scaling", getattr(super(), "_step_supports_amp_scaling", False)

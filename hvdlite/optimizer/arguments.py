@@ -1,4 +1,4 @@
-"""What DistributedOptimizer's arguments must be: checked before anything is made of them."""
+"""Checks the arguments of DistributedOptimizer before they are used."""
 
 from __future__ import annotations
 
@@ -13,37 +13,35 @@ from hvdlite.ops import Adasum, Average, ReduceOp, Sum
 
 
 def checked_op(op: object, predivide: float) -> ReduceOp:
-    """Raises ValueError where gradients can't be combined so."""
+    """Raises ValueError if gradients can't be combined with these arguments."""
     if not isinstance(op, ReduceOp) or op not in (Average, Sum, Adasum):
-        raise ValueError(f"op={op!r}: gradients are combined by Average, Sum or Adasum")
+        raise ValueError(f"op={op!r}: expected Average, Sum or Adasum")
     if isinstance(predivide, bool) or not isinstance(predivide, (int, float)):
         raise ValueError(f"gradient_predivide_factor={predivide!r}: expected a number")
     if not 0 < predivide <= sys.float_info.max:
         raise ValueError(
-            f"gradient_predivide_factor={predivide!r:.40}: expected a number greater than 0 that a "
-            "float64 holds"
+            f"gradient_predivide_factor={predivide!r:.40}: expected a number greater than 0 that "
+            "fits into a float64"
         )
     if predivide != 1.0 and op is not Average:
-        raise ValueError(
-            f"gradient_predivide_factor={predivide!r} is for op=Average only, and op={op!r}"
-        )
+        raise ValueError(f"gradient_predivide_factor={predivide!r} needs op=Average, got op={op!r}")
     return op
 
 
 def checked_compression(compression: object) -> type[Compressor]:
-    """Raises ValueError where it is none of Compression's: gradients are only cast, and a user's
-    own `compress` would not be called."""
+    """Raises ValueError if it is not one of Compression's: gradients are only cast, so a user's own
+    `compress` would not be called."""
     for known in (Compression.none, Compression.fp16, Compression.bf16):
         if compression is known:
             return known
     raise ValueError(
         f"compression={compression!r}: expected Compression.none, Compression.fp16 or "
-        "Compression.bf16; allreduce takes others too"
+        "Compression.bf16 (only allreduce accepts other compressors)"
     )
 
 
 def checked_passes(passes: object) -> int:
-    """Raises ValueError where it is not a whole number from 1."""
+    """Raises ValueError unless it is a whole number of at least 1."""
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ValueError(
             f"backward_passes_per_step={passes!r}: expected a whole number, at least 1"
@@ -52,14 +50,14 @@ def checked_passes(passes: object) -> int:
 
 
 class ParameterNames:
-    """What the user calls the parameters, also of those that come later."""
+    """The user's names of the parameters; gives a name also to parameters added later."""
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        # The id of one that is gone may become another's, on some ranks only.
+        # A new parameter may get the id of a deleted one, and only on some ranks.
         self._names = {id(param): (weakref.ref(param), name) for name, param in named}
 
     def of(self, param: torch.Tensor, index: int) -> str:
-        """index: which of the optimizer's it is."""
+        """index: its index among the optimizer's parameters."""
         reference, name = self._names.get(id(param), (None, ""))
         return name if reference and reference() is param else f"parameter {index}"
 
@@ -70,7 +68,7 @@ def checked_names(
     """The parameters' names.
 
     Raises:
-        ValueError: what was given does not name each parameter once.
+        ValueError: The argument does not name each parameter exactly once.
     """
     named = list(named_parameters or ())
     if not named:
@@ -82,13 +80,13 @@ def checked_names(
     seen: set[str] = set()
     duplicates = sorted({name for name, _ in named if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
     if duplicates:
-        raise ValueError(f"named_parameters: more than one parameter is named {duplicates}")
+        raise ValueError(f"named_parameters: several parameters have the same name: {duplicates}")
     known = {id(param) for _, param in named}
     missing = sum(id(param) not in known for param in params)
     if missing:
         raise ValueError(
-            f"named_parameters: {missing} of the optimizer's {len(params)} parameters are not "
-            "named; pass model.named_parameters() of the whole model, or nothing"
+            f"named_parameters: {missing} of the optimizer's {len(params)} parameters have no "
+            "name; pass model.named_parameters() of the whole model, or leave the argument out"
         )
     return ParameterNames(named)
 
@@ -98,7 +96,7 @@ def groups_by_id(
     num_groups: int,
     params: Sequence[torch.Tensor],
 ) -> dict[int, int]:
-    """The number of each parameter's group, by the parameter's id; those without are left out.
+    """By a parameter's id, the number of its group; parameters without a group are left out.
 
     Raises:
         ValueError: Both arguments are given; a number that is not positive; a parameter in two
@@ -110,7 +108,8 @@ def groups_by_id(
         return _divided(num_groups, params) if num_groups else {}
     if num_groups:
         raise ValueError(
-            f"num_groups={num_groups} and groups are both given; leave num_groups, its older form"
+            f"num_groups={num_groups} and groups are both given; leave out num_groups, the older "
+            "form of groups"
         )
     if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:
         return _divided(groups, params)
@@ -126,17 +125,19 @@ def groups_by_id(
         ):
             raise ValueError(f"groups: group {number} is not a list of parameters")
         for position, param in enumerate(members):
-            where = f"groups: the parameter {position} of group {number}"
+            where = f"groups: parameter {position} of group {number}"
             if id(param) in group_of:
                 raise ValueError(f"{where} is in more than one group")
             if id(param) not in known:
-                raise ValueError(f"{where}, {list(param.shape)}, is not one of the optimizer's")
+                raise ValueError(
+                    f"{where} (shape {list(param.shape)}) is not a parameter of this optimizer"
+                )
             group_of[id(param)] = number
     return group_of
 
 
 def _divided(groups: int, params: Sequence[torch.Tensor]) -> dict[int, int]:
-    """So many groups of parameters that follow each other, alike in size but for one more."""
+    """Splits the parameters in order into `groups` groups whose sizes differ by at most one."""
     each, more = divmod(len(params), groups)
     sizes = [each + (number < more) for number in range(groups)]
     numbers = [number for number, size in enumerate(sizes) for _ in range(size)]

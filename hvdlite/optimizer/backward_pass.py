@@ -1,4 +1,4 @@
-"""A backward of autograd: which one runs, whether it still does, and its end."""
+"""One backward pass of autograd: its identity, whether it still runs, and its end."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class BackwardPass:
-    """The backward whose hook makes this. A backward inside of it (a reentrant checkpoint) is one
-    of its own."""
+    """The backward pass in whose hook this object is made. A backward pass inside another one (a
+    reentrant checkpoint) is one of its own."""
 
     def __init__(self, at_end: Callable[[], None], raised: Callable[[object], None]) -> None:
-        """at_end: autograd calls it when all gradients are there, unless the backward raises.
-        raised: is called where this object outlives the backward, which then has raised."""
+        """at_end: called by autograd when all gradients are there, unless the backward raises.
+        raised: called if the backward has raised, provided this object still lives."""
         self.task = current_task()
-        # Not a function of Python's: of what it raises the traceback would keep it alive.
+        # Not a Python function: the traceback of an exception in it would keep it alive.
         end = partial(at_end)
         _queue_callback(end)
         # Autograd alone keeps it alive, and drops it without a call where the backward raises.
         self._end = weakref.ref(end, raised)
 
     def runs(self) -> bool:
-        """Whether it has not ended, be it by an exception."""
+        """Whether it has not ended yet, neither normally nor by an exception."""
         return self._end() is not None

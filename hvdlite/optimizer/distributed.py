@@ -1,4 +1,4 @@
-"""DistributedOptimizer: an optimizer whose gradients are reduced over all ranks."""
+"""DistributedOptimizer: reduces the gradients of an optimizer over all ranks."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from hvdlite.world.process_sets import ProcessSet, global_process_set, included
 
 @dataclass
 class _Calls:
-    """What the user has said by the calls before."""
+    """The user's earlier calls that matter to `step`."""
 
     synchronized: bool = False
     skip: bool = False
     warned: bool = False
-    # Some step has had all its backward_passes_per_step, or was said not to have them: what is
-    # short after this is the rest of an epoch.
+    # Some step had all its backward_passes_per_step, or its lack was reported: a step that has
+    # fewer after this is the end of an epoch.
     accumulated: bool = False
 
 
 class GradientOptimizer(Wrapper):
-    """What a distributed optimizer that reduces gradients adds to its class."""
+    """The methods that a distributed optimizer which reduces gradients adds to its class."""
 
     _hvdlite_reducer: Reducer
     _hvdlite_calls: _Calls
@@ -73,13 +73,13 @@ class GradientOptimizer(Wrapper):
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() after "
                     "optimizer.synchronize(): the gradients are not reduced again; wrap step() in "
-                    "`with optimizer.skip_synchronize():` to say that this is meant",
+                    "`with optimizer.skip_synchronize():` if this is intended",
                     stacklevel=3,
                 )
             self._finish()
         else:
             reducer.settle()
-        # One with gradients of this rank alone may be made as often as it likes.
+        # A rank may make steps with its own unreduced gradients as often as it likes.
         is_shared = callable(closure) or reducer.has_communicated()
         if is_shared:
             reducer.begin_step()
@@ -113,8 +113,8 @@ class GradientOptimizer(Wrapper):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler is to leave infinities to `step`. It asks when it is told to make a
-        step: there is no other way to learn of those that it leaves out."""
+        """Whether `step` itself handles infinite gradients for GradScaler, which asks when it is
+        told to make a step. That is the only way to learn of steps that it then skips."""
         if _grad_scaler_calls(1):
             self._hvdlite_reducer.expect_step()
         inherited = getattr(super(), "_step_supports_amp_scaling", False)
@@ -159,7 +159,7 @@ class GradientOptimizer(Wrapper):
         self._hvdlite_reducer.set_passes_per_step(checked_passes(passes))
 
     def _finish(self) -> None:
-        """Has the gradients of this step reduced; says so where the first step comes too early."""
+        """Reduces the gradients of this step; warns if the first step comes too early."""
         reducer, calls = self._hvdlite_reducer, self._hvdlite_calls
         if not calls.accumulated and reducer.passes_per_step > 1:
             short = reducer.short_of_passes()
@@ -167,16 +167,16 @@ class GradientOptimizer(Wrapper):
             if short is not None:
                 warnings.warn(
                     f"optimizer.step() after {short[0]} of backward_passes_per_step={short[1]} "
-                    "backwards: its gradients are reduced now, and nothing is accumulated; call "
-                    f"zero_grad() and step() once for every {short[1]} backwards, or leave out "
-                    "backward_passes_per_step",
+                    "backward passes: the gradients are reduced now, and nothing is accumulated; "
+                    f"call zero_grad() and step() once every {short[1]} backward passes, or leave "
+                    "out backward_passes_per_step",
                     stacklevel=4,
                 )
         reducer.finish()
 
     def _synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """The closure, after which its gradients and its loss are reduced; it may be called several
-        times, equally often on all ranks where this follows from both."""
+        """The closure, followed by the reduction of its gradients and its loss. The optimizer may
+        call it several times: equally often on all ranks, if these results decide it."""
 
         @functools.wraps(closure)
         def synchronized(*args: Any, **kwargs: Any) -> Any:
@@ -188,7 +188,7 @@ class GradientOptimizer(Wrapper):
 
 
 def _grad_scaler_calls(depth: int) -> bool:
-    """Whether one of so many callers of the function that asks is torch's GradScaler."""
+    """Whether torch's GradScaler is among the nearest `depth` callers of the calling function."""
     frame = sys._getframe(1).f_back
     while frame is not None and depth:
         if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
@@ -260,7 +260,7 @@ def DistributedOptimizer(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, Wrapper):
-        raise ValueError("this optimizer is distributed already")
+        raise ValueError("this optimizer is already distributed")
     op = checked_op(op, gradient_predivide_factor)
     params = [param for group in optimizer.param_groups for param in group["params"]]
     names = checked_names(named_parameters, params)
@@ -297,6 +297,6 @@ def DistributedOptimizer(
 
 
 def _first_form(optimizer: torch.optim.Optimizer, sparse_as_dense: bool) -> Form:
-    """What a parameter's gradients are taken for before the first has come."""
+    """The assumed form of a parameter's gradients before the first one has come."""
     takes_rows_only = isinstance(optimizer, torch.optim.SparseAdam)
     return Form.SPARSE if takes_rows_only and not sparse_as_dense else Form.UNKNOWN

@@ -1,5 +1,5 @@
-"""The gradients of an optimizer: whose parameters have one, in which buckets they lie, and whether
-all ranks have the same. All of it is made anew when the parameters have changed."""
+"""The gradients of an optimizer: which parameters have one, their buckets, and the check that they
+are the same on all ranks. All of it is rebuilt when the parameters have changed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Hook = Callable[[Slot, torch.Tensor], None]
 
 @dataclass
 class _Build:
-    """All that is made anew together. former: slots that are not among these any more."""
+    """Everything that is rebuilt together. former: slots that are no longer used."""
 
     team: Team
     name: str
@@ -48,9 +48,10 @@ class _Build:
 
 
 class Gradients:
-    """The slots and buckets of the parameters as they were when last looked at.
+    """The slots and buckets of the parameters, as of the last look at the parameters.
 
-    Whoever starts a bucket has seen before that the ranks are `alike`.
+    A bucket starts only after `known_alike` or `require_alike` has shown that all ranks have the
+    same buckets.
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class Gradients:
         check_start: bool,
         hook: Hook,
     ) -> None:
-        """groups: gives the optimizer's param_groups, as they are then. first_form: what a gradient
-        is taken for before the first has come. optimizer: its class. check_start: whether the
-        ranks compare the values from which they start. hook: is called with each
-        gradient that autograd has accumulated."""
+        """groups: gives the optimizer's current param_groups. first_form: the assumed form of a
+        gradient before the first one has come. optimizer: the name of its class. check_start:
+        whether the ranks compare the values from which they start. hook: called with each gradient
+        that autograd has accumulated."""
         self._groups = groups
         self._names = names
         self.combining = combining
@@ -83,34 +84,34 @@ class Gradients:
         self._hook = hook
         self.slots: list[Slot] = []
         self.buckets: list[Bucket] = []
-        # Those whose rows are gathered.
+        # Slots whose rows are gathered.
         self.sparse: list[Slot] = []
-        # What the buckets were made for.
+        # The team and parameters that the buckets were made for.
         self.team: Team | None = None
         self._params: list[torch.Tensor] = []
         self._frozen: list[Slot] = []
-        # By their ids, those that another optimizer reduces.
+        # By id, the parameters that another optimizer reduces.
         self._released: dict[int, torch.Tensor] = {}
-        # They must be made anew, although the parameters are the same.
+        # The buckets must be rebuilt, although the parameters are the same.
         self.stale = False
         # The number of the optimizer in its team, and how often the buckets were made.
         self._number = -1
         self._generation = 0
         self.name = ""
         self._consistency: ConsistencyCheck | None = None
-        # They are being made; and what they will be.
+        # A build was begun and is not finished; and what it has prepared.
         self._building = False
         self._next_build: _Build | None = None
-        # The team whose number the optimizer has.
+        # The team in which the optimizer has its number.
         self._numbered_by: Team | None = None
-        # The bucket that says which round it is; None: nobody is there to be told.
+        # The bucket that carries the position of the round; None if there is no other rank.
         self.carrier: Bucket | None = None
-        # Of the next round, where the order in which backward comes to the gradients isn't known.
+        # Observes the next round, while the backward order is not known.
         self.backward_order: BackwardOrder | None = None
-        # Until the members have compared their parameters, in their first round.
+        # Set until the members have compared their parameters, in their first round.
         self._check_start = check_start
         self._start: StartValues | None = None
-        # Whether all members have cores to spare for reducing; until they say that they haven't.
+        # Whether all members have cores to spare for reducing; assumed until they say otherwise.
         self._overlaps = True
         self._detached = False
         if included("DistributedOptimizer", process_set):
@@ -119,12 +120,12 @@ class Gradients:
             self.detach()
 
     def rebuild_if_changed(self, round_number: int) -> None:
-        """Parameters may be frozen, thawed or added between steps, on all ranks alike; they may
-        have shown to be sparse; and the world may be a new one.
+        """Rebuilds everything if parameters were frozen, thawed or added (on all ranks alike), if a
+        gradient has turned out to be sparse, or if the world is a new one.
 
-        Collective where something has changed, but does not block.
+        Collective if something has changed, but does not block.
         """
-        # What a signal's exception has interrupted the other ranks have done.
+        # A signal's exception has interrupted a build that the other ranks have finished.
         if self._building:
             self._build(round_number)
         if self.backward_order is not None and self.backward_order.posted():
@@ -141,7 +142,7 @@ class Gradients:
             self._build(round_number)
 
     def are_current(self) -> bool:
-        """Whether the world is still the one for which they were made."""
+        """Whether the world is still the one for which the buckets were made."""
         return self.process_set.team is self.team
 
     def learn_order(self, round_number: int) -> None:
@@ -149,10 +150,11 @@ class Gradients:
         the gradients keep their values in them. After the first round, first compares the values
         from which the members started.
 
-        Collective, as the members have learnt the same; blocks only where they started differently.
+        Collective, as all members have learnt the same; blocks only if they started from different
+        values.
 
         Raises:
-            HorovodInternalError: They started differently, and HVDLITE_STRICT is 1.
+            HorovodInternalError: They started from different values, and HVDLITE_STRICT is 1.
         """
         assert self.backward_order is not None
         assert self.team is not None
@@ -170,7 +172,7 @@ class Gradients:
                 self._start = None
                 raise
             self._start = None
-        # What computes on a GPU leaves the cores alone.
+        # Computing on a GPU leaves the cores free.
         self._overlaps = spare or any(bucket.in_lane for bucket in self.buckets)
         better = lay_out(self.slots, self.combining, self._sizing(self.team))
         if [set(map(id, slots)) for slots in better] == [
@@ -191,17 +193,17 @@ class Gradients:
         return self._consistency is None
 
     def require_alike(self) -> None:
-        """Returns when all ranks are known to have the same buckets. Blocks.
+        """Blocks until all ranks are known to have the same buckets.
 
         Raises:
-            HorovodInternalError: They have not, or it could not be found out; on every rank.
+            HorovodInternalError: They don't, or the check failed; on every rank.
         """
         if self._consistency is not None:
             self._consistency.wait()
             self._consistency = None
 
     def detach(self) -> None:
-        """There are no gradients any more, whatever happens to the parameters."""
+        """Removes all slots, buckets and hooks for good."""
         self._detached = True
         for slot in (*self.slots, *self._frozen):
             _unhook(slot)
@@ -211,7 +213,8 @@ class Gradients:
         self._groups = lambda: ()
 
     def release(self, params: Mapping[int, torch.Tensor]) -> bool:
-        """These, by their ids, are another optimizer's from now on. Whether any is left."""
+        """From now on another optimizer reduces these parameters, given by their ids. Returns
+        whether any parameter is left."""
         self._released.update(params)
         present = self._present()
         if len(present) != len(self._params):
@@ -228,8 +231,8 @@ class Gradients:
         return params
 
     def _build(self, round_number: int) -> None:
-        """Makes all anew. A signal's exception may come at any place: then the next call goes on,
-        so that what the ranks post stays the same."""
+        """Rebuilds everything. A signal's handler may raise at any place: then the next call
+        continues, so that all ranks still post the same."""
         self._building = True
         if self._next_build is None or self._next_build.team is not self.process_set.team:
             self._next_build = self._prepare(round_number)
@@ -242,9 +245,9 @@ class Gradients:
             build.consistency.post()
         for slot in build.former:
             _unhook(slot)
-            # Its id may become another parameter's.
+            # Another parameter may get its id.
             self.combining.group_of.pop(id(slot.param), None)
-        # Also those that are frozen: a backward may come to them alone once they are thawed.
+        # Also frozen ones: once thawed, a backward may reach only them.
         for slot in (*build.slots, *build.frozen):
             if slot.unhook is None:
                 slot.unhook = _hook(slot, self._hook)
@@ -256,7 +259,7 @@ class Gradients:
         self._generation, self._next_build, self._building = self._generation + 1, None, False
 
     def _prepare(self, round_number: int) -> _Build:
-        """What can be made without the other ranks. May be called again."""
+        """Prepares all that needs no other rank. May be called again."""
         team = team_of("DistributedOptimizer", self.process_set)
         if team is not self._numbered_by:
             self._number, self._numbered_by = next(team.optimizer_numbers), team
@@ -264,7 +267,7 @@ class Gradients:
         if team is not self.team:
             self._overlaps = True
             self._start = StartValues(self._name_of)
-            # What the ranks of another world knew does not count.
+            # What was learnt with the ranks of another world does not count.
             for slot in (*self.slots, *self._frozen):
                 slot.form = self._first_form
                 slot.backward_index = None
@@ -278,7 +281,7 @@ class Gradients:
             else:
                 slot = Slot(self._name_of(param, index), param, self._first_form)
                 if self.team is not None and param.requires_grad and param.grad is not None:
-                    # Added, and backward may have been here before its hook was.
+                    # A new parameter: a backward may have reached it before it had a hook.
                     slot.unreduced_round = round_number
             (slots if param.requires_grad else frozen).append(slot)
         name = f"DistributedOptimizer.{self._number}.{self._generation}"
@@ -324,12 +327,13 @@ def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 
 def _hook(slot: Slot, hook: Hook) -> Callable[[], None] | None:
-    """What undoes it. None: it can't have a gradient."""
+    """Installs the hook and returns the function that removes it; None if the parameter can't have
+    a gradient."""
     param = slot.param
     if not (param.is_floating_point() or param.is_complex()):
         return None
     frozen = not param.requires_grad
-    # torch refuses to put a hook on a frozen one, and keeps that of one that is frozen later.
+    # torch refuses a hook on a frozen parameter, but keeps the hook of one that is frozen later.
     if frozen:
         param.requires_grad_(True)
     try:

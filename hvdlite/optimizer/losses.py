@@ -1,4 +1,5 @@
-"""The loss that a closure returns: an optimizer that looks at it must see the same on all ranks."""
+"""Combines the losses that closures return, as an optimizer that reads the loss must see the same
+value on all ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from hvdlite.world.process_sets import ProcessSet
 
 
 def loss_of_all(loss: Any, name: str, op: ReduceOp, process_set: ProcessSet) -> Any:
-    """What the ranks' closures have returned, combined as their gradients are. Collective; blocks.
+    """The losses that the ranks' closures have returned, combined like their gradients. Collective;
+    blocks.
 
-    A rank whose closure returned no number counts with zero, as a missing gradient does; where it
-    returned None, it gets the loss of the others. What is neither a number nor None is given back.
+    A loss that is not a number counts as zero, as a missing gradient does. A rank whose closure
+    returned None gets the loss of the others; anything else that is not a number is returned as is.
 
     Args:
         loss: A tensor of one element, a number of Python's or numpy's, or None.
@@ -25,10 +27,10 @@ def loss_of_all(loss: Any, name: str, op: ReduceOp, process_set: ProcessSet) -> 
 
     Returns:
         The same value on every rank: a detached tensor like the rank's own, or a number of the
-        same type; of whole numbers a float.
+        same type, but a float if that is a whole number.
     """
     own = _number(loss)
-    # Beside the loss goes a one, to tell a loss of zero from none.
+    # A one beside the loss tells a loss of zero from no loss.
     pair = torch.tensor(
         [0.0, 0.0] if own is None else [own, 1.0], dtype=torch.float64, device="cpu"
     )

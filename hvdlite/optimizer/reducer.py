@@ -1,20 +1,20 @@
 """Reduces gradients while backward still runs: gradient hooks → buckets → the engine's plans.
 
 A **round** is one reduction of all gradients. Every rank runs the same rounds in the same order,
-and within a round starts the buckets in the order of their index; so nothing is negotiated.
+and within a round starts the buckets in the order of their index; so the ranks negotiate nothing.
 
 - A hook runs as soon as autograd has accumulated a parameter's gradient. It copies the gradient to
   its place in its bucket, and that place becomes `.grad`: the reduced values need no copy out.
-- A bucket starts when it and all before it are complete.
+- A bucket starts when it and all buckets before it are complete.
 - When backward ends, a callback of autograd fills the places of missing gradients with zeros,
-  starts what has not started, and waits: `backward()` returns with reduced gradients.
-- A rank whose backward came to no parameter at all runs its round in `step`.
+  starts the remaining buckets, and waits: `backward()` returns with reduced gradients.
+- A rank whose backward reached no parameter runs its round in `step`.
 
-With the gradients of a bucket travels one number for each: 1 where the rank has it, else 0. Where
-the sum is 0 no rank has that gradient, and `.grad` stays as it was.
+Each gradient in a bucket travels with one number, its presence: 1 if the rank has it, else 0. If
+the sum is 0, no rank has that gradient, and `.grad` stays as it was.
 
-Sparse gradients have no place once all ranks know of them: they learn it by the same number, which
-is infinite then. Their rows are gathered at the end of the round.
+Sparse gradients have no place in a bucket once all ranks know that they are sparse. The ranks learn
+it from the presence, which is infinite then. Their rows are gathered at the end of the round.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ages = itertools.count()
 
 
 class Reducer(Rounds):
-    """The gradients of one optimizer. Its hooks live until `detach`."""
+    """Reduces the gradients of one optimizer. Its hooks live until `detach`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Reducer(Rounds):
         process_set: ProcessSet,
         check_start: bool,
     ) -> None:
-        """For the arguments see `Gradients`."""
+        """passes: reduce every so many backward passes. For the other arguments see `Gradients`."""
         super().__init__(
             Gradients(
                 groups,
@@ -70,22 +70,22 @@ class Reducer(Rounds):
             )
         )
         self.passes_per_step = passes
-        # Off inside no_sync().
+        # False inside no_sync().
         self.communicates = True
-        # Reentrant, as what a signal's handler raises may come just before it is released.
+        # Reentrant, as a signal's handler may raise just before it is released.
         self._lock = threading.RLock()
-        # The graph task of autograd whose gradients come.
+        # The graph task of autograd whose gradients arrive.
         self._task = -1
-        # GradScaler was told to make a step, and has not made it yet: it may have left it out.
+        # GradScaler was told to make a step and has not made it yet; it may skip it.
         self.step_is_due = False
-        # Greater than of those that were made before it.
+        # Greater than that of every reducer made earlier.
         self._age = next(_ages)
         _alive.add(self)
 
-    # What the optimizer asks for.
+    # Called by the optimizer.
 
     def settle(self) -> None:
-        """Ends the round of a backward that has raised, if other ranks wait for it. Blocks then.
+        """Ends the round of a backward that has raised, if other ranks wait for it; blocks then.
 
         Raises:
             RuntimeError: A backward is reducing gradients.
@@ -94,13 +94,14 @@ class Reducer(Rounds):
         if self._open:
             if self._backward is not None and self._backward.runs():
                 raise RuntimeError(
-                    "zero_grad() while gradients are being reduced: backward() has not ended"
+                    "zero_grad() was called while backward() is reducing gradients; call it after "
+                    "backward() has returned"
                 )
             if self._has_started():
                 self._finish_rounds()
 
     def finish(self) -> None:
-        """Sees to it that all gradients of this step are reduced. Blocks.
+        """Reduces all gradients of this step that are not reduced yet. Blocks.
 
         Raises:
             HorovodInternalError: The reduction failed.
@@ -118,16 +119,16 @@ class Reducer(Rounds):
             raise
 
     def begin_step(self) -> None:
-        """The parameters begin to change."""
+        """The step begins to change the parameters."""
         self._position.begin_step()
 
     def end_step(self) -> None:
-        """They have changed."""
+        """The step has changed the parameters."""
         self._position.end_step()
         self.next_step()
 
     def loss_of_all(self, loss: Any) -> Any:
-        """After `finish`: the ranks' losses as one. Blocks."""
+        """After `finish`: the combined loss of all ranks. Blocks."""
         gradients = self._gradients
         if gradients.team is None or gradients.team.size == 1:
             return loss
@@ -135,7 +136,7 @@ class Reducer(Rounds):
         return loss_of_all(loss, name, op, gradients.process_set)
 
     def next_step(self) -> None:
-        """The gradients are used up or gone: the next backward belongs to another step."""
+        """The gradients are used or zeroed: the next backward belongs to another step."""
         self.settle()
         if self._open:
             self._cancel_round()
@@ -149,18 +150,18 @@ class Reducer(Rounds):
         self.step_is_due = False
 
     def short_of_passes(self) -> tuple[int, int] | None:
-        """The backwards that count in this step, and how many there should be, where `finish` would
-        cut an accumulation short."""
+        """How many backward passes count in this step, and how many should, if `finish` would cut
+        an accumulation short; else None."""
         if not 0 < self._passes < self.passes_per_step or self.step_is_due:
             return None
         return self._passes, self.passes_per_step
 
     def has_communicated(self) -> bool:
-        """Whether this step's gradients, or some of them, are reduced."""
+        """Whether this step's gradients, or some of them, are already reduced."""
         return self._communicated
 
     def expect_step(self) -> None:
-        """GradScaler is told to make a step, which it may leave out."""
+        """GradScaler is told to make a step, which it may skip."""
         self._forget_skipped_step()
         self.step_is_due = True
 
@@ -173,31 +174,31 @@ class Reducer(Rounds):
         self._passes = 0
 
     def detach(self) -> None:
-        """Removes the hooks; from now on it does nothing."""
+        """Removes the hooks; from now on the reducer does nothing."""
         self._gradients.detach()
         _alive.discard(self)
 
     def release(self, params: Mapping[int, torch.Tensor]) -> None:
-        """Reduces no gradient of these parameters, given by their ids, any more."""
+        """Stops reducing the gradients of these parameters. params: by their ids."""
         if not self._gradients.release(params):
             self.detach()
 
     def note_parameters(self) -> None:
-        """The optimizer may have others now, and the next backward may come to these alone."""
+        """The optimizer may have new parameters, and the next backward may reach only these."""
         if not self._open:
             self._gradients.rebuild_if_changed(self._round)
 
     # Hooks.
 
     def _on_gradient(self, slot: Slot, param: torch.Tensor) -> None:
-        """Autograd has accumulated this parameter's gradient. In a thread of autograd."""
+        """Autograd has accumulated this parameter's gradient. Runs in a thread of autograd."""
         with self._lock:
             task = current_task()
             if task != self._task:
                 self._begin_backward(task)
             grad = param.grad
             if grad is None:
-                return  # a hook of the user's has taken it
+                return  # a hook of the user has removed it
             if slot.last_round == self._round or self._is_reduced(slot, grad):
                 error = self._reached_again(slot)
                 if self._open and not self._has_started():
@@ -220,25 +221,25 @@ class Reducer(Rounds):
                 self._start_complete()
 
     def _begin_backward(self, task: int) -> None:
-        """The first gradient of a backward, or of one inside it (reentrant checkpoints)."""
+        """The first gradient of a backward pass, or of one inside it (reentrant checkpoints)."""
         if self._backward is not None and self._backward.runs():
             self._task = task
             return
         self._forget_skipped_step()
         if self._open:
             if self._has_started():
-                # The other ranks wait for it, whatever the program makes of the error.
+                # The other ranks wait for it, however the program handles the error.
                 self._finish_rounds()
                 raise RuntimeError(
-                    "the last backward() raised when the other ranks were reducing its gradients "
-                    "already, so these are reduced, and no others can be added to them; call the "
+                    "the last backward() raised after other ranks had begun to reduce its "
+                    "gradients, so these are reduced, and no others can be added to them; call the "
                     "optimizer's step() or zero_grad() before the next backward()"
                 )
             self._cancel_round()
         self._gradients.rebuild_if_changed(self._round)
         self._task = task
         self._backward = BackwardPass(self._end_backward, self._withdraw_grads)
-        # One that raises does not count as a pass, but may leave gradients.
+        # A backward that raises does not count as a pass, but may leave gradients.
         self._has_unreduced = True
         if self.communicates and self._passes + 1 >= self.passes_per_step:
             self._open_round()
@@ -246,7 +247,7 @@ class Reducer(Rounds):
     def _end_backward(self) -> None:
         """All gradients of the backward are there."""
         if self._backward is None:
-            return  # the end of another optimizer has seen to this one
+            return  # another optimizer's end of the same backward has ended this round too
         if self.communicates:
             self._passes += 1
         if self._open:
@@ -258,11 +259,12 @@ class Reducer(Rounds):
         return None if self._backward is None else self._backward.task
 
     def _finish_rounds(self, at_end: bool = False) -> None:
-        """Ends the round that is open, and with it those of the other optimizers that its backward
-        has reached, in an order that all ranks have: first what does not wait, as autograd may come
-        to their ends in another order on each rank.
+        """Ends the open round, and those of all other optimizers that its backward has reached, in
+        the same order on all ranks: autograd may reach their ends in a different order on each.
+        First starts everything, which does not wait for other rounds, then waits.
 
-        at_end: of the backward. Else what others are in flight, as it has raised.
+        at_end: the backward has ended. Otherwise it has raised, and only rounds that other ranks
+            may wait for are ended with it.
         """
         task = self._task_of_backward()
         reached = [
@@ -288,20 +290,20 @@ class Reducer(Rounds):
     def _reached_again(self, slot: Slot) -> RuntimeError:
         if slot.last_round == self._round:
             return RuntimeError(
-                f"the gradient of {slot.name!r} came twice in one reduction, by reentrant "
-                "checkpoints; pass use_reentrant=False to them"
+                f"the gradient of {slot.name!r} came twice in one reduction, because of reentrant "
+                "checkpoints; pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
             )
         return RuntimeError(
-            f"backward() reached {slot.name!r}, whose gradient was reduced in this step already. "
-            "To accumulate gradients over several backwards, pass backward_passes_per_step to "
-            "DistributedOptimizer, or run all but the last inside no_sync(); to start anew, call "
-            "the optimizer's zero_grad()"
+            f"backward() reached {slot.name!r}, whose gradient is already reduced in this step. "
+            "To accumulate gradients over several backward passes, pass backward_passes_per_step "
+            "to DistributedOptimizer, or run all but the last inside no_sync(); to start over, "
+            "call the optimizer's zero_grad()"
         )
 
 
 def release(params: Iterable[torch.Tensor]) -> None:
-    """Takes the parameters from the optimizers that have any of them: they belong to the newest
-    one, and are reduced once."""
+    """Makes all existing optimizers stop reducing these parameters: they belong to the newest
+    optimizer, and are reduced once."""
     by_id = {id(param): param for param in params}
     for reducer in list(_alive):
         reducer.release(by_id)

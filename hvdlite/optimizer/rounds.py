@@ -1,11 +1,11 @@
-"""The rounds of one optimizer: what is started, waited for, and handed out in each.
+"""The rounds of one optimizer: starts the reductions of a round, waits for them, sets `.grad`.
 
 A round is one reduction of all gradients. It is open from its first gradient, or from `step`, until
 its results are there.
 
-A signal's handler may raise between any two lines. Then the other ranks wait for what is left of
-the round, and the next call that needs it ends it here: each part of a round's end can be done
-again, and one statement says that the round is over.
+A signal's handler may raise between any two lines. Then the other ranks wait for the rest of the
+round, and the next call that needs the round ends it here: each part of a round's end can be
+repeated, and one statement closes the round.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ from hvdlite.world.teams import Team
 
 
 class Rounds:
-    """One after the other, at most one of them open. Hooks bring the gradients: see `Reducer`."""
+    """Runs one round at a time. Hooks bring the gradients: see `Reducer`."""
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
-        # Since the last round: the backwards that count for passes_per_step, which those in
-        # no_sync() do not; and whether there was any.
+        # Since the last round: the backward passes that count for passes_per_step, that is, those
+        # outside no_sync(); and whether there was any backward pass.
         self._passes = 0
         self._has_unreduced = False
-        # The backward that has begun and did not come to its end; it may have raised.
+        # The backward pass that has begun and has not reached its end; it may have raised.
         self._backward: BackwardPass | None = None
         self._round = 0
         # Rounds from this one on belong to the present step.
         self._first_round = 0
-        # A round has begun and is not finished. What follows is that round's.
+        # A round has begun and is not finished. What follows belongs to that round.
         self._open = False
         # The bucket to start next.
         self._next = 0
-        # `step` or `synchronize` runs it, and not the end of a backward.
+        # `step` or `synchronize` runs it, not the end of a backward pass.
         self._by_step = True
-        # Its backward has raised, and the gradients in flight are not `.grad`.
+        # Its backward has raised, and `.grad` is not set to the gradients in flight.
         self._grads_withdrawn = False
-        # Whose `.grad` has a graph of its own, and gets its values at the end of the round.
+        # Slots whose `.grad` has an autograd graph, and gets its values at the end of the round.
         self._with_graph: list[Slot] = []
-        # Of the sparse gradients, once the dense ones are reduced.
+        # The exchanges of the sparse gradients, once the dense ones are reduced.
         self._exchanges: list[tuple[Slot, RowExchange]] | None = None
-        # Of all ranks, where these are found to be in different rounds.
+        # Compares the ranks' positions, once they are found to differ.
         self._position_exchange: PositionExchange | None = None
-        # This rank's; and since when all ranks count alike.
+        # This rank's position; and the team and era in which it is counted.
         self._position = Position()
         self._counts_since: tuple[Team | None, int] = (None, 0)
         self._communicated = False
 
     def _open_round(self) -> None:
-        """A round begins; nobody knows of it yet."""
+        """A round begins; other ranks don't know of it yet."""
         gradients = self._gradients
         for bucket in gradients.buckets:
             bucket.reset()
@@ -78,7 +78,7 @@ class Rounds:
         self._open = True
 
     def _has_started(self) -> bool:
-        """Of an open round: whether other ranks may wait for the rest of it."""
+        """Whether other ranks may wait for the rest of the open round."""
         gradients = self._gradients
         first = gradients.buckets[0].runs if gradients.buckets else self._exchanges
         backward_order = gradients.backward_order
@@ -86,7 +86,7 @@ class Rounds:
         return begun and gradients.are_current()
 
     def _copy_into_bucket(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Copies a gradient to its place, which becomes `.grad`."""
+        """Copies a gradient to its place in the bucket, which becomes `.grad`."""
         if grad is not slot.view and slot.is_kept():
             slot.give_away_copy()
         bucket, place = slot.bucket, slot.view
@@ -94,7 +94,7 @@ class Rounds:
         assert place is not None
         if grad is not place:
             if slot.form is Form.ROWS:
-                # `.grad` becomes the reduced rows when these are known.
+                # `.grad` will be the reduced rows, when they are known.
                 if not put_rows(slot, grad):
                     bucket.misplaced.append(slot.position)
                 return
@@ -106,7 +106,7 @@ class Rounds:
                     return
                 grad = grad.to_dense()
             if grad.requires_grad:
-                # By create_graph: the graph hangs on this tensor, which stays `.grad`.
+                # Of create_graph: the graph refers to this tensor, which stays `.grad`.
                 place.copy_(grad.detach())
                 slot.round_grad = grad
                 self._with_graph.append(slot)
@@ -115,7 +115,7 @@ class Rounds:
         slot.param.grad = slot.round_grad = place
 
     def _is_reduced(self, slot: Slot, grad: torch.Tensor) -> bool:
-        """Whether this gradient is what a round of this step has made."""
+        """Whether this gradient is the result of a round of this step."""
         return slot.last_round >= self._first_round and grad is slot.round_grad
 
     def _start_complete(self) -> None:
@@ -127,7 +127,7 @@ class Rounds:
             self._next += 1
 
     def _start_rest(self) -> None:
-        """Starts what has not started; waits for nothing but that the ranks are known alike."""
+        """Starts the buckets that have not started; waits only for the ranks' consistency check."""
         self._gradients.require_alike()
         for bucket in self._gradients.buckets[self._next :]:
             if bucket.pending and not bucket.runs:
@@ -138,7 +138,7 @@ class Rounds:
             self._gradients.backward_order.post()
 
     def _fill_absent(self, bucket: Bucket) -> None:
-        """Sees to the places to which this backward brought no gradient."""
+        """Fills the places for which this backward pass brought no gradient."""
         for position, slot in enumerate(bucket.slots):
             if slot.last_round == self._round:
                 continue
@@ -148,7 +148,7 @@ class Rounds:
                 slot.last_round = self._round
                 continue
             assert slot.view is not None
-            # What it holds must survive the round where it is `.grad`, or the user keeps it.
+            # Its values must survive the round if it is `.grad`, or if the user keeps it.
             if grad is slot.view:
                 slot.round_grad = None if slot.round_grad is grad else slot.round_grad
                 slot.give_away_copy()
@@ -160,15 +160,15 @@ class Rounds:
             bucket.absent.append(position)
 
     def _counts_in_round(self, slot: Slot, grad: torch.Tensor) -> bool:
-        """Whether a gradient counts in this round that its backward has not brought: one that
-        earlier backwards left; in a round that `step` runs also one that the user may have set."""
+        """Whether a gradient that this backward pass has not brought counts in this round: one
+        accumulated by earlier passes or, in a round that `step` runs, one that the user has set."""
         return (
             slot.unreduced_round == self._round or (self._by_step and slot.param.requires_grad)
         ) and not self._is_reduced(slot, grad)
 
     def _cancel_if_it_fails(self, part: Callable[[], None]) -> None:
-        """A part of the round's end. Where it fails on all ranks the round is over. After another
-        error, as a signal's handler raises it, the next call does it again."""
+        """Runs a part of the round's end. If it fails on all ranks, the round is over. After any
+        other error, such as one that a signal's handler raises, the next call repeats it."""
         try:
             part()
         except BaseException as error:
@@ -177,7 +177,7 @@ class Rounds:
             raise
 
     def _collect(self) -> None:
-        """Waits for everything, and gives the gradients their reduced values."""
+        """Waits for everything, and gives all gradients their reduced values."""
         gradients = self._gradients
         self._wait()
         if self._grads_withdrawn:
@@ -193,9 +193,9 @@ class Rounds:
             slot.round_grad.data.copy_(slot.view)
 
     def _close_round(self) -> None:
-        """The round has its result."""
+        """The round has its result: closes it."""
         position, backward_order = self._position, self._gradients.backward_order
-        # In one statement: it is over, or it is not.
+        # In one statement, so that an exception finds the round either open or closed.
         (
             self._open,
             self._round,
@@ -209,8 +209,8 @@ class Rounds:
             self._gradients.learn_order(self._round)
 
     def _cancel_round(self) -> None:
-        """Ends a round without a result; nothing of it is in flight. What came to it waits for the
-        next one."""
+        """Ends a round without a result; none of it is in flight. Gradients that have come count in
+        the next round."""
         if self._gradients.backward_order is not None:
             self._gradients.backward_order.forget()
         for slot in self._gradients.slots:
@@ -221,10 +221,10 @@ class Rounds:
         self._open, self._round, self._backward = False, self._round + 1, None
 
     def _wait(self) -> None:
-        """Returns when all that is started has ended.
+        """Blocks until all that was started has ended.
 
         Raises:
-            HorovodInternalError: A reduction failed, or the ranks are in different rounds.
+            HorovodInternalError: A reduction failed, or the ranks are at different positions.
         """
         gradients = self._gradients
         failures = [bucket.wait() for bucket in gradients.buckets]
@@ -244,8 +244,8 @@ class Rounds:
             raise HorovodInternalError(in_words(failure))
 
     def _require_one(self, positions: Sequence[tuple[int, int]], ranks: Sequence[int]) -> None:
-        """Raises HorovodInternalError where they are not the same, after which all ranks count from
-        the furthest on."""
+        """Raises HorovodInternalError if the positions differ; from then on all ranks count from
+        the phase of the rank that is furthest."""
         team = self._gradients.team
         text = difference(positions, ranks, team.era if team else 0)
         if text is not None:
@@ -253,11 +253,11 @@ class Rounds:
             raise HorovodInternalError(text)
 
     def _read_presences(self, bucket: Bucket) -> None:
-        """What the ranks have of each gradient, where that is not known."""
+        """Learns from the summed presences which ranks have which gradient, and in which form."""
         gradients = self._gradients
         assert gradients.team is not None
         totals = bucket.totals()
-        # What all ranks learn. One that has joined would not know it.
+        # Only what all ranks can learn counts: a joined rank learns nothing.
         learns = gradients.combining.is_everyone(totals[-1], gradients.team.size)
         for slot in bucket.unknown:
             total = totals[slot.position]
@@ -285,7 +285,7 @@ class Rounds:
                 slot.last_round = self._round
 
     def _exchange_rows(self) -> None:
-        """Reduces the sparse gradients, also those that this round has shown to be sparse."""
+        """Reduces the sparse gradients, including those that this round has shown to be sparse."""
         gradients = self._gradients
         assert gradients.team is not None
         if self._exchanges is None:
@@ -300,7 +300,7 @@ class Rounds:
         for slot, grad, contributions in finished:
             if grad is not None:
                 if not contributions <= {Contribution.NOTHING, Contribution.ROWS}:
-                    # As in one process: the sum of a sparse and a dense gradient is dense.
+                    # The sum of a sparse and a dense gradient is dense, as in one process.
                     slot.form = Form.DENSE
                     grad = grad.to_dense()
                 if Contribution.REDUCED in contributions:
@@ -331,7 +331,7 @@ class Rounds:
         return slot, exchange
 
     def _contribution(self, slot: Slot) -> tuple[Contribution, torch.Tensor | None]:
-        """What this rank has of a gradient whose rows are gathered."""
+        """This rank's contribution to a gradient whose rows are gathered."""
         grad = slot.param.grad
         if slot.bucket is not None:
             if slot.last_round != self._round:
@@ -345,8 +345,8 @@ class Rounds:
         return contribution_of(grad), grad
 
     def _withdraw_grads(self, _: object) -> None:
-        """The backward, or `step`, has raised. Gradients in flight must not be `.grad`, as nothing
-        keeps the next backward from adding to it."""
+        """The backward pass, or `step`, has raised. Unsets `.grad` of gradients in flight, to which
+        the next backward pass could otherwise add."""
         if not self._open or not self._has_started():
             return
         self._grads_withdrawn = True
@@ -356,7 +356,7 @@ class Rounds:
                     slot.param.grad = None
 
     def _restore_grads(self) -> None:
-        """The gradients that were not `.grad` while they were in flight."""
+        """Undoes `_withdraw_grads`."""
         for slot in self._gradients.slots:
             if slot.last_round == self._round and slot.round_grad is slot.view is not None:
                 slot.param.grad = slot.round_grad

@@ -1,10 +1,10 @@
-"""Sparse gradients: the rows that the ranks have are gathered and added, not the whole tensor.
+"""Sparse gradients: the ranks gather and add the rows that they have, not the whole tensor.
 
-Every rank takes part, with no rows where it has no gradient. Before its rows a rank sends numbers
-that say what it has, and in which round; so all ranks learn the same from all of them.
+Every rank takes part, with no rows if it has no gradient. Before its rows a rank sends numbers that
+say what it contributes, and at which position; so all ranks know this of all ranks.
 
-With sparse_as_dense the whole tensor is reduced instead, in a bucket. Behind it goes a one for
-each row that this rank has: a row belongs to the sum where any rank has it, though it be zeros.
+With sparse_as_dense the whole tensor is reduced instead, in a bucket, followed by a one for each
+row that this rank has: the result has a row if any rank has it, even one of zeros.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hvdlite.optimizer.buckets.bucket import Combining, Slot
 from hvdlite.optimizer.buckets.positions import Position
 from hvdlite.world.teams import Team
 
-# The numbers before a rank's rows.
+# How many numbers a rank sends before its rows: contribution, phase, rounds.
 _HEAD = 3
 
 
 class Contribution(enum.IntEnum):
-    """What a rank has of one gradient."""
+    """What a rank contributes to one gradient."""
 
     NOTHING = 0
     ROWS = 1
@@ -38,14 +38,14 @@ class Contribution(enum.IntEnum):
 
 
 def contribution_of(grad: torch.Tensor | None) -> Contribution:
-    """What a rank has that has this gradient, and no place for it."""
+    """The contribution of a rank that has this gradient, and no place in a bucket for it."""
     if grad is None:
         return Contribution.NOTHING
     return Contribution.ROWS if grad.is_sparse else Contribution.ALL_ROWS
 
 
 class RowExchange:
-    """One parameter's gradients on their way: every rank makes one, posts it, which does not block,
+    """The exchange of one parameter's rows: every rank makes it, posts it, which does not block,
     and finishes it. The ranks' exchanges match by `label`."""
 
     def __init__(
@@ -58,8 +58,8 @@ class RowExchange:
         team: Team,
         position: Position,
     ) -> None:
-        """param: gives shape, dtype and device. what: this rank has; the gradient is `grad` where
-        it is sent. position: of the round, on this rank."""
+        """param: gives shape, dtype and device. what: this rank's contribution. grad: the gradient,
+        if it is sent. position: this rank's position."""
         self._param = param
         op, self._prescale, postscale = combining.factors(team.size)
         self._postscale = postscale / (team.size if op is Average else 1)
@@ -75,22 +75,22 @@ class RowExchange:
         self._values = HostGather(team, f"{label}.values", values.contiguous())
 
     def post(self) -> None:
-        """Posts what is not posted yet."""
+        """Posts what it has not posted yet."""
         self._rows.post()
         self._values.post()
 
     def positions(self) -> list[tuple[int, int]]:
-        """After `finish`: in which round the ranks are, by rank."""
+        """After `finish`: phase and rounds of each rank's position, by rank."""
         return [(int(part[1]), int(part[2])) for part in self._heads()]
 
     def finish(self) -> tuple[torch.Tensor | None, frozenset[Contribution]]:
-        """The reduced gradient, sparse and coalesced; None where no rank has one. And what the
-        ranks have. Both are the same on all ranks. Blocks; may be called again.
+        """The reduced gradient, sparse and coalesced, or None if no rank has one; and the ranks'
+        contributions. Both are the same on all ranks. Blocks; may be called again.
 
         Rows are added in the order of the ranks, 16-bit numbers in float32.
 
         Raises:
-            HorovodInternalError: The exchange failed, on every rank.
+            HorovodInternalError: The exchange failed; on every rank.
         """
         for gather in (self._rows, self._values):
             failure = gather.wait()
@@ -102,7 +102,7 @@ class RowExchange:
             return None, contributions
         param = self._param
         real_dtype = (param.real if param.is_complex() else param).dtype
-        # As the core's kernels do it: 16 bits are widened before they are multiplied.
+        # Like the core's kernels: 16-bit numbers are widened before they are multiplied.
         values = values.to(torch.float32 if real_dtype.itemsize == 2 else real_dtype)
         if self._prescale != 1.0:
             values = values * self._prescale
@@ -116,12 +116,12 @@ class RowExchange:
         return reduced, contributions
 
     def _heads(self) -> Sequence[torch.Tensor]:
-        """By rank: what it has, its position, and the indices of its rows."""
+        """By rank: its contribution, its position, and the indices of its rows."""
         return torch.split(self._rows.result(), list(self._rows.rows()))
 
 
 def put_rows(slot: Slot, grad: torch.Tensor) -> bool:
-    """Fills the place of a gradient that is to come out sparse. Whether this one is sparse."""
+    """Fills the place of a gradient whose result is sparse. Returns whether `grad` is sparse."""
     assert slot.view is not None
     assert slot.rows is not None
     if not grad.is_sparse:
@@ -136,7 +136,7 @@ def put_rows(slot: Slot, grad: torch.Tensor) -> bool:
 
 
 def rows_in(slot: Slot) -> torch.Tensor:
-    """The reduced gradient that is in its place, sparse and coalesced: the rows of any rank."""
+    """The reduced gradient in its place, sparse and coalesced: the rows that any rank has."""
     assert slot.view is not None
     assert slot.rows is not None
     indices = slot.rows.nonzero().flatten()
@@ -144,7 +144,7 @@ def rows_in(slot: Slot) -> torch.Tensor:
 
 
 def _rows(param: torch.Tensor, grad: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The indices of a gradient's rows, and the rows, in host memory; complex numbers as pairs."""
+    """The indices of a gradient's rows and the rows, in host memory; complex numbers as pairs."""
     if grad is None:
         indices = torch.empty(0, dtype=torch.int64, device="cpu")
         values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device="cpu")
@@ -157,10 +157,10 @@ def _rows(param: torch.Tensor, grad: torch.Tensor | None) -> tuple[torch.Tensor,
 def _added(
     parts: Sequence[torch.Tensor], values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The indices that there are, sorted, and the sum of the rows of each, in the order of `parts`.
+    """All indices, sorted, and for each the sum of its rows, added in the order of `parts`.
 
-    parts: the indices of each rank, none twice; values: all their rows. (coalesce() adds equal
-    indices in any order.)
+    parts: the indices of each rank, each at most once; values: all their rows. (coalesce() adds
+    equal indices in any order.)
     """
     indices, places = torch.unique(torch.cat(list(parts)), return_inverse=True)
     total = values.new_zeros((len(indices), *values.shape[1:]))
@@ -171,7 +171,7 @@ def _added(
 
 
 def _by_rows(grad: torch.Tensor) -> torch.Tensor:
-    """Sparse in its first dimension only, each row once."""
+    """The gradient as a tensor that is sparse in its first dimension only, each row once."""
     grad = grad.detach()
     if not grad.is_sparse:
         grad = grad.to_sparse(1)
@@ -183,7 +183,7 @@ def _by_rows(grad: torch.Tensor) -> torch.Tensor:
 def _coo(
     indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, coalesced: bool = False
 ) -> torch.Tensor:
-    """The sparse tensor with these rows; `values` may have a dimension more, of pairs."""
+    """The sparse tensor with these rows; `values` may have one more dimension, of pairs."""
     return torch.sparse_coo_tensor(
         indices[None],
         values,

@@ -121,7 +121,7 @@ def steps_too_early(how):
     hvd.init()
     p = nn.Parameter(torch.zeros(1))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), backward_passes_per_step=3)
-    text = r"step\(\) after 1 of backward_passes_per_step=3 backwards.* for every 3 backwards"
+    text = r"step\(\) after 1 of backward_passes_per_step=3 backward passes.* once every 3 backward"
     for batch in range(7):
         if how != "accumulates" or batch % 3 == 0:
             optimizer.zero_grad()

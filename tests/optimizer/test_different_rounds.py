@@ -10,7 +10,7 @@ from hvdlite.optimizer.checks.position_exchange import difference
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.mpis("mpich")]
 
 STEPS = 6
-ERROR = "gradients of different backwards"
+ERROR = "gradients of different backward passes"
 
 
 def parameters(dtype):
@@ -317,5 +317,5 @@ def test_the_error_says_that_a_join_has_begun_the_count_anew():
     joined, not_joined = (difference([(2, 0), (2, 1)], (0, 1), joins) for joins in (1, 0))
     assert joined is not None
     assert not_joined is not None
-    assert f"{since} (counted from the last hvd.join() on). Every" in joined
+    assert f"{since} (counted since the last hvd.join()). Every" in joined
     assert f"{since}. Every" in not_joined

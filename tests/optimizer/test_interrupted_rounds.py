@@ -184,7 +184,7 @@ def check(results, how, kind, strict):
         _, other_failure, others, _ = theirs[line]
         assert failure == other_failure, (line, where)
         if failure is not None:
-            text = "the ranks reduce gradients of different backwards: "
+            text = "the ranks are reducing gradients of different backward passes: "
             assert any(each in failure for each in (text, expected) if each), (line, where, failure)
             assert "on rank 0" in failure or strict
             continue

@@ -292,7 +292,7 @@ def accumulates_on_this_rank():
         wanted = torch.ones(size, 2)
         wanted[0] += size
         assert torch.equal(table.weight.grad.to_dense(), wanted)
-        with pytest.raises(RuntimeError, match="reduced in this step already"):
+        with pytest.raises(RuntimeError, match="already reduced in this step"):
             table(torch.tensor([0])).sum().backward()
 
 

@@ -48,7 +48,7 @@ TEXT = (
     "DistributedOptimizer: the ranks start from different values: 2 of 6 parameters differ, first "
     "'2.weight', between {others}; rank {last}; call broadcast_parameters(model.state_dict(), "
     "root_rank=0) on every rank before the first step, or pass check_start=False to "
-    "DistributedOptimizer if this is meant"
+    "DistributedOptimizer if this is intended"
 )
 
 

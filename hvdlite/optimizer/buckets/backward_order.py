@@ -1,8 +1,8 @@
-"""In which order backward comes to the gradients: seen in a round, and agreed on in that round.
+"""The order in which backward produces the gradients, observed and shared in one round.
 
-The order of the member with number 0 counts for all. It travels in an operation of its own, which
-is posted when the gradients of the round have come, and waited for as one more bucket: so it
-delays nothing, and after the round every member knows the same.
+All members use the order of member 0. It travels in an operation of its own, posted when the last
+gradient of the round has come and waited for like one more bucket: so it delays nothing, and after
+the round every member knows the same order.
 """
 
 from __future__ import annotations
@@ -18,34 +18,37 @@ from hvdlite.world.teams import Team
 
 
 class BackwardOrder:
-    """One round's order. Every member makes it for the same slots, before the same round."""
+    """The order of one round. Every member makes it for the same slots, before the same round."""
 
     def __init__(
         self, team: Team, name: str, slots: Sequence[Slot], start_hash: Callable[[], int]
     ) -> None:
-        """name: the same on every member. start_hash: gives this member's when it is posted."""
+        """name: the same on every member. start_hash: called by `post`, gives this member's hash of
+        the values that it starts from."""
         self._team = team
         self._slots = slots
         self._start_hash = start_hash
-        # By member, once learnt.
+        # By member, after `learn`.
         self.start_hashes: list[int] = []
+        # In the order in which their gradients have come.
         self._came: list[Slot] = []
-        # Of each slot: which it was to come, from 1 on; 0: it did not. Then the members'
-        # hashes of the values that they start from. Then the members that have
-        # cores for reducing beside computing, and all that take part.
+        # By slot: its index in the order, from 1; 0 if its gradient did not come. Then by member:
+        # the hash of the values that it starts from. Then how many members have cores to spare for
+        # reducing while they compute, and how many take part.
         self._sum = HostSum(team, name, len(slots) + team.size + 2)
 
     def note(self, slot: Slot) -> None:
-        """Its gradient has come."""
+        """Notes that its gradient has come."""
         self._came.append(slot)
 
     def forget(self) -> None:
-        """The round had no result: the next one counts."""
+        """The round had no result: starts over with the next one."""
         self._came = []
         self._sum.forget()
 
     def post(self) -> None:
-        """All gradients of the round have come. Collective; does not block; once in a round."""
+        """Call it when all gradients of the round have come. Collective; does not block; posts once
+        per round."""
         if self._sum.posted():
             return
         numbers = self._sum.numbers.zero_()
@@ -62,15 +65,15 @@ class BackwardOrder:
         return self._sum.posted()
 
     def wait(self) -> str | None:
-        """Returns when all members have posted it, or the text of the failure."""
+        """Blocks until all members have posted it. Returns the text of the failure, or None."""
         return self._sum.wait()
 
     def learn(self) -> bool | None:
-        """After the wait: gives the slots their places in the order. May be called again.
+        """After `wait`: sets the slots' `backward_index`. May be called again.
 
         Returns:
-            Whether all members have spare cores; None, and nothing is learnt, where a member has
-            joined, as it would not know.
+            Whether all members have spare cores. None if a member has joined: it can't learn the
+            order, so no member does.
         """
         *numbers, spare, members = self._sum.numbers.tolist()
         if members < self._team.size:
@@ -83,6 +86,6 @@ class BackwardOrder:
 
 
 def has_spare_cores() -> bool:
-    """Whether there are more cores than the ranks of this host compute on, if all are as this one:
-    only then do reductions take nothing from computing."""
+    """Whether this host has more cores than its ranks compute on, if all compute on as many as this
+    one: only then do reductions not slow down computing."""
     return world.current().cpus_per_rank > torch.get_num_threads()

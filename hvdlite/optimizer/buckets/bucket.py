@@ -1,4 +1,4 @@
-"""The gradient arena: the flat memory of a bucket, and the places of its gradients."""
+"""A bucket: flat memory for gradients that are reduced together, and the place of each in it."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ from hvdlite.world.teams import Team
 
 
 class Form(enum.Enum):
-    """What a parameter's gradients are on all ranks, as far as the rounds have shown.
+    """The form of a parameter's gradients on all ranks, as far as the rounds have shown.
 
-    All ranks know the same: it changes with what a round has brought to all of them.
+    It is the same on all ranks: it changes only by results of a round, which all ranks have.
     """
 
-    UNKNOWN = enum.auto()  # in a bucket, until the first gradient shows that it need not be
+    UNKNOWN = enum.auto()  # in a bucket, until the first gradient shows its form
     DENSE = enum.auto()  # in a bucket; a sparse gradient is made dense
-    SPARSE = enum.auto()  # in none: its rows are gathered
-    ROWS = enum.auto()  # in a bucket, with a number for each row; it comes out sparse
+    SPARSE = enum.auto()  # in no bucket: its rows are gathered
+    ROWS = enum.auto()  # in a bucket, with one number per row; the result is sparse
 
 
 @dataclass(frozen=True)
 class Combining:
-    """How the ranks' gradients become one."""
+    """How the ranks' gradients are combined."""
 
     op: ReduceOp
     predivide: float
     compression: type[Compressor]
-    # By the id of a parameter: those of a group are reduced together, whatever their size.
+    # By a parameter's id, its group: gradients of a group are reduced together, of any size.
     group_of: dict[int, int]
 
     def factors(self, size: int) -> tuple[ReduceOp, float, float]:
-        """The reduce op, and what is multiplied before and after."""
+        """The reduce op, and the factors before and after the sum."""
         if self.predivide == 1.0:
             return self.op, 1.0, 1.0
         assert self.op is Average
         return Sum, 1 / self.predivide, self.predivide / size
 
     def is_everyone(self, total: float, size: int) -> bool:
-        """Whether a one of every rank makes this total (which may be rounded, to 16 bits)."""
+        """Whether this is the total of a one from every rank; it may be rounded to 16 bits."""
         whole = size if self.op is Sum else 1
         return total > whole * (1 - 0.5 / size)
 
     def options(self) -> tuple[tuple[str, str], ...]:
-        """In words, as DistributedOptimizer's arguments."""
+        """Name and value in words, as arguments of DistributedOptimizer."""
         known = {value: f"Compression.{name}" for name, value in vars(Compression).items()}
         return (
             ("op", repr(self.op)),
@@ -76,7 +76,7 @@ class Combining:
 
 
 class Slot:
-    """One parameter's gradient, and its place if it has one."""
+    """One parameter's gradient, and its place in a bucket if it has one."""
 
     __slots__ = (
         "address",
@@ -99,47 +99,47 @@ class Slot:
         self.name = name
         self.param = param
         self.form = form
-        # Removes autograd's hook; None: it has none.
+        # Removes the hook of autograd; None if there is none.
         self.unhook: Callable[[], None] | None = None
-        # Both None where the gradients are sparse.
+        # Both are None if the gradients are sparse.
         self.bucket: Bucket | None = None
         self.view: torch.Tensor | None = None
-        # Of Form.ROWS: behind its place, a one for each row that this rank has.
+        # With Form.ROWS, behind its place: a one for each row that this rank has.
         self.rows: torch.Tensor | None = None
-        # Which of its bucket's gradients it is.
+        # Its index among its bucket's gradients.
         self.position = 0
-        # The tensor that a round has made `.grad`.
+        # The tensor that a round has put into `.grad`.
         self.round_grad: torch.Tensor | None = None
-        # The last round to which this rank, or another, had a gradient.
+        # The last round for which this rank, or another, had a gradient.
         self.last_round = -1
         # The round for which a backward that did not communicate left a gradient.
         self.unreduced_round = -1
-        # Where backward comes to it, among all; None: not known yet.
+        # Its index in the backward order, from 1; None: not known yet.
         self.backward_index: int | None = None
-        # Of the parameter when its place was made.
+        # The parameter's address, dtype, shape … when its place was made.
         self.address = 0
         self.made_for: object = None
 
     def note_parameter(self) -> None:
-        """Its place is made for the parameter as it is now."""
+        """Notes that its place fits the parameter as it is now."""
         self.address = self.param.data_ptr()
         self.made_for = _make(self.param)
 
     def has_changed(self) -> bool:
-        """Whether the parameter is of another make than its place. Cheap where its memory is the
-        same: it is asked in every backward."""
+        """Whether the parameter's dtype, shape, device or strides no longer fit its place. Cheap if
+        its memory is the same, as every backward asks."""
         if self.param.data_ptr() == self.address:
             return False
         self.address = self.param.data_ptr()
         return _make(self.param) != self.made_for
 
     def is_kept(self) -> bool:
-        """Whether the user keeps the gradient of an earlier step, which its place is."""
-        # Those that know of it: this slot, once or twice, and the call.
+        """Whether the user keeps the gradient of an earlier step, whose memory is its place."""
+        # The other references: this slot's, one or two, and that of the call.
         return sys.getrefcount(self.view) > (3 if self.round_grad is self.view else 2)
 
     def move_from(self, former: torch.Tensor) -> None:
-        """A gradient that is in its former place comes to the present one."""
+        """Moves a gradient from its former place to the present one."""
         if self.param.grad is not former or self.view is None:
             return
         self.view.copy_(former)
@@ -148,7 +148,7 @@ class Slot:
             self.round_grad = self.view
 
     def give_away_copy(self) -> None:
-        """Whoever has the gradient keeps its values, in memory of their own."""
+        """Moves the values that the user holds into memory of their own, and so frees the place."""
         former = self.view
         assert former is not None
         # In one statement: no signal's exception can come in between.
@@ -158,9 +158,9 @@ class Slot:
 class Bucket:
     """Gradients that are reduced together.
 
-    flat: their memory. wire: what is reduced, which is the same memory unless gradients are
-    compressed or live where neither the engine nor a lane comes; then it is copied there and back,
-    by `_load` and `_unload`.
+    flat: their memory. wire: what is reduced. It is the same memory, unless gradients are
+    compressed or on a device that neither the engine nor a lane can reach; then `_load` and
+    `_unload` copy there and back.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Bucket:
     ) -> None:
         self.slots = [slots[i] for i in layout.members]
         like = self.slots[0].param
-        # Zeros also between the gradients: what lies there is added too.
+        # Zeros also in the gaps between gradients, which are summed too.
         self.flat = torch.zeros(layout.elems, dtype=like.dtype, device=like.device)
         for position, slot in enumerate(self.slots):
             slot.bucket = self
@@ -177,9 +177,9 @@ class Bucket:
             slot.view = _view(self.flat, offset, slot.param)
             if slot.form is Form.ROWS:
                 slot.rows = self.flat[offset + slot.param.numel() :][: slot.param.shape[0]]
-        # Behind the gradients, one for each: 0 where this rank has none, 1 where it has one, and
-        # infinity where it is not of the form that its place is for. Then 1 for this rank: it is
-        # missing for one that has joined.
+        # Behind the gradients, one number for each: 0 if this rank has none, 1 if it has one,
+        # infinity if it is not of the form that its place is for. Then a 1 for this rank: a joined
+        # rank adds none.
         self.presence = self.flat[layout.presence_offset_elems : layout.position_offset_elems]
         real = real_view(self.flat)
         dtype = compression.travels_as(real.dtype)
@@ -189,31 +189,32 @@ class Bucket:
         if dtype is not real.dtype or not stays:
             device = like.device if stays else "cpu"
             self.wire = torch.zeros(real.numel(), dtype=dtype, device=device)
-        # The plan, and its run in this round; each empty until there is one. Lists, as one call of
-        # C code makes it and puts it there: no signal's exception comes in between, and loses it.
+        # The plan, and its run in this round; each empty until there is one. They are lists so that
+        # one call into C makes the object and stores it: no signal's exception can come in between
+        # and lose it.
         self.plans: list[_core.Plan | LanePlan] = []
         self.runs: list[_core.Operation | Transfer] = []
-        # Last, which round it is, in the bucket that carries this: zeros in the others.
+        # Last, the position of the round, in the one bucket that carries it; zeros in the others.
         self.position = self.wire[-POSITION_ELEMS:]
         self.carries = False
         self._one_hots: Sequence[torch.Tensor] = ()
-        # Of which it is not known yet whether they are sparse; and those that come out sparse.
+        # Slots not yet known to be sparse or dense; and slots whose result is sparse.
         self.unknown = [slot for slot in self.slots if slot.form is Form.UNKNOWN]
         self.in_rows = [slot for slot in self.slots if slot.form is Form.ROWS]
-        # How many gradients have not come yet in this round; those that are not there, and those of
-        # another form than their place is for.
+        # In this round: how many gradients have not come yet; by position, those that this rank
+        # does not have, and those of another form than their place is for.
         self.pending = len(self.slots)
         self.absent: list[int] = []
         self.misplaced: list[int] = []
 
     def carry_position(self) -> None:
-        """From now on its runs say which round it is."""
+        """From now on its runs carry the position of the round."""
         self.carries = True
         if not self.in_lane:
             self._one_hots = one_hots(self.wire)
 
     def make_plan(self, team: Team, name: str, op: ReduceOp, prescale: float, post: float) -> None:
-        """Collective over the team, but does not block. Nothing where it has one."""
+        """Collective over the team, but does not block. Does nothing if it has a plan."""
         if self.plans:
             return
         wire = self.wire
@@ -228,7 +229,7 @@ class Bucket:
         self.plans.extend(map(make, (wire,)))
 
     def start(self, position: Position) -> None:
-        """Starts its plan; returns at once. Not where it has started in this round."""
+        """Starts its plan; returns at once. Does nothing if it has started in this round."""
         if self.runs:
             return
         self.presence.fill_(1)
@@ -246,31 +247,31 @@ class Bucket:
         self.runs.extend(map(plan.start, (self.wire,)))
 
     def wait(self) -> str | None:
-        """Returns when the reduced gradients are in their places, or the text of the failure.
-        May be called again."""
+        """Blocks until the reduced gradients are in their places. Returns the text of the failure,
+        or None. May be called again."""
         text = self.runs[0].wait()
         if text is None:
             self._unload()
         return text
 
     def positions_differ(self) -> bool:
-        """After the wait: whether ranks that carried their positions had different ones. The same
-        on all of them."""
+        """After `wait`: whether the ranks were at different positions. The same on all of them."""
         failure = self.runs[0].wait()
         if self.in_lane:
             return failure is not None and LanePlan.positions_differ(failure)
         return failure is None and not is_one(self.position)
 
     def reset(self) -> None:
-        """The next round begins with nothing."""
+        """Prepares for the next round."""
         self.runs.clear()
         self.pending = len(self.slots)
         self.absent = []
         self.misplaced = []
 
     def totals(self) -> list[float]:
-        """The presences of all ranks, after the reduction. 0: nobody has this gradient; infinity:
-        it is of another form on some rank. Last, the number of ranks, as gradients are combined."""
+        """The sums of the presences, after the reduction. 0: no rank has this gradient; infinity:
+        on some rank it has another form. The last one counts the ranks. All are combined with the
+        op of the gradients."""
         presence = self.presence.real if self.presence.is_complex() else self.presence
         return presence.tolist()
 
@@ -289,9 +290,9 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Sizing:
-    """What the sizes of buckets follow from, besides the gradients; the same on all members.
+    """What determines the sizes of buckets, beside the gradients; the same on all members.
 
-    overlaps: whether reducing goes on beside computing without slowing it down.
+    overlaps: whether reductions run while the ranks compute without slowing them down.
     """
 
     config: Config
@@ -299,7 +300,7 @@ class Sizing:
     overlaps: bool
 
     def limits_bytes(self, total_bytes: int) -> tuple[int, int]:
-        """The sizes of buckets and of the first one: what the knobs say, else by measure."""
+        """The size of buckets, and of the first one: from the knobs, else by `sizes_bytes`."""
         size, first = self.config.bucket_bytes, self.config.first_bucket_bytes
         measured, first_measured = sizes_bytes(total_bytes, self.several_hosts, self.overlaps)
         if size >= 0:
@@ -308,14 +309,14 @@ class Sizing:
 
 
 def lay_out(slots: Sequence[Slot], combining: Combining, sizing: Sizing) -> list[list[Slot]]:
-    """Which of the slots that need a place share a bucket, in the order of the buckets."""
+    """The slots of each bucket, in the order of the buckets; only slots that need a place."""
     placed = in_backward_order(slots)
     return [[placed[i] for i in layout.members] for layout in _layouts(placed, combining, sizing)]
 
 
 def in_backward_order(slots: Sequence[Slot]) -> list[Slot]:
-    """Those that need a place. Of which it is not known when backward comes to them, they are last:
-    the last parameters first."""
+    """The slots that need a place. Those with an unknown index come last, the last parameters
+    first."""
     placed = [slot for slot in reversed(slots) if slot.form is not Form.SPARSE]
     return sorted(
         placed, key=lambda slot: math.inf if slot.backward_index is None else slot.backward_index
@@ -338,11 +339,11 @@ def _layouts(
 
 
 def make_buckets(slots: Sequence[Slot], combining: Combining, sizing: Sizing) -> list[Bucket]:
-    """Buckets for those of the slots that need a place, without their plans. Not collective, and
-    may be called again.
+    """Buckets for the slots that need a place, without their plans. Not collective; may be called
+    again.
 
     Raises:
-        ValueError: a parameter whose gradients can't be reduced.
+        ValueError: A parameter's gradients can't be reduced.
     """
     for slot in slots:
         slot.bucket = slot.view = slot.rows = None
@@ -354,7 +355,7 @@ def make_buckets(slots: Sequence[Slot], combining: Combining, sizing: Sizing) ->
 
 
 def check_reducible(name: str, param: torch.Tensor) -> None:
-    """Raises ValueError where collectives can't take this parameter's gradients."""
+    """Raises ValueError if collectives don't support this parameter's gradients."""
     if param.is_cuda and gpu_pinning.refusal:
         raise ValueError(gpu_pinning.refusal)
     if (param.real if param.is_complex() else param).dtype not in DTYPES:
@@ -362,7 +363,7 @@ def check_reducible(name: str, param: torch.Tensor) -> None:
 
 
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, flat, as real numbers: what is complex is reduced in its two parts."""
+    """The same memory, flat, as real numbers: a complex number is reduced as its two parts."""
     return torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor
 
 
@@ -371,8 +372,8 @@ def _make(param: torch.Tensor) -> object:
 
 
 def strides_in_place(param: torch.Tensor) -> tuple[int, ...] | None:
-    """The strides of its gradient's place: the parameter's, if these leave no gaps. None: those of
-    a contiguous tensor."""
+    """The strides of its gradient's place: the parameter's, if these leave no gaps; None for those
+    of a contiguous tensor."""
     if not param.numel() or param.is_contiguous():
         return None
     extent = 1
@@ -386,7 +387,7 @@ def strides_in_place(param: torch.Tensor) -> tuple[int, ...] | None:
 def _view(flat: torch.Tensor, offset: int, param: torch.Tensor) -> torch.Tensor:
     """A gradient's place.
 
-    `.data`: views of one tensor would share its version counter, and one in-place change would
+    `.data`, because views of one tensor share its version counter: an in-place change of one would
     count for all of them.
     """
     part = flat[offset : offset + param.numel()].data

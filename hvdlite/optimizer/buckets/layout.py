@@ -1,8 +1,8 @@
-"""Pure: which gradients are reduced together, and where each lies in its bucket.
+"""Pure: which gradients are reduced together, and the offset of each in its bucket.
 
-A bucket is one flat tensor: the gradients one after the other, each aligned, then one element per
-gradient that says whether there is one (its *presence*), one for the rank itself, and some that say
-which round it is (`hvdlite.optimizer.buckets.positions`); which are summed with them.
+A bucket is one flat tensor: the gradients one after the other, each aligned; then one element per
+gradient that says whether the rank has it (its *presence*), one for the rank itself, and some that
+identify the round (`hvdlite.optimizer.buckets.positions`). All of it is summed together.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 
 from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
 
-# Of every gradient in its bucket: a cache line, and the widest vector.
+# Alignment of each gradient in its bucket: a cache line, and the widest vector.
 ALIGNMENT_BYTES = 64
 
-# What is reduced in the time that a bucket costs by itself, as docs/design/training.md measures it.
+# How many bytes are reduced in the time that one more bucket costs (docs/design/training.md).
 COST_BYTES = 512 << 10
 COST_BETWEEN_HOSTS_BYTES = 256 << 10
 LARGEST_BYTES = 25 << 20
-# The first bucket is this part of the others; where these have a size of the user's, so large.
+# The first bucket has this fraction of the others' size; if the user has set that, this size.
 FIRST_PART = 4
 LARGEST_FIRST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Item:
-    """A gradient to place. kind: gradients of different kinds (dtype, device) never meet.
+    """A gradient to place. kind: gradients of different kinds (dtype, device) never share a bucket.
 
-    group: those of the same group share a bucket of their kind, whatever its size; None: by size.
+    group: gradients of one group and kind share a bucket of any size; None: buckets go by size.
     """
 
     elems: int
@@ -40,7 +40,7 @@ class Item:
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """One bucket: the indices of its gradients, where each begins, where the presences do."""
+    """One bucket: the indices of its gradients, the offset of each, and that of the presences."""
 
     members: tuple[int, ...]
     offsets_elems: tuple[int, ...]
@@ -56,14 +56,13 @@ class BucketLayout:
 
 
 def sizes_bytes(total_bytes: int, several_hosts: bool, overlaps: bool) -> tuple[int, int]:
-    """How large buckets are to be, and the first of them, for so many bytes of gradients.
+    """The size of buckets, and of the first one, for `total_bytes` bytes of gradients.
 
-    What computing can't hide of n equal buckets is the last of them, total / (n · speed), and what
-    each costs by itself, n · cost. Together they are least where a bucket has
-    sqrt(total · speed · cost) bytes.
+    With n equal buckets, computing can't hide the last bucket, total / (n · speed), nor the fixed
+    cost of all, n · cost. The sum is least for buckets of sqrt(total · speed · cost) bytes.
 
-    overlaps: whether a reduction within a host goes on beside computing without slowing it down. If
-    not, it is cheapest at once, at the end.
+    overlaps: whether a reduction within a host runs while the ranks compute without slowing them
+    down. If not, one reduction at the end is cheapest.
     """
     if not (overlaps or several_hosts):
         return max(total_bytes, 1), max(total_bytes, 1)
@@ -77,8 +76,9 @@ def assign(
 ) -> tuple[BucketLayout, ...]:
     """The buckets, in the order in which backward is expected to complete them.
 
-    items: in the order in which they are expected. A bucket is closed when it has reached its size;
-    the first one is small, so that communication starts early. Every item is in exactly one bucket.
+    items: in the order in which backward is expected to produce them. A bucket is closed when it
+    has reached its size; the first one is small, so that communication starts early. Every item is
+    in exactly one bucket.
     """
     limits: dict[Hashable, int] = {}
     filling: dict[Hashable, list[int]] = {}

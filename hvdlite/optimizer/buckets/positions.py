@@ -1,10 +1,10 @@
-"""Which backward of which step a round belongs to, and whether all ranks say the same of it.
+"""Which backward of which step a round belongs to, and whether that is the same on all ranks.
 
-Ranks that run different numbers of backwards reduce gradients that do not belong together. So every
-round carries this rank's position: on the host as a one-hot of a few elements that are summed
-with a bucket. Where all ranks have the same position, one element of each part is not zero. That
-survives 16 bits and every scale factor, and ranks that have joined.
-Only where the sums show a difference do the ranks exchange their positions
+Ranks that run different numbers of backward passes would add gradients that do not belong together.
+So every round carries this rank's position: on the host as two one-hot vectors, a few elements that
+are summed with a bucket. If all ranks have the same position, exactly one element of each vector is
+not zero. That holds in 16 bits, with every scale factor, and with joined ranks.
+Only if the sums show a difference do the ranks exchange their positions
 (`hvdlite.optimizer.checks.position_exchange`).
 """
 
@@ -14,17 +14,17 @@ from collections.abc import Sequence
 
 import torch
 
-# Begins and ends of steps are told apart modulo this number, and rounds of a step modulo that one.
+# Phases (begins and ends of steps) are told apart modulo _PHASES, rounds of a step modulo _ROUNDS.
 _PHASES = 8
 _ROUNDS = 4
 ELEMS = _PHASES + _ROUNDS
 
 
 class Position:
-    """Of one optimizer on this rank.
+    """The position of one optimizer on this rank.
 
-    phase: even between steps, odd inside one: also where an exception ended it, which leaves nobody
-        knows what in the parameters. rounds: since the last step.
+    phase: even between steps, odd inside one; it stays odd if an exception ends the step, as the
+        parameters are in an unknown state then. rounds: since the last step.
     """
 
     __slots__ = ("phase", "rounds")
@@ -40,16 +40,16 @@ class Position:
         self.phase, self.rounds = self.phase + 2 - self.phase % 2, 0
 
     def restart(self, phase: int = 0) -> None:
-        """The ranks count alike again, between the same steps."""
+        """Restarts between two steps, so that all ranks have the same position again."""
         self.phase, self.rounds = phase + phase % 2, 0
 
     def row(self) -> int:
-        """Which of the `one_hots` is this position's."""
+        """The row of this position in `one_hots`."""
         return self.phase % _PHASES * _ROUNDS + self.rounds % _ROUNDS
 
 
 def one_hots(like: torch.Tensor) -> Sequence[torch.Tensor]:
-    """By row: what a rank at this position adds. like: gives dtype and device."""
+    """By row of a position: what a rank at it adds. like: gives dtype and device."""
     rows = torch.zeros(_PHASES * _ROUNDS, ELEMS, dtype=like.dtype, device=like.device)
     for row in range(len(rows)):
         rows[row, row // _ROUNDS] = rows[row, _PHASES + row % _ROUNDS] = 1

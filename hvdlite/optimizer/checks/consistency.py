@@ -1,8 +1,8 @@
-"""Whether all ranks reduce the same gradients alike, found out before the first reduction.
+"""Checks before the first reduction that all ranks reduce the same gradients in the same way.
 
 Every rank posts an operation of one byte that carries a hash of what it is about to reduce, and
-goes on; the engine compares the hashes. Only where they differ do the ranks exchange what they
-have, so that every rank raises the same error, which names the parameter.
+does not wait; the engine compares the hashes. Only if they differ do the ranks exchange
+descriptions, so that every rank raises the same error, which names the parameter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from hvdlite.world.teams import Team
 class Parameter:
     """What must be the same on all ranks about one parameter.
 
-    device: its type, and which of this rank's devices it is, as ranks may have different ones.
+    device: its type, and its index among the devices that this rank uses, in order of first use:
+        ranks may use different devices.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Parameter:
     group: int | None
 
     def in_words(self, others: Sequence[Parameter]) -> str:
-        """With what sets it apart from the others."""
+        """Its description, with everything in which it differs from the others."""
         text = f"{self.name!r} {self.dtype}{list(self.shape)}"
         if any(other.requires_grad != self.requires_grad for other in others):
             text += " with gradients" if self.requires_grad else " frozen"
@@ -53,13 +54,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Model:
-    """What an optimizer reduces, and how. options: names and values, in words."""
+    """What an optimizer reduces, and how. options: their names and values, in words."""
 
     options: tuple[tuple[str, str], ...]
     parameters: tuple[Parameter, ...]
 
     def hash(self) -> int:
-        """64 bits that are the same where the model is."""
+        """A hash of 64 bits, the same for the same model on every rank."""
         digest = hashlib.blake2b(repr(self).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little")
 
@@ -69,7 +70,7 @@ def parameters_of(
     name_of: Callable[[torch.Tensor, int], str],
     group_of: Mapping[int, int],
 ) -> tuple[Parameter, ...]:
-    """name_of: from a parameter and its index. group_of: by a parameter's id."""
+    """name_of: gives the name for a parameter and its index. group_of: by a parameter's id."""
     devices: dict[torch.device, int] = {}
     return tuple(
         Parameter(
@@ -86,15 +87,15 @@ def parameters_of(
 
 
 def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
-    """What is not the same on all ranks, in words that are the same everywhere; None: nothing.
+    """The first difference between the ranks: the same text on every rank, or None.
 
     models: by member. ranks: by member, its world rank.
     """
     for i, (option, _) in enumerate(models[0].options):
         if values := differing([f"{option}={model.options[i][1]}" for model in models], ranks):
             return (
-                f"DistributedOptimizer: {values}; make the optimizers with the same arguments on "
-                "every rank"
+                f"DistributedOptimizer: {values}; pass the same arguments to DistributedOptimizer "
+                "on every rank"
             )
     for i in range(max(len(model.parameters) for model in models)):
         found = [model.parameters[i] if i < len(model.parameters) else None for model in models]
@@ -105,15 +106,15 @@ def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
                 for parameter in found
             ]
             return (
-                f"DistributedOptimizer: parameter {i} differs: {differing(words, ranks)}; make "
-                "the same model, and its optimizer over the same parameters in the same order, on "
-                "every rank"
+                f"DistributedOptimizer: parameter {i} differs: {differing(words, ranks)}; on every "
+                "rank make the same model, and its optimizer over the same parameters in the same "
+                "order"
             )
     return None
 
 
 def differing(values: Sequence[str], ranks: Sequence[int]) -> str:
-    """Which ranks have which value; empty where all have the same."""
+    """Which ranks have which value, in words; empty if all have the same."""
     by_value: dict[str, list[int]] = {}
     for value, rank in zip(values, ranks, strict=True):
         by_value.setdefault(value, []).append(rank)
@@ -123,20 +124,20 @@ def differing(values: Sequence[str], ranks: Sequence[int]) -> str:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """As 'rank 3' or 'ranks 0, 2': not all where they are many."""
+    """As 'rank 3' or 'ranks 0, 2'; at most 8 of them."""
     shown = ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks[:8]))
     return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 class ConsistencyCheck:
-    """The question; it is answered when all ranks have asked it."""
+    """Compares the models of all ranks; the result is there when all ranks have posted it."""
 
     def __init__(self, team: Team, name: str, model: Model) -> None:
         """Every member makes it, and posts it. name: the same on every member."""
         self._team = team
         self._name = name
         self._model = model
-        # All ranks are known to have the same model, or that they have not.
+        # All ranks are known to have the same model.
         self._reached = False
         self.failed = False
         byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
@@ -147,14 +148,14 @@ class ConsistencyCheck:
             *(_core.ON_HOST, 0),
         )
         self._operations: list[_core.Operation] = []
-        # Of all ranks, where they differ.
+        # The models of all ranks, exchanged if they differ.
         self._models: HostGather | None = None
 
     def post(self) -> None:
-        """Collective over the team, but does not block. Nothing where it is posted already."""
+        """Collective over the team, but does not block. Does nothing if it is already posted."""
         if not self._operations:
             model = self._model
-            # Posted and noted without a bytecode in between: no signal's exception can part them.
+            # Posts and stores it without a bytecode in between, where a signal could raise.
             self._operations.extend(map(self._ask, ((len(model.parameters), model.hash()),)))
 
     def reached(self) -> bool:
@@ -165,11 +166,11 @@ class ConsistencyCheck:
         return self._reached
 
     def wait(self) -> None:
-        """Returns where all ranks have the same model. Blocks until all have asked; may be called
+        """Blocks until all ranks have posted it; returns if they have the same model. May be called
         again.
 
         Raises:
-            HorovodInternalError: They have not, or the engine failed; on every rank alike.
+            HorovodInternalError: The models differ, or the engine failed; on every rank.
         """
         if self._reached:
             return
@@ -183,7 +184,7 @@ class ConsistencyCheck:
         raise HorovodInternalError(text)
 
     def _difference(self) -> str | None:
-        """What the ranks have that is not the same; None: it could not be found out."""
+        """The difference in words; None if the exchange failed."""
         if self._models is None:
             payload = torch.frombuffer(bytearray(pickle.dumps(self._model)), dtype=torch.uint8)
             self._models = HostGather(self._team, f"{self._name}.models", payload)

@@ -1,7 +1,6 @@
-"""Whether something else reduces an optimizer's gradients, too: torch's DDP or FSDP.
+"""Warns if torch's DDP or FSDP also reduces an optimizer's gradients.
 
-Libraries that find RANK and WORLD_SIZE in the environment, where hvdrun puts them, may wrap the
-model by themselves.
+hvdrun sets RANK and WORLD_SIZE; libraries that find them in the environment may wrap the model.
 """
 
 from __future__ import annotations
@@ -16,35 +15,35 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def warn_of_other_reducers(params: Sequence[torch.Tensor]) -> None:
-    """Warns where a live module reduces gradients of these parameters over several processes.
+    """Warns if a live module reduces gradients of these parameters over several processes.
 
-    It looks through all objects of the process where there is a process group, and else costs
-    nothing.
+    If torch.distributed is initialized, it looks through all objects of the process; otherwise it
+    costs nothing.
     """
     other = _other_reducer(params)
     if other is None:
         return
     name, size = other
     warnings.warn(
-        f"DistributedOptimizer: {name} reduces the same gradients over {size} processes, so that "
-        f"they are reduced twice; use one of the two: leave {name} out (a library that wraps the "
-        "model by itself finds RANK and WORLD_SIZE in the environment), or DistributedOptimizer",
+        f"DistributedOptimizer: {name} reduces the same gradients over {size} processes, so they "
+        f"are reduced twice; remove {name} or DistributedOptimizer (a library may have wrapped the "
+        "model because it found RANK and WORLD_SIZE in the environment)",
         stacklevel=2,
     )
 
 
 def _other_reducer(params: Sequence[torch.Tensor]) -> tuple[str, int] | None:
-    """Its class, and its number of processes."""
+    """The class of the other reducer, and its number of processes; None if there is none."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     kinds: tuple[type[torch.nn.Module], ...] = (DistributedDataParallel,)
-    # Nobody has sharded anything where this was never imported.
+    # If it was never imported, nothing is sharded.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
         kinds += (fsdp.FullyShardedDataParallel,)
     ours = {id(param) for param in params if param.requires_grad}
-    # By its type: other objects may do anything where they are asked for their class. Each type is
-    # asked once, as DDP's is slow to answer.
+    # By type, not by isinstance: asking an object for its class may run any code. Each type is
+    # tested once, as testing for DDP is slow.
     objects = gc.get_objects()
     found = {kind for kind in set(map(type, objects)) if issubclass(kind, kinds)}
     for module in [thing for thing in objects if type(thing) in found] if found else ():

@@ -1,4 +1,5 @@
-"""The positions of all ranks, exchanged and put into words where a round has shown a difference."""
+"""Exchanges the positions of all ranks when a round has shown that they differ, and describes the
+difference."""
 
 from __future__ import annotations
 
@@ -15,22 +16,22 @@ from hvdlite.world.teams import Team
 def difference(
     positions: Sequence[tuple[int, int]], ranks: Sequence[int], joins: int
 ) -> str | None:
-    """What is not the same on all ranks, in words that are the same everywhere; None: nothing.
+    """The difference between the ranks, as the same text on every rank; None if there is none.
 
-    positions: phases and rounds, counted anew after each join. ranks: whose they are. joins: how
-    many there have been.
+    positions: phase and rounds of each rank, counted anew after each join. ranks: by position, its
+    rank. joins: the number of joins so far.
     """
     found = differing([_backward(*position) for position in positions], ranks)
     if not found:
         return None
-    since = " (counted from the last hvd.join() on)" if joins else ""
+    since = " (counted since the last hvd.join())" if joins else ""
     return (
-        f"DistributedOptimizer: the ranks reduce gradients of different backwards: {found}{since}. "
-        "Every rank must run as many communicating backwards per step as the others: put a "
-        "backward of one rank alone into `with optimizer.no_sync():`, and call hvd.join() on a "
-        "rank whose batches have ended. Until now gradients that do not belong together may have "
-        "been added: load a checkpoint, or give all ranks the same parameters "
-        "(hvd.broadcast_parameters)"
+        "DistributedOptimizer: the ranks are reducing gradients of different backward passes: "
+        f"{found}{since}. Every rank must run the same number of communicating backward passes per "
+        "step: wrap a backward pass that only one rank runs in `with optimizer.no_sync():`, and "
+        "call hvd.join() on a rank that has run out of batches. Gradients that do not belong "
+        "together may already have been added: load a checkpoint, or give all ranks the same "
+        "parameters with hvd.broadcast_parameters"
     )
 
 
@@ -41,17 +42,17 @@ def _backward(phase: int, rounds: int) -> str:
 
 
 def in_words(failure: str) -> str:
-    """The failure of a round, with what to do against it."""
+    """The failure of a round, with advice if a rank has left."""
     if " has left " not in failure:
         return failure
     return (
-        f"{failure}. The gradients of a backward can't be reduced without it; a rank whose batches "
-        "end before those of the others calls hvd.join()"
+        f"{failure}. Gradients can't be reduced without it; a rank that runs out of batches before "
+        "the others must call hvd.join()"
     )
 
 
 class PositionExchange:
-    """Those of all ranks, exchanged where a round has shown that they differ."""
+    """Exchanges the positions of all ranks."""
 
     def __init__(self, team: Team, name: str, own: Position) -> None:
         """Every member makes it, in the same round. name: the same on every member."""
@@ -60,8 +61,8 @@ class PositionExchange:
         self._sum.numbers[3 * team.rank :][:3] = torch.tensor([1, own.phase, own.rounds])
 
     def exchange(self) -> tuple[list[tuple[int, int]], list[int]] | None:
-        """The positions and their ranks, without those that have joined; None: it failed.
-        Blocks; may be called again."""
+        """The positions and their ranks, without joined ranks; None if the exchange failed. Blocks;
+        may be called again."""
         self._sum.post()
         if self._sum.wait() is not None:
             return None

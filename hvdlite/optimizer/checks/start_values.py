@@ -1,7 +1,7 @@
-"""Whether all ranks start from the same parameters: compared once, before the first step.
+"""Checks once, before the first step, that all ranks start from the same parameters.
 
-Each rank's hash travels with something that is sent anyway. Only where the hashes differ do the
-ranks exchange one for each parameter, so that the error names the first that differs.
+Each rank's hash travels with something that is sent anyway. Only if the hashes differ do the ranks
+exchange one for each parameter, so that the error names the first that differs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hvdlite.optimizer.checks.consistency import listed
 from hvdlite.world import world
 from hvdlite.world.teams import Team
 
-# On a GPU: the words that are hashed together, and how many such rows at once.
+# On a GPU: the number of words hashed together as a row, and of rows at once.
 _WORDS = 1 << 16
 _ROWS = 64
 
@@ -28,31 +28,31 @@ class StartValues:
     """The parameters of one optimizer before its first step."""
 
     def __init__(self, name_of: Callable[[torch.Tensor, int], str]) -> None:
-        """name_of: from a parameter and its index."""
+        """name_of: gives the name for a parameter and its index."""
         self._name_of = name_of
-        # By parameter: what it is called, and the hash of its values.
+        # By parameter: its name, and the hash of its values.
         self._hashes: list[tuple[str, int]] = []
-        # Those of all members, once they are exchanged.
+        # The hashes of all members by parameter, once they are exchanged.
         self._details: HostSum | None = None
 
     def hash(self, params: Sequence[torch.Tensor]) -> int:
-        """Of the values as they are now: 31 bits, and never 0."""
+        """A hash of the values as they are now: 31 bits, never 0."""
         self._hashes = [(self._name_of(p, index), hash_of(p)) for index, p in enumerate(params)]
         hashes = [each for _, each in self._hashes]
         return zlib.crc32(struct.pack(f"{len(hashes)}I", *hashes)) & 0x7FFFFFFF | 1
 
     def difference(self, hashes: Sequence[int], team: Team, name: str) -> str | None:
-        """Where the members' values differ, in words; None: nowhere.
+        """Where the members' values differ, in words; None if they don't.
 
-        Every member calls it with the same hashes; it blocks only where these differ. May be called
+        Every member calls it with the same hashes; it blocks only if these differ. May be called
         again.
 
         Args:
-            hashes: By member; 0: this one does not compare, and so nobody does.
+            hashes: By member; 0 if it does not compare, and then no member does.
             name: The same on every member.
 
         Raises:
-            HorovodInternalError: It could not be found out, on every rank.
+            HorovodInternalError: The exchange failed; on every rank.
         """
         if 0 in hashes or len(set(hashes)) == 1:
             return None
@@ -71,10 +71,10 @@ class StartValues:
 
 
 def report_difference(text: str | None, team: Team) -> None:
-    """Warns on the first member.
+    """Warns on member 0 if there is a difference.
 
     Raises:
-        HorovodInternalError: HVDLITE_STRICT is 1; on every rank.
+        HorovodInternalError: There is one and HVDLITE_STRICT is 1; on every rank.
     """
     if text is None:
         return
@@ -85,7 +85,7 @@ def report_difference(text: str | None, team: Team) -> None:
 
 
 def start_difference(found: Sequence[Sequence[tuple[str, int]]], ranks: Sequence[int]) -> str:
-    """Which parameter is the first that differs, and where.
+    """An error text that names the first parameter that differs, and the ranks.
 
     found: by member, each parameter's name and hash. ranks: by member, its world rank.
     """
@@ -100,12 +100,12 @@ def start_difference(found: Sequence[Sequence[tuple[str, int]]], ranks: Sequence
         f"DistributedOptimizer: the ranks start from different values: {len(differing)} of "
         f"{len(by_param)} parameters differ, first {first[0][0]!r}, between {who}; call "
         "broadcast_parameters(model.state_dict(), root_rank=0) on every rank before the first "
-        "step, or pass check_start=False to DistributedOptimizer if this is meant"
+        "step, or pass check_start=False to DistributedOptimizer if this is intended"
     )
 
 
 def hash_of(param: torch.Tensor) -> int:
-    """32 bits of the parameter's values, bit by bit; 0 where it has none that can be read."""
+    """A hash of 32 bits of the parameter's values, bit by bit; 0 if they can't be read."""
     if (
         type(param).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
         or param.layout is not torch.strided
@@ -122,8 +122,8 @@ def hash_of(param: torch.Tensor) -> int:
 
 
 def hash_on_device(in_bytes: torch.Tensor) -> int:
-    """Of bytes that stay where they are. Words of 32 bits times random odd numbers of 64 are added,
-    row by row, and what comes to the host is one number for each row."""
+    """A hash of bytes on a device, which computes it: adds words of 32 bits, each times a random
+    odd number of 64 bits, row by row. Only one number per row is copied to the host."""
     generator = torch.Generator("cpu").manual_seed(_WORDS)
     factors = torch.randint(1 << 62, (_WORDS,), generator=generator, device="cpu") * 2 + 1
     factors = factors.to(in_bytes.device)
