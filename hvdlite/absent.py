@@ -1,19 +1,19 @@
-"""What Horovod has and hvdlite has not: whoever asks for it learns why."""
+"""Names that Horovod has and hvdlite lacks, with the reason that their AttributeError gives."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
-_IN_HVDLITE = "Horovod's module of that name; what is in it is in hvdlite itself, as hvdlite."
+_IN_HVDLITE = "the contents of Horovod's module of that name are in hvdlite itself, as hvdlite."
 
 REASONS = {
     "check_extension": (
-        "it asks for which frameworks Horovod was built; hvdlite is for PyTorch, and has one build"
+        "it tells for which frameworks Horovod was built; hvdlite has one build, for PyTorch"
     ),
     "compression": f"{_IN_HVDLITE}Compression",
     "elastic": (
-        "there is no elastic training (ranks that come and go); write checkpoints, and after a "
-        "failure start the job from the last one, with broadcast_parameters and "
+        "it has no elastic training (ranks that come and go); write checkpoints, and after a "
+        "failure restart the job from the last one, with broadcast_parameters and "
         "broadcast_optimizer_state"
     ),
     "functions": f"{_IN_HVDLITE}broadcast_parameters and others",
@@ -24,7 +24,8 @@ REASONS = {
 
 
 def __getattr__(name: str) -> NoReturn:
-    """For modules that stand in for Horovod's: called for what they do not have."""
+    """Python calls it for attributes that a module does not have; hvdlite and hvdlite.torch use
+    it."""
     if name not in REASONS:
         raise AttributeError(f"hvdlite has no attribute {name!r}")
     raise AttributeError(f"hvdlite has no {name}: {REASONS[name]}")

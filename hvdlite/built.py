@@ -1,4 +1,4 @@
-"""What this installation can do. Callable before `init`, but for `mpi_threads_supported`."""
+"""What this installation can do. All but `mpi_threads_supported` work before `init`."""
 
 from __future__ import annotations
 

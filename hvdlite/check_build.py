@@ -1,8 +1,8 @@
-"""What this installation can do: `hvdrun --check-build` runs it as a job of one rank.
+"""Prints what this installation can do: `hvdrun --check-build` runs it as a job of one rank.
 
     python -m hvdlite.check_build
 
-Run by itself it starts no MPI, and says so.
+Without hvdrun it starts no MPI, and says so.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hvdlite.errors import LaunchError
 from hvdlite.world import mpi, shared_memory
 from hvdlite.world.cpu_threads import own_cores
 
-# Of the CPU's, those that matter for reducing and for torch.
+# CPU features that matter for reducing and for torch.
 FEATURES = (
     *("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16"),
     *("amx_bf16", "asimd", "asimdhp", "bf16", "sve"),
 )
 
-# Whether it is there, what it is, and what there is to know of it.
+# Whether it is available, its name, and details.
 Row = tuple[bool, str, str]
 
 
@@ -44,8 +44,8 @@ def rows() -> Iterator[tuple[str, list[Row]]]:
     yield "Between ranks", [*_mpi(), _shared_memory()]
     yield "GPUs", _gpus()
     yield "CPU", _cpu()
-    never = "hvdlite does without: MPI and shared memory, NCCL on GPUs"
-    yield "Of Horovod's", [(False, name, never) for name in ("Gloo", "oneCCL", "DDL")]
+    never = "hvdlite does not use it: it has MPI and shared memory, and NCCL on GPUs"
+    yield "Only in Horovod", [(False, name, never) for name in ("Gloo", "oneCCL", "DDL")]
 
 
 def _mpi() -> Iterator[Row]:
@@ -55,7 +55,7 @@ def _mpi() -> Iterator[Row]:
         yield False, "mpi4py", "not installed: pip install mpi4py"
         return
     if mpi.launcher_of(os.environ) is None:
-        yield False, "MPI", "not started: no launcher has started this process"
+        yield False, "MPI", "not started, since no launcher started this process"
         return
     try:
         mpi_runtime = mpi.load()
@@ -71,7 +71,7 @@ def _mpi() -> Iterator[Row]:
         "several threads",
         "MPI_THREAD_MULTIPLE: operations make progress while the program computes"
         if several
-        else "not at once: operations make progress only while the program waits for them",
+        else "one at a time: operations make progress only while the program waits for them",
     )
 
 

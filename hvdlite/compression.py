@@ -1,6 +1,6 @@
-"""Compression: what a tensor is turned into before it travels, and back afterwards.
+"""Compression: converts a tensor before it is sent, and back afterwards.
 
-What travels as 16 bits is added in float32 and rounded once per host and once at the end.
+Numbers sent as 16 bits are added in float32, and rounded once per host and once at the end.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ RuntimeError
  │    ├── LaunchError                       init(): the processes can't become one world; run()
  │    └── UnsupportedError                  also a ValueError, see below
  └── RankError                              run(): a rank has failed
-ValueError                                  a bad argument, at the call
+ValueError                                  a bad argument, raised at the call
  ├── ConfigError                            an environment variable that can't be parsed
  ├── NotInitializedError                    used before init() or after shutdown()
- └── UnsupportedError                       a reduce op or a shape that the operation does not have
+ └── UnsupportedError                       the operation lacks this reduce op, or takes no scalars
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ HvdliteError = HorovodInternalError
 
 
 class LaunchError(HorovodInternalError):
-    """The processes that were started can't become one world, or were not started by run()."""
+    """The processes can't become one world, or run() could not start them."""
 
 
 class UnsupportedError(HorovodInternalError, ValueError):
-    """The operation does not have this reduce op, or does not take scalars. A bad argument, at the
-    call, like any other; but Horovod says it by HorovodInternalError."""
+    """The operation does not have this reduce op, or does not take scalars. It is a ValueError,
+    like any bad argument, and also a HorovodInternalError, which Horovod raises for it."""
 
 
 class ConfigError(ValueError):
-    """A variable of the environment that can't be parsed; the text names it."""
+    """An environment variable can't be parsed; the text names it."""
 
 
 class NotInitializedError(ValueError):
-    """There is no world yet, or no longer."""
+    """There is no world: before `init`, or after `shutdown`."""
 
     def __init__(self) -> None:
         super().__init__("hvdlite is not initialized; call hvdlite.init() first")

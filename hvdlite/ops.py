@@ -1,4 +1,4 @@
-"""The words of a collective: reduce ops and element types, and their numbers in the core."""
+"""Reduce ops and element types, and their numbers in the core."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DTYPES: dict[torch.dtype, int] = {
     torch.bool: _core.BOOL,
 }
 
-# Of torch 2.10 and later, where tensors tell by themselves what their memory is.
+# In torch 2.10 and later, tensors themselves tell the core where their memory is.
 _exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 if _exchange_api is not None:
     _core.use_tensors(

@@ -1,4 +1,4 @@
-"""Who belongs to what: starting the world, and the process sets in it."""
+"""Starts the world, and registers and removes process sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Thing = TypeVar("Thing")
 
-# Sets are added and removed one after the other, also by several threads.
+# Only one thread at a time adds or removes a set.
 _changing = threading.Lock()
 
 
@@ -162,8 +162,8 @@ def _sets_to_add(process_sets: Any) -> list[ProcessSet | Iterable[int]]:
     """The sets that all ranks pass to `init`.
 
     Raises:
-        ValueError: no list of sets.
-        HorovodInternalError: other ranks pass more or fewer, or no list.
+        ValueError: The argument is not a list of sets.
+        HorovodInternalError: Other ranks pass more or fewer sets, or something else.
     """
     sets: list[Any] = []
 
@@ -178,7 +178,7 @@ def _sets_to_add(process_sets: Any) -> list[ProcessSet | Iterable[int]]:
 
     own, failure = attempt("init", count)
     comm = world.current().team.comm
-    # By MPI, as all of a start: what the engine carries is the user's.
+    # By MPI, like everything else in init: the engine is for the user's operations.
     given = [own] if comm is None else comm.allgather(own)
     if failure is not None:
         raise failure
@@ -193,19 +193,20 @@ def _sets_to_add(process_sets: Any) -> list[ProcessSet | Iterable[int]]:
 
 
 def _gather(what: str, own: Callable[[], Thing]) -> list[Thing]:
-    """What every rank of the world has. Collective; what one raises fails on all."""
+    """The results of `own` on all ranks of the world. Collective; an exception on one fails on
+    all."""
     return gather_results(what, own, f"hvdlite.{what}", global_process_set)
 
 
 def _checked_set(active: world.World, process_set: Any) -> ProcessSet:
-    """The set to register; its members are known.
+    """The set to register, with its members looked up.
 
     Raises:
-        ValueError: it can't be registered.
+        ValueError: It can't be registered.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added.ranks is not None:
-        raise ValueError(f"add_process_set: {added!r} is registered already")
+        raise ValueError(f"add_process_set: {added!r} is already registered")
     if added.wanted_comm is not None:
         added.wanted = _world_ranks(active, added)
     assert added.wanted is not None
@@ -216,19 +217,21 @@ def _checked_set(active: world.World, process_set: Any) -> ProcessSet:
         )
     for other in active.process_sets.values():
         if other.ranks == list(added.wanted):
-            raise ValueError(f"add_process_set: {other!r} has the same members and is registered")
+            raise ValueError(
+                f"add_process_set: {other!r} has the same members and is already registered"
+            )
     return added
 
 
 def _world_ranks(active: world.World, process_set: ProcessSet) -> tuple[int, ...]:
-    """The members of a communicator.
+    """The world ranks of a communicator's members.
 
     Raises:
-        ValueError: it is null, or has processes that are not in the world.
+        ValueError: It is null, or has processes that are not in the world.
     """
     comm = process_set.wanted_comm
     if active.mpi_runtime is None or active.team.comm is None:
-        raise ValueError(f"{process_set!r}: this world of one has no communicators")
+        raise ValueError(f"{process_set!r}: this world of one rank has no MPI communicators")
     if comm == active.mpi_runtime.MPI.COMM_NULL:
         raise ValueError("this rank's communicator is null; pass the members' ranks instead")
     group = comm.Get_group()
@@ -242,7 +245,7 @@ def _world_ranks(active: world.World, process_set: ProcessSet) -> tuple[int, ...
 
 
 def _is_partition(proposals: Sequence[tuple[tuple[int, ...], bool]]) -> bool:
-    """Whether the ranks' sets are those of communicators, of which each rank is in its own only."""
+    """Whether the sets come from communicators, and each rank is only in the one that it passes."""
     members = [rank for ranks in {ranks for ranks, _ in proposals} for rank in ranks]
     return (
         all(from_comm for _, from_comm in proposals)
@@ -252,10 +255,10 @@ def _is_partition(proposals: Sequence[tuple[tuple[int, ...], bool]]) -> bool:
 
 
 def _make_team(active: world.World, added: ProcessSet) -> Team | None:
-    """This process's team in the set; None where it is no member. Collective over the world.
+    """This process's team in the set; None if it is not a member. Collective over the world.
 
     Raises:
-        LaunchError: it failed on a member; on every rank.
+        LaunchError: A member failed; on every rank.
     """
     team, problem = None, None
     assert added.wanted is not None
@@ -289,8 +292,8 @@ def _team(active: world.World, ranks: tuple[int, ...]) -> Team:
             names.append(name)
     placement = Placement(ranks.index(active.rank), tuple(hosts), tuple(names))
     if len(hosts) > 1 and not active.mpi_runtime.threads_supported():
-        # Progress is made in the engine that is waited for, and no other: a rank that waits in
-        # one set while another waits in a second one would wait for ever.
+        # Only the engine in which a thread waits makes progress: two ranks that wait in different
+        # sets would wait forever.
         communicators.free(comm)
         raise LaunchError(
             f"{active.mpi_runtime.version()} lets only one thread at a time call it, so a process "

@@ -1,4 +1,4 @@
-"""The tensors of results whose size is known only when an operation has ended."""
+"""Makes the tensors of results whose size is known only when an operation has ended."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from hvdlite import _core
 
 
 def received(operation: _core.Operation, dtype: torch.dtype) -> torch.Tensor:
-    """What the engine has gathered, in host memory. Once, after the operation has ended well."""
+    """The result that the engine has gathered, in host memory. Call it once, after the operation
+    has succeeded."""
     made = operation.capsule()
     if isinstance(made, tuple):
-        # No elements. from_dlpack refuses dimensions whose product is too large without the zero.
+        # No elements: from_dlpack refuses shapes that would be too large if the 0 in them were 1.
         return torch.empty(made, dtype=dtype, device="cpu")
     result = from_dlpack(made)
     return result if result.dtype is dtype else result.view(dtype)

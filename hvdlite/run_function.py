@@ -1,9 +1,9 @@
-"""`run`: a function as a job, called from Python or a notebook, with its results by rank.
+"""`run`: runs a function as a job from Python or a notebook, and returns its results by rank.
 
     caller ── cloudpickle on standard input ──▶ hvdrun ──▶ rank 0 ── broadcast ──▶ the other ranks
     caller ◀── lines with a mark, among what the ranks print ── hvdrun ◀── each rank
 
-So it needs no port and no common folder: it works where hvdrun does. Each rank runs `main`.
+So it needs no port and no shared folder: it works wherever hvdrun does. Each rank runs `main`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from hvdrun.for_hvdlite import die_with_parent
 
 Result = TypeVar("Result")
 
-# What tells the results from whatever else the ranks print, which may come from anybody. Not an
-# argument, which everybody on the host could read: the caller unpickles what stands behind it.
+# The mark distinguishes the results from everything else that the ranks print. It is secret, since
+# the caller unpickles what follows it: not an argument, which every user of the host could read.
 VARIABLE = "HVDLITE_CALL_MARK"
 MARK = "\x1e"  # the record separator: no program prints it by accident
-# As in a script, and unlike with -c and -m, no module comes from the working directory, which may
-# be everybody's. Where the caller's path has it, the ranks' gets it, too.
+# As in a script, and unlike with -c and -m, no module comes from the working directory, which other
+# users may write to. If the caller's path has it, the ranks' path gets it, too.
 AS_A_SCRIPT = "import sys; sys.path[:] = filter(None, sys.path); "
 HVDRUN = AS_A_SCRIPT + "from hvdrun.__main__ import main; sys.exit(main())"
 LINE_BYTES = 1 << 16
-TAIL_LINES = 40  # of what hvdrun says, for an error
+TAIL_LINES = 40  # of hvdrun's stderr, kept for an error
 
 
 def run(
@@ -113,7 +113,7 @@ def run(
     for name, value in absent.items():
         if value:
             what = "no Gloo" if name == "use_gloo" else "no elastic training"
-            raise ValueError(f"run: {name}={value!r}: there is {what}; leave it out")
+            raise ValueError(f"run: {name}={value!r}: hvdlite has {what}; leave it out")
     ranks = num_proc if np is None else np
     options = {
         "--num-proc": ranks,
@@ -136,7 +136,7 @@ def run(
 
 
 class _Job:
-    """hvdrun with this file as its program, and what comes back from it."""
+    """Runs hvdrun with this file as its program, and collects the records of the ranks."""
 
     def __init__(self, mark: str, python: str = sys.executable) -> None:
         self.mark = mark
@@ -148,8 +148,8 @@ class _Job:
         self.record = re.compile(f"{MARK}{mark} ([0-9]+) ([a-z]+) ([A-Za-z0-9+/=]*)\n".encode())
 
     def run(self, options: Sequence[str], call: bytes) -> int:
-        """hvdrun's exit code."""
-        # Not -m: what is pickled in this module must be found in it, and not in a second one.
+        """Runs the job; returns hvdrun's exit code."""
+        # Not -m, which would import this module a second time, and pickle looks in the first.
         start = f"{AS_A_SCRIPT}from hvdlite.run_function import main; main()"
         program = [self.python, "-c", start]
         process = subprocess.Popen(
@@ -158,7 +158,8 @@ class _Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, VARIABLE: self.mark},
-            # Ctrl-C is for the caller, which tells hvdrun once; who is killed takes hvdrun along.
+            # Ctrl-C goes to the caller, which passes it to hvdrun once. If the caller is killed,
+            # hvdrun ends too.
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGTERM),
         )
@@ -185,15 +186,15 @@ class _Job:
         return code
 
     def _sift(self, stdout: IO[bytes]) -> Iterator[bytes]:
-        """Takes the records out of what the ranks print; yields the rest, without waiting for the
-        end of a line where none can begin."""
+        """Removes the records from the ranks' output; yields the rest, without waiting for the end
+        of a line in which no record can begin."""
         rest = b""
         while data := os.read(stdout.fileno(), LINE_BYTES):
             rest += data
             text = bytearray()
             begin = 0
             for match in self.record.finditer(rest):
-                # Without hvdrun's tag, of a line that has nothing else; what has is a line.
+                # Without hvdrun's tag if the line has nothing else; anything else ends its line.
                 before = re.sub(rb"(^|\n)\[[0-9]+\] $", rb"\1", rest[begin : match.start()])
                 text += before if before.endswith(b"\n") or not before else before + b"\n"
                 begin = match.end()
@@ -224,13 +225,13 @@ class _Job:
             _show(sys.stderr, line)
 
     def check(self, code: int, ranks: int, where: str) -> None:
-        """Raises unless every rank has returned."""
+        """Raises unless all ranks have returned a result."""
         if self.raised:
             rank, host, text, exception = self.raised[0]
             raise RankError(rank, host, text) from _unpickled(exception)
         if code == 0:
             for rank in sorted(set(range(ranks)) - self.returned.keys()):
-                how = "ended with exit code 0 before its function had returned, as os._exit(0) does"
+                how = "ended with exit code 0 before its function returned (does it call os._exit?)"
                 raise RankError(rank, where, how)
             return
         report = "\n".join(self.last_lines)
@@ -240,13 +241,13 @@ class _Job:
         if ended:
             rank, host, how = ended[-1]
             raise RankError(int(rank), host, how)
-        # From the last that hvdrun has begun to say: a table may follow.
+        # hvdrun's last message, which may include a table.
         words = re.search(r"(?:^|\n)hvdrun: (?!.*\nhvdrun: )(.*)", report, re.DOTALL)
         raise LaunchError(words[1] if words else f"hvdrun ended with exit code {code}")
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:
-    """Once more, where the caller is interrupted once more: hvdrun kills at once then."""
+    """Passes each interrupt of the caller on: at the second one, hvdrun kills at once."""
     while True:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(KeyboardInterrupt):
@@ -260,7 +261,7 @@ def _feed(stdin: IO[bytes], call: bytes) -> None:
 
 
 def _show(stream: Any, data: bytes) -> None:
-    """On the caller's stream, which in a notebook is no file."""
+    """Writes to the caller's stream, which in a notebook is not a file."""
     if data:
         stream.write(data.decode(errors="replace"))
         stream.flush()
@@ -277,14 +278,14 @@ def _unpickled(exception: bytes) -> BaseException | None:
 
 
 def main() -> None:
-    """Takes the call, does it, sends what it returns. An exception ends the rank as ever."""
+    """Receives the call, runs it, sends its result. An exception ends the rank as usual."""
     mark = os.environ.pop(VARIABLE)
     init()
     rank = world.rank()
-    # What the call prints, and asks for, is no part of the protocol.
+    # Only rank 0 reads; the call's own output and input are not part of the protocol.
     given = sys.stdin.buffer.read() if rank == 0 else b""
     sys_path, call = pickle.loads(broadcast_object(given, root_rank=0))
-    # The call is as in a script: it may initialize hvdlite in its own way.
+    # As in a script, the call may initialize hvdlite in its own way.
     world.shutdown()
     sys.path += [folder for folder in sys_path if folder not in sys.path]
     try:
@@ -299,7 +300,7 @@ def main() -> None:
 
 
 def _described(error: BaseException) -> bytes:
-    """The host, the traceback from the function on, and the exception if it can be sent."""
+    """The host, the traceback from the function on, and the exception if it can be pickled."""
     inner = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
     try:

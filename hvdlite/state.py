@@ -1,4 +1,4 @@
-"""State that all ranks should have alike: parameters, an optimizer's state, any Python object."""
+"""Gives all ranks the same state: parameters, an optimizer's state, any Python object."""
 
 from __future__ import annotations
 
@@ -162,14 +162,16 @@ def allgather_object(
 def gather_results(
     operation: str, make: Callable[[], Thing], name: str | None, process_set: ProcessSet
 ) -> list[Thing]:
-    """What `make` returns on each member, in their order; for what looks at its arguments before it
-    meets the others, who must not wait where that fails. Collective. Blocks.
+    """What `make` returns on each member, in their order. Collective; blocks.
 
-    make: may raise anything; else what it returns is copied by pickle.
+    For functions that check their arguments before they communicate: if a check fails on one rank,
+    the others must not wait for it.
+
+    make: may raise anything; what it returns is copied by pickle.
 
     Raises:
-        HorovodInternalError: It has raised on another rank, the first of which is named. (Where it
-            raises, that is raised.)
+        HorovodInternalError: It has raised on another rank; the text names the first such rank. On
+            a rank where it raises, its own exception.
     """
     given, failure = attempt(operation, make)
     payload = torch.frombuffer(bytearray(pickle.dumps(given)), dtype=torch.uint8)
@@ -180,8 +182,9 @@ def gather_results(
 
 
 def attempt(operation: str, make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """What `make` returns, to be sent to the other ranks; or what they make an error of (see
-    `unwrap`), and the exception, for this rank to raise when it is sent."""
+    """What `make` returns, to be sent to the other ranks, and None. If it raises: an object that
+    makes `unwrap` raise on the other ranks, and the exception, which this rank must raise after it
+    has sent the object."""
     try:
         return make(), None
     except BaseException as error:
@@ -189,10 +192,10 @@ def attempt(operation: str, make: Callable[[], Any]) -> tuple[Any, BaseException
 
 
 def unwrap(thing: Any) -> Any:
-    """What came from another rank's `attempt`.
+    """The result of another rank's `attempt`.
 
     Raises:
-        HorovodInternalError: It has raised there.
+        HorovodInternalError: It has raised on that rank.
     """
     if isinstance(thing, _Failure):
         raise HorovodInternalError(thing.text)
@@ -215,8 +218,8 @@ class _TensorPlace:
 
 
 def _without_tensors(thing: Any, tensors: list[torch.Tensor]) -> Any:
-    """A copy of nested containers in which places stand for the tensors, which are appended
-    to `tensors` (in host memory, as other ranks need not have the same devices)."""
+    """A copy of nested containers with a _TensorPlace for each tensor. Appends the tensors to
+    `tensors`, in host memory, as other ranks need not have the same devices."""
     if isinstance(thing, torch.Tensor):
         require_memory("broadcast_optimizer_state", thing)
         tensors.append(thing.detach().cpu().contiguous())
@@ -230,7 +233,7 @@ def _without_tensors(thing: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _with_tensors(thing: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse; the tensors are new ones, in the order of their indices."""
+    """The inverse: appends new, empty tensors to `tensors`, in the order of their indices."""
     if isinstance(thing, _TensorPlace):
         assert thing.index == len(tensors)
         tensors.append(torch.empty(thing.shape, dtype=thing.dtype, device="cpu"))
@@ -280,7 +283,8 @@ def _load(optimizer: torch.optim.Optimizer, frame: dict[str, Any]) -> None:
 
 
 def _loadable(thing: Any) -> Any:
-    """Of plain containers; what is iterable besides tensors and these is left out."""
+    """A copy in plain containers; replaces iterables that are neither tensors nor containers by
+    None."""
     if isinstance(thing, torch.Tensor):
         return thing
     if isinstance(thing, dict):
@@ -291,7 +295,7 @@ def _loadable(thing: Any) -> Any:
 
 
 def _as_saved(saved: Any, loaded: Any) -> Any:
-    """What was saved, with its tensors on the devices where those are that were loaded."""
+    """The saved object, with its tensors on the devices of the loaded ones."""
     if isinstance(saved, torch.Tensor):
         return saved.to(loaded.device) if isinstance(loaded, torch.Tensor) else saved
     if isinstance(saved, dict) and isinstance(loaded, dict):
@@ -316,10 +320,10 @@ def _pairs(params: Named) -> Iterable[tuple[str | None, Any]]:
 
 
 def _memory_of(name: str | None, tensor: Any) -> torch.Tensor:
-    """The tensor without autograd, and without what `expand` repeats, which can't be written.
+    """The tensor without autograd, and without the repeats of `expand`, which can't be written to.
 
     Raises:
-        ValueError: it is no tensor whose values are its memory.
+        ValueError: It is not a tensor whose values are in its memory.
     """
     form = f"broadcast_parameters: {name!r}"
     if not isinstance(tensor, torch.Tensor):
@@ -347,16 +351,16 @@ def _known_dtype(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Failure:
-    """Goes to the others instead of an object, so that they don't wait for one."""
+    """Sent to the other ranks instead of an object, so that they don't wait for one."""
 
     def __init__(self, where: str, error: BaseException) -> None:
-        # As at the end of a traceback, also where the exception can't say it itself.
+        # As at the end of a traceback, which also works if the exception's own __str__ raises.
         self.text = where + "".join(traceback.format_exception_only(error)).strip()
 
 
 def _leave(started: Sequence[Handle], failure: BaseException) -> NoReturn:
-    """Raises this rank's own failure, which it tells the others by what is started."""
-    # One that was interrupted does not wait: the others may have been so before they came here.
+    """Raises this rank's own failure, after the operations that send it to the other ranks."""
+    # An interrupted rank does not wait: the others may have been interrupted before they get here.
     if isinstance(failure, Exception):
         for handle in started:
             synchronize(handle)
@@ -364,7 +368,7 @@ def _leave(started: Sequence[Handle], failure: BaseException) -> NoReturn:
 
 
 def _sendable(obj: Any) -> tuple[torch.Tensor, BaseException | None]:
-    """The pickled object; or what to send instead, and what to raise afterwards."""
+    """The pickled object and None; or a failure to send instead, and the exception to raise."""
     import cloudpickle
 
     failure = None

@@ -85,7 +85,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, unbiased_variance: torch.Tensor) -> None:
-        """Takes this batch into the running statistics."""
+        """Updates the running statistics with this batch."""
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         factor = self.momentum
@@ -124,7 +124,7 @@ def convert_sync_batchnorm(
 def _converted(
     module: torch.nn.Module, process_set: ProcessSet, done: dict[int, torch.nn.Module]
 ) -> torch.nn.Module:
-    """done: what has been made of each module, by its id."""
+    """done: by the id of a module, its replacement."""
     if id(module) in done:
         return done[id(module)]
     result = module
@@ -142,7 +142,7 @@ def _replacement(module: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
     if any(thing is not None and is_lazy(thing) for thing in kept):
         raise ValueError(
             f"convert_sync_batchnorm: {module} does not know its number of features yet; run the "
-            "model once before it is converted"
+            "model once before you convert it"
         )
     result = SyncBatchNorm(
         module.num_features,
@@ -160,14 +160,14 @@ def _replacement(module: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
 
 
 class _Normalize(torch.autograd.Function):
-    """With n values of a feature on all ranks together, x their centered ones, y the output without
-    weight and bias, and sums over all of them:
+    """With n the number of values of a feature on all ranks, x the centered values, g the gradient
+    of the output, and sums over all ranks:
 
         gradient of the input = weight / std · (g - sum(g) / n - x · sum(g · x) / (n · variance))
 
-    where the variance is the one with eps. One allgather forward: each rank's number of values,
-    mean and sum of squares, as sums of squares around one mean can't cancel. One allreduce
-    backward: sum(g) and sum(g · x). Both in float64, since a float32 counts to 2²⁴ only.
+    where the variance includes eps. Forward makes one allgather: each rank's number of values, mean
+    and sum of squares around its mean, which can't cancel. Backward makes one allreduce: sum(g) and
+    sum(g · x). Both are in float64, since a float32 counts only to 2²⁴.
     """
 
     @staticmethod
@@ -193,7 +193,7 @@ class _Normalize(torch.autograd.Function):
         total = float(counts.sum())
         if total == 1:
             raise ValueError(
-                "SyncBatchNorm: expected more than one value for each feature in training, got "
+                "SyncBatchNorm: expected more than one value per feature in training, got "
                 f"{list(input.shape)} on one rank and nothing on the others"
             )
         mean = (counts * means).sum(0) / max(total, 1.0)
@@ -243,10 +243,10 @@ class _Normalize(torch.autograd.Function):
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The dtype in which it is added up."""
+    """The tensor in the dtype in which it is summed."""
     return tensor.float() if tensor.itemsize < 4 else tensor
 
 
 def _along(features: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """One number for each feature, to be combined with tensors of the input's shape."""
+    """One number per feature, in a shape that broadcasts with the input's."""
     return features.view(1, -1, *[1] * (like.dim() - 2))

@@ -1,9 +1,9 @@
-"""The timeline: what every operation did when, in a file that trace viewers show.
+"""The timeline: a file for trace viewers that shows the states of every operation.
 
-One file for the job, in Chrome's JSON array format, a lane for each rank. Each rank takes the
-events out of its engines four times a second. The ranks that can open rank 0's file append to it
-themselves, whole lines at a time; those on other hosts send their lines to rank 0. So nothing is
-kept back for long, and the file of a job that was killed can be shown up to its last moments.
+There is one file per job, in Chrome's JSON array format, with a row for each rank. Each rank drains
+the events of its engines four times a second. Ranks that can open rank 0's file append to it, whole
+lines at a time; ranks on other hosts send their lines to rank 0. So events reach the file soon, and
+the file of a killed job shows it up to its last moments.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("hvdlite")
 
 PAUSE_S = 0.25
-# How long the ranks wait for what was sent last.
+# How long the ranks wait for the last messages.
 LAST_WORDS_S = 10.0
-# Events that an engine keeps between two looks, and 8 MB.
+# How many events an engine keeps between two drains: 8 MB.
 CAPACITY = 32768
-# What is sent at once: so little that every MPI takes it without waiting for the receiver, which
+# The size of a message: so small that every MPI sends it without waiting for the receiver, which
 # may be gone when a job ends.
 MESSAGE_BYTES = 3000
 
@@ -61,12 +61,12 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """
     global _active
     active = world.current()
-    problem = "a timeline is being written already; call stop_timeline() first" if _active else None
+    problem = "a timeline is already being written; call stop_timeline() first" if _active else None
     place: tuple[str, Identity] | None = None
     if active.rank == 0 and problem is None:
         try:
             place = _create_file(os.fspath(file_path))
-        except Exception as error:  # of the path's own too, as the others wait
+        except Exception as error:  # whatever it is, as the other ranks wait
             problem = f"can't write {file_path!r}: {error}"
     problem, place = broadcast_object((problem, place), 0, "hvdlite.start_timeline")
     if problem is not None:
@@ -81,8 +81,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
             comm = communicators.duplicate(active.mpi_runtime, active.team.comm)
         elif active.rank == 0:
             log.warning(
-                "timeline: ranks %s can't open %s, and %s lets one thread at a time send: they are "
-                "left out",
+                "timeline: it lacks the ranks %s, which can't open %s, because %s lets only one "
+                "thread at a time call it, so they can't send their events",
                 senders,
                 place[0],
                 active.mpi_runtime.version(),
@@ -106,20 +106,20 @@ def stop_timeline() -> None:
     complete = world.is_initialized()
     if complete:
         timeline.exchange()
-        barrier(name="hvdlite.stop_timeline")  # all have written, or sent, what they had
+        barrier(name="hvdlite.stop_timeline")  # all have written, or sent, their events
     timeline.close(complete and world.rank() == 0)
     timeline.release_comm(together=complete)
 
 
 @functools.cache
 def _at_exit() -> None:
-    """Once for the process: it may end without `shutdown`."""
+    """Registers, once per process, what to do if it ends without `shutdown`."""
     atexit.register(leave_timeline)
 
 
 def leave_timeline() -> None:
-    """Writes what there is: this rank leaves the world, and waits for nobody. The file then lacks
-    its closing bracket, which trace viewers do not mind."""
+    """Writes the remaining events; waits for no other rank, as this one leaves the world. The file
+    then lacks its closing bracket, which trace viewers don't need."""
     global _active
     timeline, _active = _active, None
     if timeline is not None:
@@ -129,7 +129,7 @@ def leave_timeline() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The file, the thread and the events are the rank's."""
+    """In a forked child: the timeline belongs to the parent."""
     global _active
     _active = None
 
@@ -138,7 +138,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Timeline:
-    """What one rank does for it, in a thread of its own."""
+    """Writes or sends the events of one rank, in a thread of its own."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Timeline:
         self._thread.start()
 
     def stop(self) -> None:
-        """The last events are written, or sent."""
+        """Writes or sends the last events."""
         self._world.teams_changed.remove(self._watch)
         self._stopping.set()
         if self._thread is not threading.current_thread():
@@ -175,8 +175,8 @@ class Timeline:
             self._sending.append(self._comm.isend(b"", 0))  # nothing follows
 
     def exchange(self) -> None:
-        """Until what was sent is taken. Everyone calls it: some MPIs move messages only while both
-        ends call them."""
+        """Waits until all messages are received. Every rank calls it: some MPIs move messages only
+        while both ends call them."""
         deadline = time.monotonic() + LAST_WORDS_S
         while (self._senders or self._sending) and time.monotonic() < deadline:
             self._receive()
@@ -184,7 +184,7 @@ class Timeline:
             time.sleep(0.001)
 
     def close(self, complete: bool) -> None:
-        """Complete: nothing comes any more."""
+        """complete: all events of all ranks are written, so the file gets its closing bracket."""
         self._receive()
         if complete and self._descriptor is not None:
             self._write(json.dumps(self._row.end()).encode() + b"\n]\n")
@@ -193,7 +193,7 @@ class Timeline:
             self._descriptor = None
 
     def release_comm(self, together: bool) -> None:
-        """Of the communicator. together: everyone calls it now."""
+        """together: all ranks call it now, and free the communicator; otherwise it is retired."""
         comm, self._comm = self._comm, None
         if comm is None:
             return
@@ -208,7 +208,7 @@ class Timeline:
             self._receive()
 
     def _watch(self) -> None:
-        """Has the engines of process sets that are new keep their events."""
+        """Makes the engines of new process sets keep their events."""
         for number, process_set in list(self._world.process_sets.items()):
             team = process_set.team
             if team is not None and number not in self._teams:
@@ -216,7 +216,7 @@ class Timeline:
                 self._teams[number] = team
 
     def _drain_events(self) -> None:
-        """Takes the events out of the engines, also of process sets that are removed by now."""
+        """Writes or sends the events of the engines, also of process sets removed by now."""
         for number, team in list(self._teams.items()):
             events, lost = team.engine.drain_events()
             self._write_lines(self._row.lines(number, events, lost))
@@ -237,7 +237,7 @@ class Timeline:
                 text = text[os.write(self._descriptor, text) :]
         except OSError as error:
             self._broken = True
-            log.warning("timeline: nothing more is written: %s", error)
+            log.warning("timeline: writing has stopped: %s", error)
 
     def _send(self, lines: list[bytes]) -> None:
         assert self._comm is not None
@@ -264,18 +264,18 @@ class Timeline:
 
 
 class TraceRow:
-    """Makes events of trace viewers from those of this rank's engines. Pure."""
+    """This rank's row in the trace viewer: makes trace events from the engines' events. Pure."""
 
     def __init__(self, rank: int, host: str) -> None:
         self._rank = rank
         self._host = host
-        # The engines' clock is this host's, and begins anywhere: the wall clock is common to all.
+        # The engines use the monotonic clock, which differs between hosts; the wall clock does not.
         self._to_wall_ns = time.time_ns() - time.monotonic_ns()
-        # The state in which each operation is; by process set and number.
+        # The current state of each operation, by process set and number.
         self._states: dict[tuple[int, int], str] = {}
 
     def title(self) -> list[dict[str, Any]]:
-        """What the viewers call this lane, and where it stands."""
+        """The events that give this row its name and its place."""
         label = f"rank {self._rank} on {self._host}"
         return [
             {"ph": "M", "pid": self._rank, "name": "process_name", "args": {"name": label}},
@@ -293,7 +293,7 @@ class TraceRow:
     def lines(
         self, process_set: int, events: list[tuple[int, int, str, str, str, int]], lost: int
     ) -> list[dict[str, Any]]:
-        """An operation is a span, and each of its states is one inside it."""
+        """An operation is a span; each of its states is a span inside it."""
         made: list[dict[str, Any]] = []
         if lost:
             at = events[0][0] if events else time.monotonic_ns()
@@ -337,7 +337,7 @@ class TraceRow:
 
 
 def _create_file(path: str) -> tuple[str, Identity]:
-    """A file that begins an array; and how others know that it is this one."""
+    """Creates a file that begins an array. Its path, and the identity by which others know it."""
     path = os.path.abspath(path)
     with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(b"[\n")
@@ -345,7 +345,8 @@ def _create_file(path: str) -> tuple[str, Identity]:
 
 
 def _open_for_append(path: str, made: Identity) -> int | None:
-    """The file, for appending; None where this process does not see it, or another one there."""
+    """The file, opened for appending; None if this process can't open it, or the path is another
+    file here."""
     with contextlib.suppress(OSError):
         return open_file(path, os.O_WRONLY | os.O_APPEND, same_as=made)
     return None

@@ -2,7 +2,7 @@
 
     hvdrun -H server1:1,server2:1 python -m hvdlite.tune FILE
 
-Rules of FILE for other numbers of hosts are kept, so that one file can hold those of several runs.
+It keeps the rules in FILE for other numbers of hosts, so one file can hold those of several runs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hvdlite.world import algorithm_table, communicators, world
 from hvdlite.world.algorithm_table import Rules
 from hvdlite.world.teams import Team, make_team
 
-# Ascending by how much is sent, descending by how many messages wait for each other: this is the
-# order in which they are best, as the slices grow.
+# The order in which they are best as slices grow: from few steps with much data to many steps with
+# little data.
 ORDER = ("recursive_doubling", "direct", "ring")
 SIZES_BYTES = tuple(2**k for k in range(8, 25, 2))
 
@@ -34,9 +34,9 @@ Times = dict[str, dict[int, float]]  # seconds, by algorithm and bytes of a slic
 
 
 def rules_of(times: Mapping[str, Mapping[int, float]], sizes_bytes: Sequence[int]) -> Rules:
-    """The rules under which all sizes together take least: each as long as it takes in relation to
-    the others, so that the large ones do not decide alone. One limit between two algorithms, since
-    times that were measured once are not exact."""
+    """The rules that minimize the time over all sizes. It sums logarithms, so that the large sizes
+    do not decide alone; and has one limit between two algorithms, since single measurements are not
+    exact."""
 
     def cost(cuts: tuple[int, ...]) -> float:
         parts = itertools.pairwise((0, *cuts, len(sizes_bytes)))
@@ -61,8 +61,8 @@ def rules_of(times: Mapping[str, Mapping[int, float]], sizes_bytes: Sequence[int
 
 
 def measure(sizes_bytes: Sequence[int], rounds: int) -> Times:
-    """Seconds that a sum takes, all algorithms by turns: the median over the rounds of the slowest
-    rank. Collective; the same on every rank."""
+    """Seconds per sum: the median over the rounds of the slowest rank's time. The algorithms take
+    turns. Collective; the same result on every rank."""
     active = world.current()
     teams = {name: _team_with(name) for name in ORDER}
     comm = active.team.comm
@@ -100,7 +100,7 @@ def _plan(team: Team, name: str, x: torch.Tensor) -> _core.Plan:
 
 
 def _team_with(name: str) -> Team:
-    """All ranks once more, with this algorithm for all sizes."""
+    """Another team of all ranks, with this algorithm for all sizes."""
     active = world.current()
     assert active.mpi_runtime is not None
     assert active.team.comm is not None
@@ -119,7 +119,7 @@ def _problem_with(file: Path) -> str | None:
 
 
 def _fail(problem: str) -> NoReturn:
-    """Ends the job. Collective: rank 0 says why."""
+    """Ends the job; rank 0 prints the problem. Collective."""
     if hvd.rank() == 0:
         click.echo(f"Error: {problem}", err=True)
     hvd.barrier()
@@ -137,13 +137,13 @@ def _fail(problem: str) -> NoReturn:
     help="Slice, in bytes.",
 )
 def main(file: Path, rounds: int, largest: int) -> None:
-    """Writes FILE: which algorithm for which size, as measured on these hosts."""
+    """Measures which algorithm is best for which size on these hosts, and writes it to FILE."""
     hvd.init()
     placement = world.current().placement
     if len(placement.hosts) < 2:
         _fail(
-            "on one host there is nothing to choose: start it on several, for example with "
-            "hvdrun -H server1:1,server2:1"
+            "this job runs on one host, where there is no algorithm to choose; start it on several "
+            "hosts, for example with hvdrun -H server1:1,server2:1"
         )
     problem = hvd.broadcast_object(_problem_with(file) if hvd.rank() == 0 else None)
     if problem is not None:
