@@ -235,10 +235,10 @@ def _world_ranks(active: world.World, process_set: ProcessSet) -> tuple[int, ...
     if comm == active.mpi_runtime.MPI.COMM_NULL:
         raise ValueError("this rank's communicator is null; pass the members' ranks instead")
     group = comm.Get_group()
-    everyone = active.team.comm.Get_group()
-    ranks = group.Translate_ranks(None, everyone)
+    world_group = active.team.comm.Get_group()
+    ranks = group.Translate_ranks(None, world_group)
     group.Free()
-    everyone.Free()
+    world_group.Free()
     if active.mpi_runtime.MPI.UNDEFINED in ranks:
         raise ValueError(f"{process_set!r} has processes that are not in the world")
     return tuple(sorted(ranks))
@@ -280,10 +280,10 @@ def _team(active: world.World, ranks: tuple[int, ...]) -> Team:
     """Collective over the ranks."""
     if active.mpi_runtime is None:
         return team_of_one(active.config, active.placement)
-    everyone = active.team.comm
-    assert everyone is not None
+    world_comm = active.team.comm
+    assert world_comm is not None
     assert active.table is not None
-    comm = communicators.part(active.mpi_runtime, everyone, ranks)
+    comm = communicators.part(active.mpi_runtime, world_comm, ranks)
     hosts, names = [], []
     for host, name in zip(active.placement.hosts, active.placement.host_names, strict=True):
         members = tuple(ranks.index(rank) for rank in host if rank in ranks)

@@ -189,7 +189,7 @@ class _Normalize(torch.autograd.Function):
         sizes = [1, len(own_mean), len(own_mean)]
         name = label("SyncBatchNorm", None, process_set)
         everything = allgather(own[None], None, process_set)
-        counts, means, everyones = torch.split(everything, sizes, dim=1)
+        counts, means, square_sums = torch.split(everything, sizes, dim=1)
         total = float(counts.sum())
         if total == 1:
             raise ValueError(
@@ -197,7 +197,7 @@ class _Normalize(torch.autograd.Function):
                 f"{list(input.shape)} on one rank and nothing on the others"
             )
         mean = (counts * means).sum(0) / max(total, 1.0)
-        variance = everyones.sum(0) + (counts * (means - mean).square()).sum(0)
+        variance = square_sums.sum(0) + (counts * (means - mean).square()).sum(0)
         variance /= max(total, 1.0)
         mean_like, variance_like = mean.to(values.dtype), variance.to(values.dtype)
         ctx.save_for_backward(input, weight, mean_like, (variance + eps).rsqrt().to(values.dtype))

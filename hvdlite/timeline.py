@@ -73,8 +73,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         raise ValueError(f"start_timeline: {problem}")
     assert place is not None
     descriptor = _open_for_append(*place)
-    everyones = allgather_object(descriptor is not None, "hvdlite.start_timeline")
-    senders = [rank for rank, opened in enumerate(everyones) if not opened]
+    opened_by_rank = allgather_object(descriptor is not None, "hvdlite.start_timeline")
+    senders = [rank for rank, opened in enumerate(opened_by_rank) if not opened]
     comm = None
     if senders and active.mpi_runtime is not None:
         if active.mpi_runtime.threads_supported() and active.team.comm is not None:

@@ -85,9 +85,9 @@ def measure(sizes_bytes: Sequence[int], rounds: int) -> Times:
                 if round_:
                     found[name].append((time.perf_counter() - start) / calls)
         for name, own in found.items():
-            everyones = comm.allgather(own)
+            by_rank = comm.allgather(own)
             times[name][size_bytes] = statistics.median(
-                max(of_round) for of_round in zip(*everyones, strict=True)
+                max(of_round) for of_round in zip(*by_rank, strict=True)
             )
     for team in teams.values():
         team.close_together()

@@ -1,4 +1,4 @@
 """DistributedOptimizer: it reduces the gradients of an optimizer in rounds while backward runs, or
 with Adasum combines what its steps change. It may import the buckets, the checks, the collectives,
-the GPU lanes, the world and the C core.
+the world and the C core.
 """

@@ -55,7 +55,8 @@ class Reducer(Rounds):
         process_set: ProcessSet,
         check_start: bool,
     ) -> None:
-        """passes: reduce every so many backward passes. For the other arguments see `Gradients`."""
+        """passes: the number of backward passes per round. For the other arguments see
+        `Gradients`."""
         super().__init__(
             Gradients(
                 groups,

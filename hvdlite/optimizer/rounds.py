@@ -19,7 +19,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.backward_pass import BackwardPass
 from hvdlite.optimizer.buckets.bucket import Bucket, Form, Slot
 from hvdlite.optimizer.buckets.positions import Position
-from hvdlite.optimizer.checks.position_exchange import PositionExchange, difference, in_words
+from hvdlite.optimizer.checks.position_exchange import PositionExchange, difference, with_advice
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.sparse_gradients import (
     Contribution,
@@ -241,7 +241,7 @@ class Rounds:
                 self._require_one(*found)
         failure = next((text for text in failures if text is not None), None)
         if failure is not None:
-            raise HorovodInternalError(in_words(failure))
+            raise HorovodInternalError(with_advice(failure))
 
     def _require_one(self, positions: Sequence[tuple[int, int]], ranks: Sequence[int]) -> None:
         """Raises HorovodInternalError if the positions differ; from then on all ranks count from
@@ -258,7 +258,7 @@ class Rounds:
         assert gradients.team is not None
         totals = bucket.totals()
         # Only what all ranks can learn counts: a joined rank learns nothing.
-        learns = gradients.combining.is_everyone(totals[-1], gradients.team.size)
+        learns = gradients.combining.counts_all_ranks(totals[-1], gradients.team.size)
         for slot in bucket.unknown:
             total = totals[slot.position]
             if math.isinf(total):

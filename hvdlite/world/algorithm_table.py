@@ -150,7 +150,7 @@ def from_config(config: Config) -> AlgorithmTable:
         ) from error
 
 
-def from_rank_0(config: Config, everyone: Comm) -> AlgorithmTable:
+def from_rank_0(config: Config, comm: Comm) -> AlgorithmTable:
     """Rank 0's table, on every rank. Collective.
 
     Raises:
@@ -158,12 +158,12 @@ def from_rank_0(config: Config, everyone: Comm) -> AlgorithmTable:
     """
     table: AlgorithmTable | None = None
     problem: str | None = None
-    if everyone.Get_rank() == 0:
+    if comm.Get_rank() == 0:
         try:
             table = from_config(config)
         except ConfigError as error:
             problem = str(error)
-    table, problem = everyone.bcast((table, problem))
+    table, problem = comm.bcast((table, problem))
     if table is None:
         raise ConfigError(problem)
     return table

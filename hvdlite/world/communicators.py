@@ -47,13 +47,13 @@ def duplicate(mpi_runtime: MpiRuntime, comm: Intracomm) -> Intracomm:
 
 def part(mpi_runtime: MpiRuntime, comm: Intracomm, ranks: Sequence[int]) -> Intracomm:
     """One of these ranks of `comm`, in this order. Collective over these ranks only."""
-    everyone = comm.Get_group()
-    members = everyone.Incl(list(ranks))
+    group = comm.Get_group()
+    members = group.Incl(list(ranks))
     try:
         return _made(mpi_runtime, lambda: comm.Create_group(members))
     finally:
         members.Free()
-        everyone.Free()
+        group.Free()
 
 
 def split(mpi_runtime: MpiRuntime, comm: Intracomm, color: int) -> Comm:
@@ -85,10 +85,10 @@ def retire(*comms: Intracomm | None) -> None:
     _retired.extend(comm for comm in comms if comm is not None)
 
 
-def free_retired(mpi_runtime: MpiRuntime, everyone: Intracomm) -> None:
-    """Frees the retired communicators whose members are all in `everyone`. Collective over
-    `everyone`; each member has retired all that it is going to retire."""
-    group = everyone.Get_group()
+def free_retired(mpi_runtime: MpiRuntime, world_comm: Intracomm) -> None:
+    """Frees the retired communicators whose members are all in `world_comm`. Collective over
+    `world_comm`; each member has retired all that it is going to retire."""
+    group = world_comm.Get_group()
     try:
         for comm in list(_retired):
             if comm == mpi_runtime.MPI.COMM_NULL:  # the user has freed it

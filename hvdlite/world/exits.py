@@ -56,13 +56,13 @@ class _NotedExit(SystemExit):
 class Exits:
     """Ends this process as a rank of the job; one per process, from the first init on."""
 
-    def __init__(self, mpi_runtime: MpiRuntime, everyone: Intracomm, rank: int) -> None:
-        """Collective over `everyone`, the communicator of all ranks that end together."""
+    def __init__(self, mpi_runtime: MpiRuntime, world_comm: Intracomm, rank: int) -> None:
+        """Collective over `world_comm`, the communicator of all ranks that end together."""
         self._mpi_runtime = mpi_runtime
         self._pid = os.getpid()
         self._rank = rank
         self._code = 0
-        self._comm = communicators.duplicate(mpi_runtime, everyone)
+        self._comm = communicators.duplicate(mpi_runtime, world_comm)
         self._leave: Callable[[], None] = lambda: None
         self._former_hook = sys.excepthook
         sys.excepthook = self._uncaught
@@ -79,7 +79,7 @@ class Exits:
         sys.exit = self._exit
         atexit.register(self._at_exit)
 
-    def before(self, leave: Callable[[], None]) -> None:
+    def before_finalize(self, leave: Callable[[], None]) -> None:
         """leave: called before mpi4py finalizes MPI, unless this rank is known to have failed."""
         self._leave = leave
 

@@ -200,17 +200,18 @@ def world_comm(mpi_runtime: MpiRuntime, comm: Intracomm | Sequence[int] | None) 
         LaunchError: MPI has no room for it.
         ValueError: The list of ranks lacks this one, or has ranks that MPI.COMM_WORLD lacks.
     """
-    everyone: Intracomm = mpi_runtime.MPI.COMM_WORLD
+    comm_world: Intracomm = mpi_runtime.MPI.COMM_WORLD
     if comm is None:
-        return communicators.duplicate(mpi_runtime, everyone)
+        return communicators.duplicate(mpi_runtime, comm_world)
     if not isinstance(comm, Sequence):
         return communicators.duplicate(mpi_runtime, comm)
     ranks = list(comm)
-    if len(set(ranks)) != len(ranks) or not all(0 <= r < everyone.Get_size() for r in ranks):
-        raise ValueError(f"comm={ranks}: expected distinct ranks below {everyone.Get_size()}")
-    if everyone.Get_rank() not in ranks:
-        raise ValueError(f"comm={ranks} does not contain this process, rank {everyone.Get_rank()}")
-    return communicators.part(mpi_runtime, everyone, ranks)
+    if len(set(ranks)) != len(ranks) or not all(0 <= r < comm_world.Get_size() for r in ranks):
+        raise ValueError(f"comm={ranks}: expected distinct ranks below {comm_world.Get_size()}")
+    if comm_world.Get_rank() not in ranks:
+        own = comm_world.Get_rank()
+        raise ValueError(f"comm={ranks} does not contain this process, rank {own}")
+    return communicators.part(mpi_runtime, comm_world, ranks)
 
 
 def placement_of(mpi_runtime: MpiRuntime, comm: Intracomm, host_ranks: Sequence[int]) -> Placement:

@@ -262,7 +262,7 @@ def _private_bytes(config: Config, num_hosts: int) -> int:
 
 
 def _share(
-    config: Config, everyone: Comm, local: Comm, placement: Placement
+    config: Config, comm: Comm, local: Comm, placement: Placement
 ) -> tuple[tuple[tuple[tuple[int, ...], ...], tuple[str, ...]], int]:
     """The hosts as the engine sees them, and the descriptor of this host's memory (-1: none).
 
@@ -280,7 +280,7 @@ def _share(
             problem = lack_of_memory(own_bytes)
     except MemoryError as error:
         problem = str(error) or TOO_LARGE
-    answers = everyone.allgather((problem, descriptor is not None))
+    answers = comm.allgather((problem, descriptor is not None))
     problems = sorted({text for text, _ in answers if text})
     if problems:
         if descriptor is not None and descriptor >= 0:

@@ -140,11 +140,10 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the world. Not collective, and does not wait for other ranks.
+    """Leaves the world. Not collective, and does not wait for anybody.
 
-    Pending operations fail. Operations in which other ranks wait for this one fail there, with an
-    error that says it has left. `init` works again afterwards, if all ranks call it. Runs
-    automatically when the process ends.
+    What is pending fails; what others then want of this rank fails there, saying that it has left.
+    `init` works again afterwards, if all ranks call it. Runs by itself when the process ends.
     """
     global active
     world, active = active, None
@@ -169,7 +168,7 @@ def _leave_for_good() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process has a world: after `init`, before `shutdown`."""
+    """Whether there is a world: after `init`, before `shutdown`."""
     return active is not None
 
 
@@ -223,43 +222,44 @@ def _world_of_one(config: Config) -> World:
 def _world_of_many(config: Config, comm: Intracomm | Sequence[int] | None) -> World:
     mpi_runtime = mpi.load()
     mpi.check_launcher(mpi_runtime, os.environ)
-    everyone = mpi.world_comm(mpi_runtime, comm)
-    communicators.free_retired(mpi_runtime, everyone)
+    world_comm = mpi.world_comm(mpi_runtime, comm)
+    communicators.free_retired(mpi_runtime, world_comm)
     try:
-        return _world_on(mpi_runtime, everyone, config)
+        return _world_on(mpi_runtime, world_comm, config)
     except Exception:  # on every rank alike
-        communicators.retire(everyone)
+        communicators.retire(world_comm)
         raise
 
 
-def _world_on(mpi_runtime: mpi.MpiRuntime, everyone: Intracomm, config: Config) -> World:
-    """everyone: the world owns it from now on."""
+def _world_on(mpi_runtime: mpi.MpiRuntime, world_comm: Intracomm, config: Config) -> World:
+    """world_comm: the world owns it from now on."""
     global _exits
     if _exits is None:
-        _exits = Exits(mpi_runtime, everyone, everyone.Get_rank())
-        _exits.before(_leave_for_good)
+        _exits = Exits(mpi_runtime, world_comm, world_comm.Get_rank())
+        _exits.before_finalize(_leave_for_good)
         os.environ["HVDLITE_RANK_PROCESS"] = mpi.rank_process(os.environ)
-    placement = mpi.placement_of(mpi_runtime, everyone, config.host_ranks)
-    _check_settings(everyone, config)
-    table = algorithm_table.from_rank_0(config, everyone)
-    local = communicators.split(mpi_runtime, everyone, placement.host)
-    everyones_cores = local.allgather(cpu_threads.own_cores())
-    everyones_devices = local.allgather(gpu_pinning.visible_devices(config.gpu))
+    placement = mpi.placement_of(mpi_runtime, world_comm, config.host_ranks)
+    _check_settings(world_comm, config)
+    table = algorithm_table.from_rank_0(config, world_comm)
+    local = communicators.split(mpi_runtime, world_comm, placement.host)
+    local_cores = local.allgather(cpu_threads.own_cores())
+    local_devices = local.allgather(gpu_pinning.visible_devices(config.gpu))
     communicators.free(local)
-    _pin_together(everyone, everyones_devices, placement.local_rank, config)
-    team = make_team(config, table, mpi_runtime, everyone, placement, tuple(range(placement.size)))
-    _divide_cores(everyones_cores, placement.local_rank)
-    cpus_per_rank = cpu_threads.cpus_per_rank(everyones_cores, placement.local_rank)
+    _pin_together(world_comm, local_devices, placement.local_rank, config)
+    ranks = tuple(range(placement.size))
+    team = make_team(config, table, mpi_runtime, world_comm, placement, ranks)
+    _divide_cores(local_cores, placement.local_rank)
+    cpus_per_rank = cpu_threads.cpus_per_rank(local_cores, placement.local_rank)
     return World(placement, team, config, mpi_runtime, table, cpus_per_rank)
 
 
-def _check_settings(everyone: Comm, config: Config) -> None:
+def _check_settings(world_comm: Comm, config: Config) -> None:
     """Raises LaunchError, on every rank, if ranks have different values of a setting that must be
     equal: they would split the data differently."""
     sizes = ("inline", "block", "segment", "piece", "bucket", "first_bucket")
     names = [*(f"{size}_bytes" for size in sizes), "algorithm", "deterministic", "gpu_collectives"]
-    everyones = everyone.allgather([getattr(config, name) for name in names])
-    for name, values in zip(names, zip(*everyones, strict=True), strict=True):
+    values_by_rank = world_comm.allgather([getattr(config, name) for name in names])
+    for name, values in zip(names, zip(*values_by_rank, strict=True), strict=True):
         for rank, value in enumerate(values):
             if value != values[0]:
                 raise LaunchError(
@@ -281,16 +281,16 @@ def _pin(local: Sequence[gpu_pinning.Visible], local_rank: int, config: Config) 
 
 
 def _pin_together(
-    everyone: Comm, local: Sequence[gpu_pinning.Visible], local_rank: int, config: Config
+    world_comm: Comm, local: Sequence[gpu_pinning.Visible], local_rank: int, config: Config
 ) -> None:
-    """Collective over `everyone`. Raises LaunchError if another rank failed."""
+    """Collective over `world_comm`. Raises LaunchError if another rank failed."""
     failure: Exception | None = None
     try:
         _pin(local, local_rank, config)
     except Exception as error:
         failure = error
-    problem = None if failure is None else f"init failed on rank {everyone.Get_rank()}: {failure}"
-    problems = [text for text in everyone.allgather(problem) if text]
+    problem = None if failure is None else f"init failed on rank {world_comm.Get_rank()}: {failure}"
+    problems = [text for text in world_comm.allgather(problem) if text]
     if failure is not None:
         raise failure
     if problems:

@@ -1,4 +1,4 @@
-"""The timeline: one file, a lane per rank, every operation from state to state."""
+"""The timeline: one file, a row per rank, every operation from state to state."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ STATES = ["POSTED", "MATCHED", "RUNNING"]
 
 
 def spans(events):
-    """[(lane, title, what it was in, arguments)], from the viewer's point of view: an inner span
+    """[(row, title, what it was in, arguments)], from the viewer's point of view: an inner span
     ends before the one around it."""
     stacks, found = defaultdict(list), []
     inner = defaultdict(list)
@@ -59,16 +59,16 @@ NAMES = ["plain", 'a "quoted"\nname', "größe", "x" * 300]
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.hosts("1,1", "2,1")
-def test_every_rank_has_a_lane_with_each_operation_state_by_state(world, tmp_path):
+def test_every_rank_has_a_row_with_each_operation_state_by_state(world, tmp_path):
     path = tmp_path / "timeline.json"
     world.run(works, str(path), NAMES)
     events = json.loads(path.read_text())
-    lanes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert sorted(lanes) == list(range(world.size))
-    assert all(lanes[rank].startswith(f"rank {rank} on ") for rank in lanes)
+    rows = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(rows) == list(range(world.size))
+    assert all(rows[rank].startswith(f"rank {rank} on ") for rank in rows)
     found = spans(events)
     for rank in range(world.size):
-        mine = {title: (states, args) for lane, title, states, args in found if lane == rank}
+        mine = {title: (states, args) for row, title, states, args in found if row == rank}
         for name in NAMES[:3]:
             states, args = mine[f"allreduce {name}"]
             assert states == STATES
@@ -101,7 +101,7 @@ def sends(path):
 def test_ranks_that_do_not_see_the_file_send_to_rank_0(world, tmp_path):
     path = tmp_path / "timeline.json"
     world.run(sends, str(path))
-    titles = {(lane, title) for lane, title, _, _ in spans(json.loads(path.read_text()))}
+    titles = {(row, title) for row, title, _, _ in spans(json.loads(path.read_text()))}
     assert titles >= {
         (rank, f"allreduce sent {i}") for rank in range(world.size) for i in range(200)
     }
@@ -161,7 +161,7 @@ def test_the_knob_writes_one_from_init_to_shutdown(world, tmp_path):
     path = tmp_path / "timeline.json"
     world.run(steps_with_the_knob, knobs={"HVDLITE_TIMELINE": str(path)})
     events = json.loads(path.read_text().rstrip().rstrip(",") + "]")  # nobody has closed it
-    assert {(lane, title) for lane, title, _, _ in spans(events)} >= {
+    assert {(row, title) for row, title, _, _ in spans(events)} >= {
         (rank, "allreduce by the knob") for rank in range(world.size)
     }
 
@@ -204,9 +204,9 @@ def test_the_file_of_a_killed_job_can_be_read(mpi, tmp_path):
 
 
 def test_lost_events_are_told_and_the_rest_is_still_in_order():
-    lane = TraceRow(3, "here")
+    row = TraceRow(3, "here")
     events = [(1000, 7, "allreduce", "x", "RUNNING", 4), (2000, 7, "allreduce", "x", "DONE", 4)]
-    told, *rest = lane.lines(0, events, 12)
+    told, *rest = row.lines(0, events, 12)
     assert told["name"] == "12 events were lost: too many at once"
     assert [(e["ph"], e["name"]) for e in rest] == [
         ("b", "allreduce x"),

@@ -60,7 +60,7 @@ class Combining:
         assert self.op is Average
         return Sum, 1 / self.predivide, self.predivide / size
 
-    def is_everyone(self, total: float, size: int) -> bool:
+    def counts_all_ranks(self, total: float, size: int) -> bool:
         """Whether this is the total of a one from every rank; it may be rounded to 16 bits."""
         whole = size if self.op is Sum else 1
         return total > whole * (1 - 0.5 / size)
@@ -135,7 +135,7 @@ class Slot:
 
     def is_kept(self) -> bool:
         """Whether the user keeps the gradient of an earlier step, whose memory is its place."""
-        # The other references: this slot's, one or two, and that of the call.
+        # The references that are not the user's: one or two of this slot, and that of the call.
         return sys.getrefcount(self.view) > (3 if self.round_grad is self.view else 2)
 
     def move_from(self, former: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ ALIGNMENT_BYTES = 64
 COST_BYTES = 512 << 10
 COST_BETWEEN_HOSTS_BYTES = 256 << 10
 LARGEST_BYTES = 25 << 20
-# The first bucket has this fraction of the others' size; if the user has set that, this size.
+# The first bucket has 1 / FIRST_PART of the others' size; if the user sets that, at most this.
 FIRST_PART = 4
 LARGEST_FIRST_BYTES = 1 << 20
 

@@ -92,7 +92,9 @@ def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
     models: by member. ranks: by member, its world rank.
     """
     for i, (option, _) in enumerate(models[0].options):
-        if values := differing([f"{option}={model.options[i][1]}" for model in models], ranks):
+        if values := describe_values(
+            [f"{option}={model.options[i][1]}" for model in models], ranks
+        ):
             return (
                 f"DistributedOptimizer: {values}; pass the same arguments to DistributedOptimizer "
                 "on every rank"
@@ -106,24 +108,24 @@ def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
                 for parameter in found
             ]
             return (
-                f"DistributedOptimizer: parameter {i} differs: {differing(words, ranks)}; on every "
-                "rank make the same model, and its optimizer over the same parameters in the same "
-                "order"
+                f"DistributedOptimizer: parameter {i} differs: {describe_values(words, ranks)}; "
+                "on every rank make the same model, and its optimizer over the same parameters in "
+                "the same order"
             )
     return None
 
 
-def differing(values: Sequence[str], ranks: Sequence[int]) -> str:
+def describe_values(values: Sequence[str], ranks: Sequence[int]) -> str:
     """Which ranks have which value, in words; empty if all have the same."""
     by_value: dict[str, list[int]] = {}
     for value, rank in zip(values, ranks, strict=True):
         by_value.setdefault(value, []).append(rank)
     if len(by_value) == 1:
         return ""
-    return ", ".join(f"{value} on {listed(who)}" for value, who in by_value.items())
+    return ", ".join(f"{value} on {describe_ranks(found)}" for value, found in by_value.items())
 
 
-def listed(ranks: Sequence[int]) -> str:
+def describe_ranks(ranks: Sequence[int]) -> str:
     """As 'rank 3' or 'ranks 0, 2'; at most 8 of them."""
     shown = ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks[:8]))
     return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

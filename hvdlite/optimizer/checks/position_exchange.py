@@ -9,7 +9,7 @@ import torch
 
 from hvdlite.collectives.host_sum import HostSum
 from hvdlite.optimizer.buckets.positions import Position
-from hvdlite.optimizer.checks.consistency import differing
+from hvdlite.optimizer.checks.consistency import describe_values
 from hvdlite.world.teams import Team
 
 
@@ -18,10 +18,10 @@ def difference(
 ) -> str | None:
     """The difference between the ranks, as the same text on every rank; None if there is none.
 
-    positions: phase and rounds of each rank, counted anew after each join. ranks: by position, its
+    positions: phase and rounds of each rank, counted from the last join. ranks: by position, its
     rank. joins: the number of joins so far.
     """
-    found = differing([_backward(*position) for position in positions], ranks)
+    found = describe_values([_backward(*position) for position in positions], ranks)
     if not found:
         return None
     since = " (counted since the last hvd.join())" if joins else ""
@@ -41,7 +41,7 @@ def _backward(phase: int, rounds: int) -> str:
     return f"backward {rounds + 1}{inside}"
 
 
-def in_words(failure: str) -> str:
+def with_advice(failure: str) -> str:
     """The failure of a round, with advice if a rank has left."""
     if " has left " not in failure:
         return failure
@@ -66,6 +66,6 @@ class PositionExchange:
         self._sum.post()
         if self._sum.wait() is not None:
             return None
-        everyones = zip(self._team.ranks, self._sum.numbers.view(-1, 3).tolist(), strict=True)
-        found = [(rank, phase, rounds) for rank, (there, phase, rounds) in everyones if there]
+        by_rank = zip(self._team.ranks, self._sum.numbers.view(-1, 3).tolist(), strict=True)
+        found = [(rank, phase, rounds) for rank, (there, phase, rounds) in by_rank if there]
         return [(phase, rounds) for _, phase, rounds in found], [rank for rank, *_ in found]

@@ -15,7 +15,7 @@ import torch
 
 from hvdlite.collectives.host_sum import HostSum
 from hvdlite.errors import HorovodInternalError
-from hvdlite.optimizer.checks.consistency import listed
+from hvdlite.optimizer.checks.consistency import describe_ranks
 from hvdlite.world import world
 from hvdlite.world.teams import Team
 
@@ -95,10 +95,11 @@ def start_difference(found: Sequence[Sequence[tuple[str, int]]], ranks: Sequence
     by_value: dict[int, list[int]] = {}
     for (_, value), rank in zip(first, ranks, strict=True):
         by_value.setdefault(value, []).append(rank)
-    who = "; ".join(map(listed, list(by_value.values())[:4])) + ("; …" if len(by_value) > 4 else "")
+    groups = "; ".join(map(describe_ranks, list(by_value.values())[:4]))
+    groups += "; …" if len(by_value) > 4 else ""
     return (
         f"DistributedOptimizer: the ranks start from different values: {len(differing)} of "
-        f"{len(by_param)} parameters differ, first {first[0][0]!r}, between {who}; call "
+        f"{len(by_param)} parameters differ, first {first[0][0]!r}, between {groups}; call "
         "broadcast_parameters(model.state_dict(), root_rank=0) on every rank before the first "
         "step, or pass check_start=False to DistributedOptimizer if this is intended"
     )
