@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hvdrun.agent.frames import GRACE_S
 from hvdrun.errors import (
@@ -30,13 +30,12 @@ _REPORTER = re.compile(r"\*\*\* reported by process \[\d+,(\d+)\]")
 _ABORT = re.compile(rb"^Abort\((\d+)\) on node \d+", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """The rank that failed first."""
 
     rank: int
     host: str
-    ended: str  # 'code 3', 'signal 9' or 'oom 9', as the keeper says it
+    ended: str  # 'code 3', 'signal 9' or 'oom 9', as the keeper says
     after_s: float
     # MPI had ended its shim by then: it may be a consequence of another failure.
     late: bool = False
@@ -91,12 +90,13 @@ def last_lines(stderr: bytes) -> list[str]:
     return recent[-10:]
 
 
-def first_failure(failures: Sequence[Failure], mpirun_said: Iterable[str]) -> Failure | None:
-    """The one that the others are a consequence of, as far as can be told."""
+def first_failure(failures: Iterable[Failure], mpirun_said: Iterable[str]) -> Failure | None:
+    """The failure that the others are a consequence of, as far as that can be told. It does not
+    depend on the order in which the hosts report."""
     lost = lost_a_peer(mpirun_said)
     return min(
         failures,
-        key=lambda failure: (failure.rank in lost, failure.late, failure.after_s),
+        key=lambda failure: (failure.rank in lost, failure.late, failure.after_s, failure.rank),
         default=None,
     )
 

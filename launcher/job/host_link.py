@@ -1,4 +1,7 @@
-"""hvdrun's end of the connection to another host: ssh's standard input, output and errors."""
+"""hvdrun's end of the connection to another host: ssh's standard input, output and errors.
+
+It turns what comes into events for `course`, and knows nothing of what they mean for the job.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,21 @@ from hvdrun.agent.frames import (
     EXIT,
     MAGIC,
     PING,
-    PING_EVERY_S,
     REFUSED,
     SECRET,
-    SILENCE_LIMIT_S,
     STDIN,
     frame,
     unpack,
 )
 from hvdrun.agent.local_ranks import Deliver
+from hvdrun.job.events import Event, HostEnded, HostTalks, MpirunSaid, SshSaid
+from hvdrun.job.signs_of_life import SignsOfLife
 
 
 class HostLink:
-    """`deliver` gets what the ranks of the host have to say, `on_daemon` what MPI's daemon says,
-    `on_stdin_wanted` that rank 0 can take more input, `on_close` the end of the connection."""
+    """`deliver` gets what the ranks of the host say, `tell` what else happens there (but not
+    the end), `on_stdin_wanted` is called when rank 0 can take more input, `on_close` when the
+    connection has ended."""
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class HostLink:
         secret: str,
         selector: selectors.BaseSelector,
         deliver: Deliver,
-        on_daemon: Callable[[bytes], None],
+        tell: Callable[[Event], None],
         on_stdin_wanted: Callable[[HostLink], None],
         on_close: Callable[[HostLink], None],
     ) -> None:
@@ -51,7 +55,7 @@ class HostLink:
         self.secret = secret
         self.selector = selector
         self.deliver = deliver
-        self.on_daemon = on_daemon
+        self.tell = tell
         self.on_stdin_wanted = on_stdin_wanted
         self.on_close = on_close
         self.talking = False  # the host agent has begun to speak
@@ -60,8 +64,7 @@ class HostLink:
         self.refused = ""  # why nobody can look after the ranks there
         self.buffer = bytearray()
         self.unsent = bytearray()
-        self.errors = b""  # what ssh and the remote shell said
-        self.heard = self.pinged = time.monotonic()
+        self.signs = SignsOfLife(time.monotonic())
         # Between this clock and the host's: the least that was seen, which is the difference and
         # the fastest way of a message. What happened there seems later than it was by that way.
         self.clock_ns: int | None = None
@@ -87,12 +90,12 @@ class HostLink:
     def tick(self, now: float) -> bool:
         """Asks for a sign of life now and then. False when there has been none for too long."""
         if self.paused:
-            self.heard = now  # what it says waits
-        if self.talking and now - self.pinged >= PING_EVERY_S:
-            self.pinged = now
+            self.signs.heard = now  # what it says waits
+        if not self.talking:  # ssh's own time limit counts
+            return True
+        if self.signs.wants_asking(now):
             self.send(PING)
-        # Before the host agent speaks, ssh's own time limit counts.
-        return not self.talking or now - self.heard < SILENCE_LIMIT_S or self._has_unheard()
+        return not self.signs.has_stopped(now) or self._has_unheard()
 
     def _has_unheard(self) -> bool:
         """Whether the host has said something, and it is hvdrun that was held up."""
@@ -108,12 +111,8 @@ class HostLink:
             self.paused = paused
             self._flush()
 
-    def state(self) -> str:
-        """How far the host has come, while its ranks have not started."""
-        if self.talking:
-            return "ssh got through, and MPI's daemon has not started them"
-        said = self.errors.decode(errors="replace").strip().splitlines()
-        return "ssh has not got through" + (f" ({said[-1].strip()})" if said else "")
+    def how_it_ended(self) -> HostEnded:
+        return HostEnded(self.host, self.refused, self.daemon_status, self.daemon_said)
 
     def hang_up(self) -> None:
         """Nothing more will be said to the host: its agent ends what is left there, in its own time
@@ -166,7 +165,7 @@ class HostLink:
             self.close()
             self.on_close(self)
             return
-        self.heard = time.monotonic()
+        self.signs.heard = time.monotonic()
         self.buffer += data
         if not self.talking:
             begin = self.buffer.find(MAGIC)
@@ -175,11 +174,12 @@ class HostLink:
                 return
             del self.buffer[: begin + len(MAGIC)]
             self.talking = True
+            self.tell(HostTalks(self.host))
             self.send(SECRET, self.secret.encode())
         for kind, rank, payload in unpack(self.buffer):
             if kind == DAEMON:
                 self.daemon_said = (self.daemon_said + payload)[-CHUNK:]
-                self.on_daemon(payload)
+                self.tell(MpirunSaid(payload))
             elif kind == STDIN:
                 self.on_stdin_wanted(self)
             elif kind == REFUSED:
@@ -204,7 +204,8 @@ class HostLink:
         """Once: a pipe holds no more than that, and its writer may never stop."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self.stderr, CHUNK)
-            self.errors = (self.errors + data)[-CHUNK:]
-            if not data:
+            if data:
+                self.tell(SshSaid(self.host, data))
+            else:
                 with contextlib.suppress(KeyError, ValueError):
                     self.selector.unregister(self.stderr)

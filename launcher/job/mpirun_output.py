@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
-import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from hvdrun.agent.frames import CHUNK
 
@@ -19,15 +18,16 @@ MEANINGLESS = (
 # Open MPI's words where a machine under load did not start a thread of it in time.
 ILL_LUCK = "listener thread failed to start"
 LINE_BYTES = 1 << 16  # of a longer line the pieces are lines
+KEPT_LINES = 200
 
 
-@dataclass
-class Noise:
-    """Of both of its outputs; `take` gives what is to be shown, and each line once."""
+class MpirunOutput:
+    """Of both of its outputs. No clock. `take` gives the lines to show, each once."""
 
-    lines: list[tuple[float, str]] = field(default_factory=list)
-    rest: bytearray = field(default_factory=bytearray)
-    all: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.waiting: list[tuple[float, str]] = []  # when each line came
+        self.rest = bytearray()  # of a line
+        self.taken: list[str] = []
 
     def feed(self, data: bytes, now: float) -> None:
         *lines, rest = data.replace(b"\0", b"").split(b"\n")
@@ -38,39 +38,50 @@ class Noise:
         if len(self.rest) > LINE_BYTES:
             lines.append(bytes(self.rest))
             self.rest.clear()
-        self.lines += [
+        self.waiting += [
             (now, line.decode(errors="replace").rstrip())
             for line in lines
             if not any(part in line for part in MEANINGLESS)
         ]
 
-    def take(self, until: float) -> list[str]:
-        ready = [line for at, line in self.lines if at <= until]
-        self.lines = [(at, line) for at, line in self.lines if at > until]
-        self.all = (self.all + ready)[-200:]
+    def take(self, now: float, delay_s: float) -> list[str]:
+        """Those that have waited for so long."""
+        ready = [line for at, line in self.waiting if at + delay_s <= now]
+        del self.waiting[: len(ready)]
+        self.taken = (self.taken + ready)[-KEPT_LINES:]
         return ready
 
-    def everything(self) -> list[str]:
-        return self.all + [line for _, line in self.lines]
+    def untaken(self) -> list[str]:
+        return [line for _, line in self.waiting]
 
-    def is_of_ill_luck(self) -> bool:
-        """Whether mpirun or a daemon of it failed of what does not happen every time."""
+    def everything(self) -> list[str]:
+        return self.taken + self.untaken()
+
+    def shows_ill_luck(self) -> bool:
+        """Whether mpirun or a daemon of it failed by an error that does not happen every time."""
         return any(ILL_LUCK in line for line in self.everything())
 
 
 class Source:
-    """The pipe that mpirun writes to; what comes goes to `noise`."""
+    """The pipe that mpirun writes to. `heard` gets what comes, `ended` is called at its end."""
 
-    def __init__(self, fd: int, selector: selectors.BaseSelector, noise: Noise) -> None:
+    def __init__(
+        self,
+        fd: int,
+        selector: selectors.BaseSelector,
+        heard: Callable[[bytes], None],
+        ended: Callable[[], None],
+    ) -> None:
         self.fd = fd
         self.selector = selector
-        self.noise = noise
+        self.heard = heard
+        self.ended = ended
         self.is_open = True
         self.paused = False
         selector.register(fd, selectors.EVENT_READ, self._read)
 
     def pause(self, paused: bool) -> None:
-        """Whether what it has to say is left waiting for now."""
+        """Whether mpirun's output stays in the pipe for now."""
         if paused == self.paused or not self.is_open:
             return
         self.paused = paused
@@ -81,8 +92,9 @@ class Source:
 
     def _read(self) -> None:
         data = os.read(self.fd, CHUNK)
-        self.noise.feed(data or b"\n", time.monotonic())
+        self.heard(data or b"\n")
         if not data:
             self.is_open = False
             self.selector.unregister(self.fd)
             os.close(self.fd)
+            self.ended()

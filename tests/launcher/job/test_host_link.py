@@ -14,6 +14,7 @@ import pytest
 
 from hvdrun.agent.frames import END, MAGIC, OUT, PING, PING_EVERY_S, SECRET, frame, unpack
 from hvdrun.agent.host_agent import split_ssh
+from hvdrun.job.events import SshSaid
 from hvdrun.job.host_link import HostLink
 from hvdrun.machine.environment import LINK
 from tests.harness.worlds import ROOT, end_tree
@@ -27,7 +28,7 @@ def test_a_connection_that_ends_with_words_on_stderr_may_be_closed_before_they_a
     selector = selectors.DefaultSelector()
     near, far = socket.socketpair()
     reader, writer = os.pipe()
-    closed = []
+    closed, told = [], []
     link = HostLink(
         *(
             "server9",
@@ -36,7 +37,7 @@ def test_a_connection_that_ends_with_words_on_stderr_may_be_closed_before_they_a
             SECRET_OF_JOB,
             selector,
             lambda *_: None,
-            lambda _: None,
+            told.append,
             lambda _: None,
         ),
         closed.append,
@@ -49,7 +50,7 @@ def test_a_connection_that_ends_with_words_on_stderr_may_be_closed_before_they_a
     for key, _ in reversed(ready) if last_first else ready:
         key.data()
     assert closed == [link]
-    assert link.errors == b"Connection refused\n"
+    assert told == [SshSaid("server9", b"Connection refused\n")]
     selector.close()
 
 

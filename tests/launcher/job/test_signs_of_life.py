@@ -23,8 +23,10 @@ from hvdrun.agent.frames import (
     unpack,
 )
 from hvdrun.agent.local_ranks import LocalRanks
-from hvdrun.job import host_link
-from hvdrun.job.mpirun_output import LINE_BYTES, Noise, Source
+from hvdrun.job import host_link, signs_of_life
+from hvdrun.job.events import SshSaid
+from hvdrun.job.mpirun_output import LINE_BYTES, MpirunOutput, Source
+from hvdrun.job.signs_of_life import SignsOfLife
 from hvdrun.job.supervise import Supervisor
 from hvdrun.output.folding import HEADER
 from hvdrun.output.output import Output
@@ -74,7 +76,7 @@ class FarHost:
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, monkeypatch):
     """However many of them write at once, so that the time between two signs is that for one."""
-    monkeypatch.setattr(host_link, "PING_EVERY_S", 0.0)
+    monkeypatch.setattr(signs_of_life, "PING_EVERY_S", 0.0)
     hosts: list[FarHost] = []
     unheard_bytes = []
 
@@ -90,7 +92,8 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
     screen = SimpleNamespace(output=output, writer=writer)
     command = SimpleNamespace(num_proc=HOSTS, starter="mpirun")
     job = Supervisor(command, "/", screen, 60.0, False, None, is_last=True)
-    job.local_ranks = job.said_by_mpirun = SimpleNamespace(pause=lambda paused: None)
+    job.local_ranks = SimpleNamespace(pause=lambda paused: None, keepers=())
+    job.mpirun_pipe = SimpleNamespace(pause=lambda paused: None)
     job.stdin = SimpleNamespace(wanted_by=None)
     since = dict.fromkeys(range(HOSTS), 0)
     hosts += [FarHost(job, number) for number in range(HOSTS)]
@@ -98,7 +101,7 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
         for host in hosts:
             host.say(FLOODS[flood])
         job._turn()
-    assert job.error is None
+    assert job.course.error is None
     assert max(unheard_bytes) <= 2 * CHUNK
     for link in job.links:
         link.close()
@@ -122,12 +125,14 @@ class Ends(contextlib.ExitStack):
         return reader, writer
 
     def link(self):
-        """hvdrun's end of a connection, the host's end of it, and that of ssh's stderr."""
+        """hvdrun's end of a connection, the host's end of it, and that of ssh's stderr. What the
+        link tells is in `told`."""
         near, far = socket.socketpair()
         self.enter_context(far)
         reader, stderr = self.pipe()
-        nothing = (lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
-        link = host_link.HostLink("server9", near, reader, "secret", self.selector, *nothing)
+        self.told = []
+        calls = (lambda *_: None, self.told.append, lambda _: None, lambda _: None)
+        link = host_link.HostLink("server9", near, reader, "secret", self.selector, *calls)
         self.callback(link.close)
         return link, far, stderr
 
@@ -154,8 +159,26 @@ def test_a_host_that_has_spoken_while_hvdrun_was_held_up_is_not_silent(ends):
     assert not link.tick(late)
 
 
+@pytest.mark.parametrize(
+    ("heard_at", "silent_at"),
+    [((), 6.0), ((5.9,), 11.9), ((1.0, 2.0, 7.5), 13.5)],  # silent, and then back
+)
+def test_a_host_is_silent_six_seconds_after_its_last_sign(heard_at, silent_at):
+    signs = SignsOfLife(0.0)
+    for at in heard_at:
+        assert not signs.has_stopped(at)
+        signs.heard = at
+    assert not signs.has_stopped(silent_at - 0.001)
+    assert signs.has_stopped(silent_at)
+
+
+def test_a_host_is_asked_once_a_second():
+    signs = SignsOfLife(0.0)
+    assert [at for at in range(0, 3000, 100) if signs.wants_asking(at / 1000)] == [1000, 2000]
+
+
 def test_what_ssh_says_without_an_end_is_read_piece_by_piece(ends, monkeypatch):
-    link, _, stderr = ends.link()
+    *_, stderr = ends.link()
     sizes = []
 
     def read(fd, size):
@@ -168,7 +191,7 @@ def test_what_ssh_says_without_an_end_is_read_piece_by_piece(ends, monkeypatch):
     os.write(stderr, b"y" * CHUNK)
     ends.turn()
     assert sizes == [CHUNK]
-    assert link.errors == b"y" * CHUNK
+    assert ends.told == [SshSaid("server9", b"y" * CHUNK)]
 
 
 def test_what_the_remote_shell_says_before_the_agent_is_not_kept(ends):
@@ -217,20 +240,20 @@ def test_the_end_of_a_rank_does_not_wait_for_what_it_left_in_the_background(ends
 
 
 def test_what_mpirun_says_waits_too_where_nobody_reads_what_hvdrun_writes(ends):
-    noise = Noise()
+    heard = []
     reader, writer = ends.pipe()
-    source = Source(reader, ends.selector, noise)
+    source = Source(reader, ends.selector, heard.append, lambda: None)
     os.write(writer, b"one\n")
     source.pause(True)
     ends.turn()
-    assert noise.everything() == []
+    assert heard == []
     source.pause(False)
     ends.turn()
-    assert noise.everything() == ["one"]
+    assert heard == [b"one\n"]
 
 
 def test_a_line_of_mpirun_that_does_not_end_is_shown_in_pieces():
-    noise = Noise()
+    output = MpirunOutput()
     for piece in (b"first\nab", b"c" * LINE_BYTES, b"d\n"):
-        noise.feed(piece, 0.0)
-    assert noise.everything() == ["first", "ab" + "c" * LINE_BYTES, "d"]
+        output.feed(piece, 0.0)
+    assert output.everything() == ["first", "ab" + "c" * LINE_BYTES, "d"]

@@ -1,0 +1,320 @@
+"""The course of a job: events in, with their times, and actions out. No clock and no I/O.
+
+With the first failure that is reported all is ended: TERM, a grace, KILL. Which failure decides the
+report and the exit code is for `verdict` to say: when a rank dies, others may fail of that, and
+their words be here before those of its host.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
+from hvdrun.errors import LaunchError
+from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Say, SignalMpirun
+from hvdrun.job.ending import Ending
+from hvdrun.job.events import (
+    Event,
+    HostConnected,
+    HostEnded,
+    HostSilent,
+    HostTalks,
+    Interrupted,
+    KeeperGone,
+    KeepersHere,
+    MpirunEnded,
+    MpirunOutputEnded,
+    MpirunSaid,
+    RankEnded,
+    RankInMpi,
+    RankLeftMpi,
+    RankStarted,
+    ReaderLeft,
+    SshSaid,
+    TimePassed,
+)
+from hvdrun.job.failure_report import (
+    Failure,
+    daemon_failed,
+    held_by_another,
+    host_lost,
+    interrupted,
+    left_early,
+    missing_program,
+    not_started,
+    run_on,
+    unreachable,
+)
+from hvdrun.job.mpirun_output import MpirunOutput
+from hvdrun.job.ranks import Ranks
+from hvdrun.plan.command import Command
+
+# mpirun's own words wait so long before they are shown: a rank's failure makes them noise.
+NOISE_DELAY_S = 0.5
+# After a rank has left without MPI_Finalize: how long the others may take to leave, too.
+LEAVE_S = 3.0
+# After a rank has ended with 0 and others have not: when hvdrun says so.
+RUN_ON_S = 60.0
+# How long mpirun may take to end after all ranks have ended with 0.
+CLOSING_S = 10.0
+# After mpirun's end: how long keepers and hosts may take to say how their ranks ended.
+REPORTS_S = 2.0
+SSH_SAID_BYTES = 1 << 16
+
+
+class FarHost:
+    """A connected host."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.talks = False
+        self.ssh_said = b""
+
+    def state(self) -> str:
+        """How far the host is, while its ranks have not started."""
+        if self.talks:
+            return "ssh got through, and MPI's daemon has not started them"
+        said = self.ssh_said.decode(errors="replace").strip().splitlines()
+        return "ssh has not got through" + (f" ({said[-1].strip()})" if said else "")
+
+
+class Mpirun:
+    """`code` is None while it runs."""
+
+    def __init__(self) -> None:
+        self.output = MpirunOutput()
+        self.output_is_open = True
+        self.code: int | None = None
+        self.ended_at = 0.0
+
+    @property
+    def runs(self) -> bool:
+        return self.code is None
+
+
+class Course:
+    """`begin`: the time at which mpirun is started, by the clock of all times here."""
+
+    def __init__(
+        self, command: Command, begin: float, start_timeout_s: float, verbose: bool = False
+    ) -> None:
+        self.command = command
+        self.begin = begin
+        self.start_timeout_s = start_timeout_s
+        self.verbose = verbose
+        self.ranks = Ranks(command)
+        self.hosts: list[FarHost] = []
+        self.keepers = 0  # that are connected on this host
+        self.mpirun = Mpirun()
+        self.ending = Ending()
+        self.closing_at: float | None = None  # when all is ended, as all ranks have ended with 0
+        self.run_on_said = False
+        self.error: LaunchError | None = None
+        self.signal: int | None = None  # that hvdrun was ended with
+        self.finished = False
+        self.actions: list[Action] = []  # of the event that is being handled
+
+    def on(self, now: float, event: Event) -> list[Action]:
+        """What is to be done for the event. `now` never goes back."""
+        match event:
+            case RankStarted(rank):
+                self.ranks.started.add(rank)
+            case RankInMpi(rank):
+                self.ranks.in_mpi.add(rank)
+            case RankLeftMpi(rank):
+                self.ranks.in_mpi.discard(rank)
+                self.ranks.done.add(rank)
+            case RankEnded(rank, how, at):
+                self._rank_ended(now, rank, how, at)
+            case KeeperGone(rank):
+                if rank not in self.ranks.endings:
+                    self._rank_ended(now, rank, "signal 9", now)
+            case KeepersHere(connected):
+                self.keepers = connected
+            case HostConnected(host):
+                self.hosts.append(FarHost(host))
+                if self.ending.has_begun:
+                    self.actions.append(HangUp(host))
+            case HostTalks(host):
+                self._host(host).talks = True
+            case SshSaid(host, text):
+                known = self._host(host)
+                known.ssh_said = (known.ssh_said + text)[-SSH_SAID_BYTES:]
+            case HostEnded():
+                self._host_ended(now, event)
+            case HostSilent(host):
+                known = self._host(host)
+                self.hosts.remove(known)
+                silent = host_lost(host, "it has been silent for too long", known.ssh_said)
+                self._fail(now, silent, SILENT_GRACE_S)
+            case MpirunSaid(text):
+                self.mpirun.output.feed(text, now)
+            case MpirunOutputEnded():
+                self.mpirun.output_is_open = False
+            case MpirunEnded(code):
+                self.mpirun.code, self.mpirun.ended_at = code, now
+                self.actions.append(EndHosts(GRACE_S))
+            case Interrupted(number):
+                # The second time nobody waits for a grace.
+                again = self.signal is not None
+                self.signal = self.signal or number
+                self._say(interrupted(number, self.command.num_proc, again))
+                self._end(now, 0 if again else GRACE_S)
+            case ReaderLeft():
+                self.signal = self.signal or signal.SIGPIPE
+                self._finish(now)
+            case TimePassed():
+                self._time_passed(now)
+        actions, self.actions = self.actions, []
+        return actions
+
+    def wake_at(self) -> float | None:
+        """Until when nothing is to be done if nothing happens; None: for ever."""
+        return min((at for at, _ in self._deadlines()), default=None)
+
+    @property
+    def may_start_again(self) -> bool:
+        """mpirun has failed by ill luck, and no rank was there."""
+        return not self.ranks.started and not self.signal and self.mpirun.output.shows_ill_luck()
+
+    def who(self, rank: int) -> tuple[int, str]:
+        return rank, self.command.host_of(rank)
+
+    # ------------------------------------------------------------ ranks and hosts
+
+    def _rank_ended(self, now: float, rank: int, how: str, at: float) -> None:
+        ranks = self.ranks
+        late = how.startswith("late ")
+        how = how.removeprefix("late ")
+        ranks.endings[rank] = how
+        if how == "code 0":
+            ranks.well[rank] = at
+            if ranks.have_all_ended_well:
+                self.closing_at = now + CLOSING_S
+                if ranks.in_mpi:  # they are held, so that MPI does not end the others
+                    self._end(now, 0)
+        elif how.startswith("missing "):
+            number = int(how.split()[1])
+            self._fail(now, missing_program(self.command.program, *self.who(rank), number))
+        elif not how.startswith("asked "):
+            failure = Failure(*self.who(rank), how, at - self.begin, late)
+            ranks.fail(failure, self.ending.has_begun)
+            if ranks.failures and not self.ending.has_begun:
+                self._end(now, GRACE_S)
+
+    def _host(self, name: str) -> FarHost:
+        return next(host for host in self.hosts if host.name == name)
+
+    def _host_ended(self, now: float, event: HostEnded) -> None:
+        host = self._host(event.host)
+        self.hosts.remove(host)
+        if event.refused:
+            self._fail(now, held_by_another(host.name, event.refused))
+        elif event.daemon_status is not None:
+            # Where ranks have started, or with 0, mpirun says the rest.
+            if event.daemon_status and not self.ranks.has_started_on(host.name):
+                failed = daemon_failed(host.name, event.daemon_status, event.daemon_said)
+                self._fail(now, failed)
+        elif not host.talks:
+            self._fail(now, unreachable(host.name, host.ssh_said, self.command.python))
+        else:
+            lost = host_lost(host.name, "the connection to it has ended", host.ssh_said)
+            self._fail(now, lost)
+
+    # ------------------------------------------------------------ time
+
+    def _time_passed(self, now: float) -> None:
+        if self.verbose or not self.ending.has_begun:
+            self._show_noise(now)
+        while due := min(self._deadlines(), key=lambda each: each[0], default=None):
+            at, act = due
+            if at > now:
+                break
+            act(now)
+        if self.ending.has_begun and self.mpirun.runs:
+            self.ending.look_at_mpirun(now, is_alone=not self.keepers and not self.hosts)
+        if not (self.mpirun.runs or self.mpirun.output_is_open or self.hosts or self.keepers):
+            self._finish(now)
+
+    def _deadlines(self) -> Iterator[tuple[float, Callable[[float], None]]]:
+        """What is done if nothing happens until then. Doing it takes it off the list, or puts it
+        off."""
+        if self.finished:
+            return
+        if self.ending.has_begun:
+            yield self.ending.give_up_at, self._finish
+            if self.mpirun.runs:
+                yield self.ending.mpirun_at(), self._help_mpirun
+            return
+        ranks = self.ranks
+        if self.mpirun.output.waiting:
+            yield self.mpirun.output.waiting[0][0] + self._noise_delay_s, self._show_noise
+        if self.closing_at is not None:
+            yield self.closing_at, lambda now: self._end(now, 0)
+        if not self.mpirun.runs:
+            yield self.mpirun.ended_at + REPORTS_S, lambda now: self._end(now, GRACE_S)
+        elif not ranks.have_all_started:
+            yield self.begin + self.start_timeout_s, self._not_started
+        if left := ranks.first_that_left():
+            yield left[1] + LEAVE_S, self._left_early
+        if ranks.well and ranks.running and not self.run_on_said:
+            yield ranks.last_that_left()[1] + RUN_ON_S, self._run_on
+
+    @property
+    def _noise_delay_s(self) -> float:
+        return 0.0 if self.verbose else NOISE_DELAY_S
+
+    def _show_noise(self, now: float) -> None:
+        for line in self.mpirun.output.take(now, self._noise_delay_s):
+            self._say(f"[{self.command.starter}] {line}")
+
+    def _not_started(self, now: float) -> None:
+        states = {host.name: host.state() for host in self.hosts}
+        missing = self.ranks.not_started
+        found = [
+            (host, lacking, states.get(host, ""))
+            for host, ranks in self.ranks.by_host().items()
+            if (lacking := len(missing.intersection(ranks)))
+        ]
+        self._fail(now, not_started(found, self.start_timeout_s))
+
+    def _left_early(self, now: float) -> None:
+        """The others may wait for it for ever, and MPI may not notice."""
+        left = self.ranks.first_that_left()
+        assert left is not None
+        self._fail(now, self.left_early(left[0]))
+
+    def left_early(self, rank: int) -> LaunchError:
+        return left_early(*self.who(rank), self.ranks.well[rank] - self.begin)
+
+    def _run_on(self, now: float) -> None:
+        self.run_on_said = True
+        rank, at = self.ranks.last_that_left()
+        self._say(run_on(*self.who(rank), self.ranks.running, now - at))
+
+    def _help_mpirun(self, now: float) -> None:
+        self.ending.look_at_mpirun(now, is_alone=False)
+        number = self.ending.help_mpirun(now)
+        if number is not None:
+            self.actions.append(SignalMpirun(number))
+
+    # ------------------------------------------------------------ what is done
+
+    def _say(self, text: str) -> None:
+        self.actions.append(Say(text))
+
+    def _fail(self, now: float, error: LaunchError, grace_s: float = GRACE_S) -> None:
+        """The first error counts; what follows from the end of the job is none."""
+        if not self.ending.has_begun:
+            self.error = error
+            self._end(now, grace_s)
+
+    def _end(self, now: float, grace_s: float) -> None:
+        self.ending.begin(now, grace_s)
+        self.actions.append(EndAll(grace_s))
+
+    def _finish(self, _: float) -> None:
+        if not self.finished:
+            self.finished = True
+            self.actions.append(Finish())

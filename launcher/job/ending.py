@@ -1,0 +1,63 @@
+"""How long a job that is being ended may still take, and when mpirun is helped. No clock."""
+
+from __future__ import annotations
+
+import signal
+
+# From KILL on: what is left then is killed without asking.
+GIVE_UP_S = 2.0
+# From KILL on: mpirun is helped though ranks or hosts are still there.
+STUCK_S = 1.0
+# How long mpirun may take once there are no ranks any more; then TERM, and KILL after another time.
+MPIRUN_PATIENCE_S = 0.5
+MPIRUN_GRACE_S = 1.0
+# The signal is repeated: Open MPI ends at once only if it is told again.
+REPEAT_S = 0.1
+
+
+class Ending:
+    def __init__(self) -> None:
+        self.kill_at: float | None = (
+            None  # when KILL follows TERM; None: the job is not being ended
+        )
+        self.help_at: float | None = None  # when mpirun gets TERM
+        self.next_help_at = 0.0
+
+    @property
+    def has_begun(self) -> bool:
+        return self.kill_at is not None
+
+    def begin(self, now: float, grace_s: float) -> None:
+        """Later calls can only shorten the grace."""
+        at = now + grace_s
+        self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
+
+    @property
+    def give_up_at(self) -> float:
+        assert self.kill_at is not None
+        return self.kill_at + GIVE_UP_S
+
+    def look_at_mpirun(self, now: float, is_alone: bool) -> None:
+        """`is_alone`: no keeper and no other host is connected."""
+        if self.help_at is not None or self.kill_at is None:
+            return
+        if is_alone:
+            self.help_at = self.next_help_at = now + MPIRUN_PATIENCE_S
+        elif now >= self.kill_at + STUCK_S:
+            self.help_at = self.next_help_at = now
+
+    def mpirun_at(self) -> float:
+        """When mpirun is to be looked at or helped."""
+        assert self.kill_at is not None
+        return self.kill_at + STUCK_S if self.help_at is None else self.next_help_at
+
+    def help_mpirun(self, now: float) -> int | None:
+        """The signal that mpirun gets now."""
+        if self.help_at is None or now < self.next_help_at:
+            return None
+        kill_at = self.help_at + MPIRUN_GRACE_S
+        self.next_help_at = now + REPEAT_S
+        if now >= kill_at:
+            return signal.SIGKILL
+        self.next_help_at = min(self.next_help_at, kill_at)
+        return signal.SIGTERM

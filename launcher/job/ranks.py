@@ -1,0 +1,65 @@
+"""What is known of the ranks of a job: a record without a clock."""
+
+from __future__ import annotations
+
+from hvdrun.job.failure_report import Failure
+from hvdrun.plan.command import Command
+
+
+class Ranks:
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.num_proc = command.num_proc
+        self.started: set[int] = set()
+        self.in_mpi: set[int] = set()  # between MPI_Init and MPI_Finalize, where that is seen
+        self.done: set[int] = set()  # after MPI_Finalize
+        self.endings: dict[int, str] = {}  # rank → how it ended
+        self.well: dict[int, float] = {}  # rank → when it ended with 0
+        self.failures: list[Failure] = []  # of ranks that hvdrun did not end
+        self.late: list[Failure] = []  # those after MPI ended the shim, while there is no other
+
+    @property
+    def have_all_started(self) -> bool:
+        return len(self.started) == self.num_proc
+
+    @property
+    def not_started(self) -> set[int]:
+        return set(range(self.num_proc)) - self.started
+
+    @property
+    def running(self) -> int:
+        """How many have not ended, or not started."""
+        return self.num_proc - len(self.endings)
+
+    @property
+    def have_all_ended_well(self) -> bool:
+        return len(self.well) == self.num_proc
+
+    def by_host(self) -> dict[str, range]:
+        return {s.host.name: self.command.ranks_of(s.host.name) for s in self.command.shares}
+
+    def has_started_on(self, host: str) -> bool:
+        return not self.started.isdisjoint(self.command.ranks_of(host))
+
+    def fail(self, failure: Failure, is_ending: bool) -> None:
+        """A rank fails by itself. One that fails after hvdrun has begun to end the job, for another
+        reason than a rank's failure, is no failure of the job; one whose shim MPI had ended counts
+        only beside another."""
+        if self.failures or not (failure.late or is_ending):
+            self.failures += [*self.late, failure]
+            self.late.clear()
+        elif failure.late:
+            self.late.append(failure)
+
+    def first_that_left(self) -> tuple[int, float] | None:
+        """The first rank that ended with 0 without MPI_Finalize while others are in MPI: in
+        MPI_Init, in a collective or at last in MPI_Finalize they need all ranks. With when the last
+        such rank left."""
+        early = self.well.keys() - self.done
+        if not early or not self.in_mpi - self.endings.keys():
+            return None
+        return min(early, key=self.well.__getitem__), max(self.well[rank] for rank in early)
+
+    def last_that_left(self) -> tuple[int, float]:
+        """Of those that ended with 0, and when."""
+        return max(self.well.items(), key=lambda item: item[1])

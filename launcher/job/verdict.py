@@ -1,0 +1,98 @@
+"""How a job went, once its course has finished: what hvdrun says last, and its exit code. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hvdrun.errors import LaunchError, MpirunFailed
+from hvdrun.job.course import Course
+from hvdrun.job.failure_report import (
+    Failure,
+    aborted,
+    first_failure,
+    had_left,
+    host_lost,
+    host_without_words,
+    last_lines,
+    left_improperly,
+    lost_a_peer,
+    rank_failed,
+)
+
+
+class Verdict(NamedTuple):
+    exit_code: int
+    error: LaunchError | None = None  # what hvdrun ends with, where no rank is to blame
+    lines: tuple[str, ...] = ()  # to be shown
+    culprit: int | None = None  # the rank that failed first
+
+
+def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
+    """`date`: now, in seconds since 1970; `tails`: the last that each rank wrote to stderr."""
+    if course.signal is not None:
+        return Verdict(128 + course.signal)
+    if course.error is not None:
+        return _failed(course.error)
+    ranks, said = course.ranks, course.mpirun.output.everything()
+    improper = left_improperly(said)
+    if improper in ranks.well:
+        return _failed(course.left_early(improper))
+    failure = first_failure(ranks.failures, said)
+    if failure is None and (abort := aborted(tails)) is not None:
+        rank, ended = abort
+        failure = Failure(*course.who(rank), ended, now - course.begin)
+    if failure is None:
+        return Verdict(0) if ranks.have_all_ended_well else _mpirun_failed(course, said)
+    if failure.rank in lost_a_peer(said):
+        if host := host_without_words(ranks.by_host(), ranks.started, ranks.endings):
+            return _failed(host_lost(host, "its ranks have gone without a word"))
+        if ranks.well:
+            return _failed(course.left_early(ranks.last_that_left()[0]))
+    failure = failure._replace(at=date - (now - course.begin) + failure.after_s)
+    return Verdict(
+        failure.exit_code,
+        lines=tuple(_report(course, failure, tails)),
+        culprit=failure.rank,
+    )
+
+
+def _failed(error: LaunchError, lines: tuple[str, ...] = ()) -> Verdict:
+    return Verdict(error.code, error, lines)
+
+
+def _report(course: Course, failure: Failure, tails: Mapping[int, bytes]) -> list[str]:
+    words = last_lines(tails.get(failure.rank, b""))
+    same = [rank for rank in sorted(tails) if last_lines(tails[rank]) == words]
+    lines = [rank_failed(failure, words, same, course.command.num_proc)]
+    if course.ranks.well:
+        rank, at = course.ranks.last_that_left()
+        lines.append(had_left(*course.who(rank), at - course.begin))
+    return lines
+
+
+def _mpirun_failed(course: Course, said: list[str]) -> Verdict:
+    """No rank has failed by itself, and yet not all have ended with 0."""
+    ranks, starter, code = course.ranks, course.command.starter, course.mpirun.code
+    if not ranks.started and code == 0:
+        return Verdict(0)  # it was told to do something else, as with --mpi-args --version
+    if ranks.well:
+        return _failed(course.left_early(ranks.last_that_left()[0]))
+    lines = tuple(f"[{starter}] {line}" for line in course.mpirun.output.untaken() if line)
+    words = "see its words above" if said else "it said nothing"
+    if code is None:
+        ended = "hvdrun had to kill it"
+    else:
+        ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
+    if not ranks.started:
+        error = MpirunFailed(
+            f"{starter} could not start the job ({ended}): {words};"
+            " `hvdrun --dry-run` shows the command"
+        )
+    else:
+        rank = min(set(range(ranks.num_proc)) - ranks.well.keys())
+        error = MpirunFailed(
+            f"{starter} ended the job ({ended}) while rank {rank} on"
+            f" {course.command.host_of(rank)} was running: {words}"
+        )
+    return _failed(error, lines)

@@ -1,0 +1,621 @@
+"""Histories of jobs: what happens when, what hvdrun does, and its verdict.
+
+Unless it says otherwise, a job has ranks 0 and 1 on this host, a, and 2 and 3 on b.
+"""
+
+from dataclasses import dataclass, field
+
+from hvdrun.errors import (
+    CommandNotFound,
+    HostLost,
+    HostSetupError,
+    MpirunFailed,
+    SshFailed,
+    StartTimeout,
+)
+from hvdrun.job.actions import EndAll, EndHosts, Finish, HangUp, SignalMpirun
+from hvdrun.job.course import Course
+from hvdrun.job.events import (
+    HostConnected,
+    HostEnded,
+    HostSilent,
+    HostTalks,
+    Interrupted,
+    KeeperGone,
+    KeepersHere,
+    MpirunEnded,
+    MpirunOutputEnded,
+    MpirunSaid,
+    RankEnded,
+    RankInMpi,
+    RankLeftMpi,
+    RankStarted,
+    ReaderLeft,
+    SshSaid,
+    TimePassed,
+)
+from hvdrun.job.verdict import reach
+from hvdrun.plan.command import Command
+from hvdrun.plan.hosts import Host, Share
+
+INT, KILL, PIPE, TERM = 2, 9, 13, 15
+
+
+def command(**hosts):
+    shares = tuple(Share(Host(name), count) for name, count in hosts.items())
+    rest = {"environment": {}, "added": (), "passed": (), "connections": (), "notes": ()}
+    return Command(
+        argv=("/bin/mpirun",),
+        shares=shares,
+        explanations=(),
+        program="train.py",
+        python="/venv/bin/python",
+        **rest,
+    )
+
+
+def play(events, job=None, start_timeout_s=60.0, verbose=False, tails=None):
+    """The course of these events, and the actions with their times; the course is woken when it
+    wants to be, also after the last event."""
+    course = Course(job or command(a=2, b=2), 0.0, start_timeout_s, verbose)
+    actions = []
+
+    def tell(now, event):
+        actions.extend((round(now, 3), action) for action in course.on(now, event))
+
+    def sleep(until):
+        while (at := course.wake_at()) is not None and at <= until:
+            tell(at, TimePassed())
+            assert (next_at := course.wake_at()) is None or next_at > at, "it would not sleep"
+
+    for at, event in events:
+        sleep(at)
+        if course.finished:
+            break
+        tell(at, event)
+        tell(at, TimePassed())
+    sleep(float("inf"))
+    now = actions[-1][0] if actions else 0.0
+    return course, actions, reach(course, now, 1e9 + now, tails or {})
+
+
+def begun(at=0.1, ranks=(0, 1, 2, 3)):
+    """Both hosts are there, and these ranks."""
+    events = [KeepersHere(2), HostConnected("b"), HostTalks("b"), *map(RankStarted, ranks)]
+    return [(at, event) for event in events]
+
+
+def asked(at, *ranks):
+    """They end as hvdrun told them to."""
+    return [(at, RankEnded(rank, "asked signal 15", at)) for rank in ranks]
+
+
+def well(at, *ranks):
+    return [(at, RankEnded(rank, "code 0", at)) for rank in ranks]
+
+
+def in_mpi(at, *ranks):
+    return [(at, RankInMpi(rank)) for rank in ranks]
+
+
+def over(at, code=0):
+    """Nothing is left on any host, and mpirun ends too."""
+    events = [KeepersHere(0), HostEnded("b", "", 0), MpirunEnded(code), MpirunOutputEnded()]
+    return [(at, event) for event in events]
+
+
+def ends(at, grace_s=3.0, over_at=None):
+    """hvdrun ends all; mpirun's end and that of all later, if it is given."""
+    done = [(at, EndAll(grace_s))]
+    if over_at is not None:
+        done += [(over_at, EndHosts(3.0)), (over_at, Finish())]
+    return done
+
+
+@dataclass
+class History:
+    events: list
+    actions: list  # all but Say
+    code: int
+    culprit: int | None = None
+    error: type | None = None
+    words: tuple = ()  # of the report or the error
+    says: list = field(default_factory=list)  # how the Says begin, with their times
+    options: dict = field(default_factory=dict)
+
+
+LOST_A_PEER = MpirunSaid(
+    b"[a:00000] *** reported by process [3216572417,0]\n[a:00000] *** on a NULL communicator\n"
+)
+IMPROPER = MpirunSaid(b"process rank 1 with PID 7 on node a exiting\nimproperly. There are\n")
+ILL_LUCK = MpirunSaid(b"The PMIx server's listener thread failed to start. We cannot\n")
+
+RANKS = {
+    "all ranks end with 0": History(
+        [*begun(), *well(2.0, 0, 1, 2, 3), *over(2.1)],
+        [(2.1, EndHosts(3.0)), (2.1, Finish())],
+        0,
+    ),
+    "a rank fails, and the others are ended": History(
+        [
+            *begun(),
+            (2.1, RankEnded(3, "code 3", 2.0)),
+            *asked(2.2, 0, 1, 2),
+            *over(2.5, 1),
+        ],
+        ends(2.1, over_at=2.5),
+        3,
+        culprit=3,
+        words=("rank 3 on b ended with exit code 3 after 2.0 s", "the other 3 ranks were ended"),
+    ),
+    "the words of the host that failed first come last": History(
+        [
+            *begun(),
+            (2.0, RankEnded(0, "code 1", 2.0)),
+            *asked(2.1, 1),
+            (2.4, RankEnded(2, "signal 9", 1.9)),
+            *asked(2.5, 3),
+            *over(2.6, 1),
+        ],
+        ends(2.0, over_at=2.6),
+        137,
+        culprit=2,
+        words=("rank 2 on b was ended by SIGKILL",),
+    ),
+    "two ranks fail within milliseconds": History(
+        [
+            *begun(),
+            (2.004, RankEnded(0, "code 5", 2.003)),
+            (2.005, RankEnded(3, "code 6", 2.001)),
+            *asked(2.1, 1, 2),
+            *over(2.2),
+        ],
+        ends(2.004, over_at=2.2),
+        6,
+        culprit=3,
+    ),
+    "two ranks fail at the same time": History(
+        [
+            *begun(),
+            (2.0, RankEnded(3, "code 6", 2.0)),
+            (2.0, RankEnded(1, "code 5", 2.0)),
+            *asked(2.1, 0, 2),
+            *over(2.2),
+        ],
+        ends(2.0, over_at=2.2),
+        5,
+        culprit=1,
+    ),
+    "a rank that MPI had ended before is a consequence": History(
+        [
+            *begun(),
+            (2.0, RankEnded(0, "late signal 15", 2.0)),
+            (2.2, RankEnded(3, "code 6", 2.1)),
+            *asked(2.3, 1, 2),
+            *over(2.4),
+        ],
+        ends(2.2, over_at=2.4),
+        6,
+        culprit=3,
+    ),
+    "the kernel is out of memory": History(
+        [*begun(), (2.0, RankEnded(1, "oom 9", 2.0)), *asked(2.1, 0, 2, 3), *over(2.2)],
+        ends(2.0, over_at=2.2),
+        137,
+        culprit=1,
+        words=("rank 1 on a was ended by SIGKILL (Killed), as the kernel was out of memory",),
+    ),
+    "a keeper is killed": History(
+        [*begun(), (2.0, KeeperGone(0)), *asked(2.1, 1, 2, 3), *over(2.2)],
+        ends(2.0, over_at=2.2),
+        137,
+        culprit=0,
+        words=("rank 0 on a was ended by SIGKILL",),
+    ),
+    "a keeper ends after its rank": History(
+        [
+            *begun(),
+            *well(2.0, 0, 1, 2, 3),
+            *((2.0, KeeperGone(r)) for r in range(4)),
+            *over(2.1),
+        ],
+        [(2.1, EndHosts(3.0)), (2.1, Finish())],
+        0,
+    ),
+    "the program is not there": History(
+        [*begun(), (0.2, RankEnded(2, "missing 2", 0.2)), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
+        ends(0.2, over_at=0.5),
+        69,
+        error=CommandNotFound,
+        words=("'train.py' was not found on b (rank 2)",),
+    ),
+    "a rank calls MPI_Abort under MPICH, which kills all without their codes": History(
+        [*begun(), *over(2.0, 7)],
+        [(2.0, EndHosts(3.0)), (2.0, Finish())],
+        7,
+        culprit=2,
+        options={"tails": {0: b"fine\n", 2: b"Abort(7) on node 2 (rank 2 in comm 0)\n"}},
+    ),
+    "ranks ignore TERM": History(
+        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), *asked(5.1, 0, 2, 3), *over(5.2, 1)],
+        ends(2.0, over_at=5.2),
+        4,
+        culprit=1,
+    ),
+    "neither ranks nor mpirun end": History(
+        [*begun(), (2.0, RankEnded(1, "code 4", 2.0))],
+        [
+            *ends(2.0),
+            (6.0, SignalMpirun(TERM)),
+            (7.0, Finish()),
+        ],
+        4,
+        culprit=1,
+    ),
+    "mpirun does not end though the ranks have": History(
+        [
+            *begun(),
+            (2.0, RankEnded(1, "code 4", 2.0)),
+            *asked(2.1, 0, 2, 3),
+            *((2.2, event) for event in (KeepersHere(0), HostEnded("b", "", 0))),
+            (2.75, MpirunEnded(-TERM)),
+            (2.75, MpirunOutputEnded()),
+        ],
+        [*ends(2.0), (2.7, SignalMpirun(TERM)), (2.75, EndHosts(3.0)), (2.75, Finish())],
+        4,
+        culprit=1,
+    ),
+}
+
+LEFT = {
+    "a rank ends with 0 before others have begun": History(
+        [
+            *begun(0.1, (0, 1)),
+            *well(0.2, 0),
+            (5.0, RankStarted(2)),
+            (5.0, RankStarted(3)),
+            *well(6.0, 1, 2, 3),
+            *over(6.1),
+        ],
+        [(6.1, EndHosts(3.0)), (6.1, Finish())],
+        0,
+    ),
+    "a rank ends with 0, and others run on": History(
+        [*begun(), *well(1.0, 0), *well(200.0, 1, 2, 3), *over(200.1)],
+        [(200.1, EndHosts(3.0)), (200.1, Finish())],
+        0,
+        says=[(61.0, "hvdrun: rank 0 on a ended with exit code 0 1 min 00 s ago, and 3 other")],
+    ),
+    "os._exit(0) in mid-job": History(
+        [
+            *begun(),
+            *in_mpi(0.5, 0, 1, 2, 3),
+            *well(5.0, 1),
+            *asked(8.1, 0, 2, 3),
+            *over(8.2),
+        ],
+        ends(8.0, over_at=8.2),
+        73,
+        error=MpirunFailed,
+        words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
+    ),
+    "os._exit(0) in mid-job, which Open MPI notices": History(
+        [*begun(), *well(5.0, 1), (5.1, IMPROPER), *well(5.2, 0), *over(5.3, 1)],
+        [(5.3, EndHosts(3.0)), (5.3, Finish())],
+        73,
+        error=MpirunFailed,
+        words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
+    ),
+    "a rank fails of another that left": History(
+        [*begun(), *well(5.0, 1), (5.5, RankEnded(2, "code 9", 5.4)), *over(5.6)],
+        ends(5.5, over_at=5.6),
+        9,
+        culprit=2,
+        words=("rank 2 on b ended with exit code 9", "rank 1 on a had ended with exit code 0"),
+    ),
+    "all leave with 0 in mid-job": History(
+        [*begun(), *in_mpi(0.5, 0, 1, 2, 3), *well(5.0, 1), *well(7.9, 0, 2, 3), *over(8.0)],
+        ends(7.9, grace_s=0, over_at=8.0),
+        0,
+    ),
+    "ranks end with 0 after MPI_Finalize, seconds apart": History(
+        [
+            *begun(),
+            *in_mpi(0.5, 0, 1, 2, 3),
+            *((5.0, RankLeftMpi(rank)) for rank in range(4)),
+            *well(5.0, 0, 1, 2),
+            *well(30.0, 3),
+            *over(30.1),
+        ],
+        [(30.1, EndHosts(3.0)), (30.1, Finish())],
+        0,
+    ),
+    "mpirun does not end though all ranks have ended with 0": History(
+        [*begun(), *well(2.0, 0, 1, 2, 3), (2.1, KeepersHere(0)), (2.1, HostEnded("b", "", 0))],
+        [
+            *ends(12.0, grace_s=0),
+            (12.5, SignalMpirun(TERM)),
+            (13.5, SignalMpirun(KILL)),
+            (14.0, Finish()),
+        ],
+        0,
+    ),
+}
+
+HOSTS = {
+    "a host is silent": History(
+        [*begun(), (10.0, HostSilent("b")), *asked(10.2, 0, 1), *over(10.3, 1)[::2]],
+        [*ends(10.0, grace_s=2.0), (10.3, EndHosts(3.0))],
+        72,
+        error=HostLost,
+        words=("b is lost: it has been silent for too long",),
+    ),
+    "a connection ends": History(
+        [
+            *begun(),
+            (9.9, SshSaid("b", b"Connection to b closed.\n")),
+            (10.0, HostEnded("b")),
+            *asked(10.2, 0, 1),
+        ],
+        ends(10.0),
+        72,
+        error=HostLost,
+        words=("b is lost: the connection to it has ended (Connection to b closed.)",),
+    ),
+    "ssh does not get through": History(
+        [
+            (0.1, HostConnected("b")),
+            (0.5, SshSaid("b", b"ssh: connect to host b port 22: Connection refused\n")),
+            (0.5, HostEnded("b")),
+        ],
+        ends(0.5),
+        70,
+        error=SshFailed,
+        words=("b can't be reached by ssh",),
+    ),
+    "another user holds the socket of a host": History(
+        [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "ann has it"))],
+        ends(0.5),
+        71,
+        error=HostSetupError,
+        words=("b can't run ranks: ann has it",),
+    ),
+    "MPI's daemon can't start": History(
+        [
+            (0.1, HostConnected("b")),
+            (0.2, HostTalks("b")),
+            (0.3, MpirunSaid(b"orted: not found\n")),
+            (0.4, HostEnded("b", "", 127, b"orted: not found\n")),
+        ],
+        ends(0.4),
+        71,
+        error=HostSetupError,
+        words=("MPI's daemon ended there with exit code 127: orted: not found",),
+    ),
+    "MPI's daemon fails after ranks have started, and mpirun says the rest": History(
+        [
+            *begun(),
+            (1.0, HostEnded("b", "", 1)),
+            (1.1, RankEnded(0, "code 9", 1.0)),
+            (1.1, KeepersHere(0)),
+            (1.2, MpirunEnded(1)),
+            (1.2, MpirunOutputEnded()),
+        ],
+        ends(1.1, over_at=1.2),
+        9,
+        culprit=0,
+    ),
+    "a rank fails of a host that has gone without a word": History(
+        [*begun(), (2.0, LOST_A_PEER), (2.0, RankEnded(0, "code 14", 2.0)), *over(2.1, 14)],
+        ends(2.0, over_at=2.1),
+        72,
+        error=HostLost,
+        words=("b is lost: its ranks have gone without a word",),
+    ),
+    "a rank fails of one that was killed and whose shim MPI had ended": History(
+        [
+            *begun(),
+            (2.0, RankEnded(2, "late signal 9", 1.9)),
+            (2.0, LOST_A_PEER),
+            (2.0, RankEnded(0, "code 14", 2.0)),
+            *over(2.1, 14),
+        ],
+        ends(2.0, over_at=2.1),
+        137,
+        culprit=2,
+        words=("rank 2 on b was ended by SIGKILL",),
+    ),
+    "a rank fails of one that left with 0": History(
+        [
+            *begun(),
+            *well(1.9, 2),
+            (2.0, LOST_A_PEER),
+            (2.0, RankEnded(0, "code 14", 2.0)),
+            *over(2.1, 14),
+        ],
+        ends(2.0, over_at=2.1),
+        73,
+        error=MpirunFailed,
+        words=("rank 2 on b ended with exit code 0 after 1.9 s, in mid-job",),
+    ),
+    "a host is silent while the job is ended for another reason": History(
+        [
+            *begun(),
+            (2.0, RankEnded(1, "code 4", 2.0)),
+            (2.5, HostSilent("b")),
+            (2.6, KeepersHere(0)),
+            (2.6, MpirunEnded(1)),
+            (2.6, MpirunOutputEnded()),
+        ],
+        ends(2.0, over_at=2.6),
+        4,
+        culprit=1,
+    ),
+    "a host comes up while the job is being ended": History(
+        [
+            (0.1, KeepersHere(2)),
+            (0.1, RankStarted(0)),
+            (0.2, RankEnded(0, "code 4", 0.2)),
+            (0.3, HostConnected("b")),
+            *over(0.5, 1),
+        ],
+        [*ends(0.2), (0.3, HangUp("b")), (0.5, EndHosts(3.0)), (0.5, Finish())],
+        4,
+        culprit=0,
+    ),
+    "ranks do not start in time": History(
+        [
+            *begun(0.1, (0, 1)),
+            (30.0, HostEnded("b", "", 0)),
+            (30.0, HostConnected("b")),
+            (30.0, SshSaid("b", b"debug\nwaiting\n")),
+        ],
+        ends(60.0),
+        75,
+        error=StartTimeout,
+        words=("not started within 60 s", "b: 2 ranks not started: ssh has not got through (wait"),
+    ),
+}
+
+MPIRUN = {
+    "mpirun fails before any rank is there": History(
+        [
+            (0.1, MpirunSaid(b"no such option\n")),
+            (0.2, MpirunEnded(213)),
+            (0.2, MpirunOutputEnded()),
+        ],
+        [(0.2, EndHosts(3.0)), (0.2, Finish())],
+        73,
+        error=MpirunFailed,
+        words=("[mpirun] no such option", "could not start the job (exit code 213): see its words"),
+    ),
+    "mpirun fails without a word": History(
+        [(0.2, MpirunEnded(-11)), (0.2, MpirunOutputEnded())],
+        [(0.2, EndHosts(3.0)), (0.2, Finish())],
+        73,
+        error=MpirunFailed,
+        words=("could not start the job (signal 11): it said nothing",),
+    ),
+    "mpirun is told to do something else": History(
+        [(0.1, MpirunSaid(b"mpirun 5\n")), (0.9, MpirunEnded(0)), (0.9, MpirunOutputEnded())],
+        [(0.9, EndHosts(3.0)), (0.9, Finish())],
+        0,
+        says=[(0.6, "[mpirun] mpirun 5")],
+    ),
+    "mpirun's words come at once with --verbose": History(
+        [(0.1, MpirunSaid(b"mpirun 5\n")), (0.9, MpirunEnded(0)), (0.9, MpirunOutputEnded())],
+        [(0.9, EndHosts(3.0)), (0.9, Finish())],
+        0,
+        says=[(0.1, "[mpirun] mpirun 5")],
+        options={"verbose": True},
+    ),
+    "mpirun's words about a rank's failure are not shown": History(
+        [
+            *begun(),
+            (2.0, MpirunSaid(b"BAD TERMINATION\n")),
+            (2.1, RankEnded(1, "code 4", 2.0)),
+            *over(9.0),
+        ],
+        ends(2.1),
+        4,
+        culprit=1,
+    ),
+    "a host's words come after mpirun's end": History(
+        [
+            *begun(),
+            (2.0, MpirunEnded(1)),
+            (2.0, MpirunOutputEnded()),
+            (3.5, RankEnded(2, "code 7", 1.9)),
+            (3.6, HostEnded("b", "", 1)),
+            (3.6, KeepersHere(0)),
+        ],
+        [(2.0, EndHosts(3.0)), (3.5, EndAll(3.0)), (3.6, Finish())],
+        7,
+        culprit=2,
+    ),
+    "a host's words come more than 2 s after mpirun's end": History(
+        [
+            *begun(),
+            (2.0, MpirunEnded(1)),
+            (2.0, MpirunOutputEnded()),
+            (4.5, RankEnded(2, "code 7", 1.9)),
+            (4.6, HostEnded("b", "", 1)),
+            (4.6, KeepersHere(0)),
+        ],
+        [(2.0, EndHosts(3.0)), (4.0, EndAll(3.0)), (4.6, Finish())],
+        73,
+        error=MpirunFailed,
+        words=("mpirun ended the job (exit code 1) while rank 0 on a was running",),
+    ),
+    "mpirun ends with 0 while ranks have not reported": History(
+        [
+            *begun(),
+            (2.0, MpirunEnded(0)),
+            (2.0, MpirunOutputEnded()),
+            *asked(4.1, 0, 1, 2, 3),
+            (4.2, HostEnded("b", "", 0)),
+            (4.2, KeepersHere(0)),
+        ],
+        [(2.0, EndHosts(3.0)), (4.0, EndAll(3.0)), (4.2, Finish())],
+        73,
+        error=MpirunFailed,
+        words=("mpirun ended the job (exit code 0) while rank 0 on a was running",),
+    ),
+    "mpirun is killed": History(
+        [
+            *begun(),
+            *well(1.0, 0),
+            (2.0, RankEnded(1, "late signal 15", 2.0)),
+            (2.0, RankEnded(2, "late signal 15", 2.0)),
+            (2.0, RankEnded(3, "late signal 15", 2.0)),
+            *over(2.1, -KILL),
+        ],
+        [(2.1, EndHosts(3.0)), (2.1, Finish())],
+        73,
+        error=MpirunFailed,
+        words=("rank 0 on a ended with exit code 0 after 1.0 s, in mid-job",),
+    ),
+}
+
+USER = {
+    "Ctrl-C": History(
+        [*begun(), (2.0, Interrupted(INT)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
+        ends(2.0, over_at=2.2),
+        130,
+        says=[(2.0, "hvdrun: Ctrl-C: the 4 ranks have 3 s to end")],
+    ),
+    "Ctrl-C, and again": History(
+        [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT)), *over(2.7, 1)],
+        [*ends(2.0), *ends(2.5, grace_s=0, over_at=2.7)],
+        130,
+        says=[(2.0, "hvdrun: Ctrl-C: the 4"), (2.5, "hvdrun: Ctrl-C again: everything is killed")],
+    ),
+    "TERM, which ranks and mpirun ignore": History(
+        [*begun(), (2.0, Interrupted(TERM))],
+        [
+            *ends(2.0),
+            (6.0, SignalMpirun(TERM)),
+            (7.0, Finish()),
+        ],
+        143,
+        says=[(2.0, "hvdrun: SIGTERM: the 4 ranks have 3 s to end")],
+    ),
+    "Ctrl-C, and again, which nothing heeds": History(
+        [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT))],
+        [
+            *ends(2.0),
+            *ends(2.5, grace_s=0),
+            (3.5, SignalMpirun(TERM)),
+            (4.5, Finish()),
+        ],
+        130,
+        says=[(2.0, "hvdrun: Ctrl-C: "), (2.5, "hvdrun: Ctrl-C again: ")],
+    ),
+    "a rank fails after Ctrl-C": History(
+        [*begun(), (2.0, Interrupted(INT)), (2.1, RankEnded(1, "code 4", 2.1)), *over(2.2, 1)],
+        ends(2.0, over_at=2.2),
+        130,
+        says=[(2.0, "hvdrun: Ctrl-C: ")],
+    ),
+    "a reader that leaves": History([*begun(), (2.0, ReaderLeft())], [(2.0, Finish())], 141),
+}

@@ -1,0 +1,226 @@
+"""What hvdrun does in the course of a job, and its verdict. No process is started."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrun.errors import LaunchError
+from hvdrun.job.actions import EndAll, Finish, Say, SignalMpirun
+from hvdrun.job.course import Course
+from hvdrun.job.events import (
+    HostConnected,
+    HostEnded,
+    HostSilent,
+    HostTalks,
+    Interrupted,
+    KeeperGone,
+    KeepersHere,
+    MpirunEnded,
+    MpirunOutputEnded,
+    MpirunSaid,
+    RankEnded,
+    RankInMpi,
+    RankLeftMpi,
+    RankStarted,
+    ReaderLeft,
+    SshSaid,
+    TimePassed,
+)
+from tests.launcher.job.histories import (
+    HOSTS,
+    ILL_LUCK,
+    INT,
+    LEFT,
+    MPIRUN,
+    RANKS,
+    TERM,
+    USER,
+    begun,
+    command,
+    over,
+    play,
+)
+
+HISTORIES = {**RANKS, **LEFT, **HOSTS, **MPIRUN, **USER}
+
+
+def kinds(actions):
+    """NamedTuples of two kinds are equal where their fields are."""
+    return [(at, type(action).__name__, *action) for at, action in actions]
+
+
+def without_repeats(actions):
+    """mpirun gets the same signal again and again."""
+    pairs = zip([(0, None), *actions], actions, strict=False)
+    return [b for a, b in pairs if not (isinstance(b[1], SignalMpirun) and a[1] == b[1])]
+
+
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
+def test_the_course_of_a_job_and_its_verdict(history):
+    _, actions, verdict = play(history.events, **history.options)
+    done = [(at, action) for at, action in actions if not isinstance(action, Say)]
+    done = without_repeats(done)
+    assert kinds(done[: len(history.actions)]) == kinds(history.actions)
+    # A history may go no further: then hvdrun waits for mpirun, helps it and gives up.
+    assert {type(action) for _, action in done[len(history.actions) :]} <= {SignalMpirun, Finish}
+    assert verdict.exit_code == history.code
+    assert verdict.culprit == history.culprit
+    assert type(verdict.error) is (history.error or type(None))
+    text = "\n".join([*verdict.lines, str(verdict.error or "")])
+    assert [words for words in history.words if words not in text] == []
+    said = [(at, action.text) for at, action in actions if isinstance(action, Say)]
+    assert [at for at, _ in said] == [at for at, _ in history.says]
+    for (_, text), (_, begin) in zip(said, history.says, strict=True):
+        assert text.startswith(begin)
+
+
+def test_the_time_in_the_report_is_that_of_the_failure_not_of_its_report():
+    history = RANKS["a rank fails, and the others are ended"]
+    course, _, verdict = play(history.events)
+    (failure,) = course.ranks.failures
+    assert failure.after_s == 2.0
+    assert time.strftime("(at %H:%M:%S)", time.localtime(1e9 + 2.0)) in verdict.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("events", "again"),
+    [
+        ([(0.1, ILL_LUCK), (0.2, MpirunEnded(213))], True),
+        ([(0.1, MpirunSaid(b"no such option\n")), (0.2, MpirunEnded(213))], False),
+        ([(0.1, RankStarted(0)), (0.1, ILL_LUCK), (0.2, MpirunEnded(213))], False),
+        ([(0.1, Interrupted(INT)), (0.1, ILL_LUCK), (0.2, MpirunEnded(213))], False),
+    ],
+)
+def test_a_job_may_start_again_where_mpirun_failed_by_ill_luck_before_any_rank(events, again):
+    course, *_ = play([*events, (0.2, MpirunOutputEnded())])
+    assert course.may_start_again == again
+
+
+def test_a_job_that_runs_wakes_hvdrun_for_nothing():
+    course = Course(command(a=2, b=2), 0.0, 60.0)
+    for at, event in begun():
+        course.on(at, event)
+    assert course.wake_at() is None
+    assert course.on(1e6, TimePassed()) == []
+
+
+# ------------------------------------------------------------ what holds for every history
+
+HOWS = ["code 0", "code 1", "code 3", "signal 9", "signal 15", "oom 9", "late signal 15"]
+HOWS += ["late code 0", "asked signal 15", "asked signal 9", "missing 2"]
+ranks = st.integers(0, 3)
+times = st.floats(0.0, 100.0).map(lambda at: round(at, 3))
+of_ranks = st.one_of(
+    ranks.map(RankStarted),
+    ranks.map(RankInMpi),
+    ranks.map(RankLeftMpi),
+    ranks.map(KeeperGone),
+    st.builds(RankEnded, ranks, st.sampled_from(HOWS), times),
+)
+WORDS = [b"text\n", b"half", ILL_LUCK.text, b"process rank 2 with PID 7 on node b exiting"]
+of_others = st.one_of(
+    st.integers(0, 2).map(KeepersHere),
+    st.just(HostTalks("b")),
+    st.just(SshSaid("b", b"ssh: no\n")),
+    st.builds(HostEnded, st.just("b"), st.just(""), st.sampled_from([None, 0, 1])),
+    st.just(HostSilent("b")),
+    st.sampled_from(WORDS).map(MpirunSaid),
+    st.just(MpirunOutputEnded()),
+    st.sampled_from([0, 1, -9]).map(MpirunEnded),
+    st.sampled_from([INT, TERM]).map(Interrupted),
+    st.just(ReaderLeft()),
+)
+
+
+def possible(events):
+    """In order of their times, and only what can happen: a host is connected before it says
+    something, mpirun and its output end once, and a rank has started before it ends."""
+    events = [(0.0, HostConnected("b")), *sorted(events, key=lambda each: each[0])]
+    seen, found = set(), []
+    for at, event in events:
+        kind = type(event)
+        if kind in (HostTalks, SshSaid, HostEnded, HostSilent) and "gone" in seen:
+            continue
+        if kind in (MpirunEnded, MpirunOutputEnded) and kind in seen:
+            continue
+        if kind in (RankEnded, KeeperGone, RankInMpi, RankLeftMpi):
+            if ("ended", event.rank) in seen and kind is not KeeperGone:
+                continue
+            if ("started", event.rank) not in seen:
+                found.append((at, RankStarted(event.rank)))
+                seen.add(("started", event.rank))
+        if kind in (RankEnded, KeeperGone):
+            seen.add(("ended", event.rank))
+        if kind is RankStarted:
+            seen.add(("started", event.rank))
+        seen |= {kind} | ({"gone"} if kind in (HostEnded, HostSilent) else set())
+        if kind is RankEnded:
+            event = event._replace(at=min(event.at, at))
+        found.append((at, event))
+    return found
+
+
+histories = st.lists(st.tuples(times, of_ranks | of_others), max_size=25).map(possible)
+
+
+@given(histories)
+def test_every_history_ends_once_it_is_being_ended(events):
+    """The last deadline is 2 s after KILL. `play` checks that hvdrun does not spin."""
+    course, actions, verdict = play(events)
+    began = [(at, action.grace_s) for at, action in actions if isinstance(action, EndAll)]
+    assert bool(began) == course.ending.has_begun
+    if began:
+        last = min(at + grace_s for at, grace_s in began) + 2.0
+        assert course.finished
+        finished = [at for at, action in actions if isinstance(action, Finish)]
+        assert len(finished) == 1
+        assert finished[0] <= last + 1e-3
+    assert 0 <= verdict.exit_code < 256
+
+
+@given(histories)
+def test_a_job_whose_mpirun_has_ended_ends(events):
+    course, *_ = play([*events, (100.0, MpirunEnded(0)), (100.0, MpirunOutputEnded())])
+    assert course.finished
+
+
+@given(histories)
+def test_the_exit_code_is_0_only_where_no_rank_has_failed(events):
+    course, _, verdict = play(events)
+    if verdict.exit_code == 0:
+        assert course.ranks.failures == []
+        assert course.error is None
+        assert not course.ranks.started or course.ranks.have_all_ended_well
+    if verdict.culprit is not None:
+        (failure,) = [f for f in course.ranks.failures if f.rank == verdict.culprit]
+        assert verdict.exit_code == failure.exit_code != 0
+    if isinstance(verdict.error, LaunchError):
+        assert verdict.exit_code == verdict.error.code
+
+
+FAILS = ["code 1", "code 3", "signal 9", "late signal 15", "asked signal 15"]
+failing = st.lists(
+    st.tuples(st.sampled_from(FAILS), st.integers(0, 9)), min_size=4, max_size=4
+).filter(lambda ends: any(not how.startswith(("late", "asked")) for how, _ in ends))
+
+
+@given(failing, st.randoms(use_true_random=False))
+def test_the_culprit_is_the_same_in_whatever_order_the_reports_come(endings, random):
+    """By all orders in which two hosts may report, each its own ranks in any order."""
+    reports = [RankEnded(rank, how, 1 + at / 10) for rank, (how, at) in enumerate(endings)]
+    in_order = play([*begun(), *((3.0, report) for report in reports), *over(3.5)])[-1]
+    random.shuffle(reports)
+    shuffled = play([*begun(), *((3.0, report) for report in reports), *over(3.5)])[-1]
+    assert in_order == shuffled
+    first = [r for r in reports if not r.how.startswith(("late", "asked"))]
+    assert in_order.culprit == min(first, key=lambda r: (r.at, r.rank)).rank
+
+
+@given(histories)
+def test_hvdrun_says_nothing_of_mpirun_twice(events):
+    _, actions, verdict = play(events)
+    said = [action.text for _, action in actions if isinstance(action, Say)]
+    shown = [line for line in [*said, *verdict.lines] if line.startswith("[mpirun] text")]
+    assert len(shown) <= sum(e == MpirunSaid(b"text\n") for _, e in events)
