@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # ssh also prints these when it succeeds, or around the line that matters.
 _NOISE = re.compile(
@@ -11,12 +11,12 @@ _NOISE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Trouble:
+class Trouble(NamedTuple):
     """Why a host can't be reached, and the remedy; `{host}` and the like are filled in."""
 
     cause: str
     remedy: str
+    way: str = "ssh"  # or the program that stands in its place
 
 
 UNKNOWN_NAME = Trouble(
@@ -84,12 +84,6 @@ SLOW = Trouble(
     " whether a file server hangs",
 )
 
-# Where srun is used in place of ssh.
-SRUN = Trouble(
-    "srun could not start anything there",
-    "`srun --overlap -N1 -w {host} true` must work in this job; -p 22 makes hvdrun use ssh",
-)
-
 # The first match counts: for a changed key ssh also says that the verification failed.
 _PATTERNS = (
     (r"Could not resolve hostname", UNKNOWN_NAME),
@@ -108,8 +102,7 @@ _PATTERNS = (
 
 
 def trouble(stderr: str) -> Trouble:
-    if re.search(r"^srun: error: (?!.*: task )", stderr, re.MULTILINE):
-        return SRUN
+    """See plan.schedulers.trouble, which also knows what stands in ssh's place."""
     for pattern, found in _PATTERNS:
         if re.search(pattern, stderr):
             return found

@@ -38,8 +38,9 @@ from hvdrun.agent.peers import Stranger, connect, listen
 from hvdrun.machine.environment import (
     LINK,
     PREFIX,
-    SRUN,
+    REACH,
     SSH,
+    is_in_step,
     pack_host_variables,
     without_step_variables,
 )
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
 # How long MPI's daemon may take to end after the ranks; the same if mpirun can't reach it.
 DAEMON_PATIENCE_S, SILENT_PATIENCE_S = 1.0, 0.2
 LOOK_EVERY_S = 0.25
-IN_STEP = "SLURM_STEP_ID"  # set if srun started this process
 # Among ssh's options: the first character of a word about one host → the option for its value.
 PER_HOST = {"@": "-l", "#": "-p"}
 ADDRESS = "="  # the same, for the address that a host's name in MPI stands for
@@ -79,15 +79,12 @@ def ssh_main(arguments: list[str]) -> NoReturn:
         remote = [sys.executable, "-I", "-S", sys.argv[0], "host", command]
         command = shlex.join(remote)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    srun = shlex.split(os.environ.get(SRUN, ""))
-    if srun:
-        _become(
-            [*srun, f"--nodelist={host}", *remote],
-            without_step_variables(os.environ),
-            "slurm-client",
-        )
+    reach = shlex.split(os.environ.get(REACH, ""))
+    if reach:
+        words = [word.replace("{host}", host) for word in reach]
+        _become([*words, *remote], without_step_variables(os.environ))
     ssh = ["ssh", *options, *own, host, command]
-    _become(ssh, dict(os.environ), "openssh-client")
+    _become(ssh, dict(os.environ), " (Debian: apt-get install openssh-client)")
 
 
 def _hvdrun(secret: str, host: str) -> socket.socket:
@@ -128,12 +125,11 @@ def destination(name: str, given: str) -> tuple[str, list[str]]:
     return host, options
 
 
-def _become(argv: list[str], environment: dict[str, str], package: str) -> NoReturn:
+def _become(argv: list[str], environment: dict[str, str], remedy: str = "") -> NoReturn:
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
-        said = f"{argv[0]}: {error.strerror} (Debian: apt-get install {package})\n"
-        write_all(2, said.encode())
+        write_all(2, f"{argv[0]}: {error.strerror}{remedy}\n".encode())
     os._exit(127)
 
 
@@ -314,7 +310,7 @@ class HostAgent:
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
                 # As sshd does: MPI wrote the command for the user's shell.
                 given = dict(os.environ)
-                environment = without_step_variables(given) if IN_STEP in given else given
+                environment = without_step_variables(given) if is_in_step(given) else given
                 environment[PREFIX] = prefix()
                 command = safe_prefix(self.command, prefix())
                 os.execvpe(shell, [shell, "-c", command], environment)

@@ -10,6 +10,7 @@ import stat
 import sys
 
 from hvdrun.agent.frames import Suppress, write_all
+from hvdrun.machine.environment import is_in_step
 from hvdrun.machine.interfaces import interfaces
 from hvdrun.machine.resources import (
     free_memory_bytes,
@@ -69,8 +70,7 @@ def answer(question: Question) -> dict[str, Any]:
     missing = _why_not_a_program(mpirun)
     by_package = any(name in packages for name in MPI_PACKAGES)
     # In a Slurm step this variable is that of the login that submitted the job.
-    in_step = "SLURM_STEP_ID" in os.environ
-    connection = [] if in_step else os.environ.get("SSH_CONNECTION", "").split()
+    connection = [] if is_in_step(os.environ) else os.environ.get("SSH_CONNECTION", "").split()
     client, _, address, _ = connection if len(connection) == 4 else ("", "", "", "")
     return {
         "hostname": socket.gethostname(),

@@ -22,10 +22,11 @@ from hvdrun.errors import (
     UsageError,
 )
 from hvdrun.output.terminal import open_standard_files
-from hvdrun.plan import allocation, facts, flavour, slurm
 from hvdrun.plan import command as commands
+from hvdrun.plan import facts, flavour, schedulers
 from hvdrun.plan.hosts import Host, parse_hostfile
 from hvdrun.plan.request import Request
+from hvdrun.plan.schedulers.scheduler import Allocation
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -175,10 +176,11 @@ def check_hosts(request: Request) -> int:
 
 
 def _mpi(request: Request, found: commands.LocalFacts) -> flavour.Flavour:
-    if request.mpi != "slurm":
+    scheduler = schedulers.BY_OPTION.get(request.mpi)
+    if scheduler is None or scheduler.start_with is None:
         return flavour.detect(request.mpi, found.environ)
     mpi = flavour.detect("auto", found.environ)
-    return slurm.with_srun(mpi, found.srun, request.allocation, found.environ)
+    return scheduler.start_with(mpi, found.starter, request.allocation, found.environ)
 
 
 def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
@@ -229,10 +231,10 @@ def _hosts_in_file(path: str) -> tuple[Host, ...]:
         raise HostListError(f"--hostfile {path}: {error.strerror}") from error
 
 
-def _allocation(is_needed: bool) -> allocation.Allocation | None:
+def _allocation(is_needed: bool) -> Allocation | None:
     """A scheduler's list that can't be read is an error only if the job needs it."""
     try:
-        return allocation.find(os.environ, _read)
+        return schedulers.find(os.environ, _read)
     except HostListError:
         if is_needed:
             raise

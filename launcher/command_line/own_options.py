@@ -17,6 +17,7 @@ from hvdrun.command_line.hvdrun_option import HvdrunOption
 from hvdrun.errors import UsageError
 from hvdrun.plan.hosts import parse_hosts
 from hvdrun.plan.request import Request
+from hvdrun.plan.schedulers import BY_OPTION
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -121,7 +122,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
     HvdrunOption(
         "--mpi",
         group=HOW,
-        type=click.Choice(["auto", "openmpi", "mpich", "intel", "slurm"]),
+        type=click.Choice(["auto", "openmpi", "mpich", "intel", *BY_OPTION]),
         default="auto",
         help="Which MPI. Default: the one beside this Python, else in PATH. slurm: the same,"
         " started by srun.",

@@ -21,7 +21,8 @@ from hvdrun.errors import (
     StartTimeout,
 )
 from hvdrun.output.folding import spans
-from hvdrun.ssh_errors import OTHER, SRUN, last_words, trouble
+from hvdrun.plan.schedulers import trouble
+from hvdrun.ssh_errors import OTHER, last_words
 
 LINES = 30
 # How Open MPI begins to say that it ends a rank; the communicator comes in the next line.
@@ -234,8 +235,7 @@ def unreachable(host: str, errors: bytes, python: str) -> LaunchError:
     why = trouble(text)
     if why is not OTHER or text.startswith("ssh:") or not last_words(text):
         remedy = why.remedy.format(host=host, login=host)
-        way = "srun" if why is SRUN else "ssh"
-        return SshFailed(f"{host} can't be reached by {way}: {why.cause} ({said}); {remedy}")
+        return SshFailed(f"{host} can't be reached by {why.way}: {why.cause} ({said}); {remedy}")
     return HostSetupError(
         f"{host} was reached, but hvdrun's part could not start there: {said}; every host needs the"
         f" same installation at the same place ({python})"

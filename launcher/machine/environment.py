@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 LINK = "HVDRUN_LINK"  # the job's secret, by which the keepers find their supervisor (see peers)
 KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the command
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
-SRUN = "HVDRUN_SRUN"  # srun and its options, where it replaces ssh
+# The program that replaces ssh, and its options, such as `srun --nodelist={host}`.
+REACH = "HVDRUN_REACH"
 PATIENCE = "HVDRUN_PATIENCE"  # seconds that a shim waits for the supervisor of its host
 # hvdrun's interpreter and its agent.py, if their paths contain blanks.
 PYTHON, AGENT = "HVDRUN_PYTHON", "HVDRUN_AGENT"
@@ -52,6 +53,11 @@ def is_per_process(name: str) -> bool:
 
 def is_of_the_host(name: str) -> bool:
     return name in _OF_THE_HOST or name.startswith(_OF_THE_HOST_PREFIXES)
+
+
+def is_in_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process."""
+    return "SLURM_STEP_ID" in environ
 
 
 def without_step_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -16,16 +16,17 @@ from hvdrun.machine.environment import (
     LINK,
     PATIENCE,
     PYTHON,
-    SRUN,
+    REACH,
     SSH,
     forwarded,
     inheritable,
 )
-from hvdrun.plan import slurm
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts
 from hvdrun.plan.hosts import Host, Share, merge, place
 from hvdrun.plan.request import Request
+from hvdrun.plan.schedulers import remedy
+from hvdrun.plan.schedulers.scheduler import Starter
 
 # Each machine's names for itself.
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -69,7 +70,7 @@ class LocalFacts:
     master_port: int
     user: str = ""  # the account that hvdrun runs under
     path_is_changed: bool = False  # PATH in `environ` is not the caller's
-    srun: str = ""  # inside a job of Slurm's
+    starter: Starter | None = None  # inside a job of its scheduler
     # Other hosts by name; hosts that are not listed are assumed to be like this one.
     others: Mapping[str, HostFacts] = field(default_factory=dict)
     # The choice of networks: options of mpirun, and variables of the ranks that are not set yet.
@@ -87,6 +88,7 @@ class LocalFacts:
 
 @dataclass(frozen=True)
 class Command:
+    starter: str  # what starts the ranks, for messages
     argv: tuple[str, ...]
     environment: dict[str, str]  # of mpirun; argv holds no values of the ranks' variables
     added: tuple[str, ...]  # names in it that hvdrun set; their values are not secret
@@ -113,11 +115,6 @@ class Command:
                 return share.host.name
             rank -= share.count
         raise IndexError(rank)
-
-    @property
-    def starter(self) -> str:
-        """The program that starts the ranks, for messages."""
-        return "srun" if os.path.basename(self.argv[0]) == "srun" else "mpirun"
 
     @property
     def num_proc(self) -> int:
@@ -175,7 +172,7 @@ def with_hosts_in_use(request: Request, facts: LocalFacts) -> Request:
 
 
 def _remedy(request: Request) -> str:
-    return request.allocation.remedy if request.allocation and not request.hosts else ""
+    return remedy(request.allocation) if request.allocation and not request.hosts else ""
 
 
 def is_remote(request: Request, facts: LocalFacts) -> bool:
@@ -184,7 +181,7 @@ def is_remote(request: Request, facts: LocalFacts) -> bool:
 
 def _place(request: Request, flavour: Flavour, facts: LocalFacts) -> tuple[Share, ...]:
     hosts = hosts_of(request)
-    if not flavour.srun:  # srun knows a host only by Slurm's name
+    if flavour.starter is None:  # a starter knows a host only by its scheduler's name
         hosts = _by_machine(hosts, facts)
     return place(
         hosts, request.num_proc, lambda host: facts.default_slots(host)[0], _remedy(request)
@@ -214,7 +211,8 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     shares = _place(request, flavour, facts)
     notes = (*request.notes, *_notes(shares, facts))
     remote = [share for share in shares if not is_local(share.host, facts)]
-    if not remote and not flavour.srun:
+    starter = flavour.starter
+    if not remote and starter is None:
         # One name for this machine, however it was listed: nothing goes over ssh.
         shares = (Share(Host("localhost"), sum(share.count for share in shares)),)
     elif remote:
@@ -228,9 +226,8 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     )
 
     environment = inheritable(facts.environ)
-    if flavour.srun:
-        # The job's value: srun would warn that it does not suit the step.
-        environment.pop("SLURM_NTASKS_PER_NODE", None)
+    for name in starter.unwanted if starter else ():
+        environment.pop(name, None)
     exported = []
     for name, value in request.exports.items():
         if value is None and name not in facts.environ:
@@ -253,8 +250,8 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         added |= _connection_variables(request, facts, remote)
         if has_blanks(facts):
             added |= {PYTHON: facts.python, AGENT: facts.agent}
-    if flavour.srun:
-        options, more = _slurm(request, flavour, facts, for_mpi)
+    if starter:
+        options, more = _by_scheduler(request, flavour.kind, starter, facts, for_mpi)
     elif flavour.kind == OPENMPI:
         options, more = _openmpi(request, flavour, facts, for_mpi, bool(remote))
     elif flavour.kind == MPICH:
@@ -270,7 +267,7 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     role = "unbound-rank" if request.binding_args else "rank"
     program = [facts.python, "-I", "-S", facts.agent, role, *escape(request.command)]
     names = forwarded(ranks_get, exported)
-    if flavour.srun:
+    if starter:
         argv = [*options, *request.mpi_args, *program]
     elif flavour.kind == OPENMPI:
         named = (*names, EXPORTED, LINK) if remote else ()
@@ -283,12 +280,13 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         argv += _intel_program(program, for_mpi) if flavour.kind == INTEL else program
     agent = (facts.python, "-I", "-S", facts.agent, "ssh")
     return Command(
-        argv=(flavour.srun or flavour.mpirun, *argv),
+        starter=os.path.basename(starter.program) if starter else "mpirun",
+        argv=(starter.program if starter else flavour.mpirun, *argv),
         environment=environment,
         added=tuple(added),
         passed=names,
         shares=shares,
-        connections=tuple((*agent, s.host.name) for s in remote) if flavour.srun else (),
+        connections=tuple((*agent, s.host.name) for s in remote) if starter else (),
         notes=notes,
         explanations=(WITHOUT_FABRIC,) if "^ofi" in options else (),
         program=request.command[0],
@@ -346,28 +344,37 @@ def _openmpi(
     return options, {}
 
 
-def _slurm(
-    request: Request, flavour: Flavour, facts: LocalFacts, shares: tuple[Share, ...]
+def _by_scheduler(
+    request: Request, kind: str, starter: Starter, facts: LocalFacts, shares: tuple[Share, ...]
 ) -> tuple[list[str], dict[str, str]]:
     assert request.allocation is not None
-    options = slurm.step(
-        flavour, request.allocation, shares, facts.environ, facts.cwd, request.binding_args
+    options = starter.rank_options(
+        kind, request.allocation, shares, facts.environ, facts.cwd, request.binding_args
     )
     return options, {PATIENCE: str(PATIENCE_S)}
 
 
-def goes_by_srun(request: Request, facts: LocalFacts, hosts: Sequence[Host]) -> bool:
-    """Whether hvdrun reaches these hosts by srun, within a Slurm allocation, and not by ssh."""
+def reached_by(request: Request, facts: LocalFacts, hosts: Sequence[Host]) -> Starter | None:
+    """The scheduler's program that reaches these hosts in ssh's place: all of them belong to its
+    allocation, and the user has set nothing for ssh. None: ssh reaches them."""
+    starter, allocation = facts.starter, request.allocation
     ssh_is_set_up = request.ssh_port is not None or request.ssh_identity_file is not None
-    return slurm.reaches(hosts, request.allocation, facts.srun, ssh_is_set_up)
+    if starter is None or allocation is None or ssh_is_set_up:
+        return None
+    ours = {host.name for host in allocation.hosts}
+    if allocation.scheduler != starter.scheduler or not all(
+        host.name in ours and host.user is None and host.port is None for host in hosts
+    ):
+        return None
+    return starter
 
 
 def _connection_variables(
     request: Request, facts: LocalFacts, remote: list[Share]
 ) -> dict[str, str]:
     hosts = [share.host for share in remote]
-    if goes_by_srun(request, facts, hosts):
-        return {SRUN: shlex.join([facts.srun, *slurm.CONNECTION])}
+    if starter := reached_by(request, facts, hosts):
+        return {REACH: shlex.join(starter.connection("{host}"))}
     # These are not ssh's: the agent reads each host's address, user and port from them. They come
     # before -p, as ssh uses the first port that it gets.
     own = [f"={mpi_name(host, facts)}={host.name}" for host in hosts if ":" in host.name]

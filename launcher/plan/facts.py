@@ -13,7 +13,7 @@ from hvdrun.machine.interfaces import interfaces
 from hvdrun.machine.resources import gpu_count, physical_cores
 from hvdrun.plan.command import LocalFacts
 from hvdrun.plan.request import Request
-from hvdrun.plan.slurm import find_srun
+from hvdrun.plan.schedulers import find_starter
 
 # Networks that libfabric's providers serve: InfiniBand and RoCE, Omni-Path, Slingshot.
 _FABRICS = ("/sys/class/infiniband", "/sys/class/hfi1", "/sys/class/cxi", "/sys/class/cxi_user")
@@ -38,7 +38,7 @@ def gather(request: Request) -> LocalFacts:
         is_root=os.geteuid() == 0,
         has_fabric=any(glob.glob(f"{folder}/*") for folder in _FABRICS),
         master_port=_free_port(),
-        srun=find_srun(environ),
+        starter=find_starter(environ),
     )
 
 

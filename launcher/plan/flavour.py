@@ -12,9 +12,13 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hvdrun.errors import MpiMismatch, NoMpi
 from hvdrun.machine.programs import output_of
+
+if TYPE_CHECKING:
+    from hvdrun.plan.schedulers.scheduler import Starter
 
 OPENMPI, MPICH, INTEL = "openmpi", "mpich", "intel"
 NAMES = {OPENMPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}
@@ -29,9 +33,7 @@ class Flavour:
     kind: str
     version: str
     mpirun: str
-    # Slurm's srun in place of mpirun, and its --mpi.
-    srun: str = ""
-    pmi: str = ""
+    starter: Starter | None = None  # that replaces mpirun
 
     @property
     def major(self) -> int:
@@ -39,8 +41,7 @@ class Flavour:
         return int(match[0]) if match else 0
 
     def __str__(self) -> str:
-        how = f"{self.srun} --mpi={self.pmi}" if self.srun else self.mpirun
-        return f"{NAMES[self.kind]} {self.version} ({how})"
+        return f"{NAMES[self.kind]} {self.version} ({self.starter or self.mpirun})"
 
 
 def recognise(text: str, mpirun: str) -> Flavour | None:

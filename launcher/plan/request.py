@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hvdrun.plan.allocation import Allocation
 from hvdrun.plan.hosts import Host
+from hvdrun.plan.schedulers.scheduler import Allocation
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from hvdrun.agent.probe import MPI_PACKAGES
 from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
 from hvdrun.plan.flavour import NAMES, recognise
 from hvdrun.plan.host_facts import HostFacts
+from hvdrun.plan.schedulers import trouble
 from hvdrun.preflight.ask_hosts import Reply
 from hvdrun.preflight.networks import Choice
-from hvdrun.ssh_errors import OTHER, SLOW, SRUN, last_words, trouble
+from hvdrun.ssh_errors import OTHER, SLOW, last_words
 
 SSH_ERROR = 255  # ssh's own exit code; all others are the remote command's
 CLOCK_SKEW_S = 5.0
@@ -43,13 +44,14 @@ def no_answer(host: str, login: str, reply: Reply, limit_s: float, python: str) 
         f"every host needs the same installation at the same place: install it on {host}, or share"
         " the folder"
     )
-    by_srun = trouble(reply.stderr) is SRUN
-    if reply.answer is None and (reply.exit_code in (SSH_ERROR, None) or by_srun):
-        found = SLOW if reply.exit_code is None else trouble(reply.stderr)
+    why = trouble(reply.stderr)
+    was_reached = why.way == "ssh" and reply.exit_code not in (SSH_ERROR, None)
+    if reply.answer is None and not was_reached:
+        found = SLOW if reply.exit_code is None else why
         remedy = found.remedy.format(host=host, login=login, limit_s=limit_s)
         cause = found.cause.format(limit_s=limit_s)
         text = f"{cause} ({words})" if words else cause
-        return Finding(host, "srun" if by_srun else "ssh", text, remedy, SshFailed)
+        return Finding(host, why.way, text, remedy, SshFailed)
     if reply.answer is not None:
         text = "another version of hvdrun answers there"
         return Finding(host, "hvdlite", text, install, HostSetupError)

@@ -28,8 +28,8 @@ def interface_options(
         # MPIs send through these without a fabric; with one, they would exclude the fabric.
         variables["UCX_NET_DEVICES"] = name
         variables["FI_TCP_IFACE"] = name
-    if flavour.srun:
-        # srun has no option for interfaces.
+    if flavour.starter:
+        # It has no option for interfaces.
         if flavour.kind == OPENMPI and choice.subnets:
             variables["OMPI_MCA_btl_tcp_if_include"] = ",".join(choice.subnets)
         return (), variables

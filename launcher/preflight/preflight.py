@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdrun.agent import probe
 from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
-from hvdrun.plan.command import LocalFacts, goes_by_srun, hosts_of, is_local
+from hvdrun.plan.command import LocalFacts, hosts_of, is_local, reached_by
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, Flavour
 from hvdrun.plan.host_facts import HostFacts, from_answer
 from hvdrun.plan.request import Request
@@ -113,8 +113,8 @@ def run(
     names = question["names"] if len(remote) < len(hosts) else []
     here = from_answer(probe.answer({**question, "names": names}))
     known = {host.name: here for host in hosts if host not in remote}
-    by_srun = goes_by_srun(request, facts, remote)
-    commands = {h.name: probe_command(request, h, facts, question, by_srun) for h in remote}
+    by = reached_by(request, facts, remote)
+    commands = {h.name: probe_command(request, h, facts, question, by) for h in remote}
     # This machine's name, as home folders may be shared; its networks, as laptops move.
     networks_here = [(found.name, found.address) for found in here.interfaces]
     basis = [here.hostname, networks_here, here.python, dict(here.packages), flavour.version]
@@ -190,7 +190,7 @@ def _expected(
         owner = here if name == control else known.get(name)
         owned[name] = frozenset(i.address for i in owner.interfaces) if owner else frozenset()
     # Open MPI gives its daemons addresses; Hydra gives them this name.
-    by_hydra = flavour.kind in (MPICH, INTEL) and not flavour.srun
+    by_hydra = flavour.kind in (MPICH, INTEL) and not flavour.starter
     needed = {control} if by_hydra else set()
     return Expected(
         here=here,

@@ -18,7 +18,7 @@ from hvdrun.plan.command import LOOPBACK, LocalFacts, hosts_of, is_local, mpi_na
 from hvdrun.plan.flavour import Flavour
 from hvdrun.plan.hosts import Host
 from hvdrun.plan.request import Request
-from hvdrun.plan.slurm import CONNECTION
+from hvdrun.plan.schedulers.scheduler import Starter
 from hvdrun.preflight.findings import PACKAGES
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ def package_folders(program: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def probe_command(
-    request: Request, host: Host, facts: LocalFacts, question: Question, by_srun: bool
+    request: Request, host: Host, facts: LocalFacts, question: Question, by: Starter | None
 ) -> list[str]:
     # Nothing in it needs quotes, whatever shell the user has there.
     packed = base64.urlsafe_b64encode(json.dumps(question, sort_keys=True).encode()).decode()
     remote = [facts.python, "-I", "-S", facts.agent, "probe", packed]
-    if by_srun:
-        return [facts.srun, *CONNECTION, f"--nodelist={host.name}", *remote]
+    if by is not None:
+        return [*by.connection(host.name), *remote]
     login = ["-l", host.user] if host.user else []
     # ssh uses the first port that it gets.
     port = ["-p", str(host.port)] if host.port is not None else []

@@ -45,6 +45,7 @@ def command(**hosts):
     shares = tuple(Share(Host(name), count) for name, count in hosts.items())
     rest = {"environment": {}, "added": (), "passed": (), "connections": (), "notes": ()}
     return Command(
+        starter="mpirun",
         argv=("/bin/mpirun",),
         shares=shares,
         explanations=(),

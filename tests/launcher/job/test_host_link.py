@@ -115,6 +115,23 @@ def test_options_that_mpi_gives_to_ssh_come_before_the_host(arguments, expected)
 AGENT = (sys.executable, "-I", "-S", str(ROOT / "launcher" / "agent" / "agent.py"))
 
 
+def test_a_schedulers_program_stands_in_sshs_place_with_the_host_in_its_words():
+    environ = {
+        **os.environ,
+        "HVDRUN_REACH": shlex.join(
+            [sys.executable, "-c", "import sys; print(sys.argv)", "-w={host}"]
+        ),
+        "SHELL": "/bin/sh",
+    }
+    done = subprocess.run(
+        [*AGENT, "ssh", "-x", "n7", "orted", "-a", "b c"],
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{['-c', '-w=n7', '/bin/sh', '-c', 'orted -a b c']}\n", done.stderr
+
+
 def host_agent(secret, daemon):
     process = subprocess.Popen(
         [*AGENT, "host", daemon], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrun.errors import HostListError, UsageError
-from hvdrun.plan.allocation import Allocation, expand_counts, expand_nodes, find
 from hvdrun.plan.hosts import Host
+from hvdrun.plan.schedulers import SCHEDULERS, find, remedy
+from hvdrun.plan.schedulers.scheduler import Allocation
+from hvdrun.plan.schedulers.slurm import expand_counts, expand_nodes
 
 JOB = {"SLURM_JOB_ID": "7"}
 
@@ -186,3 +188,12 @@ def test_what_cannot_be_understood_is_an_error_with_its_place(environ, message):
     with pytest.raises(HostListError) as caught:
         found(environ, files)
     assert message in str(caught.value)
+
+
+def test_each_scheduler_is_a_row_of_its_own():
+    for kind in ("name", "option"):
+        names = [name for row in SCHEDULERS if (name := getattr(row, kind))]
+        assert len(set(names)) == len(names)
+    assert remedy(Allocation("PBS", ())) == "ask PBS for more (mpiprocs, or ppn)"
+    for row in SCHEDULERS:
+        assert bool(row.option) == bool(row.start_with)

@@ -9,12 +9,13 @@ import pytest
 from hvdrun.agent.host_agent import destination
 from hvdrun.agent.keeper import escape, unescape
 from hvdrun.errors import TooManyProcesses, UsageError
-from hvdrun.plan.allocation import Allocation
 from hvdrun.plan.command import LocalFacts, build
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts, Interface
 from hvdrun.plan.hosts import Host, Share, parse_hosts
 from hvdrun.plan.request import Request
+from hvdrun.plan.schedulers.scheduler import Allocation
+from hvdrun.plan.schedulers.slurm import Srun
 from tests.launcher.preflight.answers import facts_of
 
 OPENMPI_5 = Flavour(OPENMPI, "5.0.11", "/venv/bin/mpirun")
@@ -338,16 +339,16 @@ def test_a_colon_as_an_argument_does_not_divide_the_command():
 
 
 SLURM = Allocation("Slurm", (Host("server1", 2), Host("b", 1), Host("c", 1)))
-IN_JOB = replace(FACTS, srun="/usr/bin/srun")
+IN_JOB = replace(FACTS, starter=Srun("/usr/bin/srun"))
 CONNECTION = (
     "/usr/bin/srun --overlap --nodes=1 --ntasks=1 --mpi=none --cpu-bind=none --quiet --unbuffered"
-    " --export=ALL --kill-on-bad-exit=0"
+    " --export=ALL --kill-on-bad-exit=0 '--nodelist={host}'"
 )
 
 
 def test_in_an_allocation_of_slurms_srun_stands_in_sshs_place():
     made = command(OPENMPI_5, facts=IN_JOB, allocation=SLURM)
-    assert made.environment["HVDRUN_SRUN"] == CONNECTION
+    assert made.environment["HVDRUN_REACH"] == CONNECTION
     assert "HVDRUN_SSH" not in made.environment
     assert argv("-H server1:2,b:1,c:1 --map-by slot") == made.argv[3:7]
     assert made.argv[made.argv.index("ras") + 1] == "^slurm,pbs,tm,lsf,gridengine"
@@ -360,13 +361,13 @@ def test_in_an_allocation_of_slurms_srun_stands_in_sshs_place():
 def test_where_slurm_cannot_reach_a_host_or_ssh_is_set_up_it_is_ssh(hosts, options):
     made = command(OPENMPI_5, hosts, IN_JOB, allocation=SLURM, **options)
     assert "HVDRUN_SSH" in made.environment
-    assert "HVDRUN_SRUN" not in made.environment
+    assert "HVDRUN_REACH" not in made.environment
 
 
 @pytest.mark.parametrize("flavour", [OPENMPI_5, MPICH_5], ids=str)
 def test_the_whole_command_line_where_srun_starts_the_ranks(flavour):
     pmi = {OPENMPI: "pmix", MPICH: "pmi2"}[flavour.kind]
-    by_srun = replace(flavour, srun="/usr/bin/srun", pmi=pmi)
+    by_srun = replace(flavour, starter=Srun("/usr/bin/srun", pmi))
     made = command(by_srun, facts=IN_JOB, allocation=SLURM)
     assert made.argv == argv(
         f"/usr/bin/srun --mpi={pmi} --ntasks=4 --nodes=3 --distribution=block",
@@ -376,18 +377,18 @@ def test_the_whole_command_line_where_srun_starts_the_ranks(flavour):
     )
     # hvdrun has a connection of its own to every other host.
     assert made.connections == (argv(f"{AGENT} ssh b"), argv(f"{AGENT} ssh c"))
-    assert made.environment["HVDRUN_SRUN"] == CONNECTION
+    assert made.environment["HVDRUN_REACH"] == CONNECTION
     assert f"# meanwhile, for signs of life: {AGENT} ssh b\n" in made.show(FACTS)
 
 
 def test_a_step_has_as_many_processors_for_a_task_as_the_job():
     facts = replace(IN_JOB, environ={**FACTS.environ, "SLURM_CPUS_PER_TASK": "3"})
-    by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
+    by_srun = replace(MPICH_5, starter=Srun("/usr/bin/srun", "pmi2"))
     assert "--cpus-per-task=3" in command(by_srun, facts=facts, allocation=SLURM).argv
 
 
 def test_under_srun_the_arguments_for_binding_are_sruns():
-    by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
+    by_srun = replace(MPICH_5, starter=Srun("/usr/bin/srun", "pmi2"))
     words = ("--cpu-bind=cores", "--threads-per-core=1")
     made = command(by_srun, facts=IN_JOB, allocation=SLURM, binding_args=words)
     begin = made.argv.index("--cpu-bind=cores")
@@ -398,14 +399,14 @@ def test_under_srun_the_arguments_for_binding_are_sruns():
 def test_srun_knows_every_host_by_slurms_name():
     same = seen("machine", "10.0.0.1")
     facts = replace(IN_JOB, others=dict.fromkeys("bc", same))
-    by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
+    by_srun = replace(MPICH_5, starter=Srun("/usr/bin/srun", "pmi2"))
     made = command(by_srun, facts=facts, allocation=SLURM)
     assert [s.host.name for s in made.shares] == ["server1", "b", "c"]
 
 
 def test_srun_is_not_told_how_many_tasks_the_job_has_on_a_node():
     facts = replace(IN_JOB, environ={**FACTS.environ, "SLURM_NTASKS_PER_NODE": "1"})
-    by_srun = replace(MPICH_5, srun="/usr/bin/srun", pmi="pmi2")
+    by_srun = replace(MPICH_5, starter=Srun("/usr/bin/srun", "pmi2"))
     name = "SLURM_NTASKS_PER_NODE"
     assert name not in command(by_srun, facts=facts, allocation=SLURM).environment
     assert command(MPICH_5, facts=facts, allocation=SLURM).environment[name] == "1"

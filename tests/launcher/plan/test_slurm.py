@@ -3,10 +3,10 @@
 import pytest
 
 from hvdrun.errors import HostSetupError, NoMpi, SshFailed, UsageError
-from hvdrun.plan.allocation import Allocation
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.hosts import Host, Share, parse_hosts
-from hvdrun.plan.slurm import choose_pmi, step, with_srun
+from hvdrun.plan.schedulers.scheduler import Allocation
+from hvdrun.plan.schedulers.slurm import Srun, choose_pmi, with_srun
 from hvdrun.preflight.ask_hosts import Reply
 from hvdrun.preflight.findings import no_answer
 
@@ -35,7 +35,7 @@ OLDER = "srun: MPI types are...\nsrun: pmix_v3\nsrun: pmix_v2\nsrun: none\nsrun:
     ],
 )
 def test_srun_speaks_with_the_ranks_as_their_mpi_does(kind, listed, pmi):
-    assert choose_pmi(Flavour(kind, "5.0", "/bin/mpirun"), listed) == pmi
+    assert choose_pmi(kind, listed) == pmi
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,24 @@ def test_srun_speaks_with_the_ranks_as_their_mpi_does(kind, listed, pmi):
 )
 def test_a_slurm_without_the_plugin_is_an_error_that_names_what_there_is(kind, listed, message):
     with pytest.raises(NoMpi) as caught:
-        choose_pmi(Flavour(kind, "5.0", "/bin/mpirun"), listed)
+        choose_pmi(kind, listed)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("allocation", [None, Allocation("PBS", (Host("n1", 2),))])
 def test_outside_of_slurm_there_is_nothing_to_start_with(allocation):
     with pytest.raises(UsageError, match="--mpi slurm works inside an allocation of Slurm's"):
-        with_srun(MPICH_5, "/usr/bin/srun", allocation, {})
+        with_srun(MPICH_5, Srun("/usr/bin/srun"), allocation, {})
 
 
 def test_without_srun_mpirun_is_the_remedy():
     with pytest.raises(NoMpi, match="no srun in PATH; leave it out"):
-        with_srun(MPICH_5, "", SLURM, {})
+        with_srun(MPICH_5, None, SLURM, {})
 
 
 def test_an_srun_that_cannot_be_run_is_an_error():
     with pytest.raises(NoMpi, match=r"`/no/such/srun --mpi=list` failed: .*No such file"):
-        with_srun(OPENMPI_5, "/no/such/srun", SLURM, {})
+        with_srun(OPENMPI_5, Srun("/no/such/srun"), SLURM, {})
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,16 @@ def test_preflight_tells_what_srun_says_from_what_the_host_says(stderr, what, fa
 def layout(flavour, hosts, allocated="a:3,b:1,c:1"):
     """The options that say which host has how many ranks."""
     shares = [Share(host, host.slots) for host in parse_hosts(hosts)]
-    options = step(flavour, Allocation("Slurm", parse_hosts(allocated)), shares, {}, "/")
+    allocation = Allocation("Slurm", parse_hosts(allocated))
+    options = flavour.starter.rank_options(flavour.kind, allocation, shares, {}, "/")
     named = [word for word in options if word.startswith(("--distribution", "--nodelist"))]
     assert f"--ntasks={sum(share.count for share in shares)}" in options
     assert f"--nodes={len(shares)}" in options
     return " ".join(named)
 
 
-BY_PMIX = Flavour(OPENMPI, "5.0.11", "/bin/mpirun", "/bin/srun", "pmix_v4")
-BY_PMI2 = Flavour(MPICH, "5.0.2", "/bin/mpirun", "/bin/srun", "pmi2")
+BY_PMIX = Flavour(OPENMPI, "5.0.11", "/bin/mpirun", Srun("/bin/srun", "pmix_v4"))
+BY_PMI2 = Flavour(MPICH, "5.0.2", "/bin/mpirun", Srun("/bin/srun", "pmi2"))
 
 
 @pytest.mark.parametrize("flavour", [BY_PMIX, BY_PMI2], ids=str)

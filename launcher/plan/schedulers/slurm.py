@@ -1,0 +1,279 @@
+"""Slurm: the hosts of its jobs, and srun, which starts ranks in mpirun's place (`--mpi slurm`) and
+commands in ssh's place inside an allocation.
+
+Slurm's numbers count as if the user had given them where a number of tasks was asked for. Else they
+are the processors of each host, which count where there are no GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from hvdrun.errors import HostListError, NoMpi, UsageError
+from hvdrun.machine.programs import output_of
+from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
+from hvdrun.plan.hosts import Host, Share, parse_host
+from hvdrun.plan.schedulers.scheduler import Allocation, Scheduler, Starter
+from hvdrun.ssh_errors import Trouble
+
+NAME = "Slurm"
+
+# What each MPI's ranks speak with the one that starts them.
+PMI = {OPENMPI: "pmix", MPICH: "pmi2", INTEL: "pmi2"}
+
+ANSWER_S = 20.0
+
+# Into a step of its own beside whatever runs in the job. Frames are no lines: unbuffered.
+CONNECTION = (
+    *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--cpu-bind=none", "--quiet"),
+    *("--unbuffered", "--export=ALL", "--kill-on-bad-exit=0"),
+)
+
+_MOST_NODES = 1 << 17  # more is a mistake
+
+
+# -------------------------------------------------------------------- srun
+
+
+class Srun(NamedTuple):
+    program: str
+    pmi: str = ""  # which --mpi of it, where it starts ranks
+
+    @property
+    def scheduler(self) -> str:
+        return NAME
+
+    @property
+    def unwanted(self) -> tuple[str, ...]:
+        # The job's: srun would say that it does not suit the step.
+        return ("SLURM_NTASKS_PER_NODE",)
+
+    def __str__(self) -> str:
+        return f"{self.program} --mpi={self.pmi}"
+
+    def connection(self, host: str) -> list[str]:
+        return [self.program, *CONNECTION, f"--nodelist={host}"]
+
+    def rank_options(
+        self,
+        kind: str,
+        allocation: Allocation,
+        shares: Sequence[Share],
+        environ: Mapping[str, str],
+        cwd: str,
+        binding_args: Sequence[str] = (),
+    ) -> list[str]:
+        count = sum(share.count for share in shares)
+        options = [f"--mpi={self.pmi}", f"--ntasks={count}", f"--nodes={len(shares)}"]
+        options += _layout(self.pmi, kind, allocation, shares)
+        options += binding_args or ["--cpu-bind=none"]
+        # More ranks than processors are the user's business.
+        options += ["--overcommit", "--overlap"]
+        if environ.get("SLURM_CPUS_PER_TASK"):
+            options += [f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"]
+        # hvdrun says when a rank's end is the end of all.
+        options += ["--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--input=none", "--quiet"]
+        return [*options, f"--chdir={cwd}"]
+
+
+def find_srun(environ: Mapping[str, str]) -> Srun | None:
+    """The srun in PATH, inside a job of Slurm's."""
+    in_job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+    path = shutil.which("srun", path=environ.get("PATH")) if in_job else None
+    return Srun(path) if path else None
+
+
+def with_srun(
+    flavour: Flavour,
+    starter: Starter | None,
+    allocation: Allocation | None,
+    environ: Mapping[str, str],
+) -> Flavour:
+    """The MPI with srun to start it, for `--mpi slurm`.
+
+    Raises:
+        UsageError: there is no allocation of Slurm's.
+        NoMpi: no srun, or none that speaks what this MPI does.
+    """
+    if allocation is None or allocation.scheduler != NAME:
+        raise UsageError(
+            "--mpi slurm works inside an allocation of Slurm's, and there is none here: start"
+            " hvdrun in the script of sbatch or the shell of salloc"
+        )
+    if starter is None:
+        raise NoMpi("--mpi slurm: there is no srun in PATH; leave it out, and mpirun is used")
+    srun = starter.program
+    try:
+        listed = output_of([srun, "--mpi=list"], ANSWER_S, environ)
+    except OSError as error:
+        raise NoMpi(f"--mpi slurm: `{srun} --mpi=list` failed: {error}") from error
+    return replace(flavour, starter=Srun(srun, choose_pmi(flavour.kind, listed)))
+
+
+def choose_pmi(kind: str, listed: str) -> str:
+    """Of what `srun --mpi=list` prints, the one that this MPI speaks."""
+    types: list[str] = [
+        word
+        for word in re.findall(r"[a-z0-9_]+", listed.partition("...")[2] or listed)
+        if re.fullmatch(r"(pmix|pmi|none|openmpi|cray|mpich|lam)\w*", word)
+    ]
+    wanted = PMI[kind]
+    if wanted in types:
+        return wanted
+    versions = [word for word in types if word.startswith(f"{wanted}_")]
+    if versions:
+        return max(versions)
+    raise NoMpi(
+        f"--mpi slurm: {NAMES[kind]} needs `srun --mpi={wanted}`, and this Slurm knows only"
+        f" {', '.join(types) or 'what it does not tell'}; leave --mpi slurm out, and mpirun is used"
+    )
+
+
+def _layout(
+    pmi: str, kind: str, allocation: Allocation, shares: Sequence[Share]
+) -> tuple[str, ...]:
+    """So many ranks on each host, one host after the other.
+
+    Slurm's list of one node for each rank ('arbitrary') is the last resort: its PMI-2 then says
+    that every rank is alone on its host, and its PMIx needs Slurm's own order of the nodes.
+    """
+    names, counts = [s.host.name for s in shares], [s.count for s in shares]
+    known = [host.name for host in allocation.hosts]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--mpi slurm: {name} is no host of this allocation, which has {', '.join(known)}"
+            )
+    in_order = sorted(shares, key=lambda share: known.index(share.host.name))
+    if in_order != list(shares):
+        right = ",".join(f"{share.host.name}:{share.count}" for share in in_order)
+        raise UsageError(
+            "--mpi slurm: srun keeps the order in which Slurm has the hosts; write -H"
+            f" {right}, or leave --mpi slurm out, and mpirun is used"
+        )
+    first = counts[0]
+    if set(counts[:-1]) <= {first} and counts[-1] <= first:
+        return f"--distribution=plane={first}", f"--nodelist={','.join(names)}"
+    if [(host.name, host.slots) for host in allocation.hosts] == list(
+        zip(names, counts, strict=True)
+    ):
+        return ("--distribution=block",)
+    if pmi.startswith(PMI[OPENMPI]):
+        each = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
+        return "--distribution=arbitrary", f"--nodelist={','.join(each)}"
+    raise UsageError(
+        f"--mpi slurm: srun can't tell the ranks of {NAMES[kind]} who is where with"
+        f" {', '.join(f'{n}:{c}' for n, c in zip(names, counts, strict=True))}; give every host as"
+        " many, or leave --mpi slurm out, and mpirun is used"
+    )
+
+
+# -------------------------------------------------------------------- the hosts of a job
+
+
+def hosts_of_job(environ: Mapping[str, str], read: Callable[[str], str]) -> tuple[Host, ...] | None:
+    nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not nodes or not (environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")):
+        return None
+    check_alone(environ)
+    return slurm_hosts(nodes, environ)
+
+
+def check_alone(environ: Mapping[str, str]) -> None:
+    """`srun hvdrun …` starts as many of us as there are tasks. The first one goes on, as it may be
+    the shell of `srun --pty`."""
+    if environ.get("SLURM_PROCID", "0") != "0":
+        raise UsageError(
+            f"srun has started hvdrun {environ.get('SLURM_STEP_NUM_TASKS', 'several')} times;"
+            " start it once, in the script of sbatch or the shell of salloc, without srun"
+        )
+
+
+def slurm_hosts(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """Where no tasks were asked for, SLURM_TASKS_PER_NODE are the processors of each node."""
+    where = "SLURM_JOB_NODELIST"
+    names = expand_nodes(nodes, where)
+    variable = "SLURM_TASKS_PER_NODE"
+    asked = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
+    if environ.get("SLURM_STEP_NUM_TASKS") == "1" and environ.get(variable) == environ.get(
+        "SLURM_STEP_TASKS_PER_NODE"
+    ):
+        # `srun -n1 hvdrun`: the tasks are those of this step, which are none but hvdrun.
+        variable, asked = "SLURM_JOB_CPUS_PER_NODE", False
+    per_node = environ.get(variable, "")
+    counts = expand_counts(per_node, variable) if per_node else [None] * len(names)
+    if len(counts) != len(names):
+        raise HostListError(
+            f"{where}={nodes} names {len(names)} nodes, but {variable}={per_node} has"
+            f" {len(counts)} numbers; they should be as many"
+        )
+    return tuple(
+        Host(parse_host(name, where).name, count if asked else None, cpus=count)
+        for name, count in zip(names, counts, strict=True)
+    )
+
+
+def expand_nodes(text: str, where: str) -> list[str]:
+    """'n[01-03,7],m5' → n01 n02 n03 n7 m5."""
+    if not re.fullmatch(r"([^\[\],\s]|\[[^\[\]\s]+\])+(,([^\[\],\s]|\[[^\[\]\s]+\])+)*", text):
+        raise HostListError(f"{where}={text}: expected names such as n1,n[01-03,7]")
+    # Commas in brackets divide the numbers of one name.
+    entries = re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", text)
+    return [name for entry in entries for name in _expand(entry, where)]
+
+
+def _expand(entry: str, where: str) -> list[str]:
+    before, bracket, rest = entry.partition("[")
+    if not bracket:
+        return [entry]
+    inside, _, after = rest.partition("]")
+    numbers = [number for part in inside.split(",") for number in _range(part, where)]
+    tails = _expand(after, where)
+    if len(numbers) * len(tails) > _MOST_NODES:
+        raise HostListError(f"{where}: {entry!r} is more than {_MOST_NODES} nodes")
+    return [before + number + tail for number in numbers for tail in tails]
+
+
+def _range(part: str, where: str) -> list[str]:
+    match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if match is None or not 0 <= last - first < _MOST_NODES:
+        raise HostListError(f"{where}: '[{part}]' is no range of nodes; expected as in [01-03]")
+    return [f"{number:0{len(match[1])}}" for number in range(first, last + 1)]
+
+
+def expand_counts(text: str, where: str) -> list[int]:
+    """'4(x2),3' → 4 4 3."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
+        if match is None:
+            raise HostListError(f"{where}={text}: {part!r} is no count; expected as in 4(x2),3")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+SLURM = Scheduler(
+    NAME,
+    "--ntasks",
+    hosts_of_job,
+    option="slurm",
+    find_starter=find_srun,
+    start_with=with_srun,
+    # Not where a task has ended with an error.
+    troubles=(
+        (
+            r"^srun: error: (?!.*: task )",
+            Trouble(
+                "srun could not start anything there",
+                "`srun --overlap -N1 -w {host} true` must work in this job; -p 22 makes hvdrun use"
+                " ssh",
+                way="srun",
+            ),
+        ),
+    ),
+)
