@@ -170,7 +170,7 @@ KNOBS: tuple[Knob, ...] = (
         "gpu",
         "text",
         "auto",
-        "auto: a device per local rank; none: pin nothing; a number: that device",
+        "the GPU of a rank; auto: one per local rank; none: pin nothing; a number: that device",
         flag="--gpu",
     ),
     Knob(

@@ -92,7 +92,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         from_list=",".join,
         metavar="H1:N,H2:N",
         help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2; without a number, one per GPU,"
-        " or per core. Default: the hosts of the Slurm, PBS, LSF or SGE job, else this machine.",
+        " else per core. Default: the hosts of the Slurm, PBS, LSF or SGE job, else this machine.",
     ),
     HvdrunOption(
         "--hostfile",
