@@ -46,12 +46,13 @@ help:
 demo: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/hvdrun -np $(NP) $(BIN)/python examples/digits.py
 
-# Some ten minutes; what is wide is chosen in tests/harness/wide.py and by the marks of the tests.
+# Some five minutes; what is wide is chosen in tests/harness/wide.py and by the marks of the tests.
+# The tests on worlds of ranks and all others run at the same time, in two sessions of pytest.
 test: build
-	@$(BIN)/python -m pytest -m 'not wide and not long' $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.harness.side_by_side -m 'not wide and not long' $(PYTEST_ARGS)
 
 test-wide: build
-	@$(BIN)/python -m pytest -m 'wide and not long' $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.harness.side_by_side -m 'wide and not long' $(PYTEST_ARGS)
 
 # Several hosts at length, with real failures of each: what ssh, the network or a host can do.
 test-rig: build $(VENV)/.notebook

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.harness.needs import lacking
+from tests.harness.side_by_side import PARTS
 from tests.harness.wide import Shape, Variant, by_turn, slow_to_start
 from tests.harness.worlds import (
     MPIS,
@@ -86,6 +87,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--world", action="append", help="only worlds of this shape: 3 (ranks), or 2,1 (hosts)"
     )
+    parser.addoption(
+        "--part", choices=PARTS, help="only tests on worlds of ranks, or only all others"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -128,13 +132,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what is wide. Tests of the same world stand together, so that each is started once.
 
     First those that end it, as the ranks that follow have torch to import; then those with the same
     knobs one after the other, so that hvdlite is seldom shut down.
     """
     mark_wide(items)
+    keep_part(config, items)
 
     def order(item: pytest.Item) -> tuple[Any, ...]:
         callspec = getattr(item, "callspec", None)
@@ -146,6 +151,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return (request.mpi, request.size, stays, request.hosts or "", knobs)
 
     items.sort(key=order)
+
+
+def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the tests of the other part (tests/harness/side_by_side.py)."""
+    if (part := config.getoption("--part")) is None:
+        return
+    kept: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        on_a_world = "world" in getattr(item, "fixturenames", ())
+        kept[on_a_world == (part == "worlds")].append(item)
+    items[:] = kept[True]
+    config.hook.pytest_deselected(items=kept[False])
 
 
 def mark_wide(items: list[pytest.Item]) -> None:
@@ -202,8 +219,10 @@ def nothing_left_behind() -> Iterator[None]:
         time.sleep(0.1)
     assert not left, f"processes left behind: {left}"
     remove_files_of_mpi(before)
-    files = sorted(orphaned_files(before))
-    assert not files, f"files left behind: {files}"
+    # Those that a session beside this one is about to remove are gone soon.
+    while (files := orphaned_files(before)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not files, f"files left behind: {sorted(files)}"
 
 
 def own_processes() -> list[str]:

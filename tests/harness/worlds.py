@@ -46,6 +46,7 @@ CASE_LIMIT_S = 60.0
 # How long the other ranks may go on when one has failed: they often wait for it in vain.
 GRACE_S = 5.0
 END_LIMIT_S = 60.0
+LOOK_AGAIN_S = 0.1
 
 ADDRESS_VARIABLE = "HVDLITE_TEST_ADDRESS"
 # Stands in the environment of every process that a test session starts, by which they are found.
@@ -340,9 +341,19 @@ def shared_files() -> set[str]:
 def orphaned_files(before: set[str]) -> set[str]:
     """The files in /dev/shm that are newer than `before` and that no process has mapped.
 
-    Those of other runs on this machine are mapped by their processes.
+    Those of other runs on this machine are mapped by their processes. A process may just have
+    created one, so that only what is unmapped twice counts.
     """
-    files = shared_files() - before
+    files = unmapped(shared_files() - before)
+    if files:
+        time.sleep(LOOK_AGAIN_S)
+        files = unmapped(files)
+    return files
+
+
+def unmapped(files: set[str]) -> set[str]:
+    """Those of the files that exist and that no process has mapped."""
+    files = set(files)
     for process in psutil.process_iter() if files else ():
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{process.pid}/maps").read_text()

@@ -1,0 +1,94 @@
+"""Runs two sessions of pytest at the same time: the tests on worlds of ranks, and all others.
+
+    python -m tests.harness.side_by_side PYTEST_ARGUMENTS
+
+Both kinds often wait (for processes to start, for time limits, for each other's messages), so that
+two sessions need little more time than the longer one alone. There is one session of each kind, as
+a world's ranks need the cores, and one rig of several hosts is up at a time.
+
+The first session writes to the terminal; the output of the second one follows. Each is in a process
+group of its own, so that Ctrl-C reaches only this process, which ends both sessions in good order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+import pytest
+
+PARTS = ("worlds", "others")
+STOP_AT_A_FAILURE = {"-x", "--exitfirst"}
+FINE = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def in_a_group_of_its_own() -> None:
+    """Between fork and exec. If this process is killed, the session still ends in good order."""
+    os.setpgid(0, 0)
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def start(part: str, arguments: Sequence[str], output: int | None) -> subprocess.Popen[bytes]:
+    """One session. Its cache is its own: it remembers which tests have failed."""
+    options = ["--part", part, "-o", f"cache_dir=.pytest_cache/{part}"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
+        preexec_fn=in_a_group_of_its_own,
+    )
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code: 0 if all tests of both sessions have passed."""
+    with tempfile.TemporaryFile() as log:
+        print("the tests without a world run at the same time; their output follows", flush=True)
+        sessions = [start("worlds", arguments, None), start("others", arguments, log.fileno())]
+
+        def end(*_: object) -> None:
+            for session in sessions:
+                with contextlib.suppress(ProcessLookupError):
+                    session.terminate()
+
+        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGTERM, end)
+        stops = bool(STOP_AT_A_FAILURE & set(arguments))
+        while any(session.poll() is None for session in sessions):
+            time.sleep(0.1)
+            if stops and any(session.returncode not in (None, *FINE) for session in sessions):
+                stops = False
+                end()
+        log.seek(0)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(log.read())
+        sys.stdout.flush()
+    return verdict([session.returncode for session in sessions])
+
+
+def verdict(codes: Sequence[int]) -> int:
+    """A selection may have no test in one of the sessions.
+
+    >>> verdict([0, 0]), verdict([5, 0]), verdict([0, 1]), verdict([5, 5])
+    (0, 0, 1, 5)
+    """
+    bad = [code for code in codes if code not in FINE]
+    if bad:
+        for part, code in zip(PARTS, codes, strict=True):
+            print(f"{part}: {'passed' if code in FINE else f'exit code {code}'}")
+        return bad[0] if bad[0] > 0 else 128 - bad[0]
+    return min(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
