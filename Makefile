@@ -27,7 +27,8 @@ PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 help:
 	@echo 'make demo       train on handwritten digits with hvdrun, on 2 processes'
-	@echo 'make test       the tests, under Open MPI and MPICH (PYTEST_ARGS="-k ring" for some)'
+	@echo 'make test       the tests, under Open MPI and MPICH (PYTEST_ARGS="-k ring" for some;'
+	@echo '                PYTEST_ARGS=--show-worlds prints which tests run in which worlds)'
 	@echo 'make test-wide  what make test leaves out: the same in more shapes of the world'
 	@echo 'make test-rig   hosts that fail in all ways; needs root, sshd and ip'
 	@echo 'make test-gpu  what needs a GPU, with an interpreter that has CUDA: PYTHON=/path/to/it'

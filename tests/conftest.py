@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.harness import show_worlds
 from tests.harness.needs import lacking
 from tests.harness.side_by_side import PARTS
 from tests.harness.wide import Shape, Variant, by_turn, slow_to_start
@@ -29,6 +30,7 @@ from tests.harness.worlds import (
 )
 
 SIZES = (1, 2, 3, 4, 7)
+SHOWN = pytest.StashKey[list[str]]()  # the lines of --show-worlds
 
 # In a shell's background the tests ignore Ctrl-C, and so would what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -90,6 +92,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part", choices=PARTS, help="only tests on worlds of ranks, or only all others"
     )
+    parser.addoption(
+        "--show-worlds", action="store_true", help="print which tests run in which worlds; run none"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -104,6 +109,8 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         config.addinivalue_line("markers", line)
     os.environ[SESSION_VARIABLE] = str(uuid.uuid4())
+    if config.option.show_worlds:
+        config.option.markexpr = ""  # also those that -m would leave out
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -131,8 +138,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("world", requests, indirect=True, ids=str)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects by the marks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # before -m and -k select, and after
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
     """Marks what is wide. Tests of the same world stand together, so that each is started once.
 
     First those that end it, as the ranks that follow have torch to import; then those with the same
@@ -150,7 +159,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         knobs = str(callspec.params.get("knobs"))
         return (request.mpi, request.size, stays, request.hosts or "", knobs)
 
-    items.sort(key=order)
+    if not config.option.show_worlds:
+        items.sort(key=order)
+    yield
+    if config.option.show_worlds:
+        config.stash[SHOWN] = [show_worlds.LEGEND, *show_worlds.tables(map(run_of, items))]
+        items.clear()
+
+
+def run_of(item: pytest.Item) -> show_worlds.Run:
+    target = next((mark for mark in ("long", "wide") if item.get_closest_marker(mark)), "test")
+    return show_worlds.Run(test_of(item), variant_of(item), target)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    return config.stash.get(SHOWN, [])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.option.show_worlds:
+        session.exitstatus = pytest.ExitCode.OK  # though no test was run
 
 
 def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
