@@ -1,0 +1,1 @@
+"""The benchmarks: their plan, their measuring and their report, without long runs."""

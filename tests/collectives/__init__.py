@@ -1,0 +1,1 @@
+"""hvdlite.collectives and the public functions: arguments, results, errors, joins, threads."""

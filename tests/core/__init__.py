@@ -1,0 +1,1 @@
+"""The C core: its collectives against oracles, and its parts in small C programs."""

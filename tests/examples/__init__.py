@@ -1,0 +1,1 @@
+"""The examples run, learn, and print what the README shows."""

@@ -1,0 +1,1 @@
+"""hvdrun on one machine, and every command on the documentation's pages."""

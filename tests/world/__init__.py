@@ -1,0 +1,1 @@
+"""hvdlite.world: init and shutdown, process sets, knobs, placement, how ranks end."""

@@ -1,0 +1,1 @@
+"""hvdlite/_core/host: what the ranks of one host do through shared memory."""

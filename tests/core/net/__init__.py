@@ -1,0 +1,1 @@
+"""hvdlite/_core/net: algorithms between hosts, simulated and real; messages that fail."""

@@ -1,1 +1,1 @@
-"""What runs only where there is a GPU: `make test-gpu PYTHON=...`. pytest does not look here."""
+"""Tests that need a GPU: `make test-gpu PYTHON=...` runs them, and pytest does not."""

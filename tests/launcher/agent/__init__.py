@@ -1,0 +1,1 @@
+"""launcher/agent: what runs on each host of a job."""

@@ -1,0 +1,1 @@
+"""launcher/command_line: options, the config file, the help page, --check-build."""
