@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
 
+from tests.harness.compiled import compiled, linked, sources
 from tests.harness.programs import run_program
-from tests.harness.worlds import ROOT
 
 LEAST_TAG_UB = 32767  # that MPI promises
 TAGS_PER_NUMBER = 8
@@ -18,19 +15,14 @@ NUMBERS = 32  # of a coordinator, at least
 LATE = 50  # looks that a message may take
 
 
-@functools.cache
 def program(folder: Path) -> Path:
-    core = ROOT / "hvdlite" / "_core"
-    sources = [
+    core = [
         source
-        for source in sorted(core.glob("*/*.c"))
+        for source in sources("*/*")
         if source.stem != "exit" and source.parent.name != "python"
     ]
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()
-    options = ["-std=c11", "-O1", "-ffp-contract=off", f"-I{core}", "-pthread"]
     own = Path(__file__).with_name("hosts.c")
-    subprocess.run([*compiler, *options, own, *sources, "-o", folder / "hosts"], check=True)
-    return folder / "hosts"
+    return linked(folder / "hosts", map(compiled, [own, *core]))
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import platform
-import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ import hvdlite as hvd
 from hvdlite import _core
 from hvdlite.world import world as worlds
 from tests.core import limits, oracles
-from tests.harness.worlds import ROOT
+from tests.harness.compiled import compiled, linked, sources
 
 WINDOW, IN_FLIGHT = 8, 4
 BLOCK_BYTES = 128 << 10
@@ -28,11 +25,8 @@ class Locality:
     """The core's state machine, fed with blocks of 1000 bytes."""
 
     def __init__(self, folder):
-        core = ROOT / "hvdlite" / "_core"
-        compiler = (sysconfig.get_config_var("CC") or "cc").split()
-        shared = folder / "locality.so"
-        command = [*compiler, "-std=c11", "-shared", "-fPIC", f"-I{core}", "-o", shared]
-        subprocess.run([*command, core / "host/locality.c"], check=True)
+        objects = map(compiled, sources("host/locality"))
+        shared = linked(folder / "locality.so", objects, "-shared")
         library = ctypes.CDLL(str(shared))
         self._untimed = library.hvdl_locality_untimed
         self._untimed.restype = ctypes.c_bool
@@ -108,23 +102,15 @@ def test_what_nothing_can_correct_is_given_up(locality):
     assert not locality.past_cache
 
 
-@functools.cache
 def conveyors(folder: Path) -> ctypes.CDLL:
-    core = ROOT / "hvdlite" / "_core"
-    sources = [
-        core / f"{part}.c"
-        for part in ("host/conveyor", "host/locality", "base/schedule", "host/shm")
+    own = Path(__file__).with_name("conveyors.c")
+    parts = ("host/conveyor", "host/locality", "base/schedule", "host/shm")
+    clocked = [
+        compiled(source, "-D_GNU_SOURCE", "-Dclock_gettime=test_clock_gettime")
+        for source in [own, *sources(*parts)]
     ]
-    sources += sorted(core.glob("kernels/reduce*.c"))
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()
-    subprocess.run(
-        [*compiler, "-std=c11", "-O1", "-ffp-contract=off", "-shared", "-fPIC", f"-I{core}"]
-        + ["-D_GNU_SOURCE", "-Dclock_gettime=test_clock_gettime"]
-        + ["-o", str(folder / "conveyors.so"), str(Path(__file__).with_name("conveyors.c"))]
-        + [str(source) for source in sources],
-        check=True,
-    )
-    return ctypes.CDLL(str(folder / "conveyors.so"))
+    objects = [*clocked, *map(compiled, sources("kernels/reduce*"))]
+    return ctypes.CDLL(str(linked(folder / "conveyors.so", objects, "-shared")))
 
 
 @pytest.fixture(scope="module")

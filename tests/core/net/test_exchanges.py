@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ import torch
 
 from benchmarks import cost
 from hvdlite import _core
-from tests.harness.worlds import ROOT
+from tests.harness.compiled import compiled, linked, sources
 
 RING, DIRECT, DOUBLING, GATHER, CHAIN, PAIRWISE = range(6)
 ALLREDUCES = {"ring": RING, "direct": DIRECT, "recursive doubling": DOUBLING}
@@ -35,19 +33,11 @@ by_hosts = pytest.mark.parametrize("hosts", HOSTS)
 by_few_hosts = pytest.mark.parametrize("hosts", FEW_HOSTS)
 
 
-@functools.cache
 def library(folder: Path) -> ctypes.CDLL:
-    core = ROOT / "hvdlite" / "_core"
     parts = ["base/schedule", "net/exchange", "net/pairwise", "net/streams", "net/wire"]
-    sources = [core / f"{part}.c" for part in parts] + sorted(core.glob("kernels/reduce*.c"))
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()
-    subprocess.run(
-        [*compiler, "-std=c11", "-O1", "-ffp-contract=off", "-shared", "-fPIC", f"-I{core}"]
-        + ["-o", str(folder / "simulation.so"), str(Path(__file__).with_name("simulation.c"))]
-        + [str(source) for source in sources],
-        check=True,
-    )
-    return ctypes.CDLL(str(folder / "simulation.so"))
+    own = Path(__file__).with_name("simulation.c")
+    objects = map(compiled, [own, *sources(*parts, "kernels/reduce*")])
+    return ctypes.CDLL(str(linked(folder / "simulation.so", objects, "-shared")))
 
 
 class Network:
