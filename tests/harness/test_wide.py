@@ -38,10 +38,17 @@ def test_every_variant_is_run_once_and_the_first_under_every_mpi(shapes, first, 
     assert {run.mpi for run in runs if (run.shape, run.others) == (first, 0)} == set(MPIS)
 
 
-def test_with_two_parameters_every_mpi_sees_every_shape():
-    shapes = ONE_HOST + SEVERAL
-    runs = kept(shapes, ["a", "b"])
-    assert {(run.mpi, run.shape) for run in runs} == set(itertools.product(MPIS, shapes))
+def test_with_two_parameters_every_mpi_sees_every_shape_of_two_or_three_ranks():
+    runs = kept(ONE_HOST + SEVERAL, ["a", "b"])
+    seen = {(run.mpi, run.shape) for run in runs}
+    few, others = [2, 3, "1,1"], [7, 1, "2,2", "2,1,1"]
+    assert seen == {*itertools.product(MPIS, few), *itertools.product(["mpich"], others)}
+
+
+def test_where_all_worlds_are_large_each_variant_is_run_under_one_mpi():
+    runs = kept([4, "2,2"], ["a", "b"])
+    assert {run.mpi for run in runs} == {"mpich"}
+    assert len(runs) == 4
 
 
 def test_nothing_is_wide_where_there_is_one_mpi():

@@ -7,7 +7,9 @@ several worlds, whose many ranks take long to come up, or by turn:
 The variants of a test are the shapes of its world times its other parameters. `make test` runs each
 of them under one MPI, and the MPIs take turns, so that with two parameters or more each MPI sees
 each shape. One variant it runs under every MPI: the first on several hosts, as what is between them
-goes through MPI; where the test has none of these, its first.
+goes through MPI; where the test has none of these, its first. Worlds of one rank and of more than
+three are started under one MPI only: a single rank sends nothing, and the many ranks take long to
+come up, while the smaller worlds show what an MPI does between ranks and between hosts.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from tests.harness.worlds import MPIS
 Shape = int | str | None  # ranks on one host, or a layout such as "2,1"
 
 FEW_RANKS = 3
+MPI_OF_OTHER_SIZES = "mpich"  # the one that starts faster
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,19 @@ def by_turn(variants: Sequence[Variant]) -> list[bool]:
     others = _numbers(variant.others for variant in variants)
     numbers = [shapes[variant.shape] + others[variant.others] for variant in variants]
     return [
-        number > 0 and (number + MPIS.index(variant.mpi)) % len(MPIS) != 0
+        variant.mpi != MPI_OF_OTHER_SIZES
+        if under_one_mpi(variant.shape)
+        else number > 0 and (number + MPIS.index(variant.mpi)) % len(MPIS) != 0
         for number, variant in zip(numbers, variants, strict=True)
     ]
+
+
+def under_one_mpi(shape: Shape) -> bool:
+    """
+    >>> [under_one_mpi(shape) for shape in (1, 3, 4, "2,1", "2,2", None)]
+    [True, False, True, False, True, False]
+    """
+    return num_ranks(shape) == 1 or num_ranks(shape) > FEW_RANKS
 
 
 def _numbers(things: Iterable[Hashable]) -> dict[Hashable, int]:
