@@ -165,7 +165,7 @@ def leave_at_any_time(route, seed):
     """Transfers that are started, and a shutdown that waits for none of them."""
     done = []
     chance = random.Random(seed + 100 * hvd.rank() if hvd.is_initialized() else seed)
-    for _ in range(5):
+    for _ in range(3):
         lane = new_lane(route)
         tensors = [torch.full((n,), float(hvd.rank())) for n in (3, 30_000, 5)]
         transfers = [
