@@ -32,13 +32,13 @@ from tests.harness.worlds import (
 SIZES = (1, 2, 3, 4, 7)
 SHOWN = pytest.StashKey[list[str]]()  # the lines of --show-worlds
 
-# In a shell's background the tests ignore Ctrl-C, and so would what they start.
+# A shell lets processes in its background ignore Ctrl-C, and their children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end_in_good_order(number: int, frame: object) -> None:
-    """As with Ctrl-C: what the fixtures have set up is taken down, above all the rig's hosts."""
+    """As at Ctrl-C, the fixtures take down all that they have set up, such as the rig's hosts."""
     signal.signal(number, lambda *_: None)  # `timeout` sends it twice
     raise KeyboardInterrupt
 
@@ -102,8 +102,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "ranks(*sizes): the numbers of ranks of the fixture `world`, all on one host",
         "hosts(*layouts): the ranks on each pretended host, such as '2,2', for the fixture `world`",
         "mpis(*names): the MPIs of the fixture `world`; by default both",
-        "wide: the same thing once more: for `make test-wide`, not for `make test`",
-        "long: on several hosts, and for `make test-rig`, not for `make test`",
+        "wide: repeats what another test shows: runs in `make test-wide`, not in `make test`",
+        "long: takes long, mostly on several hosts: runs in `make test-rig`, not in `make test`",
         "wide_in(*where): wide with so many ranks (3), on these hosts ('2,1') or under that MPI",
         "breaks_the_world: after it new ranks have to be started",
     ):
@@ -123,7 +123,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     shapes = metafunc.config.getoption("--world")
     layouts = marked("hosts", ())
-    # The first is the one that may be run under every MPI: one rank alone says the least there.
+    # The first may run under every MPI; one rank alone would show the least there.
     sizes = sorted(marked("ranks", () if layouts else SIZES), key=lambda size: size == 1)
     requests = [
         request
@@ -142,10 +142,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
-    """Marks what is wide. Tests of the same world stand together, so that each is started once.
+    """Marks wide tests, and sorts the tests by their worlds, so that each world starts once.
 
-    First those that end it, as the ranks that follow have torch to import; then those with the same
-    knobs one after the other, so that hvdlite is seldom shut down.
+    Tests that break a world come first, before its ranks have spent time on importing torch. Then
+    tests with the same knobs follow each other, so that hvdlite is seldom shut down.
     """
     mark_wide(items)
     keep_part(config, items)
@@ -238,7 +238,7 @@ def variant_of(item: pytest.Item) -> Variant | None:
 def nothing_left_behind() -> Iterator[None]:
     """At the end no process of this session lives, and it left no file in /dev/shm.
 
-    But for those of an MPI whose ranks a test has killed, which are removed.
+    Files of an MPI whose ranks a test has killed are removed, and no error.
     """
     before = shared_files()
     yield
@@ -277,7 +277,7 @@ def pool(nothing_left_behind: None) -> Iterator[Pool]:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, pool: Pool) -> PlacedWorld:
-    """Ranks that run cases; under which MPI, how many and where is a parameter of the test."""
+    """Ranks that run cases. The test's parameter says under which MPI, how many, and where."""
     wanted: WorldRequest = request.param
     python = python_of(wanted.mpi)
     if not (python.parent / "mpiexec").exists():

@@ -1,4 +1,4 @@
-"""Where the core's ways part: sizes around its limits, and knobs that bring these within reach."""
+"""Sizes around the limits where the core takes another path, and knobs that lower these limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that differ between all ranks and elements, and what has to come out, in closed form.
+"""Inputs that differ between all ranks and elements, and the expected results, in closed form.
 
 The sum's input is x[j] = rank + size * j: a rank that is dropped, doubled or shifted changes the
 result. Every input, sum and quotient is a number that the element type holds exactly; where j grows
@@ -16,13 +16,13 @@ DTYPES = (*INTEGERS, *FLOATS, "bool")
 
 
 def mostly_on_few_ranks(dtypes, everywhere, many=(7, "1,3,3")):
-    """As a parameter: `everywhere` also where there are many ranks, which takes seconds; the others
-    there in `make test-wide` only."""
+    """Parameters: the dtypes in `everywhere` run in all worlds, the others in worlds of many ranks,
+    which take seconds, only in `make test-wide`."""
     wide = pytest.mark.wide_in(*many)
     return [d if d in everywhere else pytest.param(d, marks=wide) for d in dtypes]
 
 
-# One of each width: enough where the way of the data depends on its bytes alone.
+# One of each width: enough where the path of the data depends only on its size in bytes.
 WIDTHS = ("uint8", "bfloat16", "float32", "int64")
 
 # The largest whole number up to which a type holds all whole numbers.

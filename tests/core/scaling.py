@@ -1,5 +1,5 @@
-"""What an operation with scale factors gives: torch's own `factor * tensor`, in the type in which
-the dtype is computed, and nothing rounded before the end."""
+"""The result of an operation with scale factors: torch's own `factor * tensor`, computed in the
+dtype's type for arithmetic, and rounded only at the end."""
 
 from __future__ import annotations
 

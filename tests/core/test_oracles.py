@@ -1,4 +1,4 @@
-"""The closed forms are what the inputs really reduce to, and they catch a faulty reduction."""
+"""The closed forms equal a plain reduction of the inputs, and they catch a faulty one."""
 
 import pytest
 import torch

@@ -23,13 +23,13 @@ class Finished:
     stderr: str
 
     def find(self, pattern: str) -> str:
-        """What the only group of the pattern matches on a line of stdout."""
+        """The text that the only group of the pattern matches on a line of stdout."""
         match = re.search(pattern, self.stdout, re.MULTILINE)
         assert match, f"no line like {pattern}:\n{self}"
         return match[1]
 
     def of_rank(self, rank: int) -> Finished:
-        """What that rank printed under hvdrun, which tags each line with the rank.
+        """The lines that one rank printed under hvdrun, which tags each line with the rank.
 
         stderr stays as it is: progress bars and hvdrun's own messages are there.
         """
@@ -43,9 +43,9 @@ class Finished:
 
 
 def run_program(command: Sequence[str | Path], limit_s: float) -> Finished:
-    """Runs it in the repository's root. After the limit all that it started is ended, and the test.
+    """Runs it in the repository's root. At the limit it ends all its processes and fails the test.
 
-    Its output goes through pipes, so that a child that outlives it and holds them is noticed too.
+    Its output goes through pipes: a child that outlives it holds them open, and so fails the test.
     """
     process = subprocess.Popen(
         command,

@@ -17,7 +17,7 @@ from tests.harness.worlds import ADDRESS_VARIABLE, Answer, Ready, die_with_paren
 
 
 def rank_from_launcher() -> int:
-    """This rank's number. Not asked of MPI, which only the cases start."""
+    """This rank's number, from the environment: only the cases start MPI."""
     for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         if name in os.environ:
             return int(os.environ[name])
@@ -85,7 +85,7 @@ def use_core(path: str) -> None:
 def main() -> None:
     die_with_parent()
     rank = rank_from_launcher()
-    # What the rank prints belongs to its own log: mpiexec would mix those of all ranks.
+    # Each rank prints into a log of its own: mpiexec would mix the output of all ranks.
     log = os.open(
         os.path.join(os.environ["HVDLITE_TEST_FOLDER"], f"{rank}.log"), os.O_CREAT | os.O_WRONLY
     )

@@ -1,4 +1,4 @@
-"""A run of tests that is told to end."""
+"""A test session that gets SIGTERM ends in good order."""
 
 import os
 import signal

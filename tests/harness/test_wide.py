@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-wide`."""
+"""The choice of the tests that `make test` leaves to `make test-wide`."""
 
 import itertools
 

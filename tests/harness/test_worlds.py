@@ -1,4 +1,4 @@
-"""The harness itself: what becomes of a case on many ranks."""
+"""The harness itself: results and failures of a case on many ranks."""
 
 import os
 import signal

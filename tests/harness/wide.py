@@ -1,8 +1,8 @@
-"""Which tests are wide: the same thing once more, in another shape or under the other MPI.
+"""Which tests are wide: they repeat a test in another shape of the world or under the other MPI.
 
-`make test` leaves them out, for its time; `make test-wide` runs them. A test or a parameter is wide
-by its mark `wide`, in some of its worlds or under one MPI by its mark `wide_in`, in the largest of
-several worlds, whose many ranks take long to come up, or by turn:
+`make test` leaves them out to save time; `make test-wide` runs them. The mark `wide` makes a test
+or a parameter wide, the mark `wide_in` only in some worlds or under one MPI. A test is also wide in
+the largest of several worlds, as many ranks take long to start. And MPIs take turns:
 
 The variants of a test are the shapes of its world times its other parameters. `make test` runs each
 of them under one MPI, and the MPIs take turns, so that with two parameters or more each MPI sees
@@ -47,8 +47,8 @@ def num_ranks(shape: Shape) -> int:
 
 
 def slow_to_start(shapes: Collection[Shape]) -> set[Shape]:
-    """Of a test's shapes those of more ranks, where several smaller ones of the same kind (one
-    host, several hosts) show the same."""
+    """The large shapes of a test that has several smaller ones of the same kind (on one host, on
+    several hosts)."""
     slow: set[Shape] = set()
     for kind in (int, str):
         of_kind = [shape for shape in shapes if isinstance(shape, kind)]
@@ -59,7 +59,7 @@ def slow_to_start(shapes: Collection[Shape]) -> set[Shape]:
 
 
 def by_turn(variants: Sequence[Variant]) -> list[bool]:
-    """Of all the variants of one test: whether each is wide, as its turn is the other MPI's."""
+    """For each variant of one test: whether it is wide, because the other MPI has its turn."""
     if len({variant.mpi for variant in variants}) < 2:
         return [False] * len(variants)
     # Those on several hosts come first.
@@ -83,5 +83,5 @@ def under_one_mpi(shape: Shape) -> bool:
 
 
 def _numbers(things: Iterable[Hashable]) -> dict[Hashable, int]:
-    """Each with its place in the order in which they first come."""
+    """Each distinct thing with its number, in order of first appearance."""
     return {thing: place for place, thing in enumerate(dict.fromkeys(things))}

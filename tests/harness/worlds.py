@@ -43,13 +43,13 @@ MPIS = ("openmpi", "mpich")
 START_LIMIT_S = 120.0
 IMPORT_LIMIT_S = 120.0
 CASE_LIMIT_S = 60.0
-# How long the other ranks may go on when one has failed: they often wait for it in vain.
+# When one rank has failed, the others may go on for so long: they often wait for it in vain.
 GRACE_S = 5.0
 END_LIMIT_S = 60.0
 LOOK_AGAIN_S = 0.1
 
 ADDRESS_VARIABLE = "HVDLITE_TEST_ADDRESS"
-# Stands in the environment of every process that a test session starts, by which they are found.
+# Is set in the environment of every process that a test session starts, so that it can find them.
 SESSION_VARIABLE = "HVDLITE_TEST_SESSION"
 
 PR_SET_PDEATHSIG = 1
@@ -66,7 +66,7 @@ class WorldError(RuntimeError):
 
 @dataclass(frozen=True)
 class Key:
-    """What a world is started from."""
+    """An MPI and a number of ranks: what identifies a world."""
 
     mpi: str
     size: int
@@ -78,7 +78,7 @@ class Ready:
 
 @dataclass
 class Answer:
-    """What became of a case on one rank."""
+    """The result of a case on one rank, or its failure."""
 
     value: Any = None
     failure: str | None = None
@@ -203,7 +203,7 @@ class World:
         raise RanksFailed(report)
 
     def _answers(self, limit_s: float) -> dict[int, Answer]:
-        """What the ranks answer until the limit, or until shortly after the first failure.
+        """The answers that come before the limit, or until shortly after the first failure.
 
         Before the limit counts, all ranks import the case's module: with torch, that takes long on
         a busy machine.
@@ -362,7 +362,7 @@ def unmapped(files: set[str]) -> set[str]:
 
 
 def remove_files_of_mpi(before: set[str]) -> None:
-    """What an MPI leaves in /dev/shm when its ranks are killed: it cleans up only in good order."""
+    """Removes files of MPIs whose ranks were killed: MPIs remove them only at a regular end."""
     for path in orphaned_files(before):
         if Path(path).name.startswith(("mpich_shm_", "sm_segment.")):
             Path(path).unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""What the stall check says: the lines on the ranks' stderr, and what they should be. And what
-is late.
+"""The stall check's reports: the lines on the ranks' stderr, their expected texts, and operations
+that are late.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WARNS = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1"}
 FAILS = {**WARNS, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2"}
 DEADLINE_S = 50.0
 
-# That of `Said`, also where ranks have joined before.
+# The barrier of `Said`, also where ranks have joined before.
 BARRIER_ENDED = r"last finished barrier 'unnamed\.[^']*' \d+ s ago"
 END = r"; do all ranks take the same path through the program\?"
 OF_A_RUN = (
@@ -31,20 +31,20 @@ GIVES_UP = r"; all operations fail now \(HVDLITE_STALL_SHUTDOWN_TIME_SECONDS\)"
 
 
 class Said:
-    """What all ranks write to stderr from now on. Every rank makes one at the same place."""
+    """All that ranks write to stderr from now on. All ranks make one at the same place."""
 
     def __init__(self) -> None:
         folder = Path(os.environ["HVDLITE_TEST_FOLDER"])
         self._logs = [folder / f"{rank}.log" for rank in range(hvd.size())]
         self._begin = [log.stat().st_size for log in self._logs]
-        # Nobody begins to wait for anything before all have looked.
+        # No rank begins to wait for an operation before all have noted where their logs end.
         hvd.barrier()
 
     def lines(self) -> list[str]:
-        """Those of hvdlite's core."""
+        """The lines of hvdlite's core."""
         found = []
         for log, begin in zip(self._logs, self._begin, strict=True):
-            # What is being written has no end yet.
+            # A line that is being written has no end yet.
             whole = log.read_bytes()[begin:].rpartition(b"\n")[0].decode()
             found += [line for line in whole.split("\n") if line.startswith("hvdlite: ")]
         return found
@@ -54,7 +54,7 @@ class Said:
         return [line for line in self.lines() if line.startswith(f"hvdlite: {operation} has ")]
 
     def wait_for(self, operation: str, count: int = 1) -> list[str]:
-        """Returns when there are so many reports of it, or more."""
+        """Waits until there are `count` reports of it, or more."""
         deadline = time.monotonic() + DEADLINE_S
         while len(found := self.about(operation)) < count:
             assert time.monotonic() < deadline, f"{operation}: {self.lines()}"
@@ -62,7 +62,7 @@ class Said:
         return found
 
     def wait_for_all(self, operations: Iterable[str]) -> list[str]:
-        """Returns when each has a report; those reports that there are then."""
+        """Waits until each has a report, and returns all their reports."""
         wanted = {f"hvdlite: {operation}" for operation in operations}
         deadline = time.monotonic() + DEADLINE_S
         while True:
@@ -80,7 +80,7 @@ def start(name: str) -> Handle:
 
 
 def end(handles: Mapping[str, Handle | None]) -> None:
-    """All ranks end what they have started, and start what they have not."""
+    """Ends all operations: a rank that has not started one starts it now."""
     for name, handle in handles.items():
         assert hvd.synchronize(handle or start(name)).eq(hvd.size()).all()
 
@@ -93,7 +93,7 @@ def host_of(rank: int) -> str:
 
 
 def missing(rank: int, did: str) -> str:
-    """The words for a rank that is waited for, as a pattern. did: what it last did."""
+    """The pattern for a rank that has not posted. did: what it did last."""
     return rf"rank {rank} on {host_of(rank)} \(which {did}\)"
 
 
@@ -105,6 +105,6 @@ def posted(*ranks: int) -> str:
 
 
 def report(operation: str, absent: Sequence[str], by: str, end: str = END) -> re.Pattern[str]:
-    """The exact text, but for its numbers."""
+    """The exact text, except for its numbers."""
     waited = rf"hvdlite: {re.escape(operation)} has waited \d+ s for {', '.join(absent)}"
     return re.compile(rf"{waited}; called by {by}{end}")

@@ -1,4 +1,4 @@
-"""An operation that some ranks have not come to is reported, once, and the report is true."""
+"""An operation that some ranks have not posted is reported once, and the report is true."""
 
 import os
 import re
@@ -137,7 +137,7 @@ def one_after_the_other():
     if rank == last:
         handles["a"] = start("a")
     said.wait_for("allreduce 'a'")
-    # The other one comes to it only now.
+    # The other one posts it only now.
     if rank:
         handles["a"] = handles["a"] or start("a")
         handles["b"] = start("b")
@@ -212,7 +212,7 @@ def odd_names():
         by = "ranks (0, 1|1, 0)"
         expected = report(f"allreduce '{name}'", [missing(last, BARRIER_ENDED)], by)
         assert any(expected.fullmatch(line) for line in lines), (expected.pattern, lines)
-    # So is that of what a missing rank is in, and cut a little shorter.
+    # The name of the operation that a missing rank waits in is shown alike, a little shorter.
     handles = {NAMES[1]: None if waits else start(NAMES[1])}
     handles["other"] = start("other") if waits else None
     (line,) = said.wait_for("allreduce 'other'")
@@ -328,7 +328,7 @@ def test_so_is_one_that_was_posted_before_its_plan_was_made(world):
 
 
 def late_twice_for_a_joined_host():
-    """Whoever coordinates an operation may have joined: it has none of that name itself."""
+    """The coordinator of an operation may have joined; then it has not posted it itself."""
     hvd.init()
     said = Said()
     names = [f"twice {i}" for i in range(6)]
@@ -373,7 +373,7 @@ def test_what_is_slow_but_posted_by_all_is_not_reported(world):
 
 
 def kept_late():
-    """Later than the limit, and nobody says so."""
+    """An operation is later than the limit, and there is no report."""
     hvd.init()
     said = Said()
     handles = {"late": None if hvd.rank() else start("late")}

@@ -1,4 +1,4 @@
-"""Ranks that come to a late operation while it is reported: the report stays true, and one."""
+"""Ranks that post a late operation while it is reported: there is one report, and it is true."""
 
 import array
 import fcntl
@@ -21,7 +21,7 @@ def reports_that_cross_the_answer():
     hvd.init()
     rank, names = hvd.rank(), [f"late {i}" for i in range(1500)]
     said = Said()
-    # Rank 0 has reported all when rank 1 finds some late, and rank 2 comes to those just then.
+    # Rank 0 has reported all when rank 1 finds some late, and rank 2 posts them just then.
     if rank == 2:
         time.sleep(1.2)
     handles = {}
@@ -49,7 +49,7 @@ def close_to_the_limit():
     names = [f"n{i}" for i in range(60)]
     waits = hvd.rank() == 0
     handles = {name: start(name) if waits else None for name in names}
-    # The others come to one after the other while they are being reported.
+    # The others post one after the other while they are being reported.
     for i, name in enumerate(names):
         while not waits and time.monotonic() < begin + 0.9 + i * 0.01:
             time.sleep(0.001)

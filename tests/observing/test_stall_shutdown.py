@@ -41,7 +41,7 @@ class Flag:
 
 
 def the_last_rank_stays_away(names, comes_later):
-    """What every operation fails with, on a rank, and the warnings before."""
+    """The texts with which operations fail on this rank, and the warnings before."""
     hvd.init()
     failed = Flag()
     said = Said()
@@ -71,7 +71,7 @@ def the_last_rank_stays_away(names, comes_later):
 @pytest.mark.hosts("1,1,1", "2,1")
 @pytest.mark.wide_in("mpich", "2,1")
 def test_everything_fails_on_every_rank_with_the_same_text(world, comes_later):
-    # Several at once: were there two who decide, there would be two texts.
+    # Several at once: if two ranks decided, there would be two texts.
     names = [f"n{i}" for i in range(30)]
     results = world.run(the_last_rank_stays_away, names, comes_later, knobs=FAILS)
     texts = {text for texts, _ in results for text in texts}

@@ -1,4 +1,4 @@
-"""Somebody with another account on the hosts, who wants to run things as the job's owner."""
+"""An attacker with another account on the hosts, who tries to run programs as the job's owner."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ while True:
 
 @dataclass(frozen=True)
 class Attack:
-    """What it has come to."""
+    """How far the attacker got."""
 
     folder: Path
 
@@ -111,7 +111,7 @@ class Attack:
 
     @property
     def ran_as(self) -> set[str]:
-        """Users that have run what they never wanted to."""
+        """The users as whom the attacker ran a program."""
         return self._lines("marker")
 
 

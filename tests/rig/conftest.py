@@ -24,7 +24,7 @@ from tests.harness.worlds import MPIS, ROOT, end_tree, python_of
 
 HOSTS = 3
 LIMIT_S = 90.0
-# What makes up for what a test has done to a host.
+# For each command that damages a host, the command that restores it.
 REMEDIES = {"cut": "heal", "kill": "start"}
 
 
@@ -132,21 +132,21 @@ class Rig:
                     yield host, process
 
     def processes(self) -> dict[str, list[str]]:
-        """What runs on the hosts beside their own services."""
+        """The processes on the hosts, without their own services."""
         found: dict[str, list[str]] = {}
         for host, process in self.members():
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
-                # What they have forked names itself: slurmctld's slurmscriptd.
+                # Their children may have other names: slurmctld forks slurmscriptd.
                 ours = {process.name(), *"".join(words[:1]).split()} & self.services
                 if words and "_host" not in words and not ours:
                     found.setdefault(host, []).append(" ".join(words))
         return found
 
     def files(self, host: str) -> list[str]:
-        """What lies in the host's own folders for temporary files."""
+        """The names in the host's own folders for temporary files."""
         names = self("exec", host, "ls", "-A", "/tmp", "/dev/shm").split()
-        # MPICH 5.0's daemon leaves it after MPI_Abort, and nobody else knows its name.
+        # MPICH 5.0's daemon leaves this file after MPI_Abort, and only the daemon knows its name.
         return [name for name in names if not name.startswith("hydra_hwloc_xmlfile_")]
 
     def assert_nothing_left(self) -> None:
@@ -161,7 +161,7 @@ class Rig:
 
 @pytest.fixture(scope="session")
 def _rig() -> Iterator[Rig]:
-    """What hvdrun remembers of hosts, it remembers of these ones only."""
+    """The hosts of the session. hvdrun's cache lies in their folder, so that it knows no others."""
     if reason := what_a_rig_lacks():
         lacking(reason)
     with tempfile.TemporaryDirectory(prefix="hvdlite-rig-") as folder:
@@ -179,7 +179,7 @@ def _rig() -> Iterator[Rig]:
 
 @pytest.fixture
 def rig(_rig: Rig) -> Iterator[Rig]:
-    """The hosts, all up; afterwards they are so again, and nothing runs on them."""
+    """The hosts, all up. After the test they are restored, and nothing may run on them."""
     yield _rig
     _rig.restore()
     _rig.assert_nothing_left()

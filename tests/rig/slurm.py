@@ -22,7 +22,7 @@ TOOLS = {
     "munged": "munge",
 }
 DAEMONS = {"slurmctld", "slurmscriptd", "slurmd", "munged"}
-# What the plugin for Open MPI's ranks loads, by the name that it has in the package for developers.
+# The plugin for Open MPI's ranks loads this library by the name that only the -dev package has.
 PMIX = "libpmix.so"
 
 CONF = """\

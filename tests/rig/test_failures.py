@@ -1,4 +1,4 @@
-"""Jobs on several hosts that fail in the middle: what hvdrun says, how long all takes to end, and
+"""Jobs on several hosts that fail half-way: what hvdrun reports, how long the end takes, and
 that nothing is left behind.
 
 What was found is written as a table to build/rig-failures-MPI.md.
@@ -43,7 +43,7 @@ time.sleep(90)
 
 @dataclass(frozen=True)
 class Case:
-    """How the job fails, and what hvdrun says to it."""
+    """A way to make the job fail, and the report that hvdrun must print."""
 
     name: str
     code: int

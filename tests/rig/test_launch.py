@@ -1,4 +1,4 @@
-"""hvdrun on several hosts: where the ranks are, what they get, what happens when it goes wrong."""
+"""hvdrun on several hosts: where ranks run, their environment and input, and how jobs fail."""
 
 import signal
 import subprocess

@@ -10,7 +10,7 @@ from tests.launcher.test_pages import SCRIPT, blocks, commands
 pytestmark = pytest.mark.rig
 
 LIMIT_S = 60.0
-# How many ranks each line has, where it says what it starts.
+# The number of ranks of each command that starts some.
 RANKS = {"-np 3": 3, ":2,server2:2": 4, ":1,server2:1": 2, "hosts.txt": 4}
 
 

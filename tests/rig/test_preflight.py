@@ -1,4 +1,4 @@
-"""What hvdrun says of hosts that are not ready, before anything is started there."""
+"""hvdrun reports hosts that are not ready before it starts anything there."""
 
 import re
 import shlex
@@ -100,7 +100,7 @@ def test_a_host_that_is_down_is_said(hvdrun, rig, how):
 
 @pytest.mark.long
 def test_a_shell_that_hangs_over_there_is_given_up(hvdrun, rig):
-    # Debian's bash reads this file for sshd's commands too. It ends when nobody listens any more.
+    # Debian's bash reads this file for sshd's commands, too. The loop ends with the connection.
     rig.cover("server2", Path("/root/.bashrc"), "while sleep 0.2; do echo wait || exit; done\n")
     done = hvdrun("-H", BOTH, "--start-timeout", "4", "true")
     assert done.code == 70

@@ -112,7 +112,7 @@ def test_all_ranks_have_the_table_of_rank_0_or_its_error(world, tmp_path):
 
 
 def count_messages(counts):
-    """Of this rank, for each allreduce of so many float32: how many messages of data it sent."""
+    """For each count of float32: how many data messages this rank sends in an allreduce of them."""
     hvd.init()
     sent = []
     for count in counts:

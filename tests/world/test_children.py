@@ -1,4 +1,4 @@
-"""What becomes of the processes that a rank starts."""
+"""Processes that a rank starts or forks."""
 
 import json
 import multiprocessing
@@ -81,7 +81,7 @@ def test_a_process_that_a_rank_starts_is_a_world_of_one_without_mpi(world, metho
 
 
 def starts_a_program(lost):
-    """It inherits what hvdrun sets for torch, but for the launcher's variables that are lost."""
+    """The program inherits what hvdrun sets for torch, but none of the variables in `lost`."""
     hvd.init()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(lost)}
     finished = subprocess.run(
@@ -125,7 +125,7 @@ print("through")
 @pytest.mark.wide_in("mpich")
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_nothing_of_the_job_ends_with_a_forked_child(mpi, tmp_path):
-    """Nor does the child say anything at its end."""
+    """And the child prints nothing when it ends."""
     if not python_of(mpi).exists():
         lacking(f"no {mpi}; `make build`")
     path = tmp_path / "timeline.json"

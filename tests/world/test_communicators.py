@@ -20,7 +20,7 @@ def assert_collectives_work():
 
 
 def held_after_each(cycles):
-    """How many there are after each world, with process sets in it of which one is removed."""
+    """The number of communicators after each world that had process sets and removed one."""
     hvd.shutdown()
     last, held = everyone().size - 1, []
     for _ in range(cycles):
@@ -40,7 +40,7 @@ def test_a_world_frees_the_communicators_of_the_one_before(world):
 
 
 def parts_of_the_world_between():
-    """A rank that is not in the next world can't free what it shares with those that are."""
+    """A rank outside the next world can't free the communicators that it shares with members."""
     hvd.shutdown()
     rank, held = everyone().rank, []
     for _ in range(3):

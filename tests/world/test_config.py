@@ -1,4 +1,4 @@
-"""The knobs, the environment, and what is read from it."""
+"""The knobs, and how they are read from the environment."""
 
 import dataclasses
 

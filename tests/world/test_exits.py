@@ -1,4 +1,4 @@
-"""How ranks end, and what becomes of the others. Each in processes of its own, with a limit."""
+"""How a rank ends, and how the others then end. Each test starts its own job, with a time limit."""
 
 from pathlib import Path
 

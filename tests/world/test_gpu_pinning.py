@@ -1,4 +1,4 @@
-"""Which GPU a rank uses, from what the ranks of its host see."""
+"""Which GPU a rank uses, depending on the GPUs that the ranks of its host see."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the environment says about who started this process."""
+"""hvdlite finds out from the environment which launcher started the process."""
 
 import os
 import re

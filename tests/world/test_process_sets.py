@@ -37,7 +37,7 @@ def rows(rank, count):
 
 
 def assert_collectives_run_in(process_set, ranks, tag):
-    """Every kind, against what the members' inputs say."""
+    """Every kind of collective on a set; its result follows from the members' inputs."""
     own, size = hvd.rank(), len(ranks)
     at = ranks.index(own)
     total = sum(rows(r, 5) for r in ranks)
@@ -302,7 +302,7 @@ def one_fails():
     if handle is not None:
         assert hvd.synchronize(handle).eq(size - 1).all()
     assert hvd.synchronize(everyones).eq(size).all()
-    # What is pending in a set that is removed fails, and nothing else does.
+    # Operations pending in a set that is removed fail, and no others.
     pending = None
     if own == 0:
         pending = hvd.allreduce_async(x, name="never", process_set=troubled)
@@ -354,7 +354,7 @@ def test_a_set_without_the_rank_that_left_goes_on(world):
 
 
 def of_this_process():
-    """What a set could leave behind: threads, descriptors, maps of shared memory."""
+    """Counts what a set could leave behind: threads, descriptors, maps of shared memory."""
     maps = Path("/proc/self/maps").read_text()
     return (
         len(os.listdir("/proc/self/task")),

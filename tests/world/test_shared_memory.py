@@ -1,4 +1,4 @@
-"""Whether there is memory for what the ranks of a host share, before it is taken."""
+"""init checks that the host has enough shared memory before it takes any."""
 
 import pytest
 

@@ -13,7 +13,7 @@ from tests.core import limits
 
 pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.hosts("1,1", "2,2", "2,1,1")]
 
-# Some travel beside their flag, some in one block, some in several pieces.
+# Some travel in the same message as their flag, some in one block, some in several pieces.
 COUNTS = {
     "default knobs": (1, 500, 3, 70_000, 0, 2_500_000, 17),
     "tiny knobs": (1, 50, 3, 700, 0, 25_000, 17),
@@ -198,5 +198,5 @@ def late_by_turns(seconds):
 @pytest.mark.hosts("2,2")
 @pytest.mark.wide_in("mpich")
 def test_who_waits_while_the_idle_thread_looks_is_told_when_it_has_looked(world):
-    """The thread looks now and then, and whoever comes meanwhile sleeps until it is done."""
+    """The thread looks now and then; a caller that waits meanwhile sleeps until it has looked."""
     assert not any(world.run(late_by_turns, 3.0))

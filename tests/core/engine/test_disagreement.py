@@ -12,7 +12,7 @@ def reduce(tensor, **options):
     return hvd.allreduce(tensor, **{"name": "disputed", "op": hvd.Sum, **options})
 
 
-# What rank 1 does instead of what the others do, and what the error has to name.
+# Rank 1 calls this with odd=True; then what the error has to name.
 DISPUTES = {
     "dtype": (
         lambda odd: reduce(torch.ones(30, dtype=torch.float64 if odd else torch.float32)),

@@ -53,7 +53,7 @@ def test_all_hosts_are_told_which_rank_has_left(world):
     # Unless another host has failed for its sake by then, and told it.
     own_words = f"rank {last} called shutdown before the operation had ended"
     assert own == own_words or re.match(rf"rank {last} on host\d has left while", own), own
-    # By then it is known, or it is found out as nobody answers.
+    # By then the departure is known, or the missing answers show it.
     assert all(re.match(rf"rank {last} on host\d has left", text) for text in texts), texts
 
 

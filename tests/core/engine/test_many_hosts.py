@@ -27,7 +27,7 @@ def program(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
-    """Runs the program with such arguments; what it prints."""
+    """Runs the program with the given arguments, and returns what it prints."""
     path = program(tmp_path_factory.mktemp("hosts"))
 
     def run(*arguments, limit_s=60):

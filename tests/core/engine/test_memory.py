@@ -1,4 +1,4 @@
-"""What an engine holds does not grow with the number of operations that it has done."""
+"""An engine's memory does not grow with the number of operations that it has done."""
 
 import ctypes
 import gc
@@ -60,7 +60,7 @@ NAMES = 5000
 
 
 def used_bytes():
-    """By Python's objects, and by everything else that malloc gave."""
+    """Bytes of Python's objects, and of everything else from malloc."""
     gc.collect()
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype = _Mallinfo
@@ -89,7 +89,7 @@ def groups(batch):
 
 
 def growth_of_tables(repeat):
-    """Bytes that are kept per name, of Python's and of others."""
+    """Bytes kept per name, by Python's objects and by others."""
     hvd.init()
     repeat("warm")
     tracemalloc.start()

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.ranks(*limits.SIZES), pytest.mark.hosts(*limits.LAYOUT
 
 
 def own_data(dtype, rank, size, count):
-    """Different on every rank, up to what the type can hold."""
+    """Values that differ on every rank, as far as the type has enough of them."""
     if dtype == "bool":
         return (torch.arange(count) * 5 + rank) % 7 < 3
     return oracles.case_of(dtype, "Sum", rank, size, count)[0]

@@ -1,4 +1,4 @@
-"""What the engine records of its operations."""
+"""The engine's records of its operations."""
 
 import pytest
 import torch

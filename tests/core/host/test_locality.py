@@ -115,7 +115,7 @@ def conveyors(folder: Path) -> ctypes.CDLL:
 
 @pytest.fixture(scope="module")
 def past_bytes(tmp_path_factory):
-    """Runs conveyors under a clock, where a stage of a block takes so long; returns what each rank
+    """Runs conveyors under a clock, where a stage of a block takes `ns`; returns what each rank
     has written past the caches."""
     library = conveyors(tmp_path_factory.getbasetemp())
 

@@ -142,7 +142,7 @@ def wrong(got: Tensor, case: Case) -> list[str]:
 
 
 def guarded(x: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-    """A copy of it, so many elements after a cache line, and the memory around."""
+    """A copy that begins `offset` elements after a cache line, and the memory around it."""
     memory = torch.full(((len(x) + 8) * x.dtype.itemsize + 3 * GUARD,), 0xA5, dtype=torch.uint8)
     begin = -memory.data_ptr() % GUARD + GUARD + offset * x.dtype.itemsize
     copy = memory[begin : begin + len(x) * x.dtype.itemsize].view(x.dtype)

@@ -65,7 +65,7 @@ def expected_sum(hosts, dtype):
 
 
 def travel_in_many_ways(hosts, dtype_name):
-    """Which of the ways that an element can take gave other bits."""
+    """The paths that an element can take on which the bits differ."""
     hvd.init()
     dtype = getattr(torch, dtype_name)
     own, expected = given_by(hvd.rank(), dtype), expected_sum(hosts, dtype)

@@ -1,4 +1,4 @@
-"""An error of MPI in any message fails what is in flight, on every rank, and harms nothing else."""
+"""An MPI error in any message fails the operations in flight, on every rank, and nothing else."""
 
 import ctypes
 import gc
@@ -22,7 +22,7 @@ _MPI_ERR_OTHER = 15
 
 
 class FailingWire:
-    """MPI's sends, of which one fails. Engines made while it is patched in send through it."""
+    """MPI's sends, one of which fails. Engines made while it is patched in send through it."""
 
     def __init__(self, monkeypatch, failing):
         self.sends = 0

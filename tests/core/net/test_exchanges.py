@@ -106,7 +106,7 @@ def random_floats(hosts, count, dtype=torch.float32):
     return list((values * 10.0 ** (values * 2).round()).to(dtype))
 
 
-# ---- what comes out ----
+# ---- results ----
 
 
 @by_algorithm
@@ -261,11 +261,11 @@ def test_an_alltoall_takes_parts_of_any_size(network, hosts):
     assert torch.equal(network.bytes, sent)
 
 
-# ---- what it takes: the table of docs/design/data-path.md, and cost.md ----
+# ---- costs: the table of docs/design/data-path.md, and cost.md ----
 
 
 def sends_to(hosts, peers_of):
-    """Who sends to whom: 1 or 0."""
+    """A matrix: 1 where a host sends to another, else 0."""
     sends = torch.zeros((hosts, hosts), dtype=torch.int64)
     for host in range(hosts):
         for peer in peers_of(host):
