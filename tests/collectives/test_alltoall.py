@@ -14,7 +14,7 @@ def rows_from_to(sender, receiver, size):
 
 
 def rows(sender, receiver, count, tail, dtype):
-    """Every element says who sent it, to whom, and where it stood."""
+    """Each element encodes its sender, its receiver and its position."""
     elems = count * torch.Size(tail).numel()
     x = 100 * sender + 10 * receiver + torch.arange(elems) % 7
     return (x % 2 == 0 if dtype is torch.bool else x.to(dtype)).reshape(count, *tail)
@@ -159,7 +159,7 @@ def gradients():
     x = torch.ones(size * (own + 1) + 2, 2, requires_grad=True)
     received, counts = hvd.alltoall(x, splits)
     assert not counts.requires_grad
-    # What arrived here is weighted with this rank's number.
+    # This rank weights the rows that it received with its number.
     (received * (own + 1)).sum().backward()
     wanted = torch.cat([torch.full((own + 1, 2), r + 1.0) for r in range(size)])
     assert torch.equal(x.grad, torch.cat((wanted, torch.zeros(2, 2))))

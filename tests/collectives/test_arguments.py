@@ -19,7 +19,7 @@ def sparse(x):
 
 
 def calls():
-    """What to call, and what the error has to say."""
+    """The call, and a text that its error must contain."""
     x = torch.ones(3)
     flags = x > 0
     fp16 = hvd.Compression.fp16
@@ -197,7 +197,7 @@ def good_arguments():
         got = hvd.allreduce(x, op=hvd.Max, postscale_factor=factor)
         wanted = float(factor) * torch.full((3,), float(size))
         assert torch.equal(got.nan_to_num(0.25), wanted.nan_to_num(0.25)), factor
-    # Integers: the factor is taken in double, and what it gives is cut.
+    # Integers: multiplied in double, and the result is truncated.
     assert hvd.allreduce(torch.tensor([7]), op=hvd.Max, postscale_factor=0.5).item() == 3
     in_order = (None, "name", hvd.Compression.none, hvd.Sum, 2.0, 0.5, hvd.global_process_set)
     assert hvd.allreduce(x, *in_order).eq(size * (size + 1) / 2).all()

@@ -16,7 +16,7 @@ MODULUS = {1: 16, 2: 16, 4: 4096, 8: 1 << 40}
 
 
 def counts(size):
-    """Around the number of ranks, a prime, and above what travels inline and in one block."""
+    """Counts around the number of ranks, a prime, and more than fits inline and in one block."""
     return (0, 1, max(size - 1, 0), size, size + 1, 1009, 70_001)
 
 
@@ -244,7 +244,7 @@ def drops_handles():
         hvd.allreduce_async_(x)
         hvd.allgather_async(x)
         del x
-    # They end in no particular order, and what has ended is dropped at the next call.
+    # They end in no particular order, and the next call drops those that have ended.
     left = len(tensors)
     for _ in range(10_000):
         gc.collect(0)

@@ -8,7 +8,7 @@ from tests.world.test_process_sets import begin, member_lists
 
 
 def weights(rank, like):
-    """What this rank multiplies a result with: differs between the ranks and the elements."""
+    """This rank's factors for a result; they differ between the ranks and the elements."""
     return (torch.arange(like.numel(), dtype=like.dtype) + 100 * (rank + 1)).reshape(like.shape)
 
 

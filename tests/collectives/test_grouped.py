@@ -8,7 +8,7 @@ from hvdlite.collectives import flat_buffers
 from hvdlite.collectives.grouped_allreduce import FUSED_BYTES
 
 LARGE = FUSED_BYTES // 4 + 3
-# Empty, scalar, of several dimensions; as large as what travels with others, and larger.
+# Empty, scalar, of several dimensions; small enough to travel with others, and larger.
 SHAPES = ((), (1,), (0,), (3, 5), (0, 4), (2, 1, 7), (1009,), (FUSED_BYTES // 4,), (LARGE,))
 
 
@@ -108,7 +108,7 @@ def reduces_mixtures():
         tensors = mixture(rank)
         hvd.grouped_allreduce_(tensors, op=op, name="mixture")
         assert_same(tensors, wanted)
-    # Not contiguous: fine but for in place.
+    # Not contiguous: allowed, except in place.
     x = values(rank, size, 0, (4, 6))
     wanted = sum(values(r, size, 0, (4, 6)) for r in range(size)).t()
     for tensors in ([x.t(), x[0]], [x.t(), x[:, 0]], [x.t()]):
@@ -202,7 +202,7 @@ def test_a_group_is_one_operation_to_its_handle(world):
 
 
 X = torch.ones(4, 2)
-# What rank 1 passes, and what the others.
+# What rank 1 passes, and what the others pass.
 DISPUTES = {
     "number": ([X, X], [X]),
     "shape": ([X, torch.ones(4, 3)], [X, X]),
@@ -228,7 +228,7 @@ def differs(kind):
             with pytest.raises(hvd.HorovodInternalError) as caught:
                 run(ones if odd else others, name=name)
             texts.append(str(caught.value))
-            # The engine goes on, also under the same name, and with what one of them had before.
+            # The engine goes on, also under the same name and with the arguments of either side.
             for good in (ones, others):
                 results = run([t + hvd.rank() for t in good], name=name)
                 assert results[-1].flatten()[-1] == (hvd.size() if kind == "allgather" else

@@ -75,7 +75,7 @@ def compare(process_set, size):
     for dtype, dims, case in itertools.product(DTYPES, (1, 2, 3), CASES):
         draw = torch.Generator().manual_seed(1234)
         x = torch.randint(-100, 100, [17] * dims, generator=draw).to(dtype)
-        # Of three float16 that it has rounded Horovod's oracle makes what no float16 holds.
+        # Horovod's oracle adds three rounded float16 up to a value that no float16 has.
         beyond = size == 3 and (dtype, case) == (torch.float16, "prescale")
         rtol = torch.finfo(dtype).eps if beyond else 0.0
         wanted = wanted_by(case, x, size)

@@ -65,7 +65,7 @@ def others_fail():
             with pytest.raises(hvd.HorovodInternalError) as caught:
                 call()
             texts.append(str(caught.value))
-        # One after the other, so that it is known who is the last.
+        # One after the other, so that the last one is known.
         for other in range(1, rank):
             hvd.allreduce(torch.ones(1), name=f"before {other}", op=hvd.Sum)
         for other in range(rank, size - 1):
@@ -143,7 +143,7 @@ def first_the_members_of_a_set():
     for epoch in range(3):
         if rank == size - 1:
             assert hvd.allreduce(torch.tensor(-1.0), op=hvd.Max, name="mine") == 0
-            # Who has joined is left out of Max.
+            # Max leaves out ranks that have joined.
             assert hvd.allreduce(torch.tensor(-1.0), op=hvd.Max, name="mine") == -1
         else:
             hvd.allreduce(torch.tensor(0.0), op=hvd.Max, name="mine")

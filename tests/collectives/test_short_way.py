@@ -1,4 +1,4 @@
-"""allreduce_ of ordinary tensors, in one call of the core: what it takes, and its results."""
+"""allreduce_ of ordinary tensors in one call of the core: the tensors it takes, the results."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_takes_views_parameters_and_inference_tensors():
 
 
 def resized(count, begin=0, size_bytes=0):
-    """What lay at `begin` of a storage that was freed, as sharded parameters are, or shrunk."""
+    """A tensor at `begin` of a storage that was freed, as sharded parameters are, or shrunk."""
     tensor = torch.ones(count)
     view = tensor[begin:]
     tensor.untyped_storage().resize_(size_bytes)
@@ -118,7 +118,7 @@ def test_the_number_of_arguments_is_checked():
 
 
 def both_ways_meet():
-    """Rank 0 takes the short way, the others the long one: what they post must be equal."""
+    """Rank 0 takes the short path, the others the long one: both must post the same."""
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product):

@@ -37,7 +37,7 @@ def trains(dtype, options, tail, rows_of):
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     rows = [rows_of[r % len(rows_of)] for r in range(size)]
-    # What it has to be: one process, in float64, on what the ranks have in their dtype.
+    # The expected result: one process, in float64, on the ranks' values in their dtype.
     torch.manual_seed(7)
     layer = hvd.SyncBatchNorm(FEATURES, dtype=dtype, **options)
     whole = nn.BatchNorm3d(FEATURES, dtype=torch.float64, **options)

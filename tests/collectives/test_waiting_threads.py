@@ -1,4 +1,4 @@
-"""Several threads wait for one operation: all get the same, and what is done once is done once."""
+"""Several threads wait for one operation: all get the same object, which is computed once."""
 
 import sys
 import threading
@@ -27,7 +27,7 @@ BEGINS = {
 
 
 def in_threads(count, call):
-    """What each of the threads has returned or raised, which begin together."""
+    """Starts threads at the same time; what each of them returned or raised."""
     start = threading.Barrier(count)
     found = []
 
@@ -111,7 +111,7 @@ def finished_by(finish):
     came = threading.Event()
 
     class Watched:
-        """The handle's lock, which tells when the second thread comes to it."""
+        """The handle's lock, which tells when the second thread asks for it."""
 
         def __init__(self, lock):
             self._lock = lock
@@ -186,7 +186,7 @@ def test_an_interrupted_waiter_gets_the_values_when_it_waits_again(world):
 
 
 def sparse_interrupted():
-    """Between the sum's division and what is made of it."""
+    """An interruption between the division of the sum and the making of the result."""
     hvd.init()
     wait = hvd.sparse_allreduce_async(torch.tensor([8.0, 0.0, 2.0]).to_sparse(), "s", hvd.Average)
     make, torch.sparse_coo_tensor = torch.sparse_coo_tensor, interrupt

@@ -93,7 +93,7 @@ GROUPED = {
 
 
 def refused():
-    """Rank 1 passes what is bad; nothing of it may be left when both pass what is good."""
+    """Rank 1 passes bad arguments; they must leave no trace when both ranks pass good ones."""
     hvd.init()
     wrong = []
 

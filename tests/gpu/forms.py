@@ -14,7 +14,7 @@ def pair():
     return [ranks_values(3, 2), ranks_values(5)]
 
 
-# Each is called with what makes a tensor (as it is, or as if on a GPU) and a name.
+# Each is called with a function that makes a tensor (plain, or as if on a GPU) and a name.
 CALLS = {
     "allreduce": lambda to, name: hvd.allreduce(to(ranks_values(4, 3)), name=name),
     "allreduce, unnamed": lambda to, name: hvd.allreduce(to(ranks_values(4, 3)), op=hvd.Sum),

@@ -1,4 +1,4 @@
-"""What stands in for GPUs and NCCL in tests: tensors in host memory, and Gloo.
+"""The stand-ins for GPUs and NCCL in tests: tensors in host memory, and Gloo.
 
 A queue of work is here the thread that works, so that each mark is reached when it is made.
 """

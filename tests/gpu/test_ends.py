@@ -80,7 +80,7 @@ def test_a_launch_that_fails_on_one_rank_fails_on_all(world):
 
 
 class Unusable(HostDevices):
-    """What nobody has thought of."""
+    """Devices with an unexpected fault."""
 
     def identity(self, device):
         raise KeyError("device")
@@ -102,7 +102,7 @@ def test_a_fault_of_the_lane_itself_ends_what_is_in_it(world):
 
 
 class Cramped(HostDevices):
-    """It has no room for what is staged."""
+    """Devices without memory for staging large tensors."""
 
     def host_buffer(self, tensor):
         if tensor.numel() > 10:
@@ -142,7 +142,7 @@ def leave_something_pending(route):
         with pytest.raises(ValueError, match=r"init\(\) first"):
             hvd.allreduce(torch.ones(1))
     else:
-        # What needs a rank that has left fails, whether it leaves before or after.
+        # An operation that needs a rank that leaves fails, whether the rank leaves before or after.
         text = allreduce(lane, "needs rank 0", torch.ones(3)).wait()
         hvd.shutdown()
     assert not any(thread.name == "hvdlite-lane" for thread in threading.enumerate())
@@ -286,7 +286,7 @@ def remove_a_set_with_something_pending():
 @pytest.mark.ranks(3)
 def test_what_is_pending_in_a_process_set_that_is_removed_fails(world):
     text, *_ = world.run(remove_a_set_with_something_pending)
-    # Whoever is first.
+    # Either may be first.
     assert "rank 0 called shutdown" in text or "rank 1 on " in text
 
 
@@ -312,7 +312,7 @@ def run(mpi, code):
     ("code", "expected"),
     [
         pytest.param("", 0, id="idle", marks=pytest.mark.wide),
-        # All members agree on it; nobody waits for it.
+        # All members agree on it, and none waits for it.
         pytest.param(
             "allreduce(lane, 'last', torch.ones(1_000_000))",
             0,

@@ -1,4 +1,4 @@
-"""All forms of the collectives on GPU tensors: what they give on tensors in host memory."""
+"""All forms of the collectives give on GPU tensors what they give on tensors in host memory."""
 
 import functools
 import gc

@@ -1,4 +1,4 @@
-"""Who has joined is not there to launch: the others' GPU tensors go through host memory."""
+"""A joined rank launches nothing, so that the GPU tensors of the others go through host memory."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def run_out_of_data(route):
     rank, size = hvd.rank(), hvd.size()
     problems = []
     for epoch in range(2):
-        # In flight while ranks join; nobody waits for it before.
+        # In flight while ranks join; no rank waits for it before.
         last = allreduce(lane, f"of all {epoch}", torch.full((3,), float(rank)))
         for batch in range(rank + 1):
             present = range(batch, size)

@@ -1,4 +1,4 @@
-"""What a lane's collectives give, on the group and staged: what those in host memory give."""
+"""A lane's collectives, on the group and staged, give what those in host memory give."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""A lane launches what its members agree on in one order, in which order ever they come to it."""
+"""All members of a lane launch in one order, whatever the order in which they post."""
 
 import dataclasses
 import gc
@@ -31,7 +31,7 @@ def start_in_opposite_orders(route):
         i: allreduce(lane, f"t{i}", torch.full((COUNTS[i],), float(i + hvd.rank()))) for i in order
     }
     wrong = []
-    # Each rank also waits in the order in which it has started.
+    # Each rank also waits in the order in which it started them.
     for i in order:
         expected = torch.full((COUNTS[i],), i * hvd.size() + sum_of_ranks())
         if not torch.equal(result_of(transfers[i]), expected):
@@ -134,7 +134,7 @@ def test_a_lane_and_operations_in_host_memory_go_side_by_side(world, route):
 
 
 def wait_for_one_that_others_start_later(route):
-    """Turns are given to what all members want: what one of them has not started holds up none."""
+    """A transfer that one member has not started holds up no other transfer."""
     lane = new_lane(route)
     late = None
     if hvd.rank() == 0:
@@ -159,7 +159,7 @@ def poll_until_done(route):
     polls = 0
     while not transfer.poll():
         polls += 1
-    # Nobody has waited for it.
+    # No rank has waited for it.
     assert transfer.over
     assert result_of(transfer).eq(hvd.size()).all()
 

@@ -46,7 +46,7 @@ def test_what_keeps_them_from_it_is_named(members, reason):
 
 
 def share_a_device(route):
-    """Every rank has the same device; the results, and what was logged."""
+    """All ranks have the same device; returns the results, and the log."""
     records = []
     handler = logging.Handler()
     handler.emit = records.append

@@ -1,4 +1,4 @@
-"""What the training tests train: small models in float64, so that rounding hides no fault."""
+"""The models of the training tests: small, and in float64, so that rounding hides no fault."""
 
 import torch
 from torch import nn

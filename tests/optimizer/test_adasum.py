@@ -1,4 +1,4 @@
-"""op=Adasum: each rank makes a step of its own, and what the steps changed is combined."""
+"""op=Adasum: each rank makes a step of its own, and then the changes are combined."""
 
 import copy
 

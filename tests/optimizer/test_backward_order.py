@@ -1,4 +1,4 @@
-"""Buckets in the order in which backward comes to the gradients, as the first round shows it."""
+"""Buckets follow the order in which backward computes the gradients in the first round."""
 
 import pytest
 import torch
@@ -243,7 +243,7 @@ def learns_of_rows():
 
 
 def thaws():
-    """Whoever comes later is last, until a round shows its place."""
+    """A parameter that needs a gradient only later is last, until a round shows its place."""
     hvd.init()
     params = parameters()
     params[5].requires_grad_(False)

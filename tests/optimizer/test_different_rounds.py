@@ -58,7 +58,7 @@ def one_backward_more(kind, who, at):
             steps += 1
     except hvd.HorovodInternalError as error:
         failure = str(error)
-    # It works again, and counts anew on all ranks alike.
+    # It works again, and all ranks begin to count from the same number.
     hvd.broadcast_parameters(params, root_rank=0)
     optimizer.zero_grad()
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Ranks with different numbers of batches: who has none left joins."""
+"""Ranks with different numbers of batches: a rank that has none left joins."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def uneven(last, options):
                 optimizer.step()
                 assert_same_parameters(net, alone)
         assert hvd.join() == last
-        # Who joined before has missed steps.
+        # Ranks that joined before have missed steps.
         hvd.broadcast_parameters(net.state_dict(), root_rank=last)
         assert_same_parameters(net, alone)
 

@@ -27,7 +27,7 @@ def trains(members, options):
         if process_set.included():
             rank, size = process_set.rank(), process_set.size()
         factor = size if options.get("op") is hvd.Sum else 1
-        # A rank that is no member works on rows that nobody else has, and for longer.
+        # A rank outside the set trains on rows of its own, and for longer.
         steps = 6 if process_set.included() else 7 + rank
         for x, y in batches(steps, 2, max(size, rank + 1)):
             if not process_set.included():

@@ -1,4 +1,4 @@
-"""What to do after a backward that raised: it may have left a reduction unfinished."""
+"""After a backward that raised, which may have left a reduction unfinished."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a step costs after the first one: plans are started, and nothing is negotiated."""
+"""A step after the first ones starts plans, and ranks negotiate nothing."""
 
 import pytest
 import torch
