@@ -198,7 +198,7 @@ def other_kinds(p: Parameters) -> str:
 @click.option("--kappa-gbyte-s", default=3.0, help="Through a host's memory, GB/s of a tensor.")
 @click.option("--overhead-us", default=3.0, help="Of one more message at the same time.")
 def main(file: Path, kappa_gbyte_s: float, overhead_us: float) -> None:
-    """Prints the tables of docs/design/cost.md."""
+    """Prints the tables of docs/design/measurements.md."""
     measured = read(file)
     gamma_s = adding_s()
     fits = {

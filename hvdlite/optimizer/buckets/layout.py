@@ -16,7 +16,7 @@ from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
 # Alignment of each gradient in its bucket: a cache line, and the widest vector.
 ALIGNMENT_BYTES = 64
 
-# How many bytes are reduced in the time that one more bucket costs (docs/design/training.md).
+# How many bytes are reduced in the time that one more bucket costs (docs/design/buckets.md).
 COST_BYTES = 512 << 10
 COST_BETWEEN_HOSTS_BYTES = 256 << 10
 LARGEST_BYTES = 25 << 20
