@@ -1,10 +1,10 @@
-"""Runs two sessions of pytest at the same time: the tests on worlds of ranks, and all others.
+"""Runs pytest twice at the same time: the tests on worlds of 2 or 3 ranks, and all others.
 
     python -m tests.harness.side_by_side PYTEST_ARGUMENTS
 
-Both kinds often wait (for processes to start, for time limits, for each other's messages), so that
-two sessions need little more time than the longer one alone. There is one session of each kind, as
-a world's ranks need the cores, and one rig of several hosts is up at a time.
+Tests often wait: for processes to start, for time limits, for messages. Two sessions use this time,
+and each takes about half of `make test`. Each has at most one world up, and only the second one
+brings up the rig of several hosts.
 
 The first session writes to the terminal; the output of the second one follows. Each is in a process
 group of its own, so that Ctrl-C reaches only this process, which ends both sessions in good order.
@@ -53,7 +53,7 @@ def start(part: str, arguments: Sequence[str], output: int | None) -> subprocess
 def run(arguments: Sequence[str]) -> int:
     """The exit code: 0 if all tests of both sessions have passed."""
     with tempfile.TemporaryFile() as log:
-        print("the tests without a world run at the same time; their output follows", flush=True)
+        print("worlds of 2 or 3 ranks; the output of all other tests follows", flush=True)
         sessions = [start("worlds", arguments, None), start("others", arguments, log.fileno())]
 
         def end(*_: object) -> None:
