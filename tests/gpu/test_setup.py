@@ -165,7 +165,7 @@ def test_a_store_that_is_not_the_first_members_is_not_taken(server):
         client_of(members_at(server.port, "other", "127.0.0.1"))
 
 
-def test_a_hosts_addresses_do_not_lead_back_to_whoever_asks():
+def test_a_hosts_addresses_do_not_lead_back_to_the_host_that_asks():
     addresses = list(own_addresses())
     assert addresses[-1] == socket.gethostname()
     assert not any(address.startswith("127.") for address in addresses[:-1])

@@ -44,7 +44,7 @@ def one_silent():
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.hosts("2,1", "1,1", "3,1")
 @pytest.mark.wide_in(2, 4, "1,1", "3,1", "mpich")  # the check is the core's, above MPI
-def test_an_operation_that_a_rank_has_not_come_to_is_reported_once(world):
+def test_an_operation_that_a_rank_has_not_posted_is_reported_once(world):
     world.run(one_silent, knobs=WARNS)
 
 
@@ -62,7 +62,7 @@ def one_silent_of_three_hosts():
 
 @pytest.mark.hosts("1,1,1")
 @pytest.mark.wide_in("mpich")
-def test_so_is_one_for_which_two_hosts_wait(world):
+def test_an_operation_for_which_two_hosts_wait_is_reported_once(world):
     world.run(one_silent_of_three_hosts, knobs=WARNS)
 
 
@@ -152,7 +152,7 @@ def one_after_the_other():
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("2,1", "1,2", "1,1,1")
 @pytest.mark.wide
-def test_a_rank_that_comes_after_the_report_causes_no_second_one(world):
+def test_a_rank_that_posts_after_the_report_causes_no_second_one(world):
     world.run(one_after_the_other, knobs=WARNS)
 
 
@@ -170,7 +170,7 @@ def again_later():
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("1,2")
 @pytest.mark.wide_in(3, "mpich")
-def test_the_next_operation_of_a_name_is_reported_anew(world):
+def test_the_next_operation_of_the_same_name_is_reported_too(world):
     world.run(again_later, knobs=WARNS)
 
 
@@ -323,7 +323,7 @@ def a_plan_and_its_run():
 
 @pytest.mark.hosts("2,1")
 @pytest.mark.wide
-def test_so_is_one_that_was_posted_before_its_plan_was_made(world):
+def test_a_run_that_was_posted_before_its_plan_was_made_is_reported_too(world):
     world.run(a_plan_and_its_run, knobs=WARNS)
 
 

@@ -67,7 +67,7 @@ def close_to_the_limit():
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("1,1,1", "2,1")
 @pytest.mark.wide_in(3, "2,1")
-def test_what_a_rank_comes_to_while_it_is_being_reported_is_not_misreported(world):
+def test_an_operation_that_a_rank_posts_during_its_report_is_reported_truly(world):
     world.run(close_to_the_limit, knobs=WARNS)
 
 
@@ -153,5 +153,5 @@ def held_up_between_two_reports():
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("2,1")
 @pytest.mark.wide_in("2,1")
-def test_so_it_is_where_the_reporting_rank_is_held_up_between_two_reports(world):
+def test_reports_are_true_where_the_reporting_rank_is_held_up_between_two(world):
     world.run(held_up_between_two_reports, knobs=WARNS)

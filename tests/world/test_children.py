@@ -101,7 +101,7 @@ def starts_a_program(lost):
 @pytest.mark.parametrize(
     "lost", [("none",), pytest.param(("OMPI_", "PMI", "SLURM_"), marks=pytest.mark.wide)]
 )
-def test_so_is_a_program_that_a_rank_runs_and_it_says_so_once(world, lost):
+def test_a_program_that_a_rank_runs_is_a_world_of_one_and_says_so_once(world, lost):
     assert world.run(starts_a_program, lost) == [("0 1 False\n", 1)] * 2
 
 

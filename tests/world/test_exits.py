@@ -66,7 +66,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_exit_code(mpi, end, code):
 
 
 @pytest.mark.parametrize("end", [FROM_A_POOL, FROM_A_SIGNAL], ids=["pool", "signal"])
-def test_so_does_one_that_exits_from_a_thread_pool_or_a_signal_handler(end):
+def test_an_exit_from_a_thread_pool_or_a_signal_handler_gives_the_job_its_code(end):
     assert run(MPIS[-1], OWN + OTHERS_WAIT + end).code == 5
 
 
@@ -76,7 +76,7 @@ def test_so_does_one_that_exits_from_a_thread_pool_or_a_signal_handler(end):
     [("raise KeyError('boom')", 1), ("sys.exit(3)", 3), ("raise SystemExit(4)", None)],
     ids=["exception", "sys.exit", "SystemExit"],
 )
-def test_so_does_one_whose_user_has_started_mpi(mpi, end, code):
+def test_a_rank_that_fails_ends_the_job_also_where_its_user_has_started_mpi(mpi, end, code):
     finished = run(mpi, USERS + OTHERS_WAIT + end)
     assert finished.code != 0
     assert code is None or finished.code == code, finished

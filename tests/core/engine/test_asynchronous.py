@@ -197,6 +197,6 @@ def late_by_turns(seconds):
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("2,2")
 @pytest.mark.wide_in("mpich")
-def test_who_waits_while_the_idle_thread_looks_is_told_when_it_has_looked(world):
+def test_a_caller_that_waits_while_the_idle_thread_looks_is_woken_afterwards(world):
     """The thread looks now and then; a caller that waits meanwhile sleeps until it has looked."""
     assert not any(world.run(late_by_turns, 3.0))

@@ -150,7 +150,7 @@ def test_what_is_left_out_of_a_shape_is_no_number_in_its_text(world):
         assert f"float32[{'1, ' * 7}...] of 9 dimensions and {elements} elements" in text
 
 
-def test_a_long_name_leaves_room_for_who_sent_what(world):
+def test_a_long_name_leaves_room_for_what_each_rank_sent(world):
     text = the_text(world, "a long name")
     assert text.startswith("allreduce 'nänänä")
     assert "...': rank " in text
