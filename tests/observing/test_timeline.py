@@ -111,7 +111,7 @@ def writes_twice(folder):
     hvd.init()
     for i in range(2):
         hvd.start_timeline(f"{folder}/{i}.json")
-        with pytest.raises(ValueError, match="already; call stop_timeline"):
+        with pytest.raises(ValueError, match="already being written; call stop_timeline"):
             hvd.start_timeline(f"{folder}/other.json")
         hvd.allreduce(torch.ones(1), name=f"of {i}")
         hvd.stop_timeline()

@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,10 +20,11 @@ pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
 ONE_BY_ONE = {"HVDLITE_BUCKET_BYTES": "0", "HVDLITE_FIRST_BUCKET_BYTES": "0"}
 FILES = (
-    *("reducer", "rounds", "arena", "gradients", "arrivals", "sparse_gradients", "backwards"),
-    *("host_sum", "host_gather", "positions", "position_exchange", "optimizer", "agreement"),
-    "start_values",
+    *("reducer", "rounds", "gradients", "sparse_gradients", "distributed", "backward_pass"),
+    *("bucket", "backward_order", "positions", "consistency", "position_exchange"),
+    *("start_values", "host_sum", "host_gather"),
 )
+assert set(FILES) <= {path.stem for path in Path(hvd.__file__).parent.rglob("*.py")}
 STRIDE = int(os.environ.get("HVDLITE_TEST_STRIDE", "7"))
 STEPS = 4
 ROWS = 3
