@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 # ssh also prints these when it succeeds, or around the line that matters.
-_NOISE = re.compile(
+_NOISE = (
     r"Warning: Permanently added|\*\* |@@@|Pseudo-terminal will not|debug\d:|Authorized uses only"
 )
 
@@ -114,5 +114,5 @@ def last_words(stderr: str) -> str:
     lines = [
         "".join(c for c in line if c.isprintable()).strip() for line in re.split("[\r\n]", stderr)
     ]
-    kept = [line for line in lines if line and not _NOISE.match(line)]
+    kept = [line for line in lines if line and not re.match(_NOISE, line)]
     return "; ".join(kept[-2:])

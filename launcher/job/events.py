@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-# NamedTuples, as a frozen dataclass takes seven times as long to define, at each start of hvdrun.
+from hvdrun.job.value import Value
 
 
-class RankStarted(NamedTuple):
+class RankStarted(Value):
     rank: int
 
 
-class RankInMpi(NamedTuple):
+class RankInMpi(Value):
     """The rank has begun MPI_Init. Only some MPIs let the keeper see it."""
 
     rank: int
 
 
-class RankLeftMpi(NamedTuple):
+class RankLeftMpi(Value):
     """The rank has ended MPI_Finalize."""
 
     rank: int
 
 
-class RankEnded(NamedTuple):
+class RankEnded(Value):
     """`how` in the words of the keeper (see frames.EXIT); `at` by the clock of this host."""
 
     rank: int
@@ -31,38 +29,38 @@ class RankEnded(NamedTuple):
     at: float
 
 
-class KeeperGone(NamedTuple):
+class KeeperGone(Value):
     """The keeper of a rank has ended, with or without a RankEnded before."""
 
     rank: int
 
 
-class KeepersHere(NamedTuple):
+class KeepersHere(Value):
     """So many keepers of this host are connected now."""
 
     connected: int
 
 
-class HostConnected(NamedTuple):
+class HostConnected(Value):
     """The connection to another host begins; ssh is not through yet."""
 
     host: str
 
 
-class HostTalks(NamedTuple):
+class HostTalks(Value):
     """The host agent speaks: ssh has got through."""
 
     host: str
 
 
-class SshSaid(NamedTuple):
+class SshSaid(Value):
     """On its stderr: ssh, the remote shell, or srun in ssh's place."""
 
     host: str
     text: bytes
 
 
-class HostEnded(NamedTuple):
+class HostEnded(Value):
     """The connection to the host has ended."""
 
     host: str
@@ -71,37 +69,37 @@ class HostEnded(NamedTuple):
     daemon_said: bytes = b""
 
 
-class HostSilent(NamedTuple):
+class HostSilent(Value):
     """The host gave no sign of life for too long. The connection to it is closed."""
 
     host: str
 
 
-class MpirunSaid(NamedTuple):
+class MpirunSaid(Value):
     """mpirun or one of its daemons wrote this."""
 
     text: bytes
 
 
-class MpirunOutputEnded(NamedTuple):
+class MpirunOutputEnded(Value):
     """No process has mpirun's output open any more."""
 
 
-class MpirunEnded(NamedTuple):
+class MpirunEnded(Value):
     code: int  # -n: by signal n
 
 
-class Interrupted(NamedTuple):
+class Interrupted(Value):
     """Ctrl-C, or a signal like it."""
 
     number: int
 
 
-class ReaderLeft(NamedTuple):
+class ReaderLeft(Value):
     """Nobody reads what hvdrun writes (`hvdrun … | head`), or the disk is full."""
 
 
-class TimePassed(NamedTuple):
+class TimePassed(Value):
     """Nothing else has happened until now."""
 
 

@@ -25,10 +25,11 @@ from hvdrun.plan.schedulers import trouble
 from hvdrun.ssh_errors import OTHER, last_words
 
 LINES = 30
+# Patterns are compiled when a job fails, not at each start of hvdrun.
 # How Open MPI begins to say that it ends a rank; the communicator comes in the next line.
-_REPORTER = re.compile(r"\*\*\* reported by process \[\d+,(\d+)\]")
+_REPORTER = r"\*\*\* reported by process \[\d+,(\d+)\]"
 # What MPICH's ranks say when they abort. It kills all of them at once, without their exit codes.
-_ABORT = re.compile(rb"^Abort\((\d+)\) on node \d+", re.MULTILINE)
+_ABORT = rb"(?m)^Abort\((\d+)\) on node \d+"
 
 
 class Failure(NamedTuple):
@@ -108,7 +109,7 @@ def lost_a_peer(mpirun_said: Iterable[str]) -> set[int]:
     ranks: set[int] = set()
     reporter = None
     for line in mpirun_said:
-        if match := _REPORTER.search(line):
+        if match := re.search(_REPORTER, line):
             reporter = int(match[1])
         elif reporter is not None and "*** on a NULL communicator" in line:
             ranks.add(reporter)
@@ -118,8 +119,8 @@ def lost_a_peer(mpirun_said: Iterable[str]) -> set[int]:
 def host_without_words(
     ranks_of: Mapping[str, Iterable[int]], started: Container[int], ended: Container[int]
 ) -> str | None:
-    """Where ranks were, and that has not said how any of them ended: it was lost with them. The
-    ranks of other hosts may have failed of that before."""
+    """A host on which ranks have started, and which has reported no rank's end: it was lost with
+    them. Ranks of other hosts may have failed because of that, and have been reported before."""
     for host, ranks in ranks_of.items():
         there = [rank for rank in ranks if rank in started]
         if there and not any(rank in ended for rank in there):
@@ -130,19 +131,20 @@ def host_without_words(
 def aborted(stderr: Mapping[int, bytes]) -> tuple[int, str] | None:
     """The rank that called MPI_Abort, and how it would have ended, by what it wrote."""
     for rank, text in sorted(stderr.items()):
-        match = _ABORT.search(text)
+        match = re.search(_ABORT, text)
         if match:
             return rank, f"code {int(match[1]) & 255 or 1}"
     return None
 
 
 # Open MPI's sentence about a rank that has left without MPI_Finalize; it is broken somewhere.
-_IMPROPER = re.compile(r"process rank (\d+) with PID .*? exiting improperly")
+_IMPROPER = r"process rank (\d+) with PID .*? exiting improperly"
 
 
 def left_improperly(mpirun_said: Iterable[str]) -> int | None:
     """The rank that Open MPI says has ended without MPI_Finalize."""
-    match = _IMPROPER.search(" ".join(mpirun_said))
+    said = " ".join(mpirun_said)
+    match = re.search(_IMPROPER, said) if said else None
     return int(match[1]) if match else None
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrun.errors import LaunchError
-from hvdrun.job.actions import EndAll, Finish, Say, SignalMpirun
+from hvdrun.job.actions import EndAll, EndHosts, Finish, Say, SignalMpirun
 from hvdrun.job.course import Course
 from hvdrun.job.events import (
     HostConnected,
@@ -46,11 +46,6 @@ from tests.launcher.job.histories import (
 HISTORIES = {**RANKS, **LEFT, **HOSTS, **MPIRUN, **USER}
 
 
-def kinds(actions):
-    """NamedTuples of two kinds are equal where their fields are."""
-    return [(at, type(action).__name__, *action) for at, action in actions]
-
-
 def without_repeats(actions):
     """mpirun gets the same signal again and again."""
     pairs = zip([(0, None), *actions], actions, strict=False)
@@ -62,7 +57,7 @@ def test_the_course_of_a_job_and_its_verdict(history):
     _, actions, verdict = play(history.events, **history.options)
     done = [(at, action) for at, action in actions if not isinstance(action, Say)]
     done = without_repeats(done)
-    assert kinds(done[: len(history.actions)]) == kinds(history.actions)
+    assert done[: len(history.actions)] == history.actions
     # A history may go no further: then hvdrun waits for mpirun, helps it and gives up.
     assert {type(action) for _, action in done[len(history.actions) :]} <= {SignalMpirun, Finish}
     assert verdict.exit_code == history.code
@@ -96,6 +91,16 @@ def test_the_time_in_the_report_is_that_of_the_failure_not_of_its_report():
 def test_a_job_may_start_again_where_mpirun_failed_by_ill_luck_before_any_rank(events, again):
     course, *_ = play([*events, (0.2, MpirunOutputEnded())])
     assert course.may_start_again == again
+
+
+def test_values_are_equal_where_kind_and_fields_are():
+    assert EndAll(3.0) == EndAll(grace_s=3.0)
+    assert EndAll(3.0) != EndAll(0.0)
+    assert EndAll(3.0) != EndHosts(3.0)
+    assert (HostEnded("b").daemon_status, HostEnded("b", "", 0).daemon_status) == (None, 0)
+    for wrong in (lambda: EndAll(1.0, 2.0), lambda: EndAll(grace=1.0)):
+        with pytest.raises(TypeError, match="EndAll has the fields"):
+            wrong()
 
 
 def test_a_job_that_runs_wakes_hvdrun_for_nothing():
@@ -157,7 +162,7 @@ def possible(events):
             seen.add(("started", event.rank))
         seen |= {kind} | ({"gone"} if kind in (HostEnded, HostSilent) else set())
         if kind is RankEnded:
-            event = event._replace(at=min(event.at, at))
+            event = RankEnded(event.rank, event.how, min(event.at, at))
         found.append((at, event))
     return found
 
