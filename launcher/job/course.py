@@ -1,8 +1,8 @@
 """The course of a job: events in, with their times, and actions out. No clock and no I/O.
 
-With the first failure that is reported all is ended: TERM, a grace, KILL. Which failure decides the
-report and the exit code is for `verdict` to say: when a rank dies, others may fail of that, and
-their words be here before those of its host.
+With the first failure that is reported, all ranks are ended: TERM, a grace, KILL. `verdict` decides
+at the end which failure was the first: when a rank dies, others may fail because of that, and their
+hosts may report before its own.
 """
 
 from __future__ import annotations

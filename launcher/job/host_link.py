@@ -65,8 +65,8 @@ class HostLink:
         self.buffer = bytearray()
         self.unsent = bytearray()
         self.signs = SignsOfLife(time.monotonic())
-        # Between this clock and the host's: the least that was seen, which is the difference and
-        # the fastest way of a message. What happened there seems later than it was by that way.
+        # This clock minus the host's: the smallest value seen, which is the true difference plus
+        # the fastest transit of a message. Events there seem later than they were by that transit.
         self.clock_ns: int | None = None
         self.closed = False
         self.paused = False  # nothing is read for now
@@ -80,8 +80,8 @@ class HostLink:
         self._flush()
 
     def end(self, grace_s: float) -> None:
-        """Has all ended there after so long. With a grace the host goes on listening: a second
-        Ctrl-C takes it away."""
+        """Ends all ranks there, with this grace. While a grace lasts the host goes on listening: a
+        second Ctrl-C takes the grace away."""
         if self.talking:
             self.send(END, b"%d" % int(grace_s * 10))
         if not (self.talking and grace_s):
@@ -104,8 +104,8 @@ class HostLink:
         return bool(ready.poll(0))
 
     def pause(self, paused: bool) -> None:
-        """Whether what the host has to say is left waiting for now. Its first words are not: until
-        they are heard it gets no sign of life."""
+        """Whether the host's messages stay unread for now. Its first are read all the same: it gets
+        no sign of life before."""
         paused = paused and self.talking
         if paused != self.paused:
             self.paused = paused
@@ -115,8 +115,8 @@ class HostLink:
         return HostEnded(self.host, self.refused, self.daemon_status, self.daemon_said)
 
     def hang_up(self) -> None:
-        """Nothing more will be said to the host: its agent ends what is left there, in its own time
-        if it has not been told another."""
+        """Sends nothing more to the host. Its agent ends what is left there, with its own grace if
+        it has got no other."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
 
@@ -201,7 +201,7 @@ class HostLink:
             self._read_errors()
 
     def _read_errors(self) -> None:
-        """Once: a pipe holds no more than that, and its writer may never stop."""
+        """Reads once: a pipe holds no more than that, and its writer may never stop."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self.stderr, CHUNK)
             if data:

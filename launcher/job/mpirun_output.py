@@ -8,21 +8,22 @@ from collections.abc import Callable
 
 from hvdrun.agent.frames import CHUNK
 
-# Open MPI says it where the child was faster than the parent, and goes on; srun where it is told to
-# bind nothing and can't bind.
+# Open MPI writes the first two when the child was faster than the parent, and goes on. srun writes
+# the third when it is told to bind nothing and can't bind.
 MEANINGLESS = (
     b"plm:ssh: Warning: setpgid",
     b"plm:rsh: Warning: setpgid",
     b"lacks support for cpu binding",
 )
-# Open MPI's words where a machine under load did not start a thread of it in time.
+# Open MPI's message when a machine under load does not start one of its threads in time.
 ILL_LUCK = "listener thread failed to start"
 LINE_BYTES = 1 << 16  # of a longer line the pieces are lines
 KEPT_LINES = 200
 
 
 class MpirunOutput:
-    """Of both of its outputs. No clock. `take` gives the lines to show, each once."""
+    """The lines of its stdout and stderr, which are one pipe, and of its daemons. No clock. `take`
+    gives the lines to show, each once."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[float, str]] = []  # when each line came

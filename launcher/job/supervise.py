@@ -66,17 +66,17 @@ TURN_S = 0.5
 
 
 class StartedBadly(Exception):
-    """mpirun failed by ill luck, and no rank was there; all is ended and cleared away."""
+    """mpirun failed by ill luck before any rank was there; all is ended and cleared away."""
 
 
 def heeded() -> list[int]:
-    """Under nohup the end of the terminal is none of ours."""
+    """The signals that end a job. Under nohup HUP, the end of the terminal, is not one of them."""
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in SIGNALS if not (nohup and number == signal.SIGHUP)]
 
 
 class Supervisor:
-    """Of one attempt to run the job; StartedBadly if it is not the last."""
+    """One attempt to run the job. Raises StartedBadly if it is not the last."""
 
     def __init__(
         self,
