@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -41,13 +41,11 @@ def takes(tensor: torch.Tensor) -> bool:
 
 def lane_of(team: Team) -> Lane:
     """The team's lane, made where there is none yet. Not collective: nothing is exchanged."""
-    lane = team.lane
-    if lane is None:
+    if team.lane is None:
         with _making:
-            lane = team.lane
-            if lane is None:
-                lane = team.lane = _make(team)
-    return lane
+            if team.lane is None:
+                team.lane = _make(team)
+    return cast("Lane", team.lane)
 
 
 def _make(team: Team) -> Lane:

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError, LaunchError
@@ -25,7 +25,6 @@ from hvdlite.world.shared_memory import lack_of_memory, open_shared
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Intracomm
 
-    from hvdlite.gpu.lane import Lane
     from hvdlite.world.mpi import MpiRuntime
 
 log = logging.getLogger("hvdlite")
@@ -39,6 +38,14 @@ TOO_LARGE = (
 # Smaller, since the wire idles until the first piece is reduced on each host; after that it never
 # waits.
 PIECE_BYTES_BETWEEN_HOSTS = 2 * MIB
+
+
+class GpuLane(Protocol):
+    """What a team needs of its lane (`hvdlite.gpu.lane`), which is made above this room."""
+
+    def close(self) -> None: ...
+
+    def settle(self) -> None: ...
 
 
 class _Names(threading.local):
@@ -83,8 +90,8 @@ class Team:
         self._mpi_runtime = mpi_runtime
         # False if only one thread may call MPI.
         self.progress_thread = progress_thread
-        # Runs collectives on GPU tensors; made at the first one.
-        self.lane: Lane | None = None
+        # Runs collectives on GPU tensors; `hvdlite.gpu` makes it at the first one.
+        self.lane: GpuLane | None = None
         # Bound once, as every operation calls them.
         self.post: Callable[..., _core.Operation] = engine.post
         self.allreduce_in_place: Callable[..., str | None] = engine.allreduce_in_place
