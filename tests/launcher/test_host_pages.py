@@ -11,8 +11,11 @@ from hvdrun.errors import LaunchError
 from hvdrun.plan.hosts import Host, parse_hostfile, parse_hosts
 from tests.harness.worlds import ROOT
 
-NAMES = ("hosts", "observing", "preflight", "slurm", "supervision")
-PAGES = {name: (ROOT / f"docs/{name}.md").read_text() for name in NAMES}
+NAMES = (
+    *("how-to/debugging", "how-to/profiling", "how-to/slurm"),
+    *("reference/hosts", "reference/preflight", "reference/supervision"),
+)
+PAGES = {name.rpartition("/")[2]: (ROOT / f"docs/{name}.md").read_text() for name in NAMES}
 # Lines with four spaces before them, and the empty lines within.
 BLOCKS = {
     name: [

@@ -1,4 +1,4 @@
-"""docs/launching/servers.md: the command lines in it run, on server1 as the page says."""
+"""docs/how-to/several-hosts.md: the command lines in it run, on server1 as the page says."""
 
 import re
 
@@ -14,10 +14,10 @@ LIMIT_S = 60.0
 RANKS = {"-np 3": 3, ":2,server2:2": 4, ":1,server2:1": 2, "hosts.txt": 4}
 
 
-@pytest.mark.parametrize("line", commands("servers.md"))
+@pytest.mark.parametrize("line", commands("several-hosts.md"))
 @pytest.mark.wide_in("mpich")
 def test_the_commands_for_two_servers_run(line, rig, python):
-    (hostfile,) = blocks("servers.md", "text")
+    (hostfile,) = blocks("several-hosts.md", "text")
     (rig.share / "hosts.txt").write_text(hostfile)
     (rig.share / "train.py").write_text(SCRIPT)
     command = f"cd {rig.share} && {line.replace('hvdrun', f'{python} -m hvdrun', 1)}"

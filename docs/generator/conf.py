@@ -1,0 +1,29 @@
+"""Sphinx's settings. Nothing in the site is loaded from another host."""
+
+from importlib.metadata import version as _version
+
+project = "hvdlite"
+copyright = "the hvdlite authors"
+version = release = _version("hvdlite")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+root_doc = "index"
+# Anchors of headings as a code host makes them.
+myst_heading_anchors = 6
+highlight_language = "none"
+
+# A name in single backquotes in a docstring is a link where it is one of the reference.
+default_role = "py:obj"
+autoclass_content = "both"
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+add_module_names = False
+python_maximum_signature_line_length = 80
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"hvdlite {release}"
+html_copy_source = False
+html_show_sourcelink = False
+html_show_copyright = False

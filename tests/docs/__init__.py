@@ -1,0 +1,1 @@
+"""The README, CONTRIBUTING and the pages of docs/: what they link to, show and say is there."""

@@ -1,0 +1,100 @@
+"""The reference has every public name, and the generated tables have all that they should."""
+
+import doctest
+import inspect
+
+import pytest
+
+import hvdlite
+from docs.generator import tables
+from docs.generator.reference import names_in, resolve
+from hvdrun.cli import cli
+from hvdrun.errors import LaunchError
+from hvdrun.knobs import KNOBS, WITHOUT_EFFECT
+from tests.docs.pages import PAGES
+
+NAMES = [
+    name
+    for page, text in PAGES.items()
+    if page.startswith("docs/reference/") and "<!-- docstrings -->" in text
+    for part in text.split("<!-- docstrings -->")[:-1]
+    for name, _ in names_in(part)
+]
+FUNCTIONS = [name for name in NAMES if inspect.isfunction(resolve(name))]
+
+
+def test_every_public_name_is_in_the_reference_once():
+    assert sorted(NAMES) == sorted(set(NAMES))
+    assert set(hvdlite.__all__) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_of_the_reference_is_there_and_documented(name):
+    assert inspect.getdoc(resolve(name))
+
+
+@pytest.mark.parametrize("name", sorted({*FUNCTIONS} & {*hvdlite.__all__}))
+def test_a_public_function_has_an_example(name):
+    assert doctest.DocTestParser().get_examples(inspect.getdoc(resolve(name)))
+
+
+def run_examples(name):
+    """The examples of a docstring, on every rank; what they show is rank 0's."""
+    import torch
+
+    import hvdlite as hvd
+
+    hvd.init()
+    program = {"torch": torch, "hvd": hvd}
+    doc = inspect.getdoc(resolve(name))
+    test = doctest.DocTestParser().get_doctest(doc, program, name, None, None)
+    found = []
+    checker = doctest.OutputChecker() if hvd.rank() == 0 else AnyOutput()
+    runner = doctest.DocTestRunner(checker, optionflags=doctest.ELLIPSIS)
+    runner.run(test, out=found.append)
+    assert not runner.failures, "".join(found)
+
+
+class AnyOutput(doctest.OutputChecker):
+    def check_output(self, want, got, optionflags):
+        return True
+
+
+WITH_EXAMPLES = [name for name in NAMES if ">>>" in (inspect.getdoc(resolve(name)) or "")]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", [name for name in WITH_EXAMPLES if name != "run"])
+def test_the_examples_of_a_docstring_run_on_two_ranks(world, name):
+    world.run(run_examples, name)
+
+
+@pytest.mark.wide
+def test_the_example_of_run_runs():
+    doc = inspect.getdoc(hvdlite.run)
+    program = {"hvd": hvdlite}
+    test = doctest.DocTestParser().get_doctest(doc, program, "run", None, None)
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_every_knob_is_in_the_table():
+    table = tables.variables()
+    for knob in KNOBS:
+        assert (f"`{knob.variable}`" in table) == (not knob.internal)
+        for named in filter(None, (knob.horovod, knob.flag, knob.off_flag)):
+            assert f"`{named}`" in table
+    without_effect = tables.without_effect()
+    assert all(f"`{flag}`" in without_effect for flag, *_ in WITHOUT_EFFECT)
+
+
+def test_every_exit_code_is_in_the_table():
+    table = tables.exit_codes()
+    for kind in LaunchError.__subclasses__():
+        assert f"| {kind.code} | `{kind.__name__}` | {kind.cause} |" in table
+
+
+def test_every_option_is_in_the_table():
+    table = tables.options()
+    for option in cli.params:
+        if getattr(option, "help", None) and not getattr(option, "hidden", False):
+            assert f"`{option.opts[0]}" in table, option.opts
