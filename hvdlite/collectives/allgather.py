@@ -34,19 +34,31 @@ def allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The ranks' tensors, one after the other along the first dimension, on every rank. Blocks.
+    """Gathers the ranks' tensors, one after the other along the first dimension, on every rank.
 
-    Differentiable: the gradient is averaged over the ranks, and this rank's rows of it are taken.
+    Every rank calls it. Blocks. Differentiable: the gradient is averaged over the ranks, and this
+    rank's rows of it are taken.
 
     Args:
         tensor: At least one dimension. The first may differ between ranks (also be 0), the others
-            and the dtype may not.
+            and the dtype may not. Dtypes and devices are those of `allreduce`.
         name: As for `allreduce`.
         process_set: The ranks that take part.
+
+    Returns:
+        A new tensor of the same dtype and device, whose first dimension is the sum of all ranks'.
 
     Raises:
         ValueError: A bad argument, a scalar.
         HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+
+    Example:
+        On rank 0 of 2; rank 1 has two rows:
+
+        >>> hvd.allgather(torch.full((1 + hvd.rank(), 2), hvd.rank()))
+        tensor([[0, 0],
+                [1, 1],
+                [1, 1]])
     """
     if differentiable(tensor):
         return _Allgather.apply(  # type: ignore[no-any-return,no-untyped-call]
@@ -62,7 +74,15 @@ def allgather_async(
 ) -> Handle:
     """Starts `allgather` and returns; `synchronize` gives the result. Not differentiable.
 
-    Arguments, result and errors as those of `allgather`.
+    Arguments, result and errors are those of `allgather`. The tensor must not change before the
+    end.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> handle = hvd.allgather_async(torch.tensor([hvd.rank()]), name="ranks")
+        >>> hvd.synchronize(handle)
+        tensor([0, 1])
     """
     return start("allgather", tensor, name, process_set, True)
 
@@ -79,6 +99,13 @@ def grouped_allgather(
     Raises:
         ValueError: A bad argument; then none is sent.
         HorovodInternalError: The ranks' groups do not match; on every rank, with the same text.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> rank = torch.tensor([hvd.rank()])
+        >>> hvd.grouped_allgather([rank, 10 * rank], name="pair")
+        [tensor([0, 1]), tensor([ 0, 10])]
     """
     tensors = tensors_of("grouped_allgather", tensors)
     if any(map(differentiable, tensors)):
@@ -92,7 +119,19 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Starts `grouped_allgather` and returns; `synchronize` gives the list. Not differentiable."""
+    """Starts `grouped_allgather` and returns; `synchronize` gives the list. Not differentiable.
+
+    Arguments and errors are those of `grouped_allgather`. The tensors must not change before the
+    end.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> rank = torch.tensor([hvd.rank()])
+        >>> handle = hvd.grouped_allgather_async([rank, 10 * rank])
+        >>> hvd.synchronize(handle)
+        [tensor([0, 1]), tensor([ 0, 10])]
+    """
     handle, _ = _start_group(tensors, name, process_set, True)
     return handle
 

@@ -46,13 +46,14 @@ def allreduce(
     Differentiable: the gradient is allreduced with the same op and factors.
 
     Args:
-        tensor: Any shape, any dtype of `hvdlite.ops.DTYPES`, any device. Not changed. A
-            non-contiguous one is copied.
+        tensor: Any shape, on any device; uint8, int8, int16, int32, int64, float16, bfloat16,
+            float32, float64 or bool. Not changed. A non-contiguous one is copied.
         average: Deprecated, use `op`.
-        name: By which the ranks' operations find each other, in any order. Without a name those of
+        name: The ranks' operations match by kind and name, in any order. Without a name those of
             the same thread match in the order of the calls.
-        compression: In which form floating-point tensors travel.
-        op: Average (the default), Sum, Min, Max, Product or Adasum.
+        compression: How floating-point tensors travel: `Compression.none`, `Compression.fp16` or
+            `Compression.bf16`.
+        op: `Average` (the default), `Sum`, `Min`, `Max`, `Product` or `Adasum`.
         prescale_factor: Every rank's tensor is multiplied by this before it is combined, as torch's
             `factor * tensor`: float16 and bfloat16 in float32, and not rounded before the end;
             integers in float64, cut toward zero.
@@ -63,11 +64,17 @@ def allreduce(
     Returns:
         A contiguous tensor of the same shape, dtype and device. The ranks' values are added in the
         order of the ranks within a host; float16 and bfloat16 are added in float32. Integers wrap;
-        their Average divides the sum, toward zero. Adasum: see `hvdlite.ops.ReduceOp`.
+        their Average divides the sum, toward zero.
 
     Raises:
-        ValueError: A bad argument.
+        ValueError: A bad argument, before anything is sent.
         HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> hvd.allreduce(torch.tensor([1.0, 2.0]) * (hvd.rank() + 1), op=hvd.Sum)
+        tensor([3., 6.])
     """
     if compression is not _none:
         checked_compression("allreduce", compression)
@@ -112,8 +119,15 @@ def allreduce_async(
 ) -> Handle:
     """Starts `allreduce` and returns; `synchronize` gives the result.
 
-    Arguments, result and errors as those of `allreduce`; the input must not change before the end.
-    Not differentiable.
+    Arguments, result and errors are those of `allreduce`; what the ranks disagree about is raised
+    by `synchronize`. The input must not change before the end. Not differentiable.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="ones")
+        >>> hvd.synchronize(handle)
+        tensor([2., 2.])
     """
     return start(
         "allreduce",
@@ -139,12 +153,21 @@ def allreduce_(
 ) -> torch.Tensor:
     """`allreduce` in place: the result overwrites `tensor`, which is returned. Blocks.
 
-    Not differentiable.
+    Arguments are those of `allreduce`, without `compression`. Not differentiable.
 
     Raises:
         ValueError: A bad argument; also where the tensor is not contiguous.
         HorovodInternalError: The ranks' operations do not match. The tensor's contents are then
             undefined.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> tensor = torch.full((2,), float(hvd.rank()))
+        >>> hvd.allreduce_(tensor, name="mean") is tensor
+        True
+        >>> tensor
+        tensor([0.5000, 0.5000])
     """
     if average is None:
         # What is called most, in one call of the core, which refuses all but ordinary arguments.
@@ -181,7 +204,15 @@ def allreduce_async_(
 ) -> Handle:
     """Starts `allreduce_` and returns; `synchronize` gives the tensor with the result in it.
 
-    The tensor must not be used before the end.
+    Arguments and errors are those of `allreduce_`. The tensor must not be used before the end.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> tensor = torch.ones(2)
+        >>> handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name="ones")
+        >>> hvd.synchronize(handle)
+        tensor([2., 2.])
     """
     return start(
         "allreduce_",

@@ -58,6 +58,18 @@ def alltoall(
     Raises:
         ValueError: A bad argument, a scalar, splits that do not fit.
         HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+
+    Example:
+        On rank 0 of 2; each rank sends its first row to rank 0, its second one to rank 1:
+
+        >>> hvd.alltoall(torch.tensor([[1, 1], [2, 2]]) + 10 * hvd.rank())
+        tensor([[ 1,  1],
+                [11, 11]])
+
+        And with splits, one row to rank 0 and two to rank 1:
+
+        >>> hvd.alltoall(torch.tensor([0, 1, 2]), splits=[1, 2])
+        (tensor([0, 0]), tensor([1, 1], dtype=torch.int32))
     """
     if differentiable(tensor):
         rows, counts = _Alltoall.apply(  # type: ignore[no-untyped-call]
@@ -76,7 +88,15 @@ def alltoall_async(
 ) -> Handle:
     """Starts `alltoall` and returns; `synchronize` gives the pair, also without splits.
 
-    The tensor must not change before the end. Not differentiable.
+    Arguments and errors are those of `alltoall`. The tensor must not change before the end. Not
+    differentiable.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> handle = hvd.alltoall_async(torch.tensor([1, 2]) + 10 * hvd.rank())
+        >>> hvd.synchronize(handle)
+        (tensor([ 1, 11]), tensor([1, 1], dtype=torch.int32))
     """
     return _start(tensor, splits, name, process_set, True)
 

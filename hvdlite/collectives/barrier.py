@@ -24,6 +24,9 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     Raises:
         ValueError: A bad argument.
         HorovodInternalError: A rank has left the world.
+
+    Example:
+        >>> hvd.barrier()
     """
     team = team_of("barrier", process_set)
     name, unnamed = named(team, name)

@@ -29,20 +29,29 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The tensor of rank `root_rank`, on every rank, as a new tensor. Blocks.
+    """Gives every rank the tensor of rank `root_rank`, as a new tensor. Blocks.
 
     Every rank passes a tensor of the same shape and dtype; only the root's values count.
     Differentiable: the gradient is averaged on the root, and zero elsewhere.
 
     Args:
-        tensor: Any shape and dtype, as for `allreduce`.
+        tensor: Any shape; dtypes and devices as for `allreduce`.
         root_rank: A rank of the world, also in a process set, of which it is a member.
         name: As for `allreduce`.
         process_set: The ranks that take part.
 
+    Returns:
+        A contiguous tensor of the same shape, dtype and device.
+
     Raises:
         ValueError: A bad argument, no such rank.
         HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> hvd.broadcast(torch.tensor([10 * hvd.rank()]), root_rank=1)
+        tensor([10])
     """
     if differentiable(tensor):
         return _Broadcast.apply(  # type: ignore[no-any-return,no-untyped-call]
@@ -59,7 +68,18 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Starts `broadcast` and returns; `synchronize` gives the result. Not differentiable."""
+    """Starts `broadcast` and returns; `synchronize` gives the result. Not differentiable.
+
+    Arguments, result and errors are those of `broadcast`. The tensor must not change before the
+    end.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> handle = hvd.broadcast_async(torch.tensor([10 * hvd.rank()]), root_rank=1)
+        >>> hvd.synchronize(handle)
+        tensor([10])
+    """
     return _start("broadcast", tensor, root_rank, name, process_set, True)
 
 
@@ -71,9 +91,18 @@ def broadcast_(
 ) -> torch.Tensor:
     """`broadcast` in place: overwrites `tensor`, which is returned. Blocks. Not differentiable.
 
+    Arguments are those of `broadcast`.
+
     Raises:
         ValueError: A bad argument; also where the tensor is not contiguous.
         HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> tensor = torch.tensor([10 * hvd.rank()])
+        >>> hvd.broadcast_(tensor, root_rank=1)
+        tensor([10])
     """
     return synchronize(  # type: ignore[no-any-return]
         _start("broadcast_", tensor, root_rank, name, process_set, False)
@@ -86,7 +115,18 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Starts `broadcast_` and returns; `synchronize` gives the tensor with the root's values."""
+    """Starts `broadcast_` and returns; `synchronize` gives the tensor with the root's values.
+
+    Arguments and errors are those of `broadcast_`. The tensor must not be used before the end.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> tensor = torch.tensor([10 * hvd.rank()])
+        >>> handle = hvd.broadcast_async_(tensor, root_rank=1)
+        >>> hvd.synchronize(handle)
+        tensor([10])
+    """
     return _start("broadcast_", tensor, root_rank, name, process_set, True)
 
 

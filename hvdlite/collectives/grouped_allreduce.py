@@ -58,6 +58,12 @@ def grouped_allreduce(
     Raises:
         ValueError: A bad argument; then nothing is sent.
         HorovodInternalError: The ranks' groups do not match; on every rank, with the same text.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> hvd.grouped_allreduce([torch.ones(1), torch.ones(2)], op=hvd.Sum, name="pair")
+        [tensor([2.]), tensor([2., 2.])]
     """
     tensors = tensors_of("grouped_allreduce", tensors)
     if compression is not _none:
@@ -108,7 +114,16 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Starts `grouped_allreduce` and returns; `synchronize` gives the list of the results.
 
-    The group is one operation to `poll` and `synchronize`. Not differentiable.
+    Arguments and errors are those of `grouped_allreduce`, without `compression`. The group is one
+    operation to `poll` and `synchronize`. The inputs must not change before the end. Not
+    differentiable.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> handle = hvd.grouped_allreduce_async([torch.ones(1), torch.ones(2)], op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        [tensor([2.]), tensor([2., 2.])]
     """
     return _start(
         "grouped_allreduce",
@@ -140,6 +155,13 @@ def grouped_allreduce_(
         ValueError: A bad argument; also where a tensor is not contiguous.
         HorovodInternalError: The ranks' groups do not match. The tensors' contents are then
             undefined.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> tensors = [torch.ones(1), torch.ones(2)]
+        >>> hvd.grouped_allreduce_(tensors, op=hvd.Sum, name="pair")
+        [tensor([2.]), tensor([2., 2.])]
     """
     return synchronize(  # type: ignore[no-any-return]
         _start(
@@ -166,7 +188,19 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Starts `grouped_allreduce_` and returns; `synchronize` puts the results into the tensors, and
-    gives their list. Until then they must not be used."""
+    gives their list.
+
+    Arguments and errors are those of `grouped_allreduce_`. The tensors must not be used before the
+    end.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> tensors = [torch.ones(1), torch.ones(2)]
+        >>> handle = hvd.grouped_allreduce_async_(tensors, op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        [tensor([2.]), tensor([2., 2.])]
+    """
     return _start(
         "grouped_allreduce_",
         tensors,

@@ -107,6 +107,13 @@ def poll(handle: Handle) -> bool:
 
     Raises:
         ValueError: `handle` was not returned by an asynchronous operation.
+
+    Example:
+        >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+        >>> while not hvd.poll(handle):
+        ...     pass  # compute something
+        >>> hvd.synchronize(handle)
+        tensor([2., 2.])
     """
     if handle.__class__ is not Handle:
         raise _not_a_handle(handle)
@@ -114,16 +121,26 @@ def poll(handle: Handle) -> bool:
 
 
 def synchronize(handle: Handle) -> Any:
-    """Waits for an asynchronous operation, and returns its result (the same one each time, and in
-    each thread that waits).
+    """Waits for an asynchronous operation, and returns its result: the same one each time, and in
+    each thread that waits.
+
+    Args:
+        handle: What an `_async` function has returned.
 
     Returns:
         A tensor; of a grouped operation the list of its tensors; of `alltoall_async` the tensor and
-        the received splits; of a barrier None.
+        the received splits.
 
     Raises:
         HorovodInternalError: The operation failed, on every rank that takes part.
         ValueError: `handle` was not returned by an asynchronous operation.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> handles = [hvd.allreduce_async(torch.ones(1), name=name) for name in ("a", "b")]
+        >>> [hvd.synchronize(handle) for handle in handles]
+        [tensor([1.]), tensor([1.])]
     """
     if handle.__class__ is not Handle:
         raise _not_a_handle(handle)

@@ -35,6 +35,14 @@ def join(device: int = -1) -> int:
         ValueError: `device` is no device's number.
         HorovodInternalError: A rank has left the world. It is raised when in each process set of
             this rank, too, all members have joined, or one has left.
+
+    Example:
+        Rank 1 has one batch more than rank 0:
+
+        >>> for batch in range(1 + hvd.rank()):
+        ...     mean = hvd.allreduce(torch.ones(1), name="batch")
+        >>> hvd.join()
+        1
     """
     if as_int(device) is None:
         raise ValueError(f"join: device={device!r}, expected the number of a GPU, or -1")

@@ -43,24 +43,34 @@ def reducescatter(
 ) -> torch.Tensor:
     """Combines the members' tensors and returns this member's rows of the result. Blocks.
 
-    The rows are dealt out along the first dimension in the order of the members, as evenly as can
-    be: the first `rows % size` members get one more than the others, which may get none.
-    Differentiable: the gradient times the factors, and with Sum times the number of members, is
-    gathered.
+    Every member calls it. The rows are dealt out along the first dimension in the order of the
+    members, as evenly as can be: the first `rows % size` members get one more than the others,
+    which may get none. Differentiable: the gradient times the factors, and with Sum times the
+    number of members, is gathered.
 
     Args:
-        tensor: At least one dimension; shape and dtype are the same on every rank. Not changed.
+        tensor: At least one dimension; shape and dtype are the same on every rank. Dtypes and
+            devices are those of `allreduce`. Not changed.
         name: As for `allreduce`.
-        compression: In which form floating-point tensors travel.
-        op: Average or Sum.
+        compression: As for `allreduce`.
+        op: `Average` or `Sum`.
         process_set: The ranks that take part.
         prescale_factor: Every rank's tensor is multiplied by this before it is combined, as in
             `allreduce`.
         postscale_factor: The result is multiplied by this, as in `allreduce`.
 
+    Returns:
+        A contiguous tensor of the same dtype and device, with this member's rows.
+
     Raises:
         ValueError: A bad argument, a scalar, another op.
         HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
+
+    Example:
+        On rank 0 of 2, which gets two of the three rows:
+
+        >>> hvd.reducescatter(torch.tensor([1.0, 2.0, 3.0]), op=hvd.Sum)
+        tensor([2., 4.])
     """
     if compression is not _none:
         checked_compression("reducescatter", compression)
@@ -103,7 +113,15 @@ def reducescatter_async(
 ) -> Handle:
     """Starts `reducescatter` and returns; `synchronize` gives this member's rows.
 
-    The tensor must not change before the end. Not differentiable.
+    Arguments and errors are those of `reducescatter`, without `compression`. The tensor must not
+    change before the end. Not differentiable.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> handle = hvd.reducescatter_async(torch.tensor([1.0, 2.0, 3.0]), op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        tensor([2., 4.])
     """
     return _start(
         "reducescatter", tensor, name, op, process_set, prescale_factor, postscale_factor, True
@@ -121,11 +139,18 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """`reducescatter` of several tensors at once; the list of the results. Blocks. Differentiable.
 
-    Every rank passes as many tensors, of the same shapes and dtypes.
+    Every rank passes as many tensors, of the same shapes and dtypes. The other arguments are those
+    of `reducescatter`.
 
     Raises:
         ValueError: A bad argument; then nothing is sent.
         HorovodInternalError: The ranks' groups do not match; on every rank, with the same text.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> hvd.grouped_reducescatter([torch.ones(2), torch.ones(3)], op=hvd.Sum)
+        [tensor([2.]), tensor([2., 2.])]
     """
     form = "grouped_reducescatter"
     tensors = tensors_of(form, tensors)
@@ -160,7 +185,16 @@ def grouped_reducescatter_async(
 ) -> Handle:
     """Starts `grouped_reducescatter` and returns; `synchronize` gives the list of the results.
 
-    The group is one operation to `poll` and `synchronize`. Not differentiable.
+    Arguments and errors are those of `grouped_reducescatter`, without `compression`. The group is
+    one operation to `poll` and `synchronize`. The tensors must not change before the end. Not
+    differentiable.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> handle = hvd.grouped_reducescatter_async([torch.ones(2), torch.ones(3)], op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        [tensor([2.]), tensor([2., 2.])]
     """
     return _start_group(tensors, name, op, process_set, prescale_factor, postscale_factor, True)
 

@@ -43,6 +43,14 @@ def sparse_allreduce_async(
 
     Raises:
         ValueError: A bad argument, a tensor that is not sparse, another op.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> tensor = torch.eye(3)[hvd.rank()].to_sparse()
+        >>> wait = hvd.sparse_allreduce_async(tensor, name="rows", op=hvd.Sum)
+        >>> wait().to_dense()
+        tensor([1., 1., 0.])
     """
     form = "sparse_allreduce_async"
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
