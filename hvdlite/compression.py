@@ -44,7 +44,12 @@ class Bf16Compressor(Compressor):
 
 
 class Compression:
-    """The choices for the argument `compression`."""
+    """The choices for the argument `compression`.
+
+    Example:
+        >>> hvd.allreduce(torch.ones(2), op=hvd.Sum, compression=hvd.Compression.bf16)
+        tensor([2., 2.])
+    """
 
     none = Compressor
     fp16 = Fp16Compressor

@@ -15,7 +15,17 @@ from __future__ import annotations
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation failed on every rank that takes part; the text says who differs, and how."""
+    """An operation failed on every rank that takes part; the text says which ranks differ, and how.
+
+    Example:
+        On two ranks:
+
+        >>> try:
+        ...     hvd.allreduce(torch.ones(1 + hvd.rank()), name="loss")
+        ... except hvd.HorovodInternalError as error:
+        ...     print(error)
+        allreduce 'loss': ...
+    """
 
 
 HvdliteError = HorovodInternalError

@@ -49,6 +49,13 @@ def init(
             (knob `timeline`) that can't be written.
         HorovodInternalError: The ranks pass different sets, or one of them a bad one. As after any
             failure to register the sets, there is no world then.
+
+    Example:
+        On two ranks; a second call does nothing:
+
+        >>> hvd.init()
+        >>> hvd.size()
+        2
     """
     if world.is_initialized():
         return
@@ -83,6 +90,16 @@ def add_process_set(process_set: ProcessSet | Iterable[int] | Intracomm) -> Proc
         HorovodInternalError: The ranks' sets differ, or one of them is bad; on every rank (where it
             is bad: a ValueError, or what its iterable raises).
         LaunchError: The members can't share memory. On every rank.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> first = hvd.add_process_set([0])
+        >>> if first.included():
+        ...     print(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=first))
+        tensor([1.])
+        >>> hvd.remove_process_set(first)
+        True
     """
     with _changing:
         active = world.current()
@@ -126,6 +143,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Raises:
         ValueError: No process set.
         HorovodInternalError: The ranks remove different sets; on every rank.
+
+    Example:
+        >>> first = hvd.add_process_set([0])
+        >>> hvd.remove_process_set(first)
+        True
+        >>> hvd.remove_process_set(first)
+        False
     """
     with _changing:
         active = world.current()

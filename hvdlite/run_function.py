@@ -81,13 +81,18 @@ def run(
     appears as under hvdrun. May be called from a process that has no part in the job.
 
     Args:
+        func: Called on every rank.
+        args, kwargs: Its arguments.
         num_proc, np: The number of ranks.
-        hosts, hostfile, start_timeout, ssh_port, ssh_identity_file, disable_cache, output_filename,
-            verbose, mpi_args, network_interface, network_interfaces: As hvdrun's options of these
-            names (`hvdrun --help`).
+        hosts, hostfile, network_interface, network_interfaces: As hvdrun's options of these names
+            (`hvdrun --help`).
+        start_timeout, ssh_port, ssh_identity_file, disable_cache: Likewise.
+        output_filename, verbose, mpi_args: Likewise.
         executable: The Python of the ranks; by default this one.
         use_mpi: Without effect: it is always MPI.
-        use_gloo, and those of elastic training (min_num_proc, …): errors, as they are not there.
+        use_gloo: There is no Gloo: True is a ValueError.
+        min_num_proc, max_num_proc, min_np, max_np: There is no elastic training: a ValueError.
+        slots, reset_limit, cooldown_range, host_discovery_script: Likewise.
 
     Returns:
         What each rank has returned, by rank.
@@ -98,6 +103,13 @@ def run(
         LaunchError: hvdrun could not start the job, or lost a host; its words.
         ValueError: a parameter for what is not there.
         TypeError: (of pickle) the function or an argument can't be sent.
+
+    Example:
+        >>> def add(number):
+        ...     hvd.init()
+        ...     return number + hvd.rank()
+        >>> hvd.run(add, args=(10,), num_proc=2)
+        [10, 11]
     """
     absent = {
         "use_gloo": use_gloo,

@@ -45,6 +45,10 @@ def broadcast_parameters(
             names it. Nothing is sent then.
         HorovodInternalError: The ranks' tensors differ; on every rank. Or another rank has raised,
             a ValueError or what its iterator raises; the text names the rank.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     team = team_of("broadcast_parameters", process_set)
     places: list[tuple[str | None, torch.Tensor, torch.Tensor]] = []
@@ -89,6 +93,11 @@ def broadcast_optimizer_state(
         ValueError: LBFGS, whose state is a history that can't be shared.
         HorovodInternalError: Another rank has raised, a ValueError or what the root's `state_dict`
             raises; the text names the rank.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
     is_root = world.rank() == root_rank
     tensors: list[torch.Tensor] = []
@@ -117,14 +126,25 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object of rank `root_rank` on every rank: a copy, on the root the object itself. Blocks.
+    """Gives every rank the object of rank `root_rank`: a copy, on the root the object itself.
 
-    It travels by cloudpickle, so that functions and classes of `__main__` do too.
+    Every rank calls it. Blocks. The object travels by cloudpickle, so that functions and classes of
+    `__main__` do too.
+
+    Args:
+        obj: Anything that can be pickled; what other ranks than the root pass does not count.
+        root_rank: A rank of the world, also in a process set.
+        name: As for `allreduce`.
+        process_set: The ranks that take part.
 
     Raises:
         ValueError: No such rank.
         HorovodInternalError: The ranks' operations do not match; on every rank. Or the root's
             object can't be pickled, and there this is raised as pickle raises it.
+
+    Example:
+        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None, root_rank=0)
+        {'epoch': 3}
     """
     is_root = world.rank() == root_rank
     payload, failure = _sendable(obj) if is_root else (_nothing(), None)
@@ -146,11 +166,24 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks, by rank, on every rank; each a copy. Blocks.
+    """Gives every rank the objects of all ranks, by rank; each a copy. Blocks.
+
+    Every rank calls it.
+
+    Args:
+        obj: Anything that can be pickled.
+        name: As for `allreduce`.
+        process_set: The ranks that take part.
 
     Raises:
         HorovodInternalError: The ranks' operations do not match; on every rank. Or a rank's object
             can't be pickled, and there this is raised as pickle raises it.
+
+    Example:
+        With two ranks:
+
+        >>> hvd.allgather_object(f"rank {hvd.rank()}")
+        ['rank 0', 'rank 1']
     """
     payload, failure = _sendable(obj)
     handle = allgather_async(payload, name, process_set)

@@ -27,6 +27,11 @@ class SyncBatchNorm(_BatchNorm):
     In training `forward` is a collective of the ranks in `process_set`, and so is its backward if
     the input needs a gradient; every rank calls its layers in the same order. In eval mode nothing
     is sent.
+
+    Example:
+        >>> layer = hvd.SyncBatchNorm(3)
+        >>> layer(torch.randn(4, 3)).shape
+        torch.Size([4, 3])
     """
 
     def __init__(
@@ -117,6 +122,12 @@ def convert_sync_batchnorm(
 
     Raises:
         ValueError: A lazy BatchNorm, which does not know its size yet.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        >>> model = hvd.convert_sync_batchnorm(model)
+        >>> type(model[1]).__name__
+        'SyncBatchNorm'
     """
     return _converted(module, process_set, {})
 

@@ -58,6 +58,11 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     Raises:
         ValueError: The file can't be written, or a timeline is being written already; on every
             rank.
+
+    Example:
+        >>> hvd.start_timeline("run.json")
+        >>> mean = hvd.allreduce(torch.ones(1), name="mean")
+        >>> hvd.stop_timeline()
     """
     global _active
     active = world.current()
@@ -97,6 +102,10 @@ def stop_timeline() -> None:
     """Ends the timeline; the file is complete when this returns on rank 0. Blocks.
 
     Every rank calls it. Does nothing where no timeline is being written.
+
+    Example:
+        >>> hvd.start_timeline("run.json")
+        >>> hvd.stop_timeline()
     """
     global _active
     timeline, _active = _active, None

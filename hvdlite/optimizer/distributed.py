@@ -256,6 +256,15 @@ def DistributedOptimizer(
         ValueError: Names that are no pairs, duplicate or missing; fewer than one pass per step;
             another op; predivide with an op other than Average; a parameter in two groups; a
             process set that is not registered.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        >>> model(torch.randn(4, 2)).square().mean().backward()  # .grad is the mean of the ranks'
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")

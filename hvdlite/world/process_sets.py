@@ -29,6 +29,18 @@ class ProcessSet:
     properties are None.
 
     A copy of it is itself. A pickled one comes back as an unregistered set of the same ranks.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> second = hvd.ProcessSet([1])
+        >>> second.included() is None  # not registered
+        True
+        >>> _ = hvd.add_process_set(second)
+        >>> second.ranks, second.size(), second.included()
+        ([1], 1, False)
+        >>> hvd.remove_process_set(second)
+        True
     """
 
     def __init__(self, ranks_or_comm: Iterable[int] | Intracomm) -> None:

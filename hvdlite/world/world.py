@@ -140,10 +140,17 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the world. Not collective, and does not wait for anybody.
+    """Leaves the world. Not collective, and does not wait for any rank.
 
-    What is pending fails; what others then want of this rank fails there, saying that it has left.
-    `init` works again afterwards, if all ranks call it. Runs by itself when the process ends.
+    This rank's pending operations fail; an operation of other ranks that needs this rank fails
+    there, with an error that says that it has left. `init` works again afterwards, if all ranks
+    call it. Runs by itself when the process ends.
+
+    Example:
+        >>> hvd.shutdown()
+        >>> hvd.is_initialized()
+        False
+        >>> hvd.init()
     """
     global active
     world, active = active, None
@@ -168,42 +175,115 @@ def _leave_for_good() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether there is a world: after `init`, before `shutdown`."""
+    """Whether there is a world: after `init`, before `shutdown`.
+
+    Example:
+        >>> hvd.is_initialized()
+        True
+    """
     return active is not None
 
 
 def rank() -> int:
-    """This process's number in the world, from 0. ValueError before `init`."""
+    """This process's number in the world, from 0.
+
+    Raises:
+        ValueError: Before `init`.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> hvd.rank()
+        0
+    """
     return current().rank
 
 
 def size() -> int:
-    """The number of ranks in the world. ValueError before `init`."""
+    """The number of ranks in the world.
+
+    Raises:
+        ValueError: Before `init`.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> hvd.size()
+        2
+    """
     return current().size
 
 
 def local_rank() -> int:
-    """This process's number on its host, from 0. ValueError before `init`."""
+    """This process's number on its host, from 0.
+
+    Raises:
+        ValueError: Before `init`.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> hvd.local_rank()
+        0
+    """
     return current().placement.local_rank
 
 
 def local_size() -> int:
-    """The number of ranks on this host. ValueError before `init`."""
+    """The number of ranks on this host.
+
+    Raises:
+        ValueError: Before `init`.
+
+    Example:
+        With two ranks on one host:
+
+        >>> hvd.local_size()
+        2
+    """
     return current().placement.local_size
 
 
 def cross_rank() -> int:
-    """This process's number among the ranks with its local rank. ValueError before `init`."""
+    """This process's number among the ranks with its local rank.
+
+    Raises:
+        ValueError: Before `init`.
+
+    Example:
+        With two ranks on one host:
+
+        >>> hvd.cross_rank()
+        0
+    """
     return current().placement.cross_rank
 
 
 def cross_size() -> int:
-    """The number of ranks with this local rank, one per host. ValueError before `init`."""
+    """The number of ranks with this local rank, one per host.
+
+    Raises:
+        ValueError: Before `init`.
+
+    Example:
+        With two ranks on one host:
+
+        >>> hvd.cross_size()
+        1
+    """
     return current().placement.cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks. ValueError before `init`."""
+    """Whether every host has the same number of ranks.
+
+    Raises:
+        ValueError: Before `init`.
+
+    Example:
+        >>> hvd.is_homogeneous()
+        True
+    """
     return current().placement.homogeneous
 
 
