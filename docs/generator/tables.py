@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import click
 
-from hvdrun.cli import cli
+from hvdrun.command_line.cli import cli
 from hvdrun.errors import LaunchError
 from hvdrun.knobs import KNOBS, WITHOUT_EFFECT, Knob
 

@@ -1,10 +1,13 @@
 """What stands in the pages."""
 
+import contextlib
+import os
 import re
 import textwrap
+from pathlib import Path
 from typing import NamedTuple
 
-from tests.worlds import ROOT
+from tests.harness.worlds import ROOT
 
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
@@ -39,3 +42,14 @@ def prose(page):
 def commands(page):
     """What stands behind a prompt, in fences or indented."""
     return re.findall(r"^ *\$ (.*?)(?:  +#.*)?$", PAGES[page], re.MULTILINE)
+
+
+@contextlib.contextmanager
+def within(folder):
+    """The working directory."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

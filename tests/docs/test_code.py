@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.docs.pages import PAGES, blocks
+from tests.docs.pages import PAGES, blocks, within
 
 RUNS = "runs on 2 ranks"
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
@@ -15,15 +15,16 @@ def test_the_python_code_of_a_page_compiles(page):
         compile(block.text, f"{page}, block {number}", "exec")
 
 
-def run_in_order(page):
+def run_in_order(page, folder):
     """The marked blocks of a page are one program."""
     program = {"__name__": "page"}
-    for number, block in enumerate(blocks(page, "python"), 1):
-        if block.mark == RUNS:
-            exec(compile(block.text, f"{page}, block {number}", "exec"), program)
+    with within(folder):
+        for number, block in enumerate(blocks(page, "python"), 1):
+            if block.mark == RUNS:
+                exec(compile(block.text, f"{page}, block {number}", "exec"), program)
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("page", RUNNABLE)
-def test_the_python_code_of_a_page_runs(world, page):
-    world.run(run_in_order, page)
+def test_the_python_code_of_a_page_runs(world, page, tmp_path):
+    world.run(run_in_order, page, tmp_path)

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from hvdrun.cli import cli
+from hvdrun.command_line.cli import cli
 from tests.docs.pages import PAGES, commands
-from tests.worlds import ROOT
+from tests.harness.worlds import ROOT
 
 
 def words_of(line):

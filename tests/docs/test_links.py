@@ -7,7 +7,7 @@ import pytest
 
 from docs.generator.pages import DOCS, sections
 from tests.docs.pages import PAGES, prose
-from tests.worlds import ROOT
+from tests.harness.worlds import ROOT
 
 
 def anchors(text):

@@ -4,14 +4,15 @@ import doctest
 import inspect
 
 import pytest
+import torch
 
-import hvdlite
+import hvdlite as hvd
 from docs.generator import tables
 from docs.generator.reference import names_in, resolve
-from hvdrun.cli import cli
+from hvdrun.command_line.cli import cli
 from hvdrun.errors import LaunchError
 from hvdrun.knobs import KNOBS, WITHOUT_EFFECT
-from tests.docs.pages import PAGES
+from tests.docs.pages import PAGES, within
 
 NAMES = [
     name
@@ -25,7 +26,7 @@ FUNCTIONS = [name for name in NAMES if inspect.isfunction(resolve(name))]
 
 def test_every_public_name_is_in_the_reference_once():
     assert sorted(NAMES) == sorted(set(NAMES))
-    assert set(hvdlite.__all__) <= set(NAMES)
+    assert set(hvd.__all__) <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -33,25 +34,22 @@ def test_every_name_of_the_reference_is_there_and_documented(name):
     assert inspect.getdoc(resolve(name))
 
 
-@pytest.mark.parametrize("name", sorted({*FUNCTIONS} & {*hvdlite.__all__}))
+@pytest.mark.parametrize("name", sorted({*FUNCTIONS} & {*hvd.__all__}))
 def test_a_public_function_has_an_example(name):
     assert doctest.DocTestParser().get_examples(inspect.getdoc(resolve(name)))
 
 
-def run_examples(name):
+def run_examples(name, folder):
     """The examples of a docstring, on every rank; what they show is rank 0's."""
-    import torch
-
-    import hvdlite as hvd
-
     hvd.init()
-    program = {"torch": torch, "hvd": hvd}
+    program = {"__name__": "__main__", "torch": torch, "hvd": hvd}
     doc = inspect.getdoc(resolve(name))
     test = doctest.DocTestParser().get_doctest(doc, program, name, None, None)
     found = []
     checker = doctest.OutputChecker() if hvd.rank() == 0 else AnyOutput()
     runner = doctest.DocTestRunner(checker, optionflags=doctest.ELLIPSIS)
-    runner.run(test, out=found.append)
+    with within(folder):
+        runner.run(test, out=found.append)
     assert not runner.failures, "".join(found)
 
 
@@ -65,14 +63,14 @@ WITH_EXAMPLES = [name for name in NAMES if ">>>" in (inspect.getdoc(resolve(name
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", [name for name in WITH_EXAMPLES if name != "run"])
-def test_the_examples_of_a_docstring_run_on_two_ranks(world, name):
-    world.run(run_examples, name)
+def test_the_examples_of_a_docstring_run_on_two_ranks(world, name, tmp_path):
+    world.run(run_examples, name, tmp_path)
 
 
 @pytest.mark.wide
 def test_the_example_of_run_runs():
-    doc = inspect.getdoc(hvdlite.run)
-    program = {"hvd": hvdlite}
+    doc = inspect.getdoc(hvd.run)
+    program = {"__name__": "__main__", "hvd": hvd}
     test = doctest.DocTestParser().get_doctest(doc, program, "run", None, None)
     assert doctest.DocTestRunner().run(test).failed == 0
 

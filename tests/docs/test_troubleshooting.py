@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.docs.pages import blocks
-from tests.worlds import ROOT
+from tests.harness.worlds import ROOT
 
 QUOTED = [line for b in blocks("docs/troubleshooting.md", "text") for line in b.text.splitlines()]
 # What stands for a value: of C and of logging, and of str.format.
