@@ -20,7 +20,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar
 PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wide test-rig test-gpu test-properties check format build clean
+.PHONY: help demo test test-wide test-rig test-gpu test-properties check docs format build clean
 .PHONY: bench bench-quick bench-instructions tune
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
@@ -34,6 +34,7 @@ help:
 	@echo 'make test-gpu  what needs a GPU, with an interpreter that has CUDA: PYTHON=/path/to/it'
 	@echo 'make test-properties  random programs of collectives, PROGRAMS=20000 of them'
 	@echo 'make check      formatters, linters, types, C warnings as errors'
+	@echo 'make docs       the documentation as a site: build/site/index.html'
 	@echo 'make format     let the formatters change the files'
 	@echo 'make bench      compare with torch.distributed and plain MPI, Open MPI and MPICH'
 	@echo 'make bench-quick  a look in less than two minutes'
@@ -72,6 +73,10 @@ test-properties: build
 # Installs nothing: the interpreter has what is needed, or one line says what it lacks.
 test-gpu:
 	@$(PYTHON) tests/gpu/with_gpu/run.py
+
+# Less than a minute. Warnings are errors, also a link that leads nowhere.
+docs: $(VENV)/.docs $(EXTENSION)
+	@$(BIN)/python -m docs.generator build/site
 
 # Some twenty minutes; writes benchmarks/results and the figures in docs/benchmarks.md.
 bench: build
@@ -112,6 +117,11 @@ $(VENV)/.notebook: $(VENV)/.installed
 	@$(BIN)/python $(PIP_INSTALL) 'ipykernel; python_version >= "3.11"'
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.installed
+	@echo 'installing Sphinx into $(VENV)'
+	@$(BIN)/python $(PIP_INSTALL) --no-build-isolation -e '.[docs]'
+	@touch $@
+
 # The same tests under the second MPI. A wheel of each MPI in one environment would fight over
 # bin/mpiexec. After the extension, as this install writes it too.
 $(VENV_MPICH)/.installed: $(PACKAGING) | $(EXTENSION)
@@ -131,7 +141,7 @@ check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	@# The launcher is installed under another name than its folder's; mypy learns it from a link.
 	@mkdir -p build/types && ln -sfn ../../launcher build/types/hvdrun
-	MYPYPATH=build/types $(BIN)/mypy -p hvdlite -p hvdrun -p tests -p benchmarks -p examples
+	MYPYPATH=build/types $(BIN)/mypy -p hvdlite -p hvdrun -p tests -p benchmarks -p examples -p docs.generator
 	$(BIN)/mypy setup.py
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_HEADERS) $(C_TEST_FILES)
 	@echo '$(CC) $(C_STRICT) hvdlite/_core/*/*.c'
