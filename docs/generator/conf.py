@@ -1,6 +1,9 @@
 """Sphinx's settings. Nothing in the site is loaded from another host."""
 
 from importlib.metadata import version as _version
+from typing import Any
+
+from docs.generator.reference import with_code
 
 project = "hvdlite"
 copyright = "the hvdlite authors"
@@ -27,3 +30,10 @@ html_title = f"hvdlite {release}"
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
+
+
+def setup(app: Any) -> None:
+    def change(app: Any, kind: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+        lines[:] = map(with_code, lines)
+
+    app.connect("autodoc-process-docstring", change)

@@ -141,6 +141,7 @@ def _navigation(names: dict[Path, str]) -> str:
         if any(name.startswith("design/") for name in listed):
             # Also those that the index does not mention.
             listed += sorted(name for name in names.values() if name.startswith("design/"))
-        tree = "\n".join(name for name in dict.fromkeys(listed) if name != "index.md")
+        titled = ("Quick start <self>" if name == "index.md" else name for name in listed)
+        tree = "\n".join(dict.fromkeys(titled))
         parts.append(f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{tree}\n```\n")
     return "".join(parts)

@@ -69,11 +69,17 @@ def _method(name: str, thing: Any) -> str:
     if isinstance(thing, property):
         head, doc = f".. py:attribute:: {name}", inspect.getdoc(thing.fget)
     else:
-        parameters = list(inspect.signature(thing).parameters.values())[1:]
+        parameters = list(inspect.signature(thing, eval_str=True).parameters.values())[1:]
         signature = inspect.Signature(parameters)
         head, doc = f".. py:method:: {name}{signature}", inspect.getdoc(thing)
-    lines = str(GoogleDocstring(doc or "", Config(napoleon_use_rtype=False)))
+    lines = str(GoogleDocstring(with_code(doc or ""), Config(napoleon_use_rtype=False)))
     return f"{head}\n\n{textwrap.indent(lines, '   ')}"
+
+
+def with_code(doc: str) -> str:
+    """A docstring in which what begins with a dot, as `.grad`, is code: it would lose the dot as a
+    name."""
+    return re.sub(r"(?<!`)`(\.[^`]+)`(?!`)", r"``\1``", doc)
 
 
 def _as_rst(text: str) -> str:

@@ -13,18 +13,14 @@ from hvdrun.knobs import KNOBS, WITHOUT_EFFECT, Knob
 
 def variables() -> str:
     """One row for each knob that a user may set."""
-    rows = [
-        (
-            f"`{knob.variable}`" + (f"<br>`{knob.horovod}`" if knob.horovod else ""),
-            _flags(knob),
-            f"`{_default(knob)}`" if _default(knob) else "",
-            _values(knob),
-            knob.help,
-        )
-        for knob in KNOBS
-        if not knob.internal
-    ]
-    return _table(("variable", "option of hvdrun", "default", "values", "meaning"), rows)
+    rows = []
+    for knob in KNOBS:
+        if not knob.internal:
+            names = filter(None, (knob.variable, knob.horovod, knob.flag, knob.off_flag))
+            default = _default(knob)
+            values = _values(knob) + (f"<br>default `{default}`" if default else "")
+            rows.append(("<br>".join(f"`{name}`" for name in names), values, knob.help))
+    return _table(("variables and options", "values", "meaning"), rows)
 
 
 def without_effect() -> str:
@@ -65,16 +61,13 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def _flags(knob: Knob) -> str:
-    return "<br>".join(f"`{flag}`" for flag in (knob.flag, knob.off_flag) if flag)
-
-
 def _default(knob: Knob) -> str:
-    if knob.kind == "bool":
-        return "1" if knob.default else "0"
-    if knob.kind == "int" and isinstance(knob.default, int) and knob.default < knob.minimum:
-        return ""  # chosen by the runtime, as the text says
-    return str(knob.default) if knob.default else "0" if knob.kind == "int" else ""
+    """Empty where the runtime chooses, as the knob's text says."""
+    if isinstance(knob.default, bool):
+        return str(int(knob.default))
+    if isinstance(knob.default, int):
+        return _number(knob, knob.default) if knob.default >= knob.minimum else ""
+    return str(knob.default) if knob.default else ""
 
 
 def _values(knob: Knob) -> str:
@@ -84,8 +77,17 @@ def _values(knob: Knob) -> str:
         return "1 or 0"
     if knob.kind in ("int", "counts"):
         each = "numbers" if knob.kind == "counts" else "a number"
-        return f"{each} from {knob.minimum} to {knob.maximum}"
+        return f"{each} from {_number(knob, knob.minimum)} to {_number(knob, knob.maximum)}"
     return "text"
+
+
+def _number(knob: Knob, number: int) -> str:
+    """In the unit in which people read sizes, where it is a whole number of these."""
+    if knob.name.endswith("_bytes"):
+        for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+            if number and number % (1 << power) == 0:
+                return f"{number} ({number >> power} {unit})"
+    return str(number)
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -262,7 +262,7 @@ def DistributedOptimizer(
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-        >>> model(torch.randn(4, 2)).square().mean().backward()  # .grad is the mean of the ranks'
+        >>> model(torch.randn(4, 2)).square().mean().backward()  # reduces .grad
         >>> optimizer.step()
         >>> optimizer.zero_grad()
     """
