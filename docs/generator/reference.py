@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import textwrap
@@ -64,7 +65,8 @@ def _entry(name: str, text: str) -> str:
 
 def _method(name: str, thing: Any) -> str:
     """A method of what DistributedOptimizer returns, as `optimizer.step(...)`."""
-    from sphinx.ext.napoleon import Config, GoogleDocstring
+    # Here, as the tests that list the names need no Sphinx.
+    napoleon: Any = importlib.import_module("sphinx.ext.napoleon")
 
     if isinstance(thing, property):
         head, doc = f".. py:attribute:: {name}", inspect.getdoc(thing.fget)
@@ -72,7 +74,9 @@ def _method(name: str, thing: Any) -> str:
         parameters = list(inspect.signature(thing, eval_str=True).parameters.values())[1:]
         signature = inspect.Signature(parameters)
         head, doc = f".. py:method:: {name}{signature}", inspect.getdoc(thing)
-    lines = str(GoogleDocstring(with_code(doc or ""), Config(napoleon_use_rtype=False)))
+    lines = str(
+        napoleon.GoogleDocstring(with_code(doc or ""), napoleon.Config(napoleon_use_rtype=False))
+    )
     return f"{head}\n\n{textwrap.indent(lines, '   ')}"
 
 
