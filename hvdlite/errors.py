@@ -32,12 +32,15 @@ HvdliteError = HorovodInternalError
 
 
 class LaunchError(HorovodInternalError):
-    """The processes can't become one world, or run() could not start them."""
+    """`init`: the processes can't become one world. `run`: hvdrun could not start the job."""
 
 
 class UnsupportedError(HorovodInternalError, ValueError):
-    """The operation does not have this reduce op, or does not take scalars. It is a ValueError,
-    like any bad argument, and also a HorovodInternalError, which Horovod raises for it."""
+    """The operation does not have this reduce op, or does not take scalars.
+
+    Raised at the call. It is a `ValueError`, as for any bad argument, and a `HorovodInternalError`,
+    which Horovod raises here.
+    """
 
 
 class ConfigError(ValueError):
@@ -54,8 +57,10 @@ class NotInitializedError(ValueError):
 class RankError(RuntimeError):
     """A rank of a job that `run` started has failed: the first one.
 
-    rank, host: which one, and where it ran.
-    traceback: of its exception, as text; or how it ended, if it could not say that itself.
+    Attributes:
+        rank: Its number.
+        host: Where it ran.
+        traceback: The traceback of its exception, as text; or how it ended, if there is none.
     """
 
     def __init__(self, rank: int, host: str, traceback: str) -> None:

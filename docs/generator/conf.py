@@ -25,7 +25,12 @@ add_module_names = False
 python_maximum_signature_line_length = 80
 napoleon_use_rtype = False
 
+# They make one dash of the two of an option.
+smartquotes = False
+
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = f"hvdlite {release}"
 html_copy_source = False
 html_show_sourcelink = False
