@@ -24,6 +24,7 @@ EXAMPLES = ROOT / "examples"
 
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 TABLE_MARK = re.compile(r"^<!-- table: ([a-z ]+) -->\n.*?^<!-- end -->\n", re.MULTILINE | re.DOTALL)
+PLAIN_MARK = re.compile(r"^<!-- not in the site -->\n.*?^<!-- end -->\n", re.MULTILINE | re.DOTALL)
 DOCSTRINGS_MARK = "<!-- docstrings -->\n"
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 
@@ -127,6 +128,7 @@ def _example(source: Path) -> str:
 
 def _filled(text: str) -> str:
     """With the tables and docstrings in place of their marks."""
+    text = PLAIN_MARK.sub("", text)
     text = TABLE_MARK.sub(lambda mark: tables.TABLES[mark[1]]() + "\n", text)
     *parts, rest = text.split(DOCSTRINGS_MARK)
     filled = [part + reference.directives(reference.names_in(part)) + "\n" for part in parts]
@@ -139,8 +141,9 @@ def _navigation(names: dict[Path, str]) -> str:
     for title, pages in sections().items():
         listed = [names[page] for page in pages]
         if any(name.startswith("design/") for name in listed):
-            # Also those that the index does not mention.
-            listed += sorted(name for name in names.values() if name.startswith("design/"))
+            # The map of the design first, and last what the index does not mention.
+            every = sorted(name for name in names.values() if name.startswith("design/"))
+            listed = [*(name for name in every if name == "design/README.md"), *listed, *every]
         titled = ("Quick start <self>" if name == "index.md" else name for name in listed)
         tree = "\n".join(dict.fromkeys(titled))
         parts.append(f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{tree}\n```\n")
