@@ -1,5 +1,6 @@
 """Sphinx's settings. Nothing in the site is loaded from another host."""
 
+import importlib
 from importlib.metadata import version as _version
 from typing import Any
 
@@ -38,7 +39,16 @@ html_show_copyright = False
 
 
 def setup(app: Any) -> None:
+    nodes: Any = importlib.import_module("docutils.nodes")
+
     def change(app: Any, kind: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
         lines[:] = map(with_code, lines)
 
+    def dashes(app: Any, page: Any) -> None:
+        """Between a parameter and its text, where Sphinx leaves the dash to the smart quotes."""
+        for node in page.findall(nodes.Text):
+            if node == " -- ":
+                node.parent.replace(node, nodes.Text(" – "))
+
     app.connect("autodoc-process-docstring", change)
+    app.connect("doctree-read", dashes)
