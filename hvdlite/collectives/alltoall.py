@@ -51,9 +51,9 @@ def alltoall(
         process_set: The ranks that take part.
 
     Returns:
-        Without splits the received rows. With splits a pair: the received rows, and how many came
-        from each member; the latter with the dtype and on the device of `splits`, int32 on the CPU
-        if that is no tensor.
+        Without splits the received rows. With splits a pair of the received rows and of how many
+        came from each member; the latter with the dtype and on the device of `splits`, int32 on the
+        CPU if that is no tensor.
 
     Raises:
         ValueError: A bad argument, a scalar, splits that do not fit.

@@ -29,7 +29,7 @@ def join(device: int = -1) -> int:
         device: Accepted for Horovod's sake; zeros need no device.
 
     Returns:
-        The rank that joined last, the same on every rank: it has seen all batches.
+        The rank that joined last, the same on every rank. It has seen all batches.
 
     Raises:
         ValueError: `device` is no device's number.
