@@ -145,6 +145,7 @@ def test_process_sets_that_raise_at_init_are_an_error_on_every_rank(world):
 
 def device_that_is_missing():
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+    hvd.shutdown()  # the case before may have left a world
     os.environ["HVDLITE_GPU"] = "1000" if rank == 1 else "auto"
     with pytest.raises((ValueError, hvd.HorovodInternalError)) as caught:
         hvd.init()
