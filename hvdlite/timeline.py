@@ -48,7 +48,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Writes a timeline of all operations from now on. Blocks.
 
     Every rank calls it, at any time after `init`. The file is made, or emptied, where rank 0 runs.
-    Open it in https://ui.perfetto.dev or chrome://tracing: a lane per rank, in it each operation
+    Open it in https://ui.perfetto.dev or chrome://tracing: a row per rank, in it each operation
     from POSTED to DONE, with its bytes.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import click
 
-from hvdrun.command_line.cli import SINGLE_DASH, cli
+from hvdrun.command_line.cli import cli
 from hvdrun.command_line.help_page import RANGE
 from hvdrun.errors import LaunchError
 from hvdrun.knobs import KNOBS, WITHOUT_EFFECT, Knob
@@ -48,8 +48,8 @@ def options() -> str:
         record = option.get_help_record(context)
         if record and getattr(option, "help", None):
             names, text = record
-            short = [one for one, long in SINGLE_DASH.items() if long in option.opts]
-            short = [one for one in short if f"-{one}" not in option.opts]
+            one_dash = getattr(option, "one_dash", "")
+            short = [one_dash] if one_dash and one_dash not in option.opts else []
             named = ", ".join(f"`{name}`" for name in [*short, *names.split(", ")])
             rows.append((named, RANGE.sub("", text)))
     return _table(("option", "meaning"), rows)
