@@ -23,7 +23,8 @@ def main(target: Path) -> int:
     shutil.rmtree(target, ignore_errors=True)
     here = str(Path(__file__).parent)
     words = ["-q", "-W", "--keep-going", "-E", "-b", "html", "-d", f"{source}/.doctrees"]
-    if code := sphinx([*words, "-c", here, str(source), str(target)]):
+    code: int = sphinx([*words, "-c", here, str(source), str(target)])
+    if code:
         return code
     for page in sorted(target.rglob("*.html")):
         if found := LOADED.findall(page.read_text()):
