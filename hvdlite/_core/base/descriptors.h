@@ -1,8 +1,8 @@
 /* Do all ranks ask for the same? The different descriptors that were posted for one operation, and
  * the text that tells them apart. The text depends on what was posted and not on the order in which
  * it arrived, so that every rank shows the same. */
-#ifndef HVDL_AGREEMENT_H
-#define HVDL_AGREEMENT_H
+#ifndef HVDL_DESCRIPTORS_H
+#define HVDL_DESCRIPTORS_H
 
 #include "base/types.h"
 

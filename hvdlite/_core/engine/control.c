@@ -158,10 +158,12 @@ static void take_message(hvdl_engine *e, const hvdl_message *message, const char
         e->control->clock = message->clock;
     switch (message->type) {
     case HVDL_MSG_POSTED: hvdl_take_posted(e, message, payload); break;
-    case HVDL_MSG_MATCHED:
+    case HVDL_MSG_START:
     case HVDL_MSG_RESULT:
     case HVDL_MSG_FAILED: hvdl_take_answer(e, message, payload); break;
-    case HVDL_MSG_JOINED: hvdl_take_joined(e, message->host, message->rank, message->clock); break;
+    case HVDL_MSG_HOST_JOINED:
+        hvdl_take_joined(e, message->host, message->rank, message->clock);
+        break;
     case HVDL_MSG_ALL_JOINED: hvdl_take_all_joined(e, message->host, message->rank); break;
     case HVDL_MSG_FREE: hvdl_take_free(e, message->tag); break;
     case HVDL_MSG_SHORT: hvdl_take_short(e, message->host); break;

@@ -13,14 +13,14 @@
 
 enum {
     HVDL_MSG_POSTED,
-    HVDL_MSG_MATCHED,
+    HVDL_MSG_START,
     HVDL_MSG_RESULT,
     HVDL_MSG_FAILED,
     HVDL_MSG_DONE,
     HVDL_MSG_LEFT,
     HVDL_MSG_ORDER,
     HVDL_MSG_TURN,
-    HVDL_MSG_JOINED,
+    HVDL_MSG_HOST_JOINED,
     HVDL_MSG_ALL_JOINED,
     HVDL_MSG_ZERO,
     HVDL_MSG_RUN,
@@ -36,12 +36,13 @@ enum {
 typedef struct {
     int32_t type, host; /* of the sender */
     hvdl_key key;
-    int32_t tag;         /* MATCHED; TURN: the number */
-    int32_t rank, clean; /* LEFT; rank: JOINED, ALL_JOINED, too, and of POSTED one who has joined */
-    int32_t internal;    /* POSTED: of the engine's own operations */
-    uint64_t epoch;      /* POSTED */
-    uint64_t clock;      /* the sender's, see hvdl_control.clock */
-    uint64_t run;        /* RUN, ASK, STATUS: its number; RUNS: how many there are */
+    int32_t tag; /* START; TURN: the number */
+    int32_t rank,
+        clean; /* LEFT; rank: HOST_JOINED, ALL_JOINED, too, and of POSTED one who has joined */
+    int32_t internal; /* POSTED: of the engine's own operations */
+    uint64_t epoch;   /* POSTED */
+    uint64_t clock;   /* the sender's, see hvdl_control.clock */
+    uint64_t run;     /* RUN, ASK, STATUS: its number; RUNS: how many there are */
     int32_t num_done, done[HVDL_MAX_DONE];
     uint32_t payload_bytes;
     hvdl_variants variants; /* POSTED; the last, as only those that are there travel */

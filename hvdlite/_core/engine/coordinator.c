@@ -3,7 +3,7 @@
  * work is spread over the hosts. When all hosts have told it, the coordinator answers every leader:
  *
  *   leader -> coordinator   POSTED: what was posted, and the host's part of tiny data
- *   coordinator -> leader   MATCHED: a tag for the exchanges, rows  |  RESULT: the tiny result
+ *   coordinator -> leader   START: a tag for the exchanges, rows  |  RESULT: the tiny result
  *                           |  FAILED: the text of the disagreement
  *
  * and the leader puts the answer into its host's journal. That is one round trip, in which tiny data
@@ -25,7 +25,7 @@ typedef struct {
 
 void hvdl_take_answer(hvdl_engine *e, const hvdl_message *head, const void *payload)
 {
-    static const int entry_types[] = {[HVDL_MSG_MATCHED] = HVDL_ENTRY_START,
+    static const int entry_types[] = {[HVDL_MSG_START] = HVDL_ENTRY_START,
                                       [HVDL_MSG_RESULT] = HVDL_ENTRY_RESULT,
                                       [HVDL_MSG_FAILED] = HVDL_ENTRY_FAIL};
     hvdl_node *node = hvdl_table_first(&e->control->asked, head->key.lo);
@@ -199,13 +199,13 @@ void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
     call_joined_hosts(e, agreement, tag);
     if (desc->kind == HVDL_ALLTOALL) {
         for (int h = 0; h < e->config.num_hosts; h++)
-            answer(e, h, agreement->key, HVDL_MSG_MATCHED, tag, e->scratch,
+            answer(e, h, agreement->key, HVDL_MSG_START, tag, e->scratch,
                    rows_to_host(e, agreement, h));
         free_agreement(agreement);
         return;
     }
     size_t bytes = agreement->rows ? (size_t)e->config.num_ranks * sizeof(int64_t) : 0;
-    answer_all(e, agreement, HVDL_MSG_MATCHED, tag, agreement->rows, bytes);
+    answer_all(e, agreement, HVDL_MSG_START, tag, agreement->rows, bytes);
 }
 
 static hvdl_agreement *agreement_of(hvdl_engine *e, hvdl_key key, uint64_t epoch)

@@ -5,13 +5,13 @@
  * has posted or joined. Each rank that has joined makes an operation of its own for it, with zeros
  * (what changes nothing, for Min, Max and Product), so that all ranks go through the same phases.
  *
- * Between hosts, a leader tells all others when all ranks of its host have joined (JOINED). A
+ * Between hosts, a leader tells all others when all ranks of its host have joined (HOST_JOINED). A
  * coordinator takes such a host as one that has posted, and if data is to be exchanged it tells it to
  * take part (ZERO). Plans have no coordinator: a leader that begins a run tells the hosts that have
  * joined (RUN), and of the runs under way each host that joins later. The first one who says so counts,
  * as runs are numbered.
  *
- * A leader that has heard JOINED of all hosts says so to all (ALL_JOINED). When it has heard that of all,
+ * A leader that has heard HOST_JOINED of all hosts says so to all (ALL_JOINED). When it has heard that of all,
  * all is over here: messages of a pair of leaders keep their order, so every RUN of the others has come
  * before. Who joined last is decided by host 0, see hvdl_control.clock.
  *
@@ -210,8 +210,9 @@ static void end_epoch_between_hosts(hvdl_engine *e)
         return;
     control->num_epochs++;
     hvdl_free_early_runs(e);
-    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_JOINED, .arg = (uint64_t)control->last_joined},
-                  NULL, 0);
+    hvdl_announce(
+        e, (hvdl_entry){.type = HVDL_ENTRY_ALL_JOINED, .arg = (uint64_t)control->last_joined}, NULL,
+        0);
     for (hvdl_held_leave *held; (held = control->held_leaves);) {
         control->held_leaves = held->next;
         hvdl_announce_leave(e, held->rank, true);
@@ -384,6 +385,6 @@ void hvdl_tell_own_join(hvdl_engine *e, bool heard)
     int last = control->own_join;
     uint64_t clock = ++control->clock;
     control->own_join = -1;
-    tell_all(e, HVDL_MSG_JOINED, last);
+    tell_all(e, HVDL_MSG_HOST_JOINED, last);
     hvdl_take_joined(e, e->host, last, clock);
 }

@@ -398,7 +398,7 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     case HVDL_ENTRY_FREE: read_free(e, entry->id); return;
     case HVDL_ENTRY_RELEASE: read_release(e, entry->id); return;
     case HVDL_ENTRY_JOIN: hvdl_read_join(e, entry->from); return;
-    case HVDL_ENTRY_JOINED: hvdl_read_all_joined(e, (int)entry->arg); return;
+    case HVDL_ENTRY_ALL_JOINED: hvdl_read_all_joined(e, (int)entry->arg); return;
     case HVDL_ENTRY_ZERO: read_zero(e, entry); return;
     case HVDL_ENTRY_ZERO_RUN: read_zero_run(e, entry); return;
     case HVDL_ENTRY_REPORTED: hvdl_read_reported(e, entry); return;
