@@ -108,7 +108,7 @@ static void wait_for_plan(hvdl_engine *e, hvdl_operation *op)
     e->num_waiting_runs++;
 }
 
-bool hvdl_take_queue(hvdl_engine *e)
+bool hvdl_drain_queue(hvdl_engine *e)
 {
     if (!atomic_load_explicit(&e->queued, memory_order_relaxed))
         return false;

@@ -117,7 +117,7 @@ static bool free_sent(hvdl_engine *e)
 
 /* ---- receiving ---- */
 
-static void take_runs(hvdl_engine *e, int tag, uint64_t num_runs)
+static void on_runs(hvdl_engine *e, int tag, uint64_t num_runs)
 {
     hvdl_plan *plan = hvdl_plan_by_tag(e, tag);
     if (!plan || (plan->ends_elsewhere && plan->num_runs_elsewhere <= num_runs))
@@ -150,34 +150,34 @@ static const char *next_message(const char **at, hvdl_message *message)
     return payload;
 }
 
-static void take_message(hvdl_engine *e, const hvdl_message *message, const char *payload)
+static void on_message(hvdl_engine *e, const hvdl_message *message, const char *payload)
 {
     for (int i = 0; i < message->num_done; i++)
-        hvdl_take_done(e, message->done[i]);
+        hvdl_on_done(e, message->done[i]);
     if (message->clock > e->control->clock)
         e->control->clock = message->clock;
     switch (message->type) {
-    case HVDL_MSG_POSTED: hvdl_take_posted(e, message, payload); break;
+    case HVDL_MSG_POSTED: hvdl_on_posted(e, message, payload); break;
     case HVDL_MSG_START:
     case HVDL_MSG_RESULT:
-    case HVDL_MSG_FAILED: hvdl_take_answer(e, message, payload); break;
+    case HVDL_MSG_FAILED: hvdl_on_answer(e, message, payload); break;
     case HVDL_MSG_HOST_JOINED:
-        hvdl_take_joined(e, message->host, message->rank, message->clock);
+        hvdl_on_host_joined(e, message->host, message->rank, message->clock);
         break;
-    case HVDL_MSG_ALL_JOINED: hvdl_take_all_joined(e, message->host, message->rank); break;
-    case HVDL_MSG_FREE: hvdl_take_free(e, message->tag); break;
-    case HVDL_MSG_SHORT: hvdl_take_short(e, message->host); break;
-    case HVDL_MSG_ZERO: hvdl_take_zero(e, message); break;
-    case HVDL_MSG_RUN: hvdl_take_run(e, message->tag, message->run); break;
-    case HVDL_MSG_RUNS: take_runs(e, message->tag, message->run); break;
-    case HVDL_MSG_STALLED: hvdl_take_stalled(e, message->host, payload); break;
-    case HVDL_MSG_ASK: hvdl_take_ask(e, message->host, message->key, message->run); break;
+    case HVDL_MSG_ALL_JOINED: hvdl_on_all_joined(e, message->host, message->rank); break;
+    case HVDL_MSG_FREE: hvdl_on_free(e, message->tag); break;
+    case HVDL_MSG_SHORT: hvdl_on_short(e, message->host); break;
+    case HVDL_MSG_ZERO: hvdl_on_zero(e, message); break;
+    case HVDL_MSG_RUN: hvdl_on_run(e, message->tag, message->run); break;
+    case HVDL_MSG_RUNS: on_runs(e, message->tag, message->run); break;
+    case HVDL_MSG_STALLED: hvdl_on_stalled(e, message->host, payload); break;
+    case HVDL_MSG_ASK: hvdl_on_ask(e, message->host, message->key, message->run); break;
     case HVDL_MSG_STATUS:
-        hvdl_take_status(e, message->host, message->key, message->run, payload);
+        hvdl_on_status(e, message->host, message->key, message->run, payload);
         break;
-    case HVDL_MSG_GIVE_UP: hvdl_take_give_up(e, payload); break;
-    case HVDL_MSG_ORDER: hvdl_give_turn(e, message->host, message->key); break;
-    case HVDL_MSG_TURN: hvdl_take_turn(e, message->key, message->tag); break;
+    case HVDL_MSG_GIVE_UP: hvdl_on_give_up(e, payload); break;
+    case HVDL_MSG_ORDER: hvdl_on_order(e, message->host, message->key); break;
+    case HVDL_MSG_TURN: hvdl_on_turn(e, message->key, message->tag); break;
     case HVDL_MSG_LEFT:
         e->control->num_left += is_last(e, message);
         if (!message->clean || !hvdl_hold_leave(e, message->host, message->rank))
@@ -211,7 +211,7 @@ static bool receive(hvdl_engine *e, int host)
         hvdl_message message;
         const char *payload = next_message(&at, &message);
         last |= is_last(e, &message);
-        take_message(e, &message, payload);
+        on_message(e, &message, payload);
     }
     if (!last && !post_receive(e, host))
         hvdl_break_for_mpi(e);

@@ -145,14 +145,14 @@ void hvdl_announce_leave(hvdl_engine *engine, int rank, bool clean);
 
 /* ---- coordinator.c ---- */
 
-void hvdl_take_posted(hvdl_engine *engine, const hvdl_message *message, const void *payload);
-void hvdl_take_answer(hvdl_engine *engine, const hvdl_message *message, const void *payload);
+void hvdl_on_posted(hvdl_engine *engine, const hvdl_message *message, const void *payload);
+void hvdl_on_answer(hvdl_engine *engine, const hvdl_message *message, const void *payload);
 /* All hosts have posted it, or joined, or a tag is free for it: it is answered, or waits for a tag. */
 void hvdl_decide(hvdl_engine *engine, hvdl_agreement *agreement);
 /* Host 0: numbers an operation that stays on devices, for its coordinator. */
-void hvdl_give_turn(hvdl_engine *engine, int host, hvdl_key key);
+void hvdl_on_order(hvdl_engine *engine, int host, hvdl_key key);
 /* The coordinator: it has the number, and tells all. */
-void hvdl_take_turn(hvdl_engine *engine, hvdl_key key, int turn);
+void hvdl_on_turn(hvdl_engine *engine, hvdl_key key, int turn);
 /* Has the host posted it, and no answer been given yet? */
 bool hvdl_is_open(const hvdl_engine *engine, hvdl_key key, int host);
 /* Hosts have joined: what is complete now is decided. */
@@ -167,36 +167,35 @@ int hvdl_next_tag(hvdl_engine *engine, bool is_plan);
 /* Whether one more plan leaves numbers to other operations; if not, the text for it. */
 bool hvdl_has_tag_for_plan(const hvdl_engine *engine, char text[HVDL_TEXT_BYTES]);
 /* That coordinator is short of numbers. */
-void hvdl_take_short(hvdl_engine *engine, int host);
+void hvdl_on_short(hvdl_engine *engine, int host);
 /* How many coordinators there are, and how many numbers each has, for this MPI's largest tag. */
 hvdl_err hvdl_divide_tags(hvdl_engine *engine, int *num_numbers);
 /* A host is done with a tag of this coordinator. */
-void hvdl_take_done(hvdl_engine *engine, int number);
+void hvdl_on_done(hvdl_engine *engine, int number);
 /* All hosts have freed the plan with this tag. */
-void hvdl_take_free(hvdl_engine *engine, int tag);
+void hvdl_on_free(hvdl_engine *engine, int tag);
 
 /* ---- stall.c ---- */
 
 /* The coordinator has an answer: nobody waits any more. */
 void hvdl_stall_decided(hvdl_engine *engine, hvdl_key key);
-void hvdl_take_stalled(hvdl_engine *engine, int host, const void *payload);
-void hvdl_take_ask(hvdl_engine *engine, int host, hvdl_key key, uint64_t run);
-void hvdl_take_status(hvdl_engine *engine, int host, hvdl_key key, uint64_t run,
-                      const void *payload);
-void hvdl_take_give_up(hvdl_engine *engine, const char *text);
+void hvdl_on_stalled(hvdl_engine *engine, int host, const void *payload);
+void hvdl_on_ask(hvdl_engine *engine, int host, hvdl_key key, uint64_t run);
+void hvdl_on_status(hvdl_engine *engine, int host, hvdl_key key, uint64_t run, const void *payload);
+void hvdl_on_give_up(hvdl_engine *engine, const char *text);
 
 /* ---- join.c ---- */
 
-void hvdl_take_joined(hvdl_engine *engine, int host, int last, uint64_t clock);
+void hvdl_on_host_joined(hvdl_engine *engine, int host, int last, uint64_t clock);
 /* After a step of the control messages, while own_join is set: `heard` something in it. */
 void hvdl_tell_own_join(hvdl_engine *engine, bool heard);
-void hvdl_take_all_joined(hvdl_engine *engine, int host, int last);
+void hvdl_on_all_joined(hvdl_engine *engine, int host, int last);
 void hvdl_free_early_runs(hvdl_engine *engine);
 /* A rank of `host` leaves in good order. True: that is told after the end of the epoch. */
 bool hvdl_hold_leave(hvdl_engine *engine, int host, int rank);
 hvdl_plan *hvdl_plan_by_tag(const hvdl_engine *engine, int tag);
 /* All ranks of this host have joined, and the others do something. */
-void hvdl_take_zero(hvdl_engine *engine, const hvdl_message *message);
-void hvdl_take_run(hvdl_engine *engine, int tag, uint64_t run);
+void hvdl_on_zero(hvdl_engine *engine, const hvdl_message *message);
+void hvdl_on_run(hvdl_engine *engine, int tag, uint64_t run);
 
 #endif

@@ -23,7 +23,7 @@ typedef struct {
 
 /* ---- the leader: answers ---- */
 
-void hvdl_take_answer(hvdl_engine *e, const hvdl_message *head, const void *payload)
+void hvdl_on_answer(hvdl_engine *e, const hvdl_message *head, const void *payload)
 {
     static const int entry_types[] = {[HVDL_MSG_START] = HVDL_ENTRY_START,
                                       [HVDL_MSG_RESULT] = HVDL_ENTRY_RESULT,
@@ -50,7 +50,7 @@ static void answer(hvdl_engine *e, int host, hvdl_key key, int type, int tag, co
         return;
     }
     head.payload_bytes = (uint32_t)bytes;
-    hvdl_take_answer(e, &head, payload);
+    hvdl_on_answer(e, &head, payload);
 }
 
 /* ---- the coordinator ---- */
@@ -110,16 +110,16 @@ static size_t rows_to_host(hvdl_engine *e, const hvdl_agreement *agreement, int 
 
 /* Host 0 counts, and the coordinator tells all: whoever has heard of it may leave, and its leader's
  * word that it leaves must not come to a host before this. */
-void hvdl_give_turn(hvdl_engine *e, int host, hvdl_key key)
+void hvdl_on_order(hvdl_engine *e, int host, hvdl_key key)
 {
     hvdl_message head = {.type = HVDL_MSG_TURN, .key = key, .tag = e->control->next_turn++};
     if (host == e->host)
-        hvdl_take_turn(e, key, head.tag);
+        hvdl_on_turn(e, key, head.tag);
     else
         hvdl_send_message(e, host, &head, NULL, 0);
 }
 
-void hvdl_take_turn(hvdl_engine *e, hvdl_key key, int turn)
+void hvdl_on_turn(hvdl_engine *e, hvdl_key key, int turn)
 {
     for (int h = 0; h < e->config.num_hosts; h++)
         answer(e, h, key, HVDL_MSG_RESULT, turn, NULL, 0);
@@ -129,7 +129,7 @@ static void ask_for_turn(hvdl_engine *e, hvdl_key key)
 {
     hvdl_message head = {.type = HVDL_MSG_ORDER, .key = key};
     if (e->host == 0)
-        hvdl_give_turn(e, 0, key);
+        hvdl_on_order(e, 0, key);
     else
         hvdl_send_message(e, 0, &head, NULL, 0);
 }
@@ -143,7 +143,7 @@ static void call_joined_hosts(hvdl_engine *e, const hvdl_agreement *agreement, i
         if (agreement->hosts[h])
             continue;
         if (h == e->host)
-            hvdl_take_zero(e, &head);
+            hvdl_on_zero(e, &head);
         else
             hvdl_send_message(e, h, &head, NULL, 0);
     }
@@ -269,7 +269,7 @@ static bool is_complete(const hvdl_engine *e, hvdl_agreement *agreement)
     return true;
 }
 
-void hvdl_take_posted(hvdl_engine *e, const hvdl_message *head, const void *payload)
+void hvdl_on_posted(hvdl_engine *e, const hvdl_message *head, const void *payload)
 {
     if (e->gone && (e->broken || !head->internal)) {
         answer(e, head->host, head->key, HVDL_MSG_FAILED, 0, e->gone, strlen(e->gone) + 1);
@@ -393,7 +393,7 @@ void hvdl_control_posted(hvdl_engine *e, hvdl_meeting *meeting)
     meeting->coordinator = hvdl_coordinator_of(e, meeting->key);
     if (meeting->coordinator == e->host) {
         head.payload_bytes = (uint32_t)bytes;
-        hvdl_take_posted(e, &head, part);
+        hvdl_on_posted(e, &head, part);
     } else {
         hvdl_send_message(e, meeting->coordinator, &head, part, bytes);
     }

@@ -104,7 +104,7 @@ static void look_for_dead(hvdl_engine *e)
 /* Moves everything as far as it can go now. Returns whether anything moved. */
 bool hvdl_sweep(hvdl_engine *e)
 {
-    bool progressed = hvdl_take_queue(e);
+    bool progressed = hvdl_drain_queue(e);
     if (e->deferred)
         progressed |= hvdl_append_deferred(e);
     progressed |= hvdl_read_journal(e);

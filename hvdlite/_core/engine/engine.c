@@ -209,7 +209,7 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
     hvdl_shm_kick(&e->shm);
     pthread_mutex_lock(&e->driving);
     if (!e->broken) {
-        hvdl_take_queue(e);
+        hvdl_drain_queue(e);
         leave(e);
         if (linger && e->config.num_hosts > 1 && e->is_leader)
             linger_for_others(e);

@@ -97,7 +97,7 @@ const char *hvdl_operation_error(const hvdl_operation *operation);
  * stays on its device: the operation's turn. NULL otherwise. */
 const int64_t *hvdl_operation_rows(const hvdl_operation *operation, int *count);
 /* Allgather, alltoall: the result, which becomes the caller's to free(). Once. */
-void *hvdl_operation_take_output(hvdl_operation *operation);
+void *hvdl_operation_move_output(hvdl_operation *operation);
 const hvdl_desc *hvdl_operation_desc(const hvdl_operation *operation);
 
 /* The caller's last use of it. Returns the owner if the operation is done, else NULL: it comes back

@@ -180,7 +180,7 @@ void hvdl_read_all_joined(hvdl_engine *e, int last)
 /* ---- between hosts ---- */
 
 /* All ranks of this host have joined; the others do something. */
-void hvdl_take_zero(hvdl_engine *e, const hvdl_message *head)
+void hvdl_on_zero(hvdl_engine *e, const hvdl_message *head)
 {
     hvdl_post_body body = {head->key, head->variants.variants[0].desc};
     hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_ZERO, .arg = (uint64_t)head->tag}, &body,
@@ -277,7 +277,7 @@ hvdl_plan *hvdl_plan_by_tag(const hvdl_engine *e, int tag)
     return NULL;
 }
 
-void hvdl_take_run(hvdl_engine *e, int tag, uint64_t run)
+void hvdl_on_run(hvdl_engine *e, int tag, uint64_t run)
 {
     hvdl_plan *plan = hvdl_plan_by_tag(e, tag);
     if (plan) {
@@ -317,7 +317,7 @@ void hvdl_free_early_runs(hvdl_engine *e)
     }
 }
 
-void hvdl_take_all_joined(hvdl_engine *e, int host, int last)
+void hvdl_on_all_joined(hvdl_engine *e, int host, int last)
 {
     hvdl_control *control = e->control;
     control->heard[host]++;
@@ -348,7 +348,7 @@ static void tell_all(hvdl_engine *e, int type, int last)
         }
 }
 
-void hvdl_take_joined(hvdl_engine *e, int host, int last, uint64_t clock)
+void hvdl_on_host_joined(hvdl_engine *e, int host, int last, uint64_t clock)
 {
     hvdl_control *control = e->control;
     control->joins[host]++;
@@ -364,7 +364,7 @@ void hvdl_take_joined(hvdl_engine *e, int host, int last, uint64_t clock)
         return;
     control->num_told++;
     tell_all(e, HVDL_MSG_ALL_JOINED, control->latest_joined);
-    hvdl_take_all_joined(e, e->host, control->latest_joined);
+    hvdl_on_all_joined(e, e->host, control->latest_joined);
 }
 
 void hvdl_control_joined(hvdl_engine *e, int last)
@@ -386,5 +386,5 @@ void hvdl_tell_own_join(hvdl_engine *e, bool heard)
     uint64_t clock = ++control->clock;
     control->own_join = -1;
     tell_all(e, HVDL_MSG_HOST_JOINED, last);
-    hvdl_take_joined(e, e->host, last, clock);
+    hvdl_on_host_joined(e, e->host, last, clock);
 }

@@ -429,7 +429,7 @@ const hvdl_desc *hvdl_operation_desc(const hvdl_operation *op)
     return &op->desc;
 }
 
-void *hvdl_operation_take_output(hvdl_operation *op)
+void *hvdl_operation_move_output(hvdl_operation *op)
 {
     void *output = op->work;
     op->work = NULL;

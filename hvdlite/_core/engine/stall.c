@@ -78,7 +78,7 @@ static void make_due(hvdl_engine *e, int host, hvdl_late what, uint64_t id)
     e->due_last = due;
 }
 
-static hvdl_due *take_due(hvdl_engine *e)
+static hvdl_due *next_due(hvdl_engine *e)
 {
     hvdl_due *due = e->due;
     e->due = due->next;
@@ -105,7 +105,7 @@ static void free_inquiry(hvdl_engine *e, hvdl_inquiry *inquiry)
 void hvdl_stall_free(hvdl_engine *e)
 {
     while (e->due)
-        free(take_due(e));
+        free(next_due(e));
     free(e->survey);
     while (e->inquiries) {
         hvdl_inquiry *next = e->inquiries->next;
@@ -181,8 +181,8 @@ static void conclude(hvdl_engine *e, hvdl_inquiry *inquiry)
     give_up(e, text);
 }
 
-static void take_part(hvdl_engine *e, hvdl_inquiry *inquiry, int host,
-                      const hvdl_stall_part *answer)
+static void add_answer(hvdl_engine *e, hvdl_inquiry *inquiry, int host,
+                       const hvdl_stall_part *answer)
 {
     if (!inquiry->answered || inquiry->answered[host])
         return;
@@ -234,7 +234,7 @@ static void ask_next(hvdl_engine *e)
     }
 }
 
-void hvdl_take_stalled(hvdl_engine *e, int host, const void *payload)
+void hvdl_on_stalled(hvdl_engine *e, int host, const void *payload)
 {
     hvdl_late what;
     memcpy(&what, payload, sizeof what);
@@ -258,25 +258,25 @@ void hvdl_take_stalled(hvdl_engine *e, int host, const void *payload)
         ask_next(e);
 }
 
-void hvdl_take_ask(hvdl_engine *e, int host, hvdl_key key, uint64_t run)
+void hvdl_on_ask(hvdl_engine *e, int host, hvdl_key key, uint64_t run)
 {
     make_due(e, host, (hvdl_late){.key = key, .run = run}, 0);
 }
 
-void hvdl_take_status(hvdl_engine *e, int host, hvdl_key key, uint64_t run, const void *payload)
+void hvdl_on_status(hvdl_engine *e, int host, hvdl_key key, uint64_t run, const void *payload)
 {
     hvdl_stall_part answer;
     memcpy(&answer, payload, sizeof answer);
     for (hvdl_inquiry *inquiry = e->inquiries; inquiry; inquiry = inquiry->next) {
         if (is_about(&inquiry->what, key, run))
-            take_part(e, inquiry, host, &answer);
+            add_answer(e, inquiry, host, &answer);
         if (e->broken)
             return;
     }
     ask_next(e);
 }
 
-void hvdl_take_give_up(hvdl_engine *e, const char *text)
+void hvdl_on_give_up(hvdl_engine *e, const char *text)
 {
     give_up(e, text);
 }
@@ -293,7 +293,7 @@ static void tell(hvdl_engine *e, const hvdl_due *due)
     }
     hvdl_describe_host(e, &due->what, e->survey, &answer);
     if (due->host == e->host)
-        hvdl_take_status(e, e->host, message.key, message.run, &answer);
+        hvdl_on_status(e, e->host, message.key, message.run, &answer);
     else
         hvdl_send_message(e, due->host, &message, &answer, sizeof answer);
 }
@@ -317,7 +317,7 @@ static bool survey(hvdl_engine *e, bool *progressed)
 void hvdl_stall_tell(hvdl_engine *e, bool *progressed)
 {
     while (e->due && (e->broken || survey(e, progressed))) {
-        hvdl_due *due = take_due(e);
+        hvdl_due *due = next_due(e);
         if (!e->broken)
             tell(e, due);
         free(due);
@@ -346,7 +346,7 @@ void hvdl_read_reported(hvdl_engine *e, const hvdl_entry *entry)
     /* One host decides that all fails, as the text must be the same for everybody. */
     int coordinator = what.gives_up ? 0 : hvdl_coordinator_of(e, what.key);
     if (coordinator == e->host) {
-        hvdl_take_stalled(e, e->host, &what);
+        hvdl_on_stalled(e, e->host, &what);
         return;
     }
     hvdl_message message = {.type = HVDL_MSG_STALLED, .key = what.key};

@@ -310,7 +310,7 @@ typedef struct {
 void hvdl_announce(hvdl_engine *engine, hvdl_entry head, const void *body, size_t bytes);
 /* Each returns whether it did anything. */
 bool hvdl_append_deferred(hvdl_engine *engine);
-bool hvdl_take_queue(hvdl_engine *engine);
+bool hvdl_drain_queue(hvdl_engine *engine);
 bool hvdl_read_journal(hvdl_engine *engine);
 /* The making of a plan has ended; error NULL: well. */
 void hvdl_plan_made(hvdl_engine *engine, hvdl_plan *plan, const char *error);

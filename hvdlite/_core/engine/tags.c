@@ -46,7 +46,7 @@ static void send_notes(hvdl_engine *e, int host)
     hvdl_send_message(e, host, &head, NULL, 0);
 }
 
-void hvdl_take_short(hvdl_engine *e, int host)
+void hvdl_on_short(hvdl_engine *e, int host)
 {
     if (e->control->has_left)
         return; /* nothing runs here any more */
@@ -81,7 +81,7 @@ int hvdl_next_tag(hvdl_engine *e, bool is_plan)
     return tag_of(e, number);
 }
 
-void hvdl_take_free(hvdl_engine *e, int tag)
+void hvdl_on_free(hvdl_engine *e, int tag)
 {
     const hvdl_plan *plan = hvdl_plan_by_tag(e, tag);
     if (plan)
@@ -99,10 +99,10 @@ static void free_plan(hvdl_engine *e, int number)
             hvdl_message head = {.type = HVDL_MSG_FREE, .tag = tag};
             hvdl_send_message(e, h, &head, NULL, 0);
         }
-    hvdl_take_free(e, tag);
+    hvdl_on_free(e, tag);
 }
 
-void hvdl_take_done(hvdl_engine *e, int number)
+void hvdl_on_done(hvdl_engine *e, int number)
 {
     hvdl_control *control = e->control;
     if (++control->num_done[number] < e->config.num_hosts)
@@ -126,7 +126,7 @@ void hvdl_control_tag_done(hvdl_engine *e, int tag)
     int id = (tag - HVDL_TAG_FIRST) / HVDL_TAGS_PER_ID;
     int host = id / control->num_numbers, number = id % control->num_numbers;
     if (host == e->host) {
-        hvdl_take_done(e, number);
+        hvdl_on_done(e, number);
         return;
     }
     hvdl_done_notes *notes = &control->notes[host];

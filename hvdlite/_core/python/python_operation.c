@@ -212,7 +212,7 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
     managed->shape[0] = num_rows;
     for (Py_ssize_t i = 1; i < ndim; i++)
         managed->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(self->shape, i));
-    managed->tensor.data = hvdl_operation_take_output(operation);
+    managed->tensor.data = hvdl_operation_move_output(operation);
     managed->tensor.device.device_type = DL_CPU;
     managed->tensor.ndim = (int32_t)ndim;
     managed->tensor.dtype.code = codes[desc->dtype];
