@@ -18,7 +18,7 @@ static void announce_both(hvdl_engine *e, const hvdl_operation *op, hvdl_entry h
     }
     hvdl_deferred *entry = malloc(sizeof *entry + bytes + more_bytes);
     if (!entry) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     *entry = (hvdl_deferred){.head = head, .body_bytes = bytes + more_bytes};
@@ -47,7 +47,7 @@ bool hvdl_append_deferred(hvdl_engine *e)
         hvdl_deferred *entry = e->deferred;
         if (hvdl_journal_append(&e->shm, entry->head, entry->body, entry->body_bytes, NULL, 0))
             break;
-        if (entry->posts.activity && !e->broken)
+        if (entry->posts.activity && !e->failure.broken)
             hvdl_note_activity(e, entry->posts);
         e->deferred = entry->next;
         free(entry);
@@ -119,14 +119,12 @@ bool hvdl_drain_queue(hvdl_engine *e)
     e->released_plans = NULL;
     atomic_store(&e->queued, false);
     pthread_mutex_unlock(&e->queue_lock);
-    bool was_broken = e->broken;
-    /* A break ends all of them: those not looked at yet are gone, too. */
-    for (; op && e->broken == was_broken; op = next_op) {
+    for (; op; op = next_op) {
         next_op = op->next;
         op->next = NULL;
         hvdl_record(e, op, HVDL_POSTED, op->posted_ns);
-        if (hvdl_is_doomed(e, op))
-            hvdl_finish(e, op, e->gone);
+        if (hvdl_refuses(e, op->internal))
+            hvdl_finish(e, op, e->failure.text);
         else if (op->desc.kind == HVDL_JOIN)
             announce_join(e, op);
         else if (!op->plan || op->desc.kind == HVDL_PLAN)

@@ -73,12 +73,11 @@ void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *message, const vo
                        size_t payload_bytes)
 {
     size_t bytes = padded(head_bytes(message)), more = padded(payload_bytes);
-    bool was_broken = e->broken;
+    if (e->control->has_left)
+        return; /* the others receive nothing more from this leader */
     hvdl_packet *packet = packet_for(e, host, bytes + more);
-    if (e->broken != was_broken)
-        return; /* the payload may have gone with its operation */
     if (!packet) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     message->host = e->host;
@@ -207,7 +206,7 @@ static bool receive(hvdl_engine *e, int host)
     bool last = false;
     memcpy(&num_messages, at, sizeof num_messages);
     at += sizeof num_messages;
-    for (uint64_t i = 0; i < num_messages && !e->broken; i++) {
+    for (uint64_t i = 0; i < num_messages; i++) {
         hvdl_message message;
         const char *payload = next_message(&at, &message);
         last |= is_last(e, &message);
@@ -221,7 +220,7 @@ static bool receive(hvdl_engine *e, int host)
 static bool receive_all(hvdl_engine *e)
 {
     bool any = false;
-    for (int h = 0; h < e->config.num_hosts && !e->broken; h++)
+    for (int h = 0; h < e->config.num_hosts; h++)
         any |= receive(e, h);
     return any;
 }
@@ -230,11 +229,11 @@ void hvdl_control_step(hvdl_engine *e, bool *progressed)
 {
     if (e->control->sendings)
         *progressed |= free_sent(e);
-    if (!e->is_leader)
+    if (!e->is_leader || e->failure.broken)
         return;
     bool heard = receive_all(e);
     *progressed |= heard || e->control->own_join >= 0;
-    if (e->control->own_join >= 0 && !e->broken)
+    if (e->control->own_join >= 0)
         hvdl_tell_own_join(e, heard);
 }
 
@@ -251,7 +250,7 @@ static void tell_runs(hvdl_engine *e)
     for (size_t i = 0; i < e->plans.num_slots; i++)
         for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
             const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
-            for (int h = 0; h < e->config.num_hosts && !e->broken; h++) {
+            for (int h = 0; h < e->config.num_hosts; h++) {
                 hvdl_message head = {
                     .type = HVDL_MSG_RUNS, .tag = plan->tag, .run = plan->num_runs};
                 if (h != e->host)
@@ -276,7 +275,6 @@ void hvdl_control_leave(hvdl_engine *e, int rank, bool clean)
 {
     if (!e->is_leader || e->control->has_left)
         return;
-    e->control->has_left = !clean || rank == e->config.rank;
     if (clean && !e->control->has_told_runs)
         tell_runs(e);
     for (int h = 0; h < e->config.num_hosts; h++)
@@ -284,6 +282,7 @@ void hvdl_control_leave(hvdl_engine *e, int rank, bool clean)
             hvdl_message head = {.type = HVDL_MSG_LEFT, .rank = rank, .clean = clean};
             hvdl_send_message(e, h, &head, NULL, 0);
         }
+    e->control->has_left = !clean || rank == e->config.rank;
     hvdl_control_flush(e);
 }
 

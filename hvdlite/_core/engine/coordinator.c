@@ -271,8 +271,9 @@ static bool is_complete(const hvdl_engine *e, hvdl_agreement *agreement)
 
 void hvdl_on_posted(hvdl_engine *e, const hvdl_message *head, const void *payload)
 {
-    if (e->gone && (e->broken || !head->internal)) {
-        answer(e, head->host, head->key, HVDL_MSG_FAILED, 0, e->gone, strlen(e->gone) + 1);
+    if (hvdl_refuses(e, head->internal)) {
+        answer(e, head->host, head->key, HVDL_MSG_FAILED, 0, e->failure.text,
+               strlen(e->failure.text) + 1);
         return;
     }
     hvdl_agreement *agreement = agreement_of(e, head->key, head->epoch);
@@ -284,7 +285,7 @@ void hvdl_on_posted(hvdl_engine *e, const hvdl_message *head, const void *payloa
     }
     if (!agreement || keep_part(e, agreement, head->host, &head->variants.variants[0].desc, payload,
                                 head->payload_bytes)) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     agreement->hosts[head->host] = true;
@@ -333,10 +334,11 @@ void hvdl_control_fail_open(hvdl_engine *e)
         for (hvdl_node *node = open->slots[i], *next; node; node = next) {
             hvdl_agreement *agreement = HVDL_CONTAINER(node, hvdl_agreement, by_key);
             next = node->next;
-            if (agreement->internal && !e->broken)
+            if (!hvdl_refuses(e, agreement->internal))
                 continue; /* what is matched is ended */
             hvdl_table_remove(open, &agreement->by_key);
-            answer_all(e, agreement, HVDL_MSG_FAILED, 0, e->gone, strlen(e->gone) + 1);
+            answer_all(e, agreement, HVDL_MSG_FAILED, 0, e->failure.text,
+                       strlen(e->failure.text) + 1);
         }
 }
 
@@ -378,7 +380,7 @@ void hvdl_control_posted(hvdl_engine *e, hvdl_meeting *meeting)
     asked *question = calloc(1, sizeof *question);
     if (!question || hvdl_table_insert(&e->control->asked, &question->by_key, meeting->key.lo)) {
         free(question);
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     question->key = meeting->key;

@@ -1,105 +1,23 @@
 /* Driving the engine: moving everything as far as it goes, waiting without holding a core, the progress
- * thread and the callers that wait, and failing everything when that is all that is left. */
+ * thread and the callers that wait. */
 #define _GNU_SOURCE
 #include <sched.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "engine/state.h"
 #include "net/streams.h"
 
-/* ---- failing everything ---- */
-
-/* One that is in flight, or NULL. *slot: where in the table to look on, so that all are found in one
- * round, and what is posted meanwhile in the next. */
-static hvdl_operation *any_in_flight(hvdl_engine *e, size_t *slot)
-{
-    const hvdl_table *table = &e->in_flight;
-    pthread_mutex_lock(&e->queue_lock);
-    e->queue_first = e->queue_last = NULL; /* what is queued is in flight, and ends here too */
-    while (table->count && (*slot >= table->num_slots || !table->slots[*slot]))
-        *slot = *slot < table->num_slots ? *slot + 1 : 0;
-    hvdl_node *node = table->count ? table->slots[*slot] : NULL;
-    pthread_mutex_unlock(&e->queue_lock);
-    return node ? HVDL_CONTAINER(node, hvdl_operation, by_key) : NULL;
-}
-
-void hvdl_fail_all(hvdl_engine *e, const char *text)
-{
-    size_t slot = 0;
-    hvdl_operation *op;
-    hvdl_abandon_all(e);
-    e->announced = NULL;
-    while ((op = any_in_flight(e, &slot))) {
-        if (op->plan && op->plan->waiting == op) {
-            op->plan->waiting = NULL;
-            e->num_waiting_runs--;
-        }
-        hvdl_finish(e, op, text);
-    }
-}
-
-static void break_with(hvdl_engine *e, const char *text)
-{
-    free(e->gone);
-    e->gone = strdup(text);
-    e->broken = true;
-}
-
-void hvdl_break_all(hvdl_engine *e, const char *text)
-{
-    if (e->broken)
-        return;
-    break_with(e, text);
-    hvdl_fail_all(e, text);
-}
-
-void hvdl_break(hvdl_engine *e, const char *format, ...)
-{
-    if (e->broken)
-        return;
-    char text[HVDL_TEXT_BYTES];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    break_with(e, text);
-    /* The others wait for this rank: they must hear of it, since its process lives on. */
-    atomic_store(&e->shm.control->ranks[e->local].left, HVDL_LEFT_BROKEN + (uint32_t)e->culprit);
-    hvdl_shm_ring(&e->shm);
-    if (e->config.num_hosts > 1 && e->control)
-        hvdl_control_leave(e, e->culprit, false);
-    hvdl_fail_all(e, text);
-}
-
-void hvdl_break_for_mpi(hvdl_engine *e)
-{
-    hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
-               e->name_of[e->config.rank]);
-}
-
-static void look_for_dead(hvdl_engine *e)
-{
-    if (e->local_size == 1)
-        return;
-    int dead = hvdl_shm_find_dead(&e->shm);
-    if (dead >= 0 && !e->broken) {
-        e->culprit = hvdl_rank_of_local(e, dead);
-        hvdl_break(e, "rank %d on %s has died", hvdl_world_rank(e, hvdl_rank_of_local(e, dead)),
-                   e->config.host_names[e->host]);
-    }
-    for (int r = 0; r < e->local_size && !e->broken; r++) {
-        uint32_t left = atomic_load(&e->shm.control->ranks[r].left);
-        if (left < HVDL_LEFT_BROKEN)
-            continue;
-        hvdl_break_for(e, (int)(left - HVDL_LEFT_BROKEN));
-    }
-}
-
 /* ---- driving ---- */
 
 #define SWEEPS_BETWEEN_STALL_LOOKS 4096 /* where it never sleeps */
+
+/* What a sweep does not see: ranks of this host that died or were broken, and what is late. */
+static void look_around(hvdl_engine *e, bool for_dead)
+{
+    if (for_dead)
+        hvdl_look_for_dead(e);
+    hvdl_stall_look(e);
+    hvdl_end_broken(e);
+}
 
 /* Moves everything as far as it can go now. Returns whether anything moved. */
 bool hvdl_sweep(hvdl_engine *e)
@@ -129,6 +47,8 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_control_flush(e);
         busy |= hvdl_control_busy(e) || e->num_asking;
     }
+    if (e->failure.broken)
+        hvdl_end_broken(e);
     atomic_store_explicit(&e->busy, busy, memory_order_relaxed);
     if (progressed) {
         e->idle_looks = 0;
@@ -207,9 +127,7 @@ void hvdl_pause(hvdl_engine *e, bool (*wanted)(hvdl_engine *))
         e->idle_looks = looks;
     }
     hvdl_shm_sleep_done(&e->shm);
-    hvdl_stall_look(e);
-    if (pause >= LONGEST_PAUSE_NS || looks % LOOKS_BETWEEN_HEALTH_CHECKS == 0)
-        look_for_dead(e);
+    look_around(e, pause >= LONGEST_PAUSE_NS || looks % LOOKS_BETWEEN_HEALTH_CHECKS == 0);
 }
 
 static bool stopping(hvdl_engine *e)
@@ -270,8 +188,7 @@ void *hvdl_progress_main(void *argument)
             atomic_store(&e->thread_idle, false);
             if (!thread_unwanted(e) && !has_work(e) && !pthread_mutex_trylock(&e->driving)) {
                 serve_others(e);
-                look_for_dead(e);
-                hvdl_stall_look(e);
+                look_around(e, true);
                 stop_driving(e);
             }
             continue;
@@ -339,8 +256,7 @@ void hvdl_engine_poll(hvdl_engine *e)
         return;
     /* The lock shows what close did: it stops, then takes down what a sweep needs. */
     if (!stopping(e) && !hvdl_sweep_twice(e)) {
-        look_for_dead(e);
-        hvdl_stall_look(e);
+        look_around(e, true);
     }
     stop_driving(e);
 }

@@ -44,7 +44,6 @@ static hvdl_err set_geometry(hvdl_engine *e, const hvdl_engine_config *config)
 {
     size_t ranks = (size_t)config->num_ranks, hosts = (size_t)config->num_hosts;
     e->config = *config;
-    e->culprit = config->rank;
     e->host_sizes = copy_of(config->host_sizes, hosts * sizeof(int));
     e->members = copy_of(config->members, ranks * sizeof(int));
     e->world_ranks = copy_of(config->world_ranks, ranks * sizeof(int));
@@ -163,12 +162,13 @@ static void leave(hvdl_engine *e)
                   NULL, 0);
     hvdl_sweep(e);
     /* What is matched needs this rank: it ends that first. */
-    while ((e->deferred || e->meetings_by_id.count || e->exchanges) && !e->broken &&
+    while ((e->deferred || e->meetings_by_id.count || e->exchanges) && !e->failure.broken &&
            hvdl_now_ns() < deadline)
         if (!hvdl_sweep(e))
             hvdl_pause(e, hvdl_nobody);
     bool clean = !e->meetings_by_id.count && !e->exchanges && !e->deferred;
-    atomic_store(&self->left, clean ? 1 : HVDL_LEFT_BROKEN + (uint32_t)e->config.rank);
+    if (!atomic_load(&self->left)) /* else the others know of worse */
+        atomic_store(&self->left, clean ? 1 : HVDL_LEFT_BROKEN + (uint32_t)e->config.rank);
     /* The journal need not wait for this rank any more. */
     atomic_store(&self->cursor, UINT64_MAX - 2 * e->shm.ring_bytes);
     if (e->config.num_hosts > 1)
@@ -180,7 +180,7 @@ static void leave(hvdl_engine *e)
 static void linger_for_others(hvdl_engine *e)
 {
     struct timespec pause = {0, 100000};
-    while (!e->broken && !hvdl_control_all_left(e)) {
+    while (!e->failure.broken && !hvdl_control_all_left(e)) {
         if (hvdl_sweep_twice(e))
             continue;
         nanosleep(&pause, NULL);
@@ -208,16 +208,17 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
         return;
     hvdl_shm_kick(&e->shm);
     pthread_mutex_lock(&e->driving);
-    if (!e->broken) {
+    if (!e->failure.broken) {
         hvdl_drain_queue(e);
         leave(e);
         if (linger && e->config.num_hosts > 1 && e->is_leader)
             linger_for_others(e);
+        hvdl_end_broken(e);
     }
     char text[HVDL_TEXT_BYTES];
     snprintf(text, sizeof text, "rank %d called shutdown before the operation had ended",
              hvdl_own_number(e));
-    e->broken = true;
+    hvdl_break_on_all(e, text);
     hvdl_fail_all(e, text);
     hvdl_plans_end(e);
     hvdl_control_destroy(e);
@@ -255,7 +256,6 @@ void hvdl_engine_free(hvdl_engine *e)
     free(e->in_flight.slots);
     hvdl_stall_free(e);
     free(e->dead_owners);
-    free(e->gone);
     pthread_mutex_destroy(&e->queue_lock);
     pthread_mutex_destroy(&e->driving);
     pthread_mutex_destroy(&e->events_lock);

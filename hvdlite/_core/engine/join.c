@@ -135,7 +135,7 @@ static void finish_join(hvdl_engine *e)
     hvdl_set_state(e, op, HVDL_MATCHED);
     hvdl_set_state(e, op, HVDL_RUNNING);
     if (hvdl_say_number(op, last))
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
     else
         hvdl_finish(e, op, NULL);
 }
@@ -163,7 +163,7 @@ void hvdl_read_join(hvdl_engine *e, int local)
     e->joined[local] = true;
     e->num_joined++;
     hvdl_complete_meetings(e);
-    if (e->broken || e->num_joined < e->local_size)
+    if (e->num_joined < e->local_size)
         return;
     int last = hvdl_rank_of_local(e, local);
     if (e->config.num_hosts == 1)
@@ -228,8 +228,6 @@ static void send_runs_under_way(hvdl_engine *e, int host)
             const hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_id);
             if (meeting->plan && e->control->joins[host] > meeting->epoch)
                 send_run(e, host, meeting->plan);
-            if (e->broken)
-                return; /* the meetings are gone */
         }
 }
 
@@ -244,8 +242,7 @@ void hvdl_control_run(hvdl_engine *e, const hvdl_plan *plan)
  * may be a run ahead of this one, whose ranks do not start its runs themselves. */
 void hvdl_next_zero_run(hvdl_engine *e, hvdl_plan *plan)
 {
-    if (e->broken || plan->num_known_runs <= plan->num_runs || plan->num_active ||
-        plan->zero_run_announced)
+    if (plan->num_known_runs <= plan->num_runs || plan->num_active || plan->zero_run_announced)
         return;
     plan->num_runs++;
     plan->zero_run_announced = true;
@@ -287,7 +284,7 @@ void hvdl_on_run(hvdl_engine *e, int tag, uint64_t run)
     /* The coordinator's word that the plan is made is still on its way here. */
     hvdl_early_run *early = malloc(sizeof *early);
     if (!early) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     *early = (hvdl_early_run){e->control->early_runs, tag, run};

@@ -164,6 +164,8 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
 {
     hvdl_meeting *meeting = op->meeting;
     hvdl_operation *parent = op->parent;
+    if (e->failure.broken && !text)
+        text = e->failure.text; /* nothing succeeds any more, however far it came in this sweep */
     if (e->inquiries)
         hvdl_stall_ended(e, op);
     if (op->child)
@@ -212,17 +214,13 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
         hvdl_plan_note_release(e, plan);
     if (makes_plan)
         hvdl_plan_made(e, plan, text);
-    if (counted) {
-        plan->num_active--;
-        if (e->is_leader && e->config.num_hosts > 1)
-            hvdl_next_zero_run(e, plan);
-        hvdl_plan_settle(e, plan);
-    }
+    if (counted)
+        hvdl_plan_run_ended(e, plan);
     if (zeros)
         hvdl_zero_operation_ended(e);
     hvdl_wake_waiting(e);
     if (err)
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
 }
 
 hvdl_err hvdl_say_number(hvdl_operation *op, int64_t number)

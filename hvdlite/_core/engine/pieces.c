@@ -27,8 +27,7 @@ static void start_exchange(hvdl_engine *e, hvdl_operation *op, uint64_t k)
     hvdl_running_exchange *running = calloc(1, sizeof *running);
     if (!running || hvdl_make_exchange(e, op, k, &running->exchange)) {
         free(running);
-        hvdl_break(e, "rank %d is out of memory in %s '%s'", hvdl_own_number(e),
-                   hvdl_kind_name(op->desc.kind), op->name);
+        hvdl_out_of_memory_in(e, op);
         return;
     }
     running->operation = op;
@@ -62,8 +61,6 @@ void hvdl_step_exchanges(hvdl_engine *e, bool *progressed)
         announce_ready(e, running->operation, running->piece);
         free(running);
         *progressed = true;
-        if (e->broken)
-            return; /* they are gone */
     }
 }
 
@@ -105,8 +102,7 @@ static bool schedule(hvdl_engine *e, hvdl_operation *op, uint64_t k, int phase)
 {
     hvdl_pass *pass;
     if (hvdl_make_pass(e, op, k, phase, &pass)) {
-        hvdl_break(e, "rank %d is out of memory in %s '%s'", hvdl_own_number(e),
-                   hvdl_kind_name(op->desc.kind), op->name);
+        hvdl_out_of_memory_in(e, op);
         return true;
     }
     if (!pass)
@@ -132,8 +128,6 @@ static void offer_next(hvdl_engine *e, hvdl_operation *op)
         op->announced_pieces++;
         hvdl_entry head = {.type = HVDL_ENTRY_NEXT, .id = op->meeting->id, .arg = k};
         hvdl_announce(e, head, NULL, 0);
-        if (e->broken)
-            return;
     }
 }
 
@@ -188,8 +182,6 @@ static void complete(hvdl_engine *e, hvdl_operation *op)
 {
     if (e->config.num_hosts > 1 && e->is_leader && !op->plan)
         hvdl_control_tag_done(e, op->tag);
-    if (e->broken)
-        return;
     if (hvdl_settle_result(e, op)) {
         break_for_memory(e, op);
         return;
@@ -211,8 +203,6 @@ static void piece_done(hvdl_engine *e, hvdl_operation *op, uint64_t k)
     if (op->exchange_waits && op->finished_pieces == op->num_gathering) {
         op->exchange_waits = false;
         start_exchange(e, op, op->num_gathering);
-        if (e->broken)
-            return;
     }
     if (op->finished_pieces == op->num_pieces)
         complete(e, op);

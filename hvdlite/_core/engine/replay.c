@@ -59,14 +59,13 @@ static void make_plan(hvdl_engine *e, hvdl_operation *op, uint64_t id, int tag)
     plan->id = id;
     plan->tag = tag;
     if (hvdl_table_insert(&e->plans, &plan->by_id, id)) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     plan->ready = true;
     if (e->is_leader && e->config.num_hosts > 1)
         hvdl_control_plan_made(e, plan);
-    if (!e->broken)
-        hvdl_finish(e, op, NULL);
+    hvdl_finish(e, op, NULL);
 }
 
 static bool can_take_part(const hvdl_meeting *meeting)
@@ -82,7 +81,7 @@ static hvdl_operation *take_part_with_zeros(hvdl_engine *e, hvdl_meeting *meetin
         meeting->plan ? &meeting->plan->posting.desc : &meeting->variants.variants[0].desc;
     hvdl_operation *op = hvdl_zero_operation(e, meeting->key, desc);
     if (!op) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return NULL;
     }
     op->plan = meeting->plan;
@@ -125,7 +124,7 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
         hvdl_table_remove(&e->meetings, &meeting->by_key);
     meeting->collecting = false;
     meeting->epoch = e->epoch;
-    if (!op && e->joined[e->local] && !e->gone) {
+    if (!op && e->joined[e->local] && !*e->failure.text) {
         if (can_take_part(meeting))
             op = take_part_with_zeros(e, meeting);
         else if (e->is_leader && e->config.num_hosts > 1)
@@ -138,13 +137,11 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
     if (hvdl_table_insert(&e->meetings_by_id, &meeting->by_id, meeting->id)) {
         op->meeting = NULL;
         hvdl_meeting_free(meeting);
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     if (meeting->plan)
         count_run(e, meeting->plan, op);
-    if (e->broken)
-        return; /* the operation and its meeting are gone */
     if (e->config.num_hosts > 1 && !meeting->plan) {
         if (e->is_leader)
             hvdl_control_posted(e, meeting);
@@ -182,8 +179,8 @@ static void meeting_joined(hvdl_engine *e, hvdl_meeting *meeting, hvdl_operation
     if (own) {
         meeting->operation = own;
         own->meeting = meeting;
-        if (hvdl_is_doomed(e, own))
-            hvdl_finish(e, own, e->gone);
+        if (hvdl_refuses(e, own->internal))
+            hvdl_finish(e, own, e->failure.text);
     }
     if (hvdl_meeting_complete(e, meeting))
         meeting_full(e, meeting);
@@ -199,7 +196,7 @@ static void read_post(hvdl_engine *e, const hvdl_entry *entry)
         meeting = new_meeting(e, entry->position);
         if (!meeting || hvdl_table_insert(&e->meetings, &meeting->by_key, body.key.lo)) {
             free(meeting);
-            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+            hvdl_out_of_memory(e);
             return;
         }
         meeting->key = body.key;
@@ -215,7 +212,7 @@ static void read_post(hvdl_engine *e, const hvdl_entry *entry)
     count_posted(meeting, entry->from);
     if (hvdl_keep_payload(e, meeting, entry, own, &body.desc, payload,
                           entry->body_bytes - sizeof body)) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     meeting_joined(e, meeting, own);
@@ -229,7 +226,7 @@ static void read_run(hvdl_engine *e, const hvdl_entry *entry)
     if (!plan->collecting) {
         plan->collecting = new_meeting(e, entry->position);
         if (!plan->collecting) {
-            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+            hvdl_out_of_memory(e);
             return;
         }
         plan->collecting->plan = plan;
@@ -240,7 +237,7 @@ static void read_run(hvdl_engine *e, const hvdl_entry *entry)
     count_posted(plan->collecting, entry->from);
     if (hvdl_keep_payload(e, plan->collecting, entry, own, &plan->posting.desc,
                           hvdl_entry_body(entry), entry->body_bytes)) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     meeting_joined(e, plan->collecting, own);
@@ -264,7 +261,7 @@ static void read_result(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *en
     hvdl_set_state(e, op, HVDL_RUNNING);
     if (desc->place == HVDL_ORDERED) {
         if (hvdl_say_number(op, (int64_t)entry->arg)) {
-            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+            hvdl_out_of_memory(e);
             return;
         }
     } else if (entry->body_bytes) {
@@ -276,27 +273,10 @@ static void read_result(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *en
     hvdl_finish(e, op, NULL);
 }
 
-static void read_release(hvdl_engine *e, uint64_t id)
+/* A run has ended here, or a local rank has freed it: is it of any more use? */
+static void settle_plan(hvdl_engine *e, hvdl_plan *plan)
 {
-    hvdl_plan *plan = plan_by_id(e, id);
-    if (!plan)
-        return;
-    plan->num_released++;
-    hvdl_plan_settle(e, plan);
-}
-
-static void read_free(hvdl_engine *e, uint64_t id)
-{
-    hvdl_plan *plan = plan_by_id(e, id);
-    if (!plan)
-        return;
-    hvdl_table_remove(&e->plans, &plan->by_id);
-    hvdl_plan_free(e, plan);
-}
-
-void hvdl_plan_settle(hvdl_engine *e, hvdl_plan *plan)
-{
-    if (plan->num_released < e->local_size || plan->num_active || plan->given_back || e->broken)
+    if (plan->num_released < e->local_size || plan->num_active || plan->given_back)
         return;
     plan->given_back = true;
     if (e->config.num_hosts == 1) {
@@ -310,6 +290,34 @@ void hvdl_plan_settle(hvdl_engine *e, hvdl_plan *plan)
         hvdl_control_tag_done(e, plan->tag);
 }
 
+void hvdl_plan_run_ended(hvdl_engine *e, hvdl_plan *plan)
+{
+    plan->num_active--;
+    if (e->failure.broken)
+        return; /* it goes when the engine does */
+    if (e->is_leader && e->config.num_hosts > 1)
+        hvdl_next_zero_run(e, plan);
+    settle_plan(e, plan);
+}
+
+static void read_release(hvdl_engine *e, uint64_t id)
+{
+    hvdl_plan *plan = plan_by_id(e, id);
+    if (!plan)
+        return;
+    plan->num_released++;
+    settle_plan(e, plan);
+}
+
+static void read_free(hvdl_engine *e, uint64_t id)
+{
+    hvdl_plan *plan = plan_by_id(e, id);
+    if (!plan)
+        return;
+    hvdl_table_remove(&e->plans, &plan->by_id);
+    hvdl_plan_free(e, plan);
+}
+
 /* The others' operation: all ranks of this host have joined. */
 static void begin_with_zeros(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_desc *desc, int tag)
 {
@@ -320,7 +328,8 @@ static void begin_with_zeros(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_d
         zeros.prescale = 1.0;
     hvdl_operation *op = meeting ? hvdl_zero_operation(e, meeting->key, &zeros) : NULL;
     if (!op || hvdl_table_insert(&e->meetings_by_id, &meeting->by_id, meeting->id)) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        free(meeting);
+        hvdl_out_of_memory(e);
         return;
     }
     meeting->collecting = false;
@@ -367,7 +376,7 @@ void hvdl_complete_meetings(hvdl_engine *e)
     size_t room = e->meetings.count + e->plans.count, count = 0;
     hvdl_meeting **complete = malloc((room + 1) * sizeof *complete);
     if (!complete) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     for (size_t i = 0; i < e->meetings.num_slots; i++)
@@ -382,7 +391,7 @@ void hvdl_complete_meetings(hvdl_engine *e)
             if (meeting && hvdl_meeting_complete(e, meeting))
                 complete[count++] = meeting;
         }
-    for (size_t i = 0; i < count && !e->broken; i++)
+    for (size_t i = 0; i < count; i++)
         meeting_full(e, complete[i]);
     free(complete);
 }
@@ -390,8 +399,8 @@ void hvdl_complete_meetings(hvdl_engine *e)
 static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
 {
     hvdl_operation *op = NULL;
-    if (e->broken)
-        return;
+    if (e->failure.broken)
+        return; /* what is left of it is in vain */
     switch (entry->type) {
     case HVDL_ENTRY_POST: read_post(e, entry); return;
     case HVDL_ENTRY_RUN: read_run(e, entry); return;
@@ -402,7 +411,7 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     case HVDL_ENTRY_ZERO: read_zero(e, entry); return;
     case HVDL_ENTRY_ZERO_RUN: read_zero_run(e, entry); return;
     case HVDL_ENTRY_REPORTED: hvdl_read_reported(e, entry); return;
-    case HVDL_ENTRY_GIVE_UP: hvdl_break_all(e, hvdl_entry_body(entry)); return;
+    case HVDL_ENTRY_GIVE_UP: hvdl_break_on_all(e, hvdl_entry_body(entry)); return;
     case HVDL_ENTRY_LEAVE: hvdl_read_leave(e, (int)entry->id, entry->arg); return;
     default: break;
     }

@@ -102,16 +102,21 @@ static void free_inquiry(hvdl_engine *e, hvdl_inquiry *inquiry)
     free(inquiry);
 }
 
-void hvdl_stall_free(hvdl_engine *e)
+void hvdl_stall_end(hvdl_engine *e)
 {
     while (e->due)
         free(next_due(e));
-    free(e->survey);
     while (e->inquiries) {
         hvdl_inquiry *next = e->inquiries->next;
         free_inquiry(e, e->inquiries);
         e->inquiries = next;
     }
+}
+
+void hvdl_stall_free(hvdl_engine *e)
+{
+    hvdl_stall_end(e);
+    free(e->survey);
 }
 
 static bool is_about(const hvdl_late *what, hvdl_key key, uint64_t run)
@@ -216,8 +221,6 @@ static void ask(hvdl_engine *e, hvdl_inquiry *inquiry)
             message.key = inquiry->what.key;
             message.run = inquiry->what.run;
             hvdl_send_message(e, h, &message, NULL, 0);
-            if (e->broken)
-                return; /* the inquiry may have gone with its operation */
         }
     make_due(e, e->host, inquiry->what, 0);
 }
@@ -229,8 +232,6 @@ static void ask_next(hvdl_engine *e)
          inquiry = inquiry->next) {
         if (!inquiry->begun_ns)
             ask(e, inquiry);
-        if (e->broken)
-            return;
     }
 }
 
@@ -270,8 +271,6 @@ void hvdl_on_status(hvdl_engine *e, int host, hvdl_key key, uint64_t run, const 
     for (hvdl_inquiry *inquiry = e->inquiries; inquiry; inquiry = inquiry->next) {
         if (is_about(&inquiry->what, key, run))
             add_answer(e, inquiry, host, &answer);
-        if (e->broken)
-            return;
     }
     ask_next(e);
 }
@@ -316,10 +315,9 @@ static bool survey(hvdl_engine *e, bool *progressed)
 /* One by one, as whoever says a text may be held up by it. */
 void hvdl_stall_tell(hvdl_engine *e, bool *progressed)
 {
-    while (e->due && (e->broken || survey(e, progressed))) {
+    while (e->due && survey(e, progressed)) {
         hvdl_due *due = next_due(e);
-        if (!e->broken)
-            tell(e, due);
+        tell(e, due);
         free(due);
         *progressed = true;
     }
@@ -373,14 +371,12 @@ void hvdl_stall_look(hvdl_engine *e)
     hvdl_operation *found[MAX_LATE];
     int count = 0;
     uint64_t now = hvdl_now_ns(), limit = e->config.stall_shutdown_ns;
-    if ((!e->config.stall_warning_ns && !limit) || e->broken || now < e->next_stall_look_ns)
+    if ((!e->config.stall_warning_ns && !limit) || now < e->next_stall_look_ns)
         return;
     e->next_stall_look_ns = now + LOOK_NS;
     for (hvdl_inquiry *inquiry = e->inquiries; inquiry; inquiry = inquiry->next) {
         if (inquiry->answered && now > inquiry->begun_ns + ANSWER_NS)
             conclude(e, inquiry);
-        if (e->broken)
-            return;
     }
     ask_next(e);
     /* What is in flight is ended by the driver alone, which this is. */
@@ -392,7 +388,7 @@ void hvdl_stall_look(hvdl_engine *e)
                 found[count++] = op;
         }
     pthread_mutex_unlock(&e->queue_lock);
-    for (int i = 0; i < count && !e->broken; i++) {
+    for (int i = 0; i < count; i++) {
         hvdl_operation *op = found[i];
         hvdl_late what = {.key = op->key, .run = hvdl_run_of(op), .kind = op->desc.kind};
         what.is_run = op->plan && op->desc.kind != HVDL_PLAN;

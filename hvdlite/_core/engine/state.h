@@ -11,6 +11,7 @@
 
 #include "base/descriptors.h"
 #include "host/conveyor.h"
+#include "engine/breaking.h"
 #include "engine/engine.h"
 #include "net/exchange.h"
 #include "base/sizes.h"
@@ -234,12 +235,9 @@ struct hvdl_engine {
     hvdl_due *due, *due_last;
     hvdl_shm_last *survey; /* what the ranks of this host last did */
     uint64_t next_stall_look_ns, sweeps;
-    uint64_t next_turn;     /* of operations that the engine only agrees on; one host */
-    char *gone;             /* why new operations can't succeed any more: a rank has left or died */
-    int first_gone;         /* that rank */
+    uint64_t next_turn; /* of operations that the engine only agrees on; one host */
+    hvdl_failure failure;
     bool pinned;            /* MPI may still use an operation\'s buffers: they are kept for ever */
-    bool broken;            /* and why none can: data was under way */
-    int culprit;            /* the rank for which it was broken: this one, or one that has gone */
     int idle_looks;         /* since anything moved */
     uint64_t idle_since_ns; /* with other hosts: the first of them */
     long pause_ns;
@@ -314,8 +312,8 @@ bool hvdl_drain_queue(hvdl_engine *engine);
 bool hvdl_read_journal(hvdl_engine *engine);
 /* The making of a plan has ended; error NULL: well. */
 void hvdl_plan_made(hvdl_engine *engine, hvdl_plan *plan, const char *error);
-/* A run has ended here, or a local rank has freed it: is it of any more use? */
-void hvdl_plan_settle(hvdl_engine *engine, hvdl_plan *plan);
+/* A run has ended here. */
+void hvdl_plan_run_ended(hvdl_engine *engine, hvdl_plan *plan);
 hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *engine, hvdl_key key);
 hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *engine, uint64_t id);
 
@@ -352,8 +350,8 @@ void hvdl_next_zero_run(hvdl_engine *engine, hvdl_plan *plan);
 /* ---- leaving.c ---- */
 
 void hvdl_read_leave(hvdl_engine *engine, int rank, bool clean);
-/* Fails everything, now and later, as this rank left while it was needed. */
-void hvdl_break_for(hvdl_engine *engine, int rank);
+/* Looks for ranks of this host that have died, or left while they were needed. */
+void hvdl_look_for_dead(hvdl_engine *engine);
 
 /* ---- stall.c ---- */
 
@@ -368,6 +366,8 @@ void hvdl_read_reported(hvdl_engine *engine, const hvdl_entry *entry);
 void hvdl_stall_tell(hvdl_engine *engine, bool *progressed);
 /* An operation ends: nobody need be asked about it any more. */
 void hvdl_stall_ended(hvdl_engine *engine, const hvdl_operation *operation);
+/* Everything fails: nobody is late any more. */
+void hvdl_stall_end(hvdl_engine *engine);
 void hvdl_stall_free(hvdl_engine *engine);
 
 /* ---- drive.c ---- */
@@ -382,14 +382,6 @@ bool hvdl_sweep_twice(hvdl_engine *engine);
 void hvdl_pause(hvdl_engine *engine, bool (*wanted)(hvdl_engine *));
 bool hvdl_nobody(hvdl_engine *engine);
 void *hvdl_progress_main(void *engine);
-/* Fails all operations; the engine must be broken, or closing. */
-void hvdl_fail_all(hvdl_engine *engine, const char *text);
-/* Fails everything, now and later, on all ranks alike: nobody need be told. */
-void hvdl_break_all(hvdl_engine *engine, const char *text);
-/* Fails everything, now and later. */
-void hvdl_break(hvdl_engine *engine, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The same, for an error in a message that belongs to no operation. */
-void hvdl_break_for_mpi(hvdl_engine *engine);
 
 /* ---- small facts ---- */
 
@@ -434,10 +426,11 @@ void hvdl_adasum_free(hvdl_adasum *adasum);
 /* The longest payload of a posting, or of a message between hosts. */
 hvdl_err hvdl_largest_payload(const hvdl_engine_config *config, size_t *bytes);
 
-/* A rank has left, so that this operation can't succeed. (What works for one that is matched can.) */
-static inline bool hvdl_is_doomed(const hvdl_engine *engine, const hvdl_operation *operation)
+/* Whether an operation that is not matched can't be any more, as a rank has left: the engine's own go on
+ * for those that are matched, unless it is broken. */
+static inline bool hvdl_refuses(const hvdl_engine *engine, bool internal)
 {
-    return engine->gone && (engine->broken || !operation->internal);
+    return *engine->failure.text && (engine->failure.broken || !internal);
 }
 
 /* ---- pieces.c ---- */

@@ -33,7 +33,7 @@ static int tag_of(const hvdl_engine *e, int number)
 static void tell_short(hvdl_engine *e)
 {
     e->control->was_short = true;
-    for (int h = 0; h < e->config.num_hosts && !e->broken; h++) {
+    for (int h = 0; h < e->config.num_hosts; h++) {
         hvdl_message head = {.type = HVDL_MSG_SHORT};
         if (h != e->host)
             hvdl_send_message(e, h, &head, NULL, 0);
@@ -48,8 +48,6 @@ static void send_notes(hvdl_engine *e, int host)
 
 void hvdl_on_short(hvdl_engine *e, int host)
 {
-    if (e->control->has_left)
-        return; /* nothing runs here any more */
     e->control->notes[host].at_once = true;
     if (e->control->notes[host].count)
         send_notes(e, host);

@@ -66,7 +66,7 @@ void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
     if (desc->place == HVDL_ORDERED) {
         bool joined = hvdl_meeting_absent(e, meeting) >= 0;
         if (hvdl_say_number(op, joined ? HVDL_NO_TURN : (int64_t)e->next_turn++)) {
-            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+            hvdl_out_of_memory(e);
             return;
         }
     }

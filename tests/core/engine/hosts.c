@@ -358,8 +358,8 @@ static int fail(int num_calls)
         if (hvdl_engine_post(engines[0], &posting, false, &operations[i]))
             return 1;
     }
-    engines[0]->broken = true;
-    hvdl_fail_all(engines[0], "everything fails");
+    hvdl_break_on_all(engines[0], "everything fails");
+    hvdl_end_broken(engines[0]);
     for (int i = 0; i < num_calls; i++)
         num_failed += hvdl_operation_error(operations[i]) != NULL;
     printf("failed %d\n", num_failed);
