@@ -19,7 +19,7 @@ LATE = 50  # looks that a message may take
 
 
 @functools.cache
-def program(folder: Path) -> Path:
+def program(folder: Path, name: str, *more: str) -> Path:
     core = ROOT / "hvdlite" / "_core"
     sources = [
         source
@@ -28,15 +28,15 @@ def program(folder: Path) -> Path:
     ]
     compiler = (sysconfig.get_config_var("CC") or "cc").split()
     options = ["-std=c11", "-O1", "-ffp-contract=off", f"-I{core}", "-pthread"]
-    own = Path(__file__).with_name("hosts.c")
-    subprocess.run([*compiler, *options, own, *sources, "-o", folder / "hosts"], check=True)
-    return folder / "hosts"
+    own = Path(__file__).with_name(f"{name}.c")
+    subprocess.run([*compiler, *options, own, *sources, *more, "-o", folder / name], check=True)
+    return folder / name
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
     """Runs the program with such arguments; what it prints."""
-    path = program(tmp_path_factory.mktemp("hosts"))
+    path = program(tmp_path_factory.mktemp("hosts"), "hosts")
 
     def run(*arguments, limit_s=60):
         finished = run_program([path, *map(str, arguments)], limit_s)
