@@ -4,7 +4,7 @@
 #ifndef HVDL_DESCRIPTORS_H
 #define HVDL_DESCRIPTORS_H
 
-#include "base/types.h"
+#include "base/kinds.h"
 
 #define HVDL_MAX_VARIANTS 4 /* those of the lowest ranks; the ranks of others are counted */
 #define HVDL_MAX_NAMED 4    /* ranks that a text names one by one */
@@ -40,7 +40,5 @@ void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hv
 
 /* What does not fit is cut between characters of UTF-8 and ends in dots. */
 void hvdl_copy_name(char *to, size_t room, const char *name);
-
-const char *hvdl_kind_name(int kind); /* "allreduce" ... */
 
 #endif

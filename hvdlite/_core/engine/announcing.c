@@ -59,7 +59,7 @@ bool hvdl_append_deferred(hvdl_engine *e)
 /* Bytes of its input that this rank contributes to a tiny operation. */
 static size_t own_payload(const hvdl_engine *e, const hvdl_desc *desc)
 {
-    bool is_heard = desc->kind != HVDL_BROADCAST || desc->root == e->config.rank;
+    bool is_heard = !hvdl_facts_of(desc)->has_root || desc->root == e->config.rank;
     return is_heard ? hvdl_data_bytes(desc) : 0;
 }
 
@@ -127,7 +127,7 @@ bool hvdl_drain_queue(hvdl_engine *e)
             hvdl_finish(e, op, e->failure.text);
         else if (op->desc.kind == HVDL_JOIN)
             announce_join(e, op);
-        else if (!op->plan || op->desc.kind == HVDL_PLAN)
+        else if (!hvdl_is_run(op))
             announce_post(e, op);
         else if (op->plan->error)
             hvdl_finish(e, op, op->plan->error);

@@ -80,7 +80,7 @@ static size_t tiny_result(hvdl_engine *e, const hvdl_agreement *agreement, char 
     size_t bytes = hvdl_data_bytes(desc);
     if (!bytes)
         return 0;
-    if (desc->kind == HVDL_BROADCAST) {
+    if (hvdl_facts_of(desc)->has_root) {
         memcpy(to, agreement->payloads + (size_t)e->host_of[desc->root] * bytes, bytes);
         return bytes;
     }
@@ -182,11 +182,12 @@ void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
         return;
     }
     char too_many[HVDL_TEXT_BYTES];
-    if (desc->kind == HVDL_PLAN && !hvdl_has_tag_for_plan(e, too_many)) {
+    bool is_plan = desc->kind == HVDL_PLAN;
+    if (is_plan && !hvdl_has_tag_for_plan(e, too_many)) {
         answer_all(e, agreement, HVDL_MSG_FAILED, 0, too_many, strlen(too_many) + 1);
         return;
     }
-    int tag = hvdl_next_tag(e, desc->kind == HVDL_PLAN);
+    int tag = hvdl_next_tag(e, is_plan);
     if (tag < 0) {
         agreement->next = NULL;
         if (control->waiting)
@@ -197,7 +198,7 @@ void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
         return;
     }
     call_joined_hosts(e, agreement, tag);
-    if (desc->kind == HVDL_ALLTOALL) {
+    if (hvdl_sends_splits(desc)) {
         for (int h = 0; h < e->config.num_hosts; h++)
             answer(e, h, agreement->key, HVDL_MSG_START, tag, e->scratch,
                    rows_to_host(e, agreement, h));
@@ -237,11 +238,10 @@ static hvdl_err keep_part(hvdl_engine *e, hvdl_agreement *agreement, int host,
 {
     if (!bytes || agreement->variants.count > 1)
         return HVDL_OK;
-    if (desc->kind == HVDL_ALLGATHER || desc->kind == HVDL_ALLTOALL) {
-        size_t ranks = (size_t)e->config.num_ranks;
-        size_t row = desc->kind == HVDL_ALLTOALL ? ranks : 1;
+    size_t row = hvdl_num_rows_posted(hvdl_facts_of(desc), e->config.num_ranks);
+    if (row) {
         if (!agreement->rows)
-            agreement->rows = calloc(ranks * row, sizeof *agreement->rows);
+            agreement->rows = calloc((size_t)e->config.num_ranks * row, sizeof *agreement->rows);
         if (!agreement->rows)
             return HVDL_ENOMEM;
         memcpy(agreement->rows + (size_t)e->host_first[host] * row, payload, bytes);
@@ -352,14 +352,14 @@ static size_t host_part(hvdl_engine *e, const hvdl_meeting *meeting, const void 
     if (meeting->variants.count > 1)
         return 0;
     if (meeting->rows && desc->place != HVDL_ORDERED) {
-        size_t row = desc->kind == HVDL_ALLTOALL ? (size_t)e->config.num_ranks : 1;
+        size_t row = hvdl_num_rows_posted(hvdl_facts_of(desc), e->config.num_ranks);
         *part = meeting->rows;
         return (size_t)e->local_size * row * sizeof(int64_t);
     }
     size_t bytes = hvdl_data_bytes(desc);
     if (!bytes || !hvdl_is_tiny(e, desc, false))
         return 0;
-    if (desc->kind == HVDL_BROADCAST) {
+    if (hvdl_facts_of(desc)->has_root) {
         if (e->host_of[desc->root] != e->host || !meeting->posted_by[e->local_of[desc->root]])
             return 0;
         *part = hvdl_payload_of(e, meeting, e->local_of[desc->root], bytes);

@@ -110,17 +110,33 @@ int hvdl_meeting_absent(const hvdl_engine *e, const hvdl_meeting *meeting)
 
 bool hvdl_can_be_joined(const hvdl_desc *desc)
 {
-    return desc->kind == HVDL_BARRIER || desc->kind == HVDL_ALLREDUCE;
+    return hvdl_facts_of(desc)->joined_takes_part;
+}
+
+/* "allreduce and barrier": the kinds in which a rank that has joined takes part. */
+static void put_kinds_of_joined(char *to, size_t room)
+{
+    size_t used = 0;
+    int left = 0;
+    for (int kind = 0; kind < HVDL_NUM_KINDS; kind++)
+        left += hvdl_facts_of_kind(kind)->joined_takes_part;
+    for (int kind = 0; kind < HVDL_NUM_KINDS && used < room; kind++)
+        if (hvdl_facts_of_kind(kind)->joined_takes_part) {
+            const char *after = --left > 1 ? ", " : left == 1 ? " and " : "";
+            used += (size_t)snprintf(to + used, room - used, "%s%s", hvdl_kind_name(kind), after);
+        }
 }
 
 void hvdl_describe_absent(const hvdl_engine *e, const hvdl_desc *desc, int rank,
                           char text[HVDL_TEXT_BYTES])
 {
+    char kinds[HVDL_NAME_BYTES];
+    put_kinds_of_joined(kinds, sizeof kinds);
     snprintf(text, HVDL_TEXT_BYTES,
-             "%s '%s': rank %d on %s has joined, and who has joined takes part in allreduce and "
-             "barrier only; call join after the last other operation on every rank",
-             hvdl_kind_name(desc->kind), HVDL_NAME_HERE, hvdl_world_rank(e, rank),
-             e->name_of[rank]);
+             "%s '%s': rank %d on %s has joined, and who has joined takes part in %s only; call "
+             "join after the last other operation on every rank",
+             hvdl_kind_name(desc->kind), HVDL_NAME_HERE, hvdl_world_rank(e, rank), e->name_of[rank],
+             kinds);
 }
 
 /* Not while this rank has something to do for the others: its next operation may be of the same name,

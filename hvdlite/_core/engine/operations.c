@@ -24,10 +24,10 @@ static size_t most_inline(const hvdl_engine *e)
 
 bool hvdl_is_tiny(const hvdl_engine *e, const hvdl_desc *desc, bool is_run)
 {
-    if (desc->kind == HVDL_BARRIER || desc->place == HVDL_ORDERED)
+    uint8_t tiny = hvdl_facts_of(desc)->tiny;
+    if (tiny == HVDL_TINY_ALWAYS || desc->place == HVDL_ORDERED)
         return true;
-    if (desc->op == HVDL_ADASUM || (desc->kind != HVDL_ALLREDUCE && desc->kind != HVDL_BROADCAST &&
-                                    desc->kind != HVDL_REDUCESCATTER))
+    if (tiny == HVDL_TINY_NEVER || desc->op == HVDL_ADASUM)
         return false;
     /* Between hosts a tiny operation costs a message to its coordinator and back; a plan's run does
      * without, since nothing is left to agree on. */
@@ -50,7 +50,8 @@ hvdl_scale hvdl_host_scale(const hvdl_engine *e, const hvdl_desc *desc)
 
 size_t hvdl_data_bytes(const hvdl_desc *desc)
 {
-    return desc->kind == HVDL_BARRIER || desc->place == HVDL_ORDERED ? 0 : hvdl_desc_bytes(desc);
+    bool moves = hvdl_moves_data(hvdl_facts_of(desc)) && desc->place != HVDL_ORDERED;
+    return moves ? hvdl_desc_bytes(desc) : 0;
 }
 
 hvdl_range hvdl_own_elems(const hvdl_engine *e, const hvdl_desc *desc)
@@ -191,7 +192,7 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
         e->held_join = NULL;
     bool zeros = op->zeros, counted = op->counted;
     hvdl_plan *plan = op->plan;
-    bool makes_plan = op->desc.kind == HVDL_PLAN && plan;
+    bool makes_plan = hvdl_makes_plan(op);
     hvdl_record(e, op, text ? HVDL_FAILED : HVDL_DONE, 0);
     if (!op->internal)
         hvdl_note_activity(e, hvdl_activity_of(op, text ? HVDL_DID_FAIL : HVDL_DID_END));
@@ -236,39 +237,31 @@ hvdl_err hvdl_say_number(hvdl_operation *op, int64_t number)
 hvdl_err hvdl_finish_alone(hvdl_engine *e, hvdl_operation *op)
 {
     const hvdl_desc *desc = &op->desc;
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
     size_t bytes = hvdl_data_bytes(desc);
     const void *input = op->input;
     uint64_t begun_ns = hvdl_now_ns();
-    if (desc->kind == HVDL_ALLGATHER || desc->kind == HVDL_ALLTOALL || desc->kind == HVDL_JOIN ||
-        desc->place == HVDL_ORDERED) {
+    bool ordered = desc->place == HVDL_ORDERED;
+    if (facts->result == HVDL_RESULT_GATHERED || facts->result == HVDL_RESULT_NUMBER || ordered) {
         pthread_mutex_lock(&e->queue_lock);
-        int64_t number = desc->place == HVDL_ORDERED ? (int64_t)e->next_turn++ : 0;
+        int64_t number = ordered ? (int64_t)e->next_turn++ : 0;
         pthread_mutex_unlock(&e->queue_lock);
         hvdl_err err = hvdl_say_number(op, number);
         if (err)
             return err;
     }
-    switch (desc->place == HVDL_ORDERED ? HVDL_BARRIER : (hvdl_kind)desc->kind) {
-    case HVDL_ALLREDUCE:
-    case HVDL_REDUCESCATTER: {
-        hvdl_scale scale = {desc->prescale, 1, desc->postscale};
-        hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &scale);
-        break;
-    }
-    case HVDL_BROADCAST:
-        if (op->output != op->input && bytes)
-            memcpy(op->output, op->input, bytes);
-        break;
-    case HVDL_ALLGATHER:
-    case HVDL_ALLTOALL:
-        op->all_rows[0] = desc->kind == HVDL_ALLTOALL ? op->splits[0] : op->rows;
+    if (facts->result == HVDL_RESULT_GATHERED && !ordered) {
+        op->all_rows[0] = facts->rows == HVDL_ROWS_SPLITS ? op->splits[0] : op->rows;
         bytes *= (size_t)op->all_rows[0];
         if (posix_memalign((void **)&op->work, 64, bytes ? bytes : 1))
             return HVDL_ENOMEM;
         if (bytes)
             memcpy(op->work, op->input, bytes);
-        break;
-    default: break;
+    } else if (bytes && facts->reduces) {
+        hvdl_scale scale = {desc->prescale, 1, desc->postscale};
+        hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &scale);
+    } else if (bytes && op->output != op->input) {
+        memcpy(op->output, op->input, bytes);
     }
     pthread_mutex_lock(&e->queue_lock);
     op->number = ++e->last_number;
@@ -327,7 +320,7 @@ hvdl_err hvdl_enqueue(hvdl_engine *e, hvdl_operation *op, bool wake)
         e->queue_last = op;
         e->num_operations += !op->internal;
         op->number = ++e->last_number;
-        if (op->plan && op->desc.kind != HVDL_PLAN)
+        if (hvdl_is_run(op))
             op->plan->run = op;
         atomic_fetch_add(&e->num_in_flight, 1);
         atomic_store(&e->queued, true);

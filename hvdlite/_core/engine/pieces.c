@@ -182,16 +182,10 @@ static void complete(hvdl_engine *e, hvdl_operation *op)
 {
     if (e->config.num_hosts > 1 && e->is_leader && !op->plan)
         hvdl_control_tag_done(e, op->tag);
-    if (hvdl_settle_result(e, op)) {
+    if (op->course->settle && op->course->settle(e, op))
         break_for_memory(e, op);
-        return;
-    }
-    if (op->desc.op == HVDL_ADASUM && op->desc.kind == HVDL_ALLREDUCE) {
-        if (hvdl_adasum_begin(e, op))
-            break_for_memory(e, op);
-    } else {
+    else if (!op->child)
         hvdl_finish(e, op, NULL);
-    }
 }
 
 static void piece_done(hvdl_engine *e, hvdl_operation *op, uint64_t k)
@@ -216,13 +210,12 @@ void hvdl_begin(hvdl_engine *e, hvdl_operation *op, int tag, const int64_t *rows
 {
     hvdl_set_state(e, op, HVDL_RUNNING);
     op->tag = tag;
-    bool adasum = op->desc.op == HVDL_ADASUM && op->desc.kind == HVDL_ALLREDUCE;
-    op->course = adasum ? HVDL_ALLTOALL : (hvdl_kind)op->desc.kind;
-    if (adasum ? hvdl_adasum_prepare(e, op) : hvdl_prepare(e, op, rows)) {
+    op->course = hvdl_course_of(&op->desc);
+    if (op->course->prepare && op->course->prepare(e, op, rows)) {
         break_for_memory(e, op);
         return;
     }
-    op->num_pieces = hvdl_count_pieces(e, op);
+    op->num_pieces = op->course->count_pieces(e, op);
     if (op->num_pieces == 0)
         complete(e, op);
     else

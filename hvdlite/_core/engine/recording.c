@@ -15,14 +15,10 @@ const char *hvdl_state_name(int state)
 static uint64_t tensor_bytes(const hvdl_operation *op)
 {
     const hvdl_desc *desc = &op->desc;
-    switch (desc->kind) {
-    case HVDL_BARRIER:
-    case HVDL_JOIN:
-    case HVDL_PLAN: return 0;
-    case HVDL_ALLGATHER:
-    case HVDL_ALLTOALL: return (uint64_t)op->rows * hvdl_desc_bytes(desc);
-    default: return hvdl_desc_bytes(desc);
-    }
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
+    if (!hvdl_moves_data(facts))
+        return 0;
+    return hvdl_desc_bytes(desc) * (facts->rows == HVDL_ROWS_SAME ? 1 : (uint64_t)op->rows);
 }
 
 void hvdl_record(hvdl_engine *e, const hvdl_operation *op, hvdl_state state, uint64_t time_ns)

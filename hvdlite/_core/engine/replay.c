@@ -158,7 +158,7 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
     if (fails_by_join(e, meeting))
         return;
     hvdl_set_state(e, op, HVDL_MATCHED);
-    if (op->desc.kind == HVDL_PLAN)
+    if (hvdl_makes_plan(op))
         make_plan(e, op, meeting->id, 0);
     else if (hvdl_is_tiny(e, &op->desc, meeting->plan != NULL))
         hvdl_complete_tiny(e, meeting);
@@ -247,7 +247,7 @@ static void read_start(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *ent
 {
     op->meeting->coordinator = -1; /* it has answered */
     hvdl_set_state(e, op, HVDL_MATCHED);
-    if (op->desc.kind == HVDL_PLAN)
+    if (hvdl_makes_plan(op))
         make_plan(e, op, entry->id, (int)entry->arg);
     else
         hvdl_begin(e, op, (int)entry->arg, hvdl_entry_body(entry));

@@ -94,14 +94,9 @@ static void put_last(hvdl_writer *to, const hvdl_shm_last *last)
 
 /* ---- who has posted ---- */
 
-static bool is_run(const hvdl_operation *op)
-{
-    return op->plan && op->desc.kind != HVDL_PLAN;
-}
-
 uint64_t hvdl_run_of(const hvdl_operation *op)
 {
-    if (!is_run(op))
+    if (!hvdl_is_run(op))
         return 0;
     return op->plan->num_runs - (op->meeting && !op->meeting->collecting);
 }

@@ -6,11 +6,10 @@
 
 #include "engine/phases.h"
 
-size_t hvdl_row_bytes(const hvdl_operation *op)
+static size_t row_bytes(const hvdl_operation *op)
 {
-    /* An Adasum's rows are its elements. */
-    return op->course == op->desc.kind ? hvdl_desc_bytes(&op->desc)
-                                       : hvdl_dtype_bytes(op->desc.dtype);
+    return op->course->rows_are_elems ? hvdl_dtype_bytes(op->desc.dtype)
+                                      : hvdl_desc_bytes(&op->desc);
 }
 
 /* Bytes of each source in one share pass. */
@@ -27,7 +26,7 @@ static hvdl_err new_work(hvdl_operation *op, size_t bytes)
 
 /* ---- allgather ---- */
 
-hvdl_err hvdl_prepare_gather(const hvdl_engine *e, hvdl_operation *op, const int64_t *rows)
+hvdl_err hvdl_gather_prepare(const hvdl_engine *e, hvdl_operation *op, const int64_t *rows)
 {
     int ranks = e->config.num_ranks, hosts = e->config.num_hosts;
     op->all_rows = malloc((size_t)ranks * sizeof *op->all_rows);
@@ -43,7 +42,7 @@ hvdl_err hvdl_prepare_gather(const hvdl_engine *e, hvdl_operation *op, const int
             int rank = e->members[i];
             op->all_rows[rank] = rows[i];
             op->places[rank] = at;
-            at += (size_t)rows[i] * hvdl_row_bytes(op);
+            at += (size_t)rows[i] * row_bytes(op);
         }
     }
     op->host_places[hosts] = at;
@@ -68,13 +67,13 @@ static uint64_t num_gathering(const hvdl_engine *e, const hvdl_operation *op)
 {
     size_t longest = 0;
     for (int local = 0; local < e->local_size; local++) {
-        size_t bytes = (size_t)op->all_rows[hvdl_rank_of_local(e, local)] * hvdl_row_bytes(op);
+        size_t bytes = (size_t)op->all_rows[hvdl_rank_of_local(e, local)] * row_bytes(op);
         longest = bytes > longest ? bytes : longest;
     }
     return hvdl_ceil_div(longest, share_unit(e));
 }
 
-uint64_t hvdl_count_gather(const hvdl_engine *e, hvdl_operation *op)
+uint64_t hvdl_gather_count_pieces(const hvdl_engine *e, hvdl_operation *op)
 {
     op->num_gathering = num_gathering(e, op);
     if (e->config.num_hosts == 1)
@@ -91,13 +90,13 @@ static hvdl_source part_of(int local, const char *from, char *to, size_t bytes)
     return (hvdl_source){local, from, bytes, {0, bytes}, to};
 }
 
-hvdl_pass *hvdl_gather_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
+static hvdl_pass *gather_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
 {
     size_t unit = share_unit(e), begin = k * unit;
     hvdl_pass *pass = hvdl_pass_new(HVDL_PASS_SHARE, e->local_size);
     for (int local = 0; pass && local < e->local_size; local++) {
         int rank = hvdl_rank_of_local(e, local);
-        size_t bytes = (size_t)op->all_rows[rank] * hvdl_row_bytes(op);
+        size_t bytes = (size_t)op->all_rows[rank] * row_bytes(op);
         size_t left = bytes > begin ? bytes - begin : 0;
         pass->sources[local] =
             part_of(local, op->input + begin, op->work + op->places[rank] + begin,
@@ -107,7 +106,7 @@ hvdl_pass *hvdl_gather_pass(const hvdl_engine *e, const hvdl_operation *op, uint
 }
 
 /* C piece k: a part of what the rails received of one other host's block. */
-hvdl_pass *hvdl_spread_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
+static hvdl_pass *spread_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
 {
     uint64_t index = k - op->num_gathering - 1;
     int host = e->host == 0 ? 1 : 0;
@@ -126,9 +125,36 @@ hvdl_pass *hvdl_spread_pass(const hvdl_engine *e, const hvdl_operation *op, uint
     return pass;
 }
 
-void hvdl_gather_chunks(const hvdl_engine *e, const hvdl_operation *op, size_t *offsets,
-                        size_t *bytes)
+bool hvdl_gather_has_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k, int phase)
 {
+    return phase == HVDL_PHASE_A && k != op->num_gathering &&
+           (k < op->num_gathering || e->local_size > 1);
+}
+
+hvdl_pass *hvdl_gather_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                                 int phase)
+{
+    (void)phase;
+    return k < op->num_gathering ? gather_pass(e, op, k) : spread_pass(e, op, k);
+}
+
+bool hvdl_gather_has_exchange(const hvdl_operation *op, uint64_t k)
+{
+    return k == op->num_gathering;
+}
+
+bool hvdl_gather_waits(const hvdl_operation *op, uint64_t k)
+{
+    return k == op->num_gathering || k == op->num_gathering + 1;
+}
+
+void hvdl_gather_describe_exchange(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                                   hvdl_exchange_spec *spec, size_t *table)
+{
+    size_t *offsets = table, *bytes = table + e->config.num_hosts;
+    (void)k;
+    spec->algorithm = HVDL_GATHER;
+    spec->buffer = op->work;
     for (int h = 0; h < e->config.num_hosts; h++) {
         hvdl_range slice = gather_slice(e, op, h, e->local);
         offsets[h] = slice.begin;
@@ -137,7 +163,7 @@ void hvdl_gather_chunks(const hvdl_engine *e, const hvdl_operation *op, size_t *
 }
 
 /* Members whose ranks are not together on their hosts: from host order to rank order. */
-hvdl_err hvdl_reorder_gathered(const hvdl_engine *e, hvdl_operation *op)
+static hvdl_err reorder(hvdl_engine *e, hvdl_operation *op)
 {
     bool in_order = true;
     for (int i = 0; i < e->config.num_ranks; i++)
@@ -151,7 +177,7 @@ hvdl_err hvdl_reorder_gathered(const hvdl_engine *e, hvdl_operation *op)
     }
     char *to = op->work;
     for (int rank = 0; rank < e->config.num_ranks; rank++) {
-        size_t bytes = (size_t)op->all_rows[rank] * hvdl_row_bytes(op);
+        size_t bytes = (size_t)op->all_rows[rank] * row_bytes(op);
         if (bytes)
             memcpy(to, gathered + op->places[rank], bytes);
         to += bytes;
@@ -159,6 +185,17 @@ hvdl_err hvdl_reorder_gathered(const hvdl_engine *e, hvdl_operation *op)
     free(gathered);
     return HVDL_OK;
 }
+
+const hvdl_course hvdl_course_allgather = {
+    .prepare = hvdl_gather_prepare,
+    .count_pieces = hvdl_gather_count_pieces,
+    .has_exchange = hvdl_gather_has_exchange,
+    .waits = hvdl_gather_waits,
+    .has_pass = hvdl_gather_has_pass,
+    .make_pass = hvdl_gather_make_pass,
+    .describe_exchange = hvdl_gather_describe_exchange,
+    .settle = reorder,
+};
 
 /* ---- alltoall ---- */
 
@@ -173,7 +210,7 @@ static int64_t rows_between(const hvdl_engine *e, const hvdl_operation *op, int 
 static hvdl_range local_part(const hvdl_engine *e, const hvdl_operation *op, int from, int to)
 {
     int index = e->host_first[e->host] + from;
-    size_t begin = 0, row = hvdl_row_bytes(op);
+    size_t begin = 0, row = row_bytes(op);
     for (int local = 0; local < to; local++)
         begin += (size_t)rows_between(e, op, index, local) * row;
     return (hvdl_range){begin, begin + (size_t)rows_between(e, op, index, to) * row};
@@ -209,9 +246,9 @@ static hvdl_err pack_local_stream(const hvdl_engine *e, hvdl_operation *op)
     return HVDL_OK;
 }
 
-hvdl_err hvdl_prepare_alltoall(const hvdl_engine *e, hvdl_operation *op, const int64_t *rows)
+hvdl_err hvdl_alltoall_prepare(const hvdl_engine *e, hvdl_operation *op, const int64_t *rows)
 {
-    size_t ranks = (size_t)e->config.num_ranks, row = hvdl_row_bytes(op), at = 0, sent = 0;
+    size_t ranks = (size_t)e->config.num_ranks, row = row_bytes(op), at = 0, sent = 0;
     size_t matrix_bytes = ranks * (size_t)e->local_size * sizeof(int64_t);
     op->matrix = hvdl_new_array(ranks * (size_t)e->local_size, sizeof(int64_t));
     op->all_rows = malloc(ranks * sizeof *op->all_rows);
@@ -244,13 +281,26 @@ static uint64_t num_sharing(const hvdl_engine *e, const hvdl_operation *op)
     return hvdl_ceil_div(longest, share_unit(e));
 }
 
-uint64_t hvdl_count_alltoall(const hvdl_engine *e, const hvdl_operation *op)
+uint64_t hvdl_alltoall_count_pieces(const hvdl_engine *e, hvdl_operation *op)
 {
     return num_sharing(e, op) + (e->config.num_hosts > 1);
 }
 
-hvdl_pass *hvdl_alltoall_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
+bool hvdl_alltoall_has_exchange(const hvdl_operation *op, uint64_t k)
 {
+    (void)op;
+    return k == 0;
+}
+
+bool hvdl_alltoall_has_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k, int phase)
+{
+    return phase == HVDL_PHASE_A && !hvdl_piece_has_exchange(e, op, k);
+}
+
+hvdl_pass *hvdl_alltoall_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                                   int phase)
+{
+    (void)phase;
     size_t unit = share_unit(e), begin = (k - (e->config.num_hosts > 1)) * unit;
     hvdl_pass *pass = hvdl_pass_new(HVDL_PASS_SHARE, e->local_size);
     for (int local = 0; pass && local < e->local_size; local++) {
@@ -269,14 +319,36 @@ hvdl_pass *hvdl_alltoall_pass(const hvdl_engine *e, const hvdl_operation *op, ui
     return pass;
 }
 
-void hvdl_alltoall_parts(const hvdl_engine *e, const hvdl_operation *op, size_t *send_offsets,
-                         size_t *send_bytes, size_t *recv_offsets, size_t *recv_bytes)
+void hvdl_alltoall_describe_exchange(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                                     hvdl_exchange_spec *spec, size_t *table)
 {
+    size_t ranks = (size_t)e->config.num_ranks;
+    size_t *recv_offsets = table, *recv_bytes = table + ranks;
+    size_t *send_offsets = table + 2 * ranks, *send_bytes = table + 3 * ranks;
+    (void)k;
+    spec->algorithm = HVDL_PAIRWISE;
+    spec->host = e->config.rank;
+    spec->num_hosts = e->config.num_ranks;
+    spec->peers = e->all_ranks;
+    spec->input = op->input;
+    spec->buffer = op->work;
+    spec->send_offsets = send_offsets;
+    spec->send_bytes = send_bytes;
     for (int rank = 0; rank < e->config.num_ranks; rank++) {
         bool here = e->host_of[rank] == e->host;
         send_offsets[rank] = op->send_places[rank];
         send_bytes[rank] = here ? 0 : op->send_places[rank + 1] - op->send_places[rank];
         recv_offsets[rank] = op->places[rank];
-        recv_bytes[rank] = here ? 0 : (size_t)op->all_rows[rank] * hvdl_row_bytes(op);
+        recv_bytes[rank] = here ? 0 : (size_t)op->all_rows[rank] * row_bytes(op);
     }
 }
+
+const hvdl_course hvdl_course_alltoall = {
+    .prepare = hvdl_alltoall_prepare,
+    .count_pieces = hvdl_alltoall_count_pieces,
+    .has_exchange = hvdl_alltoall_has_exchange,
+    .has_pass = hvdl_alltoall_has_pass,
+    .make_pass = hvdl_alltoall_make_pass,
+    .describe_exchange = hvdl_alltoall_describe_exchange,
+    .every_rank_exchanges = true,
+};

@@ -391,7 +391,7 @@ void hvdl_stall_look(hvdl_engine *e)
     for (int i = 0; i < count; i++) {
         hvdl_operation *op = found[i];
         hvdl_late what = {.key = op->key, .run = hvdl_run_of(op), .kind = op->desc.kind};
-        what.is_run = op->plan && op->desc.kind != HVDL_PLAN;
+        what.is_run = hvdl_is_run(op);
         what.age_ns = now - op->posted_ns;
         what.gives_up = limit && what.age_ns > limit;
         hvdl_copy_plain_name(what.name, sizeof what.name, op->name);

@@ -30,6 +30,7 @@ typedef enum { HVDL_POSTED, HVDL_MATCHED, HVDL_RUNNING, HVDL_DONE, HVDL_FAILED }
 
 typedef struct hvdl_meeting hvdl_meeting;
 typedef struct hvdl_adasum hvdl_adasum;
+typedef struct hvdl_course hvdl_course;   /* phases.h */
 typedef struct hvdl_inquiry hvdl_inquiry; /* stall.c */
 typedef struct hvdl_due hvdl_due;
 
@@ -49,10 +50,10 @@ struct hvdl_operation {
     const char *input;
     char *output;
     int64_t rows;
-    int64_t *splits; /* alltoall: rows for each rank */
+    int64_t *splits; /* rows for each rank, where they are posted */
     void *owner;
     bool internal;   /* the engine's own */
-    hvdl_plan *plan; /* that it is a run of, or (desc.kind PLAN) makes */
+    hvdl_plan *plan; /* that it is a run of, or makes */
     uint64_t posted_ns;
     uint64_t number;      /* among the operations of this engine; set before anything is recorded */
     hvdl_operation *next; /* in the queue, in engine->announced, or among the orphans */
@@ -75,8 +76,8 @@ struct hvdl_operation {
     bool pinned;                     /* a message may still use its buffers: never hand them back */
     char *zeros;                     /* of a rank that has joined: its input and output */
     bool counted;                    /* in its plan's num_active */
-    hvdl_kind course; /* the kind whose phases it goes through: an Adasum begins as alltoall */
-    char *work;       /* the result, where it is not the caller's memory */
+    const hvdl_course *course;       /* once it has begun: see phases.h */
+    char *work;                      /* the result, where it is not the caller's memory */
     /* allgather, alltoall: rows that come from each rank; else what is said of a result */
     int64_t *all_rows;
     int num_rows;
@@ -105,7 +106,7 @@ struct hvdl_meeting {
     char *payloads; /* tiny: of each local rank, but those that hvdl_payload_of finds elsewhere */
     const char *last_payload;  /* while the entry is read that completes it: in the journal */
     int last_from;             /* its local rank */
-    int64_t *rows;             /* allgather: of each local rank; alltoall: to each rank, too */
+    int64_t *rows;             /* as many numbers of rows of each local rank as it posts, or NULL */
     hvdl_operation *operation; /* this rank's, once posted */
     hvdl_plan *plan;           /* a run of it */
     uint64_t epoch;            /* of join.c, when it began */
@@ -385,6 +386,16 @@ void *hvdl_progress_main(void *engine);
 
 /* ---- small facts ---- */
 
+static inline bool hvdl_makes_plan(const hvdl_operation *operation)
+{
+    return operation->desc.kind == HVDL_PLAN;
+}
+
+static inline bool hvdl_is_run(const hvdl_operation *operation)
+{
+    return operation->plan && !hvdl_makes_plan(operation);
+}
+
 static inline int hvdl_rank_of_local(const hvdl_engine *engine, int local)
 {
     return engine->members[engine->host_first[engine->host] + local];
@@ -414,10 +425,6 @@ static inline size_t hvdl_desc_bytes(const hvdl_desc *desc)
 
 /* ---- adasum.c ---- */
 
-/* The first step's rows. */
-hvdl_err hvdl_adasum_prepare(const hvdl_engine *engine, hvdl_operation *operation);
-/* The first step is over. */
-hvdl_err hvdl_adasum_begin(hvdl_engine *engine, hvdl_operation *operation);
 /* A later step is over; text NULL: well. */
 hvdl_err hvdl_adasum_child_done(hvdl_engine *engine, hvdl_operation *operation,
                                 hvdl_operation *child, const char *text);

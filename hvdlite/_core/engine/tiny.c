@@ -19,16 +19,16 @@ hvdl_err hvdl_keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_ent
                            const hvdl_operation *own, const hvdl_desc *desc, const void *payload,
                            size_t bytes)
 {
-    bool splits = hvdl_sends_splits(desc), gathers = desc->kind == HVDL_ALLGATHER;
+    bool splits = hvdl_sends_splits(desc), own_rows = hvdl_facts_of(desc)->rows == HVDL_ROWS_OWN;
     size_t row = splits ? (size_t)e->config.num_ranks : 1;
     if (meeting->variants.count > 1)
         return HVDL_OK; /* it fails */
-    if ((splits || gathers) && !meeting->rows) {
+    if ((splits || own_rows) && !meeting->rows) {
         meeting->rows = calloc((size_t)e->local_size * row, sizeof *meeting->rows);
         if (!meeting->rows)
             return HVDL_ENOMEM;
     }
-    if (gathers)
+    if (own_rows)
         meeting->rows[entry->from] = entry->rows;
     if (splits)
         memcpy(meeting->rows + entry->from * row, payload, row * sizeof *meeting->rows);
@@ -52,7 +52,7 @@ hvdl_err hvdl_keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_ent
 
 hvdl_range hvdl_tiny_part(const hvdl_engine *e, const hvdl_desc *desc)
 {
-    if (desc->kind == HVDL_REDUCESCATTER)
+    if (hvdl_facts_of(desc)->result == HVDL_RESULT_SHARE)
         return hvdl_own_elems(e, desc);
     return (hvdl_range){0, (size_t)desc->count};
 }
@@ -70,7 +70,7 @@ void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
             return;
         }
     }
-    if (desc->kind == HVDL_BROADCAST && bytes) {
+    if (bytes && hvdl_facts_of(desc)->has_root) {
         const char *from = hvdl_payload_of(e, meeting, e->local_of[desc->root], bytes);
         if (op->output != from)
             memcpy(op->output, from, bytes);

@@ -88,10 +88,10 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
         return -1;
     }
     Py_ssize_t ndim = PyTuple_Size(shape);
-    bool gathers = desc->kind == HVDL_ALLGATHER || desc->kind == HVDL_ALLTOALL;
-    if ((gathers || desc->kind == HVDL_REDUCESCATTER) && !ndim) {
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
+    if (hvdl_works_on_rows(facts) && !ndim) {
         PyErr_Format(PyExc_ValueError, "%s takes no scalars: give it a first dimension",
-                     hvdl_kind_name(desc->kind));
+                     facts->name);
         return -1;
     }
     desc->ndim = (uint8_t)(ndim < 255 ? ndim : 255);
@@ -104,7 +104,7 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
                 PyErr_SetString(PyExc_ValueError, "a dimension is negative");
             return -1;
         }
-        bool is_rows = gathers && i == 0;
+        bool is_rows = facts->rows != HVDL_ROWS_SAME && i == 0;
         if (is_rows)
             posting->rows = dim;
         else
@@ -129,23 +129,23 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
 static int check_posting(const hvdl_posting *posting)
 {
     const hvdl_desc *desc = &posting->desc;
-    bool gathers = desc->kind == HVDL_ALLGATHER || desc->kind == HVDL_ALLTOALL;
-    bool needs_output = !gathers && desc->kind != HVDL_REDUCESCATTER; /* it may have no rows */
-    bool has_data = desc->kind < HVDL_JOIN && desc->count && desc->place != HVDL_ORDERED &&
-                    (!gathers || posting->rows);
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
+    bool needs_output = facts->result == HVDL_RESULT_WHOLE; /* a share may have no rows */
+    bool has_data = hvdl_moves_data(facts) && desc->count && desc->place != HVDL_ORDERED &&
+                    (facts->rows == HVDL_ROWS_SAME || posting->rows);
     if (has_data && (!hvdl_py_is_memory(posting->input) ||
                      (needs_output && !hvdl_py_is_memory(posting->output)))) {
-        PyErr_Format(PyExc_ValueError, "%s '%s': the tensor has no memory",
-                     hvdl_kind_name(desc->kind), posting->name);
+        PyErr_Format(PyExc_ValueError, "%s '%s': the tensor has no memory", facts->name,
+                     posting->name);
         return -1;
     }
     if (hvdl_sends_splits(desc) && !posting->splits) {
-        PyErr_Format(PyExc_ValueError, "alltoall '%s': splits are missing", posting->name);
+        PyErr_Format(PyExc_ValueError, "%s '%s': splits are missing", facts->name, posting->name);
         return -1;
     }
     if (desc->dtype == HVDL_BOOL && (desc->prescale != 1.0 || desc->postscale != 1.0)) {
-        PyErr_Format(PyExc_ValueError, "%s '%s': bool takes no scale factors",
-                     hvdl_kind_name(desc->kind), posting->name);
+        PyErr_Format(PyExc_ValueError, "%s '%s': bool takes no scale factors", facts->name,
+                     posting->name);
         return -1;
     }
     return 0;
@@ -185,7 +185,7 @@ int hvdl_py_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *po
     }
     unnamed = PyObject_IsTrue(args[POST_UNNAMED]);
     if (!posting->name || unnamed < 0 ||
-        hvdl_py_int(args[POST_KIND], "kind", 0, HVDL_JOIN, &kind) ||
+        hvdl_py_int(args[POST_KIND], "kind", 0, HVDL_PLAN - 1, &kind) ||
         hvdl_py_int(args[POST_DTYPE], "dtype", 0, HVDL_NUM_DTYPES - 1, &dtype) ||
         hvdl_py_int(args[POST_OP], "op", 0, HVDL_NUM_OPS - 1, &op) ||
         hvdl_py_int(args[POST_ROOT], "root", -1, INT32_MAX, &root) ||
@@ -199,7 +199,7 @@ int hvdl_py_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *po
     desc->kind = (uint8_t)kind;
     desc->dtype = (uint8_t)dtype;
     desc->op = (uint8_t)op;
-    desc->root = kind == HVDL_BROADCAST ? root : -1;
+    desc->root = hvdl_facts_of(desc)->has_root ? root : -1;
     if (num_args > POST_PLACE && hvdl_py_int(args[POST_PLACE], "place", 0, HVDL_ORDERED, &place))
         return -1;
     desc->place = (uint8_t)place;
