@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "engine/phases.h"
+#include "base/sizes.h"
 #include "kernels/reduce.h"
 
 #define MAX_LEVELS 32
@@ -122,7 +123,7 @@ static hvdl_range slice_of(const hvdl_engine *e, const hvdl_operation *op, int r
 static hvdl_err prepare(const hvdl_engine *e, hvdl_operation *op, const int64_t *posted)
 {
     (void)posted; /* all ranks have tensors of the same size */
-    size_t ranks = (size_t)e->config.num_ranks, locals = (size_t)e->local_size;
+    size_t ranks = (size_t)e->config.num_ranks, locals = (size_t)e->placement.local_size;
     int64_t *rows = hvdl_new_array(ranks * locals, sizeof *rows);
     op->splits = malloc(ranks * sizeof *op->splits);
     if (!rows || !op->splits) {

@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "engine/state.h"
+#include "engine/control.h"
 
 /* ---- why ---- */
 
@@ -52,7 +52,7 @@ void hvdl_break_on_all(hvdl_engine *e, const char *text)
 void hvdl_break_for_mpi(hvdl_engine *e)
 {
     hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
-               e->name_of[e->config.rank]);
+               e->placement.name_of[e->config.rank]);
 }
 
 void hvdl_out_of_memory(hvdl_engine *e)
@@ -74,24 +74,10 @@ void hvdl_note_gone(hvdl_engine *e, int rank)
     failure->first_gone = rank;
     snprintf(failure->text, sizeof failure->text,
              "rank %d on %s has left (it called shutdown or ended); an operation needs every rank",
-             hvdl_world_rank(e, rank), e->name_of[rank]);
+             hvdl_world_rank(e, rank), e->placement.name_of[rank]);
 }
 
 /* ---- failing everything ---- */
-
-/* One that is in flight, or NULL. *slot: where in the table to look on, so that all are found in one
- * round, and what is posted meanwhile in the next. */
-static hvdl_operation *any_in_flight(hvdl_engine *e, size_t *slot)
-{
-    const hvdl_table *table = &e->in_flight;
-    pthread_mutex_lock(&e->queue_lock);
-    e->queue_first = e->queue_last = NULL; /* what is queued is in flight, and ends here too */
-    while (table->count && (*slot >= table->num_slots || !table->slots[*slot]))
-        *slot = *slot < table->num_slots ? *slot + 1 : 0;
-    hvdl_node *node = table->count ? table->slots[*slot] : NULL;
-    pthread_mutex_unlock(&e->queue_lock);
-    return node ? HVDL_CONTAINER(node, hvdl_operation, by_key) : NULL;
-}
 
 void hvdl_fail_all(hvdl_engine *e, const char *text)
 {
@@ -99,12 +85,9 @@ void hvdl_fail_all(hvdl_engine *e, const char *text)
     hvdl_operation *op;
     hvdl_abandon_all(e);
     hvdl_stall_end(e);
-    e->announced = NULL;
-    while ((op = any_in_flight(e, &slot))) {
-        if (op->plan && op->plan->waiting == op) {
-            op->plan->waiting = NULL;
-            e->num_waiting_runs--;
-        }
+    hvdl_forget_announced(e);
+    while ((op = hvdl_queue_any(e, &slot))) {
+        hvdl_plan_forget_waiting(e, op);
         hvdl_finish(e, op, text);
     }
 }
@@ -117,7 +100,7 @@ void hvdl_end_broken(hvdl_engine *e)
     failure->ended = true;
     if (failure->tells) {
         /* The others wait for this rank: they must hear of it, since its process lives on. */
-        atomic_store(&e->shm.control->ranks[e->local].left,
+        atomic_store(&e->shm.control->ranks[e->placement.local].left,
                      HVDL_LEFT_BROKEN + (uint32_t)failure->culprit);
         hvdl_shm_ring(&e->shm);
         if (e->config.num_hosts > 1)

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "engine/control.h"
+#include "base/sizes.h"
 
 #define PACKET_BYTES 61440 /* as a segment; a packet may hold more if one message needs it */
 
@@ -80,11 +81,11 @@ void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *message, const vo
         hvdl_out_of_memory(e);
         return;
     }
-    message->host = e->host;
-    message->clock = e->control->clock;
+    message->host = e->placement.host;
+    message->clock = e->control->joins.clock;
     message->payload_bytes = (uint32_t)payload_bytes;
     message->num_done = 0;
-    hvdl_done_notes *notes = &e->control->notes[host];
+    hvdl_done_notes *notes = &e->control->tags.notes[host];
     if (message->type == HVDL_MSG_POSTED || message->type == HVDL_MSG_DONE) {
         message->num_done = notes->count;
         memcpy(message->done, notes->numbers, sizeof message->done);
@@ -153,8 +154,7 @@ static void on_message(hvdl_engine *e, const hvdl_message *message, const char *
 {
     for (int i = 0; i < message->num_done; i++)
         hvdl_on_done(e, message->done[i]);
-    if (message->clock > e->control->clock)
-        e->control->clock = message->clock;
+    hvdl_hear_clock(e, message->clock);
     switch (message->type) {
     case HVDL_MSG_POSTED: hvdl_on_posted(e, message, payload); break;
     case HVDL_MSG_START:
@@ -229,11 +229,11 @@ void hvdl_control_step(hvdl_engine *e, bool *progressed)
 {
     if (e->control->sendings)
         *progressed |= free_sent(e);
-    if (!e->is_leader || e->failure.broken)
+    if (!e->placement.is_leader || e->failure.broken)
         return;
     bool heard = receive_all(e);
-    *progressed |= heard || e->control->own_join >= 0;
-    if (e->control->own_join >= 0)
+    *progressed |= heard || e->control->joins.own_join >= 0;
+    if (e->control->joins.own_join >= 0)
         hvdl_tell_own_join(e, heard);
 }
 
@@ -247,13 +247,13 @@ bool hvdl_control_busy(const hvdl_engine *e)
 static void tell_runs(hvdl_engine *e)
 {
     e->control->has_told_runs = true;
-    for (size_t i = 0; i < e->plans.num_slots; i++)
-        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
             const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
             for (int h = 0; h < e->config.num_hosts; h++) {
                 hvdl_message head = {
                     .type = HVDL_MSG_RUNS, .tag = plan->tag, .run = plan->num_runs};
-                if (h != e->host)
+                if (h != e->placement.host)
                     hvdl_send_message(e, h, &head, NULL, 0);
             }
         }
@@ -261,8 +261,8 @@ static void tell_runs(hvdl_engine *e)
 
 bool hvdl_control_run_is_lost(const hvdl_engine *e)
 {
-    for (size_t i = 0; i < e->plans.num_slots; i++)
-        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
             const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
             if (plan->ends_elsewhere && plan->num_active &&
                 plan->num_runs > plan->num_runs_elsewhere)
@@ -273,12 +273,12 @@ bool hvdl_control_run_is_lost(const hvdl_engine *e)
 
 void hvdl_control_leave(hvdl_engine *e, int rank, bool clean)
 {
-    if (!e->is_leader || e->control->has_left)
+    if (!e->placement.is_leader || e->control->has_left)
         return;
     if (clean && !e->control->has_told_runs)
         tell_runs(e);
     for (int h = 0; h < e->config.num_hosts; h++)
-        if (h != e->host) {
+        if (h != e->placement.host) {
             hvdl_message head = {.type = HVDL_MSG_LEFT, .rank = rank, .clean = clean};
             hvdl_send_message(e, h, &head, NULL, 0);
         }
@@ -293,7 +293,8 @@ bool hvdl_control_all_left(const hvdl_engine *e)
 
 /* ---- life ---- */
 
-hvdl_err hvdl_largest_payload(const hvdl_engine_config *config, size_t *bytes)
+/* The longest payload of a posting, or of a message between hosts. */
+static hvdl_err largest_payload(const hvdl_engine_config *config, size_t *bytes)
 {
     size_t most = config->inline_bytes > HVDL_TEXT_BYTES ? config->inline_bytes : HVDL_TEXT_BYTES;
     for (int h = 0; h < config->num_hosts; h++) {
@@ -313,34 +314,27 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
     if (!control)
         return HVDL_ENOMEM;
     e->control = control;
-    control->own_join = -1;
-    int hosts = e->config.num_hosts;
-    hvdl_err err = hvdl_divide_tags(e, &control->num_numbers);
+    size_t hosts = (size_t)e->config.num_hosts, payload;
+    size_t largest = sizeof(uint64_t) + sizeof(hvdl_message);
+    hvdl_err err = hvdl_tags_make(e);
+    if (!err)
+        err = largest_payload(&e->config, &payload);
+    if (!err)
+        err = hvdl_coordinator_make(e, payload);
+    if (!err)
+        err = hvdl_host_joins_make(e);
     if (err)
         return err;
-    size_t largest = sizeof(uint64_t) + sizeof(hvdl_message);
-    if (hvdl_largest_payload(&e->config, &control->room) ||
-        hvdl_add(control->room, largest + 63, &control->room) ||
-        control->room > HVDL_MAX_MESSAGE_BYTES)
+    if (hvdl_add(payload, largest + 63, &control->room) || control->room > HVDL_MAX_MESSAGE_BYTES)
         return HVDL_ENOMEM;
     control->room = (control->room > PACKET_BYTES ? control->room : PACKET_BYTES) / 64 * 64;
-    control->packets = calloc((size_t)hosts, sizeof *control->packets);
-    control->receives = calloc((size_t)hosts, sizeof *control->receives);
-    control->receive_buffers = hvdl_new_array(e->is_leader ? (size_t)hosts : 0, control->room);
-    control->joins = calloc((size_t)hosts, sizeof *control->joins);
-    control->heard = calloc((size_t)hosts, sizeof *control->heard);
-    control->is_plan = calloc((size_t)control->num_numbers, sizeof *control->is_plan);
-    control->notes = calloc((size_t)hosts, sizeof *control->notes);
-    control->num_done = calloc((size_t)control->num_numbers, sizeof *control->num_done);
-    control->free_numbers = calloc((size_t)control->num_numbers, sizeof(int));
-    if (!control->packets || !control->joins || !control->heard || !control->is_plan ||
-        !control->receives || !control->receive_buffers || !control->notes || !control->num_done ||
-        !control->free_numbers)
+    control->packets = calloc(hosts, sizeof *control->packets);
+    control->receives = calloc(hosts, sizeof *control->receives);
+    control->receive_buffers = hvdl_new_array(e->placement.is_leader ? hosts : 0, control->room);
+    if (!control->packets || !control->receives || !control->receive_buffers)
         return HVDL_ENOMEM;
-    for (int number = control->num_numbers - 1; number >= 0; number--)
-        control->free_numbers[control->num_free++] = number;
-    for (int h = 0; e->is_leader && h < hosts; h++)
-        if (h != e->host && !post_receive(e, h))
+    for (int h = 0; e->placement.is_leader && h < e->config.num_hosts; h++)
+        if (h != e->placement.host && !post_receive(e, h))
             return HVDL_EMPI;
     return HVDL_OK;
 }
@@ -368,11 +362,10 @@ void hvdl_control_destroy(hvdl_engine *e)
     if (!control)
         return;
     bool ended = true;
-    if (control->notes)
+    if (control->packets)
         flush_sends(e);
     for (int h = 0; control->receives && h < e->config.num_hosts; h++)
         ended &= hvdl_wire_cancel_recv(&e->wire, &control->receives[h]);
-    hvdl_free_agreements(e);
     if (ended) { /* else MPI may still write into them */
         free(control->receive_buffers);
         free(control->receives);
@@ -381,18 +374,9 @@ void hvdl_control_destroy(hvdl_engine *e)
     for (int h = 0; control->packets && h < e->config.num_hosts; h++)
         free(control->packets[h]);
     free(control->packets);
-    free(control->notes);
-    hvdl_free_early_runs(e);
-    while (control->held_leaves) {
-        hvdl_held_leave *next = control->held_leaves->next;
-        free(control->held_leaves);
-        control->held_leaves = next;
-    }
-    free(control->joins);
-    free(control->heard);
-    free(control->is_plan);
-    free(control->num_done);
-    free(control->free_numbers);
+    hvdl_coordinator_free(&control->coordinator);
+    hvdl_tags_free(&control->tags);
+    hvdl_host_joins_free(&control->joins);
     free(control);
     e->control = NULL;
 }

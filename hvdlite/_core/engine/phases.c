@@ -14,7 +14,7 @@ static bool several_hosts(const hvdl_engine *e)
 static size_t piece_bytes(const hvdl_engine *e, const hvdl_desc *desc)
 {
     size_t all = hvdl_desc_bytes(desc);
-    return e->max_local_size == 1 && all ? all : e->config.piece_bytes / 64 * 64;
+    return e->placement.max_local_size == 1 && all ? all : e->config.piece_bytes / 64 * 64;
 }
 
 /* Of `total` elements of this size. */
@@ -44,7 +44,7 @@ bool hvdl_piece_waits(const hvdl_engine *e, const hvdl_operation *op, uint64_t k
 
 int hvdl_num_exchangers(const hvdl_engine *e, const hvdl_operation *op)
 {
-    return op->course->every_rank_exchanges ? e->local_size : e->num_rails;
+    return op->course->every_rank_exchanges ? e->placement.local_size : e->placement.num_rails;
 }
 
 hvdl_err hvdl_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k, int phase,
@@ -66,10 +66,10 @@ hvdl_err hvdl_make_exchange(hvdl_engine *e, const hvdl_operation *op, uint64_t k
     if (!table)
         return HVDL_ENOMEM;
     hvdl_exchange_spec spec = {
-        .host = e->host,
+        .host = e->placement.host,
         .num_hosts = e->config.num_hosts,
-        .peers = e->rail_peers,
-        .tag = op->tag,
+        .peers = e->placement.rail_peers,
+        .tag = op->progress.tag,
         .segment_bytes = e->config.segment_bytes,
         .dtype = HVDL_UINT8,
     };
@@ -85,10 +85,10 @@ hvdl_err hvdl_make_exchange(hvdl_engine *e, const hvdl_operation *op, uint64_t k
 static hvdl_pass *share_from_rails(const hvdl_engine *e, char *buffer, hvdl_range range,
                                    hvdl_dtype dtype)
 {
-    hvdl_pass *pass = hvdl_pass_new(HVDL_PASS_SHARE, e->num_rails);
+    hvdl_pass *pass = hvdl_pass_new(HVDL_PASS_SHARE, e->placement.num_rails);
     size_t esize = hvdl_dtype_bytes((int)dtype);
-    for (int rail = 0; pass && rail < e->num_rails; rail++) {
-        hvdl_range slice = hvdl_slice(hvdl_range_size(range), e->num_rails, rail, dtype);
+    for (int rail = 0; pass && rail < e->placement.num_rails; rail++) {
+        hvdl_range slice = hvdl_slice(hvdl_range_size(range), e->placement.num_rails, rail, dtype);
         char *at = buffer + (range.begin + slice.begin) * esize;
         size_t bytes = hvdl_range_size(slice) * esize;
         pass->sources[rail] = (hvdl_source){rail, at, bytes, {0, bytes}, at};
@@ -101,7 +101,8 @@ static void put_slice(const hvdl_engine *e, hvdl_range range, uint64_t k, char *
                       hvdl_exchange_spec *spec)
 {
     size_t esize = hvdl_dtype_bytes((int)spec->dtype);
-    hvdl_range slice = hvdl_slice(hvdl_range_size(range), e->num_rails, e->local, spec->dtype);
+    hvdl_range slice =
+        hvdl_slice(hvdl_range_size(range), e->placement.num_rails, e->placement.local, spec->dtype);
     spec->tag += 2 * (int)(k % HVDL_PIECE_WINDOW);
     spec->buffer = buffer + (range.begin + slice.begin) * esize;
     spec->count = hvdl_range_size(slice);
@@ -136,11 +137,11 @@ static hvdl_pass *reduce_pass(const hvdl_engine *e, const hvdl_operation *op, hv
     pass->dtype = desc->dtype;
     pass->op = desc->op;
     pass->scale = hvdl_host_scale(e, desc);
-    if (op->meeting->posted && op->meeting->posted < e->local_size)
+    if (op->meeting->posted && op->meeting->posted < e->placement.local_size)
         pass->taking_part = op->meeting->posted_by;
     pass->in = op->input + range.begin * esize;
     pass->count = hvdl_range_size(range);
-    pass->num_rails = e->num_rails;
+    pass->num_rails = e->placement.num_rails;
     if (keeps_share(op) && !several_hosts(e)) {
         hvdl_range own = hvdl_own_elems(e, desc);
         size_t begin = own.begin > range.begin ? own.begin : range.begin;
@@ -161,8 +162,8 @@ static bool reduce_has_pass(const hvdl_engine *e, const hvdl_operation *op, uint
     (void)k;
     bool in_place = op->input == whole_result(op) && op->desc.prescale == 1.0;
     if (phase == HVDL_PHASE_A)
-        return e->local_size > 1 || !in_place;
-    return e->local_size > 1 && several_hosts(e);
+        return e->placement.local_size > 1 || !in_place;
+    return e->placement.local_size > 1 && several_hosts(e);
 }
 
 static hvdl_pass *reduce_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
@@ -245,7 +246,7 @@ static hvdl_pass *share_from_root(const hvdl_engine *e, const hvdl_operation *op
     hvdl_pass *pass = hvdl_pass_new(HVDL_PASS_SHARE, 1);
     size_t bytes = hvdl_range_size(range);
     if (pass)
-        pass->sources[0] = (hvdl_source){e->local_of[op->desc.root],
+        pass->sources[0] = (hvdl_source){e->placement.local_of[op->desc.root],
                                          op->input + range.begin,
                                          bytes,
                                          {0, bytes},
@@ -257,8 +258,9 @@ static bool broadcast_has_pass(const hvdl_engine *e, const hvdl_operation *op, u
                                int phase)
 {
     (void)k;
-    bool has_root = e->host_of[op->desc.root] == e->host;
-    return phase == HVDL_PHASE_A ? has_root : e->local_size > 1 && several_hosts(e) && !has_root;
+    bool has_root = e->placement.host_of[op->desc.root] == e->placement.host;
+    return phase == HVDL_PHASE_A ? has_root
+                                 : e->placement.local_size > 1 && several_hosts(e) && !has_root;
 }
 
 static hvdl_pass *broadcast_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
@@ -274,7 +276,7 @@ static void broadcast_describe_exchange(const hvdl_engine *e, const hvdl_operati
 {
     (void)table;
     spec->algorithm = HVDL_CHAIN;
-    spec->root = e->host_of[op->desc.root];
+    spec->root = e->placement.host_of[op->desc.root];
     put_slice(e, bytes_of(e, op, k), k, op->output, spec);
 }
 
