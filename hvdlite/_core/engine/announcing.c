@@ -111,11 +111,11 @@ bool hvdl_drain_queue(hvdl_engine *e)
         return false;
     hvdl_operation *op, *next_op;
     hvdl_plan *plan, *next_plan;
-    hvdl_queue_drain(e, &op, &plan);
+    hvdl_queue_drain(&e->queue, &op, &plan);
     for (; op; op = next_op) {
         next_op = op->next;
         op->next = NULL;
-        hvdl_record(e, op, HVDL_POSTED, op->posted_ns);
+        hvdl_record(&e->recording, op, HVDL_POSTED, op->posted_ns);
         if (hvdl_refuses(e, op->internal))
             hvdl_finish(e, op, e->failure.text);
         else if (op->desc.kind == HVDL_JOIN)

@@ -119,14 +119,6 @@ void hvdl_join_post_held(hvdl_engine *e)
         hvdl_join_post(e, e->join.held);
 }
 
-void hvdl_join_forget(hvdl_engine *e, const hvdl_operation *op)
-{
-    if (op == e->join.operation)
-        e->join.operation = NULL;
-    if (op == e->join.held)
-        e->join.held = NULL;
-}
-
 void hvdl_join_fail(hvdl_engine *e, const char *text)
 {
     if (e->join.operation &&

@@ -24,8 +24,14 @@ void hvdl_join_free(hvdl_engine *engine);
 void hvdl_join_post(hvdl_engine *engine, hvdl_operation *operation);
 /* A run no longer waits for its plan. */
 void hvdl_join_post_held(hvdl_engine *engine);
-/* An operation has ended, which may be this rank's join, or a zero operation. */
-void hvdl_join_forget(hvdl_engine *engine, const hvdl_operation *operation);
+/* An operation has ended, which may be this rank's join. */
+static inline void hvdl_join_forget(hvdl_join *join, const hvdl_operation *operation)
+{
+    if (operation == join->operation)
+        join->operation = NULL;
+    if (operation == join->held)
+        join->held = NULL;
+}
 /* A rank has left: what is not over fails. */
 void hvdl_join_fail(hvdl_engine *engine, const char *text);
 

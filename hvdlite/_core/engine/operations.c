@@ -84,7 +84,7 @@ hvdl_key hvdl_make_key(int kind, const char *name)
 
 void hvdl_set_state(hvdl_engine *e, hvdl_operation *op, hvdl_state state)
 {
-    hvdl_record(e, op, state, 0);
+    hvdl_record(&e->recording, op, state, 0);
     atomic_store_explicit(&op->state, (int)state, memory_order_release);
 }
 
@@ -147,14 +147,15 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
         err = hvdl_adasum_child_done(e, parent, op, text);
     }
     if (op->meeting)
-        hvdl_meeting_leave(e, op);
+        hvdl_meeting_leave(&e->meetings, op->meeting);
+    op->meeting = NULL;
     if (text)
         op->error = strdup(text);
-    hvdl_join_forget(e, op);
+    hvdl_join_forget(&e->join, op);
     bool zeros = op->zeros, counted = op->counted;
     hvdl_plan *plan = op->plan;
     bool makes_plan = hvdl_makes_plan(op);
-    hvdl_record(e, op, text ? HVDL_FAILED : HVDL_DONE, 0);
+    hvdl_record(&e->recording, op, text ? HVDL_FAILED : HVDL_DONE, 0);
     if (!op->internal)
         hvdl_note_activity(e, hvdl_activity_of(op, text ? HVDL_DID_FAIL : HVDL_DID_END));
 
@@ -208,10 +209,10 @@ hvdl_err hvdl_finish_alone(hvdl_engine *e, hvdl_operation *op)
         memcpy(op->output, op->input, bytes);
     }
     op->number = hvdl_queue_number(e);
-    hvdl_record(e, op, HVDL_POSTED, op->posted_ns);
-    hvdl_record(e, op, HVDL_MATCHED, begun_ns);
-    hvdl_record(e, op, HVDL_RUNNING, begun_ns);
-    hvdl_record(e, op, HVDL_DONE, 0);
+    hvdl_record(&e->recording, op, HVDL_POSTED, op->posted_ns);
+    hvdl_record(&e->recording, op, HVDL_MATCHED, begun_ns);
+    hvdl_record(&e->recording, op, HVDL_RUNNING, begun_ns);
+    hvdl_record(&e->recording, op, HVDL_DONE, 0);
     op->finished = true;
     atomic_store_explicit(&op->state, HVDL_DONE, memory_order_release);
     return HVDL_OK;

@@ -66,12 +66,6 @@ hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, void *owner, hvdl_oper
 
 /* ---- the driver ---- */
 
-hvdl_plan *hvdl_plan_by_id(const hvdl_engine *e, uint64_t id)
-{
-    hvdl_node *node = hvdl_table_first(&e->plans.by_id, id);
-    return node ? HVDL_CONTAINER(node, hvdl_plan, by_id) : NULL;
-}
-
 hvdl_plan *hvdl_plan_by_tag(const hvdl_engine *e, int tag)
 {
     for (size_t i = 0; i < e->plans.by_id.num_slots; i++)

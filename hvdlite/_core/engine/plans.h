@@ -39,7 +39,11 @@ typedef struct {
     int num_waiting_runs; /* for their plans to be made */
 } hvdl_plans;
 
-hvdl_plan *hvdl_plan_by_id(const hvdl_engine *engine, uint64_t id);
+static inline hvdl_plan *hvdl_plan_by_id(const hvdl_plans *plans, uint64_t id)
+{
+    hvdl_node *node = hvdl_table_first(&plans->by_id, id);
+    return node ? HVDL_CONTAINER(node, hvdl_plan, by_id) : NULL;
+}
 hvdl_plan *hvdl_plan_by_tag(const hvdl_engine *engine, int tag);
 hvdl_plan *hvdl_plan_by_key(const hvdl_engine *engine, hvdl_key key);
 

@@ -109,18 +109,6 @@ void *hvdl_engine_reap(hvdl_engine *e)
 
 /* ---- the driver ---- */
 
-void hvdl_queue_drain(hvdl_engine *e, hvdl_operation **operations, hvdl_plan **plans)
-{
-    hvdl_queue *queue = &e->queue;
-    pthread_mutex_lock(&queue->lock);
-    *operations = queue->first;
-    *plans = queue->released_plans;
-    queue->first = queue->last = NULL;
-    queue->released_plans = NULL;
-    atomic_store(&queue->queued, false);
-    pthread_mutex_unlock(&queue->lock);
-}
-
 void hvdl_queue_end(hvdl_engine *e, hvdl_operation *op, int state)
 {
     hvdl_queue *queue = &e->queue;

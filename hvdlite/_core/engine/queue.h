@@ -4,6 +4,7 @@
 #define HVDL_QUEUE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/table.h"
 #include "engine/engine.h"
@@ -40,7 +41,17 @@ static inline void hvdl_queue_count_alone(hvdl_queue *queue)
 }
 
 /* The driver. All that was queued, as lists; both may be NULL. */
-void hvdl_queue_drain(hvdl_engine *engine, hvdl_operation **operations, hvdl_plan **plans);
+static inline void hvdl_queue_drain(hvdl_queue *queue, hvdl_operation **operations,
+                                    hvdl_plan **plans)
+{
+    pthread_mutex_lock(&queue->lock);
+    *operations = queue->first;
+    *plans = queue->released_plans;
+    queue->first = queue->last = NULL;
+    queue->released_plans = NULL;
+    atomic_store(&queue->queued, false);
+    pthread_mutex_unlock(&queue->lock);
+}
 /* It has ended with this state. Afterwards its caller may free it. */
 void hvdl_queue_end(hvdl_engine *engine, hvdl_operation *operation, int state);
 /* Everything fails. One that is in flight, or NULL; *slot: 0 at first, then where in the table to look on, so

@@ -22,14 +22,14 @@ static uint64_t tensor_bytes(const hvdl_operation *op)
     return hvdl_desc_bytes(desc) * (facts->rows == HVDL_ROWS_SAME ? 1 : (uint64_t)op->rows);
 }
 
-void hvdl_record(hvdl_engine *e, const hvdl_operation *op, int state, uint64_t time_ns)
+void hvdl_record_event(hvdl_recording *recording, const hvdl_operation *op, int state,
+                       uint64_t time_ns)
 {
-    /* Relaxed: the ring itself is under the lock. */
-    if (op->internal || !atomic_load_explicit(&e->recording.on, memory_order_relaxed))
+    if (op->internal)
         return;
-    pthread_mutex_lock(&e->recording.lock);
-    if (e->recording.capacity) {
-        hvdl_event *event = &e->recording.events[e->recording.num_events++ % e->recording.capacity];
+    pthread_mutex_lock(&recording->lock);
+    if (recording->capacity) {
+        hvdl_event *event = &recording->events[recording->num_events++ % recording->capacity];
         event->time_ns = time_ns ? time_ns : hvdl_now_ns();
         event->operation = op->number;
         event->bytes = tensor_bytes(op);
@@ -37,7 +37,7 @@ void hvdl_record(hvdl_engine *e, const hvdl_operation *op, int state, uint64_t t
         event->state = state;
         hvdl_copy_name(event->name, sizeof event->name, op->name);
     }
-    pthread_mutex_unlock(&e->recording.lock);
+    pthread_mutex_unlock(&recording->lock);
 }
 
 hvdl_err hvdl_engine_record(hvdl_engine *e, size_t capacity)

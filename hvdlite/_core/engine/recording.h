@@ -3,6 +3,7 @@
 #define HVDL_RECORDING_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "engine/engine.h"
 
@@ -15,8 +16,16 @@ typedef struct {
     _Atomic bool on;     /* relaxed: the ring itself is under the lock */
 } hvdl_recording;
 
+void hvdl_record_event(hvdl_recording *recording, const hvdl_operation *operation, int state,
+                       uint64_t time_ns);
 /* time_ns 0: now. Operations of the engine's own are not recorded. */
-void hvdl_record(hvdl_engine *engine, const hvdl_operation *operation, int state, uint64_t time_ns);
+static inline void hvdl_record(hvdl_recording *recording, const hvdl_operation *operation,
+                               int state, uint64_t time_ns)
+{
+    if (atomic_load_explicit(&recording->on, memory_order_relaxed))
+        hvdl_record_event(recording, operation, state, time_ns);
+}
+
 void hvdl_recording_free(hvdl_recording *recording);
 
 #endif

@@ -32,17 +32,6 @@ void hvdl_meeting_free(hvdl_meeting *meeting)
     free(meeting);
 }
 
-void hvdl_meeting_leave(hvdl_engine *e, hvdl_operation *op)
-{
-    hvdl_meeting *meeting = op->meeting;
-    op->meeting = NULL;
-    meeting->operation = NULL;
-    if (meeting->collecting)
-        return;
-    hvdl_table_remove(&e->meetings.by_id, &meeting->by_id);
-    hvdl_meeting_free(meeting);
-}
-
 void hvdl_meetings_free(hvdl_engine *e)
 {
     for (size_t i = 0; i < e->meetings.by_key.num_slots; i++)
@@ -233,7 +222,7 @@ static void read_post(hvdl_engine *e, const hvdl_entry *entry)
 
 static void read_run(hvdl_engine *e, const hvdl_entry *entry)
 {
-    hvdl_plan *plan = hvdl_plan_by_id(e, entry->id);
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, entry->id);
     if (!plan)
         return;
     if (!plan->collecting) {
@@ -288,7 +277,7 @@ static void read_result(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *en
 
 static void read_release(hvdl_engine *e, uint64_t id)
 {
-    hvdl_plan *plan = hvdl_plan_by_id(e, id);
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, id);
     if (!plan)
         return;
     hvdl_plan_released(e, plan);
@@ -296,7 +285,7 @@ static void read_release(hvdl_engine *e, uint64_t id)
 
 static void read_free(hvdl_engine *e, uint64_t id)
 {
-    hvdl_plan *plan = hvdl_plan_by_id(e, id);
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, id);
     if (!plan)
         return;
     hvdl_plan_remove(e, plan);
@@ -340,7 +329,7 @@ static void read_zero(hvdl_engine *e, const hvdl_entry *entry)
 
 static void read_zero_run(hvdl_engine *e, const hvdl_entry *entry)
 {
-    hvdl_plan *plan = hvdl_plan_by_id(e, entry->id);
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, entry->id);
     if (!plan)
         return;
     hvdl_meeting *meeting = new_meeting(e, entry->position);

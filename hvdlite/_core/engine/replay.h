@@ -43,9 +43,16 @@ hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *engine, hvdl_key key);
 hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *engine, uint64_t id);
 /* Begins what is complete now that a rank has joined. */
 void hvdl_complete_meetings(hvdl_engine *engine);
-/* The meeting's operation on this rank ends. */
-void hvdl_meeting_leave(hvdl_engine *engine, hvdl_operation *operation);
 void hvdl_meeting_free(hvdl_meeting *meeting);
+/* Its operation on this rank ends. */
+static inline void hvdl_meeting_leave(hvdl_meetings *meetings, hvdl_meeting *meeting)
+{
+    meeting->operation = NULL;
+    if (meeting->collecting)
+        return;
+    hvdl_table_remove(&meetings->by_id, &meeting->by_id);
+    hvdl_meeting_free(meeting);
+}
 void hvdl_meetings_free(hvdl_engine *engine);
 
 #endif
