@@ -28,7 +28,6 @@ from hvdlite.gpu.backend import Alone
 from hvdlite.gpu.devices import Devices
 from hvdlite.gpu.process_group import Group
 from hvdlite.gpu.row_counts import gather_bytes
-from hvdlite.gpu.transfer import Request
 
 if TYPE_CHECKING:
     from hvdlite.world.teams import Team
@@ -172,7 +171,10 @@ def attempt(group: Group, devices: Devices) -> None:
         RuntimeError: the sum is wrong; whatever the group raises.
     """
     one = torch.ones(1, device=group.device)
-    group.allreduce_(one, Request(_core.ALLREDUCE, "attempt", False, _core.FLOAT32, _core.SUM))
+    group.allreduce_(
+        one,
+        _core.posting(_core.ALLREDUCE, "attempt", False, _core.FLOAT32, one, one, _core.SUM),
+    )
     if one.item() != group.size:
         raise RuntimeError(f"the sum of {group.size} ones was {one.item()}")
 
