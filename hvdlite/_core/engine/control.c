@@ -132,7 +132,7 @@ void hvdl_announce_leave(hvdl_engine *e, int rank, bool clean)
     hvdl_announce(e, entry, NULL, 0);
 }
 
-/* Its sender says nothing more: it leaves, or is broken, whoever is the cause. */
+/* Its sender says nothing more: it leaves, or is broken, whichever rank is the cause. */
 static bool is_last(const hvdl_engine *e, const hvdl_message *head)
 {
     return head->type == HVDL_MSG_LEFT &&

@@ -109,8 +109,8 @@ static size_t rows_to_host(hvdl_engine *e, const hvdl_agreement *agreement, int 
     return at * sizeof *to;
 }
 
-/* Host 0 counts, and the coordinator tells all: whoever has heard of it may leave, and its leader's
- * word that it leaves must not come to a host before this. */
+/* Host 0 counts, and the coordinator tells all: a host that knows the turn may leave, and its LEFT must
+ * not arrive at another host before the turn does. */
 void hvdl_on_order(hvdl_engine *e, int host, hvdl_key key)
 {
     hvdl_message head = {

@@ -92,7 +92,7 @@ static void relax(void)
 }
 
 #define LOOKS 32   /* that keep the core */
-#define YIELDS 500 /* looks that give up the core, to whoever may need it, before sleeping */
+#define YIELDS 500 /* looks that give up the core to other threads, before sleeping */
 /* With other hosts, where a look is a call of MPI: until then. */
 #define WIRE_LOOKS_NS 50000
 #define WIRE_YIELDS_NS 150000
@@ -167,7 +167,7 @@ static bool thread_unwanted(hvdl_engine *e)
     return atomic_load(&e->driving.num_waiting) > 0 || stopping(e);
 }
 
-/* Who waits for the lock learns of it only so. */
+/* Callers that wait for the lock sleep on done_count. */
 static void stop_driving(hvdl_engine *e)
 {
     pthread_mutex_unlock(&e->driving.lock);

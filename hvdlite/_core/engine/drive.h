@@ -8,7 +8,7 @@
 
 /* Written by drive.c. */
 typedef struct {
-    pthread_mutex_t lock; /* who holds it is the driver */
+    pthread_mutex_t lock; /* the thread that holds it is the driver */
     pthread_t thread;
     bool has_thread; /* constant: also when the thread has ended */
     _Atomic bool stop;
@@ -36,8 +36,8 @@ void hvdl_driving_stop(hvdl_engine *engine);
 
 /* Moves everything as far as it can go now. Returns whether anything moved. */
 bool hvdl_sweep(hvdl_engine *engine);
-/* The same, for who does not look again soon: Open MPI moves messages when asked which have ended and
- * none had, and says of those only when asked again. */
+/* The same, for a caller that does not look again soon: Open MPI moves messages when asked which have ended and
+ * none had, and reports those only when asked again. */
 bool hvdl_sweep_twice(hvdl_engine *engine);
 /* Nothing moved: looks again soon, lets others run, or sleeps, the longer it lasts.
  * wanted: whether somebody else wants to drive. */

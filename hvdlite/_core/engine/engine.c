@@ -1,12 +1,9 @@
-/* The life of an engine: who is where, its thread, leaving; and what it says of itself. */
+/* The life of an engine: making it, leaving, closing; and its counters. */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 
-#include <signal.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "engine/control.h"
 

@@ -56,7 +56,7 @@ static inline size_t hvdl_posted_payload(int num_ranks, size_t inline_bytes)
     return inline_bytes > splits ? inline_bytes : splits;
 }
 
-/* An operation has come to a state. */
+/* An operation has reached a state. */
 typedef struct {
     uint64_t time_ns;    /* CLOCK_MONOTONIC */
     uint64_t operation;  /* its number: names come again */

@@ -1,7 +1,7 @@
 /* Join: a rank that has run out of data takes part in the others' allreduces with zeros, until all
  * ranks have joined.
  *
- * Within a host the journal says who has joined (JOIN). A meeting is complete when every local rank
+ * Within a host the journal says which ranks have joined (JOIN). A meeting is complete when every local rank
  * has posted or joined. Each rank that has joined makes an operation of its own for it, with zeros
  * (what changes nothing, for Min, Max and Product), so that all ranks go through the same phases.
  *
@@ -128,7 +128,7 @@ void hvdl_join_fail(hvdl_engine *e, const char *text)
         hvdl_finish(e, e->join.held, text);
 }
 
-/* ---- who has joined ---- */
+/* ---- the ranks of this host that have joined ---- */
 
 bool hvdl_meeting_complete(const hvdl_engine *e, const hvdl_meeting *meeting)
 {

@@ -48,7 +48,7 @@ static void fail_collecting(hvdl_engine *e, const char *text)
         }
 }
 
-/* The leader: whom it asked about an operation has left without an answer. */
+/* The leader: the coordinator that it asked about an operation has left without an answer. */
 static void fail_asked(hvdl_engine *e, int host)
 {
     for (size_t i = 0; i < e->meetings.by_id.num_slots; i++)

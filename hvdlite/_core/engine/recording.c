@@ -86,7 +86,7 @@ hvdl_err hvdl_engine_drain_events(hvdl_engine *e, hvdl_events *to)
     hvdl_events taken = {0};
     pthread_mutex_lock(&e->recording.lock);
     if (e->recording.num_events) {
-        /* Exchanged and not copied: who posts meanwhile waits for a malloc only. */
+        /* Exchanged and not copied: a caller that posts meanwhile waits only for a malloc. */
         hvdl_event *ring = hvdl_new_array(e->recording.capacity, sizeof *ring);
         if (ring) {
             taken.ring = e->recording.events;

@@ -1,4 +1,4 @@
-/* The journal: the state machine that every rank of the host runs over it alike, so that all come to
+/* The journal: every rank of the host runs this state machine over the same entries, so all of them take
  * the same decisions. Called by the driver. */
 #define _GNU_SOURCE
 #include <stdio.h>

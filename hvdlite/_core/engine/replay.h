@@ -24,8 +24,8 @@ typedef struct hvdl_meeting {
     uint64_t epoch;            /* of join.c, when it began */
     bool reported, given_up;   /* stall.c */
     int coordinator;           /* the host whose leader was asked and has not answered, or -1 */
-    bool internal;    /* of the engine's own operations: who has joined takes part itself */
-    bool posted_by[]; /* by local rank */
+    bool internal;             /* of the engine's own operations: a joined rank takes part itself */
+    bool posted_by[];          /* by local rank */
 } hvdl_meeting;
 
 /* Written by replay.c. */

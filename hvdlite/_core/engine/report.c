@@ -1,4 +1,4 @@
-/* The words of the stall check: who has posted an operation, and what the others last did. */
+/* The texts of the stall check: which ranks have posted an operation, and what the others last did. */
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
@@ -92,7 +92,7 @@ static void put_last(hvdl_writer *to, const hvdl_shm_last *last)
              hvdl_kind_name(last->kind), name, seconds);
 }
 
-/* ---- who has posted ---- */
+/* ---- which ranks have posted ---- */
 
 uint64_t hvdl_run_of(const hvdl_operation *op)
 {

@@ -1,4 +1,4 @@
-/* The words of the stall check, and what it knows of a late operation. */
+/* The texts of the stall check, and what it knows of a late operation. */
 #ifndef HVDL_REPORT_H
 #define HVDL_REPORT_H
 
@@ -47,7 +47,7 @@ bool hvdl_is_agreed(const hvdl_engine *engine, const hvdl_meeting *meeting);
 
 /* What a rank of this host last did. */
 hvdl_shm_last hvdl_last_of(const hvdl_engine *engine, int local);
-/* The ranks of this host: who has posted, and what the others last did. Where it is known that all
+/* The ranks of this host: which have posted, and what the others last did. Where it is known that all
  * have posted, neither. lasts: by local rank; what had been posted by then has been read. */
 void hvdl_describe_host(hvdl_engine *engine, const hvdl_late *what, const hvdl_shm_last *lasts,
                         hvdl_stall_part *answer);

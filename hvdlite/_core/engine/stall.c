@@ -1,11 +1,11 @@
-/* The stall check: who waits for whom. An operation that some ranks have posted and others have not,
+/* The stall check: which ranks wait for which. An operation that some ranks have posted and others have not,
  * for longer than a limit, is reported once, with what the missing ranks last did; after another limit
  * everything fails.
  *
  * Each rank looks at its own operations. A late one it puts into the journal (REPORTED), where the
  * first entry about it counts: so one rank of a host speaks, and only if the host still waits by then.
  * On one host that rank says the text. Between hosts the leader tells the operation's coordinator
- * (STALLED), which asks the leaders of all hosts (ASK) who of theirs has not posted it (STATUS), makes
+ * (STALLED), which asks the leaders of all hosts (ASK) which of their ranks have not posted it (STATUS), makes
  * one text of the answers, and says it, unless the operation has gone on meanwhile. */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -171,7 +171,7 @@ static void conclude(hvdl_engine *e, hvdl_inquiry *inquiry)
         if (!inquiry->answered[h])
             hvdl_put(&inquiry->missing, "%s%s, which does not answer",
                      inquiry->missing.used ? ", " : "", e->config.host_names[h]);
-    /* Who has reported it does not say any more that it waits, or this host knows better. */
+    /* The host that reported it no longer says that it waits, or this host knows that all have posted. */
     bool is_over = !inquiry->posted.used || (meeting && hvdl_is_agreed(e, meeting));
     bool waits = inquiry->missing.used && !is_over;
     hvdl_late what = inquiry->what;
@@ -305,9 +305,9 @@ static void tell(hvdl_engine *e, const hvdl_due *due)
         hvdl_send_message(e, due->host, &message, &answer, sizeof answer);
 }
 
-/* What each rank last did is read first, then the journal as far as it went at that time: so nobody is
- * missing of whom it says that he is in the operation, or has ended it. False: somebody is just writing
- * there. */
+/* Reads first what each rank last did, then the journal as far as it went at that time: so no report calls a
+ * rank missing and says as well that it is in the operation, or has ended it. False: a rank is just writing
+ * to the journal. */
 static bool survey(hvdl_engine *e, bool *progressed)
 {
     size_t bytes = (size_t)e->placement.local_size * sizeof *e->stall.survey;
@@ -320,7 +320,7 @@ static bool survey(hvdl_engine *e, bool *progressed)
     return e->shm.read_position >= tail;
 }
 
-/* One by one, as whoever says a text may be held up by it. */
+/* One by one, as printing a text may take long. */
 void hvdl_stall_tell(hvdl_engine *e, bool *progressed)
 {
     while (e->stall.due && survey(e, progressed)) {

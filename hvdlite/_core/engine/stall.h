@@ -1,4 +1,4 @@
-/* The stall check: who waits for whom. The driver. */
+/* The stall check: which ranks wait for which. The driver. */
 #ifndef HVDL_STALL_H
 #define HVDL_STALL_H
 
@@ -31,9 +31,9 @@ void hvdl_read_reported(hvdl_engine *engine, const hvdl_entry *entry);
 /* Says what is due of this host's ranks, if enough of the journal can be read. *progressed is set,
  * never cleared. */
 void hvdl_stall_tell(hvdl_engine *engine, bool *progressed);
-/* An operation ends: nobody need be asked about it any more. */
+/* An operation ends: the inquiries about it end, too. */
 void hvdl_stall_ended(hvdl_engine *engine, const hvdl_operation *operation);
-/* Everything fails: nobody is late any more. */
+/* Everything fails: all inquiries and reports end. */
 void hvdl_stall_end(hvdl_engine *engine);
 void hvdl_stall_free(hvdl_engine *engine);
 

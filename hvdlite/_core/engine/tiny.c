@@ -80,7 +80,7 @@ void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
         const void *inputs[HVDL_MAX_LOCAL];
         hvdl_scale scale = hvdl_host_scale(e, desc);
         hvdl_range own = hvdl_tiny_part(e, desc);
-        int num_inputs = 0; /* who has joined and not posted is left out */
+        int num_inputs = 0; /* ranks that have joined and not posted are left out */
         for (int r = 0; r < e->placement.local_size; r++)
             if (meeting->posted_by[r])
                 inputs[num_inputs++] = hvdl_payload_of(e, meeting, r, bytes) +
