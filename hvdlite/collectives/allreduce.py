@@ -218,8 +218,20 @@ def start(
         prescale, postscale = factors(form, code, prescale, postscale)
     source, result = buffers(form, tensor)
     name, unnamed = named(team, name)
+    # By position: this is on the way of every allreduce without a name.
     posting = _posting(
-        *(_ALLREDUCE, name, unnamed, code, source, result, op, 0, prescale, postscale, None, group)
+        _ALLREDUCE,
+        name,
+        unnamed,
+        code,
+        source,
+        result,
+        op,
+        0,
+        prescale,
+        postscale,
+        None,
+        group,
     )
     return begin(team, posting, wake)
 

@@ -1,4 +1,4 @@
-"""A sum of integers over the members of a team, by which ranks say something of themselves."""
+"""A sum of integers over the members of a team, by which ranks exchange facts about themselves."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class HostSum:
         return self._operations[0].wait()
 
     def forget(self) -> None:
-        """It is over: it may be posted again."""
+        """Forgets the operation, which has ended, so that it can be posted again."""
         self._operations.clear()

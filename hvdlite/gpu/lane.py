@@ -140,7 +140,7 @@ class Lane:
                 self._ended.wait()
 
     def settle(self) -> None:
-        """Returns when nothing is in it that is not over."""
+        """Returns when all transfers in the lane are over."""
         while self.is_busy():
             if self._thread is None:
                 self._step()
@@ -149,7 +149,8 @@ class Lane:
                     self._ended.wait(None if self._thread else FIRST_PAUSE_S)
 
     def look(self) -> None:
-        """Goes on where no thread does. Does not wait for another one that does so now."""
+        """Moves the transfers if the lane has no thread. Does not wait for a caller that moves them
+        now."""
         if self._thread is None and self._stepping.acquire(blocking=False):
             try:
                 self._step_locked()
@@ -189,7 +190,7 @@ class Lane:
         self._break(f"rank {self._own} called shutdown before the operation had ended")
 
     def is_busy(self) -> bool:
-        """Whether something in it is not over."""
+        """Whether a transfer in the lane is not over."""
         with self._lock:
             return bool(self._keys)
 
@@ -304,7 +305,7 @@ class Lane:
         return self._group is not None and has_collective(transfer.request)
 
     def _count(self, transfer: Transfer) -> None:
-        """Finds out the rows of what gathers; `awaited` until they are known."""
+        """If the transfer gathers, asks for the members' rows: it has `awaited` until they are known."""
         if (
             not transfer.gathers
             or not self._goes_by_group(transfer)
@@ -376,8 +377,7 @@ class Lane:
 
     @contextlib.contextmanager
     def _failing_alone(self, transfer: Transfer) -> Iterator[None]:
-        """What goes wrong inside fails this transfer, and no other: none of its turn is left out on
-        this member only."""
+        """An error inside fails this transfer and no other: this member skips no turn."""
         try:
             yield
         except Exception as error:
@@ -386,7 +386,7 @@ class Lane:
             )
 
     def _break(self, text: str) -> None:
-        """From now on everything fails."""
+        """Fails all transfers, now and later."""
         with self._lock:
             self._broken = self._broken or text
             left = [*self._posted, *self._unagreed, *self._agreed.values(), *self._staged]
@@ -408,8 +408,8 @@ _alive: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 
 def _close_at_exit(lane: Lane) -> None:
-    """Sees to it that the lane's thread and group are gone before the interpreter is."""
-    # What is registered last runs first: before `hvdlite.world.exits`, which `init` has registered.
+    """Registers the lane: its thread and group end before the interpreter does."""
+    # The last one registered runs first: before `hvdlite.world.exits`, which `init` has registered.
     atexit.unregister(_close_all)
     atexit.register(_close_all)
     _alive.add(lane)

@@ -1,4 +1,4 @@
-"""What the members of a lane tell each other on the way: through the engine, as host memory."""
+"""Exchanges numbers of rows and other facts between the members of a lane, through the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def gather_bytes(team: Team, name: str, payload: bytes) -> list[bytes]:
-    """What each member has given, in member order. Collective; blocks.
+    """The payload of each member, in member order. Collective; blocks.
 
     Raises:
         HorovodInternalError: a member has left.
@@ -34,7 +34,7 @@ def gather_bytes(team: Team, name: str, payload: bytes) -> list[bytes]:
 
 
 def post_counts(team: Team, request: _core.Posting, rows: int) -> _core.Operation:
-    """Starts to find out how many rows come from each member to this one.
+    """Starts to exchange how many rows each member sends to this one.
 
     rows: this member's, which all others get (allgather).
     """
@@ -51,5 +51,5 @@ def post_counts(team: Team, request: _core.Posting, rows: int) -> _core.Operatio
 
 
 def counts_of(operation: _core.Operation) -> tuple[int, ...]:
-    """What `post_counts` has found out."""
+    """The result of `post_counts`, after it has ended well."""
     return tuple(received(operation, torch.int64).tolist())

@@ -43,7 +43,7 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class Facts:
-    """What a member says. rank: its number in the world, for messages."""
+    """What a member tells the others. rank: its number in the world, for messages."""
 
     rank: int
     host: str
@@ -102,7 +102,7 @@ def connect(team: Team, devices: Devices, device: torch.device, choice: str) -> 
                 store,
             )
             attempt(group, devices)
-        except Exception as error:  # whatever it is, the others must hear of it
+        except Exception as error:  # the others must hear of every failure
             failure = f"rank {own.rank} on {own.host}: {type(error).__name__}: {error}"
         failures = gather_bytes(team, f"{name}: attempt", failure.encode())
         reason = next((text.decode() for text in failures if text), "")
@@ -121,7 +121,7 @@ def connect(team: Team, devices: Devices, device: torch.device, choice: str) -> 
 
 
 def stage_everything(team: Team, devices: Devices, device: torch.device) -> None:
-    """Where it is settled that there is no group."""
+    """A `connect` that never makes a group."""
 
 
 def obstacle(everyones: Sequence[Facts]) -> str:

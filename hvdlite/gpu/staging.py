@@ -1,7 +1,7 @@
-"""The way of a transfer through host memory: copied there, through the engine, and back.
+"""Takes a transfer through host memory: copies it there, posts it to the engine, copies it back.
 
-For ranks that share a GPU, and for what NCCL can't do. The copies wait for nothing on the host:
-each has a track of its own, and the lane looks now and then how far it is.
+For ranks that share a GPU, and for operations that NCCL does not have. The host never waits for a
+copy: each has a track of its own, and the lane asks now and then whether it is done.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Staging:
         self._copied = outward.mark()
 
     def advance(self) -> bool:
-        """Goes on as far as it can now; whether it came further.
+        """Does what can be done now; returns whether that was anything.
 
         Raises:
             RuntimeError: the engine is closed.
