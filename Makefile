@@ -14,6 +14,7 @@ EXTENSION := hvdlite/_core.abi3.so
 C_FILES := $(wildcard hvdlite/_core/*/*.c)
 C_HEADERS := $(wildcard hvdlite/_core/*/*.h)
 C_TEST_FILES := $(wildcard tests/core/*/*.c)
+C_TEST_HEADERS := $(wildcard tests/core/*/*.h)
 C_STRICT := -std=c11 -O3 -Wall -Wextra -Werror -DPy_LIMITED_API=0x030A0000
 PYTHON_INCLUDE = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar off -c constraints.txt
@@ -144,7 +145,7 @@ check: $(VENV)/.installed
 	@mkdir -p build/types && ln -sfn ../../launcher build/types/hvdrun
 	MYPYPATH=build/types $(BIN)/mypy -p hvdlite -p hvdrun -p tests -p benchmarks -p examples -p docs.generator
 	$(BIN)/mypy setup.py
-	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_HEADERS) $(C_TEST_FILES)
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_HEADERS) $(C_TEST_FILES) $(C_TEST_HEADERS)
 	@echo '$(CC) $(C_STRICT) hvdlite/_core/*/*.c'
 	@for source in $(C_FILES) $(C_TEST_FILES); do \
 	    $(CC) $(C_STRICT) -I"$(PYTHON_INCLUDE)" -Ihvdlite/_core -c -o /dev/null $$source || exit 1; \
@@ -175,7 +176,7 @@ sanitize-address sanitize-thread: build
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(C_FILES) $(C_HEADERS) $(C_TEST_FILES)
+	$(BIN)/clang-format -i $(C_FILES) $(C_HEADERS) $(C_TEST_FILES) $(C_TEST_HEADERS)
 
 clean:
 	rm -rf $(VENV) $(VENV_MPICH) build dist *.egg-info hvdlite/*.so

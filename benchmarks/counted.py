@@ -10,6 +10,7 @@ import array
 import importlib.util
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 INLINE_BYTES, BLOCK_BYTES, SEGMENT_BYTES, PIECE_BYTES = 16 << 10, 256 << 10, 60 << 10, 8 << 20
@@ -74,18 +75,20 @@ def main() -> None:
             engine.plan("p", core.FLOAT32, core.MAX, place, place, elements, 1.0, 1.0, buffer)
             for engine, place, buffer in each
         ]
+    tensors = [SimpleNamespace(shape=(elements,), data_ptr=place.__int__) for place in places]
     for _ in range(int(count)):
         if kind == "plan":
             end_all([plan.start(b) for plan, b in zip(plans, buffers, strict=True)])
         else:
-            shape = (elements,)
             end_all(
                 [
                     engine.post(
-                        *(core.ALLREDUCE, "x", False, core.FLOAT32, core.MAX, 0, place, place),
-                        *(shape, 1.0, 1.0, buffer, False),
+                        core.posting(
+                            core.ALLREDUCE, "x", False, core.FLOAT32, tensor, tensor, core.MAX
+                        ),
+                        False,
                     )
-                    for engine, place, buffer in each
+                    for engine, tensor in zip(everyone, tensors, strict=True)
                 ]
             )
     assert all(buffer[0] == buffer[-1] == 1.0 for buffer in buffers)

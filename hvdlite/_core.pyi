@@ -1,12 +1,15 @@
 """The C core: plans, the engine that drives them, and what the ranks of a host share.
 
-Buffers are addresses (`tensor.data_ptr()`); `owner` is any object that keeps them alive, and the
-engine holds it until the operation has ended, also when nobody waits for it.
+What is posted is a `Posting`. The engine keeps it and its tensors until the operation has ended,
+also when nobody waits for it; it asks tensors for `shape` and `data_ptr()` only. A plan's buffer is
+an address, and `owner` is any object that keeps it alive.
 The module knows no torch and no MPI: the wire is a table of addresses and handles.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
+
+import torch
 
 # Kinds of operations.
 ALLREDUCE: int
@@ -16,6 +19,24 @@ BARRIER: int
 ALLTOALL: int
 REDUCESCATTER: int
 JOIN: int
+
+class Kind(NamedTuple):
+    """What is true of all operations of a kind."""
+
+    name: str
+    # The result has rows of all members; the engine makes its memory when it knows their number.
+    gathers: bool
+    # The result is this member's rows of what all get together.
+    shares: bool
+    # The members' data is combined by the reduce op.
+    reduces: bool
+    # One member's data counts.
+    has_root: bool
+    # A rank that has joined counts as present. Else the operation fails while one has.
+    joined_takes_part: bool
+
+# By number.
+KINDS: tuple[Kind, ...]
 
 # Reduce ops.
 AVERAGE: int
@@ -130,6 +151,57 @@ def dtype_of(tensor: object, /) -> int:
     not freed, is not noticed.)"""
 
 @final
+class Posting:
+    """One operation that is to be done. Never changes."""
+
+    kind: int
+    name: str
+    unnamed: bool
+    dtype: int
+    source: Any
+    result: Any
+    op: int
+    root: int
+    prescale: float
+    postscale: float
+    splits: torch.Tensor | None
+    place: int
+
+    def replace(self, **changes: Any) -> Posting:
+        """A copy with other values, in the words of `posting`; the kind stays."""
+
+def posting(
+    kind: int,
+    name: str,
+    unnamed: bool,
+    dtype: int,
+    source: Any = None,
+    result: Any = None,
+    op: int = 0,
+    root: int = 0,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    splits: Any = None,
+    group: tuple[int, int] | None = None,
+    place: int = 0,
+) -> Posting:
+    """Makes a `Posting`. (A function and not the class, which would take its keywords more slowly.)
+
+    name: it is matched by kind and name, unnamed ones by the name alone, so that ranks that post
+    different kinds under the same unnamed name fail and do not hang.
+    source: a contiguous tensor; None: barrier and join.
+    result: of the same dtype, and as large as the source, which it may be (broadcast: the root's
+    source is copied to its result if they differ); reducescatter: this member's rows; None if the
+    kind gathers, see `Operation.capsule`.
+    root: broadcast: a member's number.
+    place: ON_HOST, STAGED or ORDERED: where the user's tensor lies, which must be the same on all
+    members. ORDERED: no data is moved, only the source's shape counts, and no tensor is kept;
+    `Operation.rows` then gives the operation's turn.
+    splits: alltoall: int64 rows for each member, in host memory.
+    group: several tensors are reduced as one: their number, and a hash of their shapes.
+    """
+
+@final
 class Operation:
     """One run of a collective; ends as DONE or FAILED."""
 
@@ -202,40 +274,14 @@ class Engine:
         Collective: every rank makes its own, after all ranks of the host have opened the memory.
         """
 
-    def post(
-        self,
-        kind: int,
-        name: str,
-        unnamed: bool,
-        dtype: int,
-        op: int,
-        root: int,
-        input: int,
-        output: int,
-        shape: tuple[int, ...],
-        prescale: float,
-        postscale: float,
-        owner: object,
-        wake: bool = True,
-        place: int = 0,
-        splits: int = 0,
-        group: tuple[int, int] | None = None,
-        /,
-    ) -> Operation:
-        """Posts one operation; never blocks, and works on while Python is busy.
+    def post(self, posting: Posting, wake: bool = True, /) -> Operation:
+        """Posts one operation; never blocks, and works on while Python is busy. When it has ended,
+        the same posting may be posted again.
 
-        It is matched by kind and name, unnamed ones by the name alone, so that ranks that post
-        different kinds under the same unnamed name fail and do not hang.
-        root: broadcast: a member's number.
-        shape: that of the input. output: as large as the input, and may be the input (broadcast:
-        the root's input is copied to its output if they differ); allgather: 0, see `capsule`.
         wake: False where the caller waits for it next: it is then driven by the calling thread,
         with no hand-over to the progress thread.
-        place: ON_HOST, STAGED or ORDERED: where the user's tensor lies, which must be the same on
-        all members. ORDERED: no data is moved; `rows` then gives the operation's turn.
-        splits: alltoall: address of int64 rows for each member, which are copied.
-        group: several tensors are reduced as one: their number, and a hash of their shapes.
-        ValueError: an operation of this kind and name is in flight already.
+        ValueError: an operation of this kind and name is in flight already; a tensor has no
+        memory.
         """
 
     def allreduce_in_place(

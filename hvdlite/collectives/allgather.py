@@ -9,7 +9,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives.allreduce import allreduce
-from hvdlite.collectives.devices import start_on_device
+from hvdlite.collectives.devices import begin
 from hvdlite.collectives.grouped_allreduce import grouped_allreduce
 from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, rows_of, synchronize, together
@@ -22,11 +22,9 @@ from hvdlite.collectives.posting import (
     readable,
 )
 from hvdlite.ops import Average
-from hvdlite.result_tensors import received
 from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
 
 _ALLGATHER = _core.ALLGATHER
-_ON_HOST = _core.ON_HOST
 
 
 def allgather(
@@ -148,29 +146,10 @@ def start(
     team = team_of(form, process_set)
     code = _checked(form, tensor)
     source = readable(tensor)
-    if not tensor.is_cpu:
-        return start_on_device(team, source, None, wake, _ALLGATHER, name, code, group=group)
     name, unnamed = named(team, name)
-    operation = team.post(
-        _ALLGATHER,
-        name,
-        unnamed,
-        code,
-        0,
-        0,
-        source.data_ptr(),
-        0,
-        tensor.shape,
-        1.0,
-        1.0,
-        source,
-        wake,
-        _ON_HOST,
-        0,
-        group,
+    return begin(
+        team, _core.posting(_ALLGATHER, name, unnamed, code, source, None, group=group), wake
     )
-    dtype = tensor.dtype
-    return Handle(operation, finish=lambda: received(operation, dtype))
 
 
 def _start_group(

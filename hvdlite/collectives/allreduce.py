@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.devices import start_into
+from hvdlite.collectives.devices import begin
 from hvdlite.collectives.groups import Group
 from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.posting import (
@@ -17,6 +17,7 @@ from hvdlite.collectives.posting import (
     differentiable,
     factors,
     label,
+    named,
     reduce_op,
 )
 from hvdlite.compression import Compression, Compressor
@@ -25,8 +26,8 @@ from hvdlite.ops import ReduceOp
 from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
 
 _ALLREDUCE = _core.ALLREDUCE
+_posting = _core.posting
 _BOOL = _core.BOOL
-_ON_HOST = _core.ON_HOST
 _none = Compression.none
 
 
@@ -247,9 +248,23 @@ def start(
     if prescale.__class__ is not float or postscale.__class__ is not float or code == _BOOL:
         prescale, postscale = factors(form, code, prescale, postscale)
     source, result = buffers(form, tensor)
-    return start_into(
-        team, _ALLREDUCE, source, result, name, code, op, 0, prescale, postscale, wake, group
+    name, unnamed = named(team, name)
+    # By position: this is on the way of every allreduce without a name.
+    posting = _posting(
+        _ALLREDUCE,
+        name,
+        unnamed,
+        code,
+        source,
+        result,
+        op,
+        0,
+        prescale,
+        postscale,
+        None,
+        group,
     )
+    return begin(team, posting, wake)
 
 
 class _Allreduce(torch.autograd.Function):

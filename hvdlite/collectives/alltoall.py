@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.devices import start_on_device
+from hvdlite.collectives.devices import begin
 from hvdlite.collectives.handles import Handle, rows_of, synchronize
 from hvdlite.collectives.posting import (
     checked,
@@ -18,12 +18,10 @@ from hvdlite.collectives.posting import (
     no_rows,
     readable,
 )
-from hvdlite.result_tensors import received
 from hvdlite.world.process_sets import ProcessSet, as_int, global_process_set, team_of
 from hvdlite.world.teams import Team
 
 _ALLTOALL = _core.ALLTOALL
-_ON_HOST = _core.ON_HOST
 _INT32_MAX = torch.iinfo(torch.int32).max
 
 Splits = torch.Tensor | Sequence[int] | None
@@ -110,43 +108,13 @@ def _start(
         raise no_rows("alltoall")
     rows = torch.tensor(_rows_to_send(tensor, splits, team), dtype=torch.int64, device="cpu")
     source = readable(tensor)
-    if tensor.is_cpu:
-        handle = _post(team, source, rows, name, code, wake)
-    else:
-        handle = start_on_device(team, source, None, wake, _ALLTOALL, name, code, splits=rows)
+    name, unnamed = named(team, name)
+    handle = begin(
+        team, _core.posting(_ALLTOALL, name, unnamed, code, source, None, splits=rows), wake
+    )
     return Handle(
         handle.operation, finish=lambda: (synchronize(handle), _like(splits, rows_of(handle)))
     )
-
-
-def _post(
-    team: Team,
-    source: torch.Tensor,
-    rows: torch.Tensor,
-    name: str | None,
-    code: int,
-    wake: bool,
-) -> Handle:
-    name, unnamed = named(team, name)
-    operation = team.post(
-        _ALLTOALL,
-        name,
-        unnamed,
-        code,
-        0,
-        0,
-        source.data_ptr(),
-        0,
-        source.shape,
-        1.0,
-        1.0,
-        (source, rows),
-        wake,
-        _ON_HOST,
-        rows.data_ptr(),
-    )
-    dtype = source.dtype
-    return Handle(operation, finish=lambda: received(operation, dtype))
 
 
 def _rows_to_send(tensor: torch.Tensor, splits: Splits, team: Team) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from hvdlite import _core
 from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.posting import named
@@ -11,7 +9,6 @@ from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
 
 _BARRIER = _core.BARRIER
 _UINT8 = _core.UINT8
-_NO_SHAPE = torch.Size([0])
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
@@ -30,8 +27,4 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     """
     team = team_of("barrier", process_set)
     name, unnamed = named(team, name)
-    synchronize(
-        Handle(
-            team.post(_BARRIER, name, unnamed, _UINT8, 0, 0, 0, 0, _NO_SHAPE, 1.0, 1.0, None, False)
-        )
-    )
+    synchronize(Handle(team.post(_core.posting(_BARRIER, name, unnamed, _UINT8), False)))

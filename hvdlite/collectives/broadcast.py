@@ -8,13 +8,14 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives.allreduce import allreduce
-from hvdlite.collectives.devices import start_into
+from hvdlite.collectives.devices import begin
 from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.posting import (
     buffers,
     checked,
     differentiable,
     label,
+    named,
 )
 from hvdlite.ops import Average
 from hvdlite.world.process_sets import ProcessSet, as_int, global_process_set, team_of
@@ -143,7 +144,9 @@ def _start(
     code = checked(form, tensor)
     root = checked_root(form, root_rank, team, process_set)
     source, result = buffers(form, tensor)
-    return start_into(team, _BROADCAST, source, result, name, code, 0, root, 1.0, 1.0, wake)
+    name, unnamed = named(team, name)
+    posting = _core.posting(_BROADCAST, name, unnamed, code, source, result, root=root)
+    return begin(team, posting, wake)
 
 
 def checked_root(form: str, root_rank: object, team: Team, process_set: ProcessSet) -> int:

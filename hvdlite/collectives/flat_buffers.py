@@ -57,7 +57,7 @@ class FlatBuffer:
             torch._foreach_copy_(tensors, self._views)
 
     def keep(self) -> None:
-        """For the next group. The caller uses it no more; not even if it is interrupted here."""
+        """Keeps it for the next group. The caller never uses it again, even if interrupted here."""
         if self.flat.is_cpu and self.flat.nbytes <= IDLE_BYTES:
             _idle[self._key] = self
             if len(_idle) > MOST_IDLE:
@@ -65,9 +65,9 @@ class FlatBuffer:
 
 
 def _unrecorded(device: torch.device) -> AbstractContextManager[None]:
-    """What is done to a buffer is no business of autograd's.
+    """Hides copies to and from a buffer from autograd.
 
-    Inference mode, where views cost half; but not on a GPU, as the thread that works on the buffer
+    Inference mode, in which views cost half; but not on a GPU: the thread that works on the buffer
     there is not in that mode.
     """
     return torch.inference_mode() if device.type == "cpu" else torch.no_grad()

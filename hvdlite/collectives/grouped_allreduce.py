@@ -14,7 +14,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives.allreduce import start
-from hvdlite.collectives.devices import start_into
+from hvdlite.collectives.devices import begin
 from hvdlite.collectives.flat_buffers import FlatBuffer
 from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, Several, synchronize
@@ -24,6 +24,7 @@ from hvdlite.collectives.posting import (
     differentiable,
     factors,
     label,
+    named,
     reduce_op,
     refuse_in_place,
 )
@@ -36,7 +37,6 @@ from hvdlite.world.teams import Team
 FUSED_BYTES = 65536
 
 _ALLREDUCE = _core.ALLREDUCE
-_ON_HOST = _core.ON_HOST
 _none = Compression.none
 
 
@@ -380,10 +380,14 @@ def _start_flat(
     group: Group,
 ) -> Handle:
     """An allreduce in place."""
-    code = DTYPES[flat.dtype]
-    return start_into(
-        team, _ALLREDUCE, flat, flat, name, code, op, 0, prescale, postscale, wake, group
+    name, unnamed = named(team, name)
+    posting = _core.posting(
+        *(_ALLREDUCE, name, unnamed, DTYPES[flat.dtype], flat, flat, op),
+        prescale=prescale,
+        postscale=postscale,
+        group=group,
     )
+    return begin(team, posting, wake)
 
 
 class _GroupedAllreduce(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Groups: lists of tensors whose operations are one to their handle.
+"""Groups: lists of tensors whose operations share one handle.
 
 Ranks whose groups differ must get an error and not wait for each other. So every operation of a
 group carries a hash of the whole group's layout. The first one goes by the group's name alone: it

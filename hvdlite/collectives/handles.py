@@ -62,8 +62,8 @@ class Handle:
 
 
 class Several:
-    """Operations that are one to their handle. The first is the one that finds disagreements: where
-    it fails the others may never end, as other ranks need not have them."""
+    """Operations that share one handle. The first one finds disagreements: if it fails, the others
+    may never end, as other ranks may not have posted them."""
 
     __slots__ = ("_ended", "_operations")
 

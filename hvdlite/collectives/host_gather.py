@@ -4,7 +4,6 @@ may interrupt."""
 from __future__ import annotations
 
 import operator
-from functools import partial
 
 import torch
 
@@ -26,11 +25,8 @@ class HostGather:
         """name: the same on every member. tensor: in host memory, contiguous; as `allgather` takes
         it."""
         self._dtype = tensor.dtype
-        self._post = partial(
-            team.post,
-            *(_core.ALLGATHER, name, False, DTYPES[tensor.dtype], 0, 0, tensor.data_ptr(), 0),
-            *(tensor.shape, 1.0, 1.0, tensor, True, _core.ON_HOST, 0),
-        )
+        self._post = team.post
+        self._posting = _core.posting(_core.ALLGATHER, name, False, DTYPES[tensor.dtype], tensor)
         # Each empty until there is one.
         self._operations: list[_core.Operation] = []
         self._capsules: list[object] = []
@@ -39,7 +35,7 @@ class HostGather:
     def post(self) -> None:
         """Collective; does not block. Nothing where it is posted already."""
         if not self._operations:
-            self._operations.extend(map(self._post, (None,)))
+            self._operations.extend(map(self._post, (self._posting,)))
 
     def wait(self) -> str | None:
         """Returns when all members have posted it, or the text of the failure."""

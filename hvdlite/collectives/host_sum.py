@@ -1,8 +1,6 @@
-"""A sum of integers over the members of a team, by which ranks say something of themselves."""
+"""A sum of integers over the members of a team, by which ranks exchange facts about themselves."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import torch
 
@@ -26,14 +24,11 @@ class HostSum:
         if self._operations:
             return
         numbers = self.numbers
-        address = numbers.data_ptr()
-        post = partial(
-            self._team.post,
-            *(_core.ALLREDUCE, self._name, False, _core.INT64, _core.SUM, 0, address, address),
-            *(numbers.shape, 1.0, 1.0, numbers, True, _core.ON_HOST, 0),
+        posting = _core.posting(
+            *(_core.ALLREDUCE, self._name, False, _core.INT64, numbers, numbers, _core.SUM)
         )
         # Posted and noted without a bytecode in between: no signal's exception can part them.
-        self._operations.extend(map(post, ((0, 0),)))
+        self._operations.extend(map(self._team.post, (posting,)))
 
     def posted(self) -> bool:
         return bool(self._operations)
@@ -43,5 +38,5 @@ class HostSum:
         return self._operations[0].wait()
 
     def forget(self) -> None:
-        """It is over: it may be posted again."""
+        """Forgets the operation, which has ended, so that it can be posted again."""
         self._operations.clear()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from hvdlite import _core
 from hvdlite.collectives.handles import Handle, rows_of
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world import world
 from hvdlite.world.process_sets import as_int
 from hvdlite.world.teams import Team
-
-_NO_SHAPE = torch.Size([])
 
 
 def join(device: int = -1) -> int:
@@ -68,8 +64,4 @@ def join(device: int = -1) -> int:
 
 
 def _start(team: Team, wake: bool) -> Handle:
-    return Handle(
-        team.post(
-            _core.JOIN, "join", False, _core.UINT8, 0, 0, 0, 0, _NO_SHAPE, 1.0, 1.0, None, wake
-        )
-    )
+    return Handle(team.post(_core.posting(_core.JOIN, "join", False, _core.UINT8), wake))

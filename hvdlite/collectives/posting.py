@@ -16,7 +16,7 @@ import torch
 from hvdlite import _core
 from hvdlite.compression import Compressor
 from hvdlite.errors import UnsupportedError
-from hvdlite.gpu import takes
+from hvdlite.gpu import goes_by_gpu
 from hvdlite.ops import DTYPES, Adasum, Average, ReduceOp, Sum
 from hvdlite.world.process_sets import ProcessSet, team_of
 from hvdlite.world.teams import Team
@@ -89,7 +89,7 @@ def _checked_closely(operation: str, tensor: torch.Tensor) -> int:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise ValueError(f"{operation}: {tensor.dtype} is not supported; expected one of {known}")
     require_memory(operation, tensor)
-    takes(tensor)
+    goes_by_gpu(tensor)
     return code
 
 

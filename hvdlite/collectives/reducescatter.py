@@ -9,7 +9,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives.allgather import allgather, grouped_allgather
-from hvdlite.collectives.devices import start_into
+from hvdlite.collectives.devices import begin
 from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, synchronize, together
 from hvdlite.collectives.posting import (
@@ -18,6 +18,7 @@ from hvdlite.collectives.posting import (
     differentiable,
     factors,
     label,
+    named,
     no_rows,
     readable,
     require_sum,
@@ -28,7 +29,6 @@ from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
 
 _REDUCESCATTER = _core.REDUCESCATTER
 _BOOL = _core.BOOL
-_ON_HOST = _core.ON_HOST
 _none = Compression.none
 
 
@@ -219,9 +219,14 @@ def _start(
     rows, more = divmod(tensor.shape[0], team.size)
     shape = (rows + (team.rank < more), *tensor.shape[1:])
     result = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-    return start_into(
-        team, _REDUCESCATTER, source, result, name, code, op, 0, prescale, postscale, wake, group
+    name, unnamed = named(team, name)
+    posting = _core.posting(
+        *(_REDUCESCATTER, name, unnamed, code, source, result, op),
+        prescale=prescale,
+        postscale=postscale,
+        group=group,
     )
+    return begin(team, posting, wake)
 
 
 def _start_group(

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _making = threading.Lock()
 
 
-def takes(tensor: torch.Tensor) -> bool:
-    """Whether a lane is this tensor's way. Others reach the engine in host memory.
+def goes_by_gpu(tensor: torch.Tensor) -> bool:
+    """Whether a lane carries this tensor. Others reach the engine in host memory.
 
     Raises:
         ValueError: No GPU could be chosen for this rank.

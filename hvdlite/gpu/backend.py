@@ -1,4 +1,4 @@
-"""What a group runs on: a process group of torch, or for a process on its own nothing at all."""
+"""What a group runs on: a process group of torch, or nothing if it has one member."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Done:
 
 
 class Alone:
-    """The backend of a group of one member: what it gives is what it gets. A process on its own
-    needs no NCCL, and should not start it."""
+    """The backend of a group of one member: the result is the input. A process on its own needs no
+    NCCL and does not start it."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions, /) -> Done:
         return Done()

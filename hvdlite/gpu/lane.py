@@ -30,10 +30,10 @@ import torch
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError
 from hvdlite.gpu.devices import Devices, Track
-from hvdlite.gpu.process_group import Group
+from hvdlite.gpu.process_group import Group, has_collective
 from hvdlite.gpu.row_counts import counts_of, post_counts
 from hvdlite.gpu.staging import Staging
-from hvdlite.gpu.transfer import GATHERING, Request, Transfer
+from hvdlite.gpu.transfer import Transfer
 
 if TYPE_CHECKING:
     from hvdlite.world.teams import Team
@@ -83,7 +83,7 @@ class Lane:
 
     def start(
         self,
-        request: Request,
+        posting: _core.Posting,
         tensor: torch.Tensor,
         result: torch.Tensor | None,
         wake: bool = True,
@@ -91,7 +91,7 @@ class Lane:
         """Posts a collective of a tensor on a device, and returns.
 
         Args:
-            request: What to do with it.
+            posting: What to do with it; its own tensors do not count.
             tensor: Contiguous; must not change before the transfer is over.
             result: Where the result goes, on the same device; `tensor` itself for in place. None
                 for what gathers, whose result the lane makes.
@@ -101,20 +101,19 @@ class Lane:
             ValueError: One of this kind and name is in flight.
             RuntimeError: The engine is closed.
         """
+        request = posting.replace(place=_core.ORDERED)
         transfer = Transfer(self, request, tensor, result, self.devices.ready(tensor))
         with self._lock:
             if self._broken:
                 transfer.end(f"{request}: {self._broken}")
                 return transfer
-            if request.key in self._keys:
+            if transfer.key in self._keys:
                 raise ValueError(
                     f"{request}: an operation of this kind and name is in flight already; wait for "
                     "it first, or give this one another name"
                 )
-            transfer.awaited = request.post(
-                self._team, _core.ORDERED, tensor.shape, None, None, wake
-            )
-            self._keys.add(request.key)
+            transfer.awaited = self._team.post(request, wake)
+            self._keys.add(transfer.key)
             self._posted.append(transfer)
             if self._thread is None and self._team.progress_thread:
                 self._thread = threading.Thread(
@@ -141,7 +140,7 @@ class Lane:
                 self._ended.wait()
 
     def settle(self) -> None:
-        """Returns when nothing is in it that is not over."""
+        """Returns when all transfers in the lane are over."""
         while self.is_busy():
             if self._thread is None:
                 self._step()
@@ -150,7 +149,8 @@ class Lane:
                     self._ended.wait(None if self._thread else FIRST_PAUSE_S)
 
     def look(self) -> None:
-        """Goes on where no thread does. Does not wait for another one that does so now."""
+        """Moves the transfers if the lane has no thread. Does not wait for a caller that moves them
+        now."""
         if self._thread is None and self._stepping.acquire(blocking=False):
             try:
                 self._step_locked()
@@ -190,7 +190,7 @@ class Lane:
         self._break(f"rank {self._own} called shutdown before the operation had ended")
 
     def is_busy(self) -> bool:
-        """Whether something in it is not over."""
+        """Whether a transfer in the lane is not over."""
         with self._lock:
             return bool(self._keys)
 
@@ -294,21 +294,21 @@ class Lane:
             self._next_turn += 1
             if transfer.over:
                 continue
-            if self._takes(transfer):
+            if self._goes_by_group(transfer):
                 self._launch(transfer)
             else:
                 self._stage(transfer)
         return self._next_turn != before
 
-    def _takes(self, transfer: Transfer) -> bool:
-        """Whether it goes by the group."""
-        return self._group is not None and transfer.request.op != _core.ADASUM
+    def _goes_by_group(self, transfer: Transfer) -> bool:
+        """Whether it is launched on the group; else it is staged."""
+        return self._group is not None and has_collective(transfer.request)
 
     def _count(self, transfer: Transfer) -> None:
-        """Finds out the rows of what gathers; `awaited` until they are known."""
+        """If the transfer gathers, asks for the members' rows: it has `awaited` until they are known."""
         if (
-            transfer.request.kind not in GATHERING
-            or not self._takes(transfer)
+            not transfer.gathers
+            or not self._goes_by_group(transfer)
             or transfer.counts is not None
             or transfer.over
         ):
@@ -372,13 +372,12 @@ class Lane:
     def _end(self, transfer: Transfer, failure: str | None) -> None:
         with self._lock:
             transfer.end(failure)
-            self._keys.discard(transfer.request.key)
+            self._keys.discard(transfer.key)
             self._ended.notify_all()
 
     @contextlib.contextmanager
     def _failing_alone(self, transfer: Transfer) -> Iterator[None]:
-        """What goes wrong inside fails this transfer, and no other: none of its turn is left out on
-        this member only."""
+        """An error inside fails this transfer and no other: this member skips no turn."""
         try:
             yield
         except Exception as error:
@@ -387,7 +386,7 @@ class Lane:
             )
 
     def _break(self, text: str) -> None:
-        """From now on everything fails."""
+        """Fails all transfers, now and later."""
         with self._lock:
             self._broken = self._broken or text
             left = [*self._posted, *self._unagreed, *self._agreed.values(), *self._staged]
@@ -409,8 +408,8 @@ _alive: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 
 def _close_at_exit(lane: Lane) -> None:
-    """Sees to it that the lane's thread and group are gone before the interpreter is."""
-    # What is registered last runs first: before `hvdlite.world.exits`, which `init` has registered.
+    """Registers the lane: its thread and group end before the interpreter does."""
+    # The last one registered runs first: before `hvdlite.world.exits`, which `init` has registered.
     atexit.unregister(_close_all)
     atexit.register(_close_all)
     _alive.add(lane)

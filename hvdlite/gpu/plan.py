@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from hvdlite import _core
 from hvdlite.gpu import lane_of
-from hvdlite.gpu.transfer import Request, Transfer
+from hvdlite.gpu.transfer import Transfer
 from hvdlite.ops import DTYPES, ReduceOp
 from hvdlite.world.teams import Team
 
@@ -29,12 +27,8 @@ class LanePlan:
         """memory: contiguous; reduced in place."""
         self._team = team
         self._memory = memory
-        self._request = Request(
-            _core.ALLREDUCE,
-            name,
-            False,
-            DTYPES[memory.dtype],
-            op,
+        self._posting = _core.posting(
+            *(_core.ALLREDUCE, name, False, DTYPES[memory.dtype], memory, memory, op),
             prescale=prescale,
             postscale=postscale,
         )
@@ -42,7 +36,7 @@ class LanePlan:
     def carry(self, position: tuple[int, int]) -> None:
         """The next run's; the members must say the same."""
         # Like the shapes of a group, which the engine compares before a run takes its turn.
-        self._request = replace(self._request, group=position)
+        self._posting = self._posting.replace(group=position)
 
     @staticmethod
     def positions_differ(failure: str) -> bool:
@@ -51,4 +45,4 @@ class LanePlan:
 
     def start(self, owner: object) -> Transfer:
         """Starts it. Before the run before has ended: ValueError. owner: not needed."""
-        return lane_of(self._team).start(self._request, self._memory, self._memory)
+        return lane_of(self._team).start(self._posting, self._memory, self._memory)

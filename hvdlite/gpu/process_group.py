@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import (
 
 from hvdlite import _core
 from hvdlite.gpu.backend import Backend
-from hvdlite.gpu.transfer import Request, Transfer
+from hvdlite.gpu.transfer import Transfer
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -72,36 +72,45 @@ class Group:
         A tensor of another device than the group's is copied there and back: the members could not
         agree on a group per device, which each of them numbers in its own way.
         """
-        request, given, result = transfer.request, transfer.tensor, transfer.result
+        given, result = transfer.tensor, transfer.result
         assert given is not None
         tensor = given.to(self.device)
-        if request.kind == _core.ALLGATHER:
-            assert transfer.counts is not None
-            return self.allgather(tensor, transfer.counts).to(given.device)
-        if request.kind == _core.ALLTOALL:
-            assert transfer.counts is not None
-            assert request.splits is not None
-            sent = request.splits.tolist()
-            return self.alltoall(tensor, sent, transfer.counts).to(given.device)
+        if transfer.gathers:
+            return _GATHERINGS[transfer.request.kind](self, tensor, transfer).to(given.device)
         assert result is not None
         values = result
         if result.device != self.device:
             values = torch.empty_like(result, device=self.device)
-        if request.kind == _core.REDUCESCATTER:
-            self.reducescatter(tensor, values, request)
-        elif request.kind == _core.BROADCAST:
-            if self.rank == request.root and values is not tensor:
-                values.copy_(tensor)
-            self.broadcast_(values, request.root)
-        else:
-            if values is not tensor:
-                values.copy_(tensor)
-            self.allreduce_(values, request)
+        _FILLINGS[transfer.request.kind](self, tensor, values, transfer.request)
         if values is not result:
             result.copy_(values)
         return result
 
-    def allreduce_(self, tensor: torch.Tensor, request: Request) -> None:
+    def _allreduce(
+        self, tensor: torch.Tensor, result: torch.Tensor, request: _core.Posting
+    ) -> None:
+        if result is not tensor:
+            result.copy_(tensor)
+        self.allreduce_(result, request)
+
+    def _broadcast(
+        self, tensor: torch.Tensor, result: torch.Tensor, request: _core.Posting
+    ) -> None:
+        if self.rank == request.root and result is not tensor:
+            result.copy_(tensor)
+        self.broadcast_(result, request.root)
+
+    def _allgather(self, tensor: torch.Tensor, transfer: Transfer) -> torch.Tensor:
+        assert transfer.counts is not None
+        return self.allgather(tensor, transfer.counts)
+
+    def _alltoall(self, tensor: torch.Tensor, transfer: Transfer) -> torch.Tensor:
+        splits = transfer.request.splits
+        assert transfer.counts is not None
+        assert splits is not None
+        return self.alltoall(tensor, splits.tolist(), transfer.counts)
+
+    def allreduce_(self, tensor: torch.Tensor, request: _core.Posting) -> None:
         """In place."""
         if not tensor.numel():
             return
@@ -152,7 +161,9 @@ class Group:
             ).wait()
         return result
 
-    def reducescatter(self, tensor: torch.Tensor, result: torch.Tensor, request: Request) -> None:
+    def reducescatter(
+        self, tensor: torch.Tensor, result: torch.Tensor, request: _core.Posting
+    ) -> None:
         """result: for this member's rows, which are `_core`'s: the first get one more."""
         if not tensor.numel():
             return
@@ -190,11 +201,29 @@ class Group:
             raise RuntimeError("the process group was ended")
         return self._backend
 
-    def _finish(self, result: torch.Tensor, values: torch.Tensor, request: Request) -> None:
+    def _finish(self, result: torch.Tensor, values: torch.Tensor, request: _core.Posting) -> None:
         """Puts the reduced values into the result, scaled."""
         if values.data_ptr() != result.data_ptr():
             result.copy_(values)
         _scale_(result, self.size if request.op == _core.AVERAGE else 1, request.postscale)
+
+
+# The kinds that a group has, by what becomes of the result. The others are staged.
+_FILLINGS = {
+    _core.ALLREDUCE: Group._allreduce,
+    _core.BROADCAST: Group._broadcast,
+    _core.REDUCESCATTER: Group.reducescatter,
+}
+_GATHERINGS = {
+    _core.ALLGATHER: Group._allgather,
+    _core.ALLTOALL: Group._alltoall,
+}
+
+
+def has_collective(request: _core.Posting) -> bool:
+    """Whether a group can do it."""
+    kinds = _GATHERINGS if _core.KINDS[request.kind].gathers else _FILLINGS
+    return request.kind in kinds and request.op != _core.ADASUM
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

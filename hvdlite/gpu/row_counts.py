@@ -1,4 +1,4 @@
-"""What the members of a lane tell each other on the way: through the engine, as host memory."""
+"""Exchanges numbers of rows and other facts between the members of a lane, through the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError
-from hvdlite.gpu.transfer import Request
 from hvdlite.result_tensors import received
 
 if TYPE_CHECKING:
@@ -16,14 +15,13 @@ if TYPE_CHECKING:
 
 
 def gather_bytes(team: Team, name: str, payload: bytes) -> list[bytes]:
-    """What each member has given, in member order. Collective; blocks.
+    """The payload of each member, in member order. Collective; blocks.
 
     Raises:
         HorovodInternalError: a member has left.
     """
     source = torch.tensor(list(payload), dtype=torch.uint8, device="cpu")
-    request = Request(_core.ALLGATHER, name, False, _core.UINT8)
-    operation = request.post(team, _core.ON_HOST, source.shape, source, None)
+    operation = team.post(_core.posting(_core.ALLGATHER, name, False, _core.UINT8, source))
     text = operation.wait()
     if text is not None:
         raise HorovodInternalError(text)
@@ -35,8 +33,8 @@ def gather_bytes(team: Team, name: str, payload: bytes) -> list[bytes]:
     return parts
 
 
-def post_counts(team: Team, request: Request, rows: int) -> _core.Operation:
-    """Starts to find out how many rows come from each member to this one.
+def post_counts(team: Team, request: _core.Posting, rows: int) -> _core.Operation:
+    """Starts to exchange how many rows each member sends to this one.
 
     rows: this member's, which all others get (allgather).
     """
@@ -44,16 +42,14 @@ def post_counts(team: Team, request: Request, rows: int) -> _core.Operation:
     source = request.splits
     if source is None:
         source = torch.tensor([rows], dtype=torch.int64, device="cpu")
-    counting = Request(
-        request.kind,
-        f"{request.name} (rows)",
-        False,
-        _core.INT64,
-        splits=None if request.splits is None else ones,
+    return team.post(
+        _core.posting(
+            *(request.kind, f"{request.name} (rows)", False, _core.INT64, source),
+            splits=None if request.splits is None else ones,
+        )
     )
-    return counting.post(team, _core.ON_HOST, source.shape, source, None)
 
 
 def counts_of(operation: _core.Operation) -> tuple[int, ...]:
-    """What `post_counts` has found out."""
+    """The result of `post_counts`, after it has ended well."""
     return tuple(received(operation, torch.int64).tolist())

@@ -28,7 +28,6 @@ from hvdlite.gpu.backend import Alone
 from hvdlite.gpu.devices import Devices
 from hvdlite.gpu.process_group import Group
 from hvdlite.gpu.row_counts import gather_bytes
-from hvdlite.gpu.transfer import Request
 
 if TYPE_CHECKING:
     from hvdlite.world.teams import Team
@@ -44,7 +43,7 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class Facts:
-    """What a member says. rank: its number in the world, for messages."""
+    """What a member tells the others. rank: its number in the world, for messages."""
 
     rank: int
     host: str
@@ -103,7 +102,7 @@ def connect(team: Team, devices: Devices, device: torch.device, choice: str) -> 
                 store,
             )
             attempt(group, devices)
-        except Exception as error:  # whatever it is, the others must hear of it
+        except Exception as error:  # the others must hear of every failure
             failure = f"rank {own.rank} on {own.host}: {type(error).__name__}: {error}"
         failures = gather_bytes(team, f"{name}: attempt", failure.encode())
         reason = next((text.decode() for text in failures if text), "")
@@ -122,7 +121,7 @@ def connect(team: Team, devices: Devices, device: torch.device, choice: str) -> 
 
 
 def stage_everything(team: Team, devices: Devices, device: torch.device) -> None:
-    """Where it is settled that there is no group."""
+    """A `connect` that never makes a group."""
 
 
 def obstacle(everyones: Sequence[Facts]) -> str:
@@ -172,7 +171,10 @@ def attempt(group: Group, devices: Devices) -> None:
         RuntimeError: the sum is wrong; whatever the group raises.
     """
     one = torch.ones(1, device=group.device)
-    group.allreduce_(one, Request(_core.ALLREDUCE, "attempt", False, _core.FLOAT32, _core.SUM))
+    group.allreduce_(
+        one,
+        _core.posting(_core.ALLREDUCE, "attempt", False, _core.FLOAT32, one, one, _core.SUM),
+    )
     if one.item() != group.size:
         raise RuntimeError(f"the sum of {group.size} ones was {one.item()}")
 

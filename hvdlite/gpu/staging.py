@@ -1,19 +1,18 @@
-"""The way of a transfer through host memory: copied there, through the engine, and back.
+"""Takes a transfer through host memory: copies it there, posts it to the engine, copies it back.
 
-For ranks that share a GPU, and for what NCCL can't do. The copies wait for nothing on the host:
-each has a track of its own, and the lane looks now and then how far it is.
+For ranks that share a GPU, and for operations that NCCL does not have. The host never waits for a
+copy: each has a track of its own, and the lane asks now and then whether it is done.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
 
 from hvdlite import _core
 from hvdlite.gpu.devices import Devices, Track
-from hvdlite.gpu.transfer import GATHERING, Transfer
+from hvdlite.gpu.transfer import Transfer
 from hvdlite.result_tensors import received
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class Staging:
         self.finished = False
         self.failure: str | None = None
         self._source = self._output = devices.host_buffer(tensor)
-        if transfer.request.kind == _core.REDUCESCATTER:
+        if _core.KINDS[transfer.request.kind].shares:
             assert transfer.result is not None
             self._output = devices.host_buffer(transfer.result)
         with outward.behind(transfer.ready):
@@ -47,7 +46,7 @@ class Staging:
         self._copied = outward.mark()
 
     def advance(self) -> bool:
-        """Goes on as far as it can now; whether it came further.
+        """Does what can be done now; returns whether that was anything.
 
         Raises:
             RuntimeError: the engine is closed.
@@ -66,25 +65,22 @@ class Staging:
         return True
 
     def _post(self) -> None:
-        transfer = self._transfer
-        request = dataclasses.replace(
-            transfer.request, name=f"{transfer.request.name} (staged)", unnamed=False
+        request = self._transfer.request
+        staged = request.replace(
+            name=f"{request.name} (staged)",
+            unnamed=False,
+            place=_core.STAGED,
+            source=self._source,
+            result=None if self._transfer.gathers else self._output,
         )
-        gathers = request.kind in GATHERING
-        self._operation = request.post(
-            self._team,
-            _core.STAGED,
-            self._source.shape,
-            self._source,
-            None if gathers else self._output,
-        )
+        self._operation = self._team.post(staged)
 
     def _copy_back(self, operation: _core.Operation) -> None:
         transfer, output = self._transfer, self._output
         tensor = transfer.tensor
         assert tensor is not None
         assert transfer.ready is not None
-        if transfer.request.kind in GATHERING:
+        if transfer.gathers:
             transfer.counts = operation.rows()
             output = received(operation, tensor.dtype)
         with self._inward.behind(transfer.ready):

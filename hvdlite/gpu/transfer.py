@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,73 +11,6 @@ from hvdlite.gpu.devices import Mark
 
 if TYPE_CHECKING:
     from hvdlite.gpu.lane import Lane
-    from hvdlite.world.teams import Team
-
-KIND_NAMES = {
-    _core.ALLREDUCE: "allreduce",
-    _core.BROADCAST: "broadcast",
-    _core.ALLGATHER: "allgather",
-    _core.ALLTOALL: "alltoall",
-    _core.REDUCESCATTER: "reducescatter",
-}
-# Their results are as long as what the other members give.
-GATHERING = (_core.ALLGATHER, _core.ALLTOALL)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is to be done, in the words of `_core.Engine.post`.
-
-    splits: alltoall: int64 rows for each member, on the host.
-    """
-
-    kind: int
-    name: str
-    unnamed: bool
-    dtype: int
-    op: int = 0
-    root: int = 0
-    prescale: float = 1.0
-    postscale: float = 1.0
-    splits: torch.Tensor | None = None
-    group: tuple[int, int] | None = None
-
-    def post(
-        self,
-        team: Team,
-        place: int,
-        shape: torch.Size,
-        source: torch.Tensor | None,
-        output: torch.Tensor | None,
-        wake: bool = True,
-    ) -> _core.Operation:
-        """Posts it. source, output: in host memory; None where no data goes through the engine."""
-        return team.post(
-            self.kind,
-            self.name,
-            self.unnamed,
-            self.dtype,
-            self.op,
-            self.root,
-            0 if source is None else source.data_ptr(),
-            0 if output is None else output.data_ptr(),
-            shape,
-            self.prescale,
-            self.postscale,
-            (source, output),
-            wake,
-            place,
-            0 if self.splits is None else self.splits.data_ptr(),
-            self.group,
-        )
-
-    @property
-    def key(self) -> tuple[int, str]:
-        """What no two in flight may share."""
-        return (-1 if self.unnamed else self.kind, self.name)
-
-    def __str__(self) -> str:
-        return f"{KIND_NAMES[self.kind]} '{self.name}'"
 
 
 class Transfer:
@@ -104,11 +36,12 @@ class Transfer:
     def __init__(
         self,
         lane: Lane,
-        request: Request,
+        request: _core.Posting,
         tensor: torch.Tensor | None,
         result: torch.Tensor | None,
         ready: Mark | None,
     ) -> None:
+        """request: what was posted, without the tensors."""
         self.lane = lane
         self.request = request
         # Contiguous. None when the work is queued.
@@ -126,6 +59,16 @@ class Transfer:
         self.failure: str | None = None
         # Nothing is left to be done by the host.
         self.over = False
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """No two transfers in flight may have the same."""
+        return (-1 if self.request.unnamed else self.request.kind, self.request.name)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether its result has rows of all members, and so is made when their number is known."""
+        return _core.KINDS[self.request.kind].gathers
 
     def poll(self) -> bool:
         """Whether the result is there, or it has failed. Never blocks, but where MPI can't be

@@ -3,6 +3,7 @@
 import functools
 from decimal import Decimal
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -248,9 +249,8 @@ def post_huge_shapes():
     x = torch.ones(1)
 
     def start(kind, shape):
-        return post(
-            kind, "huge", False, _core.FLOAT32, _core.SUM, -1, x.data_ptr(), 0, shape, 1.0, 1.0, x
-        )
+        tensor = SimpleNamespace(shape=shape, data_ptr=x.data_ptr)
+        return post(_core.posting(kind, "huge", False, _core.FLOAT32, tensor, None, _core.SUM))
 
     with pytest.raises(ValueError, match=r"2\^63 elements or more"):
         start(_core.ALLREDUCE, (2**32, 2**32))

@@ -21,7 +21,7 @@ from hvdlite.gpu.backend import Backend
 from hvdlite.gpu.devices import Mark, Track
 from hvdlite.gpu.lane import Lane
 from hvdlite.gpu.setup import connect, stage_everything
-from hvdlite.gpu.transfer import Request, Transfer
+from hvdlite.gpu.transfer import Transfer
 from hvdlite.ops import DTYPES
 from hvdlite.world import world
 from hvdlite.world.process_sets import ProcessSet
@@ -122,11 +122,13 @@ def lane_for(
 
 def request(
     kind: str, name: str, tensor: torch.Tensor, op: str = "Average", **rest: Any
-) -> Request:
+) -> _core.Posting:
     """A named collective of this tensor."""
     numbers = _core.__dict__
-    return Request(
-        numbers[kind.upper()], name, False, DTYPES[tensor.dtype], numbers[op.upper()], **rest
+    return _core.posting(
+        *(numbers[kind.upper()], name, False, DTYPES[tensor.dtype], tensor),
+        op=numbers[op.upper()],
+        **rest,
     )
 
 
@@ -147,12 +149,12 @@ def result_of(transfer: Transfer) -> torch.Tensor:
     return transfer.value()
 
 
-def count_starts(lane: Lane) -> list[Request]:
+def count_starts(lane: Lane) -> list[_core.Posting]:
     """A list to which the requests are added that the lane gets from now on."""
-    starts: list[Request] = []
+    starts: list[_core.Posting] = []
     real = lane.start
 
-    def start(request: Request, *rest: Any) -> Transfer:
+    def start(request: _core.Posting, *rest: Any) -> Transfer:
         starts.append(request)
         return real(request, *rest)
 

@@ -31,7 +31,7 @@ def a_world_of_devices(route):
         hvd.init()
     else:
         new_lane(route)
-    with mock.patch.object(devices, "takes", return_value=route != "no lane") as takes:
+    with mock.patch.object(devices, "goes_by_gpu", return_value=route != "no lane") as takes:
         yield takes
 
 

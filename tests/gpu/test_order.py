@@ -1,6 +1,5 @@
 """All members of a lane launch in one order, whatever the order in which they post."""
 
-import dataclasses
 import gc
 import sys
 import threading
@@ -371,7 +370,7 @@ def test_a_gpu_tensor_against_one_in_host_memory_is_a_disagreement(world):
 def agree_only_in_a_kind():
     lane = new_lane()
     kind = "broadcast" if hvd.rank() == 1 else "allreduce"
-    unnamed = dataclasses.replace(request(kind, "x", torch.ones(3)), unnamed=True)
+    unnamed = request(kind, "x", torch.ones(3)).replace(unnamed=True)
     return lane.start(unnamed, torch.ones(3), torch.ones(3)).wait()
 
 

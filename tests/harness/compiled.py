@@ -37,7 +37,8 @@ def linked(target: Path, objects: Iterable[Path], *options: str) -> Path:
 def compiled(source: Path, *options: str) -> Path:
     """The object of one source."""
     command = [*_compiler(), *OPTIONS, *options]
-    digest = hashlib.sha256(repr((command, _headers(), source.read_bytes())).encode()).hexdigest()
+    made_of = (command, _headers(CORE), _headers(source.parent), source.read_bytes())
+    digest = hashlib.sha256(repr(made_of).encode()).hexdigest()
     kept = KEPT / f"{source.stem}-{digest[:32]}.o"
     if not kept.exists():
         KEPT.mkdir(parents=True, exist_ok=True)
@@ -52,9 +53,9 @@ def _compiler() -> list[str]:
 
 
 @functools.cache
-def _headers() -> str:
-    """A hash of all headers of the core, in their order."""
+def _headers(folder: Path) -> str:
+    """A hash of all headers below a folder, in their order."""
     together = hashlib.sha256()
-    for path in sorted(CORE.glob("*/*.h")):
+    for path in sorted(folder.rglob("*.h")):
         together.update(path.name.encode() + b"\0" + path.read_bytes())
     return together.hexdigest()

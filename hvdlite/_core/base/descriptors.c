@@ -102,13 +102,6 @@ static void put(writer *to, const char *format, ...)
         to->used += (size_t)wrote < room ? (size_t)wrote : room - 1;
 }
 
-const char *hvdl_kind_name(int kind)
-{
-    static const char *const names[] = {"allreduce", "broadcast",     "allgather", "barrier",
-                                        "alltoall",  "reducescatter", "join",      "plan"};
-    return names[kind];
-}
-
 static void put_tensor(writer *to, const hvdl_desc *desc)
 {
     static const char *const names[HVDL_NUM_DTYPES] = {"uint8",   "int8",    "int16",    "int32",

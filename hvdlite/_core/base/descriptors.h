@@ -1,10 +1,10 @@
 /* Finds out whether all ranks posted the same operation: collects the different descriptors of one
  * operation and writes the text that tells them apart. The text does not depend on the order of
  * arrival, so every rank shows the same one. */
-#ifndef HVDL_AGREEMENT_H
-#define HVDL_AGREEMENT_H
+#ifndef HVDL_DESCRIPTORS_H
+#define HVDL_DESCRIPTORS_H
 
-#include "base/types.h"
+#include "base/kinds.h"
 
 #define HVDL_MAX_VARIANTS 4 /* those of the lowest ranks; the ranks of others are counted */
 #define HVDL_MAX_NAMED 4    /* ranks that a text names one by one */
@@ -40,7 +40,5 @@ void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hv
 
 /* A name that does not fit is cut between two UTF-8 characters and ends in dots. */
 void hvdl_copy_name(char *to, size_t room, const char *name);
-
-const char *hvdl_kind_name(int kind); /* "allreduce" ... */
 
 #endif

@@ -18,17 +18,6 @@ typedef enum {
 } hvdl_err;
 
 typedef enum {
-    HVDL_ALLREDUCE = 0,
-    HVDL_BROADCAST = 1,
-    HVDL_ALLGATHER = 2,
-    HVDL_BARRIER = 3,
-    HVDL_ALLTOALL = 4,
-    HVDL_REDUCESCATTER = 5,
-    HVDL_JOIN = 6,
-    HVDL_PLAN = 7 /* the making of a plan; its runs are HVDL_ALLREDUCE */
-} hvdl_kind;
-
-typedef enum {
     HVDL_AVERAGE = 0,
     HVDL_SUM,
     HVDL_MIN,
@@ -74,22 +63,16 @@ typedef enum {
 
 /* What the ranks must agree on. Compared with memcmp, so it is zeroed before it is filled. */
 typedef struct {
-    uint8_t kind, dtype, op, ndim;
-    int32_t root;        /* broadcast: rank; else -1 */
-    int32_t num_tensors; /* of a group that is reduced as one; 0: no group */
-    uint8_t place;       /* hvdl_place */
+    uint8_t kind, dtype, op, ndim; /* hvdl_kind: see kinds.h */
+    int32_t root;                  /* broadcast: rank; else -1 */
+    int32_t num_tensors;           /* of a group that is reduced as one; 0: no group */
+    uint8_t place;                 /* hvdl_place */
     uint8_t zeros[3];
     uint64_t layout; /* of a group: a hash of its tensors' shapes */
     double prescale, postscale;
     int64_t count;               /* elements; of one row where rows travel beside it */
-    int64_t dims[HVDL_MAX_DIMS]; /* allgather, alltoall: dims[0] is -1, the rows travel beside it */
+    int64_t dims[HVDL_MAX_DIMS]; /* dims[0] is -1 where rows travel beside it */
 } hvdl_desc;
-
-/* Whether the rows for each rank travel with its posting. */
-static inline bool hvdl_sends_splits(const hvdl_desc *desc)
-{
-    return desc->kind == HVDL_ALLTOALL && desc->place != HVDL_ORDERED;
-}
 
 /* Names an operation: a hash of kind and name. 128 bits: equality is taken for
  * identity (2^64 names in flight would make a collision likely). */

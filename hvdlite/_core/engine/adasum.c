@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "engine/phases.h"
+#include "base/sizes.h"
 #include "kernels/reduce.h"
 
 #define MAX_LEVELS 32
@@ -119,9 +120,10 @@ static hvdl_range slice_of(const hvdl_engine *e, const hvdl_operation *op, int r
 }
 
 /* Step 1 is an alltoall of elements. */
-hvdl_err hvdl_adasum_prepare(const hvdl_engine *e, hvdl_operation *op)
+static hvdl_err prepare(const hvdl_engine *e, hvdl_operation *op, const int64_t *posted)
 {
-    size_t ranks = (size_t)e->config.num_ranks, locals = (size_t)e->local_size;
+    (void)posted; /* all ranks have tensors of the same size */
+    size_t ranks = (size_t)e->config.num_ranks, locals = (size_t)e->placement.local_size;
     int64_t *rows = hvdl_new_array(ranks * locals, sizeof *rows);
     op->splits = malloc(ranks * sizeof *op->splits);
     if (!rows || !op->splits) {
@@ -133,7 +135,7 @@ hvdl_err hvdl_adasum_prepare(const hvdl_engine *e, hvdl_operation *op)
     for (size_t i = 0; i < ranks; i++)
         for (size_t local = 0; local < locals; local++)
             rows[i * locals + local] = op->splits[hvdl_rank_of_local(e, (int)local)];
-    hvdl_err err = hvdl_prepare_alltoall(e, op, rows);
+    hvdl_err err = hvdl_alltoall_prepare(e, op, rows);
     free(rows);
     return err;
 }
@@ -177,7 +179,8 @@ static hvdl_err next_level(hvdl_engine *e, hvdl_operation *op)
     return adasum->level < adasum->num_levels ? post_dots(e, op) : post_result(e, op);
 }
 
-hvdl_err hvdl_adasum_begin(hvdl_engine *e, hvdl_operation *op)
+/* Step 1 is over. */
+static hvdl_err begin(hvdl_engine *e, hvdl_operation *op)
 {
     size_t ranks = (size_t)e->config.num_ranks;
     hvdl_adasum *adasum = op->adasum = calloc(1, sizeof *adasum);
@@ -219,3 +222,15 @@ hvdl_err hvdl_adasum_child_done(hvdl_engine *e, hvdl_operation *op, hvdl_operati
     hvdl_finish(e, op, NULL);
     return HVDL_OK;
 }
+
+const hvdl_course hvdl_course_adasum = {
+    .prepare = prepare,
+    .count_pieces = hvdl_alltoall_count_pieces,
+    .has_exchange = hvdl_alltoall_has_exchange,
+    .has_pass = hvdl_alltoall_has_pass,
+    .make_pass = hvdl_alltoall_make_pass,
+    .describe_exchange = hvdl_alltoall_describe_exchange,
+    .settle = begin,
+    .every_rank_exchanges = true,
+    .rows_are_elems = true,
+};

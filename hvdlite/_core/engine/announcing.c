@@ -5,20 +5,29 @@
 
 #include "engine/state.h"
 
+struct hvdl_deferred {
+    hvdl_deferred *next;
+    hvdl_entry head;
+    hvdl_shm_last posts; /* what is noted then */
+    size_t body_bytes;
+    char body[];
+};
+
 /* op: that this posts, which is noted when the others can read of it; NULL: none. */
 static void announce_both(hvdl_engine *e, const hvdl_operation *op, hvdl_entry head,
                           const void *body, size_t bytes, const void *more, size_t more_bytes)
 {
     if (more_bytes >= HVDL_PAST_CACHE_BYTES)
         hvdl_conveyor_untimed(&e->conveyor);
-    if (!e->deferred && !hvdl_journal_append(&e->shm, head, body, bytes, more, more_bytes)) {
+    if (!e->announcing.deferred &&
+        !hvdl_journal_append(&e->shm, head, body, bytes, more, more_bytes)) {
         if (op && !op->internal)
             hvdl_note_activity(e, hvdl_activity_of(op, HVDL_DID_POST));
         return;
     }
     hvdl_deferred *entry = malloc(sizeof *entry + bytes + more_bytes);
     if (!entry) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     *entry = (hvdl_deferred){.head = head, .body_bytes = bytes + more_bytes};
@@ -28,11 +37,11 @@ static void announce_both(hvdl_engine *e, const hvdl_operation *op, hvdl_entry h
         memcpy(entry->body, body, bytes);
     if (more_bytes)
         memcpy(entry->body + bytes, more, more_bytes);
-    if (e->deferred)
-        e->deferred_last->next = entry;
+    if (e->announcing.deferred)
+        e->announcing.deferred_last->next = entry;
     else
-        e->deferred = entry;
-    e->deferred_last = entry;
+        e->announcing.deferred = entry;
+    e->announcing.deferred_last = entry;
 }
 
 void hvdl_announce(hvdl_engine *e, hvdl_entry head, const void *body, size_t bytes)
@@ -43,13 +52,13 @@ void hvdl_announce(hvdl_engine *e, hvdl_entry head, const void *body, size_t byt
 bool hvdl_append_deferred(hvdl_engine *e)
 {
     bool any = false;
-    while (e->deferred) {
-        hvdl_deferred *entry = e->deferred;
+    while (e->announcing.deferred) {
+        hvdl_deferred *entry = e->announcing.deferred;
         if (hvdl_journal_append(&e->shm, entry->head, entry->body, entry->body_bytes, NULL, 0))
             break;
-        if (entry->posts.activity && !e->broken)
+        if (entry->posts.activity && !e->failure.broken)
             hvdl_note_activity(e, entry->posts);
-        e->deferred = entry->next;
+        e->announcing.deferred = entry->next;
         free(entry);
         any = true;
     }
@@ -59,7 +68,7 @@ bool hvdl_append_deferred(hvdl_engine *e)
 /* Bytes of its input that this rank contributes to a tiny operation. */
 static size_t own_payload(const hvdl_engine *e, const hvdl_desc *desc)
 {
-    bool is_heard = desc->kind != HVDL_BROADCAST || desc->root == e->config.rank;
+    bool is_heard = !hvdl_facts_of(desc)->has_root || desc->root == e->config.rank;
     return is_heard ? hvdl_data_bytes(desc) : 0;
 }
 
@@ -76,67 +85,49 @@ static void announce_post(hvdl_engine *e, hvdl_operation *op)
         payload = op->splits;
     }
     op->next = NULL;
-    if (e->announced)
-        e->announced_last->next = op;
+    if (e->announcing.posts)
+        e->announcing.posts_last->next = op;
     else
-        e->announced = op;
-    e->announced_last = op;
+        e->announcing.posts = op;
+    e->announcing.posts_last = op;
     announce_both(e, op, head, &body, sizeof body, payload, payload_bytes);
 }
 
-static void announce_join(hvdl_engine *e, hvdl_operation *op)
+void hvdl_announce_join(hvdl_engine *e, hvdl_operation *op)
 {
-    if (e->num_waiting_runs) { /* posted before: they must not be taken for missing */
-        e->held_join = op;
-        return;
-    }
-    e->held_join = NULL;
-    e->join = op;
     announce_both(e, op, (hvdl_entry){.type = HVDL_ENTRY_JOIN}, NULL, 0, NULL, 0);
 }
 
-static void announce_run(hvdl_engine *e, hvdl_operation *op)
+void hvdl_announce_run(hvdl_engine *e, hvdl_operation *op)
 {
     hvdl_entry head = {.type = HVDL_ENTRY_RUN, .id = op->plan->id};
     size_t payload_bytes = hvdl_is_tiny(e, &op->desc, true) ? own_payload(e, &op->desc) : 0;
     announce_both(e, op, head, NULL, 0, op->input, payload_bytes);
 }
 
-static void wait_for_plan(hvdl_engine *e, hvdl_operation *op)
+bool hvdl_drain_queue(hvdl_engine *e)
 {
-    op->plan->waiting = op;
-    e->num_waiting_runs++;
-}
-
-bool hvdl_take_queue(hvdl_engine *e)
-{
-    if (!atomic_load_explicit(&e->queued, memory_order_relaxed))
+    if (!atomic_load_explicit(&e->queue.queued, memory_order_relaxed))
         return false;
-    pthread_mutex_lock(&e->queue_lock);
-    hvdl_operation *op = e->queue_first, *next_op;
-    hvdl_plan *plan = e->released_plans, *next_plan;
-    e->queue_first = e->queue_last = NULL;
-    e->released_plans = NULL;
-    atomic_store(&e->queued, false);
-    pthread_mutex_unlock(&e->queue_lock);
-    bool was_broken = e->broken;
-    /* A break ends all of them: those not looked at yet are gone, too. */
-    for (; op && e->broken == was_broken; op = next_op) {
+    hvdl_operation *op, *next_op;
+    hvdl_plan *plan, *next_plan;
+    hvdl_queue_drain(&e->queue, &op, &plan);
+    for (; op; op = next_op) {
         next_op = op->next;
         op->next = NULL;
-        hvdl_record(e, op, HVDL_POSTED, op->posted_ns);
-        if (hvdl_is_doomed(e, op))
-            hvdl_finish(e, op, e->gone);
+        hvdl_record(&e->recording, op, HVDL_POSTED, op->posted_ns);
+        if (hvdl_refuses(e, op->internal))
+            hvdl_finish(e, op, e->failure.text);
         else if (op->desc.kind == HVDL_JOIN)
-            announce_join(e, op);
-        else if (!op->plan || op->desc.kind == HVDL_PLAN)
+            hvdl_join_post(e, op);
+        else if (!hvdl_is_run(op))
             announce_post(e, op);
         else if (op->plan->error)
             hvdl_finish(e, op, op->plan->error);
         else if (op->plan->ready)
-            announce_run(e, op);
+            hvdl_announce_run(e, op);
         else
-            wait_for_plan(e, op);
+            hvdl_plan_wait(e, op);
     }
     for (; plan; plan = next_plan) {
         next_plan = plan->next;
@@ -148,21 +139,26 @@ bool hvdl_take_queue(hvdl_engine *e)
     return true;
 }
 
-void hvdl_plan_made(hvdl_engine *e, hvdl_plan *plan, const char *error)
+hvdl_operation *hvdl_next_announced(hvdl_engine *e)
 {
-    hvdl_operation *waiting = plan->waiting;
-    plan->waiting = NULL;
-    e->num_waiting_runs -= waiting != NULL;
-    if (error)
-        plan->error = strdup(error);
-    pthread_mutex_lock(&e->queue_lock);
-    plan->made = true;
-    pthread_mutex_unlock(&e->queue_lock);
-    if (waiting && error)
-        hvdl_finish(e, waiting, error);
-    else if (waiting)
-        announce_run(e, waiting);
-    if (e->held_join)
-        announce_join(e, e->held_join);
-    hvdl_plan_note_release(e, plan);
+    hvdl_operation *op = e->announcing.posts;
+    if (op) {
+        e->announcing.posts = op->next;
+        op->next = NULL;
+    }
+    return op;
+}
+
+void hvdl_forget_announced(hvdl_engine *e)
+{
+    e->announcing.posts = NULL;
+}
+
+void hvdl_announcing_free(hvdl_engine *e)
+{
+    while (e->announcing.deferred) {
+        hvdl_deferred *next = e->announcing.deferred->next;
+        free(e->announcing.deferred);
+        e->announcing.deferred = next;
+    }
 }

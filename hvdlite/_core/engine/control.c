@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "engine/control.h"
+#include "base/sizes.h"
 
 #define PACKET_BYTES 61440 /* as a segment; a packet may hold more if one message needs it */
 
@@ -73,19 +74,18 @@ void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *message, const vo
                        size_t payload_bytes)
 {
     size_t bytes = padded(head_bytes(message)), more = padded(payload_bytes);
-    bool was_broken = e->broken;
+    if (e->control->has_left)
+        return; /* the others receive nothing more from this leader */
     hvdl_packet *packet = packet_for(e, host, bytes + more);
-    if (e->broken != was_broken)
-        return; /* the payload may have gone with its operation */
     if (!packet) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
-    message->host = e->host;
-    message->clock = e->control->clock;
+    message->host = e->placement.host;
+    message->clock = e->control->joins.clock;
     message->payload_bytes = (uint32_t)payload_bytes;
     message->num_done = 0;
-    hvdl_done_notes *notes = &e->control->notes[host];
+    hvdl_done_notes *notes = &e->control->tags.notes[host];
     if (message->type == HVDL_MSG_POSTED || message->type == HVDL_MSG_DONE) {
         message->num_done = notes->count;
         memcpy(message->done, notes->numbers, sizeof message->done);
@@ -117,7 +117,7 @@ static bool free_sent(hvdl_engine *e)
 
 /* ---- receiving ---- */
 
-static void take_runs(hvdl_engine *e, int tag, uint64_t num_runs)
+static void on_runs(hvdl_engine *e, int tag, uint64_t num_runs)
 {
     hvdl_plan *plan = hvdl_plan_by_tag(e, tag);
     if (!plan || (plan->ends_elsewhere && plan->num_runs_elsewhere <= num_runs))
@@ -132,7 +132,7 @@ void hvdl_announce_leave(hvdl_engine *e, int rank, bool clean)
     hvdl_announce(e, entry, NULL, 0);
 }
 
-/* Its sender says nothing more: it leaves, or is broken, whoever is the cause. */
+/* Its sender says nothing more: it leaves, or is broken, whichever rank is the cause. */
 static bool is_last(const hvdl_engine *e, const hvdl_message *head)
 {
     return head->type == HVDL_MSG_LEFT &&
@@ -150,32 +150,33 @@ static const char *next_message(const char **at, hvdl_message *message)
     return payload;
 }
 
-static void take_message(hvdl_engine *e, const hvdl_message *message, const char *payload)
+static void on_message(hvdl_engine *e, const hvdl_message *message, const char *payload)
 {
     for (int i = 0; i < message->num_done; i++)
-        hvdl_take_done(e, message->done[i]);
-    if (message->clock > e->control->clock)
-        e->control->clock = message->clock;
+        hvdl_on_done(e, message->done[i]);
+    hvdl_hear_clock(e, message->clock);
     switch (message->type) {
-    case HVDL_MSG_POSTED: hvdl_take_posted(e, message, payload); break;
-    case HVDL_MSG_MATCHED:
+    case HVDL_MSG_POSTED: hvdl_on_posted(e, message, payload); break;
+    case HVDL_MSG_START:
     case HVDL_MSG_RESULT:
-    case HVDL_MSG_FAILED: hvdl_take_answer(e, message, payload); break;
-    case HVDL_MSG_JOINED: hvdl_take_joined(e, message->host, message->rank, message->clock); break;
-    case HVDL_MSG_ALL_JOINED: hvdl_take_all_joined(e, message->host, message->rank); break;
-    case HVDL_MSG_FREE: hvdl_take_free(e, message->tag); break;
-    case HVDL_MSG_SHORT: hvdl_take_short(e, message->host); break;
-    case HVDL_MSG_ZERO: hvdl_take_zero(e, message); break;
-    case HVDL_MSG_RUN: hvdl_take_run(e, message->tag, message->run); break;
-    case HVDL_MSG_RUNS: take_runs(e, message->tag, message->run); break;
-    case HVDL_MSG_STALLED: hvdl_take_stalled(e, message->host, payload); break;
-    case HVDL_MSG_ASK: hvdl_take_ask(e, message->host, message->key, message->run); break;
-    case HVDL_MSG_STATUS:
-        hvdl_take_status(e, message->host, message->key, message->run, payload);
+    case HVDL_MSG_FAILED: hvdl_on_answer(e, message, payload); break;
+    case HVDL_MSG_HOST_JOINED:
+        hvdl_on_host_joined(e, message->host, message->rank, message->clock);
         break;
-    case HVDL_MSG_GIVE_UP: hvdl_take_give_up(e, payload); break;
-    case HVDL_MSG_ORDER: hvdl_give_turn(e, message->host, message->key); break;
-    case HVDL_MSG_TURN: hvdl_take_turn(e, message->key, message->tag); break;
+    case HVDL_MSG_ALL_JOINED: hvdl_on_all_joined(e, message->host, message->rank); break;
+    case HVDL_MSG_FREE: hvdl_on_free(e, message->tag); break;
+    case HVDL_MSG_SHORT: hvdl_on_short(e, message->host); break;
+    case HVDL_MSG_ZERO: hvdl_on_zero(e, message); break;
+    case HVDL_MSG_RUN: hvdl_on_run(e, message->tag, message->run); break;
+    case HVDL_MSG_RUNS: on_runs(e, message->tag, message->run); break;
+    case HVDL_MSG_STALLED: hvdl_on_stalled(e, message->host, payload); break;
+    case HVDL_MSG_ASK: hvdl_on_ask(e, message->host, message->key, message->run); break;
+    case HVDL_MSG_STATUS:
+        hvdl_on_status(e, message->host, message->key, message->run, payload);
+        break;
+    case HVDL_MSG_GIVE_UP: hvdl_on_give_up(e, payload); break;
+    case HVDL_MSG_ORDER: hvdl_on_order(e, message->host, message->key); break;
+    case HVDL_MSG_TURN: hvdl_on_turn(e, message->key, message->tag); break;
     case HVDL_MSG_LEFT:
         e->control->num_left += is_last(e, message);
         if (!message->clean || !hvdl_hold_leave(e, message->host, message->rank))
@@ -205,11 +206,11 @@ static bool receive(hvdl_engine *e, int host)
     bool last = false;
     memcpy(&num_messages, at, sizeof num_messages);
     at += sizeof num_messages;
-    for (uint64_t i = 0; i < num_messages && !e->broken; i++) {
+    for (uint64_t i = 0; i < num_messages; i++) {
         hvdl_message message;
         const char *payload = next_message(&at, &message);
         last |= is_last(e, &message);
-        take_message(e, &message, payload);
+        on_message(e, &message, payload);
     }
     if (!last && !post_receive(e, host))
         hvdl_break_for_mpi(e);
@@ -219,7 +220,7 @@ static bool receive(hvdl_engine *e, int host)
 static bool receive_all(hvdl_engine *e)
 {
     bool any = false;
-    for (int h = 0; h < e->config.num_hosts && !e->broken; h++)
+    for (int h = 0; h < e->config.num_hosts; h++)
         any |= receive(e, h);
     return any;
 }
@@ -228,11 +229,11 @@ void hvdl_control_step(hvdl_engine *e, bool *progressed)
 {
     if (e->control->sendings)
         *progressed |= free_sent(e);
-    if (!e->is_leader)
+    if (!e->placement.is_leader || e->failure.broken)
         return;
     bool heard = receive_all(e);
-    *progressed |= heard || e->control->own_join >= 0;
-    if (e->control->own_join >= 0 && !e->broken)
+    *progressed |= heard || e->control->joins.own_join >= 0;
+    if (e->control->joins.own_join >= 0)
         hvdl_tell_own_join(e, heard);
 }
 
@@ -246,13 +247,13 @@ bool hvdl_control_busy(const hvdl_engine *e)
 static void tell_runs(hvdl_engine *e)
 {
     e->control->has_told_runs = true;
-    for (size_t i = 0; i < e->plans.num_slots; i++)
-        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
             const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
-            for (int h = 0; h < e->config.num_hosts && !e->broken; h++) {
+            for (int h = 0; h < e->config.num_hosts; h++) {
                 hvdl_message head = {
                     .type = HVDL_MSG_RUNS, .tag = plan->tag, .run = plan->num_runs};
-                if (h != e->host)
+                if (h != e->placement.host)
                     hvdl_send_message(e, h, &head, NULL, 0);
             }
         }
@@ -260,8 +261,8 @@ static void tell_runs(hvdl_engine *e)
 
 bool hvdl_control_run_is_lost(const hvdl_engine *e)
 {
-    for (size_t i = 0; i < e->plans.num_slots; i++)
-        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
             const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
             if (plan->ends_elsewhere && plan->num_active &&
                 plan->num_runs > plan->num_runs_elsewhere)
@@ -272,16 +273,16 @@ bool hvdl_control_run_is_lost(const hvdl_engine *e)
 
 void hvdl_control_leave(hvdl_engine *e, int rank, bool clean)
 {
-    if (!e->is_leader || e->control->has_left)
+    if (!e->placement.is_leader || e->control->has_left)
         return;
-    e->control->has_left = !clean || rank == e->config.rank;
     if (clean && !e->control->has_told_runs)
         tell_runs(e);
     for (int h = 0; h < e->config.num_hosts; h++)
-        if (h != e->host) {
+        if (h != e->placement.host) {
             hvdl_message head = {.type = HVDL_MSG_LEFT, .rank = rank, .clean = clean};
             hvdl_send_message(e, h, &head, NULL, 0);
         }
+    e->control->has_left = !clean || rank == e->config.rank;
     hvdl_control_flush(e);
 }
 
@@ -292,7 +293,8 @@ bool hvdl_control_all_left(const hvdl_engine *e)
 
 /* ---- life ---- */
 
-hvdl_err hvdl_largest_payload(const hvdl_engine_config *config, size_t *bytes)
+/* The longest payload of a posting, or of a message between hosts. */
+static hvdl_err largest_payload(const hvdl_engine_config *config, size_t *bytes)
 {
     size_t most = config->inline_bytes > HVDL_TEXT_BYTES ? config->inline_bytes : HVDL_TEXT_BYTES;
     for (int h = 0; h < config->num_hosts; h++) {
@@ -312,34 +314,27 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
     if (!control)
         return HVDL_ENOMEM;
     e->control = control;
-    control->own_join = -1;
-    int hosts = e->config.num_hosts;
-    hvdl_err err = hvdl_divide_tags(e, &control->num_numbers);
+    size_t hosts = (size_t)e->config.num_hosts, payload;
+    size_t largest = sizeof(uint64_t) + sizeof(hvdl_message);
+    hvdl_err err = hvdl_tags_make(e);
+    if (!err)
+        err = largest_payload(&e->config, &payload);
+    if (!err)
+        err = hvdl_coordinator_make(e, payload);
+    if (!err)
+        err = hvdl_host_joins_make(e);
     if (err)
         return err;
-    size_t largest = sizeof(uint64_t) + sizeof(hvdl_message);
-    if (hvdl_largest_payload(&e->config, &control->room) ||
-        hvdl_add(control->room, largest + 63, &control->room) ||
-        control->room > HVDL_MAX_MESSAGE_BYTES)
+    if (hvdl_add(payload, largest + 63, &control->room) || control->room > HVDL_MAX_MESSAGE_BYTES)
         return HVDL_ENOMEM;
     control->room = (control->room > PACKET_BYTES ? control->room : PACKET_BYTES) / 64 * 64;
-    control->packets = calloc((size_t)hosts, sizeof *control->packets);
-    control->receives = calloc((size_t)hosts, sizeof *control->receives);
-    control->receive_buffers = hvdl_new_array(e->is_leader ? (size_t)hosts : 0, control->room);
-    control->joins = calloc((size_t)hosts, sizeof *control->joins);
-    control->heard = calloc((size_t)hosts, sizeof *control->heard);
-    control->is_plan = calloc((size_t)control->num_numbers, sizeof *control->is_plan);
-    control->notes = calloc((size_t)hosts, sizeof *control->notes);
-    control->num_done = calloc((size_t)control->num_numbers, sizeof *control->num_done);
-    control->free_numbers = calloc((size_t)control->num_numbers, sizeof(int));
-    if (!control->packets || !control->joins || !control->heard || !control->is_plan ||
-        !control->receives || !control->receive_buffers || !control->notes || !control->num_done ||
-        !control->free_numbers)
+    control->packets = calloc(hosts, sizeof *control->packets);
+    control->receives = calloc(hosts, sizeof *control->receives);
+    control->receive_buffers = hvdl_new_array(e->placement.is_leader ? hosts : 0, control->room);
+    if (!control->packets || !control->receives || !control->receive_buffers)
         return HVDL_ENOMEM;
-    for (int number = control->num_numbers - 1; number >= 0; number--)
-        control->free_numbers[control->num_free++] = number;
-    for (int h = 0; e->is_leader && h < hosts; h++)
-        if (h != e->host && !post_receive(e, h))
+    for (int h = 0; e->placement.is_leader && h < e->config.num_hosts; h++)
+        if (h != e->placement.host && !post_receive(e, h))
             return HVDL_EMPI;
     return HVDL_OK;
 }
@@ -367,11 +362,10 @@ void hvdl_control_destroy(hvdl_engine *e)
     if (!control)
         return;
     bool ended = true;
-    if (control->notes)
+    if (control->packets)
         flush_sends(e);
     for (int h = 0; control->receives && h < e->config.num_hosts; h++)
         ended &= hvdl_wire_cancel_recv(&e->wire, &control->receives[h]);
-    hvdl_free_agreements(e);
     if (ended) { /* else MPI may still write into them */
         free(control->receive_buffers);
         free(control->receives);
@@ -380,18 +374,9 @@ void hvdl_control_destroy(hvdl_engine *e)
     for (int h = 0; control->packets && h < e->config.num_hosts; h++)
         free(control->packets[h]);
     free(control->packets);
-    free(control->notes);
-    hvdl_free_early_runs(e);
-    while (control->held_leaves) {
-        hvdl_held_leave *next = control->held_leaves->next;
-        free(control->held_leaves);
-        control->held_leaves = next;
-    }
-    free(control->joins);
-    free(control->heard);
-    free(control->is_plan);
-    free(control->num_done);
-    free(control->free_numbers);
+    hvdl_coordinator_free(&control->coordinator);
+    hvdl_tags_free(&control->tags);
+    hvdl_host_joins_free(&control->joins);
     free(control);
     e->control = NULL;
 }

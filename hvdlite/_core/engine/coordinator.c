@@ -3,7 +3,7 @@
  * work is spread over the hosts. When all hosts have told it, the coordinator answers every leader:
  *
  *   leader -> coordinator   POSTED: what was posted, and the host's part of tiny data
- *   coordinator -> leader   MATCHED: a tag for the exchanges, rows  |  RESULT: the tiny result
+ *   coordinator -> leader   START: a tag for the exchanges, rows  |  RESULT: the tiny result
  *                           |  FAILED: the text of the disagreement
  *
  * and the leader puts the answer into its host's journal. That is one round trip, in which tiny data
@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "engine/control.h"
+#include "engine/tiny.h"
 
 /* An operation that this host's leader has asked about. */
 typedef struct {
@@ -23,12 +24,12 @@ typedef struct {
 
 /* ---- the leader: answers ---- */
 
-void hvdl_take_answer(hvdl_engine *e, const hvdl_message *head, const void *payload)
+void hvdl_on_answer(hvdl_engine *e, const hvdl_message *head, const void *payload)
 {
-    static const int entry_types[] = {[HVDL_MSG_MATCHED] = HVDL_ENTRY_START,
+    static const int entry_types[] = {[HVDL_MSG_START] = HVDL_ENTRY_START,
                                       [HVDL_MSG_RESULT] = HVDL_ENTRY_RESULT,
                                       [HVDL_MSG_FAILED] = HVDL_ENTRY_FAIL};
-    hvdl_node *node = hvdl_table_first(&e->control->asked, head->key.lo);
+    hvdl_node *node = hvdl_table_first(&e->control->coordinator.asked, head->key.lo);
     while (node && !hvdl_key_equal(HVDL_CONTAINER(node, asked, by_key)->key, head->key))
         node = hvdl_table_next(node->next, head->key.lo);
     if (!node)
@@ -36,7 +37,7 @@ void hvdl_take_answer(hvdl_engine *e, const hvdl_message *head, const void *payl
     asked *question = HVDL_CONTAINER(node, asked, by_key);
     hvdl_entry entry = {
         .type = (uint16_t)entry_types[head->type], .id = question->id, .arg = (uint64_t)head->tag};
-    hvdl_table_remove(&e->control->asked, node);
+    hvdl_table_remove(&e->control->coordinator.asked, node);
     free(question);
     hvdl_announce(e, entry, payload, head->payload_bytes);
 }
@@ -45,12 +46,12 @@ static void answer(hvdl_engine *e, int host, hvdl_key key, int type, int tag, co
                    size_t bytes)
 {
     hvdl_message head = {.type = type, .key = key, .tag = tag};
-    if (host != e->host) {
+    if (host != e->placement.host) {
         hvdl_send_message(e, host, &head, payload, bytes);
         return;
     }
     head.payload_bytes = (uint32_t)bytes;
-    hvdl_take_answer(e, &head, payload);
+    hvdl_on_answer(e, &head, payload);
 }
 
 /* ---- the coordinator ---- */
@@ -80,8 +81,8 @@ static size_t tiny_result(hvdl_engine *e, const hvdl_agreement *agreement, char 
     size_t bytes = hvdl_data_bytes(desc);
     if (!bytes)
         return 0;
-    if (desc->kind == HVDL_BROADCAST) {
-        memcpy(to, agreement->payloads + (size_t)e->host_of[desc->root] * bytes, bytes);
+    if (hvdl_facts_of(desc)->has_root) {
+        memcpy(to, agreement->payloads + (size_t)e->placement.host_of[desc->root] * bytes, bytes);
         return bytes;
     }
     const void *inputs[e->config.num_hosts];
@@ -99,27 +100,28 @@ static size_t tiny_result(hvdl_engine *e, const hvdl_agreement *agreement, char 
 static size_t rows_to_host(hvdl_engine *e, const hvdl_agreement *agreement, int host)
 {
     size_t ranks = (size_t)e->config.num_ranks, at = 0;
-    int64_t *to = (int64_t *)e->scratch;
+    int64_t *to = (int64_t *)e->control->coordinator.scratch;
     for (size_t member = 0; member < ranks; member++)
-        for (int local = 0; local < e->host_sizes[host]; local++) {
-            int rank = e->members[e->host_first[host] + local];
+        for (int local = 0; local < e->placement.host_sizes[host]; local++) {
+            int rank = e->placement.members[e->placement.host_first[host] + local];
             to[at++] = agreement->rows[member * ranks + (size_t)rank];
         }
     return at * sizeof *to;
 }
 
-/* Host 0 counts, and the coordinator tells all: whoever has heard of it may leave, and its leader's
- * word that it leaves must not come to a host before this. */
-void hvdl_give_turn(hvdl_engine *e, int host, hvdl_key key)
+/* Host 0 counts, and the coordinator tells all: a host that knows the turn may leave, and its LEFT must
+ * not arrive at another host before the turn does. */
+void hvdl_on_order(hvdl_engine *e, int host, hvdl_key key)
 {
-    hvdl_message head = {.type = HVDL_MSG_TURN, .key = key, .tag = e->control->next_turn++};
-    if (host == e->host)
-        hvdl_take_turn(e, key, head.tag);
+    hvdl_message head = {
+        .type = HVDL_MSG_TURN, .key = key, .tag = e->control->coordinator.next_turn++};
+    if (host == e->placement.host)
+        hvdl_on_turn(e, key, head.tag);
     else
         hvdl_send_message(e, host, &head, NULL, 0);
 }
 
-void hvdl_take_turn(hvdl_engine *e, hvdl_key key, int turn)
+void hvdl_on_turn(hvdl_engine *e, hvdl_key key, int turn)
 {
     for (int h = 0; h < e->config.num_hosts; h++)
         answer(e, h, key, HVDL_MSG_RESULT, turn, NULL, 0);
@@ -128,8 +130,8 @@ void hvdl_take_turn(hvdl_engine *e, hvdl_key key, int turn)
 static void ask_for_turn(hvdl_engine *e, hvdl_key key)
 {
     hvdl_message head = {.type = HVDL_MSG_ORDER, .key = key};
-    if (e->host == 0)
-        hvdl_give_turn(e, 0, key);
+    if (e->placement.host == 0)
+        hvdl_on_order(e, 0, key);
     else
         hvdl_send_message(e, 0, &head, NULL, 0);
 }
@@ -142,8 +144,8 @@ static void call_joined_hosts(hvdl_engine *e, const hvdl_agreement *agreement, i
         head.variants = agreement->variants;
         if (agreement->hosts[h])
             continue;
-        if (h == e->host)
-            hvdl_take_zero(e, &head);
+        if (h == e->placement.host)
+            hvdl_on_zero(e, &head);
         else
             hvdl_send_message(e, h, &head, NULL, 0);
     }
@@ -153,11 +155,11 @@ void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
 {
     hvdl_control *control = e->control;
     const hvdl_desc *desc = &agreement->variants.variants[0].desc;
-    if (e->inquiries)
+    if (e->stall.inquiries)
         hvdl_stall_decided(e, agreement->key);
     if (agreement->variants.count > 1) {
         char text[HVDL_TEXT_BYTES];
-        hvdl_variants_describe(&agreement->variants, HVDL_NAME_HERE, &e->naming, text);
+        hvdl_variants_describe(&agreement->variants, HVDL_NAME_HERE, &e->placement.naming, text);
         answer_all(e, agreement, HVDL_MSG_FAILED, 0, text, strlen(text) + 1);
         return;
     }
@@ -177,40 +179,51 @@ void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
         return;
     }
     if (hvdl_is_tiny(e, desc, false)) {
-        size_t bytes = tiny_result(e, agreement, e->scratch);
-        answer_all(e, agreement, HVDL_MSG_RESULT, 0, e->scratch, bytes);
+        size_t bytes = tiny_result(e, agreement, e->control->coordinator.scratch);
+        answer_all(e, agreement, HVDL_MSG_RESULT, 0, e->control->coordinator.scratch, bytes);
         return;
     }
     char too_many[HVDL_TEXT_BYTES];
-    if (desc->kind == HVDL_PLAN && !hvdl_has_tag_for_plan(e, too_many)) {
+    bool is_plan = desc->kind == HVDL_PLAN;
+    if (is_plan && !hvdl_has_tag_for_plan(e, too_many)) {
         answer_all(e, agreement, HVDL_MSG_FAILED, 0, too_many, strlen(too_many) + 1);
         return;
     }
-    int tag = hvdl_next_tag(e, desc->kind == HVDL_PLAN);
+    int tag = hvdl_next_tag(e, is_plan);
     if (tag < 0) {
         agreement->next = NULL;
-        if (control->waiting)
-            control->waiting_last->next = agreement;
+        if (control->coordinator.waiting)
+            control->coordinator.waiting_last->next = agreement;
         else
-            control->waiting = agreement;
-        control->waiting_last = agreement;
+            control->coordinator.waiting = agreement;
+        control->coordinator.waiting_last = agreement;
         return;
     }
     call_joined_hosts(e, agreement, tag);
-    if (desc->kind == HVDL_ALLTOALL) {
+    if (hvdl_sends_splits(desc)) {
         for (int h = 0; h < e->config.num_hosts; h++)
-            answer(e, h, agreement->key, HVDL_MSG_MATCHED, tag, e->scratch,
+            answer(e, h, agreement->key, HVDL_MSG_START, tag, e->control->coordinator.scratch,
                    rows_to_host(e, agreement, h));
         free_agreement(agreement);
         return;
     }
     size_t bytes = agreement->rows ? (size_t)e->config.num_ranks * sizeof(int64_t) : 0;
-    answer_all(e, agreement, HVDL_MSG_MATCHED, tag, agreement->rows, bytes);
+    answer_all(e, agreement, HVDL_MSG_START, tag, agreement->rows, bytes);
+}
+
+bool hvdl_decide_waiting(hvdl_engine *e)
+{
+    hvdl_agreement *agreement = e->control->coordinator.waiting;
+    if (!agreement)
+        return false;
+    e->control->coordinator.waiting = agreement->next;
+    hvdl_decide(e, agreement);
+    return true;
 }
 
 static hvdl_agreement *agreement_of(hvdl_engine *e, hvdl_key key, uint64_t epoch)
 {
-    hvdl_table *open = &e->control->open;
+    hvdl_table *open = &e->control->coordinator.open;
     hvdl_node *node = hvdl_table_first(open, key.lo);
     for (; node; node = hvdl_table_next(node->next, key.lo)) {
         hvdl_agreement *agreement = HVDL_CONTAINER(node, hvdl_agreement, by_key);
@@ -237,14 +250,13 @@ static hvdl_err keep_part(hvdl_engine *e, hvdl_agreement *agreement, int host,
 {
     if (!bytes || agreement->variants.count > 1)
         return HVDL_OK;
-    if (desc->kind == HVDL_ALLGATHER || desc->kind == HVDL_ALLTOALL) {
-        size_t ranks = (size_t)e->config.num_ranks;
-        size_t row = desc->kind == HVDL_ALLTOALL ? ranks : 1;
+    size_t row = hvdl_num_rows_posted(hvdl_facts_of(desc), e->config.num_ranks);
+    if (row) {
         if (!agreement->rows)
-            agreement->rows = calloc(ranks * row, sizeof *agreement->rows);
+            agreement->rows = calloc((size_t)e->config.num_ranks * row, sizeof *agreement->rows);
         if (!agreement->rows)
             return HVDL_ENOMEM;
-        memcpy(agreement->rows + (size_t)e->host_first[host] * row, payload, bytes);
+        memcpy(agreement->rows + (size_t)e->placement.host_first[host] * row, payload, bytes);
         return HVDL_OK;
     }
     if (!agreement->payloads)
@@ -261,7 +273,7 @@ static bool is_complete(const hvdl_engine *e, hvdl_agreement *agreement)
     for (int h = 0; h < e->config.num_hosts; h++) {
         if (agreement->hosts[h])
             continue;
-        if (agreement->internal || e->control->joins[h] <= agreement->epoch)
+        if (agreement->internal || e->control->joins.by_host[h] <= agreement->epoch)
             return false;
         if (hvdl_leader_of(e, h) > agreement->absent)
             agreement->absent = hvdl_leader_of(e, h);
@@ -269,10 +281,11 @@ static bool is_complete(const hvdl_engine *e, hvdl_agreement *agreement)
     return true;
 }
 
-void hvdl_take_posted(hvdl_engine *e, const hvdl_message *head, const void *payload)
+void hvdl_on_posted(hvdl_engine *e, const hvdl_message *head, const void *payload)
 {
-    if (e->gone && (e->broken || !head->internal)) {
-        answer(e, head->host, head->key, HVDL_MSG_FAILED, 0, e->gone, strlen(e->gone) + 1);
+    if (hvdl_refuses(e, head->internal)) {
+        answer(e, head->host, head->key, HVDL_MSG_FAILED, 0, e->failure.text,
+               strlen(e->failure.text) + 1);
         return;
     }
     hvdl_agreement *agreement = agreement_of(e, head->key, head->epoch);
@@ -284,19 +297,19 @@ void hvdl_take_posted(hvdl_engine *e, const hvdl_message *head, const void *payl
     }
     if (!agreement || keep_part(e, agreement, head->host, &head->variants.variants[0].desc, payload,
                                 head->payload_bytes)) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     agreement->hosts[head->host] = true;
     if (!is_complete(e, agreement))
         return;
-    hvdl_table_remove(&e->control->open, &agreement->by_key);
+    hvdl_table_remove(&e->control->coordinator.open, &agreement->by_key);
     hvdl_decide(e, agreement);
 }
 
 bool hvdl_is_open(const hvdl_engine *e, hvdl_key key, int host)
 {
-    hvdl_node *node = hvdl_table_first(&e->control->open, key.lo);
+    hvdl_node *node = hvdl_table_first(&e->control->coordinator.open, key.lo);
     for (; node; node = hvdl_table_next(node->next, key.lo)) {
         const hvdl_agreement *agreement = HVDL_CONTAINER(node, hvdl_agreement, by_key);
         if (hvdl_key_equal(agreement->key, key) && agreement->hosts[host])
@@ -307,7 +320,7 @@ bool hvdl_is_open(const hvdl_engine *e, hvdl_key key, int host)
 
 void hvdl_decide_complete(hvdl_engine *e)
 {
-    hvdl_table *open = &e->control->open;
+    hvdl_table *open = &e->control->coordinator.open;
     hvdl_agreement *complete = NULL;
     for (size_t i = 0; i < open->num_slots; i++)
         for (hvdl_node *node = open->slots[i], *next; node; node = next) {
@@ -328,15 +341,16 @@ void hvdl_decide_complete(hvdl_engine *e)
 
 void hvdl_control_fail_open(hvdl_engine *e)
 {
-    hvdl_table *open = &e->control->open;
+    hvdl_table *open = &e->control->coordinator.open;
     for (size_t i = 0; i < open->num_slots; i++)
         for (hvdl_node *node = open->slots[i], *next; node; node = next) {
             hvdl_agreement *agreement = HVDL_CONTAINER(node, hvdl_agreement, by_key);
             next = node->next;
-            if (agreement->internal && !e->broken)
+            if (!hvdl_refuses(e, agreement->internal))
                 continue; /* what is matched is ended */
             hvdl_table_remove(open, &agreement->by_key);
-            answer_all(e, agreement, HVDL_MSG_FAILED, 0, e->gone, strlen(e->gone) + 1);
+            answer_all(e, agreement, HVDL_MSG_FAILED, 0, e->failure.text,
+                       strlen(e->failure.text) + 1);
         }
 }
 
@@ -346,60 +360,69 @@ void hvdl_control_fail_open(hvdl_engine *e)
 static size_t host_part(hvdl_engine *e, const hvdl_meeting *meeting, const void **part)
 {
     const hvdl_desc *desc = &meeting->variants.variants[0].desc;
-    *part = e->scratch;
+    *part = e->control->coordinator.scratch;
     if (meeting->variants.count > 1)
         return 0;
     if (meeting->rows && desc->place != HVDL_ORDERED) {
-        size_t row = desc->kind == HVDL_ALLTOALL ? (size_t)e->config.num_ranks : 1;
+        size_t row = hvdl_num_rows_posted(hvdl_facts_of(desc), e->config.num_ranks);
         *part = meeting->rows;
-        return (size_t)e->local_size * row * sizeof(int64_t);
+        return (size_t)e->placement.local_size * row * sizeof(int64_t);
     }
     size_t bytes = hvdl_data_bytes(desc);
     if (!bytes || !hvdl_is_tiny(e, desc, false))
         return 0;
-    if (desc->kind == HVDL_BROADCAST) {
-        if (e->host_of[desc->root] != e->host || !meeting->posted_by[e->local_of[desc->root]])
+    if (hvdl_facts_of(desc)->has_root) {
+        if (e->placement.host_of[desc->root] != e->placement.host ||
+            !meeting->posted_by[e->placement.local_of[desc->root]])
             return 0;
-        *part = hvdl_payload_of(e, meeting, e->local_of[desc->root], bytes);
+        *part = hvdl_payload_of(e, meeting, e->placement.local_of[desc->root], bytes);
         return bytes;
     }
     const void *inputs[HVDL_MAX_LOCAL];
     hvdl_scale scale = hvdl_host_scale(e, desc);
     int num_inputs = 0;
-    for (int r = 0; r < e->local_size; r++)
+    for (int r = 0; r < e->placement.local_size; r++)
         if (meeting->posted_by[r])
             inputs[num_inputs++] = hvdl_payload_of(e, meeting, r, bytes);
-    hvdl_reduce(desc->dtype, desc->op, e->scratch, inputs, num_inputs, (size_t)desc->count, &scale);
+    hvdl_reduce(desc->dtype, desc->op, e->control->coordinator.scratch, inputs, num_inputs,
+                (size_t)desc->count, &scale);
     return bytes;
 }
 
 void hvdl_control_posted(hvdl_engine *e, hvdl_meeting *meeting)
 {
     asked *question = calloc(1, sizeof *question);
-    if (!question || hvdl_table_insert(&e->control->asked, &question->by_key, meeting->key.lo)) {
+    if (!question ||
+        hvdl_table_insert(&e->control->coordinator.asked, &question->by_key, meeting->key.lo)) {
         free(question);
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     question->key = meeting->key;
     question->id = meeting->id;
-    hvdl_message head = {.type = HVDL_MSG_POSTED, .host = e->host, .key = meeting->key};
+    hvdl_message head = {.type = HVDL_MSG_POSTED, .host = e->placement.host, .key = meeting->key};
     head.variants = meeting->variants;
     head.internal = meeting->internal;
-    head.epoch = meeting->internal ? 0 : e->epoch; /* an Adasum may go on beyond a join */
+    head.epoch = meeting->internal ? 0 : e->join.epoch; /* an Adasum may go on beyond a join */
     head.rank = hvdl_meeting_absent(e, meeting);
     const void *part;
     size_t bytes = host_part(e, meeting, &part);
     meeting->coordinator = hvdl_coordinator_of(e, meeting->key);
-    if (meeting->coordinator == e->host) {
+    if (meeting->coordinator == e->placement.host) {
         head.payload_bytes = (uint32_t)bytes;
-        hvdl_take_posted(e, &head, part);
+        hvdl_on_posted(e, &head, part);
     } else {
         hvdl_send_message(e, meeting->coordinator, &head, part, bytes);
     }
 }
 
 /* ---- life ---- */
+
+hvdl_err hvdl_coordinator_make(hvdl_engine *e, size_t payload_bytes)
+{
+    e->control->coordinator.scratch = malloc(payload_bytes);
+    return e->control->coordinator.scratch ? HVDL_OK : HVDL_ENOMEM;
+}
 
 static void free_asked(hvdl_table *table)
 {
@@ -423,13 +446,14 @@ static void free_open(hvdl_table *table)
     free(table->slots);
 }
 
-void hvdl_free_agreements(hvdl_engine *e)
+void hvdl_coordinator_free(hvdl_coordinator *coordinator)
 {
-    free_asked(&e->control->asked);
-    free_open(&e->control->open);
-    while (e->control->waiting) {
-        hvdl_agreement *next = e->control->waiting->next;
-        free_agreement(e->control->waiting);
-        e->control->waiting = next;
+    free_asked(&coordinator->asked);
+    free_open(&coordinator->open);
+    while (coordinator->waiting) {
+        hvdl_agreement *next = coordinator->waiting->next;
+        free_agreement(coordinator->waiting);
+        coordinator->waiting = next;
     }
+    free(coordinator->scratch);
 }

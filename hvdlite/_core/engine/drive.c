@@ -1,111 +1,49 @@
 /* Driving the engine: moving everything as far as it goes, waiting without holding a core, the progress
- * thread and the callers that wait, and failing everything when that is all that is left. */
+ * thread and the callers that wait. */
 #define _GNU_SOURCE
 #include <sched.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
+#include <signal.h>
 
-#include "engine/state.h"
+#include "engine/control.h"
+#include "engine/leaving.h"
 #include "net/streams.h"
 
-/* ---- failing everything ---- */
+/* ---- waking ---- */
 
-/* One that is in flight, or NULL. *slot: where in the table to look on, so that all are found in one
- * round, and what is posted meanwhile in the next. */
-static hvdl_operation *any_in_flight(hvdl_engine *e, size_t *slot)
+void hvdl_wake_thread(hvdl_engine *e)
 {
-    const hvdl_table *table = &e->in_flight;
-    pthread_mutex_lock(&e->queue_lock);
-    e->queue_first = e->queue_last = NULL; /* what is queued is in flight, and ends here too */
-    while (table->count && (*slot >= table->num_slots || !table->slots[*slot]))
-        *slot = *slot < table->num_slots ? *slot + 1 : 0;
-    hvdl_node *node = table->count ? table->slots[*slot] : NULL;
-    pthread_mutex_unlock(&e->queue_lock);
-    return node ? HVDL_CONTAINER(node, hvdl_operation, by_key) : NULL;
-}
-
-void hvdl_fail_all(hvdl_engine *e, const char *text)
-{
-    size_t slot = 0;
-    hvdl_operation *op;
-    hvdl_abandon_all(e);
-    e->announced = NULL;
-    while ((op = any_in_flight(e, &slot))) {
-        if (op->plan && op->plan->waiting == op) {
-            op->plan->waiting = NULL;
-            e->num_waiting_runs--;
-        }
-        hvdl_finish(e, op, text);
+    hvdl_shm_rank *self = &e->shm.control->ranks[e->placement.local];
+    if (e->driving.has_thread && atomic_load(&e->driving.thread_idle)) {
+        atomic_fetch_add(&self->idle_bell, 1);
+        hvdl_futex_wake(&self->idle_bell);
     }
 }
 
-static void break_with(hvdl_engine *e, const char *text)
+void hvdl_wake_waiting(hvdl_engine *e)
 {
-    free(e->gone);
-    e->gone = strdup(text);
-    e->broken = true;
-}
-
-void hvdl_break_all(hvdl_engine *e, const char *text)
-{
-    if (e->broken)
-        return;
-    break_with(e, text);
-    hvdl_fail_all(e, text);
-}
-
-void hvdl_break(hvdl_engine *e, const char *format, ...)
-{
-    if (e->broken)
-        return;
-    char text[HVDL_TEXT_BYTES];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    break_with(e, text);
-    /* The others wait for this rank: they must hear of it, since its process lives on. */
-    atomic_store(&e->shm.control->ranks[e->local].left, HVDL_LEFT_BROKEN + (uint32_t)e->culprit);
-    hvdl_shm_ring(&e->shm);
-    if (e->config.num_hosts > 1 && e->control)
-        hvdl_control_leave(e, e->culprit, false);
-    hvdl_fail_all(e, text);
-}
-
-void hvdl_break_for_mpi(hvdl_engine *e)
-{
-    hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
-               e->name_of[e->config.rank]);
-}
-
-static void look_for_dead(hvdl_engine *e)
-{
-    if (e->local_size == 1)
-        return;
-    int dead = hvdl_shm_find_dead(&e->shm);
-    if (dead >= 0 && !e->broken) {
-        e->culprit = hvdl_rank_of_local(e, dead);
-        hvdl_break(e, "rank %d on %s has died", hvdl_world_rank(e, hvdl_rank_of_local(e, dead)),
-                   e->config.host_names[e->host]);
-    }
-    for (int r = 0; r < e->local_size && !e->broken; r++) {
-        uint32_t left = atomic_load(&e->shm.control->ranks[r].left);
-        if (left < HVDL_LEFT_BROKEN)
-            continue;
-        hvdl_break_for(e, (int)(left - HVDL_LEFT_BROKEN));
-    }
+    atomic_fetch_add(&e->driving.done_count, 1);
+    if (atomic_load(&e->driving.num_sleeping))
+        hvdl_futex_wake(&e->driving.done_count);
 }
 
 /* ---- driving ---- */
 
 #define SWEEPS_BETWEEN_STALL_LOOKS 4096 /* where it never sleeps */
 
+/* What a sweep does not see: ranks of this host that died or were broken, and what is late. */
+static void look_around(hvdl_engine *e, bool for_dead)
+{
+    if (for_dead)
+        hvdl_look_for_dead(e);
+    hvdl_stall_look(e);
+    hvdl_end_broken(e);
+}
+
 /* Moves everything as far as it can go now. Returns whether anything moved. */
 bool hvdl_sweep(hvdl_engine *e)
 {
-    bool progressed = hvdl_take_queue(e);
-    if (e->deferred)
+    bool progressed = hvdl_drain_queue(e);
+    if (e->announcing.deferred)
         progressed |= hvdl_append_deferred(e);
     progressed |= hvdl_read_journal(e);
     bool between_hosts = e->config.num_hosts > 1;
@@ -116,23 +54,25 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_step_exchanges(e, &progressed);
         hvdl_control_flush(e); /* before the block, which takes longer */
     }
-    if (e->due)
+    if (e->stall.due)
         hvdl_stall_tell(e, &progressed);
-    if (++e->sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0)
+    if (++e->driving.sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0)
         hvdl_stall_look(e);
     hvdl_pass *finished;
     progressed |= hvdl_conveyor_step(&e->conveyor, &finished);
     if (finished)
         hvdl_pass_finished(e, finished);
-    bool busy = e->deferred || e->due;
+    bool busy = e->announcing.deferred || e->stall.due;
     if (between_hosts) {
         hvdl_control_flush(e);
-        busy |= hvdl_control_busy(e) || e->num_asking;
+        busy |= hvdl_control_busy(e) || e->stall.num_asking;
     }
-    atomic_store_explicit(&e->busy, busy, memory_order_relaxed);
+    if (e->failure.broken)
+        hvdl_end_broken(e);
+    atomic_store_explicit(&e->driving.busy, busy, memory_order_relaxed);
     if (progressed) {
-        e->idle_looks = 0;
-        e->pause_ns = 0;
+        e->driving.idle_looks = 0;
+        e->driving.pause_ns = 0;
     }
     return progressed;
 }
@@ -152,7 +92,7 @@ static void relax(void)
 }
 
 #define LOOKS 32   /* that keep the core */
-#define YIELDS 500 /* looks that give up the core, to whoever may need it, before sleeping */
+#define YIELDS 500 /* looks that give up the core to other threads, before sleeping */
 /* With other hosts, where a look is a call of MPI: until then. */
 #define WIRE_LOOKS_NS 50000
 #define WIRE_YIELDS_NS 150000
@@ -167,7 +107,7 @@ static void relax(void)
 /* Returns false when it is time to sleep. waited_ns: only with other hosts. */
 static bool wait_awake(const hvdl_engine *e, uint64_t waited_ns)
 {
-    bool keeps = e->idle_looks <= LOOKS, yields = e->idle_looks <= LOOKS + YIELDS;
+    bool keeps = e->driving.idle_looks <= LOOKS, yields = e->driving.idle_looks <= LOOKS + YIELDS;
     if (e->config.num_hosts > 1) {
         keeps = waited_ns < WIRE_LOOKS_NS;
         yields = waited_ns < WIRE_YIELDS_NS;
@@ -185,36 +125,35 @@ void hvdl_pause(hvdl_engine *e, bool (*wanted)(hvdl_engine *))
 {
     bool between_hosts = e->config.num_hosts > 1;
     uint64_t now_ns = between_hosts ? hvdl_now_ns() : 0;
-    int looks = ++e->idle_looks;
+    int looks = ++e->driving.idle_looks;
     if (looks == 1)
-        e->idle_since_ns = now_ns;
-    uint64_t waited_ns = now_ns - e->idle_since_ns;
-    uint64_t flight_ns = e->exchanges ? hvdl_streams_flight_ns(&e->wire, now_ns) : 0;
+        e->driving.idle_since_ns = now_ns;
+    uint64_t waited_ns = now_ns - e->driving.idle_since_ns;
+    uint64_t flight_ns = e->pieces.exchanges ? hvdl_streams_flight_ns(&e->wire, now_ns) : 0;
     /* If nothing has come for so long, it is not the wire that is awaited. */
     bool flying = flight_ns > LONG_FLIGHT_NS && waited_ns < flight_ns;
     if (!flying && wait_awake(e, waited_ns))
         return;
-    long longest = LONGEST_PAUSE_NS, pause = e->pause_ns ? 2 * e->pause_ns : FIRST_PAUSE_NS;
+    long longest = LONGEST_PAUSE_NS,
+         pause = e->driving.pause_ns ? 2 * e->driving.pause_ns : FIRST_PAUSE_NS;
     if (flying)
         pause = (long)(flight_ns / PAUSES_PER_FLIGHT);
-    if (between_hosts || e->deferred) /* nobody rings when the journal has room */
+    if (between_hosts || e->announcing.deferred) /* nobody rings when the journal has room */
         longest = LONGEST_WIRE_PAUSE_NS;
     pause = pause < longest ? pause : longest;
     uint32_t bell = hvdl_shm_sleep_prepare(&e->shm);
     if (!hvdl_sweep(e) && !wanted(e)) {
         hvdl_shm_sleep(&e->shm, bell, pause);
-        e->pause_ns = pause;
-        e->idle_looks = looks;
+        e->driving.pause_ns = pause;
+        e->driving.idle_looks = looks;
     }
     hvdl_shm_sleep_done(&e->shm);
-    hvdl_stall_look(e);
-    if (pause >= LONGEST_PAUSE_NS || looks % LOOKS_BETWEEN_HEALTH_CHECKS == 0)
-        look_for_dead(e);
+    look_around(e, pause >= LONGEST_PAUSE_NS || looks % LOOKS_BETWEEN_HEALTH_CHECKS == 0);
 }
 
 static bool stopping(hvdl_engine *e)
 {
-    return atomic_load_explicit(&e->stop, memory_order_relaxed);
+    return atomic_load_explicit(&e->driving.stop, memory_order_relaxed);
 }
 
 bool hvdl_nobody(hvdl_engine *e)
@@ -225,19 +164,20 @@ bool hvdl_nobody(hvdl_engine *e)
 
 static bool thread_unwanted(hvdl_engine *e)
 {
-    return atomic_load(&e->num_waiting) > 0 || stopping(e);
+    return atomic_load(&e->driving.num_waiting) > 0 || stopping(e);
 }
 
-/* Who waits for the lock learns of it only so. */
+/* Callers that wait for the lock sleep on done_count. */
 static void stop_driving(hvdl_engine *e)
 {
-    pthread_mutex_unlock(&e->driving);
+    pthread_mutex_unlock(&e->driving.lock);
     hvdl_wake_waiting(e);
 }
 
 static bool has_work(hvdl_engine *e)
 {
-    return atomic_load(&e->num_in_flight) > 0 || atomic_load(&e->busy) || atomic_load(&e->queued);
+    return atomic_load(&e->queue.num_in_flight) > 0 || atomic_load(&e->driving.busy) ||
+           atomic_load(&e->queue.queued);
 }
 
 #define QUIET_PAUSES 20
@@ -253,37 +193,64 @@ static void serve_others(hvdl_engine *e)
             continue;
         }
         hvdl_pause(e, thread_unwanted);
-        pauses += e->pause_ns > 0;
+        pauses += e->driving.pause_ns > 0;
     }
 }
 
-void *hvdl_progress_main(void *argument)
+static void *progress_main(void *argument)
 {
     hvdl_engine *e = argument;
-    _Atomic uint32_t *bell = &e->shm.control->ranks[e->local].idle_bell;
+    _Atomic uint32_t *bell = &e->shm.control->ranks[e->placement.local].idle_bell;
     while (!stopping(e)) {
         uint32_t seen = atomic_load(bell);
-        atomic_store(&e->thread_idle, true);
+        atomic_store(&e->driving.thread_idle, true);
         if (thread_unwanted(e) || !has_work(e)) {
             /* For what others may want of this rank meanwhile. */
             hvdl_futex_wait(bell, seen, HVDL_IDLE_LOOK_NS);
-            atomic_store(&e->thread_idle, false);
-            if (!thread_unwanted(e) && !has_work(e) && !pthread_mutex_trylock(&e->driving)) {
+            atomic_store(&e->driving.thread_idle, false);
+            if (!thread_unwanted(e) && !has_work(e) && !pthread_mutex_trylock(&e->driving.lock)) {
                 serve_others(e);
-                look_for_dead(e);
-                hvdl_stall_look(e);
+                look_around(e, true);
                 stop_driving(e);
             }
             continue;
         }
-        atomic_store(&e->thread_idle, false);
-        pthread_mutex_lock(&e->driving);
+        atomic_store(&e->driving.thread_idle, false);
+        pthread_mutex_lock(&e->driving.lock);
         while (!thread_unwanted(e) && has_work(e))
             if (!hvdl_sweep(e))
                 hvdl_pause(e, thread_unwanted);
         stop_driving(e);
     }
     return NULL;
+}
+
+hvdl_err hvdl_driving_start(hvdl_engine *e)
+{
+    if (!e->config.progress_thread || e->config.num_ranks == 1)
+        return HVDL_OK;
+    /* Signals are for the user's threads. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    e->driving.has_thread = true; /* before there is one that may read it */
+    int failed = pthread_create(&e->driving.thread, NULL, progress_main, e);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed)
+        return HVDL_ENOMEM;
+    pthread_setname_np(e->driving.thread, "hvdlite");
+    return HVDL_OK;
+}
+
+void hvdl_driving_stop(hvdl_engine *e)
+{
+    atomic_store(&e->driving.stop, true);
+    if (!e->driving.has_thread)
+        return;
+    hvdl_shm_kick(&e->shm);
+    atomic_fetch_add(&e->shm.control->ranks[e->placement.local].idle_bell, 1);
+    hvdl_futex_wake(&e->shm.control->ranks[e->placement.local].idle_bell);
+    pthread_join(e->driving.thread, NULL);
 }
 
 bool hvdl_operation_done(const hvdl_operation *op)
@@ -296,51 +263,51 @@ bool hvdl_operation_wait(hvdl_engine *e, hvdl_operation *op, long timeout_ns)
     if (hvdl_operation_done(op))
         return true;
     if (stopping(e)) { /* close is about to end it */
-        hvdl_futex_wait(&e->done_count, atomic_load(&e->done_count), 10000000L);
+        hvdl_futex_wait(&e->driving.done_count, atomic_load(&e->driving.done_count), 10000000L);
         return hvdl_operation_done(op);
     }
     uint64_t deadline = hvdl_now_ns() + (uint64_t)timeout_ns;
-    atomic_fetch_add(&e->num_waiting, 1);
+    atomic_fetch_add(&e->driving.num_waiting, 1);
     bool nobody_rang = false;
     while (!hvdl_operation_done(op) && !stopping(e)) {
-        uint32_t seen = atomic_load(&e->done_count);
-        if (!pthread_mutex_trylock(&e->driving)) {
+        uint32_t seen = atomic_load(&e->driving.done_count);
+        if (!pthread_mutex_trylock(&e->driving.lock)) {
             int looks = 0;
             if (nobody_rang)
-                atomic_fetch_add(&e->late_wakings, 1);
+                atomic_fetch_add(&e->driving.late_wakings, 1);
             nobody_rang = false;
             while (!hvdl_operation_done(op) && !stopping(e)) {
                 if (!hvdl_sweep(e))
                     hvdl_pause(e, stopping);
-                if (++looks % 64 == 0 || e->pause_ns)
+                if (++looks % 64 == 0 || e->driving.pause_ns)
                     if (hvdl_now_ns() >= deadline)
                         break;
             }
             stop_driving(e);
         } else {
             hvdl_shm_kick(&e->shm); /* the thread makes way for callers */
-            atomic_fetch_add(&e->num_sleeping, 1);
+            atomic_fetch_add(&e->driving.num_sleeping, 1);
             if (!hvdl_operation_done(op))
-                hvdl_futex_wait(&e->done_count, seen, 10000000L);
-            atomic_fetch_sub(&e->num_sleeping, 1);
-            nobody_rang = atomic_load(&e->done_count) == seen;
+                hvdl_futex_wait(&e->driving.done_count, seen, 10000000L);
+            atomic_fetch_sub(&e->driving.num_sleeping, 1);
+            nobody_rang = atomic_load(&e->driving.done_count) == seen;
         }
         if (hvdl_now_ns() >= deadline)
             break;
     }
-    if (atomic_fetch_sub(&e->num_waiting, 1) == 1 && has_work(e))
+    if (atomic_fetch_sub(&e->driving.num_waiting, 1) == 1 && has_work(e))
         hvdl_wake_thread(e);
     return hvdl_operation_done(op);
 }
 
 void hvdl_engine_poll(hvdl_engine *e)
 {
-    if (e->has_thread || e->config.num_ranks == 1 || pthread_mutex_trylock(&e->driving))
+    if (e->driving.has_thread || e->config.num_ranks == 1 ||
+        pthread_mutex_trylock(&e->driving.lock))
         return;
     /* The lock shows what close did: it stops, then takes down what a sweep needs. */
     if (!stopping(e) && !hvdl_sweep_twice(e)) {
-        look_for_dead(e);
-        hvdl_stall_look(e);
+        look_around(e, true);
     }
     stop_driving(e);
 }

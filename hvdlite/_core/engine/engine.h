@@ -6,6 +6,7 @@
 #ifndef HVDL_ENGINE_H
 #define HVDL_ENGINE_H
 
+#include "base/kinds.h"
 #include "net/exchange.h"
 
 typedef struct hvdl_engine hvdl_engine;
@@ -43,8 +44,8 @@ typedef struct {
     bool unnamed; /* matched whatever the kind */
     const void *input;
     void *output;
-    int64_t rows;          /* allgather, alltoall: this rank's first dimension */
-    const int64_t *splits; /* alltoall: rows for each rank; copied */
+    int64_t rows; /* where they travel beside the descriptor: this rank's first dimension */
+    const int64_t *splits; /* where they are posted: rows for each rank; copied */
     void *owner;
 } hvdl_posting;
 
@@ -55,7 +56,7 @@ static inline size_t hvdl_posted_payload(int num_ranks, size_t inline_bytes)
     return inline_bytes > splits ? inline_bytes : splits;
 }
 
-/* An operation has come to a state. */
+/* An operation has reached a state. */
 typedef struct {
     uint64_t time_ns;    /* CLOCK_MONOTONIC */
     uint64_t operation;  /* its number: names come again */
@@ -93,11 +94,11 @@ void hvdl_engine_poll(hvdl_engine *engine);
 
 /* Of an operation that is done. NULL: it succeeded. */
 const char *hvdl_operation_error(const hvdl_operation *operation);
-/* Allgather, alltoall: rows that came from each rank. Join: the last rank to join. Of a tensor that
+/* Of a gathered result: rows that came from each rank. Join: the last rank to join. Of a tensor that
  * stays on its device: the operation's turn. NULL otherwise. */
 const int64_t *hvdl_operation_rows(const hvdl_operation *operation, int *count);
-/* Allgather, alltoall: the result, which becomes the caller's to free(). Once. */
-void *hvdl_operation_take_output(hvdl_operation *operation);
+/* A gathered result, which becomes the caller's to free(). Once. */
+void *hvdl_operation_move_output(hvdl_operation *operation);
 const hvdl_desc *hvdl_operation_desc(const hvdl_operation *operation);
 
 /* The caller's last use of it. Returns the owner if the operation is done, else NULL: it comes back
@@ -105,7 +106,6 @@ const hvdl_desc *hvdl_operation_desc(const hvdl_operation *operation);
 void *hvdl_operation_release(hvdl_engine *engine, hvdl_operation *operation);
 void *hvdl_engine_reap(hvdl_engine *engine);
 
-const char *hvdl_kind_name(int kind); /* "allreduce" ... */
 int hvdl_engine_num_ranks(const hvdl_engine *engine);
 
 const char *hvdl_state_name(int state); /* "POSTED" ... */

@@ -1,17 +1,17 @@
 /* Join: a rank that has run out of data takes part in the others' allreduces with zeros, until all
  * ranks have joined.
  *
- * Within a host the journal says who has joined (JOIN). A meeting is complete when every local rank
+ * Within a host the journal says which ranks have joined (JOIN). A meeting is complete when every local rank
  * has posted or joined. Each rank that has joined makes an operation of its own for it, with zeros
  * (what changes nothing, for Min, Max and Product), so that all ranks go through the same phases.
  *
- * Between hosts, a leader tells all others when all ranks of its host have joined (JOINED). A
+ * Between hosts, a leader tells all others when all ranks of its host have joined (HOST_JOINED). A
  * coordinator takes such a host as one that has posted, and if data is to be exchanged it tells it to
  * take part (ZERO). Plans have no coordinator: a leader that begins a run tells the hosts that have
  * joined (RUN), and of the runs under way each host that joins later. The first one who says so counts,
  * as runs are numbered.
  *
- * A leader that has heard JOINED of all hosts says so to all (ALL_JOINED). When it has heard that of all,
+ * A leader that has heard HOST_JOINED of all hosts says so to all (ALL_JOINED). When it has heard that of all,
  * all is over here: messages of a pair of leaders keep their order, so every RUN of the others has come
  * before. Who joined last is decided by host 0, see hvdl_control.clock.
  *
@@ -84,25 +84,65 @@ hvdl_operation *hvdl_zero_operation(hvdl_engine *e, hvdl_key key, const hvdl_des
         return NULL;
     }
     op->zeros = zeros;
-    e->num_zero_operations++;
+    e->join.num_zero_operations++;
     return op;
 }
 
-/* ---- who has joined ---- */
+/* ---- this rank's join ---- */
+
+hvdl_err hvdl_join_make(hvdl_engine *e)
+{
+    e->join.last = -1;
+    e->join.joined = calloc((size_t)e->placement.local_size, sizeof *e->join.joined);
+    return e->join.joined ? HVDL_OK : HVDL_ENOMEM;
+}
+
+void hvdl_join_free(hvdl_engine *e)
+{
+    free(e->join.joined);
+}
+
+void hvdl_join_post(hvdl_engine *e, hvdl_operation *op)
+{
+    if (e->plans.num_waiting_runs) { /* posted before: they must not be taken for missing */
+        e->join.held = op;
+        return;
+    }
+    e->join.held = NULL;
+    e->join.operation = op;
+    hvdl_announce_join(e, op);
+}
+
+void hvdl_join_post_held(hvdl_engine *e)
+{
+    if (e->join.held)
+        hvdl_join_post(e, e->join.held);
+}
+
+void hvdl_join_fail(hvdl_engine *e, const char *text)
+{
+    if (e->join.operation &&
+        e->join.last < 0) /* else it has succeeded, and ends with what is under way */
+        hvdl_finish(e, e->join.operation, text);
+    if (e->join.held)
+        hvdl_finish(e, e->join.held, text);
+}
+
+/* ---- the ranks of this host that have joined ---- */
 
 bool hvdl_meeting_complete(const hvdl_engine *e, const hvdl_meeting *meeting)
 {
-    if (meeting->posted == e->local_size || meeting->internal || !e->num_joined)
-        return meeting->posted == e->local_size;
+    if (meeting->posted == e->placement.local_size || meeting->internal || !e->join.num_joined)
+        return meeting->posted == e->placement.local_size;
     int missing = 0;
-    for (int r = 0; r < e->local_size; r++)
-        missing += !meeting->posted_by[r] && !e->joined[r];
+    for (int r = 0; r < e->placement.local_size; r++)
+        missing += !meeting->posted_by[r] && !e->join.joined[r];
     return meeting->posted > 0 && !missing;
 }
 
 int hvdl_meeting_absent(const hvdl_engine *e, const hvdl_meeting *meeting)
 {
-    for (int r = 0; r < e->local_size; r++)
+    for (int r = 0; r < e->placement.local_size; r++)
         if (!meeting->posted_by[r])
             return hvdl_rank_of_local(e, r);
     return -1;
@@ -110,32 +150,48 @@ int hvdl_meeting_absent(const hvdl_engine *e, const hvdl_meeting *meeting)
 
 bool hvdl_can_be_joined(const hvdl_desc *desc)
 {
-    return desc->kind == HVDL_BARRIER || desc->kind == HVDL_ALLREDUCE;
+    return hvdl_facts_of(desc)->joined_takes_part;
+}
+
+/* "allreduce and barrier": the kinds in which a rank that has joined takes part. */
+static void put_kinds_of_joined(char *to, size_t room)
+{
+    size_t used = 0;
+    int left = 0;
+    for (int kind = 0; kind < HVDL_NUM_KINDS; kind++)
+        left += hvdl_facts_of_kind(kind)->joined_takes_part;
+    for (int kind = 0; kind < HVDL_NUM_KINDS && used < room; kind++)
+        if (hvdl_facts_of_kind(kind)->joined_takes_part) {
+            const char *after = --left > 1 ? ", " : left == 1 ? " and " : "";
+            used += (size_t)snprintf(to + used, room - used, "%s%s", hvdl_kind_name(kind), after);
+        }
 }
 
 void hvdl_describe_absent(const hvdl_engine *e, const hvdl_desc *desc, int rank,
                           char text[HVDL_TEXT_BYTES])
 {
+    char kinds[HVDL_NAME_BYTES];
+    put_kinds_of_joined(kinds, sizeof kinds);
     snprintf(text, HVDL_TEXT_BYTES,
-             "%s '%s': rank %d on %s has joined, and who has joined takes part in allreduce and "
-             "barrier only; call join after the last other operation on every rank",
+             "%s '%s': rank %d on %s has joined, and who has joined takes part in %s only; call "
+             "join after the last other operation on every rank",
              hvdl_kind_name(desc->kind), HVDL_NAME_HERE, hvdl_world_rank(e, rank),
-             e->name_of[rank]);
+             e->placement.name_of[rank], kinds);
 }
 
 /* Not while this rank has something to do for the others: its next operation may be of the same name,
  * or the next run of the same plan. */
 static void finish_join(hvdl_engine *e)
 {
-    hvdl_operation *op = e->join;
-    int last = e->last_joined;
-    if (!op || last < 0 || e->num_zero_operations)
+    hvdl_operation *op = e->join.operation;
+    int last = e->join.last;
+    if (!op || last < 0 || e->join.num_zero_operations)
         return;
-    e->last_joined = -1;
+    e->join.last = -1;
     hvdl_set_state(e, op, HVDL_MATCHED);
     hvdl_set_state(e, op, HVDL_RUNNING);
     if (hvdl_say_number(op, last))
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
     else
         hvdl_finish(e, op, NULL);
 }
@@ -143,32 +199,32 @@ static void finish_join(hvdl_engine *e)
 /* All ranks have joined, `last` as the last one. */
 static void end_epoch(hvdl_engine *e, int last)
 {
-    memset(e->joined, 0, (size_t)e->local_size * sizeof *e->joined);
-    e->num_joined = 0;
-    e->epoch++;
-    e->last_joined = last;
+    memset(e->join.joined, 0, (size_t)e->placement.local_size * sizeof *e->join.joined);
+    e->join.num_joined = 0;
+    e->join.epoch++;
+    e->join.last = last;
     finish_join(e);
 }
 
 void hvdl_zero_operation_ended(hvdl_engine *e)
 {
-    e->num_zero_operations--;
+    e->join.num_zero_operations--;
     finish_join(e);
 }
 
 void hvdl_read_join(hvdl_engine *e, int local)
 {
-    if (e->joined[local])
+    if (e->join.joined[local])
         return;
-    e->joined[local] = true;
-    e->num_joined++;
+    e->join.joined[local] = true;
+    e->join.num_joined++;
     hvdl_complete_meetings(e);
-    if (e->broken || e->num_joined < e->local_size)
+    if (e->join.num_joined < e->placement.local_size)
         return;
     int last = hvdl_rank_of_local(e, local);
     if (e->config.num_hosts == 1)
         end_epoch(e, last);
-    else if (e->is_leader)
+    else if (e->placement.is_leader)
         hvdl_control_joined(e, last);
 }
 
@@ -180,7 +236,7 @@ void hvdl_read_all_joined(hvdl_engine *e, int last)
 /* ---- between hosts ---- */
 
 /* All ranks of this host have joined; the others do something. */
-void hvdl_take_zero(hvdl_engine *e, const hvdl_message *head)
+void hvdl_on_zero(hvdl_engine *e, const hvdl_message *head)
 {
     hvdl_post_body body = {head->key, head->variants.variants[0].desc};
     hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_ZERO, .arg = (uint64_t)head->tag}, &body,
@@ -191,6 +247,43 @@ static void send_run(hvdl_engine *e, int host, const hvdl_plan *plan)
 {
     hvdl_message head = {.type = HVDL_MSG_RUN, .tag = plan->tag, .run = plan->num_runs - 1};
     hvdl_send_message(e, host, &head, NULL, 0);
+}
+
+hvdl_err hvdl_host_joins_make(hvdl_engine *e)
+{
+    hvdl_host_joins *joins = &e->control->joins;
+    size_t hosts = (size_t)e->config.num_hosts;
+    joins->own_join = -1;
+    joins->by_host = calloc(hosts, sizeof *joins->by_host);
+    joins->heard = calloc(hosts, sizeof *joins->heard);
+    return joins->by_host && joins->heard ? HVDL_OK : HVDL_ENOMEM;
+}
+
+static void free_early_runs(hvdl_host_joins *joins)
+{
+    while (joins->early_runs) {
+        hvdl_early_run *next = joins->early_runs->next;
+        free(joins->early_runs);
+        joins->early_runs = next;
+    }
+}
+
+void hvdl_host_joins_free(hvdl_host_joins *joins)
+{
+    free_early_runs(joins);
+    while (joins->held_leaves) {
+        hvdl_held_leave *next = joins->held_leaves->next;
+        free(joins->held_leaves);
+        joins->held_leaves = next;
+    }
+    free(joins->by_host);
+    free(joins->heard);
+}
+
+void hvdl_hear_clock(hvdl_engine *e, uint64_t clock)
+{
+    hvdl_host_joins *joins = &e->control->joins;
+    joins->clock = clock > joins->clock ? clock : joins->clock;
 }
 
 static uint64_t least(const hvdl_engine *e, const uint64_t *by_host)
@@ -206,14 +299,16 @@ static uint64_t least(const hvdl_engine *e, const uint64_t *by_host)
 static void end_epoch_between_hosts(hvdl_engine *e)
 {
     hvdl_control *control = e->control;
-    if (least(e, control->heard) == control->num_epochs || control->num_early_zero_runs)
+    if (least(e, control->joins.heard) == control->joins.num_epochs ||
+        control->joins.num_early_zero_runs)
         return;
-    control->num_epochs++;
-    hvdl_free_early_runs(e);
-    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_JOINED, .arg = (uint64_t)control->last_joined},
-                  NULL, 0);
-    for (hvdl_held_leave *held; (held = control->held_leaves);) {
-        control->held_leaves = held->next;
+    control->joins.num_epochs++;
+    free_early_runs(&control->joins);
+    hvdl_announce(
+        e, (hvdl_entry){.type = HVDL_ENTRY_ALL_JOINED, .arg = (uint64_t)control->joins.last_joined},
+        NULL, 0);
+    for (hvdl_held_leave *held; (held = control->joins.held_leaves);) {
+        control->joins.held_leaves = held->next;
         hvdl_announce_leave(e, held->rank, true);
         free(held);
     }
@@ -222,20 +317,18 @@ static void end_epoch_between_hosts(hvdl_engine *e)
 /* Runs that have begun before this leader knew that `host` has joined. */
 static void send_runs_under_way(hvdl_engine *e, int host)
 {
-    for (size_t i = 0; i < e->meetings_by_id.num_slots; i++)
-        for (hvdl_node *node = e->meetings_by_id.slots[i]; node; node = node->next) {
+    for (size_t i = 0; i < e->meetings.by_id.num_slots; i++)
+        for (hvdl_node *node = e->meetings.by_id.slots[i]; node; node = node->next) {
             const hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_id);
-            if (meeting->plan && e->control->joins[host] > meeting->epoch)
+            if (meeting->plan && e->control->joins.by_host[host] > meeting->epoch)
                 send_run(e, host, meeting->plan);
-            if (e->broken)
-                return; /* the meetings are gone */
         }
 }
 
 void hvdl_control_run(hvdl_engine *e, const hvdl_plan *plan)
 {
     for (int h = 0; h < e->config.num_hosts; h++)
-        if (h != e->host && e->control->joins[h] > e->epoch)
+        if (h != e->placement.host && e->control->joins.by_host[h] > e->join.epoch)
             send_run(e, h, plan);
 }
 
@@ -243,12 +336,11 @@ void hvdl_control_run(hvdl_engine *e, const hvdl_plan *plan)
  * may be a run ahead of this one, whose ranks do not start its runs themselves. */
 void hvdl_next_zero_run(hvdl_engine *e, hvdl_plan *plan)
 {
-    if (e->broken || plan->num_known_runs <= plan->num_runs || plan->num_active ||
-        plan->zero_run_announced)
+    if (plan->num_known_runs <= plan->num_runs || plan->num_active || plan->zero_run_announced)
         return;
     plan->num_runs++;
     plan->zero_run_announced = true;
-    e->control->num_early_zero_runs--;
+    e->control->joins.num_early_zero_runs--;
     hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_ZERO_RUN, .id = plan->id}, NULL, 0);
     end_epoch_between_hosts(e);
 }
@@ -260,23 +352,12 @@ static void learn_of_run(hvdl_engine *e, hvdl_plan *plan, uint64_t run)
         plan->num_known_runs = plan->num_runs;
     if (run < plan->num_known_runs)
         return;
-    e->control->num_early_zero_runs += run + 1 - plan->num_known_runs;
+    e->control->joins.num_early_zero_runs += run + 1 - plan->num_known_runs;
     plan->num_known_runs = run + 1;
     hvdl_next_zero_run(e, plan);
 }
 
-hvdl_plan *hvdl_plan_by_tag(const hvdl_engine *e, int tag)
-{
-    for (size_t i = 0; i < e->plans.num_slots; i++)
-        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
-            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
-            if (plan->tag == tag)
-                return plan;
-        }
-    return NULL;
-}
-
-void hvdl_take_run(hvdl_engine *e, int tag, uint64_t run)
+void hvdl_on_run(hvdl_engine *e, int tag, uint64_t run)
 {
     hvdl_plan *plan = hvdl_plan_by_tag(e, tag);
     if (plan) {
@@ -286,16 +367,16 @@ void hvdl_take_run(hvdl_engine *e, int tag, uint64_t run)
     /* The coordinator's word that the plan is made is still on its way here. */
     hvdl_early_run *early = malloc(sizeof *early);
     if (!early) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
-    *early = (hvdl_early_run){e->control->early_runs, tag, run};
-    e->control->early_runs = early;
+    *early = (hvdl_early_run){e->control->joins.early_runs, tag, run};
+    e->control->joins.early_runs = early;
 }
 
 void hvdl_control_plan_made(hvdl_engine *e, hvdl_plan *plan)
 {
-    for (hvdl_early_run **at = &e->control->early_runs; *at;) {
+    for (hvdl_early_run **at = &e->control->joins.early_runs; *at;) {
         hvdl_early_run *early = *at;
         if (early->tag != plan->tag) {
             at = &early->next;
@@ -307,69 +388,60 @@ void hvdl_control_plan_made(hvdl_engine *e, hvdl_plan *plan)
     }
 }
 
-void hvdl_free_early_runs(hvdl_engine *e)
-{
-    while (e->control->early_runs) {
-        hvdl_early_run *next = e->control->early_runs->next;
-        free(e->control->early_runs);
-        e->control->early_runs = next;
-    }
-}
-
-void hvdl_take_all_joined(hvdl_engine *e, int host, int last)
+void hvdl_on_all_joined(hvdl_engine *e, int host, int last)
 {
     hvdl_control *control = e->control;
-    control->heard[host]++;
+    control->joins.heard[host]++;
     if (host == 0)
-        control->last_joined = last;
+        control->joins.last_joined = last;
     end_epoch_between_hosts(e);
 }
 
 bool hvdl_hold_leave(hvdl_engine *e, int host, int rank)
 {
     hvdl_control *control = e->control;
-    if (control->heard[host] == control->num_epochs)
+    if (control->joins.heard[host] == control->joins.num_epochs)
         return false;
     hvdl_held_leave *held = malloc(sizeof *held);
     if (!held)
         return false;
-    *held = (hvdl_held_leave){control->held_leaves, rank};
-    control->held_leaves = held;
+    *held = (hvdl_held_leave){control->joins.held_leaves, rank};
+    control->joins.held_leaves = held;
     return true;
 }
 
 static void tell_all(hvdl_engine *e, int type, int last)
 {
     for (int h = 0; h < e->config.num_hosts; h++)
-        if (h != e->host) {
+        if (h != e->placement.host) {
             hvdl_message head = {.type = type, .rank = last};
             hvdl_send_message(e, h, &head, NULL, 0);
         }
 }
 
-void hvdl_take_joined(hvdl_engine *e, int host, int last, uint64_t clock)
+void hvdl_on_host_joined(hvdl_engine *e, int host, int last, uint64_t clock)
 {
     hvdl_control *control = e->control;
-    control->joins[host]++;
+    control->joins.by_host[host]++;
     /* Messages of different hosts may overtake each other: the order in which they come is not enough. */
-    if (clock >= control->latest_clock) {
-        control->latest_clock = clock;
-        control->latest_joined = last;
+    if (clock >= control->joins.latest_clock) {
+        control->joins.latest_clock = clock;
+        control->joins.latest_joined = last;
     }
-    if (host != e->host)
+    if (host != e->placement.host)
         send_runs_under_way(e, host);
     hvdl_decide_complete(e);
-    if (least(e, control->joins) == control->num_told)
+    if (least(e, control->joins.by_host) == control->joins.num_told)
         return;
-    control->num_told++;
-    tell_all(e, HVDL_MSG_ALL_JOINED, control->latest_joined);
-    hvdl_take_all_joined(e, e->host, control->latest_joined);
+    control->joins.num_told++;
+    tell_all(e, HVDL_MSG_ALL_JOINED, control->joins.latest_joined);
+    hvdl_on_all_joined(e, e->placement.host, control->joins.latest_joined);
 }
 
 void hvdl_control_joined(hvdl_engine *e, int last)
 {
-    e->control->own_join = last;
-    e->control->own_join_steps = 0;
+    e->control->joins.own_join = last;
+    e->control->joins.own_join_steps = 0;
 }
 
 #define QUIET_STEPS 2 /* MPI may tell a look later that something has come */
@@ -378,12 +450,12 @@ void hvdl_control_joined(hvdl_engine *e, int last)
 void hvdl_tell_own_join(hvdl_engine *e, bool heard)
 {
     hvdl_control *control = e->control;
-    control->own_join_steps = heard ? 0 : control->own_join_steps + 1;
-    if (control->own_join_steps < QUIET_STEPS)
+    control->joins.own_join_steps = heard ? 0 : control->joins.own_join_steps + 1;
+    if (control->joins.own_join_steps < QUIET_STEPS)
         return;
-    int last = control->own_join;
-    uint64_t clock = ++control->clock;
-    control->own_join = -1;
-    tell_all(e, HVDL_MSG_JOINED, last);
-    hvdl_take_joined(e, e->host, last, clock);
+    int last = control->joins.own_join;
+    uint64_t clock = ++control->joins.clock;
+    control->joins.own_join = -1;
+    tell_all(e, HVDL_MSG_HOST_JOINED, last);
+    hvdl_on_host_joined(e, e->placement.host, last, clock);
 }

@@ -13,7 +13,7 @@
 
 static size_t most_inline(const hvdl_engine *e)
 {
-    size_t share = HOST_BYTES / (size_t)e->max_local_size;
+    size_t share = HOST_BYTES / (size_t)e->placement.max_local_size;
     size_t between = COORDINATED_BYTES / (size_t)e->config.num_hosts;
     share = e->config.num_hosts > 1 && between < share ? between : share;
     share = share > LEAST_INLINE_BYTES ? share : LEAST_INLINE_BYTES;
@@ -24,10 +24,10 @@ static size_t most_inline(const hvdl_engine *e)
 
 bool hvdl_is_tiny(const hvdl_engine *e, const hvdl_desc *desc, bool is_run)
 {
-    if (desc->kind == HVDL_BARRIER || desc->place == HVDL_ORDERED)
+    uint8_t tiny = hvdl_facts_of(desc)->tiny;
+    if (tiny == HVDL_TINY_ALWAYS || desc->place == HVDL_ORDERED)
         return true;
-    if (desc->op == HVDL_ADASUM || (desc->kind != HVDL_ALLREDUCE && desc->kind != HVDL_BROADCAST &&
-                                    desc->kind != HVDL_REDUCESCATTER))
+    if (tiny == HVDL_TINY_NEVER || desc->op == HVDL_ADASUM)
         return false;
     /* Between hosts a tiny operation costs a message to its coordinator and back; a plan's run does
      * without, since nothing is left to agree on. */
@@ -50,7 +50,8 @@ hvdl_scale hvdl_host_scale(const hvdl_engine *e, const hvdl_desc *desc)
 
 size_t hvdl_data_bytes(const hvdl_desc *desc)
 {
-    return desc->kind == HVDL_BARRIER || desc->place == HVDL_ORDERED ? 0 : hvdl_desc_bytes(desc);
+    bool moves = hvdl_moves_data(hvdl_facts_of(desc)) && desc->place != HVDL_ORDERED;
+    return moves ? hvdl_desc_bytes(desc) : 0;
 }
 
 hvdl_range hvdl_own_elems(const hvdl_engine *e, const hvdl_desc *desc)
@@ -83,26 +84,8 @@ hvdl_key hvdl_make_key(int kind, const char *name)
 
 void hvdl_set_state(hvdl_engine *e, hvdl_operation *op, hvdl_state state)
 {
-    hvdl_record(e, op, state, 0);
+    hvdl_record(&e->recording, op, state, 0);
     atomic_store_explicit(&op->state, (int)state, memory_order_release);
-}
-
-/* ---- waking ---- */
-
-void hvdl_wake_thread(hvdl_engine *e)
-{
-    hvdl_shm_rank *self = &e->shm.control->ranks[e->local];
-    if (e->has_thread && atomic_load(&e->thread_idle)) {
-        atomic_fetch_add(&self->idle_bell, 1);
-        hvdl_futex_wake(&self->idle_bell);
-    }
-}
-
-void hvdl_wake_waiting(hvdl_engine *e)
-{
-    atomic_fetch_add(&e->done_count, 1);
-    if (atomic_load(&e->num_sleeping))
-        hvdl_futex_wake(&e->done_count);
 }
 
 /* ---- operations: making and ending ---- */
@@ -112,14 +95,10 @@ void hvdl_operation_free(hvdl_operation *op)
     free(op->name);
     free(op->error);
     free(op->all_rows);
-    free(op->places);
-    free(op->host_places);
     free(op->work);
     free(op->zeros);
     free(op->splits);
-    free(op->matrix);
-    free(op->send_places);
-    free(op->packed);
+    hvdl_parts_free(&op->parts);
     hvdl_adasum_free(op->adasum);
     free(op);
 }
@@ -144,13 +123,6 @@ hvdl_operation *hvdl_operation_new(const hvdl_posting *posting)
     return op;
 }
 
-void hvdl_meeting_free(hvdl_meeting *meeting)
-{
-    free(meeting->payloads);
-    free(meeting->rows);
-    free(meeting);
-}
-
 /* Its child goes on without it, and takes over the memory that it works on. */
 static void leave_child(hvdl_operation *op)
 {
@@ -162,9 +134,10 @@ static void leave_child(hvdl_operation *op)
 
 void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
 {
-    hvdl_meeting *meeting = op->meeting;
     hvdl_operation *parent = op->parent;
-    if (e->inquiries)
+    if (e->failure.broken && !text)
+        text = e->failure.text; /* nothing succeeds any more, however far it came in this sweep */
+    if (e->stall.inquiries)
         hvdl_stall_ended(e, op);
     if (op->child)
         leave_child(op);
@@ -173,56 +146,30 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
         op->parent = NULL;
         err = hvdl_adasum_child_done(e, parent, op, text);
     }
-    if (meeting) {
-        meeting->operation = NULL;
-        if (!meeting->collecting) {
-            hvdl_table_remove(&e->meetings_by_id, &meeting->by_id);
-            hvdl_meeting_free(meeting);
-        }
-        op->meeting = NULL;
-    }
+    if (op->meeting)
+        hvdl_meeting_leave(&e->meetings, op->meeting);
+    op->meeting = NULL;
     if (text)
         op->error = strdup(text);
-    if (op == e->join)
-        e->join = NULL;
-    if (op == e->held_join)
-        e->held_join = NULL;
+    hvdl_join_forget(&e->join, op);
     bool zeros = op->zeros, counted = op->counted;
     hvdl_plan *plan = op->plan;
-    bool makes_plan = op->desc.kind == HVDL_PLAN && plan;
-    hvdl_record(e, op, text ? HVDL_FAILED : HVDL_DONE, 0);
+    bool makes_plan = hvdl_makes_plan(op);
+    hvdl_record(&e->recording, op, text ? HVDL_FAILED : HVDL_DONE, 0);
     if (!op->internal)
         hvdl_note_activity(e, hvdl_activity_of(op, text ? HVDL_DID_FAIL : HVDL_DID_END));
 
-    pthread_mutex_lock(&e->queue_lock);
-    hvdl_table_remove(&e->in_flight, &op->by_key);
-    if (plan && plan->run == op)
-        plan->run = NULL;
-    op->finished = true;
-    if (op->released && !op->pinned) {
-        op->next = e->orphans;
-        e->orphans = op;
-    }
-    bool release = plan && !makes_plan && plan->released && !plan->announced;
-    atomic_store_explicit(&op->state, text ? HVDL_FAILED : HVDL_DONE, memory_order_release);
-    atomic_fetch_sub(&e->num_in_flight, 1);
-    pthread_mutex_unlock(&e->queue_lock);
+    hvdl_queue_end(e, op, text ? HVDL_FAILED : HVDL_DONE);
     /* From here on `op` may be freed by its caller. */
-    if (release)
-        hvdl_plan_note_release(e, plan);
     if (makes_plan)
         hvdl_plan_made(e, plan, text);
-    if (counted) {
-        plan->num_active--;
-        if (e->is_leader && e->config.num_hosts > 1)
-            hvdl_next_zero_run(e, plan);
-        hvdl_plan_settle(e, plan);
-    }
+    if (counted)
+        hvdl_plan_run_ended(e, plan);
     if (zeros)
         hvdl_zero_operation_ended(e);
     hvdl_wake_waiting(e);
     if (err)
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
 }
 
 hvdl_err hvdl_say_number(hvdl_operation *op, int64_t number)
@@ -238,47 +185,34 @@ hvdl_err hvdl_say_number(hvdl_operation *op, int64_t number)
 hvdl_err hvdl_finish_alone(hvdl_engine *e, hvdl_operation *op)
 {
     const hvdl_desc *desc = &op->desc;
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
     size_t bytes = hvdl_data_bytes(desc);
     const void *input = op->input;
     uint64_t begun_ns = hvdl_now_ns();
-    if (desc->kind == HVDL_ALLGATHER || desc->kind == HVDL_ALLTOALL || desc->kind == HVDL_JOIN ||
-        desc->place == HVDL_ORDERED) {
-        pthread_mutex_lock(&e->queue_lock);
-        int64_t number = desc->place == HVDL_ORDERED ? (int64_t)e->next_turn++ : 0;
-        pthread_mutex_unlock(&e->queue_lock);
-        hvdl_err err = hvdl_say_number(op, number);
+    bool ordered = desc->place == HVDL_ORDERED;
+    if (facts->result == HVDL_RESULT_GATHERED || facts->result == HVDL_RESULT_NUMBER || ordered) {
+        hvdl_err err = hvdl_say_number(op, ordered ? (int64_t)hvdl_queue_turn(e) : 0);
         if (err)
             return err;
     }
-    switch (desc->place == HVDL_ORDERED ? HVDL_BARRIER : (hvdl_kind)desc->kind) {
-    case HVDL_ALLREDUCE:
-    case HVDL_REDUCESCATTER: {
-        hvdl_scale scale = {desc->prescale, 1, desc->postscale};
-        hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &scale);
-        break;
-    }
-    case HVDL_BROADCAST:
-        if (op->output != op->input && bytes)
-            memcpy(op->output, op->input, bytes);
-        break;
-    case HVDL_ALLGATHER:
-    case HVDL_ALLTOALL:
-        op->all_rows[0] = desc->kind == HVDL_ALLTOALL ? op->splits[0] : op->rows;
+    if (facts->result == HVDL_RESULT_GATHERED && !ordered) {
+        op->all_rows[0] = facts->rows == HVDL_ROWS_SPLITS ? op->splits[0] : op->rows;
         bytes *= (size_t)op->all_rows[0];
         if (posix_memalign((void **)&op->work, 64, bytes ? bytes : 1))
             return HVDL_ENOMEM;
         if (bytes)
             memcpy(op->work, op->input, bytes);
-        break;
-    default: break;
+    } else if (bytes && facts->reduces) {
+        hvdl_scale scale = {desc->prescale, 1, desc->postscale};
+        hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &scale);
+    } else if (bytes && op->output != op->input) {
+        memcpy(op->output, op->input, bytes);
     }
-    pthread_mutex_lock(&e->queue_lock);
-    op->number = ++e->last_number;
-    pthread_mutex_unlock(&e->queue_lock);
-    hvdl_record(e, op, HVDL_POSTED, op->posted_ns);
-    hvdl_record(e, op, HVDL_MATCHED, begun_ns);
-    hvdl_record(e, op, HVDL_RUNNING, begun_ns);
-    hvdl_record(e, op, HVDL_DONE, 0);
+    op->number = hvdl_queue_number(e);
+    hvdl_record(&e->recording, op, HVDL_POSTED, op->posted_ns);
+    hvdl_record(&e->recording, op, HVDL_MATCHED, begun_ns);
+    hvdl_record(&e->recording, op, HVDL_RUNNING, begun_ns);
+    hvdl_record(&e->recording, op, HVDL_DONE, 0);
     op->finished = true;
     atomic_store_explicit(&op->state, HVDL_DONE, memory_order_release);
     return HVDL_OK;
@@ -302,46 +236,6 @@ static hvdl_err copy_splits(const hvdl_engine *e, const hvdl_posting *posting, h
     return HVDL_OK;
 }
 
-/* What a rank that has joined does for the others is not the caller's. */
-static bool is_same(const hvdl_operation *other, const hvdl_operation *op)
-{
-    return hvdl_key_equal(other->key, op->key) && !other->zeros;
-}
-
-hvdl_err hvdl_enqueue(hvdl_engine *e, hvdl_operation *op, bool wake)
-{
-    hvdl_err err = HVDL_OK;
-    pthread_mutex_lock(&e->queue_lock);
-    hvdl_node *other = hvdl_table_first(&e->in_flight, op->key.lo);
-    while (other && !is_same(HVDL_CONTAINER(other, hvdl_operation, by_key), op))
-        other = hvdl_table_next(other->next, op->key.lo);
-    if (e->closed && !op->internal)
-        err = HVDL_ECLOSED;
-    else if (other)
-        err = HVDL_EDUP;
-    else
-        err = hvdl_table_insert(&e->in_flight, &op->by_key, op->key.lo);
-    if (!err) {
-        if (e->queue_last)
-            e->queue_last->next = op;
-        else
-            e->queue_first = op;
-        e->queue_last = op;
-        e->num_operations += !op->internal;
-        op->number = ++e->last_number;
-        if (op->plan && op->desc.kind != HVDL_PLAN)
-            op->plan->run = op;
-        atomic_fetch_add(&e->num_in_flight, 1);
-        atomic_store(&e->queued, true);
-    }
-    pthread_mutex_unlock(&e->queue_lock);
-    if (!err && wake) {
-        hvdl_shm_kick(&e->shm);
-        hvdl_wake_thread(e);
-    }
-    return err;
-}
-
 hvdl_err hvdl_engine_post(hvdl_engine *e, const hvdl_posting *posting, bool wake,
                           hvdl_operation **out)
 {
@@ -354,9 +248,9 @@ hvdl_err hvdl_engine_post(hvdl_engine *e, const hvdl_posting *posting, bool wake
         return err;
     }
     if (e->config.num_ranks == 1) {
-        err = e->closed ? HVDL_ECLOSED : hvdl_finish_alone(e, op);
+        err = e->queue.closed ? HVDL_ECLOSED : hvdl_finish_alone(e, op);
         if (!err)
-            e->num_operations++;
+            hvdl_queue_count_alone(&e->queue);
     } else {
         err = hvdl_enqueue(e, op, wake);
     }
@@ -374,12 +268,7 @@ hvdl_operation *hvdl_adopt_operation(hvdl_engine *e, const hvdl_posting *posting
         return NULL;
     op->key = key;
     op->internal = op->released = true;
-    pthread_mutex_lock(&e->queue_lock);
-    hvdl_err err = hvdl_table_insert(&e->in_flight, &op->by_key, key.lo);
-    if (!err)
-        atomic_fetch_add(&e->num_in_flight, 1);
-    pthread_mutex_unlock(&e->queue_lock);
-    if (err) {
+    if (hvdl_queue_adopt(e, op)) {
         hvdl_operation_free(op);
         return NULL;
     }
@@ -429,41 +318,9 @@ const hvdl_desc *hvdl_operation_desc(const hvdl_operation *op)
     return &op->desc;
 }
 
-void *hvdl_operation_take_output(hvdl_operation *op)
+void *hvdl_operation_move_output(hvdl_operation *op)
 {
     void *output = op->work;
     op->work = NULL;
     return output;
-}
-
-void *hvdl_operation_release(hvdl_engine *e, hvdl_operation *op)
-{
-    pthread_mutex_lock(&e->queue_lock);
-    bool free_now = op->finished && !op->pinned;
-    op->released = true;
-    pthread_mutex_unlock(&e->queue_lock);
-    if (!free_now)
-        return NULL;
-    void *owner = op->owner;
-    hvdl_operation_free(op);
-    return owner;
-}
-
-void *hvdl_engine_reap(hvdl_engine *e)
-{
-    void *owner = NULL;
-    while (!owner) {
-        pthread_mutex_lock(&e->queue_lock);
-        hvdl_operation *op = e->orphans;
-        if (op)
-            e->orphans = op->next;
-        else if (e->num_dead_owners)
-            owner = e->dead_owners[--e->num_dead_owners];
-        pthread_mutex_unlock(&e->queue_lock);
-        if (!op)
-            break;
-        owner = op->owner;
-        hvdl_operation_free(op);
-    }
-    return owner;
 }

@@ -14,83 +14,117 @@ static bool several_hosts(const hvdl_engine *e)
 static size_t piece_bytes(const hvdl_engine *e, const hvdl_desc *desc)
 {
     size_t all = hvdl_desc_bytes(desc);
-    return e->max_local_size == 1 && all ? all : e->config.piece_bytes / 64 * 64;
+    return e->placement.max_local_size == 1 && all ? all : e->config.piece_bytes / 64 * 64;
 }
 
-/* Elements of what is reduced, bytes of what is broadcast. */
-static hvdl_range piece_range(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
+/* Of `total` elements of this size. */
+static hvdl_range piece_range(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                              size_t total, size_t esize)
 {
-    const hvdl_desc *desc = &op->desc;
-    bool in_bytes = op->course == HVDL_BROADCAST;
-    size_t total = in_bytes ? hvdl_desc_bytes(desc) : (size_t)desc->count;
-    size_t unit = piece_bytes(e, desc) / (in_bytes ? 1 : hvdl_dtype_bytes(desc->dtype));
-    size_t begin = k * unit;
+    size_t unit = piece_bytes(e, &op->desc) / esize, begin = k * unit;
     return (hvdl_range){begin, total - begin < unit ? total : begin + unit};
 }
 
-/* Where the whole result of a reduction arises on this rank, several hosts; or the root's data. */
-static char *whole_result(const hvdl_operation *op)
+static uint64_t count_pieces(const hvdl_engine *e, hvdl_operation *op)
 {
-    return op->course == HVDL_REDUCESCATTER ? op->work : op->output;
+    return hvdl_ceil_div(hvdl_desc_bytes(&op->desc), piece_bytes(e, &op->desc));
 }
 
-uint64_t hvdl_count_pieces(const hvdl_engine *e, hvdl_operation *op)
-{
-    switch (op->course) {
-    case HVDL_ALLGATHER: return hvdl_count_gather(e, op);
-    case HVDL_ALLTOALL: return hvdl_count_alltoall(e, op);
-    default: return hvdl_ceil_div(hvdl_desc_bytes(&op->desc), piece_bytes(e, &op->desc));
-    }
-}
+/* ---- what pieces.c asks ---- */
 
 bool hvdl_piece_has_exchange(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
 {
-    switch (op->course) {
-    case HVDL_ALLGATHER: return several_hosts(e) && k == op->num_gathering;
-    case HVDL_ALLTOALL: return several_hosts(e) && k == 0;
-    default: return several_hosts(e);
-    }
+    return several_hosts(e) && (!op->course->has_exchange || op->course->has_exchange(op, k));
 }
 
 bool hvdl_piece_waits(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
 {
-    return op->course == HVDL_ALLGATHER && several_hosts(e) &&
-           (k == op->num_gathering || k == op->num_gathering + 1);
+    return op->course->waits && several_hosts(e) && op->course->waits(op, k);
 }
 
 int hvdl_num_exchangers(const hvdl_engine *e, const hvdl_operation *op)
 {
-    return op->course == HVDL_ALLTOALL ? e->local_size : e->num_rails;
+    return op->course->every_rank_exchanges ? e->placement.local_size : e->placement.num_rails;
 }
 
-/* ---- passes ---- */
-
-static hvdl_pass *share_from_root(const hvdl_engine *e, const hvdl_operation *op, hvdl_range range)
+hvdl_err hvdl_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k, int phase,
+                        hvdl_pass **pass)
 {
-    hvdl_pass *pass = hvdl_pass_new(HVDL_PASS_SHARE, 1);
-    size_t bytes = hvdl_range_size(range);
-    if (pass)
-        pass->sources[0] = (hvdl_source){e->local_of[op->desc.root],
-                                         op->input + range.begin,
-                                         bytes,
-                                         {0, bytes},
-                                         op->output + range.begin};
-    return pass;
+    *pass = NULL;
+    if (!op->course->has_pass(e, op, k, phase))
+        return HVDL_OK;
+    *pass = op->course->make_pass(e, op, k, phase);
+    return *pass ? HVDL_OK : HVDL_ENOMEM;
+}
+
+hvdl_err hvdl_make_exchange(hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                            hvdl_exchange **exchange)
+{
+    bool every_rank = op->course->every_rank_exchanges;
+    size_t parts = (size_t)(every_rank ? e->config.num_ranks : e->config.num_hosts);
+    size_t *table = calloc(4 * parts, sizeof *table); /* the exchange copies what it needs */
+    if (!table)
+        return HVDL_ENOMEM;
+    hvdl_exchange_spec spec = {
+        .host = e->placement.host,
+        .num_hosts = e->config.num_hosts,
+        .peers = e->placement.rail_peers,
+        .tag = op->progress.tag,
+        .segment_bytes = e->config.segment_bytes,
+        .dtype = HVDL_UINT8,
+    };
+    spec.chunk_offsets = table;
+    spec.chunk_bytes = table + parts;
+    op->course->describe_exchange(e, op, k, &spec, table);
+    hvdl_err err = hvdl_exchange_create(exchange, &e->wire, &spec);
+    free(table);
+    return err;
 }
 
 /* What the rails hold of a piece, in place: elements of `dtype`. */
 static hvdl_pass *share_from_rails(const hvdl_engine *e, char *buffer, hvdl_range range,
                                    hvdl_dtype dtype)
 {
-    hvdl_pass *pass = hvdl_pass_new(HVDL_PASS_SHARE, e->num_rails);
+    hvdl_pass *pass = hvdl_pass_new(HVDL_PASS_SHARE, e->placement.num_rails);
     size_t esize = hvdl_dtype_bytes((int)dtype);
-    for (int rail = 0; pass && rail < e->num_rails; rail++) {
-        hvdl_range slice = hvdl_slice(hvdl_range_size(range), e->num_rails, rail, dtype);
+    for (int rail = 0; pass && rail < e->placement.num_rails; rail++) {
+        hvdl_range slice = hvdl_slice(hvdl_range_size(range), e->placement.num_rails, rail, dtype);
         char *at = buffer + (range.begin + slice.begin) * esize;
         size_t bytes = hvdl_range_size(slice) * esize;
         pass->sources[rail] = (hvdl_source){rail, at, bytes, {0, bytes}, at};
     }
     return pass;
+}
+
+/* This rail's slice of a piece, whose elements are of spec->dtype. */
+static void put_slice(const hvdl_engine *e, hvdl_range range, uint64_t k, char *buffer,
+                      hvdl_exchange_spec *spec)
+{
+    size_t esize = hvdl_dtype_bytes((int)spec->dtype);
+    hvdl_range slice =
+        hvdl_slice(hvdl_range_size(range), e->placement.num_rails, e->placement.local, spec->dtype);
+    spec->tag += 2 * (int)(k % HVDL_PIECE_WINDOW);
+    spec->buffer = buffer + (range.begin + slice.begin) * esize;
+    spec->count = hvdl_range_size(slice);
+}
+
+/* ---- allreduce and reducescatter ---- */
+
+static bool keeps_share(const hvdl_operation *op)
+{
+    return hvdl_facts_of(&op->desc)->result == HVDL_RESULT_SHARE;
+}
+
+/* Where the whole result arises on this rank, several hosts. */
+static char *whole_result(const hvdl_operation *op)
+{
+    return keeps_share(op) ? op->work : op->output;
+}
+
+static hvdl_range elems_of(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
+{
+    const hvdl_desc *desc = &op->desc;
+    return piece_range(e, op, k, (size_t)desc->count, hvdl_dtype_bytes(desc->dtype));
 }
 
 static hvdl_pass *reduce_pass(const hvdl_engine *e, const hvdl_operation *op, hvdl_range range)
@@ -103,12 +137,12 @@ static hvdl_pass *reduce_pass(const hvdl_engine *e, const hvdl_operation *op, hv
     pass->dtype = desc->dtype;
     pass->op = desc->op;
     pass->scale = hvdl_host_scale(e, desc);
-    if (op->meeting->posted && op->meeting->posted < e->local_size)
+    if (op->meeting->posted && op->meeting->posted < e->placement.local_size)
         pass->taking_part = op->meeting->posted_by;
     pass->in = op->input + range.begin * esize;
     pass->count = hvdl_range_size(range);
-    pass->num_rails = e->num_rails;
-    if (op->course == HVDL_REDUCESCATTER && !several_hosts(e)) {
+    pass->num_rails = e->placement.num_rails;
+    if (keeps_share(op) && !several_hosts(e)) {
         hvdl_range own = hvdl_own_elems(e, desc);
         size_t begin = own.begin > range.begin ? own.begin : range.begin;
         size_t end = own.end < range.end ? own.end : range.end;
@@ -123,47 +157,22 @@ static hvdl_pass *reduce_pass(const hvdl_engine *e, const hvdl_operation *op, hv
     return pass;
 }
 
-hvdl_err hvdl_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k, int phase,
-                        hvdl_pass **pass)
+static bool reduce_has_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k, int phase)
 {
-    const hvdl_desc *desc = &op->desc;
-    bool in_a = phase == HVDL_PHASE_A, shares = e->local_size > 1 && several_hosts(e);
-    bool needed;
-    *pass = NULL;
-    switch (op->course) {
-    case HVDL_ALLREDUCE:
-    case HVDL_REDUCESCATTER: {
-        hvdl_range range = piece_range(e, op, k);
-        bool in_place = op->input == whole_result(op) && desc->prescale == 1.0;
-        needed = in_a ? e->local_size > 1 || !in_place : shares;
-        if (needed)
-            *pass = in_a ? reduce_pass(e, op, range)
-                         : share_from_rails(e, whole_result(op), range, desc->dtype);
-        break;
-    }
-    case HVDL_BROADCAST: {
-        bool has_root = e->host_of[desc->root] == e->host;
-        needed = in_a ? has_root : shares && !has_root;
-        if (needed)
-            *pass = in_a ? share_from_root(e, op, piece_range(e, op, k))
-                         : share_from_rails(e, op->output, piece_range(e, op, k), HVDL_UINT8);
-        break;
-    }
-    case HVDL_ALLGATHER:
-        needed = in_a && k != op->num_gathering && (k < op->num_gathering || e->local_size > 1);
-        if (needed)
-            *pass = k < op->num_gathering ? hvdl_gather_pass(e, op, k) : hvdl_spread_pass(e, op, k);
-        break;
-    default:
-        needed = in_a && !hvdl_piece_has_exchange(e, op, k);
-        if (needed)
-            *pass = hvdl_alltoall_pass(e, op, k);
-        break;
-    }
-    return needed && !*pass ? HVDL_ENOMEM : HVDL_OK;
+    (void)k;
+    bool in_place = op->input == whole_result(op) && op->desc.prescale == 1.0;
+    if (phase == HVDL_PHASE_A)
+        return e->placement.local_size > 1 || !in_place;
+    return e->placement.local_size > 1 && several_hosts(e);
 }
 
-/* ---- exchanges ---- */
+static hvdl_pass *reduce_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                                   int phase)
+{
+    hvdl_range range = elems_of(e, op, k);
+    return phase == HVDL_PHASE_A ? reduce_pass(e, op, range)
+                                 : share_from_rails(e, whole_result(op), range, op->desc.dtype);
+}
 
 /* Sums in the order of the hosts, rounded once, are formed by the direct exchange; and by recursive
  * doubling of two hosts, which adds up once. */
@@ -178,93 +187,102 @@ static hvdl_algorithm reduce_algorithm(const hvdl_engine *e, const hvdl_desc *de
     return fits ? chosen : HVDL_DIRECT;
 }
 
-static void describe_exchange(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
-                              hvdl_exchange_spec *spec)
+static void reduce_describe_exchange(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                                     hvdl_exchange_spec *spec, size_t *table)
 {
+    (void)table;
     const hvdl_desc *desc = &op->desc;
-    hvdl_range range = piece_range(e, op, k);
-    if (op->course != HVDL_BROADCAST)
-        spec->dtype = desc->dtype;
-    size_t esize = hvdl_dtype_bytes((int)spec->dtype);
-    hvdl_range slice = hvdl_slice(hvdl_range_size(range), e->num_rails, e->local, spec->dtype);
-    spec->tag += 2 * (int)(k % HVDL_PIECE_WINDOW);
-    spec->buffer = whole_result(op) + (range.begin + slice.begin) * esize;
-    spec->count = hvdl_range_size(slice);
-    if (op->course == HVDL_BROADCAST) {
-        spec->algorithm = HVDL_CHAIN;
-        spec->root = e->host_of[desc->root];
-    } else {
-        spec->algorithm = reduce_algorithm(e, desc, spec->count * esize);
-        spec->op = desc->op;
-        spec->scale = hvdl_last_scale(e, desc);
-    }
+    size_t esize = hvdl_dtype_bytes(desc->dtype);
+    spec->dtype = desc->dtype;
+    spec->op = desc->op;
+    spec->scale = hvdl_last_scale(e, desc);
+    put_slice(e, elems_of(e, op, k), k, whole_result(op), spec);
+    spec->algorithm = reduce_algorithm(e, desc, spec->count * esize);
 }
 
-hvdl_err hvdl_make_exchange(hvdl_engine *e, const hvdl_operation *op, uint64_t k,
-                            hvdl_exchange **exchange)
-{
-    size_t parts =
-        (size_t)(op->course == HVDL_ALLTOALL ? e->config.num_ranks : e->config.num_hosts);
-    size_t *table = calloc(4 * parts, sizeof *table); /* the exchange copies what it needs */
-    if (!table)
-        return HVDL_ENOMEM;
-    hvdl_exchange_spec spec = {
-        .host = e->host,
-        .num_hosts = e->config.num_hosts,
-        .peers = e->rail_peers,
-        .tag = op->tag,
-        .segment_bytes = e->config.segment_bytes,
-        .dtype = HVDL_UINT8,
-    };
-    spec.chunk_offsets = table;
-    spec.chunk_bytes = table + parts;
-    if (op->course == HVDL_ALLGATHER) {
-        spec.algorithm = HVDL_GATHER;
-        spec.buffer = op->work;
-        hvdl_gather_chunks(e, op, table, table + parts);
-    } else if (op->course == HVDL_ALLTOALL) {
-        spec.algorithm = HVDL_PAIRWISE;
-        spec.host = e->config.rank;
-        spec.num_hosts = e->config.num_ranks;
-        spec.peers = e->all_ranks;
-        spec.input = op->input;
-        spec.buffer = op->work;
-        spec.send_offsets = table + 2 * parts;
-        spec.send_bytes = table + 3 * parts;
-        hvdl_alltoall_parts(e, op, table + 2 * parts, table + 3 * parts, table, table + parts);
-    } else {
-        describe_exchange(e, op, k, &spec);
-    }
-    hvdl_err err = hvdl_exchange_create(exchange, &e->wire, &spec);
-    free(table);
-    return err;
-}
-
-/* ---- before and after ---- */
-
-hvdl_err hvdl_prepare(const hvdl_engine *e, hvdl_operation *op, const int64_t *rows)
+static hvdl_err reducescatter_prepare(const hvdl_engine *e, hvdl_operation *op, const int64_t *rows)
 {
     size_t bytes = hvdl_desc_bytes(&op->desc);
-    switch (op->course) {
-    case HVDL_ALLGATHER: return hvdl_prepare_gather(e, op, rows);
-    case HVDL_ALLTOALL: return hvdl_prepare_alltoall(e, op, rows);
-    case HVDL_REDUCESCATTER:
-        if (several_hosts(e) && posix_memalign((void **)&op->work, 64, bytes ? bytes : 1))
-            return HVDL_ENOMEM;
-        return HVDL_OK;
-    default: return HVDL_OK;
-    }
-}
-
-hvdl_err hvdl_settle_result(const hvdl_engine *e, hvdl_operation *op)
-{
-    if (op->course == HVDL_ALLGATHER)
-        return hvdl_reorder_gathered(e, op);
-    if (op->course == HVDL_REDUCESCATTER && several_hosts(e)) {
-        size_t esize = hvdl_dtype_bytes(op->desc.dtype);
-        hvdl_range own = hvdl_own_elems(e, &op->desc);
-        if (hvdl_range_size(own))
-            memcpy(op->output, op->work + own.begin * esize, hvdl_range_size(own) * esize);
-    }
+    (void)rows;
+    if (several_hosts(e) && posix_memalign((void **)&op->work, 64, bytes ? bytes : 1))
+        return HVDL_ENOMEM;
     return HVDL_OK;
 }
+
+static hvdl_err reducescatter_settle(hvdl_engine *e, hvdl_operation *op)
+{
+    size_t esize = hvdl_dtype_bytes(op->desc.dtype);
+    hvdl_range own = hvdl_own_elems(e, &op->desc);
+    if (several_hosts(e) && hvdl_range_size(own))
+        memcpy(op->output, op->work + own.begin * esize, hvdl_range_size(own) * esize);
+    return HVDL_OK;
+}
+
+const hvdl_course hvdl_course_allreduce = {
+    .count_pieces = count_pieces,
+    .has_pass = reduce_has_pass,
+    .make_pass = reduce_make_pass,
+    .describe_exchange = reduce_describe_exchange,
+};
+
+const hvdl_course hvdl_course_reducescatter = {
+    .prepare = reducescatter_prepare,
+    .count_pieces = count_pieces,
+    .has_pass = reduce_has_pass,
+    .make_pass = reduce_make_pass,
+    .describe_exchange = reduce_describe_exchange,
+    .settle = reducescatter_settle,
+};
+
+/* ---- broadcast ---- */
+
+static hvdl_range bytes_of(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
+{
+    return piece_range(e, op, k, hvdl_desc_bytes(&op->desc), 1);
+}
+
+static hvdl_pass *share_from_root(const hvdl_engine *e, const hvdl_operation *op, hvdl_range range)
+{
+    hvdl_pass *pass = hvdl_pass_new(HVDL_PASS_SHARE, 1);
+    size_t bytes = hvdl_range_size(range);
+    if (pass)
+        pass->sources[0] = (hvdl_source){e->placement.local_of[op->desc.root],
+                                         op->input + range.begin,
+                                         bytes,
+                                         {0, bytes},
+                                         op->output + range.begin};
+    return pass;
+}
+
+static bool broadcast_has_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                               int phase)
+{
+    (void)k;
+    bool has_root = e->placement.host_of[op->desc.root] == e->placement.host;
+    return phase == HVDL_PHASE_A ? has_root
+                                 : e->placement.local_size > 1 && several_hosts(e) && !has_root;
+}
+
+static hvdl_pass *broadcast_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                                      int phase)
+{
+    hvdl_range range = bytes_of(e, op, k);
+    return phase == HVDL_PHASE_A ? share_from_root(e, op, range)
+                                 : share_from_rails(e, op->output, range, HVDL_UINT8);
+}
+
+static void broadcast_describe_exchange(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                                        hvdl_exchange_spec *spec, size_t *table)
+{
+    (void)table;
+    spec->algorithm = HVDL_CHAIN;
+    spec->root = e->placement.host_of[op->desc.root];
+    put_slice(e, bytes_of(e, op, k), k, op->output, spec);
+}
+
+const hvdl_course hvdl_course_broadcast = {
+    .count_pieces = count_pieces,
+    .has_pass = broadcast_has_pass,
+    .make_pass = broadcast_make_pass,
+    .describe_exchange = broadcast_describe_exchange,
+};

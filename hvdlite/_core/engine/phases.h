@@ -1,5 +1,5 @@
 /* How the kinds of operations go through their phases: what each piece of an operation is, on this
- * rank. pieces.c moves the pieces; this says what they are made of.
+ * rank. pieces.c moves the pieces; a course, one for each kind, says what they are made of.
  *
  *                   A: within the host            X: between the hosts     C: within the host
  *   one host
@@ -28,49 +28,87 @@
 
 enum { HVDL_PHASE_A, HVDL_PHASE_C };
 
-/* Makes what the operation needs besides the caller's buffers. rows: allgather: of each member, in
- * the order of `members`; alltoall: for each member in that order, what it sends to each local rank. */
-hvdl_err hvdl_prepare(const hvdl_engine *engine, hvdl_operation *operation, const int64_t *rows);
+/* How one kind goes through its phases. Functions may be NULL where it says so. */
+struct hvdl_course {
+    /* Makes what the operation needs besides the caller's buffers. rows: the numbers of rows that were
+     * posted: of each member, in the order of `members`; where splits are posted, for each member in that
+     * order, what it sends to each local rank. NULL: nothing is needed. */
+    hvdl_err (*prepare)(const hvdl_engine *engine, hvdl_operation *operation, const int64_t *rows);
+    uint64_t (*count_pieces)(const hvdl_engine *engine, hvdl_operation *operation);
+    /* Several hosts: is there something to exchange for this piece? NULL: for every one. */
+    bool (*has_exchange)(const hvdl_operation *operation, uint64_t piece);
+    /* Several hosts: must all pieces before this one be finished before it is announced? NULL: never. */
+    bool (*waits)(const hvdl_operation *operation, uint64_t piece);
+    /* Is there something to do within the host in this phase of a piece? */
+    bool (*has_pass)(const hvdl_engine *engine, const hvdl_operation *operation, uint64_t piece,
+                     int phase);
+    hvdl_pass *(*make_pass)(const hvdl_engine *engine, const hvdl_operation *operation,
+                            uint64_t piece, int phase);
+    /* Fills in what is not the same for all kinds. table: zeroed, four numbers for each host, or, if
+     * every rank exchanges, for each rank. */
+    void (*describe_exchange)(const hvdl_engine *engine, const hvdl_operation *operation,
+                              uint64_t piece, hvdl_exchange_spec *spec, size_t *table);
+    /* All pieces are finished: puts the result to where the caller finds it, or posts a child that goes
+     * on. NULL: the result is there. */
+    hvdl_err (*settle)(hvdl_engine *engine, hvdl_operation *operation);
+    bool every_rank_exchanges; /* else the rails do */
+    bool rows_are_elems;       /* else a row is as large as the descriptor says */
+};
 
-/* All pieces are finished: the result goes to where the caller finds it. */
-hvdl_err hvdl_settle_result(const hvdl_engine *engine, hvdl_operation *operation);
+/* ---- the courses: of the kinds that have pieces, and of Adasum ---- */
 
-uint64_t hvdl_count_pieces(const hvdl_engine *engine, hvdl_operation *operation);
+extern const hvdl_course hvdl_course_allreduce, hvdl_course_reducescatter, hvdl_course_broadcast,
+    hvdl_course_allgather, hvdl_course_alltoall, hvdl_course_adasum;
+
+static inline const hvdl_course *hvdl_course_of(const hvdl_desc *desc)
+{
+    static const hvdl_course *const courses[HVDL_NUM_KINDS] = {
+        [HVDL_ALLREDUCE] = &hvdl_course_allreduce,
+        [HVDL_REDUCESCATTER] = &hvdl_course_reducescatter,
+        [HVDL_BROADCAST] = &hvdl_course_broadcast,
+        [HVDL_ALLGATHER] = &hvdl_course_allgather,
+        [HVDL_ALLTOALL] = &hvdl_course_alltoall,
+    };
+    return desc->op == HVDL_ADASUM && desc->kind == HVDL_ALLREDUCE ? &hvdl_course_adasum
+                                                                   : courses[desc->kind];
+}
+
+/* ---- phases.c: what pieces.c asks ---- */
+
 bool hvdl_piece_has_exchange(const hvdl_engine *engine, const hvdl_operation *operation,
                              uint64_t piece);
-/* Must all pieces before this one be finished before it is announced? */
 bool hvdl_piece_waits(const hvdl_engine *engine, const hvdl_operation *operation, uint64_t piece);
 /* The local ranks that take part in an exchange are the first so many. */
 int hvdl_num_exchangers(const hvdl_engine *engine, const hvdl_operation *operation);
-
 /* *pass: NULL where this rank has nothing to do in the phase. */
 hvdl_err hvdl_make_pass(const hvdl_engine *engine, const hvdl_operation *operation, uint64_t piece,
                         int phase, hvdl_pass **pass);
 hvdl_err hvdl_make_exchange(hvdl_engine *engine, const hvdl_operation *operation, uint64_t piece,
                             hvdl_exchange **exchange);
 
-/* ---- rows.c: allgather and alltoall, whose parts differ in size ---- */
+/* ---- rows.c: what other courses use that gather rows, or send some to each rank ---- */
 
-size_t hvdl_row_bytes(const hvdl_operation *operation);
-hvdl_err hvdl_prepare_gather(const hvdl_engine *engine, hvdl_operation *operation,
+hvdl_err hvdl_gather_prepare(const hvdl_engine *engine, hvdl_operation *operation,
                              const int64_t *rows);
-hvdl_err hvdl_prepare_alltoall(const hvdl_engine *engine, hvdl_operation *operation,
+uint64_t hvdl_gather_count_pieces(const hvdl_engine *engine, hvdl_operation *operation);
+bool hvdl_gather_has_exchange(const hvdl_operation *operation, uint64_t piece);
+bool hvdl_gather_waits(const hvdl_operation *operation, uint64_t piece);
+bool hvdl_gather_has_pass(const hvdl_engine *engine, const hvdl_operation *operation,
+                          uint64_t piece, int phase);
+hvdl_pass *hvdl_gather_make_pass(const hvdl_engine *engine, const hvdl_operation *operation,
+                                 uint64_t piece, int phase);
+void hvdl_gather_describe_exchange(const hvdl_engine *engine, const hvdl_operation *operation,
+                                   uint64_t piece, hvdl_exchange_spec *spec, size_t *table);
+
+hvdl_err hvdl_alltoall_prepare(const hvdl_engine *engine, hvdl_operation *operation,
                                const int64_t *rows);
-hvdl_err hvdl_reorder_gathered(const hvdl_engine *engine, hvdl_operation *operation);
-uint64_t hvdl_count_gather(const hvdl_engine *engine, hvdl_operation *operation);
-uint64_t hvdl_count_alltoall(const hvdl_engine *engine, const hvdl_operation *operation);
-hvdl_pass *hvdl_gather_pass(const hvdl_engine *engine, const hvdl_operation *operation,
-                            uint64_t piece);
-hvdl_pass *hvdl_spread_pass(const hvdl_engine *engine, const hvdl_operation *operation,
-                            uint64_t piece);
-hvdl_pass *hvdl_alltoall_pass(const hvdl_engine *engine, const hvdl_operation *operation,
-                              uint64_t piece);
-/* Fills offsets and sizes by host, in bytes. */
-void hvdl_gather_chunks(const hvdl_engine *engine, const hvdl_operation *operation, size_t *offsets,
-                        size_t *bytes);
-/* Fills offsets and sizes by rank, in bytes; 0 for ranks of this host. */
-void hvdl_alltoall_parts(const hvdl_engine *engine, const hvdl_operation *operation,
-                         size_t *send_offsets, size_t *send_bytes, size_t *recv_offsets,
-                         size_t *recv_bytes);
+uint64_t hvdl_alltoall_count_pieces(const hvdl_engine *engine, hvdl_operation *operation);
+bool hvdl_alltoall_has_exchange(const hvdl_operation *operation, uint64_t piece);
+bool hvdl_alltoall_has_pass(const hvdl_engine *engine, const hvdl_operation *operation,
+                            uint64_t piece, int phase);
+hvdl_pass *hvdl_alltoall_make_pass(const hvdl_engine *engine, const hvdl_operation *operation,
+                                   uint64_t piece, int phase);
+void hvdl_alltoall_describe_exchange(const hvdl_engine *engine, const hvdl_operation *operation,
+                                     uint64_t piece, hvdl_exchange_spec *spec, size_t *table);
 
 #endif

@@ -9,7 +9,15 @@
 #include <string.h>
 
 #include "engine/phases.h"
+#include "engine/control.h"
 #include "net/streams.h"
+
+struct hvdl_running_exchange {
+    hvdl_running_exchange *next;
+    hvdl_exchange *exchange;
+    hvdl_operation *operation;
+    uint64_t piece;
+};
 
 static uint64_t window(const hvdl_engine *e)
 {
@@ -27,16 +35,16 @@ static void start_exchange(hvdl_engine *e, hvdl_operation *op, uint64_t k)
     hvdl_running_exchange *running = calloc(1, sizeof *running);
     if (!running || hvdl_make_exchange(e, op, k, &running->exchange)) {
         free(running);
-        hvdl_break(e, "rank %d is out of memory in %s '%s'", hvdl_own_number(e),
-                   hvdl_kind_name(op->desc.kind), op->name);
+        hvdl_out_of_memory_in(e, op);
         return;
     }
     running->operation = op;
     running->piece = k;
     running->next = NULL;
-    if (!e->exchanges)
+    if (!e->pieces.exchanges)
         hvdl_streams_begin(&e->wire, hvdl_now_ns());
-    hvdl_running_exchange **last = &e->exchanges; /* in order: the oldest piece is moved first */
+    hvdl_running_exchange **last =
+        &e->pieces.exchanges; /* in order: the oldest piece is moved first */
     while (*last)
         last = &(*last)->next;
     *last = running;
@@ -44,13 +52,13 @@ static void start_exchange(hvdl_engine *e, hvdl_operation *op, uint64_t k)
 
 void hvdl_step_exchanges(hvdl_engine *e, bool *progressed)
 {
-    for (hvdl_running_exchange **at = &e->exchanges; *at;) {
+    for (hvdl_running_exchange **at = &e->pieces.exchanges; *at;) {
         hvdl_running_exchange *running = *at;
         bool done = false;
         if (hvdl_exchange_step(running->exchange, progressed, &done)) {
             hvdl_break(e, "rank %d on %s: MPI reported an error in %s '%s'", hvdl_own_number(e),
-                       e->name_of[e->config.rank], hvdl_kind_name(running->operation->desc.kind),
-                       running->operation->name);
+                       e->placement.name_of[e->config.rank],
+                       hvdl_kind_name(running->operation->desc.kind), running->operation->name);
             return;
         }
         if (!done) {
@@ -62,8 +70,6 @@ void hvdl_step_exchanges(hvdl_engine *e, bool *progressed)
         announce_ready(e, running->operation, running->piece);
         free(running);
         *progressed = true;
-        if (e->broken)
-            return; /* they are gone */
     }
 }
 
@@ -73,13 +79,13 @@ void hvdl_abandon_all(hvdl_engine *e)
         next = pass->next;
         free(pass);
     }
-    if (e->exchanges)
+    if (e->pieces.exchanges)
         hvdl_wire_poll(&e->wire); /* what was sent since the last time may have left */
-    while (e->exchanges) {
-        hvdl_running_exchange *running = e->exchanges;
-        e->exchanges = running->next;
+    while (e->pieces.exchanges) {
+        hvdl_running_exchange *running = e->pieces.exchanges;
+        e->pieces.exchanges = running->next;
         if (!hvdl_exchange_destroy(running->exchange))
-            running->operation->pinned = e->pinned = true;
+            running->operation->pinned = e->pieces.pinned = true;
         free(running);
     }
 }
@@ -97,7 +103,7 @@ static void piece_done(hvdl_engine *e, hvdl_operation *op, uint64_t k);
 
 static hvdl_piece *piece_of(hvdl_operation *op, uint64_t k)
 {
-    return &op->pieces[k % HVDL_PIECE_SLOTS];
+    return &op->progress.pieces[k % HVDL_PIECE_SLOTS];
 }
 
 /* Returns true if a pass was scheduled; false if the phase is over at once. */
@@ -105,8 +111,7 @@ static bool schedule(hvdl_engine *e, hvdl_operation *op, uint64_t k, int phase)
 {
     hvdl_pass *pass;
     if (hvdl_make_pass(e, op, k, phase, &pass)) {
-        hvdl_break(e, "rank %d is out of memory in %s '%s'", hvdl_own_number(e),
-                   hvdl_kind_name(op->desc.kind), op->name);
+        hvdl_out_of_memory_in(e, op);
         return true;
     }
     if (!pass)
@@ -122,24 +127,22 @@ static bool schedule(hvdl_engine *e, hvdl_operation *op, uint64_t k, int phase)
  * finished, since pieces k and k + HVDL_PIECE_WINDOW use the same tags. */
 static void offer_next(hvdl_engine *e, hvdl_operation *op)
 {
-    if (!e->is_leader)
+    if (!e->placement.is_leader)
         return;
-    while (op->announced_pieces < op->num_pieces &&
-           op->announced_pieces - op->first_unfinished < window(e)) {
-        uint64_t k = op->announced_pieces;
-        if (hvdl_piece_waits(e, op, k) && op->finished_pieces < k)
+    while (op->progress.announced < op->progress.num_pieces &&
+           op->progress.announced - op->progress.first_unfinished < window(e)) {
+        uint64_t k = op->progress.announced;
+        if (hvdl_piece_waits(e, op, k) && op->progress.finished < k)
             return;
-        op->announced_pieces++;
+        op->progress.announced++;
         hvdl_entry head = {.type = HVDL_ENTRY_NEXT, .id = op->meeting->id, .arg = k};
         hvdl_announce(e, head, NULL, 0);
-        if (e->broken)
-            return;
     }
 }
 
 void hvdl_piece_next(hvdl_engine *e, hvdl_operation *op)
 {
-    uint64_t k = op->started++;
+    uint64_t k = op->progress.started++;
     *piece_of(op, k) = (hvdl_piece){0};
     if (!schedule(e, op, k, HVDL_PHASE_A))
         after_a(e, op, k);
@@ -154,10 +157,10 @@ static void after_a(hvdl_engine *e, hvdl_operation *op, uint64_t k)
         piece_done(e, op, k);
         return;
     }
-    if (e->local >= hvdl_num_exchangers(e, op))
+    if (e->placement.local >= hvdl_num_exchangers(e, op))
         return; /* READY entries say when it goes on */
-    if (hvdl_piece_waits(e, op, k) && op->finished_pieces < k) {
-        op->exchange_waits = true;
+    if (hvdl_piece_waits(e, op, k) && op->progress.finished < k) {
+        op->progress.exchange_waits = true;
         return;
     }
     start_exchange(e, op, k);
@@ -186,35 +189,26 @@ void hvdl_pass_finished(hvdl_engine *e, hvdl_pass *pass)
 
 static void complete(hvdl_engine *e, hvdl_operation *op)
 {
-    if (e->config.num_hosts > 1 && e->is_leader && !op->plan)
-        hvdl_control_tag_done(e, op->tag);
-    if (e->broken)
-        return;
-    if (hvdl_settle_result(e, op)) {
+    if (e->config.num_hosts > 1 && e->placement.is_leader && !op->plan)
+        hvdl_control_tag_done(e, op->progress.tag);
+    if (op->course->settle && op->course->settle(e, op))
         break_for_memory(e, op);
-        return;
-    }
-    if (op->desc.op == HVDL_ADASUM && op->desc.kind == HVDL_ALLREDUCE) {
-        if (hvdl_adasum_begin(e, op))
-            break_for_memory(e, op);
-    } else {
+    else if (!op->child)
         hvdl_finish(e, op, NULL);
-    }
 }
 
 static void piece_done(hvdl_engine *e, hvdl_operation *op, uint64_t k)
 {
-    op->finished_pieces++;
+    op->progress.finished++;
     piece_of(op, k)->finished = true;
-    while (op->first_unfinished < op->started && piece_of(op, op->first_unfinished)->finished)
-        op->first_unfinished++;
-    if (op->exchange_waits && op->finished_pieces == op->num_gathering) {
-        op->exchange_waits = false;
-        start_exchange(e, op, op->num_gathering);
-        if (e->broken)
-            return;
+    while (op->progress.first_unfinished < op->progress.started &&
+           piece_of(op, op->progress.first_unfinished)->finished)
+        op->progress.first_unfinished++;
+    if (op->progress.exchange_waits && op->progress.finished == op->parts.num_gathering) {
+        op->progress.exchange_waits = false;
+        start_exchange(e, op, op->parts.num_gathering);
     }
-    if (op->finished_pieces == op->num_pieces)
+    if (op->progress.finished == op->progress.num_pieces)
         complete(e, op);
     else
         offer_next(e, op);
@@ -225,15 +219,14 @@ static void piece_done(hvdl_engine *e, hvdl_operation *op, uint64_t k)
 void hvdl_begin(hvdl_engine *e, hvdl_operation *op, int tag, const int64_t *rows)
 {
     hvdl_set_state(e, op, HVDL_RUNNING);
-    op->tag = tag;
-    bool adasum = op->desc.op == HVDL_ADASUM && op->desc.kind == HVDL_ALLREDUCE;
-    op->course = adasum ? HVDL_ALLTOALL : (hvdl_kind)op->desc.kind;
-    if (adasum ? hvdl_adasum_prepare(e, op) : hvdl_prepare(e, op, rows)) {
+    op->progress.tag = tag;
+    op->course = hvdl_course_of(&op->desc);
+    if (op->course->prepare && op->course->prepare(e, op, rows)) {
         break_for_memory(e, op);
         return;
     }
-    op->num_pieces = hvdl_count_pieces(e, op);
-    if (op->num_pieces == 0)
+    op->progress.num_pieces = op->course->count_pieces(e, op);
+    if (op->progress.num_pieces == 0)
         complete(e, op);
     else
         offer_next(e, op);

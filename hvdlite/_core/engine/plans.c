@@ -1,9 +1,8 @@
-/* Plans as their callers see them: made, started and released by any thread, freed when the runs of all
- * ranks have ended. */
+/* Plans: made and started by any thread, freed when the runs of all ranks have ended. */
 #define _GNU_SOURCE
 #include <string.h>
 
-#include "engine/state.h"
+#include "engine/control.h"
 
 hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan **out)
 {
@@ -54,7 +53,7 @@ hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, void *owner, hvdl_oper
     hvdl_err err;
     if (e->config.num_ranks == 1) {
         op->plan = NULL;
-        err = e->closed ? HVDL_ECLOSED : hvdl_finish_alone(e, op);
+        err = e->queue.closed ? HVDL_ECLOSED : hvdl_finish_alone(e, op);
     } else {
         err = hvdl_enqueue(e, op, true);
     }
@@ -65,33 +64,115 @@ hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, void *owner, hvdl_oper
     return err;
 }
 
-static hvdl_err keep_dead_owner_locked(hvdl_engine *e, void *owner)
+/* ---- the driver ---- */
+
+hvdl_plan *hvdl_plan_by_tag(const hvdl_engine *e, int tag)
 {
-    if (!owner)
-        return HVDL_OK;
-    if (e->num_dead_owners == e->room_dead_owners) {
-        size_t room = 2 * e->room_dead_owners + 16;
-        void **larger = realloc(e->dead_owners, room * sizeof *larger);
-        if (!larger)
-            return HVDL_ENOMEM;
-        e->dead_owners = larger;
-        e->room_dead_owners = room;
-    }
-    e->dead_owners[e->num_dead_owners++] = owner;
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
+            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            if (plan->tag == tag)
+                return plan;
+        }
+    return NULL;
+}
+
+hvdl_plan *hvdl_plan_by_key(const hvdl_engine *e, hvdl_key key)
+{
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
+            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            if (hvdl_key_equal(plan->key, key))
+                return plan;
+        }
+    return NULL;
+}
+
+void hvdl_plan_wait(hvdl_engine *e, hvdl_operation *run)
+{
+    run->plan->waiting = run;
+    e->plans.num_waiting_runs++;
+}
+
+void hvdl_plan_forget_waiting(hvdl_engine *e, hvdl_operation *run)
+{
+    if (!run->plan || run->plan->waiting != run)
+        return;
+    run->plan->waiting = NULL;
+    e->plans.num_waiting_runs--;
+}
+
+hvdl_err hvdl_plan_add(hvdl_engine *e, hvdl_plan *plan, uint64_t id, int tag)
+{
+    plan->id = id;
+    plan->tag = tag;
+    if (hvdl_table_insert(&e->plans.by_id, &plan->by_id, id))
+        return HVDL_ENOMEM;
+    plan->ready = true;
+    if (e->placement.is_leader && e->config.num_hosts > 1)
+        hvdl_control_plan_made(e, plan);
     return HVDL_OK;
 }
 
-void hvdl_plan_drop_owner(hvdl_engine *e, hvdl_plan *plan)
+void hvdl_plan_made(hvdl_engine *e, hvdl_plan *plan, const char *error)
 {
-    pthread_mutex_lock(&e->queue_lock);
-    if (!keep_dead_owner_locked(e, plan->posting.owner))
-        plan->posting.owner = NULL;
-    pthread_mutex_unlock(&e->queue_lock);
+    hvdl_operation *waiting = plan->waiting;
+    plan->waiting = NULL;
+    e->plans.num_waiting_runs -= waiting != NULL;
+    if (error)
+        plan->error = strdup(error);
+    hvdl_queue_plan_made(e, plan);
+    if (waiting && error)
+        hvdl_finish(e, waiting, error);
+    else if (waiting)
+        hvdl_announce_run(e, waiting);
+    hvdl_join_post_held(e);
+    hvdl_queue_release(e, plan);
+}
+
+/* A run has ended here, or a local rank has freed it: is it of any more use? */
+static void settle_plan(hvdl_engine *e, hvdl_plan *plan)
+{
+    if (plan->num_released < e->placement.local_size || plan->num_active || plan->given_back)
+        return;
+    plan->given_back = true;
+    if (e->config.num_hosts == 1) {
+        hvdl_plan_remove(e, plan);
+        return;
+    }
+    /* The others may still call this host to runs, if it has joined: FREE says when it can go. */
+    hvdl_queue_drop_owner(e, plan);
+    if (e->placement.is_leader)
+        hvdl_control_tag_done(e, plan->tag);
+}
+
+void hvdl_plan_run_ended(hvdl_engine *e, hvdl_plan *plan)
+{
+    plan->num_active--;
+    if (e->failure.broken)
+        return; /* it goes when the engine does */
+    if (e->placement.is_leader && e->config.num_hosts > 1)
+        hvdl_next_zero_run(e, plan);
+    settle_plan(e, plan);
+}
+
+void hvdl_plan_released(hvdl_engine *e, hvdl_plan *plan)
+{
+    plan->num_released++;
+    settle_plan(e, plan);
+}
+
+/* ---- their end ---- */
+
+void hvdl_plan_remove(hvdl_engine *e, hvdl_plan *plan)
+{
+    hvdl_table_remove(&e->plans.by_id, &plan->by_id);
+    hvdl_plan_free(e, plan);
 }
 
 void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
 {
-    hvdl_plan_drop_owner(e, plan);
+    hvdl_queue_drop_owner(e, plan);
     free(plan->name);
     free(plan->error);
     free(plan);
@@ -99,17 +180,10 @@ void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
 
 void hvdl_plans_end(hvdl_engine *e)
 {
-    pthread_mutex_lock(&e->queue_lock);
-    hvdl_plan *released = e->released_plans, *next;
-    e->released_plans = NULL;
-    e->undriven = true;
-    for (size_t i = 0; i < e->plans.num_slots && !e->pinned; i++)
-        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
-            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
-            if (!keep_dead_owner_locked(e, plan->posting.owner))
-                plan->posting.owner = NULL;
-        }
-    pthread_mutex_unlock(&e->queue_lock);
+    hvdl_plan *released = hvdl_queue_end_driving(e), *next;
+    for (size_t i = 0; i < e->plans.by_id.num_slots && !e->pieces.pinned; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next)
+            hvdl_queue_drop_owner(e, HVDL_CONTAINER(node, hvdl_plan, by_id));
     for (; released; released = next) {
         next = released->next;
         if (!released->ready)
@@ -117,38 +191,17 @@ void hvdl_plans_end(hvdl_engine *e)
     }
 }
 
-void hvdl_plan_release(hvdl_engine *e, hvdl_plan *plan)
+void hvdl_plans_free(hvdl_engine *e)
 {
-    if (e->config.num_ranks == 1) {
-        hvdl_plan_free(e, plan);
-        return;
-    }
-    pthread_mutex_lock(&e->queue_lock);
-    plan->released = true;
-    bool is_last = e->undriven && !plan->ready; /* it is in no table */
-    bool now = plan->made && !plan->run && !plan->announced && !e->undriven;
-    if (now) {
-        plan->announced = true;
-        plan->next = e->released_plans;
-        e->released_plans = plan;
-        atomic_store(&e->queued, true);
-    }
-    pthread_mutex_unlock(&e->queue_lock);
-    if (is_last)
-        hvdl_plan_free(e, plan);
-    if (now)
-        hvdl_wake_thread(e);
-}
-
-/* The driver: a plan was released while its making or a run was under way, which has now ended. */
-void hvdl_plan_note_release(hvdl_engine *e, hvdl_plan *plan)
-{
-    pthread_mutex_lock(&e->queue_lock);
-    if (plan->released && plan->made && !plan->run && !plan->announced) {
-        plan->announced = true;
-        plan->next = e->released_plans;
-        e->released_plans = plan;
-        atomic_store(&e->queued, true);
-    }
-    pthread_mutex_unlock(&e->queue_lock);
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i], *next; node; node = next) {
+            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            next = node->next;
+            if (plan->collecting)
+                hvdl_meeting_free(plan->collecting);
+            free(plan->name);
+            free(plan->error);
+            free(plan);
+        }
+    free(e->plans.by_id.slots);
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/state.h"
+#include "base/sizes.h"
 
 const char *hvdl_state_name(int state)
 {
@@ -15,32 +16,28 @@ const char *hvdl_state_name(int state)
 static uint64_t tensor_bytes(const hvdl_operation *op)
 {
     const hvdl_desc *desc = &op->desc;
-    switch (desc->kind) {
-    case HVDL_BARRIER:
-    case HVDL_JOIN:
-    case HVDL_PLAN: return 0;
-    case HVDL_ALLGATHER:
-    case HVDL_ALLTOALL: return (uint64_t)op->rows * hvdl_desc_bytes(desc);
-    default: return hvdl_desc_bytes(desc);
-    }
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
+    if (!hvdl_moves_data(facts))
+        return 0;
+    return hvdl_desc_bytes(desc) * (facts->rows == HVDL_ROWS_SAME ? 1 : (uint64_t)op->rows);
 }
 
-void hvdl_record(hvdl_engine *e, const hvdl_operation *op, hvdl_state state, uint64_t time_ns)
+void hvdl_record_event(hvdl_recording *recording, const hvdl_operation *op, int state,
+                       uint64_t time_ns)
 {
-    /* Relaxed: the ring itself is under the lock. */
-    if (op->internal || !atomic_load_explicit(&e->recording, memory_order_relaxed))
+    if (op->internal)
         return;
-    pthread_mutex_lock(&e->events_lock);
-    if (e->event_capacity) {
-        hvdl_event *event = &e->events[e->num_events++ % e->event_capacity];
+    pthread_mutex_lock(&recording->lock);
+    if (recording->capacity) {
+        hvdl_event *event = &recording->events[recording->num_events++ % recording->capacity];
         event->time_ns = time_ns ? time_ns : hvdl_now_ns();
         event->operation = op->number;
         event->bytes = tensor_bytes(op);
         event->kind = op->desc.kind;
-        event->state = (int32_t)state;
+        event->state = state;
         hvdl_copy_name(event->name, sizeof event->name, op->name);
     }
-    pthread_mutex_unlock(&e->events_lock);
+    pthread_mutex_unlock(&recording->lock);
 }
 
 hvdl_err hvdl_engine_record(hvdl_engine *e, size_t capacity)
@@ -48,36 +45,38 @@ hvdl_err hvdl_engine_record(hvdl_engine *e, size_t capacity)
     hvdl_event *ring = NULL;
     if (capacity && !(ring = hvdl_new_array(capacity, sizeof *ring)))
         return HVDL_ENOMEM;
-    pthread_mutex_lock(&e->events_lock);
-    hvdl_event *former = e->events;
-    e->events = ring;
-    e->event_capacity = capacity;
-    e->num_events = 0;
-    atomic_store_explicit(&e->recording, capacity > 0, memory_order_relaxed);
-    pthread_mutex_unlock(&e->events_lock);
+    pthread_mutex_lock(&e->recording.lock);
+    hvdl_event *former = e->recording.events;
+    e->recording.events = ring;
+    e->recording.capacity = capacity;
+    e->recording.num_events = 0;
+    atomic_store_explicit(&e->recording.on, capacity > 0, memory_order_relaxed);
+    pthread_mutex_unlock(&e->recording.lock);
     free(former);
     return HVDL_OK;
 }
 
 static size_t num_kept(const hvdl_engine *e)
 {
-    return e->num_events < e->event_capacity ? (size_t)e->num_events : e->event_capacity;
+    return e->recording.num_events < e->recording.capacity ? (size_t)e->recording.num_events
+                                                           : e->recording.capacity;
 }
 
 hvdl_err hvdl_engine_events(hvdl_engine *e, hvdl_events *to)
 {
     hvdl_err err = HVDL_OK;
-    pthread_mutex_lock(&e->events_lock);
+    pthread_mutex_lock(&e->recording.lock);
     size_t count = num_kept(e);
     hvdl_event *ring = hvdl_new_array(count, sizeof *ring);
     if (ring) {
         for (size_t i = 0; i < count; i++)
-            ring[i] = e->events[(e->num_events - count + i) % e->event_capacity];
+            ring[i] =
+                e->recording.events[(e->recording.num_events - count + i) % e->recording.capacity];
         *to = (hvdl_events){.ring = ring, .capacity = count, .count = count};
     } else {
         err = HVDL_ENOMEM;
     }
-    pthread_mutex_unlock(&e->events_lock);
+    pthread_mutex_unlock(&e->recording.lock);
     return err;
 }
 
@@ -85,24 +84,30 @@ hvdl_err hvdl_engine_drain_events(hvdl_engine *e, hvdl_events *to)
 {
     hvdl_err err = HVDL_OK;
     hvdl_events taken = {0};
-    pthread_mutex_lock(&e->events_lock);
-    if (e->num_events) {
-        /* Exchanged and not copied: who posts meanwhile waits for a malloc only. */
-        hvdl_event *ring = hvdl_new_array(e->event_capacity, sizeof *ring);
+    pthread_mutex_lock(&e->recording.lock);
+    if (e->recording.num_events) {
+        /* Exchanged and not copied: a caller that posts meanwhile waits only for a malloc. */
+        hvdl_event *ring = hvdl_new_array(e->recording.capacity, sizeof *ring);
         if (ring) {
-            taken.ring = e->events;
-            taken.capacity = e->event_capacity;
+            taken.ring = e->recording.events;
+            taken.capacity = e->recording.capacity;
             taken.count = num_kept(e);
-            taken.lost = e->num_events - taken.count;
+            taken.lost = e->recording.num_events - taken.count;
             taken.first = (size_t)(taken.lost % taken.capacity);
-            e->events = ring;
-            e->num_events = 0;
+            e->recording.events = ring;
+            e->recording.num_events = 0;
         } else {
             err = HVDL_ENOMEM;
         }
     }
-    pthread_mutex_unlock(&e->events_lock);
+    pthread_mutex_unlock(&e->recording.lock);
     if (!err)
         *to = taken;
     return err;
+}
+
+void hvdl_recording_free(hvdl_recording *recording)
+{
+    free(recording->events);
+    pthread_mutex_destroy(&recording->lock);
 }

@@ -1,14 +1,16 @@
-/* The journal: the state machine that every rank of the host runs over it alike, so that all come to
+/* The journal: every rank of the host runs this state machine over the same entries, so all of them take
  * the same decisions. Called by the driver. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/state.h"
+#include "engine/control.h"
+#include "engine/leaving.h"
+#include "engine/tiny.h"
 
 hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *e, hvdl_key key)
 {
-    hvdl_node *node = hvdl_table_first(&e->meetings, key.lo);
+    hvdl_node *node = hvdl_table_first(&e->meetings.by_key, key.lo);
     for (; node; node = hvdl_table_next(node->next, key.lo)) {
         hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_key);
         if (hvdl_key_equal(meeting->key, key))
@@ -19,19 +21,31 @@ hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *e, hvdl_key key)
 
 hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *e, uint64_t id)
 {
-    hvdl_node *node = hvdl_table_first(&e->meetings_by_id, id);
+    hvdl_node *node = hvdl_table_first(&e->meetings.by_id, id);
     return node ? HVDL_CONTAINER(node, hvdl_meeting, by_id) : NULL;
 }
 
-static hvdl_plan *plan_by_id(hvdl_engine *e, uint64_t id)
+void hvdl_meeting_free(hvdl_meeting *meeting)
 {
-    hvdl_node *node = hvdl_table_first(&e->plans, id);
-    return node ? HVDL_CONTAINER(node, hvdl_plan, by_id) : NULL;
+    free(meeting->payloads);
+    free(meeting->rows);
+    free(meeting);
+}
+
+void hvdl_meetings_free(hvdl_engine *e)
+{
+    for (size_t i = 0; i < e->meetings.by_key.num_slots; i++)
+        for (hvdl_node *node = e->meetings.by_key.slots[i], *next; node; node = next) {
+            next = node->next;
+            hvdl_meeting_free(HVDL_CONTAINER(node, hvdl_meeting, by_key));
+        }
+    free(e->meetings.by_key.slots);
+    free(e->meetings.by_id.slots);
 }
 
 static hvdl_meeting *new_meeting(const hvdl_engine *e, uint64_t id)
 {
-    size_t ranks = (size_t)e->local_size;
+    size_t ranks = (size_t)e->placement.local_size;
     hvdl_meeting *meeting = calloc(1, sizeof *meeting + ranks * sizeof *meeting->posted_by);
     if (meeting) {
         meeting->id = id;
@@ -55,17 +69,9 @@ static void fail_with_name(hvdl_engine *e, hvdl_operation *op, const char *text)
 
 static void make_plan(hvdl_engine *e, hvdl_operation *op, uint64_t id, int tag)
 {
-    hvdl_plan *plan = op->plan;
-    plan->id = id;
-    plan->tag = tag;
-    if (hvdl_table_insert(&e->plans, &plan->by_id, id)) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
-        return;
-    }
-    plan->ready = true;
-    if (e->is_leader && e->config.num_hosts > 1)
-        hvdl_control_plan_made(e, plan);
-    if (!e->broken)
+    if (hvdl_plan_add(e, op->plan, id, tag))
+        hvdl_out_of_memory(e);
+    else
         hvdl_finish(e, op, NULL);
 }
 
@@ -82,7 +88,7 @@ static hvdl_operation *take_part_with_zeros(hvdl_engine *e, hvdl_meeting *meetin
         meeting->plan ? &meeting->plan->posting.desc : &meeting->variants.variants[0].desc;
     hvdl_operation *op = hvdl_zero_operation(e, meeting->key, desc);
     if (!op) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return NULL;
     }
     op->plan = meeting->plan;
@@ -111,7 +117,7 @@ static void count_run(hvdl_engine *e, hvdl_plan *plan, hvdl_operation *op)
     if (!plan->posting.desc.count)
         return; /* it ends at once, also where others have joined */
     plan->num_runs++;
-    if (e->is_leader && e->config.num_hosts > 1)
+    if (e->placement.is_leader && e->config.num_hosts > 1)
         hvdl_control_run(e, plan);
 }
 
@@ -122,31 +128,29 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
     if (meeting->plan)
         meeting->plan->collecting = NULL;
     else
-        hvdl_table_remove(&e->meetings, &meeting->by_key);
+        hvdl_table_remove(&e->meetings.by_key, &meeting->by_key);
     meeting->collecting = false;
-    meeting->epoch = e->epoch;
-    if (!op && e->joined[e->local] && !e->gone) {
+    meeting->epoch = e->join.epoch;
+    if (!op && e->join.joined[e->placement.local] && !*e->failure.text) {
         if (can_take_part(meeting))
             op = take_part_with_zeros(e, meeting);
-        else if (e->is_leader && e->config.num_hosts > 1)
+        else if (e->placement.is_leader && e->config.num_hosts > 1)
             hvdl_control_posted(e, meeting); /* it will fail, and this rank has no part in it */
     }
     if (!op) { /* it has failed here already, or has no part in it */
         hvdl_meeting_free(meeting);
         return;
     }
-    if (hvdl_table_insert(&e->meetings_by_id, &meeting->by_id, meeting->id)) {
+    if (hvdl_table_insert(&e->meetings.by_id, &meeting->by_id, meeting->id)) {
         op->meeting = NULL;
         hvdl_meeting_free(meeting);
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     if (meeting->plan)
         count_run(e, meeting->plan, op);
-    if (e->broken)
-        return; /* the operation and its meeting are gone */
     if (e->config.num_hosts > 1 && !meeting->plan) {
-        if (e->is_leader)
+        if (e->placement.is_leader)
             hvdl_control_posted(e, meeting);
         else
             meeting->coordinator = hvdl_coordinator_of(e, meeting->key);
@@ -154,14 +158,14 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
     }
     if (meeting->variants.count > 1) {
         char text[HVDL_TEXT_BYTES];
-        hvdl_variants_describe(&meeting->variants, op->name, &e->naming, text);
+        hvdl_variants_describe(&meeting->variants, op->name, &e->placement.naming, text);
         hvdl_finish(e, op, text);
         return;
     }
     if (fails_by_join(e, meeting))
         return;
     hvdl_set_state(e, op, HVDL_MATCHED);
-    if (op->desc.kind == HVDL_PLAN)
+    if (hvdl_makes_plan(op))
         make_plan(e, op, meeting->id, 0);
     else if (hvdl_is_tiny(e, &op->desc, meeting->plan != NULL))
         hvdl_complete_tiny(e, meeting);
@@ -182,8 +186,8 @@ static void meeting_joined(hvdl_engine *e, hvdl_meeting *meeting, hvdl_operation
     if (own) {
         meeting->operation = own;
         own->meeting = meeting;
-        if (hvdl_is_doomed(e, own))
-            hvdl_finish(e, own, e->gone);
+        if (hvdl_refuses(e, own->internal))
+            hvdl_finish(e, own, e->failure.text);
     }
     if (hvdl_meeting_complete(e, meeting))
         meeting_full(e, meeting);
@@ -197,25 +201,20 @@ static void read_post(hvdl_engine *e, const hvdl_entry *entry)
     hvdl_meeting *meeting = hvdl_meeting_by_key(e, body.key);
     if (!meeting) {
         meeting = new_meeting(e, entry->position);
-        if (!meeting || hvdl_table_insert(&e->meetings, &meeting->by_key, body.key.lo)) {
+        if (!meeting || hvdl_table_insert(&e->meetings.by_key, &meeting->by_key, body.key.lo)) {
             free(meeting);
-            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+            hvdl_out_of_memory(e);
             return;
         }
         meeting->key = body.key;
     }
-    hvdl_operation *own = NULL;
-    if (entry->from == e->local && e->announced) {
-        own = e->announced;
-        e->announced = own->next;
-        own->next = NULL;
-    }
+    hvdl_operation *own = entry->from == e->placement.local ? hvdl_next_announced(e) : NULL;
     hvdl_variants_add(&meeting->variants, &body.desc, hvdl_rank_of_local(e, entry->from));
     meeting->internal = entry->arg;
     count_posted(meeting, entry->from);
     if (hvdl_keep_payload(e, meeting, entry, own, &body.desc, payload,
                           entry->body_bytes - sizeof body)) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     meeting_joined(e, meeting, own);
@@ -223,24 +222,24 @@ static void read_post(hvdl_engine *e, const hvdl_entry *entry)
 
 static void read_run(hvdl_engine *e, const hvdl_entry *entry)
 {
-    hvdl_plan *plan = plan_by_id(e, entry->id);
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, entry->id);
     if (!plan)
         return;
     if (!plan->collecting) {
         plan->collecting = new_meeting(e, entry->position);
         if (!plan->collecting) {
-            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+            hvdl_out_of_memory(e);
             return;
         }
         plan->collecting->plan = plan;
         plan->collecting->key = plan->key;
         plan->collecting->variants.count = 1;
     }
-    hvdl_operation *own = entry->from == e->local ? plan->run : NULL;
+    hvdl_operation *own = entry->from == e->placement.local ? plan->run : NULL;
     count_posted(plan->collecting, entry->from);
     if (hvdl_keep_payload(e, plan->collecting, entry, own, &plan->posting.desc,
                           hvdl_entry_body(entry), entry->body_bytes)) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
     meeting_joined(e, plan->collecting, own);
@@ -250,7 +249,7 @@ static void read_start(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *ent
 {
     op->meeting->coordinator = -1; /* it has answered */
     hvdl_set_state(e, op, HVDL_MATCHED);
-    if (op->desc.kind == HVDL_PLAN)
+    if (hvdl_makes_plan(op))
         make_plan(e, op, entry->id, (int)entry->arg);
     else
         hvdl_begin(e, op, (int)entry->arg, hvdl_entry_body(entry));
@@ -264,7 +263,7 @@ static void read_result(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *en
     hvdl_set_state(e, op, HVDL_RUNNING);
     if (desc->place == HVDL_ORDERED) {
         if (hvdl_say_number(op, (int64_t)entry->arg)) {
-            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+            hvdl_out_of_memory(e);
             return;
         }
     } else if (entry->body_bytes) {
@@ -278,36 +277,18 @@ static void read_result(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *en
 
 static void read_release(hvdl_engine *e, uint64_t id)
 {
-    hvdl_plan *plan = plan_by_id(e, id);
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, id);
     if (!plan)
         return;
-    plan->num_released++;
-    hvdl_plan_settle(e, plan);
+    hvdl_plan_released(e, plan);
 }
 
 static void read_free(hvdl_engine *e, uint64_t id)
 {
-    hvdl_plan *plan = plan_by_id(e, id);
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, id);
     if (!plan)
         return;
-    hvdl_table_remove(&e->plans, &plan->by_id);
-    hvdl_plan_free(e, plan);
-}
-
-void hvdl_plan_settle(hvdl_engine *e, hvdl_plan *plan)
-{
-    if (plan->num_released < e->local_size || plan->num_active || plan->given_back || e->broken)
-        return;
-    plan->given_back = true;
-    if (e->config.num_hosts == 1) {
-        hvdl_table_remove(&e->plans, &plan->by_id);
-        hvdl_plan_free(e, plan);
-        return;
-    }
-    /* The others may still call this host to runs, if it has joined: FREE says when it can go. */
-    hvdl_plan_drop_owner(e, plan);
-    if (e->is_leader)
-        hvdl_control_tag_done(e, plan->tag);
+    hvdl_plan_remove(e, plan);
 }
 
 /* The others' operation: all ranks of this host have joined. */
@@ -319,13 +300,14 @@ static void begin_with_zeros(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_d
     if (desc->op != HVDL_ADASUM)
         zeros.prescale = 1.0;
     hvdl_operation *op = meeting ? hvdl_zero_operation(e, meeting->key, &zeros) : NULL;
-    if (!op || hvdl_table_insert(&e->meetings_by_id, &meeting->by_id, meeting->id)) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+    if (!op || hvdl_table_insert(&e->meetings.by_id, &meeting->by_id, meeting->id)) {
+        free(meeting);
+        hvdl_out_of_memory(e);
         return;
     }
     meeting->collecting = false;
     meeting->operation = op;
-    meeting->epoch = e->epoch;
+    meeting->epoch = e->join.epoch;
     op->meeting = meeting;
     op->plan = meeting->plan;
     if (op->plan) {
@@ -347,7 +329,7 @@ static void read_zero(hvdl_engine *e, const hvdl_entry *entry)
 
 static void read_zero_run(hvdl_engine *e, const hvdl_entry *entry)
 {
-    hvdl_plan *plan = plan_by_id(e, entry->id);
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, entry->id);
     if (!plan)
         return;
     hvdl_meeting *meeting = new_meeting(e, entry->position);
@@ -355,7 +337,7 @@ static void read_zero_run(hvdl_engine *e, const hvdl_entry *entry)
         meeting->key = plan->key;
         meeting->plan = plan;
     }
-    if (!e->is_leader) /* it has counted when it was told */
+    if (!e->placement.is_leader) /* it has counted when it was told */
         plan->num_runs++;
     plan->zero_run_announced = false;
     begin_with_zeros(e, meeting, &plan->posting.desc, plan->tag);
@@ -364,25 +346,25 @@ static void read_zero_run(hvdl_engine *e, const hvdl_entry *entry)
 void hvdl_complete_meetings(hvdl_engine *e)
 {
     /* What is complete first, then begun: beginning may change the tables. */
-    size_t room = e->meetings.count + e->plans.count, count = 0;
+    size_t room = e->meetings.by_key.count + e->plans.by_id.count, count = 0;
     hvdl_meeting **complete = malloc((room + 1) * sizeof *complete);
     if (!complete) {
-        hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        hvdl_out_of_memory(e);
         return;
     }
-    for (size_t i = 0; i < e->meetings.num_slots; i++)
-        for (hvdl_node *node = e->meetings.slots[i]; node; node = node->next) {
+    for (size_t i = 0; i < e->meetings.by_key.num_slots; i++)
+        for (hvdl_node *node = e->meetings.by_key.slots[i]; node; node = node->next) {
             hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_key);
             if (hvdl_meeting_complete(e, meeting))
                 complete[count++] = meeting;
         }
-    for (size_t i = 0; i < e->plans.num_slots; i++)
-        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
             hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_plan, by_id)->collecting;
             if (meeting && hvdl_meeting_complete(e, meeting))
                 complete[count++] = meeting;
         }
-    for (size_t i = 0; i < count && !e->broken; i++)
+    for (size_t i = 0; i < count; i++)
         meeting_full(e, complete[i]);
     free(complete);
 }
@@ -390,19 +372,19 @@ void hvdl_complete_meetings(hvdl_engine *e)
 static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
 {
     hvdl_operation *op = NULL;
-    if (e->broken)
-        return;
+    if (e->failure.broken)
+        return; /* what is left of it is in vain */
     switch (entry->type) {
     case HVDL_ENTRY_POST: read_post(e, entry); return;
     case HVDL_ENTRY_RUN: read_run(e, entry); return;
     case HVDL_ENTRY_FREE: read_free(e, entry->id); return;
     case HVDL_ENTRY_RELEASE: read_release(e, entry->id); return;
     case HVDL_ENTRY_JOIN: hvdl_read_join(e, entry->from); return;
-    case HVDL_ENTRY_JOINED: hvdl_read_all_joined(e, (int)entry->arg); return;
+    case HVDL_ENTRY_ALL_JOINED: hvdl_read_all_joined(e, (int)entry->arg); return;
     case HVDL_ENTRY_ZERO: read_zero(e, entry); return;
     case HVDL_ENTRY_ZERO_RUN: read_zero_run(e, entry); return;
     case HVDL_ENTRY_REPORTED: hvdl_read_reported(e, entry); return;
-    case HVDL_ENTRY_GIVE_UP: hvdl_break_all(e, hvdl_entry_body(entry)); return;
+    case HVDL_ENTRY_GIVE_UP: hvdl_break_on_all(e, hvdl_entry_body(entry)); return;
     case HVDL_ENTRY_LEAVE: hvdl_read_leave(e, (int)entry->id, entry->arg); return;
     default: break;
     }

@@ -1,10 +1,10 @@
-/* The words of the stall check: who has posted an operation, and what the others last did. */
+/* The texts of the stall check: which ranks have posted an operation, and what the others last did. */
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/stall.h"
+#include "engine/report.h"
 
 #define MAX_DETAILED 8     /* missing ranks of a host that are described one by one */
 #define LONGEST_DETAIL 200 /* bytes of such a description */
@@ -50,7 +50,7 @@ hvdl_shm_last hvdl_activity_of(const hvdl_operation *op, hvdl_activity activity)
 void hvdl_note_activity(hvdl_engine *e, hvdl_shm_last last)
 {
     last.time_ns = hvdl_now_ns();
-    hvdl_shm_rank *self = &e->shm.control->ranks[e->local];
+    hvdl_shm_rank *self = &e->shm.control->ranks[e->placement.local];
     uint32_t sequence = atomic_load_explicit(&self->last_sequence, memory_order_relaxed);
     /* Odd while it is written; a reader that sees a change reads again. */
     atomic_store_explicit(&self->last_sequence, sequence + 1, memory_order_relaxed);
@@ -92,39 +92,23 @@ static void put_last(hvdl_writer *to, const hvdl_shm_last *last)
              hvdl_kind_name(last->kind), name, seconds);
 }
 
-/* ---- who has posted ---- */
-
-static bool is_run(const hvdl_operation *op)
-{
-    return op->plan && op->desc.kind != HVDL_PLAN;
-}
+/* ---- which ranks have posted ---- */
 
 uint64_t hvdl_run_of(const hvdl_operation *op)
 {
-    if (!is_run(op))
+    if (!hvdl_is_run(op))
         return 0;
     return op->plan->num_runs - (op->meeting && !op->meeting->collecting);
 }
 
-static hvdl_plan *plan_by_key(hvdl_engine *e, hvdl_key key)
-{
-    for (size_t i = 0; i < e->plans.num_slots; i++)
-        for (hvdl_node *node = e->plans.slots[i]; node; node = node->next) {
-            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
-            if (hvdl_key_equal(plan->key, key))
-                return plan;
-        }
-    return NULL;
-}
-
 hvdl_meeting *hvdl_meeting_of(hvdl_engine *e, hvdl_key key, uint64_t run)
 {
-    hvdl_plan *plan = plan_by_key(e, key);
+    hvdl_plan *plan = hvdl_plan_by_key(e, key);
     hvdl_meeting *meeting = plan ? plan->collecting : hvdl_meeting_by_key(e, key);
     if (plan ? run == plan->num_runs : meeting != NULL)
         return meeting;
-    for (size_t i = 0; i < e->meetings_by_id.num_slots; i++)
-        for (hvdl_node *node = e->meetings_by_id.slots[i]; node; node = node->next) {
+    for (size_t i = 0; i < e->meetings.by_id.num_slots; i++)
+        for (hvdl_node *node = e->meetings.by_id.slots[i]; node; node = node->next) {
             meeting = HVDL_CONTAINER(node, hvdl_meeting, by_id);
             if (hvdl_key_equal(meeting->key, key))
                 return meeting;
@@ -156,28 +140,28 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
     hvdl_writer posted = {answer->posted, sizeof answer->posted, 0};
     hvdl_writer missing = {answer->missing, sizeof answer->missing, 0};
     const hvdl_meeting *meeting = hvdl_meeting_of(e, what->key, what->run);
-    const hvdl_plan *plan = plan_by_key(e, what->key);
+    const hvdl_plan *plan = hvdl_plan_by_key(e, what->key);
     bool is_over = !meeting && plan && what->run < plan->num_runs;
     int num_detailed = 0, num_more = 0, first = -1, last = -1;
     *posted.text = *missing.text = '\0';
     if (meeting && hvdl_is_agreed(e, meeting))
         return;
-    for (int r = 0; r < e->local_size; r++) {
+    for (int r = 0; r < e->placement.local_size; r++) {
         int rank = hvdl_rank_of_local(e, r), number = hvdl_world_rank(e, rank);
-        if (meeting ? meeting->posted_by[r] : is_over && !e->joined[r]) {
+        if (meeting ? meeting->posted_by[r] : is_over && !e->join.joined[r]) {
             if (first >= 0 && number > last + 1) {
                 put_ranks(&posted, first, last);
                 first = -1;
             }
             first = first < 0 ? number : first;
             last = number;
-        } else if (e->joined[r]) {
+        } else if (e->join.joined[r]) {
             continue; /* it takes part all the same */
         } else if (num_detailed == MAX_DETAILED || missing.used + LONGEST_DETAIL > missing.room) {
             num_more++;
         } else {
             hvdl_put(&missing, "%srank %d on %s (which ", num_detailed++ ? ", " : "", number,
-                     e->name_of[rank]);
+                     e->placement.name_of[rank]);
             put_last(&missing, &lasts[r]);
             hvdl_put(&missing, ")");
         }
@@ -185,7 +169,7 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
     if (first >= 0)
         put_ranks(&posted, first, last);
     if (num_more)
-        hvdl_put(&missing, " and %d more on %s", num_more, e->config.host_names[e->host]);
+        hvdl_put(&missing, " and %d more on %s", num_more, e->config.host_names[e->placement.host]);
 }
 
 void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,

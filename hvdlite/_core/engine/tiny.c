@@ -4,11 +4,13 @@
 #include <string.h>
 
 #include "engine/state.h"
+#include "engine/tiny.h"
+#include "base/sizes.h"
 
 const char *hvdl_payload_of(const hvdl_engine *e, const hvdl_meeting *meeting, int local,
                             size_t bytes)
 {
-    if (local == e->local)
+    if (local == e->placement.local)
         return meeting->operation->input;
     if (meeting->last_payload && local == meeting->last_from)
         return meeting->last_payload;
@@ -19,16 +21,16 @@ hvdl_err hvdl_keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_ent
                            const hvdl_operation *own, const hvdl_desc *desc, const void *payload,
                            size_t bytes)
 {
-    bool splits = hvdl_sends_splits(desc), gathers = desc->kind == HVDL_ALLGATHER;
+    bool splits = hvdl_sends_splits(desc), own_rows = hvdl_facts_of(desc)->rows == HVDL_ROWS_OWN;
     size_t row = splits ? (size_t)e->config.num_ranks : 1;
     if (meeting->variants.count > 1)
         return HVDL_OK; /* it fails */
-    if ((splits || gathers) && !meeting->rows) {
-        meeting->rows = calloc((size_t)e->local_size * row, sizeof *meeting->rows);
+    if ((splits || own_rows) && !meeting->rows) {
+        meeting->rows = calloc((size_t)e->placement.local_size * row, sizeof *meeting->rows);
         if (!meeting->rows)
             return HVDL_ENOMEM;
     }
-    if (gathers)
+    if (own_rows)
         meeting->rows[entry->from] = entry->rows;
     if (splits)
         memcpy(meeting->rows + entry->from * row, payload, row * sizeof *meeting->rows);
@@ -42,7 +44,7 @@ hvdl_err hvdl_keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_ent
     if (own)
         return HVDL_OK; /* its input is read where it is */
     if (!meeting->payloads) {
-        meeting->payloads = hvdl_new_array((size_t)e->local_size, bytes);
+        meeting->payloads = hvdl_new_array((size_t)e->placement.local_size, bytes);
         if (!meeting->payloads)
             return HVDL_ENOMEM;
     }
@@ -52,7 +54,7 @@ hvdl_err hvdl_keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_ent
 
 hvdl_range hvdl_tiny_part(const hvdl_engine *e, const hvdl_desc *desc)
 {
-    if (desc->kind == HVDL_REDUCESCATTER)
+    if (hvdl_facts_of(desc)->result == HVDL_RESULT_SHARE)
         return hvdl_own_elems(e, desc);
     return (hvdl_range){0, (size_t)desc->count};
 }
@@ -65,21 +67,21 @@ void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
     hvdl_set_state(e, op, HVDL_RUNNING);
     if (desc->place == HVDL_ORDERED) {
         bool joined = hvdl_meeting_absent(e, meeting) >= 0;
-        if (hvdl_say_number(op, joined ? HVDL_NO_TURN : (int64_t)e->next_turn++)) {
-            hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+        if (hvdl_say_number(op, joined ? HVDL_NO_TURN : (int64_t)hvdl_queue_turn(e))) {
+            hvdl_out_of_memory(e);
             return;
         }
     }
-    if (desc->kind == HVDL_BROADCAST && bytes) {
-        const char *from = hvdl_payload_of(e, meeting, e->local_of[desc->root], bytes);
+    if (bytes && hvdl_facts_of(desc)->has_root) {
+        const char *from = hvdl_payload_of(e, meeting, e->placement.local_of[desc->root], bytes);
         if (op->output != from)
             memcpy(op->output, from, bytes);
     } else if (bytes) {
         const void *inputs[HVDL_MAX_LOCAL];
         hvdl_scale scale = hvdl_host_scale(e, desc);
         hvdl_range own = hvdl_tiny_part(e, desc);
-        int num_inputs = 0; /* who has joined and not posted is left out */
-        for (int r = 0; r < e->local_size; r++)
+        int num_inputs = 0; /* ranks that have joined and not posted are left out */
+        for (int r = 0; r < e->placement.local_size; r++)
             if (meeting->posted_by[r])
                 inputs[num_inputs++] = hvdl_payload_of(e, meeting, r, bytes) +
                                        own.begin * hvdl_dtype_bytes(desc->dtype);

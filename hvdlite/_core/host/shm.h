@@ -30,18 +30,18 @@
 typedef enum { HVDL_STAGE_IN = 0, HVDL_STAGE_REDUCED, HVDL_STAGE_OUT, HVDL_NUM_STAGES } hvdl_stage;
 
 typedef enum {
-    HVDL_ENTRY_PAD = 0,  /* skips to the start of the ring */
-    HVDL_ENTRY_POST,     /* a rank posts an operation: key, descriptor, payload */
-    HVDL_ENTRY_RUN,      /* a rank starts a plan */
-    HVDL_ENTRY_START,    /* the hosts agree on an operation: its tag, rows */
-    HVDL_ENTRY_RESULT,   /* the hosts' result of a tiny operation */
-    HVDL_ENTRY_FAIL,     /* the hosts disagree, or one can't take part: the text */
-    HVDL_ENTRY_NEXT,     /* the next piece of an operation may begin */
-    HVDL_ENTRY_READY,    /* a rail has done its exchange of a piece */
-    HVDL_ENTRY_FREE,     /* all hosts have freed a plan */
-    HVDL_ENTRY_RELEASE,  /* a rank has freed a plan */
-    HVDL_ENTRY_JOIN,     /* a rank has joined */
-    HVDL_ENTRY_JOINED,   /* all ranks have */
+    HVDL_ENTRY_PAD = 0,    /* skips to the start of the ring */
+    HVDL_ENTRY_POST,       /* a rank posts an operation: key, descriptor, payload */
+    HVDL_ENTRY_RUN,        /* a rank starts a plan */
+    HVDL_ENTRY_START,      /* the hosts agree on an operation: its tag, rows */
+    HVDL_ENTRY_RESULT,     /* the hosts' result of a tiny operation */
+    HVDL_ENTRY_FAIL,       /* the hosts disagree, or one can't take part: the text */
+    HVDL_ENTRY_NEXT,       /* the next piece of an operation may begin */
+    HVDL_ENTRY_READY,      /* a rail has done its exchange of a piece */
+    HVDL_ENTRY_FREE,       /* all hosts have freed a plan */
+    HVDL_ENTRY_RELEASE,    /* a rank has freed a plan */
+    HVDL_ENTRY_JOIN,       /* a rank has joined */
+    HVDL_ENTRY_ALL_JOINED, /* all ranks have */
     HVDL_ENTRY_ZERO,     /* all ranks of this host have: they take part in an operation of others */
     HVDL_ENTRY_ZERO_RUN, /* and in a run of a plan */
     HVDL_ENTRY_REPORTED, /* an operation is late */
@@ -53,9 +53,10 @@ typedef enum {
 typedef struct {
     uint16_t type, from; /* hvdl_entry_type; local index of the rank that appended it */
     uint32_t body_bytes;
-    uint64_t id;  /* operation or plan: position of the entry that introduced it, here and below */
-    uint64_t arg; /* START, ZERO: tag; NEXT, READY: piece; JOINED: the last rank; POST: internal */
-    int64_t rows; /* POST of an allgather: first dimension */
+    uint64_t id; /* operation or plan: position of the entry that introduced it, here and below */
+    uint64_t
+        arg; /* START, ZERO: tag; NEXT, READY: piece; ALL_JOINED: the last rank; POST: internal */
+    int64_t rows;      /* POST of an allgather: first dimension */
     uint64_t position; /* set by the journal */
 } hvdl_entry;
 

@@ -175,9 +175,47 @@ static PyMethodDef module_methods[] = {
      NULL},
     {"force_past_cache", force_past_cache, METH_O, NULL},
     {"dtype_of", hvdl_py_dtype_of, METH_O, NULL},
+    {"posting", (PyCFunction)(void (*)(void))hvdl_py_posting, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"use_tensors", hvdl_py_use_tensors, METH_VARARGS, NULL},
     {0},
 };
+
+/* The kinds that callers can post, by number: KINDS, a Kind for each; and their numbers, ALLREDUCE ... */
+static int add_kinds(PyObject *module)
+{
+    static PyStructSequence_Field fields[] = {
+        {"name", NULL},     {"gathers", NULL},           {"shares", NULL}, {"reduces", NULL},
+        {"has_root", NULL}, {"joined_takes_part", NULL}, {NULL, NULL}};
+    static PyStructSequence_Desc desc = {"hvdlite._core.Kind",
+                                         "What is true of all operations of a "
+                                         "kind.",
+                                         fields, 6};
+    PyTypeObject *type = PyStructSequence_NewType(&desc);
+    PyObject *all = type ? PyTuple_New(HVDL_PLAN) : NULL;
+    int failed = !all;
+    for (int number = 0; !failed && number < HVDL_PLAN; number++) {
+        const hvdl_kind_facts *facts = hvdl_facts_of_kind(number);
+        const bool truths[] = {facts->result == HVDL_RESULT_GATHERED,
+                               facts->result == HVDL_RESULT_SHARE, facts->reduces, facts->has_root,
+                               facts->joined_takes_part};
+        char constant[32] = {0};
+        for (size_t i = 0; facts->name[i] && i + 1 < sizeof constant; i++)
+            constant[i] = (char)(facts->name[i] - 'a' + 'A');
+        PyObject *kind = PyStructSequence_New(type), *name = PyUnicode_FromString(facts->name);
+        failed = !kind || !name || PyModule_AddIntConstant(module, constant, number);
+        if (kind && name) {
+            PyStructSequence_SetItem(kind, 0, name);
+            for (Py_ssize_t i = 0; i < 5; i++)
+                PyStructSequence_SetItem(kind, i + 1, PyBool_FromLong(truths[i]));
+            PyTuple_SetItem(all, number, kind);
+        }
+    }
+    failed = failed || PyModule_AddObjectRef(module, "Kind", (PyObject *)type) ||
+             PyModule_AddObjectRef(module, "KINDS", all);
+    Py_XDECREF(all);
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}
 
 static int module_exec(PyObject *module)
 {
@@ -185,13 +223,6 @@ static int module_exec(PyObject *module)
         const char *name;
         int value;
     } constants[] = {
-        {"ALLREDUCE", HVDL_ALLREDUCE},
-        {"BROADCAST", HVDL_BROADCAST},
-        {"ALLGATHER", HVDL_ALLGATHER},
-        {"BARRIER", HVDL_BARRIER},
-        {"ALLTOALL", HVDL_ALLTOALL},
-        {"REDUCESCATTER", HVDL_REDUCESCATTER},
-        {"JOIN", HVDL_JOIN},
         {"AVERAGE", HVDL_AVERAGE},
         {"SUM", HVDL_SUM},
         {"MIN", HVDL_MIN},
@@ -221,19 +252,25 @@ static int module_exec(PyObject *module)
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value))
             return -1;
+    if (add_kinds(module) || hvdl_py_intern_fields(state))
+        return -1;
     PyObject *engine = PyType_FromModuleAndSpec(module, &hvdl_py_engine_spec, NULL);
     PyObject *operation = PyType_FromModuleAndSpec(module, &hvdl_py_operation_spec, NULL);
     PyObject *plan = PyType_FromModuleAndSpec(module, &hvdl_py_plan_spec, NULL);
+    PyObject *posting = PyType_FromModuleAndSpec(module, &hvdl_py_posting_spec, NULL);
     state->engine_type = (PyTypeObject *)engine;
     state->operation_type = (PyTypeObject *)operation;
     state->plan_type = (PyTypeObject *)plan;
+    state->posting_type = (PyTypeObject *)posting;
     state->is_neg = PyUnicode_InternFromString("is_neg");
     state->storage_offset = PyUnicode_InternFromString("storage_offset");
     state->untyped_storage = PyUnicode_InternFromString("untyped_storage");
     state->nbytes = PyUnicode_InternFromString("nbytes");
     if (!state->is_neg || !state->storage_offset || !state->untyped_storage || !state->nbytes ||
-        !engine || !operation || !plan || PyModule_AddObjectRef(module, "Operation", operation) ||
+        !engine || !operation || !plan || !posting ||
+        PyModule_AddObjectRef(module, "Operation", operation) ||
         PyModule_AddObjectRef(module, "Plan", plan) ||
+        PyModule_AddObjectRef(module, "Posting", posting) ||
         PyModule_AddObjectRef(module, "Engine", engine))
         return -1;
     static bool counting; /* once per process: handlers can't be taken back */
@@ -251,6 +288,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->engine_type);
     Py_VISIT(state->operation_type);
     Py_VISIT(state->plan_type);
+    Py_VISIT(state->posting_type);
     Py_VISIT(state->tensor_types);
     Py_VISIT(state->op_type);
     Py_VISIT(state->tensor_changed);
@@ -258,6 +296,10 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->storage_offset);
     Py_VISIT(state->untyped_storage);
     Py_VISIT(state->nbytes);
+    Py_VISIT(state->shape);
+    Py_VISIT(state->data_ptr);
+    for (int i = 0; i < HVDL_PY_NUM_FIELDS; i++)
+        Py_VISIT(state->field_names[i]);
     return 0;
 }
 
@@ -267,6 +309,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->engine_type);
     Py_CLEAR(state->operation_type);
     Py_CLEAR(state->plan_type);
+    Py_CLEAR(state->posting_type);
     Py_CLEAR(state->tensor_types);
     Py_CLEAR(state->op_type);
     Py_CLEAR(state->tensor_changed);
@@ -274,6 +317,10 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->storage_offset);
     Py_CLEAR(state->untyped_storage);
     Py_CLEAR(state->nbytes);
+    Py_CLEAR(state->shape);
+    Py_CLEAR(state->data_ptr);
+    for (int i = 0; i < HVDL_PY_NUM_FIELDS; i++)
+        Py_CLEAR(state->field_names[i]);
     return 0;
 }
 

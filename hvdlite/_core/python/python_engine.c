@@ -302,25 +302,25 @@ static void engine_dealloc(PyObject *object)
 
 /* ---- Engine: posting ---- */
 
-/* Posts what the arguments say. */
-static hvdl_operation *post_args(EngineObject *self, PyObject *const *args, Py_ssize_t num_args)
-{
-    hvdl_engine *engine = hvdl_py_engine(self);
-    hvdl_posting posting;
-    if (!engine || hvdl_py_posting(args, num_args, &posting))
-        return NULL;
-    int wake = num_args > POST_WAKE ? PyObject_IsTrue(args[POST_WAKE]) : 1;
-    if (wake < 0)
-        return NULL;
-    return hvdl_py_post(engine, &posting, args[POST_OWNER], wake);
-}
-
+/* post(posting, wake=True) */
 static PyObject *engine_post(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
 {
-    hvdl_operation *operation = post_args((EngineObject *)object, args, num_args);
+    EngineObject *self = (EngineObject *)object;
+    hvdl_engine *engine = hvdl_py_engine(self);
+    if (!engine)
+        return NULL;
+    if (num_args < 1 || num_args > 2) {
+        PyErr_Format(PyExc_TypeError, "post: 1 or 2 arguments expected, got %zd", num_args);
+        return NULL;
+    }
+    int wake = num_args > 1 ? PyObject_IsTrue(args[1]) : 1;
+    if (wake < 0)
+        return NULL;
+    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
+    hvdl_operation *operation = hvdl_py_post_object(state, engine, args[0], wake);
     if (!operation)
         return NULL;
-    return hvdl_py_operation((EngineObject *)object, NULL, args[POST_SHAPE], operation);
+    return hvdl_py_operation(self, NULL, ((PostingObject *)args[0])->shape, operation);
 }
 
 static PyObject *engine_plan(PyObject *object, PyObject *args)

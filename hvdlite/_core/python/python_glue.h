@@ -11,13 +11,17 @@
 #include "engine/engine.h"
 #include "python/python_dlpack.h"
 
+#define HVDL_PY_NUM_FIELDS 13 /* of a Posting */
+
 typedef struct {
-    PyTypeObject *engine_type, *operation_type, *plan_type;
+    PyTypeObject *engine_type, *operation_type, *plan_type, *posting_type;
     /* What use_tensors was given. */
     PyObject *tensor_types, *op_type, *tensor_changed;
     int (*describe_tensor)(void *tensor, dl_tensor *to); /* NULL: it was not called */
     /* The names of methods of tensors and storages. */
     PyObject *is_neg, *storage_offset, *untyped_storage, *nbytes;
+    /* What a posting asks of a tensor, and the names of its own fields. */
+    PyObject *shape, *data_ptr, *field_names[HVDL_PY_NUM_FIELDS];
 } hvdl_py_state;
 
 typedef struct {
@@ -38,10 +42,20 @@ typedef struct {
     hvdl_plan *plan;
 } PlanObject;
 
+/* What is to be done, and with which tensors. Never changed once it is made. */
+typedef struct {
+    PyObject_HEAD hvdl_posting
+        posting; /* its pointers, but for the name, are set when it is posted */
+    PyObject *name;
+    PyObject *source, *result, *splits; /* tensors, or NULL */
+    PyObject *shape;                    /* the source's, or NULL */
+} PostingObject;
+
 /* How often this process was forked off another one since the module was loaded. */
 extern long hvdl_py_num_forks;
 
-extern PyType_Spec hvdl_py_engine_spec, hvdl_py_operation_spec, hvdl_py_plan_spec;
+extern PyType_Spec hvdl_py_engine_spec, hvdl_py_operation_spec, hvdl_py_plan_spec,
+    hvdl_py_posting_spec;
 
 /* ---- python_posting.c ---- */
 
@@ -60,32 +74,18 @@ static inline bool hvdl_py_is_memory(const void *address)
 }
 /* A scale factor: 0.0 and -0.0, which are compared bytewise, as the same. */
 double hvdl_py_factor(double value);
-/* The arguments of Engine.post, from which `owner` and `wake` are left to the caller. */
-int hvdl_py_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *posting);
-
+/* Makes a Posting: `posting` of the module. */
+PyObject *hvdl_py_posting(PyObject *module, PyObject *const *args, Py_ssize_t num_args,
+                          PyObject *keywords);
+/* The names of its arguments, once. */
+int hvdl_py_intern_fields(hvdl_py_state *state);
+/* Posts a Posting, which the engine keeps with its tensors until the operation has ended. NULL: an
+ * exception. */
+hvdl_operation *hvdl_py_post_object(hvdl_py_state *state, hvdl_engine *engine, PyObject *posting,
+                                    bool wake);
 /* Posts it, with a reference to the owner for the engine. NULL: an exception. */
 hvdl_operation *hvdl_py_post(hvdl_engine *engine, hvdl_posting *posting, PyObject *owner,
                              bool wake);
-
-enum {
-    POST_KIND,
-    POST_NAME,
-    POST_UNNAMED,
-    POST_DTYPE,
-    POST_OP,
-    POST_ROOT,
-    POST_INPUT,
-    POST_OUTPUT,
-    POST_SHAPE,
-    POST_PRESCALE,
-    POST_POSTSCALE,
-    POST_OWNER,
-    POST_WAKE,
-    POST_PLACE,
-    POST_SPLITS,
-    POST_GROUP,
-    POST_MAX
-};
 
 /* ---- python_tensor.c ---- */
 

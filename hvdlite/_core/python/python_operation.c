@@ -194,9 +194,8 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
     if (!operation)
         return NULL;
     const hvdl_desc *desc = hvdl_operation_desc(operation);
-    if ((desc->kind != HVDL_ALLGATHER && desc->kind != HVDL_ALLTOALL) ||
-        desc->place ==
-            HVDL_ORDERED) { /* its rows are some other number, and it may have no shape */
+    /* Of an ordered one the rows are its turn, and it may have no shape. */
+    if (hvdl_facts_of(desc)->result != HVDL_RESULT_GATHERED || desc->place == HVDL_ORDERED) {
         PyErr_SetString(PyExc_RuntimeError, "only an allgather or alltoall has a result to take");
         return NULL;
     }
@@ -212,7 +211,7 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
     managed->shape[0] = num_rows;
     for (Py_ssize_t i = 1; i < ndim; i++)
         managed->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(self->shape, i));
-    managed->tensor.data = hvdl_operation_take_output(operation);
+    managed->tensor.data = hvdl_operation_move_output(operation);
     managed->tensor.device.device_type = DL_CPU;
     managed->tensor.ndim = (int32_t)ndim;
     managed->tensor.dtype.code = codes[desc->dtype];

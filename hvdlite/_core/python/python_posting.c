@@ -1,7 +1,10 @@
-/* From Python to the engine: errors, and the arguments of a posting. */
+/* From Python to the engine: errors, and Posting, which says what is to be done. */
+#include <stddef.h>
 #include <string.h>
 
 #include "python/python_glue.h"
+
+#include <structmember.h>
 
 /* ---- errors ---- */
 
@@ -88,10 +91,10 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
         return -1;
     }
     Py_ssize_t ndim = PyTuple_Size(shape);
-    bool gathers = desc->kind == HVDL_ALLGATHER || desc->kind == HVDL_ALLTOALL;
-    if ((gathers || desc->kind == HVDL_REDUCESCATTER) && !ndim) {
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
+    if (hvdl_works_on_rows(facts) && !ndim) {
         PyErr_Format(PyExc_ValueError, "%s takes no scalars: give it a first dimension",
-                     hvdl_kind_name(desc->kind));
+                     facts->name);
         return -1;
     }
     desc->ndim = (uint8_t)(ndim < 255 ? ndim : 255);
@@ -104,7 +107,7 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
                 PyErr_SetString(PyExc_ValueError, "a dimension is negative");
             return -1;
         }
-        bool is_rows = gathers && i == 0;
+        bool is_rows = facts->rows != HVDL_ROWS_SAME && i == 0;
         if (is_rows)
             posting->rows = dim;
         else
@@ -129,23 +132,23 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
 static int check_posting(const hvdl_posting *posting)
 {
     const hvdl_desc *desc = &posting->desc;
-    bool gathers = desc->kind == HVDL_ALLGATHER || desc->kind == HVDL_ALLTOALL;
-    bool needs_output = !gathers && desc->kind != HVDL_REDUCESCATTER; /* it may have no rows */
-    bool has_data = desc->kind < HVDL_JOIN && desc->count && desc->place != HVDL_ORDERED &&
-                    (!gathers || posting->rows);
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
+    bool needs_output = facts->result == HVDL_RESULT_WHOLE; /* a share may have no rows */
+    bool has_data = hvdl_moves_data(facts) && desc->count && desc->place != HVDL_ORDERED &&
+                    (facts->rows == HVDL_ROWS_SAME || posting->rows);
     if (has_data && (!hvdl_py_is_memory(posting->input) ||
                      (needs_output && !hvdl_py_is_memory(posting->output)))) {
-        PyErr_Format(PyExc_ValueError, "%s '%s': the tensor has no memory",
-                     hvdl_kind_name(desc->kind), posting->name);
+        PyErr_Format(PyExc_ValueError, "%s '%s': the tensor has no memory", facts->name,
+                     posting->name);
         return -1;
     }
     if (hvdl_sends_splits(desc) && !posting->splits) {
-        PyErr_Format(PyExc_ValueError, "alltoall '%s': splits are missing", posting->name);
+        PyErr_Format(PyExc_ValueError, "%s '%s': splits are missing", facts->name, posting->name);
         return -1;
     }
     if (desc->dtype == HVDL_BOOL && (desc->prescale != 1.0 || desc->postscale != 1.0)) {
-        PyErr_Format(PyExc_ValueError, "%s '%s': bool takes no scale factors",
-                     hvdl_kind_name(desc->kind), posting->name);
+        PyErr_Format(PyExc_ValueError, "%s '%s': bool takes no scale factors", facts->name,
+                     posting->name);
         return -1;
     }
     return 0;
@@ -155,6 +158,8 @@ static int check_posting(const hvdl_posting *posting)
 static int put_group(PyObject *group, hvdl_desc *desc)
 {
     unsigned long long layout;
+    desc->num_tensors = 0;
+    desc->layout = 0;
     if (group == Py_None)
         return 0;
     if (!PyTuple_Check(group)) {
@@ -167,48 +172,322 @@ static int put_group(PyObject *group, hvdl_desc *desc)
     return 0;
 }
 
-int hvdl_py_posting(PyObject *const *args, Py_ssize_t num_args, hvdl_posting *posting)
+/* ---- Posting ---- */
+
+/* The arguments of posting(), in this order; and their names. */
+enum {
+    POST_KIND,
+    POST_NAME,
+    POST_UNNAMED,
+    POST_DTYPE,
+    POST_SOURCE,
+    POST_RESULT,
+    POST_OP,
+    POST_ROOT,
+    POST_PRESCALE,
+    POST_POSTSCALE,
+    POST_SPLITS,
+    POST_GROUP,
+    POST_PLACE,
+    NUM_FIELDS
+};
+_Static_assert(NUM_FIELDS == HVDL_PY_NUM_FIELDS, "the module's state has room for all names");
+static const char *const field_names[NUM_FIELDS] = {
+    "kind", "name",     "unnamed",   "dtype",  "source", "result", "op",
+    "root", "prescale", "postscale", "splits", "group",  "place"};
+#define NUM_NEEDED (POST_DTYPE + 1)
+
+static void keep(PyObject **at, PyObject *object)
 {
-    memset(posting, 0, sizeof *posting);
-    hvdl_desc *desc = &posting->desc;
-    int kind, dtype, op, root, unnamed, place = HVDL_ON_HOST;
-    void *input, *splits = NULL;
-    if (num_args <= POST_OWNER || num_args > POST_MAX) {
-        PyErr_Format(PyExc_TypeError, "12 to 16 arguments expected, got %zd", num_args);
+    PyObject *former = *at;
+    Py_XINCREF(object);
+    *at = object;
+    Py_XDECREF(former);
+}
+
+static void keep_tensor(PyObject **at, PyObject *object)
+{
+    keep(at, object == Py_None ? NULL : object);
+}
+
+static int set_name(PostingObject *self, PyObject *name)
+{
+    Py_ssize_t bytes;
+    const char *text = PyUnicode_AsUTF8AndSize(name, &bytes);
+    if (!text)
         return -1;
-    }
-    Py_ssize_t name_bytes = 0;
-    posting->name = PyUnicode_AsUTF8AndSize(args[POST_NAME], &name_bytes);
-    if (posting->name && strlen(posting->name) != (size_t)name_bytes) {
+    if (strlen(text) != (size_t)bytes) {
         PyErr_SetString(PyExc_ValueError, "a name may not contain a NUL character");
         return -1;
     }
-    unnamed = PyObject_IsTrue(args[POST_UNNAMED]);
-    if (!posting->name || unnamed < 0 ||
-        hvdl_py_int(args[POST_KIND], "kind", 0, HVDL_JOIN, &kind) ||
-        hvdl_py_int(args[POST_DTYPE], "dtype", 0, HVDL_NUM_DTYPES - 1, &dtype) ||
-        hvdl_py_int(args[POST_OP], "op", 0, HVDL_NUM_OPS - 1, &op) ||
-        hvdl_py_int(args[POST_ROOT], "root", -1, INT32_MAX, &root) ||
-        hvdl_py_pointer(args[POST_INPUT], &input) ||
-        hvdl_py_pointer(args[POST_OUTPUT], &posting->output) ||
-        to_factor(args[POST_PRESCALE], &desc->prescale) ||
-        to_factor(args[POST_POSTSCALE], &desc->postscale))
+    keep(&self->name, name);
+    self->posting.name = text; /* the string's own */
+    return 0;
+}
+
+/* Keeps the tensor, and reads its shape. Barrier, join: there is none. */
+static int set_source(hvdl_py_state *state, PostingObject *self, PyObject *source)
+{
+    memset(self->posting.desc.dims, 0, sizeof self->posting.desc.dims);
+    keep_tensor(&self->source, source);
+    if (!self->source) {
+        self->posting.desc.ndim = 1;
+        self->posting.desc.count = 0;
+        return 0;
+    }
+    PyObject *shape = PyObject_GetAttr(source, state->shape);
+    if (!shape || put_shape(shape, &self->posting)) {
+        Py_XDECREF(shape);
         return -1;
-    posting->input = input;
-    posting->unnamed = unnamed;
-    desc->kind = (uint8_t)kind;
-    desc->dtype = (uint8_t)dtype;
-    desc->op = (uint8_t)op;
-    desc->root = kind == HVDL_BROADCAST ? root : -1;
-    if (num_args > POST_PLACE && hvdl_py_int(args[POST_PLACE], "place", 0, HVDL_ORDERED, &place))
+    }
+    Py_XDECREF(self->shape);
+    self->shape = shape;
+    return 0;
+}
+
+static int set_number(uint8_t *to, int field, PyObject *value, long most)
+{
+    int number;
+    if (hvdl_py_int(value, field_names[field], 0, most, &number))
         return -1;
-    desc->place = (uint8_t)place;
-    if (num_args > POST_SPLITS && hvdl_py_pointer(args[POST_SPLITS], &splits))
+    *to = (uint8_t)number;
+    return 0;
+}
+
+static int set_field(hvdl_py_state *state, PostingObject *self, int field, PyObject *value)
+{
+    hvdl_posting *posting = &self->posting;
+    hvdl_desc *desc = &posting->desc;
+    int truth;
+    switch (field) {
+    case POST_KIND: return set_number(&desc->kind, field, value, HVDL_PLAN - 1);
+    case POST_NAME: return set_name(self, value);
+    case POST_UNNAMED:
+        truth = PyObject_IsTrue(value);
+        posting->unnamed = truth > 0;
+        return truth < 0 ? -1 : 0;
+    case POST_DTYPE: return set_number(&desc->dtype, field, value, HVDL_NUM_DTYPES - 1);
+    case POST_SOURCE: return set_source(state, self, value);
+    case POST_RESULT: keep_tensor(&self->result, value); return 0;
+    case POST_OP: return set_number(&desc->op, field, value, HVDL_NUM_OPS - 1);
+    case POST_ROOT:
+        if (!hvdl_facts_of(desc)->has_root)
+            return 0;
+        return hvdl_py_int(value, field_names[field], 0, INT32_MAX, &desc->root);
+    case POST_PRESCALE: return to_factor(value, &desc->prescale);
+    case POST_POSTSCALE: return to_factor(value, &desc->postscale);
+    case POST_SPLITS: keep_tensor(&self->splits, value); return 0;
+    case POST_GROUP: return put_group(value, desc);
+    default: return set_number(&desc->place, field, value, HVDL_ORDERED);
+    }
+}
+
+/* The field that a keyword names; NUM_FIELDS: none. */
+static int field_of(const hvdl_py_state *state, PyObject *keyword)
+{
+    for (int field = 0; field < NUM_FIELDS; field++)
+        if (state->field_names[field] == keyword)
+            return field;
+    for (int field = 0; field < NUM_FIELDS; field++)
+        if (!PyUnicode_CompareWithASCIIString(keyword, field_names[field]))
+            return field;
+    return NUM_FIELDS;
+}
+
+/* Sets the positional arguments and the keywords, which follow them in `args`. */
+static int set_fields(hvdl_py_state *state, PostingObject *self, PyObject *const *args,
+                      Py_ssize_t num_args, PyObject *keywords)
+{
+    for (int field = 0; field < (int)num_args; field++)
+        if (set_field(state, self, field, args[field]))
+            return -1;
+    Py_ssize_t num_keywords = keywords ? PyTuple_Size(keywords) : 0;
+    for (Py_ssize_t i = 0; i < num_keywords; i++) {
+        PyObject *keyword = PyTuple_GetItem(keywords, i);
+        int field = field_of(state, keyword);
+        if (field < num_args || field == NUM_FIELDS) {
+            PyErr_Format(PyExc_TypeError, "a posting has no argument '%U', or has it already",
+                         keyword);
+            return -1;
+        }
+        if (set_field(state, self, field, args[num_args + i]))
+            return -1;
+    }
+    /* What stays on its device is nothing to the engine, which must not keep it there. */
+    if (self->posting.desc.place == HVDL_ORDERED) {
+        keep(&self->source, NULL);
+        keep(&self->result, NULL);
+    }
+    return 0;
+}
+
+static PostingObject *new_posting(hvdl_py_state *state)
+{
+    PostingObject *self = PyObject_New(PostingObject, state->posting_type);
+    if (!self)
+        return NULL;
+    memset(&self->posting, 0, sizeof self->posting);
+    self->name = self->source = self->result = self->splits = self->shape = NULL;
+    return self;
+}
+
+PyObject *hvdl_py_posting(PyObject *module, PyObject *const *args, Py_ssize_t num_args,
+                          PyObject *keywords)
+{
+    hvdl_py_state *state = PyModule_GetState(module);
+    if (num_args < NUM_NEEDED || num_args > NUM_FIELDS) {
+        PyErr_Format(PyExc_TypeError, "posting: %d to %d positional arguments expected, got %zd",
+                     NUM_NEEDED, NUM_FIELDS, num_args);
+        return NULL;
+    }
+    PostingObject *self = new_posting(state);
+    if (!self)
+        return NULL;
+    hvdl_desc *desc = &self->posting.desc;
+    desc->prescale = desc->postscale = 1.0;
+    desc->root = -1;
+    desc->ndim = 1;
+    if (set_fields(state, self, args, num_args, keywords)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+/* A copy with other values in some fields. */
+static PyObject *posting_replace(PyObject *object, PyObject *const *args, Py_ssize_t num_args,
+                                 PyObject *keywords)
+{
+    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
+    const PostingObject *from = (PostingObject *)object;
+    if (num_args) {
+        PyErr_SetString(PyExc_TypeError, "replace takes keywords only");
+        return NULL;
+    }
+    PostingObject *self = new_posting(state);
+    if (!self)
+        return NULL;
+    self->posting = from->posting;
+    keep(&self->name, from->name);
+    keep(&self->source, from->source);
+    keep(&self->result, from->result);
+    keep(&self->splits, from->splits);
+    keep(&self->shape, from->shape);
+    if (set_fields(state, self, args, 0, keywords)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void posting_dealloc(PyObject *object)
+{
+    PostingObject *self = (PostingObject *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    Py_XDECREF(self->name);
+    Py_XDECREF(self->source);
+    Py_XDECREF(self->result);
+    Py_XDECREF(self->splits);
+    Py_XDECREF(self->shape);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *posting_str(PyObject *object)
+{
+    const PostingObject *self = (PostingObject *)object;
+    return PyUnicode_FromFormat("%s '%U'", hvdl_kind_name(self->posting.desc.kind), self->name);
+}
+
+static PyMethodDef posting_methods[] = {
+    {"replace", (PyCFunction)(void (*)(void))posting_replace, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {0},
+};
+
+#define FIELD(name, type, field) {name, type, offsetof(PostingObject, field), READONLY, NULL}
+
+static PyMemberDef posting_members[] = {
+    FIELD("kind", T_UBYTE, posting.desc.kind),
+    FIELD("name", T_OBJECT, name),
+    FIELD("unnamed", T_BOOL, posting.unnamed),
+    FIELD("dtype", T_UBYTE, posting.desc.dtype),
+    FIELD("source", T_OBJECT, source),
+    FIELD("result", T_OBJECT, result),
+    FIELD("op", T_UBYTE, posting.desc.op),
+    FIELD("root", T_INT, posting.desc.root),
+    FIELD("prescale", T_DOUBLE, posting.desc.prescale),
+    FIELD("postscale", T_DOUBLE, posting.desc.postscale),
+    FIELD("splits", T_OBJECT, splits),
+    FIELD("place", T_UBYTE, posting.desc.place),
+    {0},
+};
+
+static PyType_Slot posting_slots[] = {
+    {Py_tp_dealloc, posting_dealloc},
+    {Py_tp_str, posting_str},
+    {Py_tp_methods, posting_methods},
+    {Py_tp_members, posting_members},
+    {Py_tp_doc, "One operation that is to be done: what `Engine.post` takes."},
+    {0, NULL},
+};
+
+PyType_Spec hvdl_py_posting_spec = {
+    .name = "hvdlite._core.Posting",
+    .basicsize = sizeof(PostingObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = posting_slots,
+};
+
+int hvdl_py_intern_fields(hvdl_py_state *state)
+{
+    state->shape = PyUnicode_InternFromString("shape");
+    state->data_ptr = PyUnicode_InternFromString("data_ptr");
+    for (int field = 0; field < NUM_FIELDS; field++)
+        if (!(state->field_names[field] = PyUnicode_InternFromString(field_names[field])))
+            return -1;
+    return state->shape && state->data_ptr ? 0 : -1;
+}
+
+/* ---- posting ---- */
+
+/* NULL: there is no tensor. */
+static int address_of(const hvdl_py_state *state, PyObject *tensor, void **to)
+{
+    *to = NULL;
+    if (!tensor)
+        return 0;
+    PyObject *address = PyObject_CallMethodObjArgs(tensor, state->data_ptr, NULL);
+    int failed = !address || hvdl_py_pointer(address, to);
+    Py_XDECREF(address);
+    return failed ? -1 : 0;
+}
+
+/* With the addresses of the tensors as they are now. */
+static int fill_posting(const hvdl_py_state *state, const PostingObject *self, hvdl_posting *to)
+{
+    void *input, *splits;
+    *to = self->posting;
+    if (address_of(state, self->source, &input) || address_of(state, self->splits, &splits))
         return -1;
-    posting->splits = splits;
-    if (num_args > POST_GROUP && put_group(args[POST_GROUP], desc))
+    to->input = input;
+    to->output = input;
+    to->splits = splits;
+    if (self->result != self->source && address_of(state, self->result, &to->output))
         return -1;
-    return put_shape(args[POST_SHAPE], posting) || check_posting(posting) ? -1 : 0;
+    return check_posting(to);
+}
+
+hvdl_operation *hvdl_py_post_object(hvdl_py_state *state, hvdl_engine *engine, PyObject *object,
+                                    bool wake)
+{
+    hvdl_posting posting;
+    if (Py_TYPE(object) != state->posting_type) {
+        PyErr_SetString(PyExc_TypeError, "post: expected a Posting");
+        return NULL;
+    }
+    if (fill_posting(state, (PostingObject *)object, &posting))
+        return NULL;
+    return hvdl_py_post(engine, &posting, object, wake);
 }
 
 hvdl_operation *hvdl_py_post(hvdl_engine *engine, hvdl_posting *posting, PyObject *owner, bool wake)

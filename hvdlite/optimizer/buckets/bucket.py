@@ -13,7 +13,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.compression import Compression, Compressor
-from hvdlite.gpu import takes
+from hvdlite.gpu import goes_by_gpu
 from hvdlite.gpu.plan import LanePlan
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.ops import DTYPES, Average, ReduceOp, Sum
@@ -183,7 +183,7 @@ class Bucket:
         self.presence = self.flat[layout.presence_offset_elems : layout.position_offset_elems]
         real = real_view(self.flat)
         dtype = compression.travels_as(real.dtype)
-        self.in_lane = takes(like)
+        self.in_lane = goes_by_gpu(like)
         stays = like.is_cpu or self.in_lane
         self.wire = real
         if dtype is not real.dtype or not stays:

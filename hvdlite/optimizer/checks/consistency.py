@@ -11,7 +11,6 @@ import hashlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -143,11 +142,8 @@ class ConsistencyCheck:
         self._reached = False
         self.failed = False
         byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        self._ask = partial(
-            team.post,
-            *(_core.ALLREDUCE, f"{name}.consistency", False, _core.UINT8, _core.MAX, 0),
-            *(byte.data_ptr(), byte.data_ptr(), byte.shape, 1.0, 1.0, byte, True),
-            *(_core.ON_HOST, 0),
+        self._posting = _core.posting(
+            *(_core.ALLREDUCE, f"{name}.consistency", False, _core.UINT8, byte, byte, _core.MAX)
         )
         self._operations: list[_core.Operation] = []
         # The models of all ranks, exchanged if they differ.
@@ -158,7 +154,8 @@ class ConsistencyCheck:
         if not self._operations:
             model = self._model
             # Posts and stores it without a bytecode in between, where a signal could raise.
-            self._operations.extend(map(self._ask, ((len(model.parameters), model.hash()),)))
+            posting = self._posting.replace(group=(len(model.parameters), model.hash()))
+            self._operations.extend(map(self._team.post, (posting,)))
 
     def reached(self) -> bool:
         """Whether all ranks are known to have the same model. Never blocks."""

@@ -106,8 +106,10 @@ def many_small(count, elems):
     before = engine.counters()["control_messages"]
     operations = [
         engine.post(
-            *(_core.ALLREDUCE, f"small {i}", False, _core.FLOAT32, _core.SUM, 0),
-            *(tensor.data_ptr(), tensor.data_ptr(), (elems,), 1.0, 1.0, tensor, False),
+            _core.posting(
+                *(_core.ALLREDUCE, f"small {i}", False, _core.FLOAT32, tensor, tensor, _core.SUM)
+            ),
+            False,
         )
         for i, tensor in enumerate(tensors)
     ]

@@ -15,20 +15,20 @@ NUMBERS = 32  # of a coordinator, at least
 LATE = 50  # looks that a message may take
 
 
-def program(folder: Path) -> Path:
+def program(folder: Path, name: str, *options: str) -> Path:
     core = [
         source
         for source in sources("*/*")
         if source.stem != "exit" and source.parent.name != "python"
     ]
-    own = Path(__file__).with_name("hosts.c")
-    return linked(folder / "hosts", map(compiled, [own, *core]))
+    own = Path(__file__).with_name(f"{name}.c")
+    return linked(folder / name, map(compiled, [own, *core]), *options)
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
     """Runs the program with the given arguments, and returns what it prints."""
-    path = program(tmp_path_factory.mktemp("hosts"))
+    path = program(tmp_path_factory.mktemp("hosts"), "hosts")
 
     def run(*arguments, limit_s=60):
         finished = run_program([path, *map(str, arguments)], limit_s)

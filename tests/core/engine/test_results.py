@@ -1,6 +1,7 @@
 """The memory of results that the engine makes: whose it is, whatever torch does with it."""
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,9 +47,9 @@ def test_a_result_that_torch_can_not_express_is_an_error_and_no_crash(world):
 
 
 def post(kind, shape, x, place):
-    return worlds.current().team.engine.post(
-        kind, "x", False, _core.FLOAT32, 0, -1, x.data_ptr(), 0, shape, 1.0, 1.0, x, True, place
-    )
+    tensor = SimpleNamespace(shape=shape, data_ptr=x.data_ptr)
+    posting = _core.posting(kind, "x", False, _core.FLOAT32, tensor, place=place)
+    return worlds.current().team.engine.post(posting)
 
 
 class DLManaged(ctypes.Structure):

@@ -1,0 +1,110 @@
+#define _GNU_SOURCE
+#include "engine/breaking.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "engine/control.h"
+
+/* ---- why ---- */
+
+static void record(hvdl_engine *e, int culprit, bool tells, const char *format, va_list arguments)
+{
+    hvdl_failure *failure = &e->failure;
+    if (failure->broken)
+        return;
+    vsnprintf(failure->text, sizeof failure->text, format, arguments);
+    failure->broken = true;
+    failure->culprit = culprit;
+    failure->tells = tells;
+}
+
+void hvdl_break(hvdl_engine *e, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    record(e, e->config.rank, true, format, arguments);
+    va_end(arguments);
+}
+
+void hvdl_break_because_of(hvdl_engine *e, int culprit, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    record(e, culprit, true, format, arguments);
+    va_end(arguments);
+}
+
+__attribute__((format(printf, 2, 3))) static void break_silently(hvdl_engine *e, const char *format,
+                                                                 ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    record(e, e->config.rank, false, format, arguments);
+    va_end(arguments);
+}
+
+void hvdl_break_on_all(hvdl_engine *e, const char *text)
+{
+    break_silently(e, "%s", text);
+}
+
+void hvdl_break_for_mpi(hvdl_engine *e)
+{
+    hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
+               e->placement.name_of[e->config.rank]);
+}
+
+void hvdl_out_of_memory(hvdl_engine *e)
+{
+    hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+}
+
+void hvdl_out_of_memory_in(hvdl_engine *e, const hvdl_operation *op)
+{
+    hvdl_break(e, "rank %d is out of memory in %s '%s'", hvdl_own_number(e),
+               hvdl_kind_name(op->desc.kind), op->name);
+}
+
+void hvdl_note_gone(hvdl_engine *e, int rank)
+{
+    hvdl_failure *failure = &e->failure;
+    if (*failure->text)
+        return;
+    failure->first_gone = rank;
+    snprintf(failure->text, sizeof failure->text,
+             "rank %d on %s has left (it called shutdown or ended); an operation needs every rank",
+             hvdl_world_rank(e, rank), e->placement.name_of[rank]);
+}
+
+/* ---- failing everything ---- */
+
+void hvdl_fail_all(hvdl_engine *e, const char *text)
+{
+    size_t slot = 0;
+    hvdl_operation *op;
+    hvdl_abandon_all(e);
+    hvdl_stall_end(e);
+    hvdl_forget_announced(e);
+    while ((op = hvdl_queue_any(e, &slot))) {
+        hvdl_plan_forget_waiting(e, op);
+        hvdl_finish(e, op, text);
+    }
+}
+
+void hvdl_end_broken(hvdl_engine *e)
+{
+    hvdl_failure *failure = &e->failure;
+    if (!failure->broken || failure->ended)
+        return;
+    failure->ended = true;
+    if (failure->tells) {
+        /* The others wait for this rank: they must hear of it, since its process lives on. */
+        atomic_store(&e->shm.control->ranks[e->placement.local].left,
+                     HVDL_LEFT_BROKEN + (uint32_t)failure->culprit);
+        hvdl_shm_ring(&e->shm);
+        if (e->config.num_hosts > 1)
+            hvdl_control_leave(e, failure->culprit, false);
+    }
+    hvdl_fail_all(e, failure->text);
+}

@@ -1,0 +1,31 @@
+/* What operations did, and when. Any thread. */
+#ifndef HVDL_RECORDING_H
+#define HVDL_RECORDING_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/engine.h"
+
+/* Written by recording.c, under `lock`. */
+typedef struct {
+    pthread_mutex_t lock;
+    hvdl_event *events; /* a ring */
+    size_t capacity;
+    uint64_t num_events; /* since the ring was new */
+    _Atomic bool on;     /* relaxed: the ring itself is under the lock */
+} hvdl_recording;
+
+void hvdl_record_event(hvdl_recording *recording, const hvdl_operation *operation, int state,
+                       uint64_t time_ns);
+/* time_ns 0: now. Operations of the engine's own are not recorded. */
+static inline void hvdl_record(hvdl_recording *recording, const hvdl_operation *operation,
+                               int state, uint64_t time_ns)
+{
+    if (atomic_load_explicit(&recording->on, memory_order_relaxed))
+        hvdl_record_event(recording, operation, state, time_ns);
+}
+
+void hvdl_recording_free(hvdl_recording *recording);
+
+#endif

@@ -1,0 +1,58 @@
+/* The texts of the stall check, and what it knows of a late operation. */
+#ifndef HVDL_REPORT_H
+#define HVDL_REPORT_H
+
+#include "engine/state.h"
+
+/* Parts of a text, which has room for both and for what stands around them. */
+#define HVDL_MISSING_BYTES 608
+#define HVDL_POSTED_BYTES 128
+
+/* A text that is put together. */
+typedef struct {
+    char *text;
+    size_t room, used;
+} hvdl_writer;
+
+/* What is said of a host, or of several. */
+typedef struct {
+    char posted[HVDL_POSTED_BYTES], missing[HVDL_MISSING_BYTES];
+} hvdl_stall_part;
+_Static_assert(sizeof(hvdl_stall_part) <= HVDL_TEXT_BYTES, "a message has room for it");
+
+/* A late operation, in the journal and in messages. */
+typedef struct {
+    hvdl_key key;
+    uint64_t run; /* of a plan: its number */
+    uint64_t age_ns;
+    int32_t kind;
+    int32_t gives_up; /* the limit after which everything fails has passed, too */
+    int32_t is_run;   /* of a plan: what an optimizer reduces */
+    int32_t is_asked; /* between hosts: the reporting host waits for the coordinator's answer */
+    char name[128];   /* plain */
+} hvdl_late;
+
+/* What has no room is cut, and ends in dots. */
+void hvdl_put(hvdl_writer *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Names are the user's: one with a newline must not break a line. */
+void hvdl_copy_plain_name(char *to, size_t room, const char *name);
+
+/* A plan's runs go through all hosts without an agreement: what counts is their number. */
+uint64_t hvdl_run_of(const hvdl_operation *operation);
+/* That of an operation which has not ended here; NULL: nobody of this host has posted it. */
+hvdl_meeting *hvdl_meeting_of(hvdl_engine *engine, hvdl_key key, uint64_t run);
+
+/* It is known here that all ranks have posted it. */
+bool hvdl_is_agreed(const hvdl_engine *engine, const hvdl_meeting *meeting);
+
+/* What a rank of this host last did. */
+hvdl_shm_last hvdl_last_of(const hvdl_engine *engine, int local);
+/* The ranks of this host: which have posted, and what the others last did. Where it is known that all
+ * have posted, neither. lasts: by local rank; what had been posted by then has been read. */
+void hvdl_describe_host(hvdl_engine *engine, const hvdl_late *what, const hvdl_shm_last *lasts,
+                        hvdl_stall_part *answer);
+/* The whole text. */
+void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
+                        char text[HVDL_TEXT_BYTES]);
+
+#endif
