@@ -305,7 +305,7 @@ class Lane:
         return self._group is not None and has_collective(transfer.request)
 
     def _count(self, transfer: Transfer) -> None:
-        """If the transfer gathers, asks for the members' rows: it has `awaited` until they are known."""
+        """Asks for the members' rows if the transfer gathers; `awaited` is set until they come."""
         if (
             not transfer.gathers
             or not self._goes_by_group(transfer)

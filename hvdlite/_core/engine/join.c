@@ -173,7 +173,7 @@ void hvdl_describe_absent(const hvdl_engine *e, const hvdl_desc *desc, int rank,
     char kinds[HVDL_NAME_BYTES];
     put_kinds_of_joined(kinds, sizeof kinds);
     snprintf(text, HVDL_TEXT_BYTES,
-             "%s '%s': rank %d on %s has joined, and who has joined takes part in %s only; call "
+             "%s '%s': rank %d on %s has joined, and a joined rank takes part only in %s; call "
              "join after the last other operation on every rank",
              hvdl_kind_name(desc->kind), HVDL_NAME_HERE, hvdl_world_rank(e, rank),
              e->placement.name_of[rank], kinds);

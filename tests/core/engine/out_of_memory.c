@@ -10,8 +10,8 @@
 #include "network.h"
 
 #define MOST_RANKS 8
-#define ROUNDS 2000
-#define ROUNDS_ANYWAY 200
+#define ROUNDS 6000
+#define ROUNDS_ANYWAY 1500
 #define BLOCK_BYTES 256
 #define INLINE_BYTES 64
 

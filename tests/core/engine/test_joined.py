@@ -16,7 +16,7 @@ import hvdlite as hvd
 from hvdlite import _core
 from hvdlite.world import world as worlds
 
-JOINED = "has joined, and who has joined takes part in allreduce and barrier only"
+JOINED = "has joined, and a joined rank takes part only in allreduce and barrier"
 
 
 def everyone():
