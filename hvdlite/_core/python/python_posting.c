@@ -254,7 +254,9 @@ static int set_number(uint8_t *to, int field, PyObject *value, long most)
     return 0;
 }
 
-static int set_field(hvdl_py_state *state, PostingObject *self, int field, PyObject *value)
+/* Inlined, so that for a field that is known when it is compiled nothing is left of the switch. */
+static inline __attribute__((always_inline)) int
+set_field(hvdl_py_state *state, PostingObject *self, int field, PyObject *value)
 {
     hvdl_posting *posting = &self->posting;
     hvdl_desc *desc = &posting->desc;
@@ -263,7 +265,7 @@ static int set_field(hvdl_py_state *state, PostingObject *self, int field, PyObj
     case POST_KIND: return set_number(&desc->kind, field, value, HVDL_PLAN - 1);
     case POST_NAME: return set_name(self, value);
     case POST_UNNAMED:
-        truth = PyObject_IsTrue(value);
+        truth = value == Py_False ? 0 : value == Py_True ? 1 : PyObject_IsTrue(value);
         posting->unnamed = truth > 0;
         return truth < 0 ? -1 : 0;
     case POST_DTYPE: return set_number(&desc->dtype, field, value, HVDL_NUM_DTYPES - 1);
@@ -298,9 +300,13 @@ static int field_of(const hvdl_py_state *state, PyObject *keyword)
 static int set_fields(hvdl_py_state *state, PostingObject *self, PyObject *const *args,
                       Py_ssize_t num_args, PyObject *keywords)
 {
-    for (int field = 0; field < (int)num_args; field++)
-        if (set_field(state, self, field, args[field]))
-            return -1;
+#define GIVEN(field) (num_args > (field) && set_field(state, self, field, args[field]))
+    if (GIVEN(POST_KIND) || GIVEN(POST_NAME) || GIVEN(POST_UNNAMED) || GIVEN(POST_DTYPE) ||
+        GIVEN(POST_SOURCE) || GIVEN(POST_RESULT) || GIVEN(POST_OP) || GIVEN(POST_ROOT) ||
+        GIVEN(POST_PRESCALE) || GIVEN(POST_POSTSCALE) || GIVEN(POST_SPLITS) || GIVEN(POST_GROUP) ||
+        GIVEN(POST_PLACE))
+        return -1;
+#undef GIVEN
     Py_ssize_t num_keywords = keywords ? PyTuple_Size(keywords) : 0;
     for (Py_ssize_t i = 0; i < num_keywords; i++) {
         PyObject *keyword = PyTuple_GetItem(keywords, i);
