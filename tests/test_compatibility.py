@@ -215,7 +215,7 @@ def test_each_name_of_horovod_has_a_row_with_its_parameters(name):
 @pytest.mark.parametrize("flag", FLAGS)
 def test_each_flag_of_horovodrun_has_a_row_with_its_spellings_value_and_default(flag):
     facts = FLAGS[flag]
-    assert FLAG_ROWS[facts["spellings"]][1:3] == [facts["goes_by_gpu"], facts.get("default", "")]
+    assert FLAG_ROWS[facts["spellings"]][1:3] == [facts["takes"], facts.get("default", "")]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_an_addition_is_there_and_horovod_does_not_have_it(name):
 def written(flag, spelling):
     """Ways to write a flag with a value, and the value that hvdrun should see."""
     samples: Mapping[str, tuple[str, Any]] = {"int": ("7", 7), "float": ("0.5", 0.5)}
-    takes = FLAGS[flag]["goes_by_gpu"]
+    takes = FLAGS[flag]["takes"]
     if takes == "nothing":
         return [[spelling]], True
     if takes == "2 int":

@@ -142,31 +142,31 @@ def test_the_package_has_its_version_and_run(found):
 
 def test_flags_have_their_spellings_value_default_and_variable(found):
     assert found["flags"] == [
-        {"flag": "--help", "spellings": "-h --help", "goes_by_gpu": "nothing"},
-        {"flag": "--level", "spellings": "--level", "goes_by_gpu": "LOW HIGH"},
+        {"flag": "--help", "spellings": "-h --help", "takes": "nothing"},
+        {"flag": "--level", "spellings": "--level", "takes": "LOW HIGH"},
         {
             "flag": "--no-size",
             "spellings": "--no-size",
-            "goes_by_gpu": "nothing",
+            "takes": "nothing",
             "variable": "HOROVOD_SIZE",
         },
-        {"flag": "--quiet", "spellings": "--quiet", "goes_by_gpu": "nothing"},
-        {"flag": "--range", "spellings": "--range", "goes_by_gpu": "2 int"},
+        {"flag": "--quiet", "spellings": "--quiet", "takes": "nothing"},
+        {"flag": "--range", "spellings": "--range", "takes": "2 int"},
         {
             "flag": "--size-mb",
             "spellings": "-s --size-mb",
-            "goes_by_gpu": "int",
+            "takes": "int",
             "default": "12",
             "variable": "HOROVOD_SIZE",
         },
         {
             "flag": "--wait",
             "spellings": "--wait",
-            "goes_by_gpu": "text",
+            "takes": "text",
             "default": "30",
             "variable": "HOROVOD_WAIT",
         },
-        {"flag": "command", "spellings": "command", "goes_by_gpu": "the rest"},
+        {"flag": "command", "spellings": "command", "takes": "the rest"},
     ]
 
 

@@ -50,7 +50,7 @@ def test_what_an_option_sets_the_runtime_can_read(knob):
     assert knob.parse(text) == wanted
 
 
-@pytest.mark.parametrize(("flag", "variable", "goes_by_gpu", "why"), WITHOUT_EFFECT)
+@pytest.mark.parametrize(("flag", "variable", "takes", "why"), WITHOUT_EFFECT)
 def test_an_option_without_effect_is_taken_and_says_so(flag, variable, takes, why):
     given = params(flag, *([SAMPLES[takes]] if takes else []))
     assert idle_notes(cli.params, given) == (f"{flag} has no effect: {why}",)
