@@ -151,6 +151,7 @@ class Course:
             case MpirunSaid(text):
                 self.mpirun.output.feed(text, now)
             case MpirunOutputEnded():
+                self.mpirun.output.end(now)
                 self.mpirun.output_is_open = False
             case MpirunEnded(code):
                 self.mpirun.code, self.mpirun.ended_at = code, now

@@ -45,6 +45,11 @@ class MpirunOutput:
             if not any(part in line for part in MEANINGLESS)
         ]
 
+    def end(self, now: float) -> None:
+        """No more comes: a last line without its newline is a line."""
+        if self.rest:
+            self.feed(b"\n", now)
+
     def take(self, now: float, delay_s: float) -> list[str]:
         """Those that have waited for so long."""
         ready = [line for at, line in self.waiting if at + delay_s <= now]
@@ -93,8 +98,9 @@ class Source:
 
     def _read(self) -> None:
         data = os.read(self.fd, CHUNK)
-        self.heard(data or b"\n")
-        if not data:
+        if data:
+            self.heard(data)
+        else:
             self.is_open = False
             self.selector.unregister(self.fd)
             os.close(self.fd)

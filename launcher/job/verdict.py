@@ -79,7 +79,7 @@ def _mpirun_failed(course: Course, said: list[str]) -> Verdict:
     if ranks.well:
         return _failed(course.left_early(ranks.last_that_left()[0]))
     lines = tuple(f"[{starter}] {line}" for line in course.mpirun.output.untaken() if line)
-    words = "see its words above" if said else "it said nothing"
+    words = "see its words above" if any(said) else "it said nothing"
     if code is None:
         ended = "hvdrun had to kill it"
     else:

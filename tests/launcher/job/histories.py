@@ -237,6 +237,27 @@ RANKS = {
         culprit=2,
         options={"tails": {0: b"fine\n", 2: b"Abort(7) on node 2 (rank 2 in comm 0)\n"}},
     ),
+    "a rank fails, and another one's words are those of an abort": History(
+        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), *asked(2.1, 0, 2, 3), *over(2.2, 1)],
+        ends(2.0, over_at=2.2),
+        4,
+        culprit=1,
+        options={"tails": {2: b"Abort(7) on node 2 (rank 2 in comm 0)\n"}},
+    ),
+    "two ranks fail, and say the same": History(
+        [
+            *begun(),
+            (2.0, RankEnded(0, "code 1", 2.0)),
+            (2.1, RankEnded(2, "code 1", 2.1)),
+            *asked(2.2, 1, 3),
+            *over(2.3, 1),
+        ],
+        ends(2.0, over_at=2.3),
+        1,
+        culprit=0,
+        words=("its last words on stderr (ranks 0,2 said the same):\n    no disk",),
+        options={"tails": {0: b"no disk\n", 1: b"fine\n", 2: b"no disk\n"}},
+    ),
     "ranks ignore TERM": History(
         [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), *asked(5.1, 0, 2, 3), *over(5.2, 1)],
         ends(2.0, over_at=5.2),
@@ -326,6 +347,19 @@ LEFT = {
             *((5.0, RankLeftMpi(rank)) for rank in range(4)),
             *well(5.0, 0, 1, 2),
             *well(30.0, 3),
+            *over(30.1),
+        ],
+        [(30.1, EndHosts(3.0)), (30.1, Finish())],
+        0,
+    ),
+    "a rank ends with 0 after MPI_Finalize while others are still in MPI": History(
+        [
+            *begun(),
+            *in_mpi(0.5, 0, 1, 2, 3),
+            (5.0, RankLeftMpi(0)),
+            *well(5.0, 0),
+            *((30.0, RankLeftMpi(rank)) for rank in (1, 2, 3)),
+            *well(30.0, 1, 2, 3),
             *over(30.1),
         ],
         [(30.1, EndHosts(3.0)), (30.1, Finish())],
@@ -490,6 +524,25 @@ MPIRUN = {
         error=MpirunFailed,
         words=("[mpirun] no such option", "could not start the job (exit code 213): see its words"),
     ),
+    "mpirun's last line has no newline": History(
+        [
+            (0.1, MpirunSaid(b"\nno such")),
+            (0.1, MpirunSaid(b" option")),
+            (0.2, MpirunEnded(213)),
+            (0.2, MpirunOutputEnded()),
+        ],
+        [(0.2, EndHosts(3.0)), (0.2, Finish())],
+        73,
+        error=MpirunFailed,
+        words=("[mpirun] no such option", "could not start the job (exit code 213): see its words"),
+    ),
+    "mpirun prints an empty line and fails": History(
+        [(0.1, MpirunSaid(b"\n")), (0.2, MpirunEnded(1)), (0.2, MpirunOutputEnded())],
+        [(0.2, EndHosts(3.0)), (0.2, Finish())],
+        73,
+        error=MpirunFailed,
+        words=("could not start the job (exit code 1): it said nothing",),
+    ),
     "mpirun fails without a word": History(
         [(0.2, MpirunEnded(-11)), (0.2, MpirunOutputEnded())],
         [(0.2, EndHosts(3.0)), (0.2, Finish())],
@@ -562,6 +615,73 @@ MPIRUN = {
         error=MpirunFailed,
         words=("mpirun ended the job (exit code 0) while rank 0 on a was running",),
     ),
+    "mpirun ends, and its daemon keeps its output open": History(
+        [
+            *begun(),
+            *well(1.0, 0, 1, 2, 3),
+            *over(1.1)[:-1],
+            (1.5, MpirunSaid(b"[a:1] a daemon's line\n")),
+            (1.6, MpirunOutputEnded()),
+        ],
+        [(1.1, EndHosts(3.0)), (1.6, Finish())],
+        0,
+    ),
+    "mpirun closes its output, and ends later": History(
+        [
+            *begun(),
+            *well(1.0, 0, 1, 2, 3),
+            (1.0, MpirunOutputEnded()),
+            *over(1.5)[:-1],
+        ],
+        [(1.5, EndHosts(3.0)), (1.5, Finish())],
+        0,
+    ),
+    "keepers of this host are there after mpirun and the other host": History(
+        [
+            *begun(),
+            *well(1.0, 0, 1, 2, 3),
+            *over(1.1)[1:],
+            (1.7, KeepersHere(0)),
+        ],
+        [(1.1, EndHosts(3.0)), (1.7, Finish())],
+        0,
+    ),
+    "mpirun is not helped while a keeper of this host is there": History(
+        [
+            *begun(),
+            (2.0, RankEnded(1, "code 4", 2.0)),
+            (2.1, HostEnded("b", "", 1)),
+            *over(4.0, 1)[:1],
+            *over(4.1, 1)[2:],
+        ],
+        ends(2.0, over_at=4.1),
+        4,
+        culprit=1,
+    ),
+    "mpirun is not helped while another host is there": History(
+        [
+            *begun(),
+            (2.0, RankEnded(1, "code 4", 2.0)),
+            (2.1, KeepersHere(0)),
+            *over(4.0, 1)[1:],
+        ],
+        ends(2.0, over_at=4.0),
+        4,
+        culprit=1,
+    ),
+    "mpirun's words come with --verbose also while the job is being ended": History(
+        [
+            *begun(),
+            (2.0, RankEnded(1, "code 4", 2.0)),
+            (2.1, MpirunSaid(b"BAD TERMINATION\n")),
+            *over(2.2, 1),
+        ],
+        ends(2.0, over_at=2.2),
+        4,
+        culprit=1,
+        says=[(2.1, "[mpirun] BAD TERMINATION")],
+        options={"verbose": True},
+    ),
     "mpirun is killed": History(
         [
             *begun(),
@@ -612,6 +732,24 @@ USER = {
         130,
         says=[(2.0, "hvdrun: Ctrl-C: "), (2.5, "hvdrun: Ctrl-C again: ")],
     ),
+    "Ctrl-C three times, which nothing heeds": History(
+        [*begun(), *((at, Interrupted(INT)) for at in (2.0, 2.5, 3.0))],
+        [
+            *ends(2.0),
+            *ends(2.5, grace_s=0),
+            *ends(3.0, grace_s=0),
+            (3.5, SignalMpirun(TERM)),
+            (4.5, Finish()),
+        ],
+        130,
+        says=[(at, "hvdrun: Ctrl-C") for at in (2.0, 2.5, 3.0)],
+    ),
+    "Ctrl-C, and then TERM": History(
+        [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(TERM)), *over(2.7, 1)],
+        [*ends(2.0), *ends(2.5, grace_s=0, over_at=2.7)],
+        130,
+        says=[(2.0, "hvdrun: Ctrl-C: the 4"), (2.5, "hvdrun: SIGTERM again: ")],
+    ),
     "a rank fails after Ctrl-C": History(
         [*begun(), (2.0, Interrupted(INT)), (2.1, RankEnded(1, "code 4", 2.1)), *over(2.2, 1)],
         ends(2.0, over_at=2.2),
@@ -619,4 +757,10 @@ USER = {
         says=[(2.0, "hvdrun: Ctrl-C: ")],
     ),
     "a reader that leaves": History([*begun(), (2.0, ReaderLeft())], [(2.0, Finish())], 141),
+    "a reader that leaves at Ctrl-C": History(
+        [*begun(), (2.0, Interrupted(INT)), (2.1, ReaderLeft())],
+        [*ends(2.0), (2.1, Finish())],
+        130,
+        says=[(2.0, "hvdrun: Ctrl-C: ")],
+    ),
 }

@@ -240,9 +240,9 @@ def test_the_end_of_a_rank_does_not_wait_for_what_it_left_in_the_background(ends
 
 
 def test_what_mpirun_says_waits_too_where_nobody_reads_what_hvdrun_writes(ends):
-    heard = []
-    reader, writer = ends.pipe()
-    source = Source(reader, ends.selector, heard.append, lambda: None)
+    heard, ended = [], []
+    reader, writer = os.pipe()
+    source = Source(reader, ends.selector, heard.append, lambda: ended.append(True))
     os.write(writer, b"one\n")
     source.pause(True)
     ends.turn()
@@ -250,6 +250,9 @@ def test_what_mpirun_says_waits_too_where_nobody_reads_what_hvdrun_writes(ends):
     source.pause(False)
     ends.turn()
     assert heard == [b"one\n"]
+    os.close(writer)
+    ends.turn()
+    assert (heard, ended) == ([b"one\n"], [True])
 
 
 def test_a_line_of_mpirun_that_does_not_end_is_shown_in_pieces():
