@@ -1,4 +1,5 @@
 """hvdrun's options, its config file and its help page.
 
-May import every other folder; no other folder imports this one.
+May import job, preflight, output, plan and the shared modules at the top; no other folder imports
+this one.
 """

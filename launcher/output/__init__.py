@@ -1,4 +1,4 @@
 """Shows the ranks' output, and copies it into files.
 
-May import plan, agent, machine and the shared modules at the top.
+May import plan, machine and the shared modules at the top.
 """

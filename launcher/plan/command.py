@@ -32,8 +32,8 @@ from hvdrun.plan.schedulers.scheduler import Starter
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 WITHOUT_FABRIC = (
-    "Open MPI runs without libfabric (^ofi), which would search for a second: this host has no"
-    " InfiniBand, Omni-Path or Slingshot"
+    "Open MPI runs without libfabric (^ofi), as this host has no InfiniBand, Omni-Path or"
+    " Slingshot: libfabric would take a second to look for them"
 )
 
 # ssh asks nothing and never hangs: it notices within 10 s that a host is gone.
