@@ -111,6 +111,16 @@ def check_installed(python, where):
     assert VERSION in run(python.parent / "hvdrun", "--version", cwd="/")
 
 
+def test_every_folder_with_modules_is_a_package_of_the_setup():
+    folders = {"hvdlite": ROOT / "hvdlite", "hvdrun": ROOT / "launcher"}
+    found = {
+        ".".join((name, *file.parent.relative_to(folder).parts))
+        for name, folder in folders.items()
+        for file in folder.rglob("*.py")
+    }
+    assert set(_setup["options"]["packages"].split()) == found
+
+
 def test_the_sdist_has_everything_that_the_build_reads(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
