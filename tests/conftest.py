@@ -92,6 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part", choices=PARTS, help="only tests on worlds of 2 or 3 ranks, or only all others"
     )
+    parser.addoption("--failed-to", type=Path, help="write the names of failed tests to this file")
     parser.addoption(
         "--show-worlds", action="store_true", help="print which tests run in which worlds; run none"
     )
@@ -174,6 +175,15 @@ def run_of(item: pytest.Item) -> show_worlds.Run:
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return config.stash.get(SHOWN, [])
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if path := config.getoption("--failed-to"):
+        stats = terminalreporter.stats
+        reports = [*stats.get("failed", []), *stats.get("error", [])]
+        path.write_text("".join(f"{report.nodeid}\n" for report in reports))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -6,8 +6,9 @@ Tests often wait: for processes to start, for time limits, for messages. Two ses
 and each takes about half of `make test`. Each has at most one world up, and only the second one
 brings up the rig of several hosts.
 
-The first session writes to the terminal; the output of the second one follows. Each is in a process
-group of its own, so that Ctrl-C reaches only this process, which ends both sessions in good order.
+The first session writes to the terminal; the output of the second one follows, and at the end the
+tests that failed in each. Each session is in a process group of its own, so that Ctrl-C reaches
+only this process, which ends both in good order.
 """
 
 from __future__ import annotations
@@ -15,18 +16,26 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 PARTS = ("worlds", "others")
-STOP_AT_A_FAILURE = {"-x", "--exitfirst"}
+STOP_AT_A_FAILURE = re.compile(r"-[qsvl]*x[qsvl]*|--exitfirst|--maxfail=1")
+# One session does these: it shows each test once, or has the terminal.
+ALONE = {"--show-worlds", "--collect-only", "--co", "--pdb", "--trace", "--help", "-h", "--version"}
 FINE = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+ENDS: dict[int, str] = {
+    pytest.ExitCode.OK: "passed",
+    pytest.ExitCode.NO_TESTS_COLLECTED: "no test selected",
+}
 
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -38,9 +47,15 @@ def in_a_group_of_its_own() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def start(part: str, arguments: Sequence[str], output: int | None) -> subprocess.Popen[bytes]:
-    """One session. Its cache is its own: it remembers which tests have failed."""
-    options = ["--part", part, "-o", f"cache_dir=.pytest_cache/{part}"]
+def start(
+    part: str, failed: Path, arguments: Sequence[str], output: int | None
+) -> subprocess.Popen[bytes]:
+    """One session, which writes the names of the tests that fail into the file `failed`.
+
+    Its cache is its own: it remembers which tests have failed. With --lf a session without a failed
+    test runs none, and not all."""
+    options = ["--part", part, "--failed-to", str(failed), "--last-failed-no-failures=none"]
+    options += ["-o", f"cache_dir=.pytest_cache/{part}"]
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", *options, *arguments],
         stdin=subprocess.DEVNULL,
@@ -52,9 +67,22 @@ def start(part: str, arguments: Sequence[str], output: int | None) -> subprocess
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code: 0 if all tests of both sessions have passed."""
-    with tempfile.TemporaryFile() as log:
+    if ALONE & set(arguments):
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
+    with tempfile.TemporaryDirectory() as folder:
+        failed = [Path(folder, part) for part in PARTS]
+        codes = run_both(arguments, failed, Path(folder, "log"))
+        names = [file.read_text().splitlines() if file.exists() else [] for file in failed]
+    return verdict(codes, names)
+
+
+def run_both(arguments: Sequence[str], failed: Sequence[Path], log_path: Path) -> list[int]:
+    with log_path.open("w+b") as log:
         print("worlds of 2 or 3 ranks; the output of all other tests follows", flush=True)
-        sessions = [start("worlds", arguments, None), start("others", arguments, log.fileno())]
+        sessions = [
+            start("worlds", failed[0], arguments, None),
+            start("others", failed[1], arguments, log.fileno()),
+        ]
 
         def end(*_: object) -> None:
             for session in sessions:
@@ -63,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
 
         signal.signal(signal.SIGINT, end)
         signal.signal(signal.SIGTERM, end)
-        stops = bool(STOP_AT_A_FAILURE & set(arguments))
+        stops = any(STOP_AT_A_FAILURE.fullmatch(argument) for argument in arguments)
         while any(session.poll() is None for session in sessions):
             time.sleep(0.1)
             if stops and any(session.returncode not in (None, *FINE) for session in sessions):
@@ -73,10 +101,10 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         sys.stdout.buffer.write(log.read())
         sys.stdout.flush()
-    return verdict([session.returncode for session in sessions])
+    return [session.returncode for session in sessions]
 
 
-def verdict(codes: Sequence[int]) -> int:
+def verdict(codes: Sequence[int], failed: Sequence[Sequence[str]] = ((), ())) -> int:
     """A selection may have no test in one of the sessions.
 
     >>> verdict([0, 0]), verdict([5, 0]), verdict([0, 1]), verdict([5, 5])
@@ -84,8 +112,8 @@ def verdict(codes: Sequence[int]) -> int:
     """
     bad = [code for code in codes if code not in FINE]
     if bad:
-        for part, code in zip(PARTS, codes, strict=True):
-            print(f"{part}: {'passed' if code in FINE else f'exit code {code}'}")
+        for part, code, names in zip(PARTS, codes, failed, strict=True):
+            print(f"{part}: {ENDS.get(code, f'exit code {code}')}", *names, sep="\n    ")
         return bad[0] if bad[0] > 0 else 128 - bad[0]
     return min(codes)
 

@@ -1,13 +1,14 @@
 """Two sessions of tests at the same time."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from tests.harness.side_by_side import verdict
+from tests.harness.side_by_side import STOP_AT_A_FAILURE, verdict
 from tests.harness.worlds import ROOT, end_tree
 
 LIMIT_S = 60.0
@@ -61,7 +62,30 @@ def test_the_output_of_both_sessions_is_shown_and_a_failure_of_one_is_that_of_bo
     assert "1 failed, 1 deselected" in said
     assert "1 passed, 1 deselected" in said
     assert said.index("::test_on_a_world") < said.index("::test_without_one")
-    assert said.endswith("worlds: exit code 1\nothers: passed\n")
+    end = r"worlds: exit code 1\n    \S*test_it.py::test_on_a_world\[.+\]\nothers: passed\n\Z"
+    assert re.search(end, said), said
+
+
+@pytest.mark.wide
+def test_last_failed_runs_nothing_in_a_session_without_a_failure(tmp_path):
+    process = start(tmp_path, "def test_without_a_world():\n    pass\n", "--lf")
+    said = process.communicate(timeout=LIMIT_S)[0].decode()
+    assert process.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, said
+
+
+def test_one_session_lists_the_tests(tmp_path):
+    process = start(tmp_path, TESTS, "-q", "--collect-only")
+    said = process.communicate(timeout=LIMIT_S)[0].decode()
+    assert process.returncode == 0, said
+    assert "2 tests collected" in said
+
+
+@pytest.mark.parametrize(
+    ("argument", "stops"),
+    [("-x", True), ("-xq", True), ("-vsx", True), ("--maxfail=1", True), ("-k", False)],
+)
+def test_with_these_arguments_a_failure_in_one_session_ends_the_other(argument, stops):
+    assert bool(STOP_AT_A_FAILURE.fullmatch(argument)) == stops
 
 
 @pytest.mark.parametrize(
