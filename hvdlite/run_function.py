@@ -101,7 +101,7 @@ def run(
         RankError: A rank raised an exception, or ended before its function did: the first one, with
             its host and traceback. The rank's own exception is its cause where it can be sent.
         LaunchError: hvdrun could not start the job, or lost a host; its words.
-        ValueError: a parameter for what is not there.
+        ValueError: A parameter of Gloo or elastic training, which hvdlite does not have.
         TypeError: (of pickle) the function or an argument can't be sent.
 
     Example:

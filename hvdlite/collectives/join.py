@@ -19,7 +19,7 @@ def join(device: int = -1) -> int:
     has joined. All this holds in each process set that this rank belongs to as well. Afterwards all
     ranks are as before, and may join again.
 
-    What this rank has in flight on a GPU is awaited first: every rank has to come to that.
+    It first waits for this rank's operations in flight on GPUs; every rank must have called them.
 
     Args:
         device: Accepted for Horovod's sake; zeros need no device.

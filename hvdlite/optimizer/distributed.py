@@ -230,15 +230,15 @@ def DistributedOptimizer(
         named_parameters: `model.named_parameters()`: names for error messages.
         compression: Compression.none, .fp16 or .bf16: in which form gradients (or deltas) travel.
         backward_passes_per_step: Gradients are reduced every N backward passes; the sum of them
-            is not divided by the number. With Adasum, where no backward communicates, it says
-            nothing.
+            is not divided by the number. With Adasum, where no backward communicates, it has no
+            effect.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: With Average: divides by this before adding, and by size / this
             afterwards.
         num_groups: The older form of a number of `groups`.
         groups: Gradients to reduce together: lists of parameters, or the number of groups to form.
             By default they are put together by size. With Adasum, where each delta is combined by
-            itself, it says nothing.
+            itself, it has no effect.
         sparse_as_dense: How sparse gradients travel: as dense ones, in the buckets. Otherwise the
             rows that the ranks have are gathered. In either case `.grad` is sparse on every rank
             and has the rows of all of them; but a parameter for which some rank had a dense
