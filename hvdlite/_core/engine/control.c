@@ -194,7 +194,8 @@ static bool post_receive(hvdl_engine *e, int host)
                            &control->receives[host]);
 }
 
-/* Takes the packet that has come from a host's leader, if one has. */
+/* Takes the packet that has come from a host's leader, if one has. After a break no message is read, as no
+ * entry is: what it is about may be half made. */
 static bool receive(hvdl_engine *e, int host)
 {
     hvdl_control *control = e->control;
@@ -206,7 +207,7 @@ static bool receive(hvdl_engine *e, int host)
     bool last = false;
     memcpy(&num_messages, at, sizeof num_messages);
     at += sizeof num_messages;
-    for (uint64_t i = 0; i < num_messages; i++) {
+    for (uint64_t i = 0; i < num_messages && !e->failure.broken; i++) {
         hvdl_message message;
         const char *payload = next_message(&at, &message);
         last |= is_last(e, &message);
@@ -220,7 +221,7 @@ static bool receive(hvdl_engine *e, int host)
 static bool receive_all(hvdl_engine *e)
 {
     bool any = false;
-    for (int h = 0; h < e->config.num_hosts; h++)
+    for (int h = 0; h < e->config.num_hosts && !e->failure.broken; h++)
         any |= receive(e, h);
     return any;
 }
@@ -233,7 +234,7 @@ void hvdl_control_step(hvdl_engine *e, bool *progressed)
         return;
     bool heard = receive_all(e);
     *progressed |= heard || e->control->joins.own_join >= 0;
-    if (e->control->joins.own_join >= 0)
+    if (e->control->joins.own_join >= 0 && !e->failure.broken)
         hvdl_tell_own_join(e, heard);
 }
 

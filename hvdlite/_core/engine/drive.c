@@ -62,13 +62,13 @@ bool hvdl_sweep(hvdl_engine *e)
     progressed |= hvdl_conveyor_step(&e->conveyor, &finished);
     if (finished)
         hvdl_pass_finished(e, finished);
-    bool busy = e->announcing.deferred || e->stall.due;
-    if (between_hosts) {
+    if (between_hosts)
         hvdl_control_flush(e);
-        busy |= hvdl_control_busy(e) || e->stall.num_asking;
-    }
     if (e->failure.broken)
-        hvdl_end_broken(e);
+        hvdl_end_broken(e); /* which tells the other hosts: those sends are work, too */
+    bool busy = e->announcing.deferred || e->stall.due;
+    if (between_hosts)
+        busy |= hvdl_control_busy(e) || e->stall.num_asking;
     atomic_store_explicit(&e->driving.busy, busy, memory_order_relaxed);
     if (progressed) {
         e->driving.idle_looks = 0;
@@ -306,8 +306,7 @@ void hvdl_engine_poll(hvdl_engine *e)
         pthread_mutex_trylock(&e->driving.lock))
         return;
     /* The lock shows what close did: it stops, then takes down what a sweep needs. */
-    if (!stopping(e) && !hvdl_sweep_twice(e)) {
+    if (!stopping(e) && !hvdl_sweep_twice(e))
         look_around(e, true);
-    }
     stop_driving(e);
 }
