@@ -13,8 +13,9 @@ PyObject *hvdl_py_operation(EngineObject *engine, PyObject *plan, PyObject *shap
     hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(engine));
     OperationObject *self = PyObject_New(OperationObject, state->operation_type);
     if (!self) {
-        hvdl_operation_release(engine->engine,
-                               operation); /* the owner comes back by hvdl_py_reap */
+        /* Of one in flight the owner comes back by hvdl_py_reap. */
+        PyObject *owner = hvdl_operation_release(engine->engine, operation);
+        Py_XDECREF(owner);
         return NULL;
     }
     Py_INCREF(engine);
