@@ -232,7 +232,8 @@ static int set_source(hvdl_py_state *state, PostingObject *self, PyObject *sourc
     keep_tensor(&self->source, source);
     if (!self->source) {
         self->posting.desc.ndim = 1;
-        self->posting.desc.count = 0;
+        self->posting.desc.count = self->posting.rows = 0;
+        keep(&self->shape, NULL);
         return 0;
     }
     PyObject *shape = PyObject_GetAttr(source, state->shape);
@@ -254,6 +255,15 @@ static int set_number(uint8_t *to, int field, PyObject *value, long most)
     return 0;
 }
 
+/* And the root where none is given: a kind without one has -1 on all ranks, which compare descriptors. */
+static int set_kind(hvdl_desc *desc, PyObject *value)
+{
+    if (set_number(&desc->kind, POST_KIND, value, HVDL_PLAN - 1))
+        return -1;
+    desc->root = hvdl_facts_of(desc)->has_root ? 0 : -1;
+    return 0;
+}
+
 /* Inlined, so that for a field that is known when it is compiled nothing is left of the switch. */
 static inline __attribute__((always_inline)) int
 set_field(hvdl_py_state *state, PostingObject *self, int field, PyObject *value)
@@ -262,7 +272,7 @@ set_field(hvdl_py_state *state, PostingObject *self, int field, PyObject *value)
     hvdl_desc *desc = &posting->desc;
     int truth;
     switch (field) {
-    case POST_KIND: return set_number(&desc->kind, field, value, HVDL_PLAN - 1);
+    case POST_KIND: return set_kind(desc, value);
     case POST_NAME: return set_name(self, value);
     case POST_UNNAMED:
         truth = value == Py_False ? 0 : value == Py_True ? 1 : PyObject_IsTrue(value);
@@ -311,7 +321,8 @@ static int set_fields(hvdl_py_state *state, PostingObject *self, PyObject *const
     for (Py_ssize_t i = 0; i < num_keywords; i++) {
         PyObject *keyword = PyTuple_GetItem(keywords, i);
         int field = field_of(state, keyword);
-        if (field < num_args || field == NUM_FIELDS) {
+        /* In a copy the kind stays, by which the source's shape was read. */
+        if (field < num_args || field == POST_KIND || field == NUM_FIELDS) {
             PyErr_Format(PyExc_TypeError, "a posting has no argument '%U', or has it already",
                          keyword);
             return -1;
@@ -351,7 +362,6 @@ PyObject *hvdl_py_posting(PyObject *module, PyObject *const *args, Py_ssize_t nu
         return NULL;
     hvdl_desc *desc = &self->posting.desc;
     desc->prescale = desc->postscale = 1.0;
-    desc->root = -1;
     desc->ndim = 1;
     if (set_fields(state, self, args, num_args, keywords)) {
         Py_DECREF(self);
@@ -473,6 +483,11 @@ static int fill_posting(const hvdl_py_state *state, const PostingObject *self, h
 {
     void *input, *splits;
     *to = self->posting;
+    const hvdl_kind_facts *facts = hvdl_facts_of(&to->desc);
+    if (!self->shape && hvdl_moves_data(facts)) {
+        PyErr_Format(PyExc_ValueError, "%s '%s': the source is missing", facts->name, to->name);
+        return -1;
+    }
     if (address_of(state, self->source, &input) || address_of(state, self->splits, &splits))
         return -1;
     to->input = input;
