@@ -130,15 +130,6 @@ def test_the_sdist_has_everything_that_the_build_reads(sdist):
     assert names >= {"setup.py", "setup.cfg", "pyproject.toml", "LICENSE", "hvdlite/_core.pyi"}
 
 
-def test_every_folder_of_python_files_is_a_package_of_the_wheel():
-    folders = {
-        path.parent for top in ("hvdlite", "launcher") for path in (ROOT / top).rglob("*.py")
-    }
-    names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    packages = _setup["options"]["packages"].split()
-    assert sorted(packages) == sorted(name.replace("launcher", "hvdrun") for name in names)
-
-
 @pytest.mark.wide
 def test_one_wheel_serves_every_python_from_3_10_on(wheel):
     assert re.fullmatch(rf"hvdlite-{VERSION}-cp310-abi3-linux_\w+\.whl", wheel.name)

@@ -1,4 +1,4 @@
-"""What the loop does for `course`, as values."""
+"""The actions that `course` asks the loop for, as values."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class EndHosts(Value):
 
 
 class HangUp(Value):
-    """The host ends its ranks: the job was being ended before it was connected."""
+    """The host ends its ranks: it connected only after the job had begun to end."""
 
     host: str
 
 
 class SignalMpirun(Value):
-    """To mpirun and what it has started in its session."""
+    """Sends a signal to mpirun and to everything it started in its session."""
 
     number: int
 
 
 class Say(Value):
-    """A line of hvdrun's own."""
+    """Shows a line of hvdrun's own."""
 
     text: str
 
 
 class Finish(Value):
-    """The loop ends. It kills what is left without asking; then `verdict` says how it went."""
+    """The loop ends and kills at once what is left. Then `verdict` decides how the job went."""
 
 
 Action = EndAll | EndHosts | HangUp | SignalMpirun | Say | Finish

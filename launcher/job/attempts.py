@@ -1,4 +1,4 @@
-"""Starts mpirun again where it failed by ill luck, before any rank was there."""
+"""Starts mpirun again if it failed by chance before any rank had started."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ATTEMPTS = 3
 def supervise(
     command: Command, cwd: str, screen: Screen, start_timeout_s: float, verbose: bool
 ) -> int:
-    """Runs the job: the exit code, or a LaunchError where hvdrun itself failed."""
+    """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
     set_subreaper()
-    # One for all attempts: a signal between two is not lost.
+    # All attempts share one waker, so that no signal between two of them is lost.
     waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *heeded()])
     attempt = 1
     while True:
@@ -29,6 +29,6 @@ def supervise(
         except StartedBadly:
             attempt += 1
             screen.output.say(
-                f"hvdrun: {command.starter} could not start a thread of its own, before any rank"
-                f" was there; once more ({attempt} of {ATTEMPTS})"
+                f"hvdrun: {command.starter} could not start one of its own threads, before any rank"
+                f" had started; trying again ({attempt} of {ATTEMPTS})"
             )

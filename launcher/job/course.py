@@ -1,8 +1,8 @@
 """The course of a job: events in, with their times, and actions out. No clock and no I/O.
 
-With the first failure that is reported, all ranks are ended: TERM, a grace, KILL. `verdict` decides
-at the end which failure was the first: when a rank dies, others may fail because of that, and their
-hosts may report before its own.
+The first failure that is reported ends all ranks: TERM, a grace, KILL. `verdict` decides at the end
+which failure came first: when a rank dies, others may fail because of that, and their hosts may
+report before its own does.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from hvdrun.job.mpirun_output import MpirunOutput
 from hvdrun.job.ranks import Ranks
 from hvdrun.plan.command import Command
 
-# mpirun's own words wait so long before they are shown: a rank's failure makes them noise.
+# mpirun's output is held back for this long: if a rank has failed, it is noise and is not shown.
 NOISE_DELAY_S = 0.5
-# After a rank has left without MPI_Finalize: how long the others may take to leave, too.
+# After a rank has left without MPI_Finalize, the others have this long to leave, too.
 LEAVE_S = 3.0
-# After a rank has ended with 0 and others have not: when hvdrun says so.
+# If some ranks still run this long after another one ended with 0, hvdrun says so.
 RUN_ON_S = 60.0
 # How long mpirun may take to end after all ranks have ended with 0.
 CLOSING_S = 10.0
-# After mpirun's end: how long keepers and hosts may take to say how their ranks ended.
+# After mpirun has ended, keepers and hosts have this long to report how their ranks ended.
 REPORTS_S = 2.0
 SSH_SAID_BYTES = 1 << 16
 
@@ -72,11 +72,11 @@ class FarHost:
         self.ssh_said = b""
 
     def state(self) -> str:
-        """How far the host is, while its ranks have not started."""
+        """What is known about the host while its ranks have not started."""
         if self.talks:
-            return "ssh got through, and MPI's daemon has not started them"
+            return "ssh is connected, but MPI's daemon has not started them"
         said = self.ssh_said.decode(errors="replace").strip().splitlines()
-        return "ssh has not got through" + (f" ({said[-1].strip()})" if said else "")
+        return "ssh has not connected" + (f" ({said[-1].strip()})" if said else "")
 
 
 class Mpirun:
@@ -94,7 +94,7 @@ class Mpirun:
 
 
 class Course:
-    """`begin`: the time at which mpirun is started, by the clock of all times here."""
+    """`begin`: when mpirun starts, by the same clock as all other times here."""
 
     def __init__(
         self, command: Command, begin: float, start_timeout_s: float, verbose: bool = False
@@ -105,10 +105,10 @@ class Course:
         self.verbose = verbose
         self.ranks = Ranks(command)
         self.hosts: list[FarHost] = []
-        self.keepers = 0  # that are connected on this host
+        self.keepers = 0  # number connected on this host
         self.mpirun = Mpirun()
         self.ending = Ending()
-        self.closing_at: float | None = None  # when all is ended, as all ranks have ended with 0
+        self.closing_at: float | None = None  # all ranks ended with 0: when the rest is ended
         self.run_on_said = False
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
@@ -116,7 +116,7 @@ class Course:
         self.actions: list[Action] = []  # of the event that is being handled
 
     def on(self, now: float, event: Event) -> list[Action]:
-        """What is to be done for the event. `now` never goes back."""
+        """Returns the actions that the event asks for. `now` never goes back."""
         match event:
             case RankStarted(rank):
                 self.ranks.started.add(rank)
@@ -146,7 +146,7 @@ class Course:
             case HostSilent(host):
                 known = self._host(host)
                 self.hosts.remove(known)
-                silent = host_lost(host, "it has been silent for too long", known.ssh_said)
+                silent = host_lost(host, "it no longer answers", known.ssh_said)
                 self._fail(now, silent, SILENT_GRACE_S)
             case MpirunSaid(text):
                 self.mpirun.output.feed(text, now)
@@ -157,7 +157,7 @@ class Course:
                 self.mpirun.code, self.mpirun.ended_at = code, now
                 self.actions.append(EndHosts(GRACE_S))
             case Interrupted(number):
-                # The second time nobody waits for a grace.
+                # The second signal ends the job without a grace.
                 again = self.signal is not None
                 self.signal = self.signal or number
                 self._say(interrupted(number, self.command.num_proc, again))
@@ -171,12 +171,12 @@ class Course:
         return actions
 
     def wake_at(self) -> float | None:
-        """Until when nothing is to be done if nothing happens; None: for ever."""
+        """The next time at which something is due even if nothing happens; None: never."""
         return min((at for at, _ in self._deadlines()), default=None)
 
     @property
     def may_start_again(self) -> bool:
-        """mpirun has failed by ill luck, and no rank was there."""
+        """mpirun failed by chance, and no rank had started."""
         return not self.ranks.started and not self.signal and self.mpirun.output.shows_ill_luck()
 
     def who(self, rank: int) -> tuple[int, str]:
@@ -193,7 +193,7 @@ class Course:
             ranks.well[rank] = at
             if ranks.have_all_ended_well:
                 self.closing_at = now + CLOSING_S
-                if ranks.in_mpi:  # they are held, so that MPI does not end the others
+                if ranks.in_mpi:  # the keepers hold them, so that MPI does not end the others
                     self._end(now, 0)
         elif how.startswith("missing "):
             number = int(how.split()[1])
@@ -213,14 +213,14 @@ class Course:
         if event.refused:
             self._fail(now, held_by_another(host.name, event.refused))
         elif event.daemon_status is not None:
-            # Where ranks have started, or with 0, mpirun says the rest.
+            # If ranks have started, or the daemon ended with 0, mpirun reports the rest.
             if event.daemon_status and not self.ranks.has_started_on(host.name):
                 failed = daemon_failed(host.name, event.daemon_status, event.daemon_said)
                 self._fail(now, failed)
         elif not host.talks:
             self._fail(now, unreachable(host.name, host.ssh_said, self.command.python))
         else:
-            lost = host_lost(host.name, "the connection to it has ended", host.ssh_said)
+            lost = host_lost(host.name, "the connection to it was closed", host.ssh_said)
             self._fail(now, lost)
 
     # ------------------------------------------------------------ time
@@ -239,8 +239,8 @@ class Course:
             self._finish(now)
 
     def _deadlines(self) -> Iterator[tuple[float, Callable[[float], None]]]:
-        """What is done if nothing happens until then. Doing it takes it off the list, or puts it
-        off."""
+        """The times at which something is due, and what. Doing it removes it from the list or
+        postpones it."""
         if self.finished:
             return
         if self.ending.has_begun:
@@ -300,13 +300,13 @@ class Course:
         if number is not None:
             self.actions.append(SignalMpirun(number))
 
-    # ------------------------------------------------------------ what is done
+    # ------------------------------------------------------------ actions
 
     def _say(self, text: str) -> None:
         self.actions.append(Say(text))
 
     def _fail(self, now: float, error: LaunchError, grace_s: float = GRACE_S) -> None:
-        """The first error counts; what follows from the end of the job is none."""
+        """Only the first error counts: later ones may be consequences of ending the job."""
         if not self.ending.has_begun:
             self.error = error
             self._end(now, grace_s)

@@ -1,17 +1,17 @@
-"""How long a job that is being ended may still take, and when mpirun is helped. No clock."""
+"""How long a job may take to end, and when mpirun gets a signal to end, too. No clock."""
 
 from __future__ import annotations
 
 import signal
 
-# From KILL on: what is left then is killed without asking.
+# This long after KILL, hvdrun itself kills what is left.
 GIVE_UP_S = 2.0
-# From KILL on: mpirun is helped though ranks or hosts are still there.
+# This long after KILL, mpirun gets a signal although ranks or hosts are still connected.
 STUCK_S = 1.0
-# How long mpirun may take once there are no ranks any more; then TERM, and KILL after another time.
+# How long mpirun may run after the last rank has ended; then TERM, and KILL after MPIRUN_GRACE_S.
 MPIRUN_PATIENCE_S = 0.5
 MPIRUN_GRACE_S = 1.0
-# The signal is repeated: Open MPI ends at once only if it is told again.
+# The signal is repeated: Open MPI ends at once only after a second one.
 REPEAT_S = 0.1
 
 
@@ -47,12 +47,12 @@ class Ending:
             self.help_at = self.next_help_at = now
 
     def mpirun_at(self) -> float:
-        """When mpirun is to be looked at or helped."""
+        """When `look_at_mpirun` or `help_mpirun` is due."""
         assert self.kill_at is not None
         return self.kill_at + STUCK_S if self.help_at is None else self.next_help_at
 
     def help_mpirun(self, now: float) -> int | None:
-        """The signal that mpirun gets now."""
+        """The signal that mpirun gets now, or None."""
         if self.help_at is None or now < self.next_help_at:
             return None
         kill_at = self.help_at + MPIRUN_GRACE_S

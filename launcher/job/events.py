@@ -16,13 +16,13 @@ class RankInMpi(Value):
 
 
 class RankLeftMpi(Value):
-    """The rank has ended MPI_Finalize."""
+    """The rank has finished MPI_Finalize."""
 
     rank: int
 
 
 class RankEnded(Value):
-    """`how` in the words of the keeper (see frames.EXIT); `at` by the clock of this host."""
+    """`how` as the keeper writes it (see frames.EXIT); `at` by the clock of this host."""
 
     rank: int
     how: str
@@ -30,31 +30,31 @@ class RankEnded(Value):
 
 
 class KeeperGone(Value):
-    """The keeper of a rank has ended, with or without a RankEnded before."""
+    """The keeper of a rank has ended; a RankEnded may or may not have come before."""
 
     rank: int
 
 
 class KeepersHere(Value):
-    """So many keepers of this host are connected now."""
+    """The number of keepers of this host that are connected now."""
 
     connected: int
 
 
 class HostConnected(Value):
-    """The connection to another host begins; ssh is not through yet."""
+    """hvdrun has started to connect to another host; ssh has not connected yet."""
 
     host: str
 
 
 class HostTalks(Value):
-    """The host agent speaks: ssh has got through."""
+    """The host agent has sent its first message: ssh has connected."""
 
     host: str
 
 
 class SshSaid(Value):
-    """On its stderr: ssh, the remote shell, or srun in ssh's place."""
+    """ssh (or srun in its place) or the remote shell wrote this to stderr."""
 
     host: str
     text: bytes
@@ -64,8 +64,8 @@ class HostEnded(Value):
     """The connection to the host has ended."""
 
     host: str
-    refused: str = ""  # why nobody can look after the ranks there
-    daemon_status: int | None = None  # exit code of MPI's daemon, once all has ended there
+    refused: str = ""  # why the host agent can't run ranks there
+    daemon_status: int | None = None  # MPI's daemon's exit code, once everything there has ended
     daemon_said: bytes = b""
 
 
@@ -96,7 +96,7 @@ class Interrupted(Value):
 
 
 class ReaderLeft(Value):
-    """Nobody reads what hvdrun writes (`hvdrun … | head`), or the disk is full."""
+    """hvdrun can't write: its reader is gone (`hvdrun … | head`), or the disk is full."""
 
 
 class TimePassed(Value):

@@ -1,4 +1,4 @@
-"""The last thing that is shown when a job fails. Pure."""
+"""The report at the end of a failed job. Pure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from hvdrun.ssh_errors import OTHER, last_words
 
 LINES = 30
 # Patterns are compiled when a job fails, not at each start of hvdrun.
-# How Open MPI begins to say that it ends a rank; the communicator comes in the next line.
+# The first line of Open MPI's message that it ends a rank; the next one names the communicator.
 _REPORTER = r"\*\*\* reported by process \[\d+,(\d+)\]"
-# What MPICH's ranks say when they abort. It kills all of them at once, without their exit codes.
+# What MPICH's ranks print on an abort. MPICH kills them all at once, so their exit codes are lost.
 _ABORT = rb"(?m)^Abort\((\d+)\) on node \d+"
 
 
@@ -37,9 +37,9 @@ class Failure(NamedTuple):
 
     rank: int
     host: str
-    ended: str  # 'code 3', 'signal 9' or 'oom 9', as the keeper says
+    ended: str  # 'code 3', 'signal 9' or 'oom 9', as the keeper reports it
     after_s: float
-    # MPI had ended its shim by then: it may be a consequence of another failure.
+    # MPI had already ended its shim: another failure may be the cause.
     late: bool = False
     at: float | None = None  # in seconds since 1970
 
@@ -55,7 +55,7 @@ class Failure(NamedTuple):
         else:
             how = f"was ended by {signal_name(int(number))}"
         if kind == "oom":
-            how += ", as the kernel was out of memory"
+            how += ", sent by the kernel's out-of-memory killer"
         elif self.ended == "signal 9":
             how += " (kill -9, or a batch system)"
         at = "" if self.at is None else time.strftime(" (at %H:%M:%S)", time.localtime(self.at))
@@ -87,14 +87,14 @@ def last_lines(stderr: bytes) -> list[str]:
     recent = lines[-LINES:]
     starts = [i for i, line in enumerate(recent) if line.startswith("Traceback (most recent")]
     if starts:
-        # Chained exceptions: from the first of the chain.
+        # With chained exceptions, this is the first of the chain.
         return recent[starts[0] :]
     return recent[-10:]
 
 
 def first_failure(failures: Iterable[Failure], mpirun_said: Iterable[str]) -> Failure | None:
-    """The failure that the others are a consequence of, as far as that can be told. It does not
-    depend on the order in which the hosts report."""
+    """The failure that caused the others, as far as that can be known. It does not depend on the
+    order in which the hosts report."""
     lost = lost_a_peer(mpirun_said)
     return min(
         failures,
@@ -104,8 +104,8 @@ def first_failure(failures: Iterable[Failure], mpirun_said: Iterable[str]) -> Fa
 
 
 def lost_a_peer(mpirun_said: Iterable[str]) -> set[int]:
-    """The ranks that Open MPI ended because another one's connection closed: an error that belongs
-    to no communicator, so to no call of the program."""
+    """The ranks that Open MPI ended because another rank's connection closed: such an error belongs
+    to no communicator, and so to no MPI call of the program."""
     ranks: set[int] = set()
     reporter = None
     for line in mpirun_said:
@@ -119,8 +119,8 @@ def lost_a_peer(mpirun_said: Iterable[str]) -> set[int]:
 def host_without_words(
     ranks_of: Mapping[str, Iterable[int]], started: Container[int], ended: Container[int]
 ) -> str | None:
-    """A host on which ranks have started, and which has reported no rank's end: it was lost with
-    them. Ranks of other hosts may have failed because of that, and have been reported before."""
+    """A host that started ranks and has not reported how any of them ended: it was lost with them.
+    Ranks of other hosts may have failed because of that, and may have been reported earlier."""
     for host, ranks in ranks_of.items():
         there = [rank for rank in ranks if rank in started]
         if there and not any(rank in ended for rank in there):
@@ -129,7 +129,7 @@ def host_without_words(
 
 
 def aborted(stderr: Mapping[int, bytes]) -> tuple[int, str] | None:
-    """The rank that called MPI_Abort, and how it would have ended, by what it wrote."""
+    """The rank that called MPI_Abort and how it would have ended, read from what it wrote."""
     for rank, text in sorted(stderr.items()):
         match = re.search(_ABORT, text)
         if match:
@@ -137,7 +137,7 @@ def aborted(stderr: Mapping[int, bytes]) -> tuple[int, str] | None:
     return None
 
 
-# Open MPI's sentence about a rank that has left without MPI_Finalize; it is broken somewhere.
+# Open MPI's sentence about a rank that left without MPI_Finalize; its line break may be anywhere.
 _IMPROPER = r"process rank (\d+) with PID .*? exiting improperly"
 
 
@@ -149,18 +149,18 @@ def left_improperly(mpirun_said: Iterable[str]) -> int | None:
 
 
 def left_early(rank: int, host: str, after_s: float) -> MpirunFailed:
-    """A rank ended with 0, and the others were ended for it."""
+    """A rank ended with 0 too early, and the others were ended because of that."""
     return MpirunFailed(
         f"rank {rank} on {host} ended with exit code 0 after {duration(after_s)}, in mid-job: it"
-        " left without MPI_Finalize, and the ranks that were still running were ended; a rank that"
-        " is done calls hvd.shutdown() or MPI_Finalize, not os._exit(0)"
+        " left without MPI_Finalize, and the ranks that were still running were ended; end a rank"
+        " with hvd.shutdown() or MPI_Finalize, not with os._exit(0)"
     )
 
 
 def had_left(rank: int, host: str, after_s: float) -> str:
     return (
         f"hvdrun: rank {rank} on {host} had ended with exit code 0 after {duration(after_s)}: if"
-        " the others needed it still, this is the cause"
+        " the others still needed it, this is the cause"
     )
 
 
@@ -173,37 +173,37 @@ def run_on(rank: int, host: str, left: int, since_s: float) -> str:
 
 
 def interrupted(number: int, num_proc: int, again: bool) -> str:
-    """What is said at once to Ctrl-C and to signals like it."""
+    """The line that is shown at once after Ctrl-C or a signal like it."""
     name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
     if again:
-        return f"hvdrun: {name} again: everything is killed at once"
+        return f"hvdrun: {name} again: killing everything now"
     ranks = "the rank has" if num_proc == 1 else f"the {num_proc} ranks have"
-    return f"hvdrun: {name}: {ranks} {GRACE_S:g} s to end; once more kills them at once"
+    return f"hvdrun: {name}: {ranks} {GRACE_S:g} s to end; a second {name} kills them at once"
 
 
 def not_started(hosts: Sequence[tuple[str, int, str]], after_s: float) -> StartTimeout:
-    """`hosts`: each with the number of ranks that are missing there, and what is known of it."""
+    """`hosts`: name, number of ranks that have not started there, and what is known about it."""
     lines = [
         f"    {host}: {lacking} {'rank' if lacking == 1 else 'ranks'} not started"
         + (f": {state}" if state else "")
         for host, lacking, state in hosts
     ]
     return StartTimeout(
-        f"the job has not started within {after_s:g} s (--start-timeout); what is missing:\n"
+        f"the job has not started within {after_s:g} s (--start-timeout):\n"
         + "\n".join(lines)
-        + "\nlook at these hosts and the network between them, or give more time"
+        + "\ncheck these hosts and the network between them, or give a longer --start-timeout"
     )
 
 
 def rank_failed(failure: Failure, said: Sequence[str], same: Sequence[int], num_proc: int) -> str:
-    """`said`: its last lines; `same`: the ranks whose last lines are these, too."""
+    """`said`: the rank's last lines; `same`: all ranks whose last lines are the same."""
     others = {1: "", 2: "; the other rank was ended"}.get(
         num_proc, f"; the other {num_proc - 1} ranks were ended"
     )
     lines = [f"hvdrun: {failure}{others}"]
-    if said and num_proc > 1:  # a single rank's are the last thing that was shown
-        many = f" (ranks {spans(same)} said the same)" if len(same) > 1 else ""
-        lines.append(f"hvdrun: its last words on stderr{many}:")
+    if said and num_proc > 1:  # a single rank's last lines have just been shown
+        many = f" (the same on ranks {spans(same)})" if len(same) > 1 else ""
+        lines.append(f"hvdrun: its last lines on stderr{many}:")
         lines += [f"    {line}" for line in said]
     return "\n".join(lines)
 
@@ -212,8 +212,8 @@ def host_lost(host: str, how: str, ssh_said: bytes = b"") -> HostLost:
     said = ssh_said.decode(errors="replace").strip().splitlines()
     detail = f" ({said[-1]})" if said else ""
     return HostLost(
-        f"{host} is lost: {how}{detail}; its ranks end by themselves if it still runs; look at the"
-        " host and its network, then start again"
+        f"{host} is lost: {how}{detail}; if it still runs, its ranks end by themselves; check the"
+        " host and its network, then start the job again"
     )
 
 
@@ -221,7 +221,7 @@ def missing_program(program: str, rank: int, host: str, number: int) -> LaunchEr
     if number in (errno.ENOENT, errno.ENOTDIR):
         return CommandNotFound(
             f"{program!r} was not found on {host} (rank {rank}): it is neither a path there nor in"
-            " PATH; correct the name, or install it on every host"
+            " PATH; correct the name, or install the program on every host"
         )
     why = os.strerror(number)
     return CommandNotFound(
@@ -231,16 +231,16 @@ def missing_program(program: str, rank: int, host: str, number: int) -> LaunchEr
 
 
 def unreachable(host: str, errors: bytes, python: str) -> LaunchError:
-    """The connection ended before the host agent spoke. What ssh said tells why."""
+    """The connection ended before the host agent's first message. ssh's stderr tells why."""
     text = errors.decode(errors="replace")
-    said = last_words(text) or "ssh ended without a word"
+    said = last_words(text) or "ssh printed nothing"
     why = trouble(text)
     if why is not OTHER or text.startswith("ssh:") or not last_words(text):
         remedy = why.remedy.format(host=host, login=host)
         return SshFailed(f"{host} can't be reached by {why.way}: {why.cause} ({said}); {remedy}")
     return HostSetupError(
-        f"{host} was reached, but hvdrun's part could not start there: {said}; every host needs the"
-        f" same installation at the same place ({python})"
+        f"ssh reached {host}, but hvdrun's agent could not start there: {said}; every host needs"
+        f" the same installation at the same path ({python})"
     )
 
 
@@ -251,8 +251,8 @@ def held_by_another(host: str, said: str) -> HostSetupError:
 def daemon_failed(host: str, status: int, said: bytes) -> LaunchError:
     """MPI's daemon ended before it started a rank; mpirun may wait for it for ever."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
-    words = "; ".join(lines[-3:]) or "it said nothing"
+    words = "; ".join(lines[-3:]) or "it printed nothing"
     return HostSetupError(
-        f"{host} was reached, but MPI's daemon ended there with exit code {status}: {words};"
-        " every host needs the same MPI at the same place"
+        f"ssh reached {host}, but MPI's daemon ended there with exit code {status}: {words};"
+        " every host needs the same MPI at the same path"
     )

@@ -1,6 +1,6 @@
 """hvdrun's end of the connection to another host: ssh's standard input, output and errors.
 
-It turns what comes into events for `course`, and knows nothing of what they mean for the job.
+It turns incoming messages into events for `course`, and does not know what they mean for the job.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from hvdrun.job.signs_of_life import SignsOfLife
 
 
 class HostLink:
-    """`deliver` gets what the ranks of the host say, `tell` what else happens there (but not
-    the end), `on_stdin_wanted` is called when rank 0 can take more input, `on_close` when the
-    connection has ended."""
+    """`deliver` gets the messages of the host's ranks, `tell` all other events except the end.
+    `on_stdin_wanted` is called when rank 0 can take more input, `on_close` when the connection has
+    ended."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class HostLink:
         self.tell = tell
         self.on_stdin_wanted = on_stdin_wanted
         self.on_close = on_close
-        self.talking = False  # the host agent has begun to speak
-        self.daemon_status: int | None = None  # once all has ended there
+        self.talking = False  # the host agent's first message has come
+        self.daemon_status: int | None = None  # set once everything there has ended
         self.daemon_said = b""
-        self.refused = ""  # why nobody can look after the ranks there
+        self.refused = ""  # why the host agent can't run ranks there
         self.buffer = bytearray()
         self.unsent = bytearray()
         self.signs = SignsOfLife(time.monotonic())
@@ -80,32 +80,32 @@ class HostLink:
         self._flush()
 
     def end(self, grace_s: float) -> None:
-        """Ends all ranks there, with this grace. While a grace lasts the host goes on listening: a
-        second Ctrl-C takes the grace away."""
+        """Ends all ranks there, with this grace. The host keeps listening during the grace: a
+        second Ctrl-C ends it at once."""
         if self.talking:
             self.send(END, b"%d" % int(grace_s * 10))
         if not (self.talking and grace_s):
             self.hang_up()
 
     def tick(self, now: float) -> bool:
-        """Asks for a sign of life now and then. False when there has been none for too long."""
+        """Asks for a sign of life at intervals. Returns False if none has come for too long."""
         if self.paused:
-            self.signs.heard = now  # what it says waits
-        if not self.talking:  # ssh's own time limit counts
+            self.signs.heard = now  # its messages wait unread
+        if not self.talking:  # until then ssh's own time limit applies
             return True
         if self.signs.wants_asking(now):
             self.send(PING)
         return not self.signs.has_stopped(now) or self._has_unheard()
 
     def _has_unheard(self) -> bool:
-        """Whether the host has said something, and it is hvdrun that was held up."""
+        """Whether messages of the host wait unread: then hvdrun was held up, not the host."""
         ready = select.poll()
         ready.register(self.sock, select.POLLIN)
         return bool(ready.poll(0))
 
     def pause(self, paused: bool) -> None:
-        """Whether the host's messages stay unread for now. Its first are read all the same: it gets
-        no sign of life before."""
+        """Stops or resumes reading the host's messages. The first message is read in any case:
+        before it, hvdrun sends the host no signs of life."""
         paused = paused and self.talking
         if paused != self.paused:
             self.paused = paused
@@ -115,8 +115,8 @@ class HostLink:
         return HostEnded(self.host, self.refused, self.daemon_status, self.daemon_said)
 
     def hang_up(self) -> None:
-        """Sends nothing more to the host. Its agent ends what is left there, with its own grace if
-        it has got no other."""
+        """Sends nothing more to the host. Its agent then ends what is left there, with its own
+        grace if hvdrun has sent none."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
 
@@ -169,7 +169,7 @@ class HostLink:
         self.buffer += data
         if not self.talking:
             begin = self.buffer.find(MAGIC)
-            if begin < 0:  # start-up files of the remote shell may say much
+            if begin < 0:  # start-up files of the remote shell may print a lot
                 del self.buffer[: -len(MAGIC)]
                 return
             del self.buffer[: begin + len(MAGIC)]
@@ -197,11 +197,11 @@ class HostLink:
         return b"%s %d" % (how, int(at_ns) + (self.clock_ns or 0))
 
     def _errors_ready(self) -> None:
-        if not self.closed:  # by what was ready at the same moment
+        if not self.closed:  # the socket, ready at the same moment, may have closed the link
             self._read_errors()
 
     def _read_errors(self) -> None:
-        """Reads once: a pipe holds no more than that, and its writer may never stop."""
+        """Reads once: a pipe holds no more than CHUNK, and its writer may never stop."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self.stderr, CHUNK)
             if data:

@@ -1,4 +1,4 @@
-"""What mpirun and its daemons say, line by line."""
+"""The output of mpirun and its daemons, line by line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from hvdrun.agent.frames import CHUNK
 
-# Open MPI writes the first two when the child was faster than the parent, and goes on. srun writes
-# the third when it is told to bind nothing and can't bind.
+# Open MPI writes the first two when a child was faster than its parent, and continues. srun writes
+# the third if it can't bind, even when asked to bind nothing.
 MEANINGLESS = (
     b"plm:ssh: Warning: setpgid",
     b"plm:rsh: Warning: setpgid",
@@ -17,17 +17,17 @@ MEANINGLESS = (
 )
 # Open MPI's message when a machine under load does not start one of its threads in time.
 ILL_LUCK = "listener thread failed to start"
-LINE_BYTES = 1 << 16  # of a longer line the pieces are lines
+LINE_BYTES = 1 << 16  # a longer line is split into pieces of about this size
 KEPT_LINES = 200
 
 
 class MpirunOutput:
-    """The lines of its stdout and stderr, which are one pipe, and of its daemons. No clock. `take`
-    gives the lines to show, each once."""
+    """The lines of mpirun's stdout and stderr (one pipe) and of its daemons. No clock. `take`
+    returns the lines to show, each once."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[float, str]] = []  # when each line came
-        self.rest = bytearray()  # of a line
+        self.rest = bytearray()  # the start of a line whose end has not come
         self.taken: list[str] = []
 
     def feed(self, data: bytes, now: float) -> None:
@@ -51,7 +51,7 @@ class MpirunOutput:
             self.feed(b"\n", now)
 
     def take(self, now: float, delay_s: float) -> list[str]:
-        """Those that have waited for so long."""
+        """The lines that have waited for at least `delay_s`."""
         ready = [line for at, line in self.waiting if at + delay_s <= now]
         del self.waiting[: len(ready)]
         self.taken = (self.taken + ready)[-KEPT_LINES:]
@@ -64,12 +64,12 @@ class MpirunOutput:
         return self.taken + self.untaken()
 
     def shows_ill_luck(self) -> bool:
-        """Whether mpirun or a daemon of it failed by an error that does not happen every time."""
+        """Whether mpirun or one of its daemons failed with an error that a new start may avoid."""
         return any(ILL_LUCK in line for line in self.everything())
 
 
 class Source:
-    """The pipe that mpirun writes to. `heard` gets what comes, `ended` is called at its end."""
+    """The pipe that mpirun writes to. `heard` gets the data, `ended` is called at its end."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Source:
         selector.register(fd, selectors.EVENT_READ, self._read)
 
     def pause(self, paused: bool) -> None:
-        """Whether mpirun's output stays in the pipe for now."""
+        """Stops or resumes reading mpirun's output."""
         if paused == self.paused or not self.is_open:
             return
         self.paused = paused

@@ -1,4 +1,4 @@
-"""What is known of the ranks of a job: a record without a clock."""
+"""What is known about the ranks of a job. No clock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class Ranks:
         self.command = command
         self.num_proc = command.num_proc
         self.started: set[int] = set()
-        self.in_mpi: set[int] = set()  # between MPI_Init and MPI_Finalize, where that is seen
+        self.in_mpi: set[int] = set()  # between MPI_Init and MPI_Finalize, if the MPI shows it
         self.done: set[int] = set()  # after MPI_Finalize
         self.endings: dict[int, str] = {}  # rank → how it ended
         self.well: dict[int, float] = {}  # rank → when it ended with 0
         self.failures: list[Failure] = []  # of ranks that hvdrun did not end
-        self.late: list[Failure] = []  # those after MPI ended the shim, while there is no other
+        self.late: list[Failure] = []  # after MPI ended the shim, while no other is known
 
     @property
     def have_all_started(self) -> bool:
@@ -28,7 +28,7 @@ class Ranks:
 
     @property
     def running(self) -> int:
-        """How many have not ended, or not started."""
+        """The number of ranks that have not ended, including those that have not started."""
         return self.num_proc - len(self.endings)
 
     @property
@@ -42,9 +42,9 @@ class Ranks:
         return not self.started.isdisjoint(self.command.ranks_of(host))
 
     def fail(self, failure: Failure, is_ending: bool) -> None:
-        """A rank fails by itself. One that fails after hvdrun has begun to end the job, for another
-        reason than a rank's failure, is no failure of the job; one whose shim MPI had ended counts
-        only beside another."""
+        """A rank fails by itself. If hvdrun was already ending the job, and not because a rank
+        failed, the failure does not count. If MPI had already ended the rank's shim, it counts only
+        together with another failure."""
         if self.failures or not (failure.late or is_ending):
             self.failures += [*self.late, failure]
             self.late.clear()
@@ -52,14 +52,14 @@ class Ranks:
             self.late.append(failure)
 
     def first_that_left(self) -> tuple[int, float] | None:
-        """The first rank that ended with 0 without MPI_Finalize while others are in MPI: in
-        MPI_Init, in a collective or at last in MPI_Finalize they need all ranks. With when the last
-        such rank left."""
+        """The first rank that ended with 0 without MPI_Finalize while others are in MPI, and the
+        time when the last such rank left. The others need all ranks: in MPI_Init, in a collective,
+        or at the latest in MPI_Finalize."""
         early = self.well.keys() - self.done
         if not early or not self.in_mpi - self.endings.keys():
             return None
         return min(early, key=self.well.__getitem__), max(self.well[rank] for rank in early)
 
     def last_that_left(self) -> tuple[int, float]:
-        """Of those that ended with 0, and when."""
+        """The last rank that ended with 0, and when it did."""
         return max(self.well.items(), key=lambda item: item[1])

@@ -1,4 +1,4 @@
-"""When a host is asked for a sign of life, and when it counts as silent. No clock."""
+"""When hvdrun asks a host for a sign of life, and when the host counts as lost. No clock."""
 
 from __future__ import annotations
 

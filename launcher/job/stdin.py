@@ -1,4 +1,4 @@
-"""hvdrun's standard input, which is rank 0's."""
+"""Passes hvdrun's standard input to rank 0."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hvdrun.job.host_link import HostLink
 
 
 class Stdin:
-    """A rank 0 of this host gets the very file. To another host it is sent piece by piece, each
-    when the one before has been taken, and nothing is read before rank 0 is there."""
+    """If rank 0 is on this host, it inherits the file itself. To another host the input is sent in
+    pieces, each after rank 0 has taken the one before; nothing is read before rank 0 starts."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self.selector = selector
@@ -20,7 +20,7 @@ class Stdin:
 
     def for_local_rank(self) -> int:
         if self._usable():
-            with contextlib.suppress(OSError):  # it may be closed
+            with contextlib.suppress(OSError):  # standard input may be closed
                 return os.dup(0)
         return os.open(os.devnull, os.O_RDONLY)
 
@@ -46,8 +46,8 @@ class Stdin:
 
     @staticmethod
     def _usable() -> bool:
-        """In the background, reading from the terminal would stop hvdrun."""
+        """False if hvdrun runs in the background: reading from the terminal would stop it."""
         try:
             return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
-        except OSError:  # a terminal, but not ours
+        except OSError:  # a terminal, but not this session's
             return True

@@ -1,5 +1,5 @@
-"""Runs one attempt at a job: a loop that turns what file descriptors and signals say into events,
-and does what `course` decides. `verdict` says how it went."""
+"""Runs one attempt at a job: a loop that turns input from file descriptors and signals into events,
+and does what `course` decides. `verdict` decides how the job went."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import Terminal
 from hvdrun.plan.command import Command
 
-# TSTP (Ctrl-Z) is heard and not obeyed: a launcher that stands still counts as dead.
+# TSTP (Ctrl-Z) is caught and ignored: hosts would take a stopped launcher for dead.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# After a signal: how long what is still to be shown may take.
+# After a signal, hvdrun takes at most this long to write its remaining output.
 LAST_WORDS_S = 2.0
-# A turn of the loop takes no longer, so that hosts get signs of life.
+# A turn of the loop waits no longer than this, so that hosts get signs of life.
 TURN_S = 0.5
 
 
 class StartedBadly(Exception):
-    """mpirun failed by ill luck before any rank was there; all is ended and cleared away."""
+    """mpirun failed by chance before any rank started; every process has ended."""
 
 
 def heeded() -> list[int]:
-    """The signals that end a job. Under nohup HUP, the end of the terminal, is not one of them."""
+    """The signals that end a job. Under nohup, HUP (the terminal was closed) is not one of them."""
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in SIGNALS if not (nohup and number == signal.SIGHUP)]
 
@@ -141,7 +141,7 @@ class Supervisor:
     def _turn(self) -> None:
         for key, _ in self.selector.select(self._timeout()):
             key.data()
-            # After each, as all of them together may take longer than a host waits for us.
+            # After each, because all of them together may take longer than a host waits.
             self._exchange_signs_of_life()
         self._exchange_signs_of_life()
         if len(self.local_ranks.keepers) != self.course.keepers:
@@ -203,8 +203,8 @@ class Supervisor:
         return found.exit_code
 
     def _last_words(self) -> None:
-        """Waits until all is written. A reader that stands still is not waited for against the
-        user's will."""
+        """Waits until all output is written. After Ctrl-C or a signal like it, a reader that has
+        stopped reading is not waited for."""
         writer = self.screen.writer
         was_ended = self.course.signal is not None
         until = time.monotonic() + LAST_WORDS_S if was_ended else float("inf")
@@ -286,7 +286,7 @@ class Supervisor:
                 with contextlib.suppress(OSError):
                     os.killpg(self.mpirun.pid, number)
             case Finish():
-                pass  # the loop looks for itself
+                pass  # the loop itself asks `course.finished`
 
     def _end_hosts(self, grace_s: float) -> None:
         for link in self.links:

@@ -1,5 +1,5 @@
-"""A value with named fields, as typing.NamedTuple, but ten times as fast to define: there are two
-dozen kinds, at each start of hvdrun. Values of two kinds are never equal."""
+"""A value with named fields, like typing.NamedTuple, but ten times as fast to define: each start of
+hvdrun defines two dozen kinds. Values of different kinds are never equal."""
 
 from __future__ import annotations
 

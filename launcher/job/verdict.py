@@ -1,4 +1,4 @@
-"""How a job went, once its course has finished: what hvdrun says last, and its exit code. Pure."""
+"""How a finished job went: the last lines that hvdrun shows, and its exit code. Pure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from hvdrun.job.failure_report import (
 
 class Verdict(NamedTuple):
     exit_code: int
-    error: LaunchError | None = None  # what hvdrun ends with, where no rank is to blame
-    lines: tuple[str, ...] = ()  # to be shown
+    error: LaunchError | None = None  # raised at the end, if no rank is the cause
+    lines: tuple[str, ...] = ()  # to show
     culprit: int | None = None  # the rank that failed first
 
 
 def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
-    """`date`: now, in seconds since 1970; `tails`: the last that each rank wrote to stderr."""
+    """`date`: now, in seconds since 1970; `tails`: the end of each rank's stderr."""
     if course.signal is not None:
         return Verdict(128 + course.signal)
     if course.error is not None:
@@ -46,7 +46,7 @@ def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -
         return Verdict(0) if ranks.have_all_ended_well else _mpirun_failed(course, said)
     if failure.rank in lost_a_peer(said):
         if host := host_without_words(ranks.by_host(), ranks.started, ranks.endings):
-            return _failed(host_lost(host, "its ranks have gone without a word"))
+            return _failed(host_lost(host, "its ranks ended without a report"))
         if ranks.well:
             return _failed(course.left_early(ranks.last_that_left()[0]))
     failure = failure._replace(at=date - (now - course.begin) + failure.after_s)
@@ -72,14 +72,14 @@ def _report(course: Course, failure: Failure, tails: Mapping[int, bytes]) -> lis
 
 
 def _mpirun_failed(course: Course, said: list[str]) -> Verdict:
-    """No rank has failed by itself, and yet not all have ended with 0."""
+    """No rank has failed by itself, but not all have ended with 0."""
     ranks, starter, code = course.ranks, course.command.starter, course.mpirun.code
     if not ranks.started and code == 0:
-        return Verdict(0)  # it was told to do something else, as with --mpi-args --version
+        return Verdict(0)  # mpirun was asked for something else, as with --mpi-args --version
     if ranks.well:
         return _failed(course.left_early(ranks.last_that_left()[0]))
     lines = tuple(f"[{starter}] {line}" for line in course.mpirun.output.untaken() if line)
-    words = "see its words above" if any(said) else "it said nothing"
+    words = "see its output above" if any(said) else "it printed nothing"
     if code is None:
         ended = "hvdrun had to kill it"
     else:

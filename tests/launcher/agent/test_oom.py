@@ -85,4 +85,4 @@ def test_a_rank_that_takes_more_than_there_is_is_reported_as_that(small_group, p
     assert done.code == 128 + signal.SIGKILL, done
     report = done.stderr[done.stderr.index("hvdrun: rank") :]
     assert report.startswith("hvdrun: rank 1 on localhost was ended by SIGKILL (Killed), as the")
-    assert "the kernel was out of memory" in report
+    assert "sent by the kernel's out-of-memory killer" in report

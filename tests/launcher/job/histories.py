@@ -204,7 +204,9 @@ RANKS = {
         ends(2.0, over_at=2.2),
         137,
         culprit=1,
-        words=("rank 1 on a was ended by SIGKILL (Killed), as the kernel was out of memory",),
+        words=(
+            "rank 1 on a was ended by SIGKILL (Killed), sent by the kernel's out-of-memory killer",
+        ),
     ),
     "a keeper is killed": History(
         [*begun(), (2.0, KeeperGone(0)), *asked(2.1, 1, 2, 3), *over(2.2)],
@@ -411,7 +413,7 @@ HOSTS = {
         [*ends(10.0, grace_s=2.0), (10.3, EndHosts(3.0))],
         72,
         error=HostLost,
-        words=("b is lost: it has been silent for too long",),
+        words=("b is lost: it no longer answers",),
     ),
     "a connection ends": History(
         [
@@ -423,7 +425,7 @@ HOSTS = {
         ends(10.0),
         72,
         error=HostLost,
-        words=("b is lost: the connection to it has ended (Connection to b closed.)",),
+        words=("b is lost: the connection to it was closed (Connection to b closed.)",),
     ),
     "ssh does not get through": History(
         [
@@ -468,12 +470,12 @@ HOSTS = {
         9,
         culprit=0,
     ),
-    "a rank fails of a host that has gone without a word": History(
+    "a rank fails, and a host is lost without a report": History(
         [*begun(), (2.0, LOST_A_PEER), (2.0, RankEnded(0, "code 14", 2.0)), *over(2.1, 14)],
         ends(2.0, over_at=2.1),
         72,
         error=HostLost,
-        words=("b is lost: its ranks have gone without a word",),
+        words=("b is lost: its ranks ended without a report",),
     ),
     "a rank fails of one that was killed and whose shim MPI had ended": History(
         [
@@ -536,7 +538,7 @@ HOSTS = {
         ends(60.0),
         75,
         error=StartTimeout,
-        words=("not started within 60 s", "b: 2 ranks not started: ssh has not got through (wait"),
+        words=("not started within 60 s", "b: 2 ranks not started: ssh has not connected (wait"),
     ),
 }
 
@@ -550,7 +552,10 @@ MPIRUN = {
         [(0.2, EndHosts(3.0)), (0.2, Finish())],
         73,
         error=MpirunFailed,
-        words=("[mpirun] no such option", "could not start the job (exit code 213): see its words"),
+        words=(
+            "[mpirun] no such option",
+            "could not start the job (exit code 213): see its output",
+        ),
     ),
     "mpirun's last line has no newline": History(
         [
@@ -562,21 +567,24 @@ MPIRUN = {
         [(0.2, EndHosts(3.0)), (0.2, Finish())],
         73,
         error=MpirunFailed,
-        words=("[mpirun] no such option", "could not start the job (exit code 213): see its words"),
+        words=(
+            "[mpirun] no such option",
+            "could not start the job (exit code 213): see its output",
+        ),
     ),
     "mpirun prints an empty line and fails": History(
         [(0.1, MpirunSaid(b"\n")), (0.2, MpirunEnded(1)), (0.2, MpirunOutputEnded())],
         [(0.2, EndHosts(3.0)), (0.2, Finish())],
         73,
         error=MpirunFailed,
-        words=("could not start the job (exit code 1): it said nothing",),
+        words=("could not start the job (exit code 1): it printed nothing",),
     ),
-    "mpirun fails without a word": History(
+    "mpirun fails and prints nothing": History(
         [(0.2, MpirunEnded(-11)), (0.2, MpirunOutputEnded())],
         [(0.2, EndHosts(3.0)), (0.2, Finish())],
         73,
         error=MpirunFailed,
-        words=("could not start the job (signal 11): it said nothing",),
+        words=("could not start the job (signal 11): it printed nothing",),
     ),
     "mpirun is told to do something else": History(
         [(0.1, MpirunSaid(b"mpirun 5\n")), (0.9, MpirunEnded(0)), (0.9, MpirunOutputEnded())],
@@ -737,7 +745,10 @@ USER = {
         [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT)), *over(2.7, 1)],
         [*ends(2.0), *ends(2.5, grace_s=0, over_at=2.7)],
         130,
-        says=[(2.0, "hvdrun: Ctrl-C: the 4"), (2.5, "hvdrun: Ctrl-C again: everything is killed")],
+        says=[
+            (2.0, "hvdrun: Ctrl-C: the 4"),
+            (2.5, "hvdrun: Ctrl-C again: killing everything now"),
+        ],
     ),
     "TERM, which ranks and mpirun ignore": History(
         [*begun(), (2.0, Interrupted(TERM))],

@@ -46,8 +46,8 @@ def test_where_mpirun_fails_before_any_rank_is_there_it_is_started_again(job):
     assert (done.code, starts) == (0, 3), done
     assert sorted(done.stdout.splitlines()) == ["[0] 0", "[1] 1"]
     assert [line for line in done.stderr.splitlines() if not line.startswith("[mpirun] ")] == [
-        "hvdrun: mpirun could not start a thread of its own, before any rank was there;"
-        f" once more ({attempt} of 3)"
+        "hvdrun: mpirun could not start one of its own threads, before any rank had started;"
+        f" trying again ({attempt} of 3)"
         for attempt in (2, 3)
     ]
 

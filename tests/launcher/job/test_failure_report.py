@@ -47,7 +47,7 @@ def test_the_report_says_who_where_how_when_and_its_traceback():
     assert rank_failed(failure, last_lines(TRACEBACK), [1], 4) == (
         "hvdrun: rank 1 on server2 ended with exit code 3 after 12.3 s (at 20:48:31); the other 3"
         " ranks were ended\n"
-        "hvdrun: its last words on stderr:\n"
+        "hvdrun: its last lines on stderr:\n"
         "    Traceback (most recent call last):\n"
         '      File "train.py", line 3, in <module>\n'
         "        1 / 0\n"
@@ -61,7 +61,7 @@ def test_the_report_says_who_where_how_when_and_its_traceback():
         ("code 3", 3, "ended with exit code 3"),
         ("signal 11", 139, "was ended by SIGSEGV (Segmentation fault)"),
         ("signal 9", 137, "was ended by SIGKILL (Killed) (kill -9, or a batch system)"),
-        ("oom 9", 137, "was ended by SIGKILL (Killed), as the kernel was out of memory"),
+        ("oom 9", 137, "was ended by SIGKILL (Killed), sent by the kernel's out-of-memory killer"),
     ],
 )
 def test_the_exit_code_is_that_of_the_rank(ended, code, text):
@@ -80,7 +80,7 @@ def test_a_long_time_is_told_in_minutes_and_hours(seconds, text):
 
 def test_that_others_said_the_same_is_told():
     text = rank_failed(Failure(1, "here", "code 1", 1.0), last_lines(TRACEBACK), [0, 1, 2, 5], 8)
-    assert "its last words on stderr (ranks 0-2,5 said the same):\n    Traceback" in text
+    assert "its last lines on stderr (the same on ranks 0-2,5):\n    Traceback" in text
 
 
 IMPROPER = """
@@ -117,17 +117,17 @@ def test_that_others_run_on_without_a_rank_is_told(left, who):
 
 def test_ctrl_c_is_answered_by_a_line():
     assert interrupted(signal.SIGINT, 4, False) == (
-        "hvdrun: Ctrl-C: the 4 ranks have 3 s to end; once more kills them at once"
+        "hvdrun: Ctrl-C: the 4 ranks have 3 s to end; a second Ctrl-C kills them at once"
     )
     assert interrupted(signal.SIGTERM, 1, False).startswith("hvdrun: SIGTERM: the rank has 3 s")
     assert interrupted(signal.SIGINT, 4, True).startswith("hvdrun: Ctrl-C again: ")
 
 
 def test_the_hosts_whose_ranks_have_not_started_are_listed():
-    error = not_started([("server2", 2, "ssh has not got through"), ("server3", 1, "")], 30.0)
+    error = not_started([("server2", 2, "ssh has not connected"), ("server3", 1, "")], 30.0)
     assert str(error).splitlines()[:3] == [
-        "the job has not started within 30 s (--start-timeout); what is missing:",
-        "    server2: 2 ranks not started: ssh has not got through",
+        "the job has not started within 30 s (--start-timeout):",
+        "    server2: 2 ranks not started: ssh has not connected",
         "    server3: 1 rank not started",
     ]
 
@@ -160,7 +160,7 @@ def test_what_ssh_said_is_the_message(said):
         assert isinstance(error, SshFailed)
         assert said.decode().strip() in str(error)
     else:
-        assert "ssh ended without a word" in str(error)
+        assert "ssh printed nothing" in str(error)
 
 
 def test_a_host_without_the_interpreter_is_told_from_one_that_is_not_reached():

@@ -200,7 +200,7 @@ def test_a_rank_that_left_earlier_is_not_taken_for_the_one_that_failed():
     )
     with pytest.raises(RankError, match="rank 2 on server2: ended with exit code 14 after"):
         job.check(14, 3, "here")
-    job.last_lines[1:] = ["hvdrun: server2 is lost: it has been silent for too long"]
+    job.last_lines[1:] = ["hvdrun: server2 is lost: it no longer answers"]
     with pytest.raises(LaunchError, match=r"\Aserver2 is lost"):
         job.check(72, 3, "here")
 
@@ -275,6 +275,6 @@ def test_who_stops_the_caller_twice_stops_the_job_at_once(calling):
     process.send_signal(signal.SIGINT)
     assert process.stderr.readline().startswith("hvdrun: Ctrl-C: the rank has 3 s to end")
     process.send_signal(signal.SIGINT)
-    assert process.stderr.readline() == "hvdrun: Ctrl-C again: everything is killed at once\n"
+    assert process.stderr.readline() == "hvdrun: Ctrl-C again: killing everything now\n"
     assert process.wait(LIMIT_S) == -signal.SIGINT
     assert not psutil.wait_procs(family, timeout=20)[1]

@@ -143,7 +143,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(hvdrun):
     done = hvdrun("-np", "3", *shell("[ $RANK = 1 ] && { echo why >&2; exit 3; }; exec sleep 60"))
     assert done.code == 3
     assert "rank 1 on localhost ended with exit code 3" in done.stderr
-    assert done.stderr.endswith("hvdrun: its last words on stderr:\n    why\n")
+    assert done.stderr.endswith("hvdrun: its last lines on stderr:\n    why\n")
 
 
 def test_a_rank_that_a_signal_ends_counts_as_128_and_the_signal(hvdrun):

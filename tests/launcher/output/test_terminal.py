@@ -116,10 +116,10 @@ def test_ctrl_c_is_answered_at_once_and_the_second_one_kills(terminal, python):
     terminal.read_until(b"up", times=2)
     terminal.type(b"\x03")
     terminal.read_until(
-        b"hvdrun: Ctrl-C: the 2 ranks have 3 s to end; once more kills them at once"
+        b"hvdrun: Ctrl-C: the 2 ranks have 3 s to end; a second Ctrl-C kills them at once"
     )
     terminal.type(b"\x03")
-    terminal.read_until(b"hvdrun: Ctrl-C again: everything is killed at once")
+    terminal.read_until(b"hvdrun: Ctrl-C again: killing everything now")
     assert terminal.code() == 128 + signal.SIGINT
 
 
