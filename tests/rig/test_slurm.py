@@ -109,7 +109,7 @@ def test_ranks_that_grow_in_number_are_more_than_pmi_2_can_say(run, python, way)
     done = run(["-N3", "-n5"], *way, "-H", "server1:1,server2:2", python, *script(WHERE))
     if way and "mpich" in str(python):
         assert done.code == 64, done
-        assert "can't tell the ranks of MPICH who is where" in done.stderr
+        assert "can't tell the ranks of MPICH which host they are on" in done.stderr
     else:
         lines = ["[0] 0 3 server1 0 1 7", "[1] 1 3 server2 0 2 7", "[2] 2 3 server2 1 2 7"]
         assert sorted(done.stdout.splitlines()) == lines, done
@@ -242,4 +242,4 @@ def test_a_slurm_without_the_mpis_plugin_is_an_error_that_says_so(run, rig, monk
     monkeypatch.setenv("PATH", f"{fake}:{os.environ['PATH']}")
     done = run(["-N1"], "--mpi", "slurm", "true")
     assert done.code == 67, done
-    assert "this Slurm knows only none; leave --mpi slurm out" in done.stderr
+    assert "`srun --mpi=list` shows none; leave --mpi slurm out" in done.stderr

@@ -1,5 +1,5 @@
-"""The batch schedulers that hvdrun knows: a file and a row here for each. May import what `plan`
-may, but of `plan` itself only `hosts` and `flavour`."""
+"""The batch schedulers that hvdrun knows: each has a file and a row here. May import what `plan`
+may, but from `plan` itself only `hosts` and `flavour`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hvdrun.plan.schedulers.scheduler import Allocation, Environ, Scheduler, Sta
 from hvdrun.plan.schedulers.slurm import SLURM
 from hvdrun.ssh_errors import Trouble
 
-# The first whose allocation hvdrun runs in counts.
+# In this order: the first one with an allocation around hvdrun counts.
 SCHEDULERS: tuple[Scheduler, ...] = (SLURM, LSF, SGE, PBS)
-# Those that start ranks, by their word for --mpi.
+# Those that can start ranks, by their name in --mpi.
 BY_OPTION = {scheduler.option: scheduler for scheduler in SCHEDULERS if scheduler.option}
 
 
@@ -23,7 +23,7 @@ def find(environ: Environ, read: Callable[[str], str]) -> Allocation | None:
 
     Raises:
         HostListError: the scheduler's list can't be understood.
-        UsageError: the scheduler has started several of us.
+        UsageError: the scheduler has started hvdrun several times.
     """
     for scheduler in SCHEDULERS:
         hosts = scheduler.hosts(environ, read)
@@ -38,13 +38,13 @@ def find_starter(environ: Environ) -> Starter | None:
 
 
 def remedy(allocation: Allocation) -> str:
-    """What to do where the allocation has too few slots."""
+    """What to do if the allocation has too few slots."""
     (more,) = (s.more for s in SCHEDULERS if s.name == allocation.scheduler)
     return f"ask {allocation.scheduler} for more ({more})"
 
 
 def trouble(stderr: str) -> Trouble:
-    """Why a host was not reached, by what ssh said, or a scheduler's program in its place."""
+    """Why a host was not reached, from the stderr of ssh or of a scheduler's program instead."""
     for scheduler in SCHEDULERS:
         for pattern, found in scheduler.troubles:
             if re.search(pattern, stderr, re.MULTILINE):

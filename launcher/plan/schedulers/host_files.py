@@ -1,6 +1,6 @@
 """Schedulers that leave a list of the job's hosts and their slots: LSF, SGE, PBS. Pure.
 
-Their numbers count as if the user had given them.
+Their numbers of slots count as if the user had given them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def listed(scheduler: str, variable: str, parse: Parse) -> Callable[..., tuple[H
             text = read(path)
         except OSError as error:
             raise HostListError(
-                f"{variable}={path}, the hosts that {scheduler} gave: {error.strerror}; give them"
-                " with -H or --hostfile"
+                f"{variable}={path}, the list of hosts from {scheduler}: {error.strerror}; give the"
+                " hosts with -H or --hostfile"
             ) from error
         return parse(text, path)
 
@@ -41,7 +41,7 @@ def lsf_hosts(environ: Environ, read: Read) -> tuple[Host, ...] | None:
 
 
 def line_per_slot(text: str, path: str) -> tuple[Host, ...]:
-    """PBS and LSF write a host once for each of its slots."""
+    """The list of PBS and LSF, which names a host once for each of its slots."""
     return _merged(
         ((line.strip(), "1", f"{path}:{n}") for n, line in enumerate(text.splitlines(), 1)), path
     )
@@ -59,7 +59,7 @@ def sge_hosts(text: str, path: str) -> tuple[Host, ...]:
 
 
 def lsf_pairs(text: str) -> tuple[Host, ...]:
-    """'h1 4 h2 2', as LSF has it in LSB_MCPU_HOSTS."""
+    """'h1 4 h2 2', the form of LSF's LSB_MCPU_HOSTS."""
     words = text.split()
     where = "LSB_MCPU_HOSTS"
     if len(words) % 2:
@@ -74,7 +74,7 @@ def _merged(entries: Iterable[tuple[str, str, str]], where: str) -> tuple[Host, 
         if name
     ]
     if not hosts:
-        raise HostListError(f"{where}: it names no host; give the hosts with -H or --hostfile")
+        raise HostListError(f"{where} names no host; give the hosts with -H or --hostfile")
     return merge(hosts)
 
 

@@ -1,8 +1,8 @@
-"""Slurm: the hosts of its jobs, and srun, which starts ranks in mpirun's place (`--mpi slurm`) and
-commands in ssh's place inside an allocation.
+"""Slurm: the hosts of its jobs, and srun, which starts ranks instead of mpirun (`--mpi slurm`) and
+commands instead of ssh inside an allocation.
 
-Slurm's numbers count as if the user had given them where a number of tasks was asked for. Else they
-are the processors of each host, which count where there are no GPUs.
+If the user asked Slurm for a number of tasks, its numbers count as if hvdrun had been given them.
+Otherwise they are the processors of each host, and become its slots if it has no GPUs.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from hvdrun.ssh_errors import Trouble
 
 NAME = "Slurm"
 
-# What each MPI's ranks speak with the one that starts them.
+# The protocol that each MPI's ranks speak with the program that starts them.
 PMI = {OPENMPI: "pmix", MPICH: "pmi2", INTEL: "pmi2"}
 
 ANSWER_S = 20.0
 
-# Into a step of its own beside whatever runs in the job. Frames are no lines: unbuffered.
+# A step of its own beside whatever runs in the job. Unbuffered, because frames are not lines.
 CONNECTION = (
     *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--cpu-bind=none", "--quiet"),
     *("--unbuffered", "--export=ALL", "--kill-on-bad-exit=0"),
 )
 
-_MOST_NODES = 1 << 17  # more is a mistake
+_MOST_NODES = 1 << 17  # a list of more nodes is a mistake
 
 
 # -------------------------------------------------------------------- srun
@@ -41,7 +41,7 @@ _MOST_NODES = 1 << 17  # more is a mistake
 
 class Srun(NamedTuple):
     program: str
-    pmi: str = ""  # which --mpi of it, where it starts ranks
+    pmi: str = ""  # srun's --mpi, if it starts ranks
 
     @property
     def scheduler(self) -> str:
@@ -49,7 +49,7 @@ class Srun(NamedTuple):
 
     @property
     def unwanted(self) -> tuple[str, ...]:
-        # The job's: srun would say that it does not suit the step.
+        # It describes the job; srun would warn that it does not fit the step.
         return ("SLURM_NTASKS_PER_NODE",)
 
     def __str__(self) -> str:
@@ -71,17 +71,17 @@ class Srun(NamedTuple):
         options = [f"--mpi={self.pmi}", f"--ntasks={count}", f"--nodes={len(shares)}"]
         options += _layout(self.pmi, kind, allocation, shares)
         options += binding_args or ["--cpu-bind=none"]
-        # More ranks than processors are the user's business.
+        # Whether there may be more ranks than processors is the user's decision.
         options += ["--overcommit", "--overlap"]
         if environ.get("SLURM_CPUS_PER_TASK"):
             options += [f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}"]
-        # hvdrun says when a rank's end is the end of all.
+        # hvdrun, not srun, decides when the end of a rank ends the job.
         options += ["--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--input=none", "--quiet"]
         return [*options, f"--chdir={cwd}"]
 
 
 def find_srun(environ: Mapping[str, str]) -> Srun | None:
-    """The srun in PATH, inside a job of Slurm's."""
+    """The srun in PATH, if hvdrun runs inside a Slurm job."""
     in_job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     path = shutil.which("srun", path=environ.get("PATH")) if in_job else None
     return Srun(path) if path else None
@@ -96,16 +96,16 @@ def with_srun(
     """The MPI with srun to start it, for `--mpi slurm`.
 
     Raises:
-        UsageError: there is no allocation of Slurm's.
-        NoMpi: no srun, or none that speaks what this MPI does.
+        UsageError: hvdrun does not run in a Slurm allocation.
+        NoMpi: there is no srun, or it does not support this MPI's protocol.
     """
     if allocation is None or allocation.scheduler != NAME:
         raise UsageError(
-            "--mpi slurm works inside an allocation of Slurm's, and there is none here: start"
-            " hvdrun in the script of sbatch or the shell of salloc"
+            "--mpi slurm works only inside a Slurm allocation, and hvdrun runs outside of one:"
+            " start it in the script of sbatch or the shell of salloc"
         )
     if starter is None:
-        raise NoMpi("--mpi slurm: there is no srun in PATH; leave it out, and mpirun is used")
+        raise NoMpi("--mpi slurm: srun is not in PATH; leave --mpi slurm out to use mpirun")
     srun = starter.program
     try:
         listed = output_of([srun, "--mpi=list"], ANSWER_S, environ)
@@ -115,7 +115,7 @@ def with_srun(
 
 
 def choose_pmi(kind: str, listed: str) -> str:
-    """Of what `srun --mpi=list` prints, the one that this MPI speaks."""
+    """The protocol for this MPI among those that `srun --mpi=list` prints."""
     types: list[str] = [
         word
         for word in re.findall(r"[a-z0-9_]+", listed.partition("...")[2] or listed)
@@ -128,17 +128,17 @@ def choose_pmi(kind: str, listed: str) -> str:
     if versions:
         return max(versions)
     raise NoMpi(
-        f"--mpi slurm: {NAMES[kind]} needs `srun --mpi={wanted}`, and this Slurm knows only"
-        f" {', '.join(types) or 'what it does not tell'}; leave --mpi slurm out, and mpirun is used"
+        f"--mpi slurm: {NAMES[kind]} needs `srun --mpi={wanted}`, but `srun --mpi=list` shows"
+        f" {', '.join(types) or 'nothing'}; leave --mpi slurm out to use mpirun"
     )
 
 
 def _layout(
     pmi: str, kind: str, allocation: Allocation, shares: Sequence[Share]
 ) -> tuple[str, ...]:
-    """So many ranks on each host, one host after the other.
+    """The options that place each host's ranks, one host after the other.
 
-    Slurm's list of one node for each rank ('arbitrary') is the last resort: its PMI-2 then says
+    Slurm's list of one node for each rank ('arbitrary') is the last resort: its PMI-2 then reports
     that every rank is alone on its host, and its PMIx needs Slurm's own order of the nodes.
     """
     names, counts = [s.host.name for s in shares], [s.count for s in shares]
@@ -146,14 +146,14 @@ def _layout(
     for name in names:
         if name not in known:
             raise UsageError(
-                f"--mpi slurm: {name} is no host of this allocation, which has {', '.join(known)}"
+                f"--mpi slurm: {name} is not in this allocation, which has {', '.join(known)}"
             )
     in_order = sorted(shares, key=lambda share: known.index(share.host.name))
     if in_order != list(shares):
         right = ",".join(f"{share.host.name}:{share.count}" for share in in_order)
         raise UsageError(
-            "--mpi slurm: srun keeps the order in which Slurm has the hosts; write -H"
-            f" {right}, or leave --mpi slurm out, and mpirun is used"
+            "--mpi slurm: srun always uses Slurm's order of the hosts; write -H"
+            f" {right}, or leave --mpi slurm out to use mpirun"
         )
     first = counts[0]
     if set(counts[:-1]) <= {first} and counts[-1] <= first:
@@ -166,9 +166,9 @@ def _layout(
         each = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
         return "--distribution=arbitrary", f"--nodelist={','.join(each)}"
     raise UsageError(
-        f"--mpi slurm: srun can't tell the ranks of {NAMES[kind]} who is where with"
-        f" {', '.join(f'{n}:{c}' for n, c in zip(names, counts, strict=True))}; give every host as"
-        " many, or leave --mpi slurm out, and mpirun is used"
+        f"--mpi slurm: srun can't tell the ranks of {NAMES[kind]} which host they are on with"
+        f" {', '.join(f'{n}:{c}' for n, c in zip(names, counts, strict=True))}; use the same number"
+        " on every host, or leave --mpi slurm out to use mpirun"
     )
 
 
@@ -184,8 +184,8 @@ def hosts_of_job(environ: Mapping[str, str], read: Callable[[str], str]) -> tupl
 
 
 def check_alone(environ: Mapping[str, str]) -> None:
-    """`srun hvdrun …` starts as many of us as there are tasks. The first one goes on, as it may be
-    the shell of `srun --pty`."""
+    """`srun hvdrun …` starts one hvdrun per task. The first one continues: it may run in the shell
+    of `srun --pty`."""
     if environ.get("SLURM_PROCID", "0") != "0":
         raise UsageError(
             f"srun has started hvdrun {environ.get('SLURM_STEP_NUM_TASKS', 'several')} times;"
@@ -194,7 +194,7 @@ def check_alone(environ: Mapping[str, str]) -> None:
 
 
 def slurm_hosts(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """Where no tasks were asked for, SLURM_TASKS_PER_NODE are the processors of each node."""
+    """If the job did not ask for tasks, SLURM_TASKS_PER_NODE has the processors of each node."""
     where = "SLURM_JOB_NODELIST"
     names = expand_nodes(nodes, where)
     variable = "SLURM_TASKS_PER_NODE"
@@ -202,14 +202,14 @@ def slurm_hosts(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
     if environ.get("SLURM_STEP_NUM_TASKS") == "1" and environ.get(variable) == environ.get(
         "SLURM_STEP_TASKS_PER_NODE"
     ):
-        # `srun -n1 hvdrun`: the tasks are those of this step, which are none but hvdrun.
+        # `srun -n1 hvdrun`: the only task of this step is hvdrun itself.
         variable, asked = "SLURM_JOB_CPUS_PER_NODE", False
     per_node = environ.get(variable, "")
     counts = expand_counts(per_node, variable) if per_node else [None] * len(names)
     if len(counts) != len(names):
         raise HostListError(
             f"{where}={nodes} names {len(names)} nodes, but {variable}={per_node} has"
-            f" {len(counts)} numbers; they should be as many"
+            f" {len(counts)} numbers; expected one number per node"
         )
     return tuple(
         Host(parse_host(name, where).name, count if asked else None, cpus=count)
@@ -221,7 +221,7 @@ def expand_nodes(text: str, where: str) -> list[str]:
     """'n[01-03,7],m5' → n01 n02 n03 n7 m5."""
     if not re.fullmatch(r"([^\[\],\s]|\[[^\[\]\s]+\])+(,([^\[\],\s]|\[[^\[\]\s]+\])+)*", text):
         raise HostListError(f"{where}={text}: expected names such as n1,n[01-03,7]")
-    # Commas in brackets divide the numbers of one name.
+    # Commas in brackets separate the numbers of one name.
     entries = re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", text)
     return [name for entry in entries for name in _expand(entry, where)]
 
@@ -242,7 +242,7 @@ def _range(part: str, where: str) -> list[str]:
     match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if match is None or not 0 <= last - first < _MOST_NODES:
-        raise HostListError(f"{where}: '[{part}]' is no range of nodes; expected as in [01-03]")
+        raise HostListError(f"{where}: '[{part}]' is not a range of nodes; expected e.g. [01-03]")
     return [f"{number:0{len(match[1])}}" for number in range(first, last + 1)]
 
 
@@ -252,7 +252,7 @@ def expand_counts(text: str, where: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
         if match is None:
-            raise HostListError(f"{where}={text}: {part!r} is no count; expected as in 4(x2),3")
+            raise HostListError(f"{where}={text}: {part!r} is not a count; expected e.g. 4(x2),3")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
@@ -264,7 +264,7 @@ SLURM = Scheduler(
     option="slurm",
     find_starter=find_srun,
     start_with=with_srun,
-    # Not where a task has ended with an error.
+    # Not for tasks that ended with an error.
     troubles=(
         (
             r"^srun: error: (?!.*: task )",

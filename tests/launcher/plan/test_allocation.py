@@ -1,4 +1,4 @@
-"""What batch schedulers say of the hosts that they gave."""
+"""The hosts of an allocation, read from the variables and files of batch schedulers."""
 
 import itertools
 
@@ -131,12 +131,12 @@ def test_slurms_older_names_of_the_variables_count_too():
     ("nodes", "per_node", "message"),
     [
         ("n[1-", "1", "SLURM_JOB_NODELIST=n[1-: expected names such as"),
-        ("n[3-1]", "1", "'[3-1]' is no range of nodes"),
-        ("n[a-b]", "1", "'[a-b]' is no range of nodes"),
+        ("n[3-1]", "1", "'[3-1]' is not a range of nodes"),
+        ("n[a-b]", "1", "'[a-b]' is not a range of nodes"),
         ("n[1-99999][1-99999]", "1", "'n[1-99999][1-99999]' is more than 131072 nodes"),
         ("n1,$(id)", "1(x2)", "SLURM_JOB_NODELIST: '$(id)' is not a host name"),
         ("n[1-3]", "4(x2)", "names 3 nodes, but SLURM_TASKS_PER_NODE=4(x2) has 2 numbers"),
-        ("n1", "4x", "SLURM_TASKS_PER_NODE=4x: '4x' is no count; expected as in 4(x2),3"),
+        ("n1", "4x", "SLURM_TASKS_PER_NODE=4x: '4x' is not a count; expected e.g. 4(x2),3"),
     ],
 )
 def test_what_slurm_says_is_understood_or_an_error_with_the_variable(nodes, per_node, message):
@@ -174,8 +174,8 @@ def test_sge_tells_slots_queue_and_processors():
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"PBS_NODEFILE": "/none"}, "PBS_NODEFILE=/none, the hosts that PBS gave: No such file"),
-        ({"PBS_NODEFILE": "/empty"}, "/empty: it names no host"),
+        ({"PBS_NODEFILE": "/none"}, "PBS_NODEFILE=/none, the list of hosts from PBS: No such file"),
+        ({"PBS_NODEFILE": "/empty"}, "/empty names no host"),
         ({"PBS_NODEFILE": "/odd"}, "/odd:2: '-oX' is not a host name"),
         ({"PE_HOSTFILE": "/short"}, "/short:1: 'n1': expected a host and its slots"),
         ({"PE_HOSTFILE": "/zero"}, "/zero:1: the slots must be a whole number above 0, not '0'"),

@@ -44,14 +44,14 @@ def test_srun_speaks_with_the_ranks_as_their_mpi_does(kind, listed, pmi):
         (
             MPICH,
             OLDER,
-            "MPICH needs `srun --mpi=pmi2`, and this Slurm knows only pmix_v3, pmix_v2,",
+            "MPICH needs `srun --mpi=pmi2`, but `srun --mpi=list` shows pmix_v3, pmix_v2,",
         ),
         (
             OPENMPI,
             "MPI plugin types are...\n\tnone\n",
-            "`srun --mpi=pmix`, and this Slurm knows on",
+            "`srun --mpi=pmix`, but `srun --mpi=list` shows none;",
         ),
-        (OPENMPI, "", "knows only what it does not tell; leave --mpi slurm out"),
+        (OPENMPI, "", "`srun --mpi=list` shows nothing; leave --mpi slurm out"),
     ],
 )
 def test_a_slurm_without_the_plugin_is_an_error_that_names_what_there_is(kind, listed, message):
@@ -62,7 +62,7 @@ def test_a_slurm_without_the_plugin_is_an_error_that_names_what_there_is(kind, l
 
 @pytest.mark.parametrize("allocation", [None, Allocation("PBS", (Host("n1", 2),))])
 def test_outside_of_slurm_there_is_nothing_to_start_with(allocation):
-    with pytest.raises(UsageError, match="--mpi slurm works inside an allocation of Slurm's"):
+    with pytest.raises(UsageError, match="--mpi slurm works only inside a Slurm allocation"):
         with_srun(MPICH_5, Srun("/usr/bin/srun"), allocation, {})
 
 
@@ -127,16 +127,14 @@ def test_what_only_a_list_of_nodes_can_say_is_said_to_open_mpi_alone():
     assert layout(BY_PMIX, "a:1,b:2,c:2") == options
     with pytest.raises(UsageError) as caught:
         layout(BY_PMI2, "a:1,b:2,c:2")
-    assert "the ranks of MPICH who is where with a:1, b:2, c:2; give every host" in str(
-        caught.value
-    )
+    assert "the ranks of MPICH which host they are on with a:1, b:2, c:2;" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [
-        ("a:1,d:1", "d is no host of this allocation, which has a, b, c"),
-        ("c:2,a:1", "srun keeps the order in which Slurm has the hosts; write -H a:1,c:2"),
+        ("a:1,d:1", "d is not in this allocation, which has a, b, c"),
+        ("c:2,a:1", "srun always uses Slurm's order of the hosts; write -H a:1,c:2"),
     ],
 )
 def test_srun_starts_ranks_on_hosts_of_the_allocation_in_slurms_order(hosts, message):
