@@ -67,7 +67,7 @@ def test_outside_of_slurm_there_is_nothing_to_start_with(allocation):
 
 
 def test_without_srun_mpirun_is_the_remedy():
-    with pytest.raises(NoMpi, match="no srun in PATH; leave it out"):
+    with pytest.raises(NoMpi, match="srun is not in PATH; leave --mpi slurm out"):
         with_srun(MPICH_5, None, SLURM, {})
 
 
