@@ -1,4 +1,4 @@
-"""A posting says what is to be done: what it takes, what it refuses, and how long it keeps tensors."""
+"""A posting describes one operation: what it accepts and refuses, and how long it keeps tensors."""
 
 import gc
 import weakref
@@ -23,7 +23,7 @@ def post_what_is_wrong():
     with pytest.raises(TypeError, match="has no argument 'kind', or has it already"):
         posting.replace(kind=_core.ALLGATHER)
     with pytest.raises(TypeError, match="has no argument 'name', or has it already"):
-        _core.posting(0, "x", False, _core.FLOAT32, **{"name": "y"})
+        _core.posting(0, "x", False, _core.FLOAT32, name="y")
     with pytest.raises(TypeError, match="has no argument 'colour'"):
         posting.replace(colour=1)
     with pytest.raises(TypeError, match="keywords only"):
@@ -73,7 +73,7 @@ def test_the_root_is_rank_0_where_none_is_given(world):
 
 
 def references(elems):
-    """Whether the tensor of an operation without a handle lives: in flight, and after it has ended."""
+    """Whether the tensor of an operation without a handle lives: in flight, and after the end."""
     hvd.init()
     engine = worlds.current().team.engine
     x = torch.ones(elems)

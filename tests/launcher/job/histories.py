@@ -257,7 +257,7 @@ RANKS = {
         ends(2.0, over_at=2.3),
         1,
         culprit=0,
-        words=("its last words on stderr (ranks 0,2 said the same):\n    no disk",),
+        words=("its last lines on stderr (the same on ranks 0,2):\n    no disk",),
         options={"tails": {0: b"no disk\n", 1: b"fine\n", 2: b"no disk\n"}},
     ),
     "ranks ignore TERM": History(
