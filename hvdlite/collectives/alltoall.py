@@ -127,7 +127,7 @@ def _rows_to_send(tensor: torch.Tensor, splits: Splits, team: Team) -> list[int]
     if splits is None:
         if num_rows % size:
             raise ValueError(
-                f"alltoall: the first dimension is {num_rows}, which is no multiple of the {size} "
+                f"alltoall: the first dimension is {num_rows}, not a multiple of the {size} "
                 "members; pass splits to say how many rows go to each"
             )
         return [num_rows // size] * size
@@ -149,13 +149,13 @@ def _rows_to_send(tensor: torch.Tensor, splits: Splits, team: Team) -> list[int]
     rows = [as_int(number) for number in numbers]
     if len(rows) != size or any(number is None or number < 0 for number in rows):
         raise ValueError(
-            f"alltoall: splits={numbers}, expected {size} numbers of rows, one for each member, "
-            "none of them negative"
+            f"alltoall: splits={numbers}, expected {size} row counts, one for each member, none "
+            "negative"
         )
     wanted = [number for number in rows if number is not None]
     if sum(wanted) > num_rows:
         raise ValueError(
-            f"alltoall: splits={numbers} are {sum(wanted)} rows together, but the tensor has only "
+            f"alltoall: splits={numbers} add up to {sum(wanted)} rows, but the tensor has only "
             f"{num_rows}"
         )
     return wanted

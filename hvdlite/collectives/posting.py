@@ -55,7 +55,7 @@ def reduce_op(average: bool | None, op: object) -> ReduceOp:
     """
     if average is not None:
         if op is not None:
-            raise ValueError("average and op are both given; leave average, it is deprecated")
+            raise ValueError("average and op are both given; leave out average, it is deprecated")
         warnings.warn(
             "average is deprecated, use op=hvdlite.Average or op=hvdlite.Sum instead",
             DeprecationWarning,
@@ -102,16 +102,16 @@ def require_memory(operation: str, tensor: torch.Tensor) -> None:
         begin, end, held = _place(tensor)
     except Exception as error:  # also of what subclasses raise that hold nothing yet
         raise ValueError(
-            f"{operation}: a {type(tensor).__name__} on {tensor.device.type} has no memory that "
-            "could be sent: it only stands for a tensor, as a fake or a meta tensor, a wrapper of "
-            "others or a lazy parameter does; pass a tensor that holds the values"
+            f"{operation}: a {type(tensor).__name__} on {tensor.device.type} has no memory to "
+            "send: it only stands for a tensor, like a fake or meta tensor, a wrapper or a lazy "
+            "parameter; pass a tensor that holds the values"
         ) from error
     if end > held:
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise ValueError(
-            f"{operation}: {dtype}{list(tensor.shape)} has no memory: it is at the bytes {begin} "
-            f"to {end} of a storage of {held}, which was freed or shrunk; resize that to what it "
-            "was, and fill it, first"
+            f"{operation}: {dtype}{list(tensor.shape)} has no memory: it lies at bytes {begin} to "
+            f"{end} of a storage of {held} bytes, which was freed or shrunk; first resize the "
+            "storage to its old size and fill it"
         )
 
 
@@ -162,7 +162,7 @@ def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[f
     except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several elements
         raise ValueError(
             f"{operation}: prescale_factor={prescale!r} and postscale_factor={postscale!r}: "
-            "expected two numbers (1.0 where nothing is to be scaled)"
+            "expected two numbers (1.0 for no scaling)"
         ) from None
     if code == _BOOL and pair != (1.0, 1.0):
         raise ValueError(

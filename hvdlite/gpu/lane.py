@@ -345,7 +345,7 @@ class Lane:
         except Exception as error:
             text = f"{transfer.request}: failed on rank {self._own}: {_in_words(error)}"
             self._end(transfer, text)
-            self._break(f"the GPU lane of rank {self._own} is broken since {text}")
+            self._break(f"the GPU lane of rank {self._own} is broken by an earlier failure: {text}")
         else:
             self._end(transfer, None)
 

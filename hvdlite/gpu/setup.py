@@ -112,8 +112,8 @@ def connect(team: Team, devices: Devices, device: torch.device, choice: str) -> 
         group.end()
     if choice == "nccl":
         raise HorovodInternalError(
-            f"HVDLITE_GPU_COLLECTIVES=nccl, but there can be no NCCL group: {reason}; give each "
-            "rank a GPU of its own, or choose auto or staged"
+            f"HVDLITE_GPU_COLLECTIVES=nccl, but the ranks can't form an NCCL group: {reason}; give "
+            "each rank its own GPU, or set it to auto or staged"
         )
     if team.rank == 0:
         log.warning("collectives of GPU tensors go through host memory: %s", reason)
@@ -131,7 +131,7 @@ def obstacle(everyones: Sequence[Facts]) -> str:
         if facts.problem:
             return f"rank {facts.rank} on {facts.host}: {facts.problem}"
         if not facts.device and len(everyones) > 1:
-            return f"rank {facts.rank} on {facts.host} does not know its GPU's UUID"
+            return f"rank {facts.rank} on {facts.host} can't read its GPU's UUID"
         other = users.setdefault(facts.device, facts)
         if other is not facts:
             return f"ranks {other.rank} and {facts.rank} on {facts.host} share a GPU"

@@ -98,9 +98,9 @@ def refuses():
     size = hvd.size()
     x = torch.ones(size + 1, 2)
     for splits, text in (
-        (None, f"first dimension is {size + 1}, which is no multiple of the {size} members"),
-        ([1] * (size + 1), f"expected {size} numbers of rows"),
-        ([2] * size, f"are {2 * size} rows together, but the tensor has only {size + 1}"),
+        (None, f"first dimension is {size + 1}, not a multiple of the {size} members"),
+        ([1] * (size + 1), f"expected {size} row counts"),
+        ([2] * size, f"add up to {2 * size} rows, but the tensor has only {size + 1}"),
         ([-1] + [1] * (size - 1), "none of them negative"),
         ([0.5] * size, f"expected {size} numbers"),
         ([True] * size, f"expected {size} numbers"),

@@ -54,7 +54,7 @@ class Wrapper(torch.Tensor):
 
 
 GONE = "was freed or shrunk; resize that to what it was"
-STANDS_FOR = "has no memory that could be sent: it only stands for a tensor"
+STANDS_FOR = "has no memory to send: it only stands for a tensor"
 BAD = {
     "freed": (lambda: resized(0), GONE),
     "freed, of a later begin": (lambda: resized(0, 50_000), GONE),

@@ -64,7 +64,8 @@ def test_a_launch_that_fails_names_the_operation_and_the_rank_and_breaks_the_lan
             None,
             cause,
             *(
-                f"allreduce '{name}': the GPU lane of rank {rank} is broken since {cause}"
+                f"allreduce '{name}': the GPU lane of rank {rank} is broken by an earlier failure: "
+                f"{cause}"
                 for name in ("behind it", "later")
             ),
         ]

@@ -37,7 +37,7 @@ def test_members_with_a_device_each_form_a_group():
     ("members", "reason"),
     [
         (facts("GPU-a", "GPU-b", "GPU-c", "GPU-b"), "ranks 1 and 3 on host1 share a GPU"),
-        (facts("GPU-a", "", "GPU-c"), "rank 1 on host0 does not know its GPU's UUID"),
+        (facts("GPU-a", "", "GPU-c"), "rank 1 on host0 can't read its GPU's UUID"),
         (facts("GPU-a", "GPU-b", problem="no NCCL"), "rank 1 on host0: no NCCL"),
     ],
 )
@@ -77,7 +77,7 @@ def test_nccl_that_can_not_be_had_is_an_error_on_every_rank(world):
     every = world.run(share_a_device, "group")
     (texts,) = {tuple(texts) for _, texts, _ in every}
     for name, text in zip(("first", "second", "late"), texts, strict=True):
-        assert f"allreduce '{name}': HVDLITE_GPU_COLLECTIVES=nccl, but there can be" in text
+        assert f"allreduce '{name}': HVDLITE_GPU_COLLECTIVES=nccl, but the ranks can't" in text
         assert "ranks 0 and 1 on " in text
 
 
