@@ -8,9 +8,9 @@ from torch.utils.dlpack import from_dlpack
 from hvdlite import _core
 
 
-def received(operation: _core.Operation, dtype: torch.dtype) -> torch.Tensor:
-    """The result that the engine has gathered, in host memory. Call it once, after the operation
-    has succeeded."""
+def gathered_result(operation: _core.Operation, dtype: torch.dtype) -> torch.Tensor:
+    """The rows that the engine has gathered, in host memory. Call it once, after the operation has
+    succeeded."""
     made = operation.capsule()
     if isinstance(made, tuple):
         # No elements: from_dlpack refuses shapes that would be too large if the 0 in them were 1.

@@ -1,8 +1,8 @@
-"""The collectives, one file for each with all its forms: those that wait and those that don't, in
-place, grouped, differentiable.
+"""The collectives, one file for each with all its forms: blocking and asynchronous, in place,
+grouped, differentiable.
 
-What they share: `posting` (from arguments to what the engine takes), `handles` (waiting), `groups`.
-A form that waits drives the engine itself, so the progress thread is left asleep (`wake=False`).
+They share `posting` (turns arguments into what the engine takes), `handles` (waiting) and `groups`.
+A blocking form drives the engine itself and so leaves the progress thread asleep (`wake=False`).
 """
 
 from hvdlite.collectives.allgather import (

@@ -92,7 +92,8 @@ def grouped_allgather(
 ) -> list[torch.Tensor]:
     """`allgather` of several tensors at once; the list of the results. Blocks. Differentiable.
 
-    Every rank passes as many tensors, of the same dtypes and shapes but for the first dimensions.
+    Every rank passes the same number of tensors, of the same dtypes and shapes except the first
+    dimension.
 
     Raises:
         ValueError: A bad argument; then none is sent.
@@ -142,7 +143,7 @@ def start(
     wake: bool,
     group: Group | None = None,
 ) -> Handle:
-    """form: what the user called. group: that of which it is a part."""
+    """form: the function that the user called. group: the group it is part of, if any."""
     team = team_of(form, process_set)
     code = _checked(form, tensor)
     source = readable(tensor)
@@ -155,7 +156,7 @@ def start(
 def _start_group(
     tensors: Iterable[torch.Tensor], name: str | None, process_set: ProcessSet, wake: bool
 ) -> tuple[Handle, list[Handle]]:
-    """The group's handle, and those of its tensors."""
+    """The handle of the group, and the handles of its tensors."""
     form = "grouped_allgather"
     tensors = tensors_of(form, tensors)
     team = team_of(form, process_set)
@@ -222,7 +223,7 @@ class _GroupedAllgather(torch.autograd.Function):
 
 
 def _own_rows(handle: Handle, process_set: ProcessSet) -> slice:
-    """Where this rank's rows are in the result of an allgather that has ended."""
+    """This rank's rows in the result of an allgather that has ended."""
     rank = team_of("allgather", process_set).rank
     rows = rows_of(handle)
     begin = sum(rows[:rank])

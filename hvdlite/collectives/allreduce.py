@@ -171,7 +171,7 @@ def allreduce_(
         tensor([0.5000, 0.5000])
     """
     if average is None:
-        # What is called most, in one call of the core, which refuses all but ordinary arguments.
+        # The fast path: one call of the core, which refuses all but ordinary arguments.
         outcome = team_of("allreduce_", process_set).allreduce_in_place(
             tensor, name, op, prescale_factor, postscale_factor
         )
@@ -240,7 +240,8 @@ def start(
     wake: bool,
     group: Group | None = None,
 ) -> Handle:
-    """form: what the user called; in place if it ends in "_". group: that of which it is a part."""
+    """form: the function that the user called; in place if it ends in "_". group: the group it is
+    part of, if any."""
     if average is not None or op.__class__ is not ReduceOp:
         op = reduce_op(average, op)
     team = team_of(form, process_set)
@@ -249,7 +250,7 @@ def start(
         prescale, postscale = factors(form, code, prescale, postscale)
     source, result = buffers(form, tensor)
     name, unnamed = named(team, name)
-    # By position: this is on the way of every allreduce without a name.
+    # Positional arguments, for speed: most allreduces pass here.
     posting = _posting(
         _ALLREDUCE,
         name,

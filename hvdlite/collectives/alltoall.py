@@ -121,7 +121,7 @@ def _rows_to_send(tensor: torch.Tensor, splits: Splits, team: Team) -> list[int]
     """How many rows go to each member.
 
     Raises:
-        ValueError: the splits are no such numbers, or do not fit the tensor.
+        ValueError: The splits are not row counts, or do not fit the tensor.
     """
     num_rows, size = tensor.shape[0], team.size
     if splits is None:
@@ -162,7 +162,7 @@ def _rows_to_send(tensor: torch.Tensor, splits: Splits, team: Team) -> list[int]
 
 
 def _like(splits: Splits, counts: tuple[int, ...]) -> torch.Tensor:
-    """The received splits, in the form of those given."""
+    """The received splits, in the form of the splits that the user passed."""
     if isinstance(splits, torch.Tensor):
         return torch.tensor(counts, dtype=splits.dtype, device=splits.device)
     dtype = torch.int32 if max(counts) <= _INT32_MAX else torch.int64
@@ -170,7 +170,7 @@ def _like(splits: Splits, counts: tuple[int, ...]) -> torch.Tensor:
 
 
 class _Alltoall(torch.autograd.Function):
-    """Backward: the rows go back, by the numbers of rows that were received."""
+    """Backward: sends the rows back, with the received splits as splits."""
 
     @staticmethod
     def forward(

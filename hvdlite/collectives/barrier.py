@@ -1,4 +1,4 @@
-"""barrier: nobody goes on before all have come."""
+"""barrier: every rank waits until all ranks have called it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UINT8 = _core.UINT8
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
-    """Returns when every member has called it, whatever else is still pending. Blocks.
+    """Blocks until every member has called it. Does not wait for other operations.
 
     Args:
         process_set: The ranks that take part.

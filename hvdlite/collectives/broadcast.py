@@ -37,7 +37,7 @@ def broadcast(
 
     Args:
         tensor: Any shape; dtypes and devices as for `allreduce`.
-        root_rank: A rank of the world, also in a process set, of which it is a member.
+        root_rank: The root's rank in the world, also in a process set; it must be a member.
         name: As for `allreduce`.
         process_set: The ranks that take part.
 
@@ -139,7 +139,7 @@ def _start(
     process_set: ProcessSet,
     wake: bool,
 ) -> Handle:
-    """form: what the user called; in place if it ends in "_"."""
+    """form: the function that the user called; in place if it ends in "_"."""
     team = team_of(form, process_set)
     code = checked(form, tensor)
     root = checked_root(form, root_rank, team, process_set)

@@ -1,4 +1,4 @@
-"""Starts what a collective has posted, wherever its tensors are.
+"""Starts a collective, wherever its tensors are.
 
 Tensors on a CUDA device go through the team's lane (`hvdlite.gpu`). A tensor on another kind of
 device is copied to host memory, reduced or sent from there, and its result is copied back.
@@ -13,7 +13,7 @@ import torch
 from hvdlite import _core
 from hvdlite.collectives.handles import Handle
 from hvdlite.gpu import goes_by_gpu, lane_of
-from hvdlite.result_tensors import received
+from hvdlite.result_tensors import gathered_result
 from hvdlite.world import gpu_pinning
 from hvdlite.world.teams import Team
 
@@ -22,8 +22,9 @@ def begin(team: Team, posting: _core.Posting, wake: bool) -> Handle:
     """Starts a collective and returns.
 
     Args:
-        posting: Its source is contiguous and no negated view. Its result is on the same device and
-            may be the source; None if the kind gathers: the result is made when its size is known.
+        posting: Its source is contiguous and not a negated view. Its result is on the same device
+            and may be the source; None if the kind gathers: the result is made when its size is
+            known.
         wake: False if the caller waits for it next.
 
     Raises:
@@ -37,7 +38,7 @@ def begin(team: Team, posting: _core.Posting, wake: bool) -> Handle:
     if result is not None:
         return Handle(operation, result)
     dtype = source.dtype
-    return Handle(operation, finish=lambda: received(operation, dtype))
+    return Handle(operation, finish=lambda: gathered_result(operation, dtype))
 
 
 def _begin_on_device(
@@ -57,7 +58,7 @@ def _begin_on_device(
     elif by_lane and not result.is_inference():
         output = result
     else:
-        # Also because a lane's thread is not in inference mode, so it can't change such a tensor.
+        # A lane's thread is not in inference mode, so it can't change an inference tensor.
         with torch.inference_mode(False):
             output = torch.empty(result.shape, dtype=dtype, device=given.device)
     if by_lane:
@@ -73,7 +74,7 @@ def _begin_on_device(
 
     def finish() -> torch.Tensor:
         if result is None:
-            return received(operation, dtype).to(device)
+            return gathered_result(operation, dtype).to(device)
         assert output is not None
         with torch.no_grad():
             return result.copy_(output)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch._utils import _unflatten_dense_tensors
 
-# What is kept for the next time: buffers up to this size, and this many.
+# Idle buffers are kept for reuse: up to this size each, and at most this many.
 IDLE_BYTES = 1 << 20
 MOST_IDLE = 16
 
@@ -18,9 +18,9 @@ Key = tuple[torch.dtype, torch.device, int]
 class FlatBuffer:
     """A flat buffer, and views of it with the shapes of some tensors.
 
-    In host memory it is kept for the next group of the same layout, as making the views takes as
-    long as copying. (On a GPU, whose work is still to come when the host has done with it, memory
-    is the allocator's to give out again.)
+    In host memory it is kept for the next group of the same layout, since making the views takes as
+    long as copying. (On a GPU the work may still be queued when the host is done with the buffer,
+    so the allocator decides when its memory is reused.)
     """
 
     __slots__ = ("_key", "_shapes", "_views", "flat")
@@ -35,9 +35,9 @@ class FlatBuffer:
 
     @classmethod
     def of(cls, tensors: list[torch.Tensor], digest: int) -> FlatBuffer:
-        """One for these tensors, which are of one dtype and one device, and not empty.
+        """A buffer for these tensors: one dtype, one device, none empty.
 
-        digest: a hash of what their shapes follow from.
+        digest: a hash that determines their shapes.
         """
         key = tensors[0].dtype, tensors[0].device, digest
         shapes = [tensor.shape for tensor in tensors]
@@ -52,7 +52,7 @@ class FlatBuffer:
             torch._foreach_copy_(self._views, tensors)
 
     def give(self, tensors: list[torch.Tensor]) -> None:
-        """Copies what is in the buffer into the tensors."""
+        """Copies the buffer into the tensors."""
         with _unrecorded(self._key[1]):
             torch._foreach_copy_(tensors, self._views)
 
@@ -67,11 +67,11 @@ class FlatBuffer:
 def _unrecorded(device: torch.device) -> AbstractContextManager[None]:
     """Hides copies to and from a buffer from autograd.
 
-    Inference mode, in which views cost half; but not on a GPU: the thread that works on the buffer
-    there is not in that mode.
+    Uses inference mode, which halves the cost of views; but not on a GPU, where the lane's thread,
+    which is not in that mode, changes the buffer.
     """
     return torch.inference_mode() if device.type == "cpu" else torch.no_grad()
 
 
-# Those that nobody uses, the longest unused first.
+# Idle buffers, the longest unused first.
 _idle: OrderedDict[Key, FlatBuffer] = OrderedDict()

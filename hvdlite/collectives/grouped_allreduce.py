@@ -1,8 +1,8 @@
-"""grouped_allreduce: many tensors, of which the small ones travel as one.
+"""grouped_allreduce: many tensors; the small ones travel as one.
 
 Small tensors of one dtype and one device are copied to a flat buffer, reduced there in one
 operation, and copied back. A tensor above FUSED_BYTES is an operation of its own, since copying it
-twice costs more than that; with Adasum every tensor is, as Adasum looks at whole tensors.
+twice costs more; so is every tensor with Adasum, whose dot products are over whole tensors.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """`allreduce` of several tensors at once; the list of the results. Blocks. Differentiable.
 
-    Every rank passes as many tensors, of the same shapes and dtypes, which may be of several dtypes
-    and on several devices. The other arguments are those of `allreduce`.
+    Every rank passes the same number of tensors, of the same shapes and dtypes. One group may mix
+    dtypes and devices. The other arguments are those of `allreduce`.
 
     Raises:
         ValueError: A bad argument; then nothing is sent.
@@ -225,7 +225,7 @@ def _start(
     process_set: ProcessSet,
     wake: bool,
 ) -> Handle:
-    """form: what the user called; in place if it ends in "_"."""
+    """form: the function that the user called; in place if it ends in "_"."""
     tensors = tensors_of(form, given)
     if average is not None or op.__class__ is not ReduceOp:
         op = reduce_op(average, op)
@@ -279,8 +279,8 @@ def _start(
 
 
 def _are_one_bucket(form: str, tensors: list[torch.Tensor], op: ReduceOp) -> bool:
-    """Whether all are small, contiguous and of one kind: the usual case, made fast. If so they are
-    checked."""
+    """Whether all are small, contiguous, of one dtype and device: the usual case, made fast. Checks
+    them on the way."""
     first = tensors[0]
     code = checked(form, first, op)
     device, most = first.device, FUSED_BYTES // first.itemsize
@@ -355,12 +355,13 @@ def _start_fused(
             if form[-1] == "_":
                 places = members
             else:
-                # Memory of its own for each: a view would keep all of it, and share its version.
+                # Own memory for each: a view would keep the whole buffer and share its version.
                 places = [
                     torch.empty_like(m, memory_format=torch.contiguous_format) for m in members
                 ]
             idle.give(places)
-            # Who finishes again after an interruption must not: another group may have it then.
+            # Only once, also if a call that was interrupted is repeated: another group may own the
+            # buffer by then.
             if buffer is not None:
                 results, buffer = places, None
                 idle.keep()

@@ -1,14 +1,14 @@
 """Groups: lists of tensors whose operations share one handle.
 
 Ranks whose groups differ must get an error and not wait for each other. So every operation of a
-group carries a hash of the whole group's layout. The first one goes by the group's name alone: it
-meets the first one of every other rank, and fails where the hashes differ. The names of the others
-have the hash in them: where it differs they meet nobody, and are pending for ever.
+group carries a hash of the whole group's layout. The first operation is named after the group
+alone: it matches the first one of every other rank, and fails if the hashes differ. The names of
+the other operations contain the hash: if it differs, they match nothing and stay pending for ever.
 
-A group that comes later under the same name must not meet these. So the hash also has how many
-groups of this kind and name have failed, which is the same on all ranks, since a group fails on all
-of them. That is counted at the latest when the next one is posted: by then the one before has ended
-on this rank, waited for or not, as no two of a kind and name can be in flight at once.
+A later group of the same name must not match these. So the hash also includes how many groups of
+this kind and name have failed. This number is the same on all ranks, since a group fails on all of
+them. A failure is counted at the latest when the next group of the name is posted: by then the one
+before has ended on this rank, waited for or not, as no two of a kind and name can be in flight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HASH = (1 << 64) - 1
 
 Group = tuple[int, int]
 
-# Groups that nobody has waited for, before those that have ended are looked for.
+# So many groups that nobody has waited for are kept before the ended ones are removed.
 MOST_OPEN = 64
 
 # A group that has failed is counted once, by whichever thread looks first.
@@ -37,7 +37,7 @@ def tensors_of(form: str, tensors: object) -> list[torch.Tensor]:
     """The tensors of a group, not checked one by one.
 
     Raises:
-        ValueError: no iterable of tensors.
+        ValueError: Not an iterable of tensors.
     """
     if isinstance(tensors, (torch.Tensor, str)) or not isinstance(tensors, Iterable):
         raise ValueError(f"{form}: expected a list of tensors, got {type(tensors).__name__}")
@@ -48,10 +48,10 @@ def backward_of(
     grads: Sequence[torch.Tensor],
     send: Callable[[list[torch.Tensor]], list[torch.Tensor]],
 ) -> list[torch.Tensor | None]:
-    """What a group's backward makes of the gradients of its results.
+    """The gradients of a group's inputs, from those of its results.
 
-    send: a grouped collective. Integers and bools, whose gradients are zeros that autograd makes,
-    are left out of it, on every rank alike, and have None.
+    send: a grouped collective. It leaves out integers and bools, on every rank alike, since their
+    gradients are zeros that autograd makes; they get None.
     """
     places = [place for place, grad in enumerate(grads) if grad.is_floating_point()]
     results: list[torch.Tensor | None] = [None] * len(grads)
@@ -64,10 +64,10 @@ def backward_of(
 def parts_of(
     team: Team, kind: str, name: str | None, num_tensors: int, layout: Hashable
 ) -> Iterator[tuple[str, Group]]:
-    """The names of a group's operations, as many as it has, and what each is posted with.
+    """Yields, for each operation of a group, its name and the `group` argument of its posting.
 
-    kind: of the first operation, as the engine tells them apart.
-    layout: of ints and tuples only, whose hash is the same in every process.
+    kind: the kind of the first operation, as the engine knows it.
+    layout: consists of ints and tuples only, whose hash is the same in every process.
     """
     failures = 0
     if name is not None:
@@ -87,7 +87,7 @@ def parts_of(
 def ending(
     team: Team, kind: str, name: str | None, handles: Sequence[Handle]
 ) -> Callable[[], None] | None:
-    """What to call when a group of this name has been waited for. handles: its operations'."""
+    """The function to call after waiting for a group of this name; handles: its operations."""
     if name is None or not handles:
         return None
     first = handles[0].operation

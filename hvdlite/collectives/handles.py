@@ -1,4 +1,4 @@
-"""What an asynchronous operation returns, and waiting for it."""
+"""Handles of asynchronous operations, and waiting for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdlite.errors import HorovodInternalError
 
 
 class Waitable(Protocol):
-    """What a handle waits for: an operation of the engine, one on a GPU, or several of them."""
+    """A handle waits for this: an operation of the engine, a transfer on a GPU, or several."""
 
     def poll(self) -> bool: ...
 
@@ -19,9 +19,9 @@ class Waitable(Protocol):
 
 
 class Handle:
-    """A collective that was started: for `poll` and `synchronize`, and nothing else.
+    """A collective that was started; pass it to `poll` or `synchronize`.
 
-    The engine keeps the tensors until the operation has ended, also where the handle is dropped.
+    The engine keeps the tensors until the operation has ended, even if the handle is dropped.
     """
 
     __slots__ = ("_finish", "_finishing", "_made", "_result", "operation")
@@ -31,17 +31,17 @@ class Handle:
     ) -> None:
         self.operation = operation
         self._result = result
-        # Makes the result when the operation has ended; None where it is there already.
+        # Makes the result after the operation has ended; None if it exists already.
         self._finish = finish
         if finish is not None:
-            # Held by the thread that makes the result; a signal handler may wait in it once more.
+            # Held by the thread that makes the result; reentrant, as a signal handler may wait too.
             self._finishing = threading.RLock()
-            # What was made; of several, as a signal handler was there meanwhile, the first counts.
+            # The result. If a signal handler made one meanwhile, the first one counts.
             self._made: list[Any] = []
 
     def result(self) -> Any:
-        """After the operation has ended well. Of the threads that come, one makes the result; the
-        others wait until it is there."""
+        """Call it after the operation has succeeded. One thread makes the result; the others wait
+        for it."""
         if self._finish is not None:
             with self._finishing:
                 self._make()
@@ -56,7 +56,8 @@ class Handle:
                 self._made.append(finish())
         except Exception as error:
             if not self._made:
-                self._finish = functools.partial(_raise, error)  # for all who come: half is done
+                # Every later caller gets this error too: the result is half made.
+                self._finish = functools.partial(_raise, error)
                 raise
         self._result, self._finish = self._made[0], None
 
@@ -70,7 +71,7 @@ class Several:
     def __init__(
         self, operations: Sequence[Waitable], ended: Callable[[], None] | None = None
     ) -> None:
-        """ended: called once, when this has been waited for."""
+        """ended: called once, after the first wait."""
         self._operations = operations
         self._ended = ended
 
@@ -95,7 +96,7 @@ class Several:
 
 
 def together(handles: Sequence[Handle], ended: Callable[[], None] | None) -> Handle:
-    """One handle for several, whose result is the list of theirs. ended: see `Several`."""
+    """One handle for several; its result is the list of their results. ended: see `Several`."""
     return Handle(
         Several([handle.operation for handle in handles], ended),
         finish=lambda: [synchronize(handle) for handle in handles],
@@ -151,7 +152,7 @@ def synchronize(handle: Handle) -> Any:
 
 
 def rows_of(handle: Handle) -> tuple[int, ...]:
-    """Of an allgather or an alltoall that has ended: the rows that came from each member."""
+    """The rows that came from each member, after an allgather or alltoall has ended."""
     operation: Any = handle.operation
     return operation.rows()  # type: ignore[no-any-return]
 

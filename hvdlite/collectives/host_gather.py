@@ -1,5 +1,5 @@
-"""Rows of all members of a team, gathered in host memory, in the middle of something that a signal
-may interrupt."""
+"""Gathers rows of all members of a team in host memory, safely in code that a signal may
+interrupt."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from hvdlite import _core
 from hvdlite.ops import DTYPES
 from hvdlite.world.teams import Team
 
-# Both are C code, so `list.extend(map(…))` takes a result and keeps it, and no signal's exception
-# comes in between.
+# Both are C code, so `list.extend(map(…))` gets and stores a result with no bytecode in between
+# where a signal handler could raise.
 _capsule = operator.methodcaller("capsule")
 _from_dlpack = torch._C._from_dlpack
 
 
 class HostGather:
-    """Every member makes it, posts it, and waits; then the rows of all are there. Each of these may
-    be called again."""
+    """Every member makes it, posts it, and waits; then it has the rows of all. After an
+    interruption each method may be called again."""
 
     def __init__(self, team: Team, name: str, tensor: torch.Tensor) -> None:
-        """name: the same on every member. tensor: in host memory, contiguous; as `allgather` takes
-        it."""
+        """name: the same on every member. tensor: in host memory, contiguous; shaped as for
+        `allgather`."""
         self._dtype = tensor.dtype
         self._post = team.post
         self._posting = _core.posting(_core.ALLGATHER, name, False, DTYPES[tensor.dtype], tensor)
@@ -33,7 +33,7 @@ class HostGather:
         self._results: list[torch.Tensor] = []
 
     def post(self) -> None:
-        """Collective; does not block. Nothing where it is posted already."""
+        """Collective; does not block. Does nothing if it is posted already."""
         if not self._operations:
             self._operations.extend(map(self._post, (self._posting,)))
 

@@ -1,4 +1,4 @@
-"""A sum of integers over the members of a team, by which ranks exchange facts about themselves."""
+"""Sums integers over the members of a team: ranks exchange facts about themselves this way."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hvdlite.world.teams import Team
 
 
 class HostSum:
-    """Every member makes it, fills in `numbers`, posts it, and waits; then the sums are there. A
-    rank that has joined adds zeros."""
+    """Every member makes it, fills in `numbers`, posts it, and waits; then `numbers` are the sums.
+    A rank that has joined adds zeros."""
 
     def __init__(self, team: Team, name: str, count: int) -> None:
         """name: the same on every member."""
@@ -20,14 +20,14 @@ class HostSum:
         self._operations: list[_core.Operation] = []
 
     def post(self) -> None:
-        """Collective; does not block. Nothing where it is posted already."""
+        """Collective; does not block. Does nothing if it is posted already."""
         if self._operations:
             return
         numbers = self.numbers
         posting = _core.posting(
             *(_core.ALLREDUCE, self._name, False, _core.INT64, numbers, numbers, _core.SUM)
         )
-        # Posted and noted without a bytecode in between: no signal's exception can part them.
+        # No bytecode between post and store, so no signal handler can raise there.
         self._operations.extend(map(self._team.post, (posting,)))
 
     def posted(self) -> bool:

@@ -1,4 +1,4 @@
-"""join: a rank that ran out of data keeps the others going."""
+"""join: a rank that has run out of data takes part in the others' allreduces with zeros."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def join(device: int = -1) -> int:
     has joined. All this holds in each process set that this rank belongs to as well. Afterwards all
     ranks are as before, and may join again.
 
-    It first waits for this rank's operations in flight on GPUs; every rank must have called them.
+    First waits for this rank's collectives on a GPU, which every rank must have called.
 
     Args:
-        device: Accepted for Horovod's sake; zeros need no device.
+        device: Accepted for compatibility with Horovod; zeros need no device.
 
     Returns:
         The rank that joined last, the same on every rank. It has seen all batches.
 
     Raises:
-        ValueError: `device` is no device's number.
+        ValueError: `device` is not an integer.
         HorovodInternalError: A rank has left the world. It is raised when in each process set of
             this rank, too, all members have joined, or one has left.
 
@@ -42,20 +42,20 @@ def join(device: int = -1) -> int:
     """
     if as_int(device) is None:
         raise ValueError(f"join: device={device!r}, expected the number of a GPU, or -1")
-    # The world's is the first: it refuses a second thread of this rank before anything is posted,
-    # and may need this thread to drive it, while the engines of sets have threads of their own.
+    # The world's team is first: it refuses a second thread of this rank before anything is posted,
+    # and may need this thread to drive it, while the engines of sets have their own threads.
     teams = world.current().teams()
     for team in teams:
         if team.lane is not None:
-            # What is in it may still have something to post, which must be before the join.
+            # Its transfers may still post operations, which must come before the join.
             team.lane.settle()
     handles = [_start(team, team is not teams[0]) for team in teams]
-    # All are awaited also where one fails: a rank that went on in a set in which it still counts as
-    # joined would be answered for with zeros.
+    # Waits for all even if one fails: in a set where this rank still counts as joined, zeros would
+    # stand in for its tensors.
     failures = [handle.operation.wait() for handle in handles]
     for team, failure in zip(teams, failures, strict=True):
         if failure is None:
-            # The members have made different numbers of operations.
+            # Its members have started different numbers of operations.
             team.renumber()
     for failure in failures:
         if failure is not None:

@@ -1,7 +1,7 @@
-"""From the arguments of a collective to what the engine takes: names, ops, dtypes and memory.
+"""Turns the arguments of a collective into what the engine takes: names, ops, dtypes, memory.
 
 Everything is checked before anything is posted, and the number of an unnamed operation is taken
-last: an argument that is refused leaves no trace.
+last, so a refused argument changes nothing.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _increment_version = torch.autograd.graph.increment_version
 
 
 class Unnamed(str):
-    """A name that `Team.unnamed` gave, where it is passed on instead of None."""
+    """A name from `Team.unnamed`, passed on in place of None."""
 
     __slots__ = ()
 
 
 def label(operation: str, name: str | None, process_set: ProcessSet) -> str:
-    """The name that the calling thread's next operation has if the user names it `name`: for its
-    backward, which is named after it. Takes no number, as that operation may yet be refused."""
+    """The name that the calling thread's next operation will have if the user passes `name`; its
+    backward is named after it. Takes no number, as that operation may yet be refused."""
     return team_of(operation, process_set).next_unnamed() if name is None else name
 
 
 def named(team: Team, name: str | None) -> tuple[str, bool]:
-    """The name to post under, and whether it is one of those for unnamed operations."""
+    """The name to post under, and whether it is a generated one."""
     if name is None:
         return team.unnamed(), True
     if not isinstance(name, str):
@@ -48,10 +48,10 @@ def named(team: Team, name: str | None) -> tuple[str, bool]:
 
 
 def reduce_op(average: bool | None, op: object) -> ReduceOp:
-    """The op that is meant, by itself or by the deprecated `average`.
+    """The reduce op, from `op` or the deprecated `average`.
 
     Raises:
-        ValueError: both are given, or `op` is none of hvdlite's.
+        ValueError: Both are given, or `op` is not one of hvdlite's.
     """
     if average is not None:
         if op is not None:
@@ -81,7 +81,7 @@ def checked(operation: str, tensor: torch.Tensor, op: ReduceOp | None = None) ->
 
 
 def _checked_closely(operation: str, tensor: torch.Tensor) -> int:
-    """`checked`, of what the core does not know as an ordinary tensor in host memory."""
+    """`checked` for all but ordinary tensors in host memory."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{operation}: expected a torch.Tensor, got {type(tensor).__name__}")
     code = DTYPES.get(tensor.dtype)
@@ -100,7 +100,7 @@ def require_memory(operation: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{operation}: a {layout} tensor; expected a dense one")
     try:
         begin, end, held = _place(tensor)
-    except Exception as error:  # also of what subclasses raise that hold nothing yet
+    except Exception as error:  # subclasses that hold nothing yet raise many kinds
         raise ValueError(
             f"{operation}: a {type(tensor).__name__} on {tensor.device.type} has no memory to "
             "send: it only stands for a tensor, like a fake or meta tensor, a wrapper or a lazy "
@@ -116,10 +116,10 @@ def require_memory(operation: str, tensor: torch.Tensor) -> None:
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Where the tensor begins and ends in its storage, and how long that is, in bytes.
+    """Where the tensor begins and ends in its storage, and the storage's size, in bytes.
 
     Raises:
-        RuntimeError: there is no storage, or it has no memory on any device.
+        RuntimeError: There is no storage, or it has no memory on any device.
     """
     if not tensor.numel() and not tensor.is_meta:
         return 0, 0, 0
@@ -133,14 +133,14 @@ def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def require_sum(operation: str, op: object) -> None:
-    """Raises ValueError unless the op is one of the two that the operation has."""
+    """Raises ValueError unless the op is Average or Sum."""
     if op is not Average and op is not Sum:
         kind = UnsupportedError if isinstance(op, ReduceOp) else ValueError
         raise kind(f"{operation}: op={op!r}, expected Average or Sum")
 
 
 def no_rows(operation: str) -> ValueError:
-    """For an operation along the first dimension that was given a scalar."""
+    """The error of an operation along the first dimension that got a scalar."""
     return UnsupportedError(f"{operation}: a scalar has no first dimension; use tensor.reshape(1)")
 
 
@@ -149,10 +149,10 @@ def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[f
     not bool.
 
     Raises:
-        ValueError: something else than numbers, one that no float64 holds, or bool tensors.
+        ValueError: Not numbers, a number too large for float64, or bool tensors.
     """
     try:
-        # What can be a float, as torch takes a scalar; but no text.
+        # Anything that converts to float, as for a scalar in torch, except text.
         pair = math.ldexp(prescale, 0), math.ldexp(postscale, 0)
     except OverflowError:
         raise ValueError(
@@ -173,7 +173,7 @@ def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[f
 
 
 def checked_compression(operation: str, compression: object) -> None:
-    """Raises ValueError where it can't compress."""
+    """Raises ValueError unless it is a compressor."""
     if isinstance(compression, type) and issubclass(compression, Compressor):
         return
     if not all(callable(getattr(compression, step, None)) for step in ("compress", "decompress")):
@@ -191,14 +191,14 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def buffers(form: str, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What to read, and what to write, which is the result and as large; may be the same.
+    """The tensor to read, and the result to write, of the same size; they may be the same tensor.
 
-    form: what the user called; in place if it ends in "_".
+    form: the function that the user called; in place if it ends in "_".
     """
     if form[-1] == "_":
         if tensor.is_neg() or not tensor.is_contiguous():
             refuse_in_place(form, tensor)
-        # autograd must learn that a tensor that it may have saved has changed.
+        # autograd may have saved the tensor: tells it that the tensor has changed.
         _increment_version(tensor)
         return tensor, tensor
     source = readable(tensor)
@@ -220,12 +220,12 @@ def refuse_in_place(operation: str, tensor: torch.Tensor) -> None:
 
 
 def differentiable(tensor: torch.Tensor) -> bool:
-    """Whether autograd records the operation. (What is no tensor is refused further on.)"""
+    """Whether autograd records the operation. (A non-tensor is refused later.)"""
     return isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
 
 
 def _outside_hvdlite() -> int:
-    """For warnings.warn: how far up the caller is that is not hvdlite."""
+    """The stacklevel for warnings.warn of the first caller outside hvdlite."""
     package = __package__.partition(".")[0]
     frame, level = sys._getframe(1), 1
     while (

@@ -139,8 +139,8 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """`reducescatter` of several tensors at once; the list of the results. Blocks. Differentiable.
 
-    Every rank passes as many tensors, of the same shapes and dtypes. The other arguments are those
-    of `reducescatter`.
+    Every rank passes the same number of tensors, of the same shapes and dtypes. The other arguments
+    are those of `reducescatter`.
 
     Raises:
         ValueError: A bad argument; then nothing is sent.
@@ -210,7 +210,7 @@ def _start(
     wake: bool,
     group: Group | None = None,
 ) -> Handle:
-    """form: what the user called. group: that of which it is a part."""
+    """form: the function that the user called. group: the group it is part of, if any."""
     team = team_of(form, process_set)
     code = _checked(form, tensor, op)
     if prescale.__class__ is not float or postscale.__class__ is not float or code == _BOOL:
@@ -309,6 +309,6 @@ class _GroupedReducescatter(torch.autograd.Function):
 
 
 def _scale(op: ReduceOp, process_set: ProcessSet, prescale: float, postscale: float) -> float:
-    """What the gradient is multiplied by."""
+    """The factor of the gradient."""
     size = team_of("reducescatter", process_set).size if op is Sum else 1
     return size * float(prescale) * float(postscale)

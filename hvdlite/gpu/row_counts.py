@@ -8,7 +8,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError
-from hvdlite.result_tensors import received
+from hvdlite.result_tensors import gathered_result
 
 if TYPE_CHECKING:
     from hvdlite.world.teams import Team
@@ -25,7 +25,7 @@ def gather_bytes(team: Team, name: str, payload: bytes) -> list[bytes]:
     text = operation.wait()
     if text is not None:
         raise HorovodInternalError(text)
-    everything = bytes(received(operation, torch.uint8).tolist())
+    everything = bytes(gathered_result(operation, torch.uint8).tolist())
     parts = []
     for count in operation.rows():
         parts.append(everything[:count])
@@ -52,4 +52,4 @@ def post_counts(team: Team, request: _core.Posting, rows: int) -> _core.Operatio
 
 def counts_of(operation: _core.Operation) -> tuple[int, ...]:
     """The result of `post_counts`, after it has ended well."""
-    return tuple(received(operation, torch.int64).tolist())
+    return tuple(gathered_result(operation, torch.int64).tolist())

@@ -13,7 +13,7 @@ import torch
 from hvdlite import _core
 from hvdlite.gpu.devices import Devices, Track
 from hvdlite.gpu.transfer import Transfer
-from hvdlite.result_tensors import received
+from hvdlite.result_tensors import gathered_result
 
 if TYPE_CHECKING:
     from hvdlite.world.teams import Team
@@ -82,7 +82,7 @@ class Staging:
         assert transfer.ready is not None
         if transfer.gathers:
             transfer.counts = operation.rows()
-            output = received(operation, tensor.dtype)
+            output = gathered_result(operation, tensor.dtype)
         with self._inward.behind(transfer.ready):
             if transfer.result is None:
                 transfer.result = torch.empty_like(output, device=tensor.device)
