@@ -230,7 +230,7 @@ class Plan:
     """A collective prepared once and started many times; freed with its last reference."""
 
     def start(self, owner: object) -> Operation:
-        """Starts it. Before the run before has ended: RuntimeError."""
+        """Starts a run. RuntimeError if the previous run has not ended."""
 
 @final
 class Engine:
@@ -258,7 +258,7 @@ class Engine:
     ) -> None:
         """rank: this process's number among the members, from 0.
         hosts: the members on each host, each list ascending, the lists in the order of their first
-        one; every member stands in exactly one. host_names: their names, for messages.
+        one; every member is on exactly one. host_names: their names, for messages.
         world_ranks: by member, what messages call it.
         memory_fd: memory of `memory_bytes(...)` bytes that all ranks of this host have open
         (duplicated by the engine), zero behind the header; -1 where the rank is alone on its host.
@@ -269,8 +269,8 @@ class Engine:
         made inside poll and wait only.
         algorithms: how slices are reduced between hosts: up to so many bytes by this one, the first
         that holds; none: RING. Where sums must be in rank order, DIRECT counts.
-        stall_warning_s: after this time an operation that members have not come to is reported on
-        stderr, once; stall_shutdown_s: everything fails, on all members. 0: never.
+        stall_warning_s: after this time an operation that some members have not called is
+        reported on stderr, once; stall_shutdown_s: everything fails, on all members. 0: never.
         Collective: every rank makes its own, after all ranks of the host have opened the memory.
         """
 
@@ -308,10 +308,10 @@ class Engine:
         /,
     ) -> Plan:
         """Prepares an allreduce of `count` elements. Collective, matched by name like an operation,
-        but does not block: a start before all members have come to it waits for them."""
+        but does not block: a start before all members have made the plan waits for them."""
 
     def record(self, capacity: int, /) -> None:
-        """From now on keeps the latest `capacity` events: an event is an operation that comes to a
+        """From now on keeps the latest `capacity` events: an event is an operation that reaches a
         state. 0: none. Events that were kept before are gone. `event_capacity` is what is kept
         from the start. This and the next two also work when the engine is closed."""
 

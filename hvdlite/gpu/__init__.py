@@ -1,4 +1,4 @@
-"""Lanes: the way of tensors that lie on GPUs.
+"""Lanes: collectives on GPU tensors.
 
 A **lane** belongs to a team, and is made at its first operation on a GPU. NCCL needs the same order
 of operations on all ranks, which the lane gets from the engine: every operation is posted there
@@ -40,7 +40,7 @@ def goes_by_gpu(tensor: torch.Tensor) -> bool:
 
 
 def lane_of(team: Team) -> Lane:
-    """The team's lane, made where there is none yet. Not collective: nothing is exchanged."""
+    """The team's lane, made on the first call. Not collective: exchanges nothing."""
     if team.lane is None:
         with _making:
             if team.lane is None:
@@ -49,7 +49,7 @@ def lane_of(team: Team) -> Lane:
 
 
 def _make(team: Team) -> Lane:
-    # Only now, as jobs without GPUs should not load this.
+    # Imported here, as jobs without GPUs should not load it.
     from hvdlite.gpu.cuda import CudaDevices
     from hvdlite.gpu.lane import Lane
     from hvdlite.gpu.setup import connect, stage_everything

@@ -1,4 +1,4 @@
-"""What a group runs on: a process group of torch, or nothing if it has one member."""
+"""The backend of a group: a process group of torch, or none if the group has one member."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Work(Protocol):
 
 
 class Backend(Protocol):
-    """What is used of torch's ProcessGroupNCCL, and of ProcessGroupGloo, which has the same."""
+    """The methods used of torch's ProcessGroupNCCL; ProcessGroupGloo has the same ones."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions, /) -> Work: ...
 

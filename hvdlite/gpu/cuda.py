@@ -39,7 +39,7 @@ class CudaDevices:
     """The CUDA devices of this process. See `hvdlite.gpu.devices` for what each method does."""
 
     def enter(self, device: torch.device) -> None:
-        # A new thread stands at device 0, and would start CUDA there for every rank.
+        # A new thread's current device is 0; every rank would start CUDA there.
         torch.cuda.set_device(device)
 
     def ready(self, tensor: torch.Tensor) -> Mark:
@@ -48,7 +48,7 @@ class CudaDevices:
     def hand_over(self, done: Any, tensor: torch.Tensor) -> None:
         stream = torch.cuda.current_stream(tensor.device)
         stream.wait_event(done)
-        # Where the lane has made it, it belongs to the lane's stream.
+        # A tensor that the lane has made belongs to the lane's stream.
         tensor.record_stream(stream)
 
     def track(self, device: torch.device) -> Track:

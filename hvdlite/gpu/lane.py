@@ -4,9 +4,9 @@
       │                                                                    ├─ launched on the group
       └─ the ranks disagree: it fails, and takes no turn                   └─ begun to be staged
 
-The engine numbers what all members agree on: 0, 1, 2, ..., the same on each, without gaps. A member
-that can't launch its turn can't launch a later one either, as the others would take that one for
-this. So the lane is broken then: all that is in it fails, and all that comes.
+The engine numbers the transfers that all members agree on: 0, 1, 2, ..., the same on each, without
+gaps. A member that can't launch its turn can't launch a later one either, as the others would match
+it with this one. So the lane is then broken: all its transfers fail, present and future.
 
 Where the members have no group (see `hvdlite.gpu.setup`) the turns only say in which order copies
 begin. A turn below 0 is given where a member has joined, and so is not there to launch: the tensors
@@ -67,7 +67,7 @@ class Lane:
         self._broken = ""
         self._closing = False
         self._thread: threading.Thread | None = None
-        # The stepper's: the thread, or where the team has none whoever waits or polls.
+        # The stepper's: the lane's thread or, if the team has none, a caller that waits or polls.
         self._stepping = threading.Lock()
         self._unagreed: list[Transfer] = []
         self._agreed: dict[int, Transfer] = {}
@@ -199,7 +199,7 @@ class Lane:
         if self._process != os.getpid():
             return
         if self.is_busy() and not failed:
-            # From now on nothing is agreed on that this process would not launch.
+            # No more agreements: this process could not launch their transfers.
             self._team.engine.close()
         self.close(patient=not failed)
 
@@ -211,7 +211,7 @@ class Lane:
         while True:
             with self._changed:
                 if not self._closing:
-                    # Idle: it sleeps until something is posted, or somebody waits.
+                    # Idle: sleeps until a transfer is posted, or a caller waits.
                     self._changed.wait(pause_s if self._keys else None)
                 if self._closing:
                     return

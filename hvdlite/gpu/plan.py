@@ -12,8 +12,8 @@ from hvdlite.world.teams import Team
 
 
 class LanePlan:
-    """For memory on a GPU what `_core.Plan` is for host memory. The members agree on every run, as
-    its turn among all transfers has to be found."""
+    """The counterpart of `_core.Plan` for memory on a GPU. The members agree on every run, which
+    gives it its turn among all transfers."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class LanePlan:
 
     @staticmethod
     def positions_differ(failure: str) -> bool:
-        """Whether a run has failed as the members had carried different positions."""
+        """Whether a run failed because the members carried different positions."""
         return " in a group of " in failure
 
     def start(self, owner: object) -> Transfer:
-        """Starts it. Before the run before has ended: ValueError. owner: not needed."""
+        """Starts a run. ValueError if the previous run has not ended. owner: ignored."""
         return lane_of(self._team).start(self._posting, self._memory, self._memory)

@@ -4,7 +4,7 @@ Everything here runs on the current stream of the lane: `work.wait()` makes that
 the host (with NCCL; Gloo, which stands in for it in tests, has no streams and blocks). All tensors
 are contiguous and on the group's device.
 
-- What only moves travels as bytes, so that no dtype is missing.
+- Data that is moved and not reduced travels as bytes, so every dtype works.
 - NCCL has no int16 and no logic: int16 is reduced as int32, bool as uint8 by Max (or), Min (and).
 - float16 and bfloat16 are added in 16 bit: NCCL rounds after every addition.
 - Its own Average is not used: the sum is multiplied once, by 1/n and the postscale factor together,
@@ -187,7 +187,7 @@ class Group:
         self._finish(result, share[: result.numel()].view(result.shape), request)
 
     def end(self) -> None:
-        """Ends it here, also what is under way; not collective. Safe to call twice."""
+        """Ends it on this rank, with any work under way. Not collective. Safe to call twice."""
         backend, self._backend = self._backend, None
         if backend is not None:
             # Before torch 2.6 it has another name.
@@ -208,7 +208,7 @@ class Group:
         _scale_(result, self.size if request.op == _core.AVERAGE else 1, request.postscale)
 
 
-# The kinds that a group has, by what becomes of the result. The others are staged.
+# The kinds that a group can run: those that fill a result, those that gather. Others are staged.
 _FILLINGS = {
     _core.ALLREDUCE: Group._allreduce,
     _core.BROADCAST: Group._broadcast,

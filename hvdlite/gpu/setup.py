@@ -1,8 +1,8 @@
 """Whether a lane's members form a process group, and how: once, at the lane's first turn.
 
-Every member says which device it has, and what keeps it from a group. If nothing does and no two
-share a device, they meet at a store of member 0 and make the group, and try it. What became of that
-is compared too, so that all go the same way: with the group, or by staging.
+Every member says which device it has, and why it can't join a group, if it can't. If all can and no
+two share a device, they connect to a store of member 0, form the group and try it. They compare the
+outcome too, so that all do the same: use the group, or stage.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hvdlite")
 
-# Of one address of member 0's, of which some lead nowhere.
+# For each address of member 0; some may be unreachable.
 CONNECT_LIMIT_S = 3.0
 STORE_LIMIT = timedelta(minutes=2)
 _NONCE_KEY = "hvdlite"
@@ -49,7 +49,7 @@ class Facts:
     host: str
     # Its device, by the hardware's name; empty: unknown.
     device: str
-    # What keeps it from a group; empty: nothing.
+    # Why it can't join a group; empty: it can.
     problem: str
     # Member 0's store: where it may be reached, and what it has to answer.
     addresses: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ def stage_everything(team: Team, devices: Devices, device: torch.device) -> None
 
 
 def obstacle(everyones: Sequence[Facts]) -> str:
-    """Why there can be no group of these members; empty: there can."""
+    """Why these members can't form a group; empty: they can."""
     users: dict[str, Facts] = {}
     for facts in everyones:
         if facts.problem:
@@ -151,7 +151,7 @@ def client_of(everyones: Sequence[Facts]) -> Store:
     for address in addresses:
         try:
             socket.create_connection((address, server.port), CONNECT_LIMIT_S).close()
-            # On another host the same address may be that of something else.
+            # Another host may have the same address: checks the nonce.
             store = TCPStore(address, server.port, is_master=False, timeout=STORE_LIMIT)
             if store.get(_NONCE_KEY).decode() == server.nonce:
                 return store
@@ -165,7 +165,7 @@ def client_of(everyones: Sequence[Facts]) -> Store:
 
 
 def attempt(group: Group, devices: Devices) -> None:
-    """Adds a one of each member: what is wrong with the group shows in its first operation.
+    """Sums a one of each member: a broken group fails in its first operation.
 
     Raises:
         RuntimeError: the sum is wrong; whatever the group raises.

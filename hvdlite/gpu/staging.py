@@ -1,7 +1,7 @@
 """Takes a transfer through host memory: copies it there, posts it to the engine, copies it back.
 
 For ranks that share a GPU, and for operations that NCCL does not have. The host never waits for a
-copy: each has a track of its own, and the lane asks now and then whether it is done.
+copy: each direction has its own track, and the lane polls the copies.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Staging:
         self._copied = outward.mark()
 
     def advance(self) -> bool:
-        """Does what can be done now; returns whether that was anything.
+        """Does whatever can be done now; returns whether it did anything.
 
         Raises:
             RuntimeError: the engine is closed.

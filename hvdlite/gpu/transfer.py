@@ -50,19 +50,19 @@ class Transfer:
         self.result = result
         # When the input is there.
         self.ready = ready
-        # The operation of the engine that has to end before its turn can come.
+        # The engine's operation that must end before the transfer can take its turn.
         self.awaited: _core.Operation | None = None
         # Rows from each member, of what gathers.
         self.counts: tuple[int, ...] | None = None
         # When the result is there.
         self.done: Mark | None = None
         self.failure: str | None = None
-        # Nothing is left to be done by the host.
+        # The host has nothing left to do.
         self.over = False
 
     @property
     def key(self) -> tuple[int, str]:
-        """No two transfers in flight may have the same."""
+        """Unique among the transfers in flight."""
         return (-1 if self.request.unnamed else self.request.kind, self.request.name)
 
     @property
@@ -89,7 +89,7 @@ class Transfer:
         return self.failure
 
     def end(self, failure: str | None) -> None:
-        """The lane's: nothing is left to be done by the host."""
+        """Called by the lane: the host has nothing left to do."""
         self.failure = failure
         self.tensor = self.ready = None
         if failure is not None:

@@ -79,7 +79,7 @@ hvdl_err hvdl_engine_post(hvdl_engine *engine, const hvdl_posting *posting, bool
                           hvdl_operation **out);
 
 hvdl_err hvdl_plan_create(hvdl_engine *engine, const hvdl_posting *posting, hvdl_plan **out);
-/* HVDL_EDUP: the run before has not ended. */
+/* HVDL_EDUP: the previous run has not ended. */
 hvdl_err hvdl_plan_start(hvdl_engine *engine, hvdl_plan *plan, void *owner, hvdl_operation **out);
 /* The plan's memory goes when its last run has ended, also after close. Its posting's owner comes back
  * from reap. */

@@ -1,4 +1,4 @@
-/* Ranks that have run out of data. The driver. */
+/* Ranks that have run out of data. Called by the driver. */
 #ifndef HVDL_JOIN_H
 #define HVDL_JOIN_H
 

@@ -21,7 +21,7 @@ static void free_geometry(geometry *g)
     free(g->names);
 }
 
-/* hosts: sequences of ranks; names: strings. Every rank stands in exactly one host. */
+/* hosts: sequences of ranks; names: strings. Every rank is on exactly one host. */
 static int to_geometry(PyObject *hosts, PyObject *names, geometry *g, hvdl_engine_config *config)
 {
     Py_ssize_t num_hosts = PySequence_Size(hosts), num_names = PySequence_Size(names);
@@ -29,7 +29,7 @@ static int to_geometry(PyObject *hosts, PyObject *names, geometry *g, hvdl_engin
     if (num_hosts < 0 || num_names < 0)
         return -1;
     if (num_hosts < 1 || num_hosts != num_names) {
-        PyErr_SetString(PyExc_ValueError, "there must be a host, and a name for each");
+        PyErr_SetString(PyExc_ValueError, "expected at least one host, and a name for each");
         return -1;
     }
     g->sizes = calloc((size_t)num_hosts, sizeof *g->sizes);
@@ -77,7 +77,7 @@ static int to_geometry(PyObject *hosts, PyObject *names, geometry *g, hvdl_engin
     if (!valid || config->rank < 0 || config->rank >= num_ranks) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_ValueError,
-                            "every rank from 0 to size-1 must stand in exactly one host");
+                            "every rank from 0 to size-1 must be on exactly one host");
         return -1;
     }
     config->num_hosts = (int)num_hosts;
@@ -219,7 +219,7 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
     double stall_warning_s, stall_shutdown_s;
     Py_ssize_t inline_bytes, block_bytes, segment_bytes, piece_bytes, event_capacity;
     if (self->engine) {
-        PyErr_SetString(PyExc_RuntimeError, "the engine was made already");
+        PyErr_SetString(PyExc_RuntimeError, "the engine is already made");
         return -1;
     }
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$iOOOiOpnnnnOpndd:Engine", names, &config.rank,

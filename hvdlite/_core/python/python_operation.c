@@ -223,7 +223,7 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
     managed->num_holders = 2;
     if (!managed->tensor.data) {
         free(managed);
-        PyErr_SetString(PyExc_RuntimeError, "the result was taken already");
+        PyErr_SetString(PyExc_RuntimeError, "the result was already taken");
         return NULL;
     }
     PyObject *capsule = PyCapsule_New(managed, "dltensor", capsule_delete);
@@ -271,7 +271,7 @@ static PyObject *plan_start(PyObject *object, PyObject *owner)
     if (err) {
         Py_DECREF(owner);
         if (err == HVDL_EDUP)
-            PyErr_SetString(PyExc_RuntimeError, "the plan's run before has not ended");
+            PyErr_SetString(PyExc_RuntimeError, "the plan's previous run has not ended");
         else
             hvdl_py_raise(err, "plan", "");
         return NULL;

@@ -20,7 +20,7 @@ void hvdl_py_raise(hvdl_err err, const char *what, const char *name)
         break;
     case HVDL_ECLOSED: PyErr_SetString(PyExc_RuntimeError, "the engine is closed"); break;
     case HVDL_EMPI: PyErr_Format(PyExc_RuntimeError, "%s: MPI reported an error", what); break;
-    default: PyErr_Format(PyExc_ValueError, "%s: unusable arguments", what); break;
+    default: PyErr_Format(PyExc_ValueError, "%s: invalid arguments", what); break;
     }
 }
 
