@@ -77,7 +77,7 @@ def test_a_launch_that_fails_on_one_rank_fails_on_all(world):
     for rank, texts in enumerate(every):
         assert texts[:2] == [None, None]
         assert f"allreduce 'bad': failed on rank {rank}: RuntimeError: " in texts[2]
-        assert all("broken since allreduce 'bad'" in text for text in texts[3:])
+        assert all("broken by an earlier failure: allreduce 'bad'" in text for text in texts[3:])
 
 
 class Unusable(HostDevices):
