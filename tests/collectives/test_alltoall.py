@@ -101,7 +101,7 @@ def refuses():
         (None, f"first dimension is {size + 1}, not a multiple of the {size} members"),
         ([1] * (size + 1), f"expected {size} row counts"),
         ([2] * size, f"add up to {2 * size} rows, but the tensor has only {size + 1}"),
-        ([-1] + [1] * (size - 1), "none of them negative"),
+        ([-1] + [1] * (size - 1), "none negative"),
         ([0.5] * size, f"expected {size} numbers"),
         ([True] * size, f"expected {size} numbers"),
         (3, "expected a tensor or a list"),
