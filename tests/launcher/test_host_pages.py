@@ -1,4 +1,4 @@
-"""What the pages about hosts, schedulers and what a job shows have in them is what happens."""
+"""The examples on the pages about hosts, schedulers and the output of a job are true."""
 
 import re
 import shlex

@@ -18,7 +18,7 @@ LIMIT_S = 60.0
 
 
 def blocks(page, language):
-    """What stands in the fenced blocks of that language, also in those within lists."""
+    """The text of the fenced blocks of that language, also of those within lists."""
     text = (FOLDER / page).read_text()
     found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", text, re.MULTILINE | re.DOTALL)
     return [textwrap.dedent(body) for _, body in found]

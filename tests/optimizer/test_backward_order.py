@@ -25,7 +25,7 @@ def optimizer_of(params, **options):
 
 
 def backward_in(order, params, factor=1.0):
-    """Comes to the parameters in this order. The i-th has the gradient (rank + 1) · (i + 1)."""
+    """Backward reaches the parameters in this order. The i-th gradient is (rank + 1) · (i + 1)."""
     total = torch.zeros(2)
     for index in reversed(order):
         total = total + params[index] * ((hvd.rank() + 1) * (index + 1) * factor)

@@ -1,4 +1,4 @@
-"""Parameters that come, go, thaw or change their make between steps; gradients that users keep."""
+"""Parameters are added, removed, unfrozen or changed between steps; users keep gradients."""
 
 import warnings
 

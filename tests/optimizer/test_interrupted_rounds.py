@@ -148,7 +148,7 @@ def train(training, how, at, interrupt):
 
 
 def at_every_line(how, at, kind, first, stride):
-    """What came of an interruption at each line, on this rank."""
+    """The outcome of an interruption at each line, on this rank."""
     hvd.init()
     warnings.simplefilter("always")
     outcomes = {}

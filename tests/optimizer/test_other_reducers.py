@@ -1,4 +1,4 @@
-"""A model that DDP has wrapped is reduced twice: by whom is said once."""
+"""A model that DDP has wrapped is reduced twice: one warning names both reducers."""
 
 import warnings
 from datetime import timedelta

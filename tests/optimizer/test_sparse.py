@@ -61,7 +61,7 @@ def as_one_process(kind, options):
         assert grad.is_coalesced()
         wanted = alone.table.weight.grad
         torch.testing.assert_close(grad.to_dense(), wanted.to_dense(), rtol=1e-9, atol=1e-12)
-        # No rows but those that some rank has.
+        # Only rows that some rank has.
         assert set(grad.indices()[0].tolist()) == set(wanted.coalesce().indices()[0].tolist())
         # torch's Adagrad leaves it open whether it wants its sparse tensors checked, and is warned.
         with torch.sparse.check_sparse_tensor_invariants(enable=True):

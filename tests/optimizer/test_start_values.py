@@ -1,4 +1,4 @@
-"""Ranks that start from different parameters are told so, once, before the first step."""
+"""Ranks that start from different parameters get one warning, before the first step."""
 
 import warnings
 

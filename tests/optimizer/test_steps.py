@@ -121,7 +121,7 @@ def test_step_after_synchronize_warns_once_and_does_not_reduce_twice(world):
 
 
 def line_search(line_search_fn, op, max_iter):
-    """Each rank has a loss of its own, by far not the mean."""
+    """Each rank has its own loss, far from the mean."""
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     alone, net = model(), model()
@@ -204,7 +204,8 @@ def kinds_of_losses():
     ]
     assert not found[0].requires_grad
     assert list(map(type, found[3:])) == [float, float, np.float32, float, float]
-    # What is no number is nobody's; a rank that has none counts with zero, as its gradient does.
+    # A result that is not a number is not averaged; a rank without a number counts as zero, as its
+    # gradient does.
     assert optimizer.step(lambda: None) is None
     assert optimizer.step(lambda: "done") == "done"
     many = torch.ones(3)

@@ -1,4 +1,4 @@
-"""Lack of memory is told from other reasons for a SIGKILL."""
+"""The keeper tells a SIGKILL for lack of memory from any other."""
 
 import contextlib
 import os

@@ -119,7 +119,7 @@ def test_a_name_that_somebody_has_and_does_not_answer_by_is_an_error(secret, mon
 
 @contextlib.contextmanager
 def crowd(address):
-    """As many connections as the socket of that name has room for, and more."""
+    """Fills the queue of the socket of that name with connections, and tries some more."""
     with contextlib.ExitStack() as stack:
         while True:
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))

@@ -1,4 +1,4 @@
-"""What the keeper sees of a rank's way to MPI's daemon."""
+"""What the keeper learns from the messages between a rank and MPI's daemon."""
 
 import os
 import select

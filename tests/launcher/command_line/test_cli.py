@@ -183,7 +183,7 @@ def test_starting_loads_nothing_heavy():
 
 @pytest.mark.parametrize("role", ["rank", "host"])
 def test_the_agents_load_little(role):
-    """They start beside each rank, and their imports are on the way of each."""
+    """They start beside each rank, so their imports delay every rank."""
     agent = Path(hvdrun.__file__).parent / "agent" / "agent.py"
     arguments = {"rank": ["rank", "true"], "host": ["host", "true"]}[role]
     command = [sys.executable, "-I", "-S", "-X", "importtime", str(agent), *arguments]

@@ -56,8 +56,8 @@ def command(**hosts):
 
 
 def play(events, job=None, start_timeout_s=60.0, verbose=False, tails=None):
-    """The course of these events, and the actions with their times; the course is woken when it
-    wants to be, also after the last event."""
+    """The course after these events, and its actions with their times. It is woken at each
+    `wake_at`, also after the last event."""
     course = Course(job or command(a=2, b=2), 0.0, start_timeout_s, verbose)
     actions = []
 
@@ -81,7 +81,7 @@ def play(events, job=None, start_timeout_s=60.0, verbose=False, tails=None):
 
 
 def begun(at=0.1, ranks=(0, 1, 2, 3)):
-    """Both hosts are there, and these ranks."""
+    """Both hosts have connected, and these ranks have started."""
     events = [KeepersHere(2), HostConnected("b"), HostTalks("b"), *map(RankStarted, ranks)]
     return [(at, event) for event in events]
 
@@ -106,7 +106,7 @@ def over(at, code=0):
 
 
 def ends(at, grace_s=3.0, over_at=None):
-    """hvdrun ends all; mpirun's end and that of all later, if it is given."""
+    """hvdrun ends all ranks; later, if a time is given, mpirun and everything else have ended."""
     done = [(at, EndAll(grace_s))]
     if over_at is not None:
         done += [(over_at, EndHosts(3.0)), (over_at, Finish())]

@@ -1,4 +1,4 @@
-"""An mpirun that fails at its start by ill luck, as Open MPI's does on a machine under load."""
+"""An mpirun that fails by chance when it starts, as Open MPI's does on a machine under load."""
 
 import os
 import shlex

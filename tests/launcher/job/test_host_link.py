@@ -83,7 +83,7 @@ def test_a_host_that_comes_up_while_nothing_is_read_gets_signs_of_life():
         assert link.tick(time.monotonic() + PING_EVERY_S)
         assert [kind for kind, *_ in unpack(bytearray(far.recv(100)))] == [SECRET, PING]
         far.send(frame(PING, payload=b"0"))
-        assert not selector.select(0)  # from now on what it says waits
+        assert not selector.select(0)  # from now on its messages wait unread
 
 
 def test_a_host_that_ends_with_a_grace_can_be_told_that_there_is_none():
@@ -174,7 +174,7 @@ time.sleep(0.4)
 
 
 def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(tmp_path):
-    """Its daemon says that it has lost mpirun, and nobody is there to be told."""
+    """Its daemon reports that it has lost mpirun, but no process reads the report."""
     secret = f"test-{os.getpid()}"
     saved = tmp_path / "saved"
     shared = Path(f"/dev/shm/vader_segment.{secret}")
@@ -199,7 +199,7 @@ def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(t
 
 
 def test_a_host_agent_hears_that_it_is_to_end_while_nobody_reads_what_it_says():
-    """hvdrun's own reader stands still, and hvdrun lives."""
+    """hvdrun's own reader has stopped reading, but hvdrun runs."""
     process = host_agent(SECRET_OF_JOB, "exec yes")
     try:
         assert next(frames_of(process))
@@ -218,7 +218,7 @@ def test_a_host_agent_hears_that_it_is_to_end_while_nobody_reads_what_it_says():
 
 
 def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tmp_path):
-    """MPI's daemon there does not stop talking."""
+    """MPI's daemon there never stops writing."""
     go = tmp_path / "go"
     daemon = f"while [ ! -e {go} ]; do :; done; exec yes"
     process = host_agent(SECRET_OF_JOB, daemon)

@@ -134,7 +134,7 @@ def test_records_are_told_from_what_is_printed_wherever_the_pipe_cuts(cut):
 
 
 def test_no_command_line_says_what_marks_a_result(monkeypatch):
-    """Who knows it can have the caller unpickle what a rank only prints."""
+    """With the secret, a rank could make the caller unpickle what it only prints."""
 
     class Started(Exception):
         pass

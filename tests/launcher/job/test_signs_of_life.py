@@ -1,4 +1,4 @@
-"""The loop in which hvdrun hears its hosts, and they it, is not held up by what the ranks write."""
+"""The output of ranks does not hold up the signs of life between hvdrun and its hosts."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ FLOODS = {
 
 
 class FarHost:
-    """The agent of a host that has always something to say, and hears hvdrun's signs of life."""
+    """The agent of a host that always has something to send, and gets hvdrun's signs of life."""
 
     def __init__(self, job, number):
         self.rank = number

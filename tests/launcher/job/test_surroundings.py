@@ -1,4 +1,4 @@
-"""hvdrun in other hands: from cron, as root in a container, with names and values of all kinds."""
+"""hvdrun in other places: from cron, as root in a container, with names and values of all kinds."""
 
 import os
 import shutil

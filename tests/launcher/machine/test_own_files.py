@@ -1,4 +1,4 @@
-"""What a job writes goes where its user said, whatever other users have put there."""
+"""A job writes its files where its user said, whatever other users have put there."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 @pytest.fixture
 def mine(tmp_path):
-    """A file that is nobody's business."""
+    """A file that no other user may read or change."""
     path = tmp_path / "mine"
     path.write_text("kept")
     return path
@@ -142,7 +142,7 @@ def test_a_file_that_another_user_has_made_beforehand_is_refused_where_anybody_m
         path = folder / "out"
         path.write_text("theirs")
         os.chown(path, OTHER_USER, OTHER_USER)
-        if folder == tmp_path:  # where it is the folder's owner that has let them
+        if folder == tmp_path:  # if the folder's owner has allowed it
             write(path)
             assert path.read_text() == "new"
             continue
@@ -276,4 +276,4 @@ def test_what_is_remembered_of_hosts_is_taken_from_no_folder_of_another_user(sha
         cache.put("other", "value")
         assert cache.get("other") is None
     assert not any(theirs.iterdir())
-    assert old.exists()  # and it has not been cleared away by way of the link
+    assert old.exists()  # and it was not removed through the link

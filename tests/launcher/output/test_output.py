@@ -268,7 +268,7 @@ def test_in_a_file_a_line_that_begins_anew_after_it_was_shown_loses_nothing(end)
     assert screen.all == b"[0] 10%\n[0] 100%" + end
 
 
-# Within these seconds of CPU time, where what is quadratic takes many times as much.
+# In these seconds of CPU time; quadratic code would take many times as long.
 LINEAR_S = 15
 LONG_LINES = f"""
 import resource

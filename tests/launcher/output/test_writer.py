@@ -1,4 +1,4 @@
-"""What is shown and kept is written beside the loop that supervises."""
+"""A thread writes terminal output and files beside the loop that supervises the job."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What a scheduler that starts ranks has to tell hvdrun: one file, and one row."""
+"""A scheduler that starts ranks is one file and one row."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from tests.launcher.plan.test_command import AGENT, FACTS, MPICH_5, OPENMPI_5, a
 
 
 class Flux(NamedTuple):
-    """Of a scheduler that hvdrun does not know."""
+    """The starter of a scheduler that hvdrun does not know."""
 
     program: str
     scheduler: str = "Flux"

@@ -1,4 +1,4 @@
-"""Answers of hosts that there are not."""
+"""Answers of hosts that do not exist."""
 
 from hvdrun.plan.host_facts import HostFacts
 
@@ -6,7 +6,7 @@ GIB = 1 << 30
 
 
 def facts_of(**given):
-    """A host that is ready, but for what is given."""
+    """A host that is ready, except for the given changes."""
     fields = {
         "hostname": "server2",
         "python": "3.11.7",

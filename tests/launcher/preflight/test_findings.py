@@ -1,4 +1,4 @@
-"""What preflight makes of a host's answer, and of ssh's words."""
+"""What preflight concludes from a host's answer, and from ssh's messages."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ READY = facts_of(
 
 
 def wrong(expected=EXPECTED, ranks=2, **changes):
-    """What is not well with a host that is ready but for the changes."""
+    """The findings about a host that is ready except for the changes."""
     found = judge("server2", replace(READY, **changes), expected, ranks, "answered in 0.30 s")
     return [finding for finding in found if finding.remedy]
 

@@ -1,4 +1,4 @@
-"""Preflight of hosts that there are not: a stand-in for ssh answers for them, on this machine."""
+"""Preflight of hosts that do not exist: a stand-in for ssh answers for them, on this machine."""
 
 import os
 import re
