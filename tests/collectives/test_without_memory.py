@@ -53,7 +53,7 @@ class Wrapper(torch.Tensor):
         raise NotImplementedError(function)
 
 
-GONE = "was freed or shrunk; resize that to what it was"
+GONE = "was freed or shrunk; first resize the storage"
 STANDS_FOR = "has no memory to send: it only stands for a tensor"
 BAD = {
     "freed": (lambda: resized(0), GONE),
