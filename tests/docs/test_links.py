@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,24 @@ def test_the_index_leads_to_every_page():
     # The navigation takes these by their folder.
     design = set((DOCS / "design").glob("*.md"))
     assert {*DOCS.rglob("*.md")} - {DOCS / "README.md"} <= listed | design
+
+
+# What the pages say there is none of, or that the reader is to make.
+NOT_THERE = {"mpi.h", "utils.py", "tests/world/test_first.py"}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.startswith("docs/design/") or page == "CONTRIBUTING.md"]
+)
+def test_every_file_and_folder_of_the_code_that_a_page_names_exists(page):
+    names = set(re.findall(r"`([\w./]+(?:\.(?:c|h|py|pyi)|/))`", PAGES[page])) - NOT_THERE
+    missing = {name for name in names if "NAME" not in name and not named(name)}
+    assert not missing
+
+
+def named(name):
+    """Whether a file or folder has this name, or a path that ends with it."""
+    folders = ("hvdlite", "launcher", "tests", "benchmarks", "docs", "examples", "tools")
+    within = (path for folder in folders for path in (ROOT / folder).rglob(Path(name).name))
+    ends = tuple(Path(name).parts)
+    return (ROOT / name).exists() or any(path.parts[-len(ends) :] == ends for path in within)
