@@ -50,7 +50,7 @@ demo: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/hvdrun -np $(NP) $(BIN)/python examples/digits.py
 
 # Some six minutes; what is wide is chosen in tests/harness/wide.py and by the marks of the tests.
-# Two sessions of pytest at the same time: tests on worlds of 2 or 3 ranks, and all others.
+# Two sessions of pytest at the same time: tests on worlds of ranks, and all others.
 test: build
 	@$(BIN)/python -m tests.harness.side_by_side -m 'not wide and not long' $(PYTEST_ARGS)
 

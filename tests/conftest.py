@@ -17,7 +17,7 @@ import pytest
 from tests.harness import show_worlds
 from tests.harness.needs import lacking
 from tests.harness.side_by_side import PARTS
-from tests.harness.wide import Shape, Variant, by_turn, slow_to_start, under_one_mpi
+from tests.harness.wide import Shape, Variant, by_turn, slow_to_start
 from tests.harness.worlds import (
     MPIS,
     SESSION_VARIABLE,
@@ -90,7 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--world", action="append", help="only worlds of this shape: 3 (ranks), or 2,1 (hosts)"
     )
     parser.addoption(
-        "--part", choices=PARTS, help="only tests on worlds of 2 or 3 ranks, or only all others"
+        "--part", choices=PARTS, help="only tests on worlds of ranks, or only all others"
     )
     parser.addoption("--failed-to", type=Path, help="write the names of failed tests to this file")
     parser.addoption(
@@ -198,8 +198,7 @@ def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
         shape = variant.shape if (variant := variant_of(item)) else None
-        of_few_ranks = shape is not None and not under_one_mpi(shape)
-        kept[of_few_ranks == (part == "worlds")].append(item)
+        kept[(shape is not None) == (part == "worlds")].append(item)
     items[:] = kept[True]
     config.hook.pytest_deselected(items=kept[False])
 

@@ -1,4 +1,4 @@
-"""Runs pytest twice at the same time: the tests on worlds of 2 or 3 ranks, and all others.
+"""Runs pytest twice at the same time: the tests on worlds of ranks, and all others.
 
     python -m tests.harness.side_by_side PYTEST_ARGUMENTS
 
@@ -78,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def run_both(arguments: Sequence[str], failed: Sequence[Path], log_path: Path) -> list[int]:
     with log_path.open("w+b") as log:
-        print("worlds of 2 or 3 ranks; the output of all other tests follows", flush=True)
+        print("worlds of ranks; the output of all other tests follows", flush=True)
         sessions = [
             start("worlds", failed[0], arguments, None),
             start("others", failed[1], arguments, log.fileno()),
