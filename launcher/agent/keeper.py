@@ -26,7 +26,14 @@ from hvdrun.agent.oom import oom_kills, was_out_of_memory
 from hvdrun.agent.peers import Stranger, connect
 from hvdrun.agent.pmi import Relay
 from hvdrun.machine import binding
-from hvdrun.machine.environment import EXPORTED, KEEPER, LINK, PATIENCE, with_host_variables
+from hvdrun.machine.environment import (
+    EXPORTED,
+    KEEPER,
+    LINK,
+    PATIENCE,
+    PLACE,
+    with_host_variables,
+)
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -61,7 +68,6 @@ RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
-TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def by_launcher(given: Mapping[str, str]) -> dict[str, str]:
@@ -69,7 +75,7 @@ def by_launcher(given: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for names in RANK_VARIABLES:
         if names[0] in given and len(found) < len(names):
-            for name, source in zip(TORCH_VARIABLES, names, strict=True):
+            for name, source in zip(PLACE, names, strict=True):
                 if source in given:
                     found.setdefault(name, given[source])
     per_node = found.get("LOCAL_WORLD_SIZE", "")
@@ -85,12 +91,13 @@ def by_launcher(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_environment(given: Mapping[str, str], cores: int) -> dict[str, str]:
-    """More variables for a rank, beside the forwarded ones; those that are set stay as they are."""
+    """More variables for a rank, beside the forwarded ones. Its place in the job replaces that of
+    another job, which a container or the host may have set."""
     found = by_launcher(given)
     if int(found.get("LOCAL_WORLD_SIZE", "1")) > cores:
         # Otherwise Open MPI's waiting ranks would keep cores from those that compute.
-        found["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    return {name: value for name, value in found.items() if name not in given}
+        found["OMPI_MCA_mpi_yield_when_idle"] = given.get("OMPI_MCA_mpi_yield_when_idle", "1")
+    return found
 
 
 def escape(command: tuple[str, ...]) -> list[str]:

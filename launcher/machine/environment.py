@@ -21,10 +21,17 @@ EXPORTED = "HVDRUN_EXPORTED"  # the names that the user gave with -x
 # The number that hvdrun has put into OMP_NUM_THREADS, to tell it from a user's.
 THREADS = "HVDRUN_THREADS"
 
-# Set by MPI or Slurm for one process: hvdrun must not pass them on.
+# A rank's place in the job, under the names of torch.distributed: keepers set them.
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# Of the job that hvdrun was started in, if it was: a rank, torchrun, or a container has set them.
+_OF_ANOTHER_JOB = (
+    *(*PLACE, "MASTER_ADDR", "MASTER_PORT", "HVDLITE_RANK_PROCESS"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+)
+# Set by MPI, Slurm or torchrun for one process: hvdrun must not pass them on.
 _PER_PROCESS_PREFIXES = (
     *("OMPI_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "HYDI_", "MPI_LOCAL", "HVDRUN_"),
-    *("SLURM_STEP", "SLURM_SRUN_", "SLURM_LAUNCH_", "SLURM_TOPOLOGY_"),
+    *("SLURM_STEP", "SLURM_SRUN_", "SLURM_LAUNCH_", "SLURM_TOPOLOGY_", "TORCHELASTIC_"),
 )
 _PER_PROCESS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS")
 _OF_THE_JOB = ("SLURM_JOB", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_", "SLURM_GPUS")
@@ -48,7 +55,7 @@ _OF_THE_HOST_PREFIXES = ("XDG_", "SSH_", "DBUS_", "TERM_")
 def is_per_process(name: str) -> bool:
     if name.startswith(_SETTINGS_PREFIXES):
         return name in _TOLD_TO_RANKS
-    return name in _PER_PROCESS or name.startswith(_PER_PROCESS_PREFIXES)
+    return name in (*_PER_PROCESS, *_OF_ANOTHER_JOB) or name.startswith(_PER_PROCESS_PREFIXES)
 
 
 def is_of_the_host(name: str) -> bool:

@@ -15,6 +15,7 @@ from hvdrun.machine.environment import (
     EXPORTED,
     LINK,
     PATIENCE,
+    PLACE,
     PYTHON,
     REACH,
     SSH,
@@ -209,7 +210,7 @@ def _machine(host: Host, facts: LocalFacts) -> object:
 
 def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     shares = _place(request, flavour, facts)
-    notes = (*request.notes, *_notes(shares, facts))
+    notes = (*request.notes, *_notes(shares, facts), *_fixed(request))
     remote = [share for share in shares if not is_local(share.host, facts)]
     starter = flavour.starter
     if not remote and starter is None:
@@ -439,3 +440,11 @@ def _notes(shares: tuple[Share, ...], facts: LocalFacts) -> tuple[str, ...]:
                 f"{'s' if slots > 1 else ''}: they share {'them' if slots > 1 else 'it'}"
             )
     return tuple(notes)
+
+
+def _fixed(request: Request) -> tuple[str, ...]:
+    return tuple(
+        f"-x {name} has no effect: hvdrun sets {name} to what is true of each rank"
+        for name in request.exports
+        if name in PLACE
+    )

@@ -150,6 +150,49 @@ def test_values_of_variables_may_be_anything(python):
     assert lines == [str(expected)] * 2, done.stderr
 
 
+OUTER = {
+    **{"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "7", "LOCAL_WORLD_SIZE": "8"},
+    **{"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+}
+
+
+def test_in_another_job_the_ranks_have_their_own_numbers_and_address(python):
+    code = (
+        f"import os; print(*(os.environ.get(n) for n in {[*OUTER]} if n != 'MASTER_PORT'),"
+        " os.environ['MASTER_PORT'] != '1')"
+    )
+    job = [python, "-m", "hvdrun", "-np", "2", "-x", "LOCAL_WORLD_SIZE=8", python, "-c", code]
+    done = run(job, env={**os.environ, **OUTER})
+    said = sorted(done.stdout.decode().splitlines())
+    assert said == [f"[{n}] {n} 2 {n} 2 127.0.0.1 None True" for n in range(2)], done
+    assert b"-x LOCAL_WORLD_SIZE has no effect" in done.stderr
+
+
+NESTED = """
+import subprocess, sys
+import hvdlite as hvd
+
+hvd.init()
+if len(sys.argv) > 1:
+    hvd.barrier()
+    print("inner", hvd.rank(), hvd.size(), flush=True)
+elif hvd.rank() == 1:
+    job = [sys.executable, "-m", "hvdrun", "-np", "2", sys.executable, sys.argv[0], "inner"]
+    subprocess.run(job, check=True)
+hvd.barrier()
+"""
+
+
+@pytest.mark.wide_in("openmpi")
+def test_a_rank_may_run_a_job_of_its_own(python, tmp_path):
+    script = tmp_path / "nested.py"
+    script.write_text(NESTED)
+    done = run([python, "-m", "hvdrun", "-np", "2", python, script])
+    lines = sorted(done.stdout.decode().splitlines())
+    assert lines == ["[1] [0] inner 0 2", "[1] [1] inner 1 2"], done
+    assert done.returncode == 0
+
+
 @pytest.mark.wide_in("mpich")
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_a_standard_stream_that_is_closed_is_no_obstacle(python, closed, tmp_path):

@@ -50,6 +50,18 @@ def test_variables_of_one_process_reach_nobody(name):
     }
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "GROUP_RANK", "ROLE_WORLD_SIZE"),
+        "HVDLITE_RANK_PROCESS",
+    ],
+)
+def test_variables_of_another_job_around_this_one_reach_nobody(name):
+    assert inheritable({name: "1", "HVDLITE_STRICT": "1"}) == {"HVDLITE_STRICT": "1"}
+
+
 def test_what_is_started_in_a_step_of_slurms_does_not_take_it_for_its_own():
     step = {"SLURM_STEP_ID": "3", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CONF": "/c", "PATH": "/bin"}
@@ -105,8 +117,8 @@ def test_a_rank_gets_the_variables_that_other_libraries_ask_for(given_by_mpi):
     expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert rank_environment(given_by_mpi, cores=2) == expected
     assert local_rank_and_size(given_by_mpi) == (1, 2)
-    kept = rank_environment({**given_by_mpi, "RANK": "9"}, cores=2)
-    assert kept == {name: value for name, value in expected.items() if name != "RANK"}
+    inherited = dict.fromkeys(expected, "9")
+    assert rank_environment({**inherited, **given_by_mpi}, cores=2) == expected
 
 
 @pytest.mark.parametrize(
@@ -121,4 +133,5 @@ def test_under_srun_a_rank_knows_how_many_there_are_on_its_host(per_node, counts
 def test_open_mpi_yields_where_ranks_outnumber_the_cores_of_their_host():
     name = "OMPI_MCA_mpi_yield_when_idle"
     assert rank_environment(OPENMPI, cores=1)[name] == "1"
-    assert name not in rank_environment({**OPENMPI, name: "0"}, cores=1)
+    assert rank_environment({**OPENMPI, name: "0"}, cores=1)[name] == "0"
+    assert name not in rank_environment(OPENMPI, cores=2)

@@ -301,10 +301,31 @@ def test_this_machine_by_its_ipv6_address_has_its_own_name():
 
 
 def test_what_is_set_already_stays():
-    environ = {"MASTER_ADDR": "here", "PYTHONUNBUFFERED": "0"}
-    made = command(MPICH_5, facts=replace(FACTS, environ=environ)).environment
-    assert made["MASTER_ADDR"] == "here"
-    assert made["PYTHONUNBUFFERED"] == "0"
+    made = command(MPICH_5, facts=replace(FACTS, environ={"PYTHONUNBUFFERED": "0"}))
+    assert made.environment["PYTHONUNBUFFERED"] == "0"
+
+
+@pytest.mark.parametrize("hosts", [None, "server1:1,server2:1"])
+def test_the_address_of_another_job_is_replaced_unless_it_is_given_by_x(hosts):
+    facts = replace(FACTS, environ={**FACTS.environ, "MASTER_ADDR": "there", "MASTER_PORT": "1"})
+    made = command(OPENMPI_5, hosts, facts).environment
+    assert made["MASTER_ADDR"] == ("server1" if hosts else "127.0.0.1")
+    assert made["MASTER_PORT"] == "45678"
+    exports = {"MASTER_ADDR": None, "MASTER_PORT": "2"}
+    made = command(OPENMPI_5, hosts, facts, exports=exports).environment
+    assert (made["MASTER_ADDR"], made["MASTER_PORT"]) == ("there", "2")
+
+
+def test_a_ranks_own_number_can_not_be_exported():
+    made = command(
+        OPENMPI_5,
+        exports={"RANK": "5", "LOCAL_RANK": None, "MINE": "1"},
+        facts=replace(FACTS, environ={**FACTS.environ, "LOCAL_RANK": "7"}),
+    )
+    assert made.notes == (
+        "-x RANK has no effect: hvdrun sets RANK to what is true of each rank",
+        "-x LOCAL_RANK has no effect: hvdrun sets LOCAL_RANK to what is true of each rank",
+    )
 
 
 def test_ssh_never_asks_and_never_waits_for_ever():
