@@ -151,8 +151,13 @@ def test_values_of_variables_may_be_anything(python):
 
 
 OUTER = {
-    **{"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "7", "LOCAL_WORLD_SIZE": "8"},
-    **{"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+    "RANK": "9",
+    "WORLD_SIZE": "16",
+    "LOCAL_RANK": "7",
+    "LOCAL_WORLD_SIZE": "8",
+    "MASTER_ADDR": "elsewhere",
+    "MASTER_PORT": "1",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
 }
 
 
