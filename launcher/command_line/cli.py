@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hvdrun.command_line import config_file
+from hvdrun.command_line import config_file, program
 from hvdrun.command_line.hvdrun_option import HvdrunOption
 from hvdrun.command_line.own_options import OPTIONS, files, request_fields
 from hvdrun.command_line.runtime_options import idle_notes, runtime_options, settings
@@ -203,6 +203,9 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
             names = ", ".join(unknown)
             click.echo(f"# not asked: {names}; `hvdrun --check` finds their slots and networks")
         return 0
+    if any(commands.is_local(share.host, found) for share in command.shares):
+        path = request.variable("PATH", found.environ) or ""
+        program.check(request.command, found.cwd, path)
     from hvdrun.job.attempts import supervise
     from hvdrun.output.screen import Screen
 

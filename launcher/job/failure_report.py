@@ -28,6 +28,10 @@ LINES = 30
 # Patterns are compiled when a job fails, not at each start of hvdrun.
 # The first line of Open MPI's message that it ends a rank; the next one names the communicator.
 _REPORTER = r"\*\*\* reported by process \[\d+,(\d+)\]"
+# What a rank writes if it fails because another one has left: hvdlite, MPI, or a closed connection.
+_MISSED = (
+    r"HorovodInternalError|MPI_|MPI\.Exception|Fatal error in|[Cc]onnection|[Bb]roken ?[Pp]ipe"
+)
 # What MPICH's ranks print on an abort. MPICH kills them all at once, so their exit codes are lost.
 _ABORT = rb"(?m)^Abort\((\d+)\) on node \d+"
 
@@ -164,6 +168,11 @@ def had_left(rank: int, host: str, after_s: float) -> str:
     )
 
 
+def missed_a_peer(said: Iterable[str]) -> bool:
+    """Whether a rank may have failed because another one was gone, by its last lines."""
+    return any(re.search(_MISSED, line) for line in said)
+
+
 def run_on(rank: int, host: str, left: int, since_s: float) -> str:
     others = "1 other rank still runs" if left == 1 else f"{left} other ranks still run"
     return (
@@ -195,14 +204,19 @@ def not_started(hosts: Sequence[tuple[str, int, str]], after_s: float) -> StartT
     )
 
 
-def rank_failed(failure: Failure, said: Sequence[str], same: Sequence[int], num_proc: int) -> str:
-    """`said`: the rank's last lines; `same`: all ranks whose last lines are the same."""
+def rank_failed(
+    failure: Failure, said: Sequence[str], same: Sequence[int], num_proc: int, repeat: bool = True
+) -> str:
+    """`said`: the rank's last lines; `same`: all ranks whose last lines are the same; `repeat`:
+    whether to show them, as they are not on the screen right above."""
     others = {1: "", 2: "; the other rank was ended"}.get(
         num_proc, f"; the other {num_proc - 1} ranks were ended"
     )
     lines = [f"hvdrun: {failure}{others}"]
     if said and num_proc > 1:  # a single rank's last lines have just been shown
         many = f" (the same on ranks {spans(same)})" if len(same) > 1 else ""
+        if not repeat:
+            return f"{lines[0]}\nhvdrun: its last lines on stderr{many} are just above"
         lines.append(f"hvdrun: its last lines on stderr{many}:")
         lines += [f"    {line}" for line in said]
     return "\n".join(lines)

@@ -193,10 +193,11 @@ class Supervisor:
 
     def _result(self) -> int:
         output = self.screen.output
-        with contextlib.suppress(BrokenPipeError):
-            output.finish()
         found = verdict.reach(self.course, time.monotonic(), time.time(), output.tails)
-        for line in found.lines:
+        with contextlib.suppress(BrokenPipeError):
+            output.finish(found.culprit)
+        is_above = output.recent.end_with(found.culprit, found.words)
+        for line in found.brief if is_above else found.lines:
             output.say(line)
         if found.error is not None:
             raise found.error

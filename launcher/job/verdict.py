@@ -17,6 +17,7 @@ from hvdrun.job.failure_report import (
     last_lines,
     left_improperly,
     lost_a_peer,
+    missed_a_peer,
     rank_failed,
 )
 
@@ -26,6 +27,8 @@ class Verdict(NamedTuple):
     error: LaunchError | None = None  # raised at the end, if no rank is the cause
     lines: tuple[str, ...] = ()  # to show
     culprit: int | None = None  # the rank that failed first
+    words: int = 0  # how many of its last lines are among them
+    brief: tuple[str, ...] = ()  # the same without these, if they have just been shown
 
 
 def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
@@ -50,25 +53,25 @@ def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -
         if ranks.well:
             return _failed(course.left_early(ranks.last_that_left()[0]))
     failure = failure._replace(at=date - (now - course.begin) + failure.after_s)
-    return Verdict(
-        failure.exit_code,
-        lines=tuple(_report(course, failure, tails)),
-        culprit=failure.rank,
-    )
+    return _report(course, failure, tails)
 
 
 def _failed(error: LaunchError, lines: tuple[str, ...] = ()) -> Verdict:
     return Verdict(error.code, error, lines)
 
 
-def _report(course: Course, failure: Failure, tails: Mapping[int, bytes]) -> list[str]:
+def _report(course: Course, failure: Failure, tails: Mapping[int, bytes]) -> Verdict:
     words = last_lines(tails.get(failure.rank, b""))
     same = [rank for rank in sorted(tails) if last_lines(tails[rank]) == words]
-    lines = [rank_failed(failure, words, same, course.command.num_proc)]
-    if course.ranks.well:
+    after = []
+    if course.ranks.well and missed_a_peer(words):
         rank, at = course.ranks.last_that_left()
-        lines.append(had_left(*course.who(rank), at - course.begin))
-    return lines
+        after.append(had_left(*course.who(rank), at - course.begin))
+    lines, brief = (
+        (rank_failed(failure, words, same, course.command.num_proc, repeat), *after)
+        for repeat in (True, False)
+    )
+    return Verdict(failure.exit_code, None, lines, failure.rank, len(words), brief)
 
 
 def _mpirun_failed(course: Course, said: list[str]) -> Verdict:

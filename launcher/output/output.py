@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 from hvdrun.output.folding import Folding, spans
+from hvdrun.output.recent import Recent
 from hvdrun.output.times import stamp
 
 _END = re.compile(rb"\r\n|\n|\r")
@@ -95,6 +96,7 @@ class Output:
         self.tails: dict[int, bytes] = defaultdict(bytes)  # rank → the end of its stderr
         self.open: dict[object, tuple[int, int, int]] = {}  # target → rank, fd, bytes shown
         self.at_line_start: dict[object, bool] = defaultdict(lambda: True)
+        self.recent = Recent()  # on the target of stderr
 
     def feed(self, rank: int, fd: int, data: bytes) -> None:
         if self.keep is not None:
@@ -133,10 +135,12 @@ class Output:
         if self.folding is not None:
             self.folding.until_end = True
 
-    def finish(self) -> None:
-        """Shows and ends the last lines of all ranks, so that a report can follow."""
+    def finish(self, culprit: int | None = None) -> None:
+        """Shows and ends the last lines of all ranks, so that a report can follow. The culprit's
+        traceback comes last."""
         if self.folding is not None:
-            self._show_held(self.folding.everything())
+            held = self.folding.everything()
+            self._show_held(sorted(held, key=lambda each: culprit in each[0]))
         for rank, fd in list(self.rest):
             self._end_line(rank, fd)
         for fd in (1, 2):
@@ -151,6 +155,11 @@ class Output:
             self.write(2, b"\n")
             self.at_line_start[self.targets[2]] = True
         self.write(2, text.encode(errors="replace") + b"\n")
+        self._remember((), 2, b"\n")
+
+    def _remember(self, ranks: Collection[int], fd: int, text: bytes) -> None:
+        if self.targets[fd] == self.targets[2]:
+            self.recent.add(ranks if fd == 2 else (), text)
 
     def _show(self, rank: int, fd: int, data: bytes) -> None:
         if not self.tagged and not self.timestamps:
@@ -167,6 +176,7 @@ class Output:
         if done:
             already = self._claim(rank, fd)
             self.write(fd, self._tag(rank, fd, done, already))
+            self._remember((rank,), fd, done)
             if not done.endswith((b"\n", b"\r")):
                 self.write(fd, b"\n")
 
@@ -219,6 +229,7 @@ class Output:
             tag = self._mark(f"ranks {spans(ranks)}", ranks[0], 2)
             lines = _last_states(text).removesuffix(b"\n").split(b"\n")
             self.write(2, b"".join(tag + line + b"\n" for line in lines))
+            self._remember(ranks, 2, text)
 
     def _end_line(self, rank: int, fd: int) -> None:
         text = bytes(self.rest[rank, fd])
@@ -227,6 +238,7 @@ class Output:
         if text:
             already = self._claim(rank, fd)
             self.write(fd, self._tag(rank, fd, text, already) + b"\n")
+            self._remember((rank,), fd, b"\n")
         self.rest[rank, fd].clear()
 
     def _unshown(self) -> list[int]:

@@ -42,14 +42,14 @@ class Finished:
         return f"exit code {self.code}\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}"
 
 
-def run_program(command: Sequence[str | Path], limit_s: float) -> Finished:
-    """Runs it in the repository's root. At the limit it ends all its processes and fails the test.
+def run_program(command: Sequence[str | Path], limit_s: float, cwd: str | Path = ROOT) -> Finished:
+    """Runs it, by default in the repository's root. At the limit it ends all its processes and fails the test.
 
     Its output goes through pipes: a child that outlives it holds them open, and so fails the test.
     """
     process = subprocess.Popen(
         command,
-        cwd=ROOT,
+        cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.needs import lacking
 from tests.harness.programs import Finished, run_program
-from tests.harness.worlds import MPIS, python_of
+from tests.harness.worlds import MPIS, ROOT, python_of
 
 LIMIT_S = 60.0
 
@@ -27,7 +27,7 @@ def python(request: pytest.FixtureRequest) -> Path:
 def hvdrun(python: Path) -> Callable[..., Finished]:
     """hvdrun(*arguments) in that environment."""
 
-    def run(*arguments: str | Path) -> Finished:
-        return run_program([python.with_name("hvdrun"), *arguments], LIMIT_S)
+    def run(*arguments: str | Path, cwd: str | Path = ROOT) -> Finished:
+        return run_program([python.with_name("hvdrun"), *arguments], LIMIT_S, cwd)
 
     return run

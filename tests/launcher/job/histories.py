@@ -123,6 +123,7 @@ class History:
     words: tuple = ()  # of the report or the error
     says: list = field(default_factory=list)  # how the Says begin, with their times
     options: dict = field(default_factory=dict)
+    lacks: tuple = ()  # what the report does not say
 
 
 LOST_A_PEER = MpirunSaid(
@@ -364,6 +365,16 @@ LEFT = {
         9,
         culprit=2,
         words=("rank 2 on b ended with exit code 9", "rank 1 on a had ended with exit code 0"),
+        options={"tails": {2: b"hvdlite.errors.HorovodInternalError: rank 1 on a has left\n"}},
+    ),
+    "a rank fails by itself, after another ended with 0": History(
+        [*begun(), *well(5.0, 1), (5.5, RankEnded(2, "code 9", 5.4)), *over(5.6)],
+        ends(5.5, over_at=5.6),
+        9,
+        culprit=2,
+        words=("rank 2 on b ended with exit code 9",),
+        options={"tails": {2: b"ValueError: no such file\n"}},
+        lacks=("had ended with exit code 0",),
     ),
     "all leave with 0 in mid-job": History(
         [*begun(), *in_mpi(0.5, 0, 1, 2, 3), *well(5.0, 1), *well(7.9, 0, 2, 3), *over(8.0)],

@@ -143,7 +143,38 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(hvdrun):
     done = hvdrun("-np", "3", *shell("[ $RANK = 1 ] && { echo why >&2; exit 3; }; exec sleep 60"))
     assert done.code == 3
     assert "rank 1 on localhost ended with exit code 3" in done.stderr
+    assert done.stderr.endswith("ended\nhvdrun: its last lines on stderr are just above\n")
+    assert done.stderr.count("why\n") == 1
+
+
+def test_the_last_lines_are_repeated_where_much_else_was_shown_after_them(hvdrun):
+    fails = "echo why >&2; sleep 1; exit 3"
+    talks = "sleep 0.5; seq 100 >&2; exec sleep 60"
+    done = hvdrun("-np", "2", *shell(f"[ $RANK = 1 ] && {{ {fails}; }}; {talks}"))
+    assert done.code == 3
     assert done.stderr.endswith("hvdrun: its last lines on stderr:\n    why\n")
+
+
+@pytest.mark.parametrize("pause_s", [0, 1], ids=["at once", "while it still runs"])
+def test_a_traceback_is_shown_once(hvdrun, python, pause_s):
+    """hvdrun holds it for a moment: the other ranks may write the same."""
+    text = f"""
+        import atexit, os, time
+        if os.environ["RANK"] == "0":
+            time.sleep(60)
+        atexit.register(time.sleep, {pause_s})
+        raise ValueError("no data")
+    """
+    done = hvdrun("-np", "2", python, *script(text))
+    assert done.code == 1
+    assert done.stderr.count("ValueError: no data") == 1, done
+    assert "rank 1 on localhost ended with exit code 1" in done.stderr
+
+
+def test_a_rank_that_ended_with_0_is_no_cause_of_anothers_own_failure(hvdrun):
+    done = hvdrun("-np", "2", *shell("[ $RANK = 0 ] || { sleep 1; echo why >&2; exit 3; }"))
+    assert done.code == 3
+    assert "this is the cause" not in done.stderr, done
 
 
 def test_a_rank_that_a_signal_ends_counts_as_128_and_the_signal(hvdrun):
@@ -152,11 +183,12 @@ def test_a_rank_that_a_signal_ends_counts_as_128_and_the_signal(hvdrun):
     assert "rank 1 on localhost was ended by SIGSEGV" in done.stderr
 
 
-def test_a_rank_that_fails_before_mpi_is_reported_with_its_traceback_last(hvdrun, python):
+def test_a_rank_that_fails_before_mpi_is_reported_below_its_traceback(hvdrun, python):
     done = hvdrun("-np", "2", python, *script("import no_such_module"))
     assert done.code == 1
-    assert done.stderr.endswith("ModuleNotFoundError: No module named 'no_such_module'\n")
-    assert "    Traceback (most recent call last):" in done.stderr
+    error, report, _ = done.stderr.splitlines()[-3:]
+    assert error.endswith("ModuleNotFoundError: No module named 'no_such_module'"), done
+    assert report.startswith("hvdrun: rank ")
     assert "prterun" not in done.stderr
     assert "BAD TERMINATION" not in done.stderr
 
@@ -184,6 +216,20 @@ def test_a_rank_that_ends_while_the_others_wait_in_mpi_ends_the_job(hvdrun, pyth
 def test_ranks_that_ignore_the_first_signal_are_killed(hvdrun):
     done = hvdrun("-np", "2", *shell("trap '' TERM; [ $RANK = 1 ] && exit 4; sleep 60 & wait"))
     assert done.code == 4
+
+
+@pytest.mark.parametrize("name", ["train.py", "./train.py", "sub/train.py"])
+@pytest.mark.parametrize("mode", [0o644, 0o755])  # without a #! line
+def test_a_script_without_its_interpreter_is_said_how_to_start(hvdrun, tmp_path, name, mode):
+    (tmp_path / "sub").mkdir()
+    for path in (tmp_path / "train.py", tmp_path / "sub/train.py"):
+        path.write_text("print('ran')")
+        path.chmod(mode)
+    done = hvdrun("-np", "2", "-x", "A=b", name, "--lr", "1", cwd=tmp_path)
+    assert (done.code, done.stdout) == (69, ""), done
+    assert done.stderr.count("\n") == 1
+    asked = f"did you mean `hvdrun … python {name.removeprefix('./')} --lr 1`?"
+    assert asked in done.stderr
 
 
 def test_a_program_that_is_not_there_is_named(hvdrun):

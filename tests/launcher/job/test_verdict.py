@@ -65,6 +65,7 @@ def test_the_course_of_a_job_and_its_verdict(history):
     assert type(verdict.error) is (history.error or type(None))
     text = "\n".join([*verdict.lines, str(verdict.error or "")])
     assert [words for words in history.words if words not in text] == []
+    assert [words for words in history.lacks if words in text] == []
     assert "[mpirun] " not in verdict.lines
     said = [(at, action.text) for at, action in actions if isinstance(action, Say)]
     assert [at for at, _ in said] == [at for at, _ in history.says]
