@@ -230,8 +230,9 @@ def _too_many(
         f"{h.name}:{h.max_slots if h.slots is None else n}"
         for h, n in zip(hosts, slots, strict=True)
     )
+    slots_there = "1 slot" if most == 1 else f"{most} slots"
     more = remedy or f"give more slots, as in -H {hosts[0].name}:{wanted}"
     return TooManyProcesses(
-        f"-np {wanted} asks for more processes than the {most} slots of {given}; lower -np, or"
+        f"-np {wanted} asks for more processes than the {slots_there} of {given}; lower -np, or"
         f" {more}"
     )

@@ -143,7 +143,7 @@ def test_a_knob_that_cannot_be_parsed_is_an_error_of_init(world, knobs):
 
 
 def pretends_wrongly():
-    with pytest.raises(ValueError, match=r"HVDLITE_HOST_RANKS has 3 ranks in total, but .* has 2"):
+    with pytest.raises(ValueError, match=r"HVDLITE_HOST_RANKS adds up to 3, but .* is 2"):
         hvd.init()
 
 

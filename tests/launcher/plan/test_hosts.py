@@ -179,6 +179,11 @@ def test_more_processes_than_the_given_slots_are_an_error_that_says_both_numbers
     )
 
 
+def test_one_slot_is_not_1_slots():
+    with pytest.raises(TooManyProcesses, match="more processes than the 1 slot of a:1; lower"):
+        shares(parse_hosts("a:1"), 2)
+
+
 def test_a_host_whose_slots_are_a_guess_takes_more():
     assert shares(parse_hosts("a:1,b,c"), 8) == [("a", 1), ("b", 4), ("c", 3)]
 
