@@ -355,7 +355,7 @@ WITHOUT_EFFECT: tuple[tuple[str, str, str, str], ...] = (
         "--thread-affinity",
         "HOROVOD_THREAD_AFFINITY",
         "int",
-        "hvdlite never changes a process's affinity",
+        "hvdrun gives each rank its share of the cores; see --binding-args",
     ),
     ("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", "int", "there is no Gloo here"),
     ("--log-with-timestamp", "", "", "logging is Python's: set a format there"),
@@ -381,6 +381,10 @@ WITHOUT_EFFECT: tuple[tuple[str, str, str, str], ...] = (
         "",
         "it chooses an algorithm of NCCL's, and hvdlite chooses the algorithm itself",
     ),
+    ("--gloo", "", "", "the ranks always run on MPI"),
+    ("--use-gloo", "", "", "the ranks always run on MPI"),
+    ("--use-mpi", "", "", "the ranks always run on MPI; --mpi NAME chooses which one"),
+    ("--communication", "", "text", "the ranks always run on MPI"),
     ("--tcp", "", "", "MPI's transport is chosen by --mpi-args, NCCL's by NCCL's own variables"),
 )
 

@@ -15,8 +15,8 @@ import pytest
 
 import hvdlite
 import hvdlite.torch
-from hvdrun.command_line.cli import cli
-from hvdrun.knobs import KNOBS
+from hvdrun.command_line.cli import cli, main
+from hvdrun.knobs import KNOBS, WITHOUT_EFFECT
 from tests.harness.programs import run_program
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -25,7 +25,7 @@ HOROVOD = json.loads((DOCS / "horovod-0.28.1.json").read_text())
 
 # By the page's first table; a name or flag of the first line can be used as with Horovod.
 USABLE = {"same", "better", "no effect"}
-ABSENT = {"not there", "not yet"}
+ABSENT = {"not there"}
 STATUSES = USABLE | ABSENT | {"different"}
 
 NAMES: dict[str, dict[str, str]] = HOROVOD["torch"] | HOROVOD["submodules"] | HOROVOD["package"]
@@ -314,15 +314,21 @@ def written(flag, spelling):
     return ways + ([[f"{spelling}={text}"]] if spelling.startswith("--") else []), value
 
 
+# What hvdrun takes a flag without a value for.
+MEANS = {"--mpi": "auto"}
+
+
 def hvdrun_sees(words, value):
     """Whether hvdrun takes the words as an option of its own with that value. Runs nothing."""
+    value = MEANS.get(words[0], value)
     try:
         context = cli.make_context("hvdrun", [*words, "true"])
     except click.exceptions.Exit as exit:  # --help has been shown
         return exit.exit_code == 0
     except click.UsageError:
         return False
-    given = [v for v in context.params.values() if type(v) is type(value)]
+    kinds = (float, int) if type(value) is int else type(value)
+    given = [v for v in context.params.values() if isinstance(v, kinds)]
     return context.params["command"] == ("true",) and value in given
 
 
@@ -342,9 +348,52 @@ def test_a_flag_is_taken_as_horovodrun_takes_it_or_refused(
     monkeypatch.chdir(tmp_path)
     ways, value = written(flag, spelling)
     (tmp_path / str(value)).touch()  # --config-file is read at once
-    assert {hvdrun_sees(way, value) for way in ways} == {status in USABLE}
-    if status == "different":
-        assert spelling in [name for option in cli.params for name in option.opts]
+    assert {hvdrun_sees(way, value) for way in ways} == {status not in ABSENT}
+
+
+@pytest.mark.parametrize(
+    ("flag", "spelling"), [case.values[:2] for case in FLAG_CASES if case.values[2] in ABSENT]
+)
+def test_what_is_not_there_is_refused_with_the_reason(flag, spelling, capsys):
+    for way in written(flag, spelling)[0]:
+        assert main(["-np", "2", *way, "--dry-run", "true"]) == 64
+        said = capsys.readouterr().err
+        assert spelling in said
+        assert "No such option" not in said
+
+
+def plain(text):
+    """A cell of the page as hvdrun would say it."""
+    return text.replace("`", "")
+
+
+@pytest.mark.parametrize(("flag", "variable", "_", "why"), WITHOUT_EFFECT)
+def test_the_page_gives_the_reason_that_hvdrun_gives_for_what_has_no_effect(flag, variable, _, why):
+    reason = why[0].upper() + why[1:]
+    if flag in FLAGS:
+        *_, status, said = FLAG_ROWS[FLAGS[flag]["spellings"]]
+        assert (status, plain(said)) == ("no effect", reason)
+    if variable:
+        *_, status, said = VARIABLE_ROWS[variable]
+        assert (status, plain(said)) == ("no effect", reason)
+
+
+def test_every_flag_without_effect_is_one_that_hvdrun_says_so_of():
+    known = {flag for flag, *_ in WITHOUT_EFFECT}
+    for spellings, row in FLAG_ROWS.items():
+        if row[3] == "no effect":
+            assert known & set(spellings.split()), spellings
+
+
+ELASTIC_VALUES = {"slots": 2, "reset_limit": 1, "cooldown_range": (1, 2)}
+
+
+@pytest.mark.parametrize("name", [p for p, row in PARAMETER_ROWS.items() if row.status in ABSENT])
+def test_a_parameter_of_run_that_is_not_there_is_refused(name):
+    assert PARAMETER_ROWS[name].functions == ("run",)
+    name = name.partition("=")[0]
+    with pytest.raises(ValueError, match=name):
+        hvdlite.run(print, num_proc=1, **{name: ELASTIC_VALUES.get(name, 1)})
 
 
 def test_the_rest_of_the_command_line_is_the_command():
@@ -358,4 +407,5 @@ def test_a_variable_is_read_where_the_page_has_hvdlites_name_of_it(variable):
     _, own, status, _ = VARIABLE_ROWS[variable]
     knobs = [knob.variable for knob in KNOBS if knob.horovod == variable]
     assert knobs == ([code(own)] if own else [])
-    assert bool(knobs) == (status in {"same", "better", "different"})
+    options = [option for option in cli.params if getattr(option, "envvar", None) == variable]
+    assert bool(knobs or options) == (status in {"same", "better", "different"})

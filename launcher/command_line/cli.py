@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hvdrun.command_line import config_file, program
-from hvdrun.command_line.hvdrun_option import HvdrunOption
 from hvdrun.command_line.own_options import OPTIONS, files, request_fields
 from hvdrun.command_line.runtime_options import idle_notes, runtime_options, settings
+from hvdrun.command_line.spellings import in_our_spelling
 from hvdrun.errors import (
     HostListError,
     LaunchError,
@@ -43,7 +43,12 @@ class HvdrunCommand(click.Command):
     """Options in groups; the first word that is no option begins the program's own command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, double_dashes(self.get_params(ctx), args))
+        try:
+            args = in_our_spelling(self.get_params(ctx), args)
+        except click.UsageError:
+            if not ctx.resilient_parsing:  # as it is while the shell completes a word
+                raise
+        rest = super().parse_args(ctx, args)
         config_file.prefer_command_line(ctx)
         return rest
 
@@ -72,28 +77,6 @@ def completion_script(command: click.Command, shell: str) -> str:
     kind = get_completion_class(shell)
     assert kind is not None
     return kind(command, {}, "hvdrun", "_HVDRUN_COMPLETE").source()
-
-
-def double_dashes(options: Iterable[click.Parameter], args: Sequence[str]) -> list[str]:
-    """Gives our one-dash spellings their two dashes, up to the program's own command."""
-    takes_value, with_two = {}, {}
-    for option in options:
-        for name in option.opts:
-            takes_value[name] = not (isinstance(option, click.Option) and option.is_flag)
-        if isinstance(option, HvdrunOption) and option.one_dash:
-            with_two[option.one_dash] = option.long_spelling
-    done: list[str] = []
-    words = list(args)
-    while words:
-        word = words.pop(0)
-        if word == "--" or not word.startswith("-") or word == "-":
-            return [*done, word, *words]
-        name, sign, value = word.partition("=")
-        name = with_two.get(name, name)
-        done.append(name + sign + value)
-        if takes_value.get(name) and not sign and words:
-            done.append(words.pop(0))
-    return done
 
 
 @click.command(

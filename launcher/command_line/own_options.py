@@ -173,6 +173,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         callback=no_nan,
         metavar="SECONDS",
         default=60.0,
+        envvar="HOROVOD_START_TIMEOUT",
         help="How long the ranks of all hosts may take to start. Default: 60.",
     ),
     HvdrunOption(

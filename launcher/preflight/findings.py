@@ -178,7 +178,8 @@ def _resources(host: str, facts: HostFacts, ranks: int) -> Iterator[Finding]:
     wanted = ranks * MEMORY_PER_RANK_BYTES
     if facts.memory_bytes is not None:
         if facts.memory_bytes < wanted:
-            text = f"only {size(facts.memory_bytes)} are free for {ranks} {'rank' if ranks == 1 else 'ranks'}"
+            who = "1 rank" if ranks == 1 else f"{ranks} ranks"
+            text = f"only {size(facts.memory_bytes)} are free for {who}"
             yield Finding(
                 host, "memory", text, f"end other programs on {host}, or give it fewer slots"
             )

@@ -43,7 +43,8 @@ class Finished:
 
 
 def run_program(command: Sequence[str | Path], limit_s: float, cwd: str | Path = ROOT) -> Finished:
-    """Runs it, by default in the repository's root. At the limit it ends all its processes and fails the test.
+    """Runs it, by default in the repository's root. At the limit it ends all its processes and
+    fails the test.
 
     Its output goes through pipes: a child that outlives it holds them open, and so fails the test.
     """

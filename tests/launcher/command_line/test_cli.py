@@ -1,6 +1,7 @@
 import functools
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -12,14 +13,15 @@ import pytest
 import hvdrun
 from hvdlite import run_function
 from hvdrun.agent.frames import SECRET, frame
-from hvdrun.command_line.cli import cli, double_dashes, main
+from hvdrun.command_line.cli import cli, main
 from hvdrun.command_line.own_options import parse_exports
+from hvdrun.command_line.spellings import FOREIGN, in_our_spelling
 from hvdrun.errors import UsageError, exit_codes
 from tests.harness.needs import lacking
 
 
 def normalised(*words):
-    return double_dashes(cli.params, words)
+    return in_our_spelling(cli.params, words)
 
 
 @pytest.mark.parametrize(
@@ -32,10 +34,44 @@ def normalised(*words):
         (["--verbose", "-np", "2", "x"], ["--verbose", "--num-proc", "2", "x"]),
         (["-np", "2", "mpi", "-np", "3"], ["--num-proc", "2", "mpi", "-np", "3"]),
         (["--", "-np", "3"], ["--", "-np", "3"]),
+        (["-n", "2", "x", "-n", "3"], ["--num-proc", "2", "x", "-n", "3"]),
+        (["--np", "2", "x"], ["--num-proc", "2", "x"]),
+        (["--np=2", "x"], ["--num-proc=2", "x"]),
+        (["-np2", "x"], ["--num-proc=2", "x"]),
+        (["-n2", "x", "-np2"], ["--num-proc=2", "x", "-np2"]),
+        (["--num_proc", "2", "x"], ["--num-proc", "2", "x"]),
+        (["--start_timeout=9", "x"], ["--start-timeout=9", "x"]),
+        (["--host", "a:1", "-machinefile", "f", "x"], ["--hosts", "a:1", "--hostfile", "f", "x"]),
+        (["--mpi", "-np", "2", "x"], ["--mpi=auto", "--num-proc", "2", "x"]),
+        (["--mpi", "python", "x"], ["--mpi=auto", "python", "x"]),
+        (["--mpi"], ["--mpi=auto"]),
+        (["--mpi", "mpich", "x"], ["--mpi", "mpich", "x"]),
+        (["--mpi", "opnempi", "x"], ["--mpi", "opnempi", "x"]),
+        (["-x", "--np", "x"], ["-x", "--np", "x"]),
     ],
 )
 def test_long_options_with_one_dash_work_and_the_programs_own_are_left_alone(given_words, meant):
     assert normalised(*given_words) == meant
+
+
+@pytest.mark.parametrize("dashes", ["--", "-"])
+@pytest.mark.parametrize("between", ["-", "_"])
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_an_option_of_another_launcher_is_answered_by_ours(name, between, dashes, capsys):
+    word = dashes + name.replace("-", between)
+    for words in ([word, "2"], [f"{word}=2"]):
+        assert main(["-np", "2", *words, "python", "train.py"]) == 64
+        said = capsys.readouterr().err
+        assert said.startswith(f"hvdrun: {word} is an option of {FOREIGN[name][0]}: ")
+        assert said.count("\n") == 1
+
+
+def test_all_options_that_an_answer_names_are_there(capsys):
+    main(["--help"])
+    listed = capsys.readouterr().out
+    for _, answer in FOREIGN.values():
+        for option in re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", answer):
+            assert f" {option} " in listed or f" {option}, " in listed, option
 
 
 def test_exports_are_names_with_or_without_a_value():
@@ -80,6 +116,14 @@ def test_a_mistake_is_one_clear_line_with_its_own_exit_code(words, code, message
     assert said.startswith("hvdrun: ")
     assert said.count("\n") == 1
     assert message in said
+
+
+@pytest.mark.parametrize(("words", "seconds"), [([], 9.0), (["--start-timeout", "7"], 7.0)])
+def test_horovods_variable_of_the_start_timeout_counts_without_the_option(
+    words, seconds, monkeypatch
+):
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "9")
+    assert cli.make_context("hvdrun", [*words, "true"]).params["start_timeout"] == seconds
 
 
 def test_a_working_directory_that_was_removed_is_said(monkeypatch, tmp_path, capsys):

@@ -21,6 +21,7 @@ def set_by(*words):
     ("words", "expected"),
     [
         ("", {}),
+        ("--gloo --use-gloo --use-mpi --communication gloo", {}),
         ("--fusion-threshold-mb 25", {"HVDLITE_BUCKET_BYTES": str(25 * MIB)}),
         ("--fusion-threshold-mb 0", {"HVDLITE_BUCKET_BYTES": "0"}),
         ("--no-stall-check", {"HVDLITE_STALL_CHECK_DISABLE": "1"}),

@@ -79,7 +79,7 @@ def test_memory_is_for_the_ranks_that_a_host_can_get(stand_in, capsys):
         (["-H", "h1:9", "-np", "3"], 3),
     ):
         assert main([*words, "-x", "CUDA_VISIBLE_DEVICES=", "--check"]) == 0
-        assert f"only 0 MiB are free for {ranks} rank{"s" * (ranks > 1)}" in capsys.readouterr().out
+        assert f"only 0 MiB are free for {ranks} rank{'s' * (ranks > 1)}" in capsys.readouterr().out
 
 
 def test_only_hosts_that_will_have_ranks_are_asked(stand_in, capsys, tmp_path):
