@@ -89,8 +89,7 @@ def run(
         start_timeout, ssh_port, ssh_identity_file, disable_cache: Likewise.
         output_filename, verbose, mpi_args: Likewise.
         executable: The Python of the ranks; by default this one.
-        use_mpi: Without effect: it is always MPI.
-        use_gloo: There is no Gloo: True is a ValueError.
+        use_mpi, use_gloo: Without effect, as it is always MPI; a line says so.
         min_num_proc, max_num_proc, min_np, max_np: There is no elastic training: a ValueError.
         slots, reset_limit, cooldown_range, host_discovery_script: Likewise.
 
@@ -101,7 +100,7 @@ def run(
         RankError: A rank raised an exception, or ended before its function did: the first one, with
             its host and traceback. The rank's own exception is its cause where it can be sent.
         LaunchError: hvdrun could not start the job, or lost a host; its words.
-        ValueError: A parameter of Gloo or elastic training, which hvdlite does not have.
+        ValueError: A parameter of elastic training, which hvdlite does not have.
         TypeError: (of pickle) the function or an argument can't be sent.
 
     Example:
@@ -112,7 +111,6 @@ def run(
         [10, 11]
     """
     absent = {
-        "use_gloo": use_gloo,
         "min_num_proc": min_num_proc,
         "max_num_proc": max_num_proc,
         "slots": slots,
@@ -124,8 +122,9 @@ def run(
     }
     for name, value in absent.items():
         if value:
-            what = "no Gloo" if name == "use_gloo" else "no elastic training"
-            raise ValueError(f"run: {name}={value!r}: hvdlite has {what}; leave it out")
+            raise ValueError(
+                f"run: {name}={value!r}: hvdlite has no elastic training; leave it out"
+            )
     ranks = num_proc if np is None else np
     options = {
         "--num-proc": ranks,
@@ -140,6 +139,7 @@ def run(
     }
     words = [f"{name}={value}" for name, value in options.items() if value is not None]
     words += ["--disable-cache"] * bool(disable_cache) + ["--verbose"] * bool(verbose)
+    words += ["--use-gloo"] * bool(use_gloo) + ["--use-mpi"] * bool(use_mpi)
     call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
     job = _Job(secrets.token_hex(8), executable or sys.executable)
     code = job.run(words, pickle.dumps((sys.path, call)))

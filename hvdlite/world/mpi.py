@@ -227,7 +227,7 @@ def placement_of(mpi_runtime: MpiRuntime, comm: Intracomm, host_ranks: Sequence[
     if host_ranks:
         if sum(host_ranks) != size:
             raise ConfigError(
-                f"HVDLITE_HOST_RANKS adds up to {sum(host_ranks)}, but the number of ranks is {size}"
+                f"HVDLITE_HOST_RANKS adds up to {sum(host_ranks)}, but the world's size is {size}"
             )
         leaders = pretended_leaders(host_ranks)
         names = [f"host{leader}" for leader in leaders]

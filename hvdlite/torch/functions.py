@@ -1,0 +1,15 @@
+"""Horovod's `horovod.torch.functions`: broadcast of models, gathering of objects."""
+
+from hvdlite import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
