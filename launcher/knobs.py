@@ -201,7 +201,8 @@ KNOBS: tuple[Knob, ...] = (
         "log_level",
         "text",
         "warning",
-        "the runtime's log level: " + ", ".join(LOG_LEVELS),
+        "what Python's logger hvdlite shows; info: also the world, the settings, and each rank's"
+        " host, cores and GPU; debug: also the algorithms between hosts, and the buckets",
         horovod="HOROVOD_LOG_LEVEL",
         flag="--log-level",
         choices=LOG_LEVELS,

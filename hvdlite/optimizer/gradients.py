@@ -3,6 +3,7 @@ are the same on all ranks. All of it is rebuilt when the parameters have changed
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.world import world
 from hvdlite.world.process_sets import ProcessSet, included, team_of
 from hvdlite.world.teams import Team
+
+log = logging.getLogger("hvdlite")
+SHOWN = 16  # buckets whose sizes are logged
 
 Hook = Callable[[Slot, torch.Tensor], None]
 
@@ -257,6 +261,8 @@ class Gradients:
         self._consistency, self.backward_order = build.consistency, build.backward_order
         self.team, self.name, self.stale = team, name, False
         self._generation, self._next_build, self._building = self._generation + 1, None, False
+        if team.rank == 0:
+            describe(team.ranks[0], name, build.buckets)
 
     def _prepare(self, round_number: int) -> _Build:
         """Prepares all that needs no other rank. May be called again."""
@@ -320,6 +326,24 @@ class Gradients:
 
     def _name_of(self, param: torch.Tensor, index: int) -> str:
         return self._names.of(param, index)
+
+
+def describe(rank: int, name: str, buckets: Sequence[Bucket]) -> None:
+    """At the level debug, how many gradients are reduced together, and their bytes."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    params = [[slot.param for slot in bucket.slots] for bucket in buckets]
+    sizes = [str(sum(p.numel() * p.element_size() for p in each)) for each in params]
+    log.debug(
+        "rank %d: %s: %d gradient%s in %d bucket%s of %s bytes",
+        rank,
+        name,
+        gradients := sum(map(len, params)),
+        "s" * (gradients != 1),
+        len(buckets),
+        "s" * (len(buckets) != 1),
+        ", ".join([*sizes[:SHOWN], *["…"] * (len(sizes) > SHOWN)]) or "0",
+    )
 
 
 def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:

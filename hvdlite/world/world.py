@@ -5,7 +5,6 @@ A process has at most one world at a time. `active` is None before `init` and af
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.errors import LaunchError, NotInitializedError
-from hvdlite.world import algorithm_table, communicators, cpu_threads, gpu_pinning, mpi
+from hvdlite.world import algorithm_table, communicators, cpu_threads, gpu_pinning, logs, mpi
 from hvdlite.world.config import Config
 from hvdlite.world.exits import Exits
 from hvdlite.world.placement import Placement
@@ -24,17 +23,6 @@ from hvdlite.world.teams import Team, make_team, team_of_one
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Intracomm
-
-log = logging.getLogger("hvdlite")
-
-LEVELS = {
-    "trace": logging.DEBUG,
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "fatal": logging.CRITICAL,
-}
 
 
 class World:
@@ -122,7 +110,7 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
     if active is not None:
         return
     config = Config.from_env()
-    _set_log_level(config)
+    logs.set_level(config)
     parent = mpi.started_by_rank(config.rank_process, os.environ)
     has_launcher = mpi.launcher_of(os.environ) is not None
     if not (parent or has_launcher or config.alone) and _is_of_one(comm):
@@ -137,6 +125,7 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
     global_process_set.register(0, active.team.ranks, active.team)
     active.process_sets[0] = global_process_set
     active.on_teams_changed()
+    logs.describe(active)
 
 
 def shutdown() -> None:
@@ -377,15 +366,11 @@ def _pin_together(
         raise LaunchError(problems[0])
 
 
-def _set_log_level(config: Config) -> None:
-    log.setLevel(LEVELS[config.log_level])
-
-
 def _warn_child_of_rank(parent: int) -> None:
     global _warned_child
     if not _warned_child:
         _warned_child = True
-        log.warning(
+        logs.log.warning(
             "a rank (process %d) started this process, so it is a world of one; unset "
             "HVDLITE_RANK_PROCESS to make it a rank of a job of its own",
             parent,
