@@ -1,8 +1,14 @@
-"""The tables that the site generates, as Markdown: variables, exit codes, options."""
+"""The tables that the site generates, as Markdown: variables, exit codes, options.
+
+python -m docs.generator.tables: writes the table of variables into its page, for those who read the
+page as it is.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import click
 
@@ -10,6 +16,8 @@ from hvdrun.command_line.cli import cli
 from hvdrun.command_line.help_page import RANGE
 from hvdrun.errors import LaunchError
 from hvdrun.knobs import KNOBS, WITHOUT_EFFECT, Knob
+
+VARIABLES = Path(__file__).resolve().parent.parent / "reference/variables.md"
 
 
 def variables() -> str:
@@ -98,3 +106,14 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells
     )
+
+
+def with_variables(page: str) -> str:
+    """The page with the table of variables between its marks."""
+    begin, end = "<!-- table: variables -->\n", "<!-- end -->"
+    table = f"{begin}{variables()}\n{end}"
+    return re.sub(f"{begin}.*?{end}", lambda _: table, page, count=1, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    VARIABLES.write_text(with_variables(VARIABLES.read_text()))

@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+import re
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hvdrun.command_line.cli import cli
 from hvdrun.errors import LaunchError
 from hvdrun.knobs import KNOBS, WITHOUT_EFFECT
 from tests.docs.pages import PAGES, within
+from tests.harness.worlds import ROOT
 
 NAMES = [
     name
@@ -83,6 +85,28 @@ def test_every_knob_is_in_the_table():
             assert f"`{named}`" in table
     without_effect = tables.without_effect()
     assert all(f"`{flag}`" in without_effect for flag, *_ in WITHOUT_EFFECT)
+
+
+PAGE = tables.VARIABLES.read_text()
+
+
+def test_the_page_of_variables_has_the_table_of_the_knobs():
+    assert tables.with_variables(PAGE) == PAGE, "run: python -m docs.generator.tables"
+
+
+NAME = re.compile(r"\b(?:HVDLITE|HVDRUN)_[A-Z0-9_]*[A-Z0-9]\b")
+
+
+def test_the_page_of_variables_has_every_name_that_the_code_uses_and_no_other():
+    sources = [*(ROOT / "hvdlite").rglob("*.[pch]*"), *(ROOT / "launcher").rglob("*.py")]
+    used = {name for path in sources if path.suffix != ".pyc" for name in names_of(path)}
+    used |= {knob.variable for knob in KNOBS}
+    assert {"HVDLITE_STRICT", "HVDLITE_CALL_MARK", "HVDRUN_LINK"} <= used
+    assert set(NAME.findall(PAGE)) == used
+
+
+def names_of(path):
+    return NAME.findall(path.read_text())
 
 
 def test_every_exit_code_is_in_the_table():

@@ -205,6 +205,13 @@ def test_a_rank_that_left_earlier_is_not_taken_for_the_one_that_failed():
         job.check(72, 3, "here")
 
 
+def test_the_controllers_of_horovods_run_have_no_effect_and_a_line_says_so(capfd):
+    assert hvd.run(len, ("four",), num_proc=1, use_gloo=True, use_mpi=True) == [4]
+    said = capfd.readouterr().err
+    for flag in ("--use-gloo", "--use-mpi"):
+        assert said.count(f"hvdrun: {flag} has no effect: the ranks always run on MPI") == 1
+
+
 def test_a_rank_that_ends_well_before_its_function_does_has_failed():
     job = failed()
     job.returned[0] = b"its result"
