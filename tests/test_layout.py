@@ -43,12 +43,13 @@ words        | hvdlite/absent.py hvdlite/compression.py hvdlite/errors.py hvdlit
              | hvdlite/result_tensors.py              | core
 world        | hvdlite/world/                         | for_hvdlite core words
 gpu          | hvdlite/gpu/                           | core words world
+observe      | hvdlite/observe/                       | for_hvdlite
 collectives  | hvdlite/collectives/                   | core words world gpu
 buckets      | hvdlite/optimizer/buckets/             | core words world gpu collectives
 checks       | hvdlite/optimizer/checks/              | core words world collectives buckets
 optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
 api          | hvdlite/                               | for_hvdlite core words world collectives
-             |                                        | optimizer
+             |                                        | optimizer observe
 
 harness      | tests/__init__.py tests/conftest.py tests/harness/ |
 core_tests   | tests/core/                            | harness core words world
