@@ -44,10 +44,11 @@ words        | hvdlite/absent.py hvdlite/compression.py hvdlite/errors.py hvdlit
 world        | hvdlite/world/                         | for_hvdlite core words
 gpu          | hvdlite/gpu/                           | core words world
 observe      | hvdlite/observe/                       | for_hvdlite
-collectives  | hvdlite/collectives/                   | core words world gpu
-buckets      | hvdlite/optimizer/buckets/             | core words world gpu collectives
+collectives  | hvdlite/collectives/                   | core words world gpu observe
+buckets      | hvdlite/optimizer/buckets/             | core words world gpu collectives observe
 checks       | hvdlite/optimizer/checks/              | core words world collectives buckets
 optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
+             |                                        | observe
 api          | hvdlite/                               | for_hvdlite core words world collectives
              |                                        | optimizer observe
 
