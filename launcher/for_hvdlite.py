@@ -4,6 +4,7 @@
 """
 
 from hvdrun.knobs import KNOBS
+from hvdrun.machine import notes
 from hvdrun.machine.binding import chosen_by_user
 from hvdrun.machine.own_files import Identity, identity, open_file, open_folder, replace
 from hvdrun.machine.processes import die_with_parent
@@ -19,6 +20,7 @@ __all__ = [
     "die_with_parent",
     "identity",
     "left_in_cgroup_bytes",
+    "notes",
     "open_file",
     "open_folder",
     "replace",
