@@ -10,6 +10,7 @@ from hvdrun.machine.own_files import Identity, identity, open_file, open_folder,
 from hvdrun.machine.processes import die_with_parent
 from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
 from hvdrun.machine.topology import cores, tightest_quota
+from hvdrun.summary import summary_of
 
 __all__ = [
     "KNOBS",
@@ -24,5 +25,6 @@ __all__ = [
     "open_file",
     "open_folder",
     "replace",
+    "summary_of",
     "tightest_quota",
 ]

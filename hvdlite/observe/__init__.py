@@ -1,4 +1,4 @@
-"""How a job looks from outside: the timeline's file, and waits that are seen.
+"""How a job looks from outside: the timeline's file, waits, the summary.
 
 Nothing here starts an operation.
 """
