@@ -214,6 +214,9 @@ class Operation:
         Signal handlers of Python run meanwhile; what they raise is raised here.
         """
 
+    def label(self) -> tuple[str, str]:
+        """The kind's name, and the operation's."""
+
     def rows(self) -> tuple[int, ...]:
         """Allgather, after it ended: every member's first dimension, in member order.
 

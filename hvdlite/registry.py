@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvdlite.errors import HorovodInternalError, LaunchError
+from hvdlite.observe import summary
 from hvdlite.state import allgather_object, attempt, gather_results, unwrap
 from hvdlite.timeline import start_timeline
 from hvdlite.world import communicators, world
@@ -63,7 +64,10 @@ def init(
     try:
         for process_set in _sets_to_add(process_sets):
             add_process_set(process_set)
-        timeline = world.current().config.timeline
+        config = world.current().config
+        if config.summary:
+            summary.begin(world.current())
+        timeline = config.timeline
         if timeline and timeline != "DYNAMIC":  # Horovod's word for: not from the start
             start_timeline(timeline)
     except BaseException:

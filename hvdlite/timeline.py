@@ -1,29 +1,28 @@
 """The timeline: a file for trace viewers that shows the states of every operation.
 
 There is one file per job, in Chrome's JSON array format, with a row for each rank. Each rank drains
-the events of its engines four times a second. Ranks that can open rank 0's file append to it, whole
-lines at a time; ranks on other hosts send their lines to rank 0. So events reach the file soon, and
-the file of a killed job shows it up to its last moments.
+the events of its engines four times a second. Ranks that can open rank 0's file write to it; ranks
+on other hosts send their lines to rank 0. So events reach the file soon, and the file of a killed
+job shows it up to its last moments. It is valid JSON after each write (`trace_file`).
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
-import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.collectives.barrier import barrier
+from hvdlite.observe import trace_file
+from hvdlite.observe.trace_file import TraceFile, encoded
 from hvdlite.state import allgather_object, broadcast_object
 from hvdlite.world import communicators, world
 from hvdlite.world.teams import Team
-from hvdrun.for_hvdlite import Identity, identity, open_file
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -38,8 +37,6 @@ CAPACITY = 32768
 # The size of a message: so small that every MPI sends it without waiting for the receiver, which
 # may be gone when a job ends.
 MESSAGE_BYTES = 3000
-
-Write = Callable[[bytes], None]
 
 _active: Timeline | None = None
 
@@ -67,18 +64,20 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     global _active
     active = world.current()
     problem = "a timeline is already being written; call stop_timeline() first" if _active else None
-    place: tuple[str, Identity] | None = None
+    row = TraceRow(active.rank, active.placement.host_names[active.placement.host])
+    file: TraceFile | None = None
+    place: Any = None
     if active.rank == 0 and problem is None:
         try:
-            place = _create_file(os.fspath(file_path))
+            file, *place = trace_file.create(os.fspath(file_path), encoded(row.title()))
         except Exception as error:  # whatever it is, as the other ranks wait
             problem = f"can't write {file_path!r}: {error}"
     problem, place = broadcast_object((problem, place), 0, "hvdlite.start_timeline")
     if problem is not None:
         raise ValueError(f"start_timeline: {problem}")
-    assert place is not None
-    descriptor = _open_for_append(*place)
-    opened_by_rank = allgather_object(descriptor is not None, "hvdlite.start_timeline")
+    if file is None:
+        file = trace_file.open_shared(*place)
+    opened_by_rank = allgather_object(file is not None, "hvdlite.start_timeline")
     senders = [rank for rank, opened in enumerate(opened_by_rank) if not opened]
     comm = None
     if senders and active.mpi_runtime is not None:
@@ -92,7 +91,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
                 place[0],
                 active.mpi_runtime.version(),
             )
-    _active = Timeline(active, descriptor, comm, senders if active.rank == 0 else [])
+    _active = Timeline(active, row, file, comm, senders if active.rank == 0 else [])
     if leave_timeline not in active.before_leaving:
         active.before_leaving.append(leave_timeline)
     _at_exit()
@@ -127,8 +126,7 @@ def _at_exit() -> None:
 
 
 def leave_timeline() -> None:
-    """Writes the remaining events; waits for no other rank, as this one leaves the world. The file
-    then lacks its closing bracket, which trace viewers don't need."""
+    """Writes the remaining events; waits for no other rank, as this one leaves the world."""
     global _active
     timeline, _active = _active, None
     if timeline is not None:
@@ -152,20 +150,23 @@ class Timeline:
     def __init__(
         self,
         active: world.World,
-        descriptor: int | None,
+        row: TraceRow,
+        file: TraceFile | None,
         comm: Intracomm | None,
         senders: list[int],
     ) -> None:
         self._world = active
-        self._descriptor = descriptor
+        self._file = file
         self._comm = comm
         self._senders = senders
         self._sending: list[Any] = []
-        self._row = TraceRow(active.rank, active.placement.host_names[active.placement.host])
+        self._row = row
         self._teams: dict[int, Team] = {}
+        self._unwritten: list[bytes] = []
         self._broken = False
         self._stopping = threading.Event()
-        self._write_lines(self._row.title())
+        if active.rank:
+            self._write_events(self._row.title())
         self._watch()
         active.teams_changed.append(self._watch)
         self._thread = threading.Thread(target=self._run, name="hvdlite timeline", daemon=True)
@@ -180,8 +181,8 @@ class Timeline:
         self._drain_events()
         for team in self._teams.values():
             team.engine.record(0)
-        if self._comm is not None and self._descriptor is None:
-            self._sending.append(self._comm.isend(b"", 0))  # nothing follows
+        if self._comm is not None and self._file is None:
+            self._sending.append(self._comm.isend([], 0))  # nothing follows
 
     def exchange(self) -> None:
         """Waits until all messages are received. Every rank calls it: some MPIs move messages only
@@ -193,13 +194,15 @@ class Timeline:
             time.sleep(0.001)
 
     def close(self, complete: bool) -> None:
-        """complete: all events of all ranks are written, so the file gets its closing bracket."""
+        """complete: all events of all ranks are written, which the file then says."""
         self._receive()
-        if complete and self._descriptor is not None:
-            self._write(json.dumps(self._row.end()).encode() + b"\n]\n")
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        file, lines = self._file, encoded([self._row.end()] if complete else [])
+        if file is not None:
+            self._write(lines)
+            if self._unwritten:
+                log.warning("timeline: it lacks the last events of rank %d", self._world.rank)
+            self._file = None
+            file.close()
 
     def release_comm(self, together: bool) -> None:
         """together: all ranks call it now, and free the communicator; otherwise it is retired."""
@@ -228,24 +231,28 @@ class Timeline:
         """Writes or sends the events of the engines, also of process sets removed by now."""
         for number, team in list(self._teams.items()):
             events, lost = team.engine.drain_events()
-            self._write_lines(self._row.lines(number, events, lost))
+            self._write_events(self._row.lines(number, events, lost))
 
-    def _write_lines(self, events: Iterable[dict[str, Any]]) -> None:
-        lines = [json.dumps(event).encode() + b",\n" for event in events]
-        if self._descriptor is not None:
-            if lines:
-                self._write(b"".join(lines))
+    def _write_events(self, events: Iterable[dict[str, Any]]) -> None:
+        lines = encoded(events)
+        if self._file is not None:
+            self._write(lines)
         elif self._comm is not None:
             self._send(lines)
 
-    def _write(self, text: bytes) -> None:
-        if self._broken or self._descriptor is None:
+    def _write(self, lines: list[bytes]) -> None:
+        if self._broken or self._file is None:
             return
+        self._unwritten += lines
         try:
-            while text:
-                text = text[os.write(self._descriptor, text) :]
+            self._file.write(self._unwritten)
+            self._unwritten = []
+        except TimeoutError as error:
+            log.warning(
+                "timeline: it gets the events of rank %d later: %s", self._world.rank, error
+            )
         except OSError as error:
-            self._broken = True
+            self._broken, self._unwritten = True, []
             log.warning("timeline: writing has stopped: %s", error)
 
     def _send(self, lines: list[bytes]) -> None:
@@ -253,7 +260,7 @@ class Timeline:
         batch: list[bytes] = []
         for line in [*lines, b""]:
             if batch and (not line or sum(map(len, batch)) + len(line) > MESSAGE_BYTES):
-                self._sending.append(self._comm.isend(b"".join(batch), 0))
+                self._sending.append(self._comm.isend(batch, 0))
                 batch = []
             batch.append(line)
         self._forget_sent()
@@ -343,19 +350,3 @@ class TraceRow:
 
     def _micros(self, at_ns: int) -> float:
         return (at_ns + self._to_wall_ns) / 1000
-
-
-def _create_file(path: str) -> tuple[str, Identity]:
-    """Creates a file that begins an array. Its path, and the identity by which others know it."""
-    path = os.path.abspath(path)
-    with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-        file.write(b"[\n")
-        return path, identity(file.fileno())
-
-
-def _open_for_append(path: str, made: Identity) -> int | None:
-    """The file, opened for appending; None if this process can't open it, or the path is another
-    file here."""
-    with contextlib.suppress(OSError):
-        return open_file(path, os.O_WRONLY | os.O_APPEND, same_as=made)
-    return None

@@ -4,11 +4,13 @@
 """
 
 from hvdrun.knobs import KNOBS
+from hvdrun.machine import notes
 from hvdrun.machine.binding import chosen_by_user
 from hvdrun.machine.own_files import Identity, identity, open_file, open_folder, replace
 from hvdrun.machine.processes import die_with_parent
 from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
 from hvdrun.machine.topology import cores, tightest_quota
+from hvdrun.summary import summary_of
 
 __all__ = [
     "KNOBS",
@@ -19,8 +21,10 @@ __all__ = [
     "die_with_parent",
     "identity",
     "left_in_cgroup_bytes",
+    "notes",
     "open_file",
     "open_folder",
     "replace",
+    "summary_of",
     "tightest_quota",
 ]

@@ -265,6 +265,13 @@ KNOBS: tuple[Knob, ...] = (
         "raise an error, instead of a warning, if the ranks' parameters differ at the start",
     ),
     Knob(
+        "summary",
+        "bool",
+        False,
+        "at the end, say how many steps there were, and how much of a step was communication",
+        flag="--summary",
+    ),
+    Knob(
         "timeline",
         "text",
         "",

@@ -21,13 +21,13 @@ PACKAGES = {"hvdlite": "hvdlite", "hvdrun": "launcher", "tests": "tests"}
 MAP = """
 machine      | launcher/machine/                      |
 agent        | launcher/agent/                        | machine
-knobs        | launcher/__init__.py launcher/knobs.py |
+knobs        | launcher/__init__.py launcher/knobs.py launcher/summary.py |
 failures     | launcher/errors.py launcher/ssh_errors.py |
 for_hvdlite  | launcher/for_hvdlite.py                | machine knobs
 plan         | launcher/plan/                         | machine agent knobs failures
 output       | launcher/output/                       | machine failures plan
 preflight    | launcher/preflight/                    | machine agent failures plan
-job          | launcher/job/                          | machine agent failures plan output
+job          | launcher/job/                          | machine agent knobs failures plan output
 command_line | launcher/command_line/ launcher/__main__.py |
              |                                        | knobs failures plan output preflight job
 
@@ -43,12 +43,14 @@ words        | hvdlite/absent.py hvdlite/compression.py hvdlite/errors.py hvdlit
              | hvdlite/result_tensors.py              | core
 world        | hvdlite/world/                         | for_hvdlite core words
 gpu          | hvdlite/gpu/                           | core words world
-collectives  | hvdlite/collectives/                   | core words world gpu
-buckets      | hvdlite/optimizer/buckets/             | core words world gpu collectives
+observe      | hvdlite/observe/                       | for_hvdlite world
+collectives  | hvdlite/collectives/                   | core words world gpu observe
+buckets      | hvdlite/optimizer/buckets/             | core words world gpu collectives observe
 checks       | hvdlite/optimizer/checks/              | core words world collectives buckets
 optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
+             |                                        | observe
 api          | hvdlite/                               | for_hvdlite core words world collectives
-             |                                        | optimizer
+             |                                        | optimizer observe
 
 harness      | tests/__init__.py tests/conftest.py tests/harness/ |
 core_tests   | tests/core/                            | harness core words world

@@ -22,6 +22,7 @@ from hvdlite.collectives.posting import (
 )
 from hvdlite.compression import Compression, Compressor
 from hvdlite.errors import HorovodInternalError
+from hvdlite.observe import waits
 from hvdlite.ops import ReduceOp
 from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
 
@@ -170,7 +171,7 @@ def allreduce_(
         >>> tensor
         tensor([0.5000, 0.5000])
     """
-    if average is None:
+    if average is None and not waits.observed():
         # The fast path: one call of the core, which refuses all but ordinary arguments.
         outcome = team_of("allreduce_", process_set).allreduce_in_place(
             tensor, name, op, prescale_factor, postscale_factor

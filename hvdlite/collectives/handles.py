@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.observe import waits
 
 
 class Waitable(Protocol):
@@ -16,6 +17,9 @@ class Waitable(Protocol):
     def poll(self) -> bool: ...
 
     def wait(self) -> str | None: ...
+
+    def label(self) -> tuple[str, str]:
+        """The kind's name, and the operation's."""
 
 
 class Handle:
@@ -83,6 +87,10 @@ class Several:
                 return True
         return True
 
+    def label(self) -> tuple[str, str]:
+        """That of the first operation, which has the group's name."""
+        return self._operations[0].label() if self._operations else ("group", "unnamed.")
+
     def wait(self) -> str | None:
         failure = None
         for operation in self._operations:
@@ -145,7 +153,11 @@ def synchronize(handle: Handle) -> Any:
     """
     if handle.__class__ is not Handle:
         raise _not_a_handle(handle)
-    failure = handle.operation.wait()
+    if waits.observed():
+        with waits.waiting(handle.operation):
+            failure = handle.operation.wait()
+    else:
+        failure = handle.operation.wait()
     if failure is not None:
         raise HorovodInternalError(failure)
     return handle._result if handle._finish is None else handle.result()

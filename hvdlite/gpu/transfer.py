@@ -96,6 +96,10 @@ class Transfer:
             self.result = None
         self.over = True
 
+    def label(self) -> tuple[str, str]:
+        """The kind's name, and the operation's."""
+        return _core.KINDS[self.request.kind].name, self.request.name
+
     def rows(self) -> tuple[int, ...]:
         """Allgather and alltoall, after success: the rows that came from each member."""
         assert self.counts is not None

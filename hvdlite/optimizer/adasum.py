@@ -17,6 +17,7 @@ import torch
 from hvdlite import _core
 from hvdlite.collectives import Handle, allreduce_, allreduce_async, synchronize
 from hvdlite.errors import HorovodInternalError
+from hvdlite.observe import summary
 from hvdlite.ops import Adasum, Sum
 from hvdlite.optimizer.arguments import ParameterNames, checked_passes
 from hvdlite.optimizer.buckets.bucket import Combining, check_reducible
@@ -209,6 +210,7 @@ class DeltaOptimizer(Wrapper):
         result = self._own_step(*args, **kwargs)
         with torch.no_grad():
             self._hvdlite_deltas.finish(starts)
+        summary.step_ended(id(self._hvdlite_deltas))
         return result
 
     def synchronize(self) -> None:

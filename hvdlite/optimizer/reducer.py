@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from hvdlite.observe import summary
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.backward_pass import BackwardPass, current_task
 from hvdlite.optimizer.buckets.bucket import Combining, Form, Slot
@@ -126,6 +127,7 @@ class Reducer(Rounds):
     def end_step(self) -> None:
         """The step has changed the parameters."""
         self._position.end_step()
+        summary.step_ended(self._age)
         self.next_step()
 
     def loss_of_all(self, loss: Any) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.observe import waits
 from hvdlite.optimizer.backward_pass import BackwardPass
 from hvdlite.optimizer.buckets.bucket import Bucket, Form, Slot
 from hvdlite.optimizer.buckets.positions import Position
@@ -178,6 +179,13 @@ class Rounds:
 
     def _collect(self) -> None:
         """Waits for everything, and gives all gradients their reduced values."""
+        if waits.observed():
+            with waits.waiting(f"hvdlite::{self._gradients.name} waits for its gradients"):
+                self._collect_unobserved()
+        else:
+            self._collect_unobserved()
+
+    def _collect_unobserved(self) -> None:
         gradients = self._gradients
         self._wait()
         if self._grads_withdrawn:

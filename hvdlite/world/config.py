@@ -43,6 +43,7 @@ class Config:
     stall_check_time_seconds: int = _DEFAULTS["stall_check_time_seconds"]
     stall_shutdown_time_seconds: int = _DEFAULTS["stall_shutdown_time_seconds"]
     strict: bool = _DEFAULTS["strict"]
+    summary: bool = _DEFAULTS["summary"]
     timeline: str = _DEFAULTS["timeline"]
 
     @classmethod

@@ -14,12 +14,21 @@ import torch
 
 from hvdlite import _core
 from hvdlite.errors import LaunchError, NotInitializedError
-from hvdlite.world import algorithm_table, communicators, cpu_threads, gpu_pinning, logs, mpi
+from hvdlite.world import (
+    algorithm_table,
+    communicators,
+    cpu_threads,
+    gpu_pinning,
+    launcher_link,
+    logs,
+    mpi,
+)
 from hvdlite.world.config import Config
 from hvdlite.world.exits import Exits
 from hvdlite.world.placement import Placement
 from hvdlite.world.process_sets import ProcessSet, global_process_set
 from hvdlite.world.teams import Team, make_team, team_of_one
+from hvdrun.for_hvdlite import notes
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Intracomm
@@ -121,7 +130,13 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
     elif comm is None and not has_launcher:
         active = _world_of_one(config)
     else:
-        active = _world_of_many(config, comm)
+        launcher_link.tell(notes.INIT_BEGUN)
+        try:
+            active = _world_of_many(config, comm)
+        except BaseException:
+            launcher_link.tell(notes.INIT_FAILED)
+            raise
+        launcher_link.tell(notes.INIT_DONE)
     global_process_set.register(0, active.team.ranks, active.team)
     active.process_sets[0] = global_process_set
     active.on_teams_changed()

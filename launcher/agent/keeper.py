@@ -25,6 +25,7 @@ from hvdrun.agent.frames import (
 from hvdrun.agent.oom import oom_kills, was_out_of_memory
 from hvdrun.agent.peers import Stranger, connect
 from hvdrun.agent.pmi import Relay
+from hvdrun.agent.rank_notes import RankNotes
 from hvdrun.machine import binding
 from hvdrun.machine.environment import (
     EXPORTED,
@@ -277,6 +278,7 @@ class Keeper:
         waker = Waker([signal.SIGCHLD])
         stdio = (stdin, outputs[0][1], outputs[1][1])
         relay = Relay(environment, self.poll, self._tell)
+        notes = RankNotes(environment, self.poll, self._tell)
         if not self.released:
             files = {**dict(enumerate(stdio)), **relay.for_rank}
             self.pid, missing = spawn(command, environment, files, cpus)
@@ -285,6 +287,7 @@ class Keeper:
         for fd in (*stdio, *readers):
             os.close(fd)
         relay.begin()
+        notes.begin()
         self.poll.register(self.sock, select.POLLIN)
         self.poll.register(waker.fd, select.POLLIN)
         self.poll.register(self.shim, 0)  # POLLERR when the shim has ended
@@ -294,7 +297,8 @@ class Keeper:
             if self.shim in ready:
                 self._shim_gone()
             relay.hear(ready)
-            self._reap(relay)
+            notes.hear()
+            self._reap(relay, notes)
             if self.sock.fileno() in ready:
                 self._hear()
             self._signal()
@@ -366,7 +370,7 @@ class Keeper:
             timeout = max(0.0, 1000 * (wake_at - now))
         return {fd for fd, _ in self.poll.poll(timeout)}
 
-    def _reap(self, relay: Relay) -> None:
+    def _reap(self, relay: Relay, notes: RankNotes) -> None:
         if not self.pid or os.waitid(os.P_PID, self.pid, LOOK_AT_THE_DEAD) is None:
             return
         # A rank that loses its shim loses its daemon, and may fail from that before its keeper
@@ -386,6 +390,7 @@ class Keeper:
             text = f"oom {-code}"
         self.pid = 0
         relay.hear({fd for fd, _ in self.poll.poll(0)})  # its last message may be unread
+        notes.hear()
         self._tell_end(f"{'asked ' if self.asked else 'late ' if late else ''}{text}")
         self.released = self.released or (code == 0 and not relay.is_in_mpi)
 

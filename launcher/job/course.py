@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 
+from hvdrun import summary
 from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
 from hvdrun.errors import LaunchError
 from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Say, SignalMpirun
@@ -29,6 +30,7 @@ from hvdrun.job.events import (
     RankEnded,
     RankInMpi,
     RankLeftMpi,
+    RankSaid,
     RankStarted,
     ReaderLeft,
     SshSaid,
@@ -48,6 +50,7 @@ from hvdrun.job.failure_report import (
 )
 from hvdrun.job.mpirun_output import MpirunOutput
 from hvdrun.job.ranks import Ranks
+from hvdrun.machine import notes
 from hvdrun.plan.command import Command
 
 # mpirun's output is held back for this long: if a rank has failed, it is noise and is not shown.
@@ -110,6 +113,7 @@ class Course:
         self.ending = Ending()
         self.closing_at: float | None = None  # all ranks ended with 0: when the rest is ended
         self.run_on_said = False
+        self.summaries: dict[int, summary.Record] = {}  # of ranks that have left
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
         self.finished = False
@@ -125,6 +129,9 @@ class Course:
             case RankLeftMpi(rank):
                 self.ranks.in_mpi.discard(rank)
                 self.ranks.done.add(rank)
+            case RankSaid(rank, notes.SUMMARY, data):
+                if record := summary.parse(data):
+                    self.summaries[rank] = record
             case RankEnded(rank, how, at):
                 self._rank_ended(now, rank, how, at)
             case KeeperGone(rank):

@@ -21,6 +21,15 @@ class RankLeftMpi(Value):
     rank: int
 
 
+class RankSaid(Value):
+    """hvdlite in the rank has told its keeper this note (see `machine.notes`): its kind and data.
+    Valid in its size; the data is the rank's, and not to be trusted."""
+
+    rank: int
+    kind: bytes
+    data: bytes = b""
+
+
 class RankEnded(Value):
     """`how` as the keeper writes it (see frames.EXIT); `at` by the clock of this host."""
 
@@ -107,6 +116,7 @@ Event = (
     RankStarted
     | RankInMpi
     | RankLeftMpi
+    | RankSaid
     | RankEnded
     | KeeperGone
     | KeepersHere

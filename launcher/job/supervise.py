@@ -17,6 +17,7 @@ from hvdrun.agent.frames import (
     KEEPER_GONE,
     MPI_BEGUN,
     MPI_DONE,
+    NOTE,
     OUT,
     RANK,
     Waker,
@@ -39,6 +40,7 @@ from hvdrun.job.events import (
     RankEnded,
     RankInMpi,
     RankLeftMpi,
+    RankSaid,
     RankStarted,
     ReaderLeft,
     TimePassed,
@@ -233,6 +235,8 @@ class Supervisor:
             self._tell(RankInMpi(rank))
         elif kind == MPI_DONE:
             self._tell(RankLeftMpi(rank))
+        elif kind == NOTE:
+            self._tell(RankSaid(rank, payload[:1], payload[1:]))
         elif kind == EXIT:
             how, _, at_ns = payload.decode().rpartition(" ")
             self._tell(RankEnded(rank, how, int(at_ns) / 1e9))

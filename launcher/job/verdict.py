@@ -20,6 +20,7 @@ from hvdrun.job.failure_report import (
     missed_a_peer,
     rank_failed,
 )
+from hvdrun.summary import summary_of
 
 
 class Verdict(NamedTuple):
@@ -33,6 +34,14 @@ class Verdict(NamedTuple):
 
 def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
     """`date`: now, in seconds since 1970; `tails`: the end of each rank's stderr."""
+    found = _reach(course, now, date, tails)
+    if not course.summaries or found.culprit is not None or found.error is not None:
+        return found
+    line = f"hvdrun: {summary_of(course.summaries, course.command.num_proc)}"
+    return found._replace(lines=(line, *found.lines))
+
+
+def _reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
     if course.signal is not None:
         return Verdict(128 + course.signal)
     if course.error is not None:

@@ -18,6 +18,9 @@ class Recent:
         self._owners.extend([ranks] * min(LINES, text.count(b"\n")))
 
     def end_with(self, rank: int | None, lines: int) -> bool:
-        """Whether the rank's last lines are all there, below at most a few of others."""
+        """Whether the rank's last lines, if it wrote any, are all there, below at most a few of
+        others."""
+        if rank is None or not lines:
+            return False
         last = list(self._owners)[-(lines + BETWEEN) :]
         return sum(rank in ranks for ranks in last) >= lines

@@ -81,19 +81,19 @@ def test_every_rank_has_a_row_with_each_operation_state_by_state(world, tmp_path
 
 def sends(path):
     """As on another host: only rank 0 sees the file."""
-    from hvdlite import timeline
+    from hvdlite.observe import trace_file
 
     hvd.init()
-    opened = timeline._open_for_append
+    opened = trace_file.open_shared
     if hvd.rank():
-        timeline._open_for_append = lambda *place: None
+        trace_file.open_shared = lambda *place: None
     try:
         hvd.start_timeline(path)
         for i in range(200):
             hvd.allreduce(torch.ones(2), name=f"sent {i}")
         hvd.stop_timeline()
     finally:
-        timeline._open_for_append = opened
+        trace_file.open_shared = opened
 
 
 @pytest.mark.ranks(3)
@@ -160,10 +160,50 @@ def steps_with_the_knob():
 def test_the_knob_writes_one_from_init_to_shutdown(world, tmp_path):
     path = tmp_path / "timeline.json"
     world.run(steps_with_the_knob, knobs={"HVDLITE_TIMELINE": str(path)})
-    events = json.loads(path.read_text().rstrip().rstrip(",") + "]")  # nobody has closed it
+    events = json.loads(path.read_text())
     assert {(row, title) for row, title, _, _ in spans(events)} >= {
         (rank, "allreduce by the knob") for rank in range(world.size)
     }
+
+
+ENDS = """
+import sys, torch, hvdlite as hvd
+hvd.init()
+hvd.start_timeline(sys.argv[1])
+hvd.allreduce(torch.ones(5), name="the last")
+{end}
+"""
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("end", ["", "hvd.shutdown()", "sys.exit(hvd.rank() % 2 and None)"])
+def test_the_file_is_whole_after_every_normal_end(mpi, end, tmp_path):
+    path = tmp_path / "timeline.json"
+    program = ENDS.format(end=end)
+    command = [*mpiexec_command(mpi, 2), str(python_of(mpi)), "-c", program, str(path)]
+    subprocess.run(command, check=True, timeout=90)
+    titles = {(row, title) for row, title, _, _ in spans(json.loads(path.read_text()))}
+    assert titles >= {(rank, "allreduce the last") for rank in (0, 1)}
+
+
+def writes_to_a_pipe(path):
+    hvd.init()
+    hvd.start_timeline(path)
+    hvd.allreduce(torch.ones(2), name="piped")
+    hvd.stop_timeline()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("2")
+@pytest.mark.mpis("openmpi")
+def test_a_pipe_gets_a_whole_array(world, tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE, text=True) as reader:
+        world.run(writes_to_a_pipe, str(path))
+        text, _ = reader.communicate(timeout=30)
+    titles = {(row, title) for row, title, _, _ in spans(json.loads(text))}
+    assert titles == {(0, "allreduce piped"), (1, "allreduce piped")}
 
 
 @pytest.mark.ranks(1)
@@ -198,8 +238,7 @@ def test_the_file_of_a_killed_job_can_be_read(mpi, tmp_path):
         for process in everyone:
             process.kill()
         psutil.wait_procs(everyone, timeout=10)
-    text = path.read_text()
-    events = json.loads(text[: text.rindex("\n")].rstrip(",") + "]")
+    events = json.loads(path.read_text())
     assert sum("until killed" in event["name"] for event in events) > 100
 
 

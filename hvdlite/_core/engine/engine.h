@@ -100,6 +100,7 @@ const int64_t *hvdl_operation_rows(const hvdl_operation *operation, int *count);
 /* A gathered result, which becomes the caller's to free(). Once. */
 void *hvdl_operation_move_output(hvdl_operation *operation);
 const hvdl_desc *hvdl_operation_desc(const hvdl_operation *operation);
+const char *hvdl_operation_name(const hvdl_operation *operation);
 
 /* The caller's last use of it. Returns the owner if the operation is done, else NULL: it comes back
  * from hvdl_engine_reap later. */

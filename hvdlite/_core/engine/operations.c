@@ -318,6 +318,11 @@ const hvdl_desc *hvdl_operation_desc(const hvdl_operation *op)
     return &op->desc;
 }
 
+const char *hvdl_operation_name(const hvdl_operation *op)
+{
+    return op->name;
+}
+
 void *hvdl_operation_move_output(hvdl_operation *op)
 {
     void *output = op->work;

@@ -16,6 +16,7 @@ from hvdlite.compression import Compression, Compressor
 from hvdlite.gpu import goes_by_gpu
 from hvdlite.gpu.plan import LanePlan
 from hvdlite.gpu.transfer import Transfer
+from hvdlite.observe import waits
 from hvdlite.ops import DTYPES, Average, ReduceOp, Sum
 from hvdlite.optimizer.buckets.layout import (
     LARGEST_FIRST_BYTES,
@@ -249,7 +250,12 @@ class Bucket:
     def wait(self) -> str | None:
         """Blocks until the reduced gradients are in their places. Returns the text of the failure,
         or None. May be called again."""
-        text = self.runs[0].wait()
+        run = self.runs[0]
+        if waits.observed():
+            with waits.waiting(run):
+                text = run.wait()
+        else:
+            text = run.wait()
         if text is None:
             self._unload()
         return text

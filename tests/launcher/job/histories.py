@@ -29,12 +29,14 @@ from hvdrun.job.events import (
     RankEnded,
     RankInMpi,
     RankLeftMpi,
+    RankSaid,
     RankStarted,
     ReaderLeft,
     SshSaid,
     TimePassed,
 )
 from hvdrun.job.verdict import reach
+from hvdrun.machine import notes
 from hvdrun.plan.command import Command
 from hvdrun.plan.hosts import Host, Share
 
@@ -137,6 +139,18 @@ RANKS = {
         [*begun(), *well(2.0, 0, 1, 2, 3), *over(2.1)],
         [(2.1, EndHosts(3.0)), (2.1, Finish())],
         0,
+    ),
+    "ranks send what they have measured, and one sends nonsense": History(
+        [
+            *begun(),
+            (1.9, RankSaid(0, notes.SUMMARY, b'{"steps": 3, "seconds": 2, "waited": 1}')),
+            (1.9, RankSaid(2, notes.SUMMARY, b'{"steps": 3}')),
+            *well(2.0, 0, 1, 2, 3),
+            *over(2.1),
+        ],
+        [(2.1, EndHosts(3.0)), (2.1, Finish())],
+        0,
+        words=("hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; communication took 50 %",),
     ),
     "a rank fails, and the others are ended": History(
         [

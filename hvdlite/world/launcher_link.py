@@ -1,0 +1,36 @@
+"""Tells hvdrun what this rank does, if hvdrun has started it: by notes to the rank's keeper.
+
+Telling never blocks, raises or ends the process. A note is lost if this process lacks the way: no
+hvdrun, a wrapper that closes its descriptors before it starts Python, a full buffer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from hvdrun.for_hvdlite import notes
+
+# Of the process that told first. Its forks have the descriptor, but are no ranks.
+_pid: int | None = None
+
+
+def tell(kind: bytes, data: bytes = b"") -> bool:
+    """Sends a note: one of the kinds of `notes`, with at most `notes.KINDS[kind]` bytes of data.
+    False if it was not sent."""
+    global _pid
+    _pid = _pid or os.getpid()
+    fd = notes.descriptor(os.environ.get(notes.VARIABLE, ""))
+    if fd is None or _pid != os.getpid():
+        return False
+    try:
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fd)
+    except OSError:
+        return False
+    try:
+        end.send(kind + data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        return False
+    finally:
+        end.detach()  # leaves the descriptor open for the next note
+    return True

@@ -1,0 +1,61 @@
+"""The keeper's end of the way that a rank's notes take. What a rank writes is not trusted."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from hvdrun.agent.frames import NOTE, Suppress
+from hvdrun.machine.notes import LONGEST, VARIABLE, address, is_valid
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+else:  # see frames
+    import _socket as socket
+
+# A rank that writes more has gone mad: the keeper stops listening.
+MOST_NOTES = 10_000
+
+
+class RankNotes:
+    """Calls `tell` with NOTE and each valid note."""
+
+    def __init__(
+        self, environment: dict[str, str], poll: select.poll, tell: Callable[[bytes, bytes], None]
+    ) -> None:
+        """Adds the variable to the rank's environment."""
+        self.poll = poll
+        self.tell = tell
+        self.left = MOST_NOTES
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self.ours: socket.socket | None = ours
+        self.theirs = theirs
+        os.set_inheritable(theirs.fileno(), True)
+        environment[VARIABLE] = address(theirs.fileno())
+
+    def begin(self) -> None:
+        """To be called once the rank has its end."""
+        self.theirs.close()
+        assert self.ours is not None
+        self.poll.register(self.ours, select.POLLIN)
+
+    def hear(self) -> None:
+        """Takes all notes that have arrived."""
+        while self.ours is not None:
+            note = b""
+            with Suppress(OSError):
+                try:
+                    note = self.ours.recv(LONGEST + 1)
+                except BlockingIOError:
+                    return
+            self.left -= 1
+            if not note or self.left < 0:  # the rank has closed its end, or is mad
+                self.poll.unregister(self.ours)
+                self.ours.close()
+                self.ours = None
+            elif is_valid(note):
+                self.tell(NOTE, note)

@@ -1,0 +1,70 @@
+"""hvdlite's operations in the traces of torch.profiler."""
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from hvdlite.observe import waits
+
+
+def operations():
+    hvd.allreduce(torch.ones(3), name="mean")
+    hvd.allreduce_(torch.ones(3), name="in place")
+    hvd.allgather(torch.ones(2))
+    hvd.synchronize(hvd.broadcast_async(torch.ones(2), 0, name="from 0"))
+    hvd.grouped_allreduce([torch.ones(2), torch.ones(3)], name="group")
+    hvd.barrier()
+
+
+def profiled():
+    hvd.init()
+    model = torch.nn.Linear(4, 1)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    assert not waits.observed()
+    operations()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        operations()
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert not waits.observed()
+    operations()
+    return {e.key: e.count for e in profile.key_averages() if e.key.startswith("hvdlite::")}
+
+
+@pytest.mark.ranks(1, 2)
+def test_the_profiler_shows_the_waits_for_operations_by_name(world):
+    for shown in world.run(profiled):
+        for name in (
+            "hvdlite::allreduce mean",
+            "hvdlite::allreduce in place",
+            "hvdlite::allgather",
+            "hvdlite::broadcast from 0",
+            "hvdlite::barrier",
+        ):
+            assert shown[name] == 1, name
+        assert shown["hvdlite::allreduce group"] >= 1
+        if world.size > 1:
+            [bucket] = [name for name in shown if name.endswith(".bucket.0")]
+            assert bucket.startswith("hvdlite::allreduce DistributedOptimizer.")
+            assert shown[bucket] == 2
+            [wait] = [name for name in shown if name.endswith("waits for its gradients")]
+            assert shown[wait] == 2
+
+
+def test_a_wait_inside_another_one_counts_once(monkeypatch):
+    monkeypatch.setattr(waits, "_counted", None)
+    monkeypatch.setattr(waits, "observed", waits.observed)
+    now = [0.0]
+    monkeypatch.setattr(waits.time, "perf_counter", lambda: now[0])
+    counted = waits.count_time()
+    assert waits.observed()
+    with waits.waiting("hvdlite::outer"):
+        now[0] += 1
+        with waits.waiting("hvdlite::inner"):
+            now[0] += 2
+    now[0] += 4
+    assert counted.read() == 3
