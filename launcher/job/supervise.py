@@ -198,8 +198,10 @@ class Supervisor:
         found = verdict.reach(self.course, time.monotonic(), time.time(), output.tails)
         with contextlib.suppress(BrokenPipeError):
             output.finish(found.culprit)
-        is_above = output.recent.end_with(found.culprit, found.words)
-        for line in found.brief if is_above else found.lines:
+        lines = found.lines
+        if found.culprit is not None and output.recent.end_with(found.culprit, found.words):
+            lines = found.brief
+        for line in lines:
             output.say(line)
         if found.error is not None:
             raise found.error

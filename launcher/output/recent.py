@@ -17,10 +17,7 @@ class Recent:
         """These ranks' text was shown; no ranks: hvdrun's own, or on stdout."""
         self._owners.extend([ranks] * min(LINES, text.count(b"\n")))
 
-    def end_with(self, rank: int | None, lines: int) -> bool:
-        """Whether the rank's last lines, if it wrote any, are all there, below at most a few of
-        others."""
-        if rank is None or not lines:
-            return False
+    def end_with(self, rank: int, lines: int) -> bool:
+        """Whether the rank's last lines are all there, below at most a few of others."""
         last = list(self._owners)[-(lines + BETWEEN) :]
         return sum(rank in ranks for ranks in last) >= lines

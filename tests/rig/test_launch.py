@@ -55,6 +55,23 @@ def test_ranks_are_placed_host_by_host(hvdrun, python, hosts, expected):
     assert sorted(done.stdout.splitlines()) == lines, done
 
 
+INHERITED = {
+    **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "9"),
+    "MASTER_ADDR": "elsewhere",
+    "OUTER": "job",
+}
+
+
+def test_on_several_hosts_the_place_in_another_job_is_replaced(hvdrun, monkeypatch):
+    for name, value in INHERITED.items():
+        monkeypatch.setenv(name, value)
+    show = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $OUTER"
+    done = hvdrun("-H", "server1:1,server2:2", "sh", "-c", show)
+    places = ["0 3 0 1", "1 3 0 2", "2 3 1 2"]
+    lines = [f"[{rank}] {place} server1 job" for rank, place in enumerate(places)]
+    assert sorted(done.stdout.splitlines()) == lines, done
+
+
 # The hosts' sshd has no IPv6: a stand-in for ssh goes to the address of the same number.
 TO_SERVERS = """\
 #!/bin/sh

@@ -10,6 +10,7 @@ import textwrap
 import psutil
 import pytest
 
+import hvdlite as hvd
 from hvdlite.errors import LaunchError, RankError
 from hvdlite.run_function import MARK, VARIABLE, _Job
 from tests.harness.worlds import end_tree, python_of

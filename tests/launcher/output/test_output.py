@@ -356,3 +356,33 @@ def test_every_rank_keeps_every_byte_in_order(fd, events):
     for rank, text in given_by.items():
         # Where rank 0 was interrupted, a line is in two pieces.
         assert b"".join(said_by(rank, screen.all)) == text.replace(b"\n", b"")
+
+
+def test_the_culprits_traceback_is_shown_last():
+    screen = Screen(3)
+    screen.output.ending()
+    for rank in (0, 1, 2):
+        screen.output.feed(rank, 2, b"Traceback (most recent call last):\nError: %d\n" % rank)
+    screen.output.finish(1)
+    assert screen.all.endswith(b"[1] Traceback (most recent call last):\n[1] Error: 1\n")
+    assert screen.output.recent.end_with(1, 2)
+    assert screen.output.recent.end_with(2, 2)
+    assert not screen.output.recent.end_with(1, 3)
+
+
+@pytest.mark.parametrize(("between", "is_there"), [(0, True), (5, True), (6, False), (1000, False)])
+def test_lines_are_just_above_where_few_others_follow_on_the_same_screen(between, is_there):
+    screen = Screen()
+    screen.output.feed(0, 2, b"a\nb\nc\n")
+    screen.output.feed(1, 1, b"x\n" * between)
+    assert screen.output.recent.end_with(0, 3) == is_there
+    apart = Screen(same_target=False)
+    apart.output.feed(0, 2, b"a\nb\nc\n")
+    apart.output.feed(1, 1, b"x\n" * between)
+    assert apart.output.recent.end_with(0, 3)
+
+
+def test_a_ranks_lines_on_stdout_are_not_its_last_words():
+    screen = Screen()
+    screen.output.feed(0, 1, b"a\nb\nc\n")
+    assert not screen.output.recent.end_with(0, 1)
