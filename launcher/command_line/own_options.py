@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hvdrun.agent.silence import HOST_TIMEOUT_S
 from hvdrun.command_line.config_file import option_callback
 from hvdrun.command_line.hvdrun_option import HvdrunOption
 from hvdrun.errors import UsageError
@@ -174,6 +175,16 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         metavar="SECONDS",
         default=60.0,
         help="How long the ranks of all hosts may take to start. Default: 60.",
+    ),
+    HvdrunOption(
+        "--host-timeout",
+        group=HOW,
+        field="host_timeout_s",
+        type=click.FloatRange(2, 86_400),
+        callback=no_nan,
+        metavar="SECONDS",
+        default=HOST_TIMEOUT_S,
+        help="A host without a sign of life for so long is lost, and the job ends. Default: 30.",
     ),
     HvdrunOption(
         "--config-file",
