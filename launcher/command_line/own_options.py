@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hvdrun.agent.silence import HOST_TIMEOUT_S
 from hvdrun.command_line.config_file import option_callback
 from hvdrun.command_line.hvdrun_option import HvdrunOption
 from hvdrun.errors import UsageError
@@ -183,7 +182,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         type=click.FloatRange(2, 86_400),
         callback=no_nan,
         metavar="SECONDS",
-        default=HOST_TIMEOUT_S,
+        default=Request.host_timeout_s,
         help="A host without a sign of life for so long is lost, and the job ends. Default: 30.",
     ),
     HvdrunOption(

@@ -229,7 +229,9 @@ class Course:
             self._fail(now, missing_program(self.command.program, *self.who(rank), number))
         elif not how.startswith("asked "):
             failure = Failure(*self.who(rank), how, at - self.begin, late)
-            ranks.fail(failure, self.ending.has_begun)
+            # What failed before a host gave hvdrun up is no consequence of that.
+            was_before = self.gave_up is not None and at < self.gave_up[0]
+            ranks.fail(failure, self.ending.has_begun and not was_before)
             if ranks.failures and not self.ending.has_begun:
                 self._end(now, GRACE_S)
 
