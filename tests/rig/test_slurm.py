@@ -189,7 +189,8 @@ def test_another_user_of_the_hosts_runs_nothing_as_the_owner_of_a_job(run, rig, 
 @pytest.fixture
 def running(within, python, way):
     """hvdrun in an allocation, with ranks that wait on two hosts."""
-    command = [*within("-w", "server[1-2]", "-n3"), *way, python, "-c", WAITS]
+    options = [*way, "--host-timeout", "6"]
+    command = [*within("-w", "server[1-2]", "-n3"), *options, python, "-c", WAITS]
     with three_waiting_ranks(command) as process:
         yield process
 
