@@ -165,7 +165,7 @@ class Course:
                 known = self._host(host)
                 self.hosts.remove(known)
                 self.quiet.forget(host)
-                silent = host_silent(event, list(self.quiet.since), known.ssh_said)
+                silent = host_silent(event, sorted(self.quiet.since), known.ssh_said)
                 self._fail(now, silent, SILENT_GRACE_S)
             case HostGaveUp(host, silent_s, at):
                 if self.gave_up is None or at < self.gave_up[0]:

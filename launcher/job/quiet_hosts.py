@@ -54,19 +54,20 @@ class QuietHosts:
     def lines(self, now: float) -> Iterator[str]:
         """What is due at `say_at`."""
         self.say_at = None
-        if self.unsaid:
-            silent_s = now - max(self.since[host] for host in self.unsaid)
-            one = len(self.unsaid) == 1
+        quiet, back = sorted(self.unsaid), sorted(self.back)
+        if quiet:
+            silent_s = now - max(self.since[host] for host in quiet)
+            one = len(quiet) == 1
             yield (
-                f"hvdrun: {names(self.unsaid)} {'has' if one else 'have'} given no sign of life for"
+                f"hvdrun: {names(quiet)} {'has' if one else 'have'} given no sign of life for"
                 f" {silent_s:.0f} s; the job ends if {'it stays' if one else 'one of them stays'}"
                 f" silent for {self.limit_s:g} s (--host-timeout)"
             )
-        if self.back:
+        if back:
             silent_s = max(self.back.values())
-            upto = "" if len(self.back) == 1 else "up to "
+            upto = "" if len(back) == 1 else "up to "
             yield (
-                f"hvdrun: {names(list(self.back))} {'is' if not upto else 'are'} back after"
+                f"hvdrun: {names(back)} {'is' if not upto else 'are'} back after"
                 f" {upto}{silent_s:.0f} s without a sign of life"
             )
         self.unsaid, self.back = [], {}

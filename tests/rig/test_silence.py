@@ -34,13 +34,13 @@ print("right for", longest_s, flush=True)
 class Job:
     """A job on two hosts that goes on until it is told to end."""
 
-    def __init__(self, rig, python, *options):
+    def __init__(self, rig, python, *options, within=None):
         self.rig = rig
         self.go = rig.share / "go"
         self.go.unlink(missing_ok=True)
-        hvdrun = [python.with_name("hvdrun"), "-H", HOSTS, *options]
+        hvdrun = within or rig.inside("server1", python.with_name("hvdrun"), "-H", HOSTS)
         self.process = subprocess.Popen(
-            rig.inside("server1", *hvdrun, python, "-c", LEARNING.format(go=str(self.go))),
+            [*hvdrun, *options, python, "-c", LEARNING.format(go=str(self.go))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -623,7 +623,7 @@ SILENCE = {
         says=[
             (
                 11.0,
-                "hvdrun: c and b have given no sign of life for 7 s; the job ends if one of them",
+                "hvdrun: b and c have given no sign of life for 7 s; the job ends if one of them",
             )
         ],
     ),
@@ -641,7 +641,7 @@ SILENCE = {
         [(20.0, EndHosts(3.0)), (20.0, Finish())],
         0,
         says=[
-            (11.0, "hvdrun: c and b have given no sign of life for 7 s"),
+            (11.0, "hvdrun: b and c have given no sign of life for 7 s"),
             (15.0, "hvdrun: b and c are back after up to 10 s without a sign of life"),
         ],
     ),
