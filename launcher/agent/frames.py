@@ -42,6 +42,11 @@ OUT, ERR = b"O", b"E"  # what a rank wrote
 HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
 # hvdrun → host agent, the first frame: the job's secret (see peers), as arguments are public
 SECRET = b"S"
+# hvdrun → host agent, after the secret: after how many seconds of silence each side counts as lost
+SILENCE_LIMIT = b"L"
+# host agent → hvdrun: it ends its ranks, as hvdrun has been silent for too long; for how many
+# seconds, and when, in nanoseconds of the host's monotonic clock
+GAVE_UP = b"Y"
 REFUSED = b"N"  # host agent → hvdrun: why it can't supervise ranks; then it ends
 DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
 BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of MPI's daemon
@@ -50,9 +55,8 @@ PING = b"P"  # both ways between hvdrun and host agents; from these, with their 
 END = b"T"  # end the rank: TERM, then KILL after the payload's number of tenths of a second
 
 PING_EVERY_S = 1.0
-SILENCE_LIMIT_S = 6.0  # after which the other side counts as dead
 GRACE_S = 3.0  # between TERM and KILL
-SILENT_GRACE_S = 2.0  # the same after silence; with it, all must end within 10 s
+SILENT_GRACE_S = 2.0  # the same after silence, when the job has waited long enough
 CHUNK = 1 << 16
 
 

@@ -16,6 +16,7 @@ from hvdrun.agent.frames import (
     CHUNK,
     DAEMON,
     END,
+    GAVE_UP,
     GRACE_S,
     HOST,
     KEEPER_GONE,
@@ -24,7 +25,7 @@ from hvdrun.agent.frames import (
     RANK,
     REFUSED,
     SECRET,
-    SILENCE_LIMIT_S,
+    SILENCE_LIMIT,
     SILENT_GRACE_S,
     STDIN,
     Waker,
@@ -35,6 +36,7 @@ from hvdrun.agent.frames import (
 )
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import Stranger, connect, listen
+from hvdrun.agent.silence import HOST_TIMEOUT_S, Silence, clock
 from hvdrun.machine.environment import (
     LINK,
     PREFIX,
@@ -167,7 +169,8 @@ class HostAgent:
         self.unheeded: list[
             tuple[bytes, int, bytes]
         ] = []  # frames that arrived while it was writing
-        self.heard = time.monotonic()
+        self.silence = Silence(clock())  # hvdrun's
+        self.silence_limit_s = HOST_TIMEOUT_S
         self.end_at: float | None = None  # when to kill everything
         self.patience_s = DAEMON_PATIENCE_S
         self.has_reader = True  # whether hvdrun still reads
@@ -221,7 +224,14 @@ class HostAgent:
         return self.end_at is not None and time.monotonic() > self.end_at
 
     def _is_silent(self) -> bool:
-        return time.monotonic() - self.heard > SILENCE_LIMIT_S
+        """Whether hvdrun has been silent for too long, and the ranks are not being ended yet."""
+        self.silence.look(clock())
+        return self.end_at is None and self.silence.seconds >= self.silence_limit_s
+
+    def _give_up(self) -> None:
+        """hvdrun learns why if it runs again, or if only this direction still works."""
+        self._end(SILENT_GRACE_S, SILENT_PATIENCE_S)
+        self._send(GAVE_UP, -1, b"%d %d" % (self.silence.seconds, time.monotonic_ns()))
 
     def _send_clock(self) -> None:
         self._send(PING, -1, b"%d" % time.monotonic_ns())
@@ -248,7 +258,7 @@ class HostAgent:
                 if self._is_overdue():
                     break
             if self._is_silent():
-                self._end(SILENT_GRACE_S, SILENT_PATIENCE_S)
+                self._give_up()
             if self.end_at is not None and not (self.local_ranks and self.local_ranks.keepers):
                 # A daemon that can't reach mpirun would wait for it.
                 self.end_at = min(self.end_at, time.monotonic() + self.patience_s)
@@ -336,7 +346,7 @@ class HostAgent:
             return True
         except ConnectionResetError:
             data = b""
-        self.heard = time.monotonic()
+        self.silence.heard()
         self.buffer += data
         return bool(data)
 
@@ -351,6 +361,8 @@ class HostAgent:
                 self._end(int(payload) / 10)
             elif kind == STDIN:
                 self._feed(payload)
+            elif kind == SILENCE_LIMIT:
+                self.silence_limit_s = float(payload)
             elif kind == SECRET:
                 self._set_up(payload.decode())
         if not connected:
@@ -380,7 +392,6 @@ class HostAgent:
 
     def _end(self, grace_s: float, patience_s: float = DAEMON_PATIENCE_S) -> None:
         """A later call counts only if it ends things sooner: a rank gets one TERM."""
-        self.heard = float("inf")
         at = time.monotonic() + grace_s + 1
         if self.end_at is not None and at >= self.end_at:
             return

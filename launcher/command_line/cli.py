@@ -202,7 +202,10 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
     failed = True
     try:
-        code = supervise(command, found.cwd, screen, request.start_timeout_s, request.verbose)
+        limits = {"host_timeout_s": request.host_timeout_s}
+        code = supervise(
+            command, found.cwd, screen, request.start_timeout_s, request.verbose, **limits
+        )
         failed = code not in (0, CTRL_C)
     finally:
         if seen and failed:

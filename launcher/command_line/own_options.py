@@ -177,6 +177,16 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         help="How long the ranks of all hosts may take to start. Default: 60.",
     ),
     HvdrunOption(
+        "--host-timeout",
+        group=HOW,
+        field="host_timeout_s",
+        type=click.FloatRange(2, 86_400),
+        callback=no_nan,
+        metavar="SECONDS",
+        default=Request.host_timeout_s,
+        help="A host without a sign of life for so long is lost, and the job ends. Default: 30.",
+    ),
+    HvdrunOption(
         "--config-file",
         group=HOW,
         in_config_file=False,

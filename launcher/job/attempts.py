@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from hvdrun.agent.frames import Waker
+from hvdrun.agent.silence import HOST_TIMEOUT_S
 from hvdrun.job.supervise import StartedBadly, Supervisor, heeded
 from hvdrun.machine.processes import set_subreaper
 from hvdrun.output.screen import Screen
@@ -14,7 +15,12 @@ ATTEMPTS = 3
 
 
 def supervise(
-    command: Command, cwd: str, screen: Screen, start_timeout_s: float, verbose: bool
+    command: Command,
+    cwd: str,
+    screen: Screen,
+    start_timeout_s: float,
+    verbose: bool,
+    host_timeout_s: float = HOST_TIMEOUT_S,
 ) -> int:
     """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
     set_subreaper()
@@ -23,7 +29,9 @@ def supervise(
     attempt = 1
     while True:
         is_last = attempt == ATTEMPTS
-        job = Supervisor(command, cwd, screen, start_timeout_s, verbose, waker, is_last)
+        job = Supervisor(
+            command, cwd, screen, start_timeout_s, verbose, waker, is_last, host_timeout_s
+        )
         try:
             return job.run()
         except StartedBadly:

@@ -17,8 +17,11 @@ from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Say, Si
 from hvdrun.job.ending import Ending
 from hvdrun.job.events import (
     Event,
+    HostBack,
     HostConnected,
     HostEnded,
+    HostGaveUp,
+    HostQuiet,
     HostSilent,
     HostTalks,
     Interrupted,
@@ -27,6 +30,7 @@ from hvdrun.job.events import (
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
+    Paused,
     RankEnded,
     RankInMpi,
     RankLeftMpi,
@@ -39,16 +43,20 @@ from hvdrun.job.events import (
 from hvdrun.job.failure_report import (
     Failure,
     daemon_failed,
+    gave_up,
     held_by_another,
     host_lost,
+    host_silent,
     interrupted,
     left_early,
     missing_program,
     not_started,
+    paused,
     run_on,
     unreachable,
 )
 from hvdrun.job.mpirun_output import MpirunOutput
+from hvdrun.job.quiet_hosts import QuietHosts
 from hvdrun.job.ranks import Ranks
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
@@ -63,6 +71,8 @@ RUN_ON_S = 60.0
 CLOSING_S = 10.0
 # After mpirun has ended, keepers and hosts have this long to report how their ranks ended.
 REPORTS_S = 2.0
+# What hosts report so soon after hvdrun itself did not run may be a consequence of that.
+PAUSE_COUNTS_S = 10.0
 SSH_SAID_BYTES = 1 << 16
 
 
@@ -108,6 +118,10 @@ class Course:
         self.verbose = verbose
         self.ranks = Ranks(command)
         self.hosts: list[FarHost] = []
+        self.quiet = QuietHosts()
+        self.gave_up: tuple[float, LaunchError] | None = None  # the first host that did, and when
+        self.paused_s = 0.0  # for how long hvdrun did not run, in total
+        self.last_pause = (float("-inf"), 0.0)  # its end, and for how long
         self.keepers = 0  # number connected on this host
         self.mpirun = Mpirun()
         self.ending = Ending()
@@ -150,11 +164,26 @@ class Course:
                 known.ssh_said = (known.ssh_said + text)[-SSH_SAID_BYTES:]
             case HostEnded():
                 self._host_ended(now, event)
+            case HostQuiet(host, silent_s, limit_s):
+                self.quiet.add(now, host, silent_s, limit_s)
+            case HostBack(host, silent_s):
+                self.quiet.came_back(now, host, silent_s)
             case HostSilent(host):
                 known = self._host(host)
                 self.hosts.remove(known)
-                silent = host_lost(host, "it no longer answers", known.ssh_said)
+                self.quiet.forget(host)
+                silent = host_silent(event, sorted(self.quiet.since), known.ssh_said)
                 self._fail(now, silent, SILENT_GRACE_S)
+            case HostGaveUp(host, silent_s, at):
+                if self.gave_up is None or at < self.gave_up[0]:
+                    self.gave_up = at, gave_up(host, silent_s, self._recent_pause_s(now))
+                if not self.ending.has_begun:
+                    self._end(now, SILENT_GRACE_S)
+            case Paused(pause_s):
+                self.paused_s += pause_s
+                self.last_pause = now, pause_s
+                if self.hosts and not self.ending.has_begun:
+                    self._say(paused(pause_s))
             case MpirunSaid(text):
                 self.mpirun.output.feed(text, now)
             case MpirunOutputEnded():
@@ -207,7 +236,9 @@ class Course:
             self._fail(now, missing_program(self.command.program, *self.who(rank), number))
         elif not how.startswith("asked "):
             failure = Failure(*self.who(rank), how, at - self.begin, late)
-            ranks.fail(failure, self.ending.has_begun)
+            # What failed before a host gave hvdrun up is no consequence of that.
+            was_before = self.gave_up is not None and at < self.gave_up[0]
+            ranks.fail(failure, self.ending.has_begun and not was_before)
             if ranks.failures and not self.ending.has_begun:
                 self._end(now, GRACE_S)
 
@@ -217,6 +248,7 @@ class Course:
     def _host_ended(self, now: float, event: HostEnded) -> None:
         host = self._host(event.host)
         self.hosts.remove(host)
+        self.quiet.forget(host.name)
         if event.refused:
             self._fail(now, held_by_another(host.name, event.refused))
         elif event.daemon_status is not None:
@@ -227,8 +259,16 @@ class Course:
         elif not host.talks:
             self._fail(now, unreachable(host.name, host.ssh_said, self.command.python))
         else:
-            lost = host_lost(host.name, "the connection to it was closed", host.ssh_said)
+            how = "the connection to it was closed"
+            if pause_s := self._recent_pause_s(now):
+                how += f" while hvdrun itself did not run for {pause_s:.0f} s"
+            lost = host_lost(host.name, how, host.ssh_said)
             self._fail(now, lost)
+
+    def _recent_pause_s(self, now: float) -> float:
+        """For how long hvdrun did not run, if what it learns now may come from that."""
+        end, pause_s = self.last_pause
+        return pause_s if now - end < PAUSE_COUNTS_S else 0.0
 
     # ------------------------------------------------------------ time
 
@@ -263,7 +303,9 @@ class Course:
         if not self.mpirun.runs:
             yield self.mpirun.ended_at + REPORTS_S, lambda now: self._end(now, GRACE_S)
         elif not ranks.have_all_started:
-            yield self.begin + self.start_timeout_s, self._not_started
+            yield self.begin + self.start_timeout_s + self.paused_s, self._not_started
+        if self.quiet.say_at is not None:
+            yield self.quiet.say_at, self._say_quiet
         if left := ranks.first_that_left():
             yield left[1] + LEAVE_S, self._left_early
         if ranks.well and ranks.running and not self.run_on_said:
@@ -295,6 +337,10 @@ class Course:
 
     def left_early(self, rank: int) -> LaunchError:
         return left_early(*self.who(rank), self.ranks.well[rank] - self.begin)
+
+    def _say_quiet(self, now: float) -> None:
+        for line in self.quiet.lines(now):
+            self._say(line)
 
     def _run_on(self, now: float) -> None:
         self.run_on_said = True

@@ -78,10 +78,41 @@ class HostEnded(Value):
     daemon_said: bytes = b""
 
 
+class HostQuiet(Value):
+    """The host has given no sign of life for some seconds."""
+
+    host: str
+    silent_s: float
+    limit_s: float  # after which it is lost
+
+
+class HostBack(Value):
+    """A quiet host has given a sign of life."""
+
+    host: str
+    silent_s: float
+
+
 class HostSilent(Value):
     """The host gave no sign of life for too long. The connection to it is closed."""
 
     host: str
+    silent_s: float
+    limit_s: float
+
+
+class HostGaveUp(Value):
+    """The host ends its ranks, as hvdrun was silent for too long; `at` by this host's clock."""
+
+    host: str
+    silent_s: float
+    at: float
+
+
+class Paused(Value):
+    """hvdrun itself did not run: it was stopped, or this machine was suspended."""
+
+    pause_s: float
 
 
 class MpirunSaid(Value):
@@ -124,7 +155,11 @@ Event = (
     | HostTalks
     | SshSaid
     | HostEnded
+    | HostQuiet
+    | HostBack
     | HostSilent
+    | HostGaveUp
+    | Paused
     | MpirunSaid
     | MpirunOutputEnded
     | MpirunEnded

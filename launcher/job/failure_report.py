@@ -20,6 +20,8 @@ from hvdrun.errors import (
     SshFailed,
     StartTimeout,
 )
+from hvdrun.job.events import HostSilent
+from hvdrun.job.quiet_hosts import names
 from hvdrun.output.folding import spans
 from hvdrun.plan.schedulers import trouble
 from hvdrun.ssh_errors import OTHER, last_words
@@ -220,6 +222,39 @@ def rank_failed(
         lines.append(f"hvdrun: its last lines on stderr{many}:")
         lines += [f"    {line}" for line in said]
     return "\n".join(lines)
+
+
+def host_silent(event: HostSilent, others: Sequence[str], ssh_said: bytes) -> HostLost:
+    """`others`: more hosts that are silent."""
+    too = f" (nor has {names(others)})" if others else ""
+    return host_lost(
+        event.host,
+        f"it has given no sign of life for {event.silent_s:.0f} s{too}, and the limit is"
+        f" {event.limit_s:g} s (--host-timeout)",
+        ssh_said,
+    )
+
+
+def paused(pause_s: float) -> str:
+    return (
+        f"hvdrun: hvdrun itself did not run for {pause_s:.0f} s (stopped, suspended or held up);"
+        " no host is blamed for that time"
+    )
+
+
+def gave_up(host: str, silent_s: float, pause_s: float) -> HostLost:
+    """The host has ended its ranks. `pause_s`: for how long hvdrun itself did not run before."""
+    if pause_s:
+        why = (
+            f"hvdrun itself did not run for {pause_s:.0f} s: it was stopped, or its machine was"
+            " suspended; start it where that does not happen, or give a longer --host-timeout"
+        )
+    else:
+        why = "check the network between this machine and it, then start the job again"
+    return HostLost(
+        f"{host} has ended its ranks, as it heard nothing from hvdrun for {silent_s:.0f} s"
+        f" (--host-timeout); {why}"
+    )
 
 
 def host_lost(host: str, how: str, ssh_said: bytes = b"") -> HostLost:

@@ -19,16 +19,29 @@ from hvdrun.agent.frames import (
     DAEMON,
     END,
     EXIT,
+    GAVE_UP,
     MAGIC,
     PING,
     REFUSED,
     SECRET,
+    SILENCE_LIMIT,
     STDIN,
     frame,
     unpack,
 )
 from hvdrun.agent.local_ranks import Deliver
-from hvdrun.job.events import Event, HostEnded, HostTalks, MpirunSaid, SshSaid
+from hvdrun.agent.silence import HOST_TIMEOUT_S, clock
+from hvdrun.job.events import (
+    Event,
+    HostBack,
+    HostEnded,
+    HostGaveUp,
+    HostQuiet,
+    HostSilent,
+    HostTalks,
+    MpirunSaid,
+    SshSaid,
+)
 from hvdrun.job.signs_of_life import SignsOfLife
 
 
@@ -48,6 +61,7 @@ class HostLink:
         tell: Callable[[Event], None],
         on_stdin_wanted: Callable[[HostLink], None],
         on_close: Callable[[HostLink], None],
+        host_timeout_s: float = HOST_TIMEOUT_S,
     ) -> None:
         self.host = host
         self.sock = sock
@@ -64,7 +78,7 @@ class HostLink:
         self.refused = ""  # why the host agent can't run ranks there
         self.buffer = bytearray()
         self.unsent = bytearray()
-        self.signs = SignsOfLife(time.monotonic())
+        self.signs = SignsOfLife(clock(), host_timeout_s)
         # This clock minus the host's: the smallest value seen, which is the true difference plus
         # the fastest transit of a message. Events there seem later than they were by that transit.
         self.clock_ns: int | None = None
@@ -88,14 +102,28 @@ class HostLink:
             self.hang_up()
 
     def tick(self, now: float) -> bool:
-        """Asks for a sign of life at intervals. Returns False if none has come for too long."""
+        """Asks for a sign of life at intervals; `now` by `clock`. Returns False if none has come
+        for too long."""
+        signs = self.signs
+        signs.look(now)
         if self.paused:
-            self.signs.heard = now  # its messages wait unread
+            signs.heard()  # its messages wait unread
         if not self.talking:  # until then ssh's own time limit applies
+            signs.heard()
             return True
-        if self.signs.wants_asking(now):
+        if signs.wants_asking(now):
             self.send(PING)
-        return not self.signs.has_stopped(now) or self._has_unheard()
+        if silent_s := signs.came_back():
+            self.tell(HostBack(self.host, silent_s))
+        if signs.are_late() and not self._has_unheard():
+            if signs.have_stopped():
+                return False
+            if signs.became_quiet():
+                self.tell(HostQuiet(self.host, signs.quiet_s, signs.limit_s))
+        return True
+
+    def how_it_fell_silent(self) -> HostSilent:
+        return HostSilent(self.host, self.signs.silence.seconds, self.signs.limit_s)
 
     def _has_unheard(self) -> bool:
         """Whether messages of the host wait unread: then hvdrun was held up, not the host."""
@@ -165,7 +193,7 @@ class HostLink:
             self.close()
             self.on_close(self)
             return
-        self.signs.heard = time.monotonic()
+        self.signs.heard()
         self.buffer += data
         if not self.talking:
             begin = self.buffer.find(MAGIC)
@@ -176,6 +204,7 @@ class HostLink:
             self.talking = True
             self.tell(HostTalks(self.host))
             self.send(SECRET, self.secret.encode())
+            self.send(SILENCE_LIMIT, b"%g" % self.signs.limit_s)
         for kind, rank, payload in unpack(self.buffer):
             if kind == DAEMON:
                 self.daemon_said = (self.daemon_said + payload)[-CHUNK:]
@@ -186,6 +215,9 @@ class HostLink:
                 self.refused = payload.decode(errors="replace")
             elif kind == BYE:
                 self.daemon_status = int(payload)
+            elif kind == GAVE_UP:
+                silent_s, _, at_ns = self._by_own_clock(payload).partition(b" ")
+                self.tell(HostGaveUp(self.host, float(silent_s), int(at_ns) / 1e9))
             elif kind == PING:
                 seen = time.monotonic_ns() - int(payload)
                 self.clock_ns = seen if self.clock_ns is None else min(seen, self.clock_ns)

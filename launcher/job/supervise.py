@@ -24,19 +24,20 @@ from hvdrun.agent.frames import (
 )
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
+from hvdrun.agent.silence import HOST_TIMEOUT_S, clock
 from hvdrun.job import verdict
 from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Say, SignalMpirun
 from hvdrun.job.course import Course
 from hvdrun.job.events import (
     Event,
     HostConnected,
-    HostSilent,
     Interrupted,
     KeeperGone,
     KeepersHere,
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
+    Paused,
     RankEnded,
     RankInMpi,
     RankLeftMpi,
@@ -47,6 +48,7 @@ from hvdrun.job.events import (
 )
 from hvdrun.job.host_link import HostLink
 from hvdrun.job.mpirun_output import Source
+from hvdrun.job.signs_of_life import Pauses
 from hvdrun.job.stdin import Stdin
 from hvdrun.machine.environment import LINK
 from hvdrun.machine.processes import (
@@ -89,6 +91,7 @@ class Supervisor:
         verbose: bool,
         waker: Waker,
         is_last: bool,
+        host_timeout_s: float = HOST_TIMEOUT_S,
     ) -> None:
         self.course = Course(command, time.monotonic(), start_timeout_s, verbose)
         self.command = command
@@ -98,7 +101,9 @@ class Supervisor:
         self.is_last = is_last
         self.selector = selectors.DefaultSelector()
         self.secret = os.urandom(16).hex()
+        self.host_timeout_s = host_timeout_s
         self.links: set[HostLink] = set()
+        self.pauses = Pauses(clock())
 
     # ------------------------------------------------------------ the loop
 
@@ -141,14 +146,17 @@ class Supervisor:
         return code
 
     def _turn(self) -> None:
-        for key, _ in self.selector.select(self._timeout()):
+        ready = self.selector.select(self._timeout())
+        self._notice_pause()  # before what happened meanwhile
+        for key, _ in ready:
             key.data()
             # After each, because all of them together may take longer than a host waits.
             self._exchange_signs_of_life()
         self._exchange_signs_of_life()
         if len(self.local_ranks.keepers) != self.course.keepers:
             self._tell(KeepersHere(len(self.local_ranks.keepers)))
-        self._tell(TimePassed())
+        if not self.pauses.catch_up_s(clock()):
+            self._tell(TimePassed())
         self.screen.output.tick()
         full = self.screen.writer.is_full()
         self.local_ranks.pause(full)
@@ -160,15 +168,21 @@ class Supervisor:
         waits = [TURN_S, self.screen.output.wait_s()]
         wake_at = self.course.wake_at()
         if wake_at is not None:
-            waits.append(wake_at - time.monotonic())
+            waits.append(max(wake_at - time.monotonic(), self.pauses.catch_up_s(clock())))
         return max(0.0, min(wait for wait in waits if wait is not None))
 
+    def _notice_pause(self) -> float:
+        now = clock()
+        if pause_s := self.pauses.look(now):
+            self._tell(Paused(pause_s))
+        return now
+
     def _exchange_signs_of_life(self) -> None:
-        now = time.monotonic()
+        now = self._notice_pause()
         for link in [link for link in self.links if not link.tick(now)]:
             self.links.discard(link)
             link.close()
-            self._tell(HostSilent(link.host))
+            self._tell(link.how_it_fell_silent())
 
     def _start(self) -> None:
         reader, writer = os.pipe()
@@ -258,6 +272,7 @@ class Supervisor:
             self._tell,
             self.stdin.wanted_by,
             self._link_closed,
+            self.host_timeout_s,
         )
         self.links.add(link)
         self._tell(HostConnected(host))

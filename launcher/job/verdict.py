@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hvdrun.errors import LaunchError, MpirunFailed
+from hvdrun.errors import HostLost, LaunchError, MpirunFailed
 from hvdrun.job.course import Course
 from hvdrun.job.failure_report import (
     Failure,
@@ -44,7 +44,9 @@ def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -
 def _reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
     if course.signal is not None:
         return Verdict(128 + course.signal)
-    if course.error is not None:
+    given_up_at, given_up = course.gave_up or (float("inf"), None)
+    # A host that heard nothing from hvdrun ends its ranks, and others see their connections close.
+    if course.error is not None and not (given_up and isinstance(course.error, HostLost)):
         return _failed(course.error)
     ranks, said = course.ranks, course.mpirun.output.everything()
     improper = left_improperly(said)
@@ -54,6 +56,9 @@ def _reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) 
     if failure is None and (abort := aborted(tails)) is not None:
         rank, ended = abort
         failure = Failure(*course.who(rank), ended, now - course.begin)
+    is_first = failure is None or given_up_at <= course.begin + failure.after_s
+    if given_up and is_first and not ranks.have_all_ended_well:
+        return _failed(given_up)
     if failure is None:
         return Verdict(0) if ranks.have_all_ended_well else _mpirun_failed(course, said)
     if failure.rank in lost_a_peer(said):

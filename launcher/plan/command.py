@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -37,16 +38,10 @@ WITHOUT_FABRIC = (
     " Slingshot: libfabric would take a second to look for them"
 )
 
-# ssh asks nothing and never hangs: it notices within 10 s that a host is gone.
-SSH_OPTIONS = (
-    "BatchMode=yes",
-    "ConnectTimeout=10",
-    "ServerAliveInterval=5",
-    "ServerAliveCountMax=2",
-    # The user's forwardings are for the user's own sessions, and their ports may be in use.
-    "ClearAllForwardings=yes",
-)
-
+# How long ssh may take to connect; during a job, at least as long as a host may be silent.
+CONNECT_S = 10
+# ssh ends a connection after more than so many of its own signs of life without an answer.
+UNANSWERED = 2
 
 # All names that Open MPI's versions have for them.
 OPENMPIS_SCHEDULERS = "slurm,pbs,tm,lsf,gridengine"
@@ -381,7 +376,8 @@ def _connection_variables(
     own = [f"={mpi_name(host, facts)}={host.name}" for host in hosts if ":" in host.name]
     own += [f"@{host.name}={host.user}" for host in hosts if host.user is not None]
     own += [f"#{host.name}={host.port}" for host in hosts if host.port is not None]
-    return {SSH: shlex.join([*own, *ssh_options(request)])}
+    connect_s = max(CONNECT_S, math.ceil(request.host_timeout_s))
+    return {SSH: shlex.join([*own, *ssh_options(request, connect_s)])}
 
 
 def _mpich(
@@ -421,8 +417,19 @@ def _intel_program(program: list[str], shares: tuple[Share, ...]) -> list[str]:
     return argv
 
 
-def ssh_options(request: Request) -> list[str]:
-    options = [word for option in SSH_OPTIONS for word in ("-o", option)]
+def ssh_options(request: Request, connect_s: int = CONNECT_S) -> list[str]:
+    """ssh asks nothing and never hangs. It gives up a silent host just after hvdrun would: it is
+    there for the time before the host agent runs, and while nobody reads hvdrun's output."""
+    every_s = math.ceil((request.host_timeout_s + 1) / (UNANSWERED + 1))
+    settings = (
+        "BatchMode=yes",
+        f"ConnectTimeout={connect_s}",
+        f"ServerAliveInterval={every_s}",
+        f"ServerAliveCountMax={UNANSWERED}",
+        # The user's forwardings are for the user's own sessions, and their ports may be in use.
+        "ClearAllForwardings=yes",
+    )
+    options = [word for setting in settings for word in ("-o", setting)]
     if request.ssh_port is not None:
         options += ["-p", str(request.ssh_port)]
     if request.ssh_identity_file is not None:

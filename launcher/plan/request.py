@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hvdrun.agent.silence import HOST_TIMEOUT_S
 from hvdrun.plan.hosts import Host
 from hvdrun.plan.schedulers.scheduler import Allocation
 
@@ -28,6 +29,7 @@ class Request:
         str, ...
     ] = ()  # for mpirun, which then binds the ranks; without them hvdrun does
     start_timeout_s: float = 60.0  # for the ranks of all hosts
+    host_timeout_s: float = HOST_TIMEOUT_S  # of silence, after which a host is lost
     output_dir: str | None = None  # gets a file per rank and stream
     timestamps: bool = False  # in front of each line
     verbose: bool = False

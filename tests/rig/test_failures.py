@@ -52,6 +52,7 @@ class Case:
     act: Callable | None = None  # what happens to hvdrun or a host instead
     or_code: int | None = None
     ignores_term: bool = False  # its ranks
+    options: tuple[str, ...] = ()  # hvdrun's
 
 
 def rank(how):
@@ -82,14 +83,16 @@ KILLED = "hvdrun: Ctrl-C again: killing everything now"
 
 
 LOST = "hvdrun: server2 is lost: "
+SILENT = LOST + "it has given no sign of life for [67] s, and the limit is 6 s"
+SOON = ("--host-timeout", "6")
 RAISES = "raise ArithmeticError('the loss is not a number')"
 CASES = [
     Case("SIGKILL", 137, rank("was ended by SIGKILL"), "os.kill(os.getpid(), 9)"),
     Case("SIGSEGV", 139, rank("was ended by SIGSEGV"), "os.kill(os.getpid(), 11)"),
     Case("os._exit(3)", 3, rank("ended with exit code 3"), "os._exit(3)"),
     Case("MPI_Abort(7)", 7, rank("ended with exit code 7"), "comm.Abort(7)"),
-    Case("host cut off", 72, LOST, act=to_server2("cut")),
-    Case("host without power", 72, LOST, act=to_server2("kill")),
+    Case("host cut off", 72, SILENT, act=to_server2("cut"), options=SOON),
+    Case("host without power", 72, SILENT, act=to_server2("kill"), options=SOON),
     Case("host killed, link up", 72, LOST, act=to_server2("kill", "--loud")),
     Case("hvdrun killed", 137, "", act=to_hvdrun("KILL")),
     Case("Ctrl-C", 130, "hvdrun: Ctrl-C: the 4 ranks have 3 s to end", act=to_hvdrun("INT")),
@@ -100,8 +103,16 @@ CASES = [
         KILLED,
         act=all_of(to_server2("cut"), TWICE),
         ignores_term=True,
+        options=SOON,
     ),
-    Case("host cut off, TERM ignored", 72, LOST, act=to_server2("cut"), ignores_term=True),
+    Case(
+        "host cut off, TERM ignored",
+        72,
+        SILENT,
+        act=to_server2("cut"),
+        ignores_term=True,
+        options=SOON,
+    ),
     Case("hvdrun killed, TERM ignored", 137, "", act=to_hvdrun("KILL"), ignores_term=True),
     # Under Open MPI another rank may fail of it first, with its code.
     Case("os._exit(0)", 73, rank("(had )?ended with exit code 0"), "os._exit(0)", or_code=14),
@@ -155,7 +166,7 @@ def test_a_job_that_fails_in_the_middle(rig, python, table, case):
     text = (LEARNING if case in WITH_HVDLITE else JOB).format(
         go=str(go), end=case.end, ignores_term=case.ignores_term
     )
-    hvdrun = [python.with_name("hvdrun"), "-H", HOSTS, python, "-c", text]
+    hvdrun = [python.with_name("hvdrun"), "-H", HOSTS, *case.options, python, "-c", text]
     process = start(rig, *hvdrun)
     try:
         for _ in range(SIZE):
@@ -229,9 +240,8 @@ def test_a_reader_that_stands_still_costs_no_host(rig, python):
     """For longer than a host may be silent."""
     lines = 200_000
     code = f"import os\nfor i in range({lines}): print(i, 'x' * 70)"
-    process = start(
-        rig, python.with_name("hvdrun"), "-H", "server1:1,server2:1", python, "-c", code
-    )
+    hvdrun = [python.with_name("hvdrun"), "-H", "server1:1,server2:1", *SOON]
+    process = start(rig, *hvdrun, python, "-c", code)
     try:
         assert process.stdout.readline()
         time.sleep(10)

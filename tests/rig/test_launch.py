@@ -211,7 +211,7 @@ def test_an_exception_on_the_other_host_is_shown_last(hvdrun, python):
 @pytest.fixture
 def running(rig, python):
     """hvdrun on server1 with ranks that wait on two hosts."""
-    hvdrun = [python.with_name("hvdrun"), "-H", "server1:1,server2:2"]
+    hvdrun = [python.with_name("hvdrun"), "-H", "server1:1,server2:2", "--host-timeout", "6"]
     with three_waiting_ranks(rig.inside("server1", *hvdrun, python, "-c", WAITS)) as process:
         yield process
 

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import time
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.rig import slurm as slurms
 from tests.rig.attack import attack
 from tests.rig.conftest import HOSTS, WAITS, three_waiting_ranks
 from tests.rig.test_launch import WHERE, script
+from tests.rig.test_silence import Job
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
 
@@ -189,7 +191,8 @@ def test_another_user_of_the_hosts_runs_nothing_as_the_owner_of_a_job(run, rig, 
 @pytest.fixture
 def running(within, python, way):
     """hvdrun in an allocation, with ranks that wait on two hosts."""
-    command = [*within("-w", "server[1-2]", "-n3"), *way, python, "-c", WAITS]
+    options = [*way, "--host-timeout", "6"]
+    command = [*within("-w", "server[1-2]", "-n3"), *options, python, "-c", WAITS]
     with three_waiting_ranks(command) as process:
         yield process
 
@@ -217,6 +220,19 @@ def test_a_host_that_is_cut_off_ends_the_job(running, rig, conf):
     rig.restore()
     slurms.wait_until_idle(rig, conf, HOSTS)
     rig.assert_nothing_left()
+
+
+@pytest.mark.wide
+def test_a_link_that_was_down_costs_a_job_nothing_but_time(within, rig, conf, python, way):
+    job = Job(rig, python, *way, within=within("-w", "server[1-2]", "-n2"))
+    rig("cut", "server2")
+    time.sleep(11)
+    rig.restore()
+    code, longest_s, said = job.ends()
+    assert code == 0, said
+    assert min(longest_s) > 10
+    assert "hvdrun: server2 is back after " in said
+    slurms.wait_until_idle(rig, conf, HOSTS)
 
 
 def test_in_a_step_of_its_own_hvdrun_has_the_whole_job(rig, conf, python, way):

@@ -99,6 +99,8 @@ def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
         (["-np", "2", ""], 64, "COMMAND is an empty word"),
         (["--start-timeout", "nan", "true"], 64, "'nan' is not a number"),
         (["--start-timeout", "0", "true"], 64, "--start-timeout"),
+        (["--host-timeout", "nan", "true"], 64, "'nan' is not a number"),
+        (["--host-timeout", "1", "true"], 64, "--host-timeout"),
         (["--no-such-option", "true"], 64, "--no-such-option"),
         (["-x", "a b", "true"], 64, "-x a b"),
         (["--mpi-args", "'", "true"], 64, "--mpi-args"),

@@ -4,6 +4,7 @@ import contextlib
 import os
 import selectors
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -12,9 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from hvdrun.agent.frames import END, MAGIC, OUT, PING, PING_EVERY_S, SECRET, frame, unpack
+from hvdrun.agent.frames import (
+    END,
+    GAVE_UP,
+    MAGIC,
+    OUT,
+    PING,
+    PING_EVERY_S,
+    SECRET,
+    SILENCE_LIMIT,
+    frame,
+    unpack,
+)
 from hvdrun.agent.host_agent import split_ssh
-from hvdrun.job.events import SshSaid
+from hvdrun.agent.silence import clock
+from hvdrun.job.events import HostGaveUp, SshSaid
 from hvdrun.job.host_link import HostLink
 from hvdrun.machine.environment import LINK
 from tests.harness.worlds import ROOT, end_tree
@@ -80,8 +93,9 @@ def test_a_host_that_comes_up_while_nothing_is_read_gets_signs_of_life():
         far.send(MAGIC + frame(PING, payload=b"0"))
         read_what_is_there(selector)
         link.pause(True)
-        assert link.tick(time.monotonic() + PING_EVERY_S)
-        assert [kind for kind, *_ in unpack(bytearray(far.recv(100)))] == [SECRET, PING]
+        assert link.tick(clock() + PING_EVERY_S)
+        said = [kind for kind, *_ in unpack(bytearray(far.recv(100)))]
+        assert said == [SECRET, SILENCE_LIMIT, PING]
         far.send(frame(PING, payload=b"0"))
         assert not selector.select(0)  # from now on its messages wait unread
 
@@ -94,7 +108,8 @@ def test_a_host_that_ends_with_a_grace_can_be_told_that_there_is_none():
         link.end(0)
         with far.makefile("rb") as heard:
             frames = unpack(bytearray(heard.read()))
-        expected = [(SECRET, SECRET_OF_JOB.encode()), (END, b"30"), (END, b"0")]
+        expected = [(SECRET, SECRET_OF_JOB.encode()), (SILENCE_LIMIT, b"30")]
+        expected += [(END, b"30"), (END, b"0")]
         assert [(kind, payload) for kind, _, payload in frames] == expected
 
 
@@ -232,3 +247,51 @@ def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tm
         end_tree(process)
         process.stdin.close()
         process.stdout.close()
+
+
+def test_a_host_agent_that_hears_nothing_for_the_limit_says_so_and_ends():
+    """The first sign of its end that hvdrun reads is why."""
+    process = host_agent(SECRET_OF_JOB, "exec sleep 90")
+    try:
+        process.stdin.write(frame(SILENCE_LIMIT, payload=b"2"))
+        said = [(kind, payload) for kind, payload in frames_of(process) if kind != PING]
+        assert (said[0][0], said[0][1].split()[0]) == (GAVE_UP, b"2")
+        process.wait(30)
+    finally:
+        end_tree(process)
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_a_host_agent_that_was_stopped_does_not_count_that_time():
+    """Nor was hvdrun, perhaps: their machines were suspended together."""
+    process = host_agent(SECRET_OF_JOB, "exec sleep 90")
+    try:
+        process.stdin.write(frame(SILENCE_LIMIT, payload=b"4"))
+        process.stdin.write(frame(PING))
+        frames = frames_of(process)
+        assert [next(frames)[0], next(frames)[0]] == [PING, PING]
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4.5)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.5)
+        process.stdin.write(frame(PING))
+        assert next(frames)[0] == PING
+    finally:
+        end_tree(process)
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_why_a_host_gave_hvdrun_up_reaches_the_job_with_the_time_by_its_own_clock(monkeypatch):
+    told = []
+    with link_to_a_host() as (link, selector, far):
+        link.tell = told.append
+        now_ns = time.monotonic_ns()
+        far.send(MAGIC + frame(PING, payload=b"%d" % (now_ns - 10**12)))  # 1000 s behind
+        read_what_is_there(selector)
+        far.send(frame(GAVE_UP, payload=b"30 %d" % (now_ns - 10**12 + 5 * 10**9)))
+        read_what_is_there(selector)
+    gave_up = told[-1]
+    assert (type(gave_up), gave_up.host, gave_up.silent_s) == (HostGaveUp, "server9", 30.0)
+    assert now_ns / 1e9 + 5 <= gave_up.at <= time.monotonic() + 5

@@ -201,7 +201,7 @@ def test_a_rank_that_left_earlier_is_not_taken_for_the_one_that_failed():
     )
     with pytest.raises(RankError, match="rank 2 on server2: ended with exit code 14 after"):
         job.check(14, 3, "here")
-    job.last_lines[1:] = ["hvdrun: server2 is lost: it no longer answers"]
+    job.last_lines[1:] = ["hvdrun: server2 is lost: it has given no sign of life"]
     with pytest.raises(LaunchError, match=r"\Aserver2 is lost"):
         job.check(72, 3, "here")
 

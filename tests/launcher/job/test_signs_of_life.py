@@ -17,16 +17,17 @@ from hvdrun.agent.frames import (
     OUT,
     PING,
     RANK,
-    SILENCE_LIMIT_S,
     frame,
     send,
     unpack,
 )
 from hvdrun.agent.local_ranks import LocalRanks
+from hvdrun.agent.silence import Silence, clock
 from hvdrun.job import host_link, signs_of_life
-from hvdrun.job.events import SshSaid
+from hvdrun.job.events import HostBack, HostQuiet, HostSilent, SshSaid
 from hvdrun.job.mpirun_output import LINE_BYTES, MpirunOutput, Source
-from hvdrun.job.signs_of_life import SignsOfLife
+from hvdrun.job.quiet_hosts import names
+from hvdrun.job.signs_of_life import Pauses, SignsOfLife
 from hvdrun.job.supervise import Supervisor
 from hvdrun.output.folding import HEADER
 from hvdrun.output.output import Output
@@ -124,7 +125,7 @@ class Ends(contextlib.ExitStack):
         self.callback(os.close, writer)
         return reader, writer
 
-    def link(self):
+    def link(self, limit_s=30.0):
         """hvdrun's end of a connection, the host's end of it, and that of ssh's stderr. What the
         link tells is in `told`."""
         near, far = socket.socketpair()
@@ -132,7 +133,8 @@ class Ends(contextlib.ExitStack):
         reader, stderr = self.pipe()
         self.told = []
         calls = (lambda *_: None, self.told.append, lambda _: None, lambda _: None)
-        link = host_link.HostLink("server9", near, reader, "secret", self.selector, *calls)
+        ends = ("server9", near, reader, "secret", self.selector)
+        link = host_link.HostLink(*ends, *calls, limit_s)
         self.callback(link.close)
         return link, far, stderr
 
@@ -147,34 +149,124 @@ def ends():
         yield ends
 
 
+class Host:
+    """A host that has spoken once, at the time 0 of its link, and hvdrun's turns since then."""
+
+    def __init__(self, ends, limit_s=30.0):
+        self.ends = ends
+        self.link, self.far, _ = ends.link(limit_s)
+        self.far.send(MAGIC)
+        ends.turn()
+        self.begin = self.link.signs.silence.looked
+        ends.told.clear()
+
+    def speaks(self):
+        self.far.send(frame(PING, payload=b"0"))
+
+    def turns(self, begin, end):
+        """Two each second. The time at which the host is lost, or None."""
+        lost = None
+        for half in range(int(2 * begin), int(2 * end) + 1):
+            if not self.link.tick(self.begin + half / 2):
+                lost = lost or half / 2
+        return lost
+
+    def asked(self):
+        """How often, since the last call."""
+        return [kind for kind, *_ in unpack(bytearray(self.far.recv(CHUNK)))].count(PING)
+
+
+@pytest.mark.parametrize("limit_s", [2.0, 6.0, 30.0])
+def test_a_host_is_lost_after_the_limit(ends, limit_s):
+    host = Host(ends, limit_s)
+    assert host.turns(0, limit_s + 5) == limit_s
+    assert host.link.how_it_fell_silent() == HostSilent("server9", limit_s + 5, limit_s)
+
+
+def test_a_host_that_is_quiet_and_speaks_again_is_not_lost(ends):
+    host = Host(ends)
+    assert host.turns(0, 20) is None
+    host.speaks()
+    ends.turn()
+    assert host.turns(20.5, 49.5) is None
+    assert host.turns(50, 50) == 50
+    assert ends.told == [
+        HostQuiet("server9", 6.0, 30.0),
+        HostBack("server9", 20.0),
+        HostQuiet("server9", 6.0, 30.0),
+    ]
+
+
 def test_a_host_that_has_spoken_while_hvdrun_was_held_up_is_not_silent(ends):
-    link, far, _ = ends.link()
-    far.send(MAGIC)
+    """Its words wait unread."""
+    host = Host(ends)
+    host.speaks()
+    assert host.turns(0, 40) is None
+    assert ends.told == []
     ends.turn()
-    late = time.monotonic() + SILENCE_LIMIT_S + 1
-    assert not link.tick(late)
-    far.send(frame(PING, payload=b"0"))
-    assert link.tick(late)
-    ends.turn()
-    assert not link.tick(late)
+    assert host.turns(40.5, 80) == 70
 
 
-@pytest.mark.parametrize(
-    ("heard_at", "silent_at"),
-    [((), 6.0), ((5.9,), 11.9), ((1.0, 2.0, 7.5), 13.5)],  # silent, and then back
-)
-def test_a_host_is_silent_six_seconds_after_its_last_sign(heard_at, silent_at):
-    signs = SignsOfLife(0.0)
-    for at in heard_at:
-        assert not signs.has_stopped(at)
-        signs.heard = at
-    assert not signs.has_stopped(silent_at - 0.001)
-    assert signs.has_stopped(silent_at)
+def test_a_host_whose_words_nobody_wants_to_read_is_not_silent(ends):
+    host = Host(ends)
+    host.link.pause(True)
+    assert host.turns(0, 40) is None
+    host.link.pause(False)
+    assert host.turns(40.5, 80) == 70
+
+
+@pytest.mark.parametrize("pause_s", [4, 40, 600])
+def test_the_silence_of_a_host_counts_only_while_hvdrun_runs(ends, pause_s):
+    """It is asked as soon as hvdrun runs again, and its time begins anew."""
+    host = Host(ends)
+    assert host.turns(0, 20) is None
+    assert host.asked() == 20
+    assert host.turns(20 + pause_s, 20 + pause_s) is None
+    assert host.asked() == 1
+    assert host.turns(20 + pause_s, 60 + pause_s) == 50 + pause_s
 
 
 def test_a_host_is_asked_once_a_second():
-    signs = SignsOfLife(0.0)
+    signs = SignsOfLife(0.0, 30.0)
     assert [at for at in range(0, 3000, 100) if signs.wants_asking(at / 1000)] == [1000, 2000]
+
+
+@pytest.mark.parametrize(
+    ("looks", "seconds", "pause_s"),
+    [
+        ([0.5, 1.0, 1.5], 1.5, 0.0),
+        ([2.9, 3.0], 1.1, 0.0),  # a look that comes late counts a second
+        ([1.0, 9.0], 0.0, 8.0),
+        ([1.0, 9.0, 9.5], 0.5, 0.0),
+    ],
+)
+def test_silence_is_counted_from_look_to_look(looks, seconds, pause_s):
+    silence = Silence(0.0)
+    assert [silence.look(at) for at in looks][-1] == pause_s
+    assert silence.seconds == pytest.approx(seconds)
+
+
+def test_after_a_pause_hvdrun_reads_before_it_judges():
+    pauses = Pauses(0.0)
+    assert [pauses.look(at) for at in (0.5, 10.5, 11.0)] == [0.0, 10.0, 0.0]
+    assert [pauses.catch_up_s(at) for at in (11.0, 12.5, 13.0)] == [1.5, 0.0, 0.0]
+
+
+def test_the_clock_goes_on_while_the_machine_is_suspended():
+    assert clock() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=5.0)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        (["a"], "a"),
+        (["a", "b"], "a and b"),
+        (["a", "b", "c", "d"], "a, b, c and d"),
+        (["a", "b", "c", "d", "e"], "a, b, c and 2 other hosts"),
+    ],
+)
+def test_a_line_names_a_few_hosts(hosts, text):
+    assert names(hosts) == text
 
 
 def test_what_ssh_says_without_an_end_is_read_piece_by_piece(ends, monkeypatch):

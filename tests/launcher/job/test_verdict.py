@@ -10,8 +10,11 @@ from hvdrun.errors import LaunchError
 from hvdrun.job.actions import EndAll, EndHosts, Finish, Say, SignalMpirun
 from hvdrun.job.course import Course
 from hvdrun.job.events import (
+    HostBack,
     HostConnected,
     HostEnded,
+    HostGaveUp,
+    HostQuiet,
     HostSilent,
     HostTalks,
     Interrupted,
@@ -20,6 +23,7 @@ from hvdrun.job.events import (
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
+    Paused,
     RankEnded,
     RankInMpi,
     RankLeftMpi,
@@ -35,6 +39,7 @@ from tests.launcher.job.histories import (
     LEFT,
     MPIRUN,
     RANKS,
+    SILENCE,
     TERM,
     USER,
     begun,
@@ -43,7 +48,7 @@ from tests.launcher.job.histories import (
     play,
 )
 
-HISTORIES = {**RANKS, **LEFT, **HOSTS, **MPIRUN, **USER}
+HISTORIES = {**RANKS, **LEFT, **HOSTS, **SILENCE, **MPIRUN, **USER}
 
 
 def without_repeats(actions):
@@ -132,13 +137,20 @@ of_others = st.one_of(
     st.just(HostTalks("b")),
     st.just(SshSaid("b", b"ssh: no\n")),
     st.builds(HostEnded, st.just("b"), st.just(""), st.sampled_from([None, 0, 1])),
-    st.just(HostSilent("b")),
+    st.just(HostQuiet("b", 6.0, 30.0)),
+    st.just(HostBack("b", 8.0)),
+    st.just(HostSilent("b", 30.0, 30.0)),
+    times.map(lambda at: HostGaveUp("b", 30.0, at)),
+    st.just(Paused(8.0)),
     st.sampled_from(WORDS).map(MpirunSaid),
     st.just(MpirunOutputEnded()),
     st.sampled_from([0, 1, -9]).map(MpirunEnded),
     st.sampled_from([INT, TERM]).map(Interrupted),
     st.just(ReaderLeft()),
 )
+
+
+OF_HOST = (HostTalks, SshSaid, HostEnded, HostQuiet, HostBack, HostSilent, HostGaveUp)
 
 
 def possible(events):
@@ -148,7 +160,7 @@ def possible(events):
     seen, found = set(), []
     for at, event in events:
         kind = type(event)
-        if kind in (HostTalks, SshSaid, HostEnded, HostSilent) and "gone" in seen:
+        if kind in OF_HOST and "gone" in seen:
             continue
         if kind in (MpirunEnded, MpirunOutputEnded) and kind in seen:
             continue

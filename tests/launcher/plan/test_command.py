@@ -333,11 +333,22 @@ def test_ssh_never_asks_and_never_waits_for_ever():
     options = {"ssh_port": 2222, "ssh_identity_file": "/home/ann/my key"}
     made = build(Request(("true",), hosts=tuple(hosts), **options), OPENMPI_5, FACTS)
     assert shlex.split(made.environment["HVDRUN_SSH"]) == [
-        *("@b=ann", "#c=2200", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
-        *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"),
+        *("@b=ann", "#c=2200", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
+        *("-o", "ServerAliveInterval=11", "-o", "ServerAliveCountMax=2"),
         *("-o", "ClearAllForwardings=yes"),
         *("-p", "2222", "-i", "/home/ann/my key"),
     ]
+
+
+@pytest.mark.parametrize("host_timeout_s", [2.0, 2.5, 6.0, 30.0, 86_400.0])
+def test_ssh_gives_a_silent_host_up_after_hvdrun_does(host_timeout_s):
+    """ssh asks each interval, and ends with the third question that would follow two unanswered."""
+    request = Request(("true",), hosts=tuple(parse_hosts("a:1,b:1")), host_timeout_s=host_timeout_s)
+    words = shlex.split(build(request, OPENMPI_5, FACTS).environment["HVDRUN_SSH"])
+    given = dict(word.split("=") for word in words if "=" in word)
+    after_s = int(given["ServerAliveInterval"]) * (int(given["ServerAliveCountMax"]) + 1)
+    assert host_timeout_s + 1 <= after_s <= host_timeout_s + 4
+    assert int(given["ConnectTimeout"]) >= host_timeout_s
 
 
 def test_an_export_that_is_not_set_is_an_error():

@@ -1,0 +1,134 @@
+"""Hosts that are silent for a while; an hvdrun or a host agent that does not run for a while."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.harness.worlds import end_tree
+from tests.rig.conftest import LIMIT_S
+
+pytestmark = [pytest.mark.rig, pytest.mark.long]
+
+HOSTS = "server1:1,server2:1"
+# Each sum is right, and takes a message each way. The last line has the longest time of one.
+LEARNING = """
+import os, time
+import torch, hvdlite as hvd
+hvd.init()
+size, rank = hvd.size(), hvd.rank()
+steps = torch.arange(5000.0)
+print("up", flush=True)
+longest_s, over, last = 0.0, False, time.monotonic()
+while not over:
+    total = hvd.allreduce(steps * size + rank, op=hvd.Sum)
+    assert torch.equal(total, steps * size * size + size * (size - 1) // 2), total
+    over = hvd.allreduce(torch.tensor([int(os.path.exists({go!r}))]), op=hvd.Max).item()
+    longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
+    time.sleep(0.01)
+print("right for", longest_s, flush=True)
+"""
+
+
+class Job:
+    """A job on two hosts that goes on until it is told to end."""
+
+    def __init__(self, rig, python, *options, within=None):
+        self.rig = rig
+        self.go = rig.share / "go"
+        self.go.unlink(missing_ok=True)
+        hvdrun = within or rig.inside("server1", python.with_name("hvdrun"), "-H", HOSTS)
+        self.process = subprocess.Popen(
+            [*hvdrun, *options, python, "-c", LEARNING.format(go=str(self.go))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for _ in range(2):
+            assert self.process.stdout.readline().endswith(" up\n"), self.process.stderr.read()
+
+    def without(self, host, words, for_s):
+        """The processes on the host with these words in their command do not run for some time."""
+        found = [p for at, p in self.rig.members() if at == host and words(p.cmdline())]
+        assert found
+        for process in found:
+            process.send_signal(signal.SIGSTOP)
+        time.sleep(for_s)
+        for process in found:
+            process.send_signal(signal.SIGCONT)
+
+    def ends(self):
+        """Its exit code, each rank's longest step in seconds, and what hvdrun said."""
+        self.go.touch()
+        try:
+            out, said = self.process.communicate(timeout=LIMIT_S)
+        finally:
+            end_tree(self.process)
+        self.rig.assert_nothing_left()
+        return self.process.returncode, [float(line.split()[-1]) for line in out.splitlines()], said
+
+
+def hvdrun(words):
+    return len(words) > 1 and words[1].endswith("bin/hvdrun")
+
+
+def host_agent(words):
+    return "host" in words and any(word.endswith("agent.py") for word in words)
+
+
+QUIET = (
+    "hvdrun: server2 has given no sign of life for 7 s; the job ends if it stays silent for 30 s"
+)
+
+
+@pytest.mark.parametrize("down_s", [11, pytest.param(20, marks=pytest.mark.wide)])
+def test_a_link_that_was_down_costs_a_job_nothing_but_time(rig, python, down_s):
+    job = Job(rig, python)
+    rig("cut", "server2")
+    time.sleep(down_s)
+    rig.restore()
+    code, longest_s, said = job.ends()
+    assert code == 0, said
+    assert min(longest_s) > down_s - 1
+    first, second = said.splitlines()
+    assert first.startswith(QUIET)
+    assert second.startswith("hvdrun: server2 is back after ")
+
+
+@pytest.mark.wide_in("mpich")
+def test_an_hvdrun_that_was_stopped_blames_nobody(rig, python):
+    """For longer than hosts may be silent when it is not."""
+    job = Job(rig, python, "--host-timeout", "20")
+    job.without("server1", hvdrun, 8)
+    time.sleep(3)
+    code, longest_s, said = job.ends()
+    assert code == 0, said
+    assert max(longest_s) < 8
+    assert said.startswith("hvdrun: hvdrun itself did not run for 8 s")
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.wide_in("openmpi")
+def test_hosts_that_end_their_ranks_while_hvdrun_is_stopped_say_why(rig, python):
+    job = Job(rig, python, "--host-timeout", "3")
+    job.without("server1", hvdrun, 8)
+    code, _, said = job.ends()
+    assert code == 72, said
+    assert "server2 has ended its ranks, as it heard nothing from hvdrun for 3 s" in said
+    assert "hvdrun itself did not run for 8 s: it was stopped, or its machine was" in said
+
+
+@pytest.mark.wide_in("openmpi")
+def test_a_host_agent_that_was_stopped_goes_on(rig, python):
+    job = Job(rig, python)
+    job.without("server2", host_agent, 8)
+    time.sleep(2)
+    code, longest_s, said = job.ends()
+    assert code == 0, said
+    assert max(longest_s) < 8
+    first, second = said.splitlines()
+    assert first.startswith(QUIET)
+    assert second.startswith("hvdrun: server2 is back after ")
