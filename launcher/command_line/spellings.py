@@ -22,8 +22,8 @@ SAME = {
 _NUMBER = re.compile(r"-np?([0-9]+)")  # -np2, -n2
 
 _HOSTS = "name the hosts and their ranks, as in -H host1:4,host2:4"
-_ONCE = "leave it out: start hvdrun once, on one host, and it starts the ranks of all hosts"
-_ADDRESS = "leave it out: hvdrun chooses it; -x MASTER_ADDR=… and -x MASTER_PORT=… set another one"
+_ONCE = "leave it out; start hvdrun once, on one host, and it starts the ranks of all hosts"
+_ADDRESS = "leave it out; hvdrun chooses it; -x MASTER_ADDR=… and -x MASTER_PORT=… set another one"
 # Name, without dashes → whose it is, and what to write instead.
 FOREIGN = {
     "nproc-per-node": (
@@ -37,10 +37,10 @@ FOREIGN = {
     "rdzv-backend": ("torchrun", _ONCE),
     "rdzv-endpoint": ("torchrun", _ONCE),
     "rdzv-id": ("torchrun", _ONCE),
-    "standalone": ("torchrun", "leave it out: without -H the ranks run on this machine"),
+    "standalone": ("torchrun", "leave it out; without -H the ranks run on this machine"),
     "max-restarts": (
         "torchrun",
-        "leave it out: hvdrun starts ranks once; after a failure start again from a checkpoint",
+        "leave it out; hvdrun starts ranks once; after a failure start again from a checkpoint",
     ),
     "num-processes": ("accelerate", "-np is the number of all ranks"),
     "num-gpus": ("deepspeed", "-np is the number of all ranks, one for each GPU"),
@@ -52,12 +52,12 @@ FOREIGN = {
     "map-by": ("mpirun", "give it to mpirun by --binding-args"),
     "oversubscribe": (
         "mpirun",
-        "leave it out: ranks share the cores where you give no number of slots",
+        "leave it out; ranks share the cores where you give no number of slots",
     ),
-    "allow-run-as-root": ("mpirun", "leave it out: hvdrun may run as root"),
+    "allow-run-as-root": ("mpirun", "leave it out; hvdrun may run as root"),
     "jsrun": (
         "horovodrun",
-        "leave it out: hvdrun starts ranks by mpirun, and finds the hosts of an LSF job itself",
+        "leave it out; hvdrun starts ranks by mpirun, and finds the hosts of an LSF job itself",
     ),
 }
 
