@@ -42,8 +42,8 @@ CONNECT_S = 10
 # ssh ends a connection after more than so many of its own signs of life without an answer.
 UNANSWERED = 2
 
-# UCX gives up an idle connection that is cut for some seconds, and MPICH then crashes. hvdrun itself
-# notices a host that is gone.
+# UCX gives up an idle connection that is cut for some seconds, and MPICH then crashes. It is hvdrun
+# that notices a host that is gone.
 UCX_SURVIVES_CUTS = {"UCX_TCP_KEEPIDLE": "inf"}
 
 
