@@ -202,9 +202,13 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
     failed = True
     try:
-        limits = {"host_timeout_s": request.host_timeout_s}
         code = supervise(
-            command, found.cwd, screen, request.start_timeout_s, request.verbose, **limits
+            command,
+            found.cwd,
+            screen,
+            request.start_timeout_s,
+            request.verbose,
+            request.host_timeout_s,
         )
         failed = code not in (0, CTRL_C)
     finally:

@@ -58,6 +58,7 @@ from hvdrun.job.failure_report import (
 from hvdrun.job.mpirun_output import MpirunOutput
 from hvdrun.job.quiet_hosts import QuietHosts
 from hvdrun.job.ranks import Ranks
+from hvdrun.job.signs_of_life import QUIET_S
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
 
@@ -182,7 +183,7 @@ class Course:
             case Paused(pause_s):
                 self.paused_s += pause_s
                 self.last_pause = now, pause_s
-                if self.hosts and not self.ending.has_begun:
+                if self.hosts and pause_s >= QUIET_S and not self.ending.has_begun:
                     self._say(paused(pause_s))
             case MpirunSaid(text):
                 self.mpirun.output.feed(text, now)

@@ -43,6 +43,11 @@ CONNECT_S = 10
 # ssh ends a connection after more than so many of its own signs of life without an answer.
 UNANSWERED = 2
 
+# UCX gives up an idle connection that is cut for some seconds, and MPICH then crashes. It is hvdrun
+# that notices a host that is gone.
+UCX_SURVIVES_CUTS = {"UCX_TCP_KEEPIDLE": "inf"}
+
+
 # All names that Open MPI's versions have for them.
 OPENMPIS_SCHEDULERS = "slurm,pbs,tm,lsf,gridengine"
 # How long a rank waits for hvdrun's connection to its host.
@@ -238,6 +243,8 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         "MASTER_PORT": str(facts.master_port),
         **facts.network_variables,
     }
+    if remote and flavour.kind == MPICH:
+        defaults |= UCX_SURVIVES_CUTS
     added = {name: value for name, value in defaults.items() if name not in environment}
     added.update(request.settings)
     ranks_get = list({**environment, **added})

@@ -19,7 +19,10 @@ import torch, hvdlite as hvd
 hvd.init()
 size, rank = hvd.size(), hvd.rank()
 steps = torch.arange(5000.0)
+hvd.allreduce(steps)
 print("up", flush=True)
+while {is_idle} and not os.path.exists({go!r}):
+    time.sleep(0.1)
 longest_s, over, last = 0.0, False, time.monotonic()
 while not over:
     total = hvd.allreduce(steps * size + rank, op=hvd.Sum)
@@ -34,13 +37,14 @@ print("right for", longest_s, flush=True)
 class Job:
     """A job on two hosts that goes on until it is told to end."""
 
-    def __init__(self, rig, python, *options, within=None):
+    def __init__(self, rig, python, *options, within=None, is_idle=False):
         self.rig = rig
         self.go = rig.share / "go"
         self.go.unlink(missing_ok=True)
         hvdrun = within or rig.inside("server1", python.with_name("hvdrun"), "-H", HOSTS)
+        program = LEARNING.format(go=str(self.go), is_idle=is_idle)
         self.process = subprocess.Popen(
-            [*hvdrun, *options, python, "-c", LEARNING.format(go=str(self.go))],
+            [*hvdrun, *options, python, "-c", program],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -96,6 +100,18 @@ def test_a_link_that_was_down_costs_a_job_nothing_but_time(rig, python, down_s):
     first, second = said.splitlines()
     assert first.startswith(QUIET)
     assert second.startswith("hvdrun: server2 is back after ")
+
+
+@pytest.mark.wide
+def test_connections_that_were_idle_during_a_cut_work_after_it(rig, python):
+    """MPI looks after them itself, if it is not told otherwise."""
+    job = Job(rig, python, is_idle=True)
+    rig("cut", "server2")
+    time.sleep(22)
+    rig.restore()
+    time.sleep(5)
+    code, _, said = job.ends()
+    assert code == 0, said
 
 
 @pytest.mark.wide_in("mpich")

@@ -737,7 +737,6 @@ SILENCE = {
         72,
         error=HostLost,
         words=(GIVEN_UP + "check the network between this machine and it",),
-        says=[(2.0, PAUSED + "4 s")],
     ),
     "a rank fails, and then a host ends its ranks as hvdrun does not run": History(
         [

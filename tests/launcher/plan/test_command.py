@@ -300,6 +300,18 @@ def test_this_machine_by_its_ipv6_address_has_its_own_name():
     assert made.environment["MASTER_ADDR"] == "fd00::1"
 
 
+@pytest.mark.parametrize(
+    ("flavour", "hosts", "expected"),
+    [(MPICH_5, "a:1,b:1", "inf"), (MPICH_5, "localhost:2", None), (OPENMPI_5, "a:1,b:1", None)],
+)
+def test_ucx_under_mpich_keeps_idle_connections_to_hosts_that_are_cut_off(flavour, hosts, expected):
+    assert command(flavour, hosts).environment.get("UCX_TCP_KEEPIDLE") == expected
+    if expected:
+        facts = replace(FACTS, environ={"UCX_TCP_KEEPIDLE": "60s"})
+        made = command(flavour, hosts, facts=facts)
+        assert made.environment["UCX_TCP_KEEPIDLE"] == "60s"
+
+
 def test_what_is_set_already_stays():
     made = command(MPICH_5, facts=replace(FACTS, environ={"PYTHONUNBUFFERED": "0"}))
     assert made.environment["PYTHONUNBUFFERED"] == "0"
