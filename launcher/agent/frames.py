@@ -46,11 +46,15 @@ DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
 BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of MPI's daemon
 STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); back: ready for more
 PING = b"P"  # both ways between hvdrun and host agents; from these, with their monotonic clock
-END = b"T"  # end the rank: TERM, then KILL after the payload's number of tenths of a second
+END = b"T"  # end the rank; with the first signal and the grace (see signals)
+RELEASE = b"L"  # supervisor → keeper: all ranks have ended, so MPI may notice
+# supervisor → keeper: pass a signal on to the rank; its number, and that of the request. The answer
+# is the same, and how that went (see signals.pass_on).
+SIGNAL, SIGNALLED = b"U", b"u"
 
 PING_EVERY_S = 1.0
 SILENCE_LIMIT_S = 6.0  # after which the other side counts as dead
-GRACE_S = 3.0  # between TERM and KILL
+GRACE_S = 3.0  # between TERM and KILL, after a failure
 SILENT_GRACE_S = 2.0  # the same after silence; with it, all must end within 10 s
 CHUNK = 1 << 16
 

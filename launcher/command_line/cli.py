@@ -216,7 +216,14 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
     failed = True
     try:
-        code = supervise(command, found.cwd, screen, request.start_timeout_s, request.verbose)
+        code = supervise(
+            command,
+            found.cwd,
+            screen,
+            request.start_timeout_s,
+            request.verbose,
+            request.grace_period_s,
+        )
         failed = code not in (0, CTRL_C)
     finally:
         if seen and failed:
