@@ -3,6 +3,7 @@
 `import hvdlite` loads these modules in every rank, so each of them imports little itself.
 """
 
+from hvdrun.agent.signals import ENDING
 from hvdrun.knobs import KNOBS
 from hvdrun.machine.binding import chosen_by_user
 from hvdrun.machine.own_files import Identity, identity, open_file, open_folder, replace
@@ -11,6 +12,7 @@ from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
 from hvdrun.machine.topology import cores, tightest_quota
 
 __all__ = [
+    "ENDING",
     "KNOBS",
     "Identity",
     "available_bytes",

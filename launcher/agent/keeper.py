@@ -426,6 +426,7 @@ class Keeper:
         if self.is_ending:  # a rank gets the first signals once: it may be saving
             steps = steps[-1:]
         self.is_ending = True
+        signals.show_ending()
         self.deadlines += [(begin + after_s, number) for after_s, number in steps]
 
     def _signal(self) -> None:

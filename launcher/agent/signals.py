@@ -15,6 +15,9 @@ else:  # see frames
 
 # A rank that has not ended after Ctrl-C and its grace gets TERM, and this long later KILL.
 LAST_S = 2.0
+# The keepers' name while they end their ranks. A rank that leaves then need not wait for the others
+# (hvdlite/world/exits.py, _core/engine/exit.c).
+ENDING = "hvdrun-ending"
 # hvdrun passes these on to the ranks. ALRM: by default it ends a process without a word.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 # The supervisor decides what these do to a rank. Its shim, its keeper and the host agents live on:
@@ -34,6 +37,11 @@ def steps(first: int, grace_s: float) -> list[tuple[float, int]]:
         term_s, kill_s = grace_s, grace_s + LAST_S
         return [(0.0, signal.SIGINT), (term_s, signal.SIGTERM), (kill_s, signal.SIGKILL)]
     return [(0.0, signal.SIGTERM), (grace_s, signal.SIGKILL)]
+
+
+def show_ending() -> None:
+    with Suppress(OSError), open("/proc/self/comm", "w") as name:
+        name.write(ENDING)
 
 
 def length_s(first: int, grace_s: float) -> float:

@@ -912,8 +912,8 @@ PASSED_ON = {
             (
                 2.2,
                 (
-                    "hvdrun: SIGUSR1 was sent to 2 of 4 ranks; ranks 1 and 3 have no handler for it,"
-                    " which would have ended them"
+                    "hvdrun: SIGUSR1 was sent to 2 of 4 ranks; ranks 1 and 3 have no handler for"
+                    " it, which would have ended them"
                 ),
             )
         ],
