@@ -3,9 +3,9 @@
 `import hvdlite` loads these modules in every rank, so each of them imports little itself.
 """
 
-from hvdrun.agent.signals import ENDING
 from hvdrun.knobs import KNOBS
 from hvdrun.machine.binding import chosen_by_user
+from hvdrun.machine.environment import ENDING
 from hvdrun.machine.own_files import Identity, identity, open_file, open_folder, replace
 from hvdrun.machine.processes import die_with_parent
 from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from hvdrun.agent.frames import Suppress
+from hvdrun.machine.environment import ENDING
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -15,9 +16,6 @@ else:  # see frames
 
 # A rank that has not ended after Ctrl-C and its grace gets TERM, and this long later KILL.
 LAST_S = 2.0
-# The keepers' name while they end their ranks. A rank that leaves then need not wait for the others
-# (hvdlite/world/exits.py, _core/engine/exit.c).
-ENDING = "hvdrun-ending"
 # hvdrun passes these on to the ranks. ALRM: by default it ends a process without a word.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 # The supervisor decides what these do to a rank. Its shim, its keeper and the host agents live on:

@@ -19,7 +19,7 @@ static bool registered;
 #define LONGEST_PAUSE_NS 10000000L
 
 /* While hvdrun ends the job, the keeper (our parent) has this name: see ENDING in
- * launcher/agent/signals.py. Other ranks may have ended by a signal, and never come. */
+ * launcher/machine/environment.py. Other ranks may have ended by a signal, and never come. */
 #define ENDING "hvdrun-ending\n"
 
 static bool is_being_ended(void)
