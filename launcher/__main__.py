@@ -17,14 +17,14 @@ else:  # the module that it wraps, which is loaded already
     import _signal as signal
 
 
-NAMES = {
+NAMES: dict[int, str] = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "SIGTERM",
     signal.SIGUSR1: "SIGUSR1",
     signal.SIGUSR2: "SIGUSR2",
     signal.SIGALRM: "SIGALRM",
 }
-interrupted_by = signal.SIGINT
+interrupted_by: int = signal.SIGINT
 
 
 def end(number: int, *_: object) -> NoReturn:

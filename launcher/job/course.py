@@ -199,8 +199,8 @@ class Course:
                 self._finish(now)
             case TimePassed():
                 self._time_passed(now)
-        for text in self.passing_on.reports(now):
-            self._say(text)
+        for line in self.passing_on.reports(now):
+            self._say(line)
         self._release()
         actions, self.actions = self.actions, []
         return actions
