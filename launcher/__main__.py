@@ -1,6 +1,6 @@
 """The entry point of hvdrun, as a command and as `python -m hvdrun`.
 
-`main` loads the rest, which may take most of a second; this module handles Ctrl-C until then.
+`main` loads the rest, which may take most of a second; this module handles signals until then.
 """
 
 from __future__ import annotations
@@ -17,29 +17,60 @@ else:  # the module that it wraps, which is loaded already
     import _signal as signal
 
 
-def end(*_: object) -> NoReturn:
-    """Ends hvdrun at Ctrl-C while no rank runs. Not by an exception, which could get lost in an
-    import, or print a traceback."""
+NAMES: dict[int, str] = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGUSR1: "SIGUSR1",
+    signal.SIGUSR2: "SIGUSR2",
+    signal.SIGALRM: "SIGALRM",
+}
+interrupted_by: int = signal.SIGINT
+
+
+def end(number: int, *_: object) -> NoReturn:
+    """Ends hvdrun at Ctrl-C or TERM while no rank runs. Not by an exception, which could get lost
+    in an import, or print a traceback. In a container hvdrun may be process number 1, which a
+    signal without a handler does not end."""
     try:
-        os.write(2, b"hvdrun: Ctrl-C: no rank has been started\n")
+        os.write(2, f"hvdrun: {NAMES[number]}: no rank has been started\n".encode())
     finally:
-        os._exit(128 + signal.SIGINT)
+        os._exit(128 + number)
 
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nothing to do if it is ignored
-    signal.signal(signal.SIGINT, end)
+def interrupt(number: int, *_: object) -> NoReturn:
+    global interrupted_by
+    interrupted_by = number
+    raise KeyboardInterrupt
+
+
+def tell(number: int, *_: object) -> None:
+    """These signals are for ranks (see job.passing_on), and must not end hvdrun either."""
+    os.write(2, f"hvdrun: {NAMES[number]} was not passed on: no rank is running\n".encode())
+
+
+# A signal that is ignored stays so, and a caller may have handlers of its own.
+for number, default in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGTERM, signal.SIG_DFL),
+):
+    if signal.getsignal(number) == default:
+        signal.signal(number, end)
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+    if signal.getsignal(number) == signal.SIG_DFL:
+        signal.signal(number, tell)
 
 
 def main() -> int:
     from hvdrun.command_line import cli
 
     try:
-        if signal.getsignal(signal.SIGINT) is end:
-            # From now on an exception is needed, for code that must clean up.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is end:
+                # From now on an exception is needed, for code that must clean up.
+                signal.signal(number, interrupt)
         return cli.main()
     except KeyboardInterrupt:  # once ranks run, the supervisor handles it
-        end()
+        end(interrupted_by)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 from hvdrun.knobs import KNOBS
 from hvdrun.machine import notes
 from hvdrun.machine.binding import chosen_by_user
+from hvdrun.machine.environment import ENDING
 from hvdrun.machine.own_files import Identity, identity, open_file, open_folder, replace
 from hvdrun.machine.processes import die_with_parent
 from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
@@ -13,6 +14,7 @@ from hvdrun.machine.topology import cores, tightest_quota
 from hvdrun.summary import summary_of
 
 __all__ = [
+    "ENDING",
     "KNOBS",
     "Identity",
     "available_bytes",

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world import communicators
+from hvdrun.for_hvdlite import ENDING
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -94,10 +95,11 @@ class Exits:
         # would add nothing to that rank's.
         if only_heard and not is_supervised():
             time.sleep(ORIGIN_FIRST_S)
-        print(
-            f"hvdlite: rank {self._rank} on {socket.gethostname()} failed:",
-            file=sys.stderr,
-        )
+        if not issubclass(kind, KeyboardInterrupt):
+            print(
+                f"hvdlite: rank {self._rank} on {socket.gethostname()} failed:",
+                file=sys.stderr,
+            )
         self._former_hook(kind, error, trace)
         _flush()
         if only_heard:
@@ -127,7 +129,8 @@ class Exits:
         if self._code:
             self._comm.Abort(self._code & 0xFF)
         self._leave()
-        wait_quietly(self._comm)
+        if not wait_quietly(self._comm):
+            os._exit(self._code)
 
 
 def is_supervised() -> bool:
@@ -136,13 +139,29 @@ def is_supervised() -> bool:
     return os.environ.get("HVDRUN_KEEPER") == str(os.getppid())
 
 
-def wait_quietly(comm: Intracomm) -> None:
-    """A barrier that uses no core, for however long the others take."""
+def is_being_ended() -> bool:
+    """Whether hvdrun ends the job: other ranks may have ended by a signal, and never come."""
+    if not is_supervised():
+        return False
+    try:
+        with open(f"/proc/{os.getppid()}/comm") as name:
+            return name.read() == f"{ENDING}\n"
+    except OSError:
+        return False
+
+
+def wait_quietly(comm: Intracomm) -> bool:
+    """A barrier that uses no core, for however long the others take. False if the job is being
+    ended: no rank may enter MPI_Finalize then, as one that has left in mid-wait may have completed
+    the barrier for another."""
     request = comm.Ibarrier()
     pause_s = 0.0001
     while not request.Test():
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        if pause_s == LONGEST_PAUSE_S and is_being_ended():
+            return False
+    return not is_being_ended()
 
 
 def _flush() -> None:

@@ -43,7 +43,7 @@ HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with s
 # hvdrun → host agent, the first frame: the job's secret (see peers), as arguments are public
 SECRET = b"S"
 # hvdrun → host agent, after the secret: after how many seconds of silence each side counts as lost
-SILENCE_LIMIT = b"L"
+SILENCE_LIMIT = b"V"
 # host agent → hvdrun: it ends its ranks, as hvdrun has been silent for too long; for how many
 # seconds, and when, in nanoseconds of the host's monotonic clock
 GAVE_UP = b"Y"
@@ -52,10 +52,14 @@ DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
 BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of MPI's daemon
 STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); back: ready for more
 PING = b"P"  # both ways between hvdrun and host agents; from these, with their monotonic clock
-END = b"T"  # end the rank: TERM, then KILL after the payload's number of tenths of a second
+END = b"T"  # end the rank; with the first signal and the grace (see signals)
+RELEASE = b"L"  # supervisor → keeper: all ranks have ended, so MPI may notice
+# supervisor → keeper: pass a signal on to the rank; its number, and that of the request. The answer
+# is the same, and how that went (see signals.pass_on).
+SIGNAL, SIGNALLED = b"U", b"u"
 
 PING_EVERY_S = 1.0
-GRACE_S = 3.0  # between TERM and KILL
+GRACE_S = 3.0  # between TERM and KILL, after a failure
 SILENT_GRACE_S = 2.0  # the same after silence, when the job has waited long enough
 CHUNK = 1 << 16
 

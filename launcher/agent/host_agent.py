@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 
+from hvdrun.agent import signals
 from hvdrun.agent.frames import (
     BYE,
     CHUNK,
@@ -24,7 +25,9 @@ from hvdrun.agent.frames import (
     PING,
     RANK,
     REFUSED,
+    RELEASE,
     SECRET,
+    SIGNAL,
     SILENCE_LIMIT,
     SILENT_GRACE_S,
     STDIN,
@@ -208,7 +211,7 @@ class HostAgent:
         # Other frames wait until this one is written.
         for kind, rank, payload in unpack(self.buffer):
             if kind == END:
-                self._end(int(payload) / 10)
+                self._end_as_told(payload)
             else:
                 self.unheeded.append((kind, rank, payload))
         return self.has_reader
@@ -249,7 +252,7 @@ class HostAgent:
         for fd in (0, 1):
             os.set_blocking(fd, False)
         self._send_clock()
-        waker = Waker([signal.SIGCHLD])
+        waker = Waker([signal.SIGCHLD, *signals.NOT_FOR_AGENTS])
         self.selector.register(0, selectors.EVENT_READ, self._hear)
         self.selector.register(waker.fd, selectors.EVENT_READ, waker.read)
         while self._reap() or self._is_held() or (self.local_ranks and self.local_ranks.keepers):
@@ -358,7 +361,11 @@ class HostAgent:
             if kind == PING:
                 self._send_clock()
             elif kind == END:
-                self._end(int(payload) / 10)
+                self._end_as_told(payload)
+            elif kind == RELEASE and self.local_ranks:
+                self.local_ranks.release()
+            elif kind == SIGNAL and self.local_ranks:
+                self.local_ranks.pass_on(payload)
             elif kind == STDIN:
                 self._feed(payload)
             elif kind == SILENCE_LIMIT:
@@ -390,11 +397,20 @@ class HostAgent:
 
         self.selector.register(self.stdin, selectors.EVENT_WRITE, write)
 
-    def _end(self, grace_s: float, patience_s: float = DAEMON_PATIENCE_S) -> None:
+    def _end_as_told(self, payload: bytes) -> None:
+        first, grace_s = signals.unpack(payload)
+        self._end(grace_s, first=first)
+
+    def _end(
+        self,
+        grace_s: float,
+        patience_s: float = DAEMON_PATIENCE_S,
+        first: int = signal.SIGTERM,
+    ) -> None:
         """A later call counts only if it ends things sooner: a rank gets one TERM."""
-        at = time.monotonic() + grace_s + 1
+        at = time.monotonic() + signals.length_s(first, grace_s) + 1
         if self.end_at is not None and at >= self.end_at:
             return
         self.end_at, self.patience_s = at, patience_s
         if self.local_ranks:
-            self.local_ranks.end(grace_s)
+            self.local_ranks.end(grace_s, first)

@@ -7,13 +7,17 @@ import os
 import select
 import time
 
+from hvdrun.agent import signals
 from hvdrun.agent.frames import (
     END,
     EXIT,
     GO,
     GRACE_S,
     RANK,
+    RELEASE,
     SHIM_GONE,
+    SIGNAL,
+    SIGNALLED,
     Suppress,
     Waker,
     frame,
@@ -138,6 +142,8 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
     if sock is None:
         write_all(2, UNREACHABLE.format(rank=rank, host=os.uname().nodename).encode())
         os._exit(1)
+    for number in signals.NOT_FOR_AGENTS:  # of MPI's signals to the shim, only KILL counts
+        signal.signal(number, signal.SIG_IGN)
     reader, writer = os.pipe()
     daemon = os.getppid()
     if os.fork() == 0:
@@ -148,9 +154,6 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
             os._exit(1)
     sock.close()
     os.close(writer)
-    # The keeper decides when the shim ends; only MPI's KILL comes sooner.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
     os._exit((os.read(reader, 1) or b"\1")[0])
 
 
@@ -166,8 +169,7 @@ def _become(
     command: list[str], environment: dict[str, str], cpus: frozenset[int] | None
 ) -> NoReturn:
     _bind(cpus)
-    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
+    signals.set_default()
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -198,15 +200,7 @@ def spawn(
             _bind(cpus)
             for number, fd in files.items():
                 os.dup2(fd, number)
-            for number in (
-                signal.SIGINT,
-                signal.SIGTERM,
-                signal.SIGHUP,
-                signal.SIGCHLD,
-                signal.SIGPIPE,
-                signal.SIGXFSZ,
-            ):
-                signal.signal(number, signal.SIG_DFL)
+            signals.set_default()
             os.execvpe(command[0], command, environment)
         except OSError as error:
             os.write(writer, b"%d" % (error.errno or errno.EIO))
@@ -238,9 +232,9 @@ class Keeper:
     """The parent of one rank's command, in a session of its own: MPI's daemons kill by process
     group, and a keeper that is killed can't report.
 
-    It ends when the command has ended with 0, or has ended and the supervisor has sent END. Until
+    It ends when the command has ended with 0, or once all ranks have ended or KILL is due. Until
     then it hides the end of a rank that has failed, or ended without MPI_Finalize, from MPI, which
-    must not notice it first.
+    must not notice it first, or end ranks that still have time to end.
     """
 
     def __init__(self, sock: socket.socket, shim: int, rank: int, daemon: int) -> None:
@@ -279,7 +273,9 @@ class Keeper:
         stdio = (stdin, outputs[0][1], outputs[1][1])
         relay = Relay(environment, self.poll, self._tell)
         notes = RankNotes(environment, self.poll, self._tell)
-        if not self.released:
+        if self.is_ending:
+            self._tell_end(f"asked signal {signal.SIGTERM}")
+        else:
             files = {**dict(enumerate(stdio)), **relay.for_rank}
             self.pid, missing = spawn(command, environment, files, cpus)
             if missing:
@@ -352,22 +348,25 @@ class Keeper:
             self.buffer += data
             for kind, _, payload in unpack(self.buffer):
                 if kind == END:
-                    self.asked = self.released = True
+                    self.asked = True
+                    self._end(time.monotonic(), *signals.unpack(payload))
+                elif kind == SIGNAL:
+                    self._pass_on(payload)
                 elif kind == GO:
                     host = payload
                     stdin = fds[0] if fds else os.open(os.devnull, os.O_RDONLY)
         return stdin, host
 
     def _wait(self) -> set[int]:
-        timeout = None
+        now = time.monotonic()
+        times = [at for at, _ in self.deadlines]
         if self.pid:
-            now = time.monotonic()
             if now >= self.look_at:
                 self._look()
                 self.pause_s = min(2 * self.pause_s, LOOK_AGAIN_S[1])
                 self.look_at = now + self.pause_s
-            wake_at = min([self.look_at, *(at for at, _ in self.deadlines)])
-            timeout = max(0.0, 1000 * (wake_at - now))
+            times.append(self.look_at)
+        timeout = max(0.0, 1000 * (min(times) - now)) if times else None
         return {fd for fd, _ in self.poll.poll(timeout)}
 
     def _reap(self, relay: Relay, notes: RankNotes) -> None:
@@ -392,7 +391,8 @@ class Keeper:
         relay.hear({fd for fd, _ in self.poll.poll(0)})  # its last message may be unread
         notes.hear()
         self._tell_end(f"{'asked ' if self.asked else 'late ' if late else ''}{text}")
-        self.released = self.released or (code == 0 and not relay.is_in_mpi)
+        if code == 0 and not relay.is_in_mpi and not self.is_ending:
+            self.released = True
 
     @staticmethod
     def _has_ended(shim: int) -> bool:
@@ -402,11 +402,13 @@ class Keeper:
 
     def _shim_gone(self) -> None:
         """MPI has killed the shim, as it kills all ranks after MPI_Abort or the loss of a daemon.
-        The keeper kills the command; how that ends is only a consequence."""
+        The keeper kills the command; how that ends is only a consequence. If the job is being
+        ended already, the command keeps its grace."""
         self.poll.unregister(self.shim)
         self._tell(SHIM_GONE)
         self.released = True
-        self._end(time.monotonic(), 0)
+        if not self.is_ending:
+            self._end(time.monotonic(), signal.SIGTERM, 0)
 
     def _hear(self) -> None:
         try:
@@ -416,25 +418,35 @@ class Keeper:
         if not data:
             self.poll.unregister(self.sock)
             self.released = self.orphaned = True
-            self._end(time.monotonic(), GRACE_S)
+            self._end(time.monotonic(), signal.SIGTERM, GRACE_S)
         self.buffer += data
         for kind, _, payload in unpack(self.buffer):
             if kind == END:
+                self._end(time.monotonic(), *signals.unpack(payload))
+            elif kind == RELEASE:
                 self.released = True
-                self._end(time.monotonic(), int(payload) / 10)
+            elif kind == SIGNAL:
+                self._pass_on(payload)
 
-    def _end(self, begin: float, grace_s: float) -> None:
+    def _pass_on(self, request: bytes) -> None:
+        answer = signals.pass_on(self.pid, int(request.split()[0])) if self.pid else b"absent"
+        self._tell(SIGNALLED, b"%s %s" % (request, answer))
+
+    def _end(self, begin: float, first: int, grace_s: float) -> None:
         self._look()
-        if not self.is_ending:  # one TERM: a rank may be saving
-            self.deadlines.append((begin, signal.SIGTERM))
+        steps = signals.steps(first, grace_s)
+        if self.is_ending:  # a rank gets the first signals once: it may be saving
+            steps = steps[-1:]
         self.is_ending = True
-        self.deadlines.append((begin + grace_s, signal.SIGKILL))
+        signals.show_ending()
+        self.deadlines += [(begin + after_s, number) for after_s, number in steps]
 
     def _signal(self) -> None:
         now = time.monotonic()
         for deadline in sorted(self.deadlines):
             if deadline[0] <= now:
                 self.deadlines.remove(deadline)
+                self.released = self.released or deadline[1] == signal.SIGKILL
                 self.asked = self.asked or not is_exiting(self.pid)
                 if self.pid:
                     with Suppress(OSError):

@@ -7,6 +7,7 @@ import fcntl
 import os
 import select
 import selectors
+import signal
 import socket
 import termios
 import time
@@ -23,12 +24,15 @@ from hvdrun.agent.frames import (
     KEEPER_GONE,
     OUT,
     RANK,
+    RELEASE,
+    SIGNAL,
     frame,
     receive,
     send,
     unpack,
 )
 from hvdrun.agent.peers import is_trusted
+from hvdrun.agent.signals import pack
 
 CLEAN_UP_S = 1.0  # for all keepers of a host together, from KILL on
 Deliver = Callable[[bytes, int, bytes], None]
@@ -49,8 +53,8 @@ class LocalRanks:
     """The ranks of this host: reads their output, learns how they end, can end them.
 
     Both hvdrun and the host agents have one. It calls `deliver(kind, rank, payload)` with RANK,
-    OUT, ERR, MPI_BEGUN, MPI_DONE, NOTE, SHIM_GONE, EXIT and KEEPER_GONE; a rank's output and notes
-    come before its EXIT.
+    OUT, ERR, MPI_BEGUN, MPI_DONE, NOTE, SHIM_GONE, SIGNALLED, EXIT and KEEPER_GONE; a rank's output
+    and notes come before its EXIT.
     """
 
     def __init__(
@@ -75,12 +79,24 @@ class LocalRanks:
         self.listener = socket.socket(fileno=listener)
         selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
-    def end(self, grace_s: float) -> None:
-        """Ends all ranks, also those that start later."""
-        self.ending = frame(END, payload=b"%d" % int(grace_s * 10))
+    def end(self, grace_s: float, first: int = signal.SIGTERM) -> None:
+        """Ends all ranks, also those that start later: see `signals.steps`."""
+        self.ending = frame(END, payload=pack(first, grace_s))
+        self._send(self.ending)
+
+    def release(self) -> None:
+        """The keepers may end: all ranks of the job have."""
+        self._send(frame(RELEASE))
+
+    def pass_on(self, request: bytes) -> None:
+        """Passes a signal on to all ranks that have started; their keepers answer."""
+        self._send(frame(SIGNAL, payload=request))
+
+    def _send(self, message: bytes) -> None:
         for keeper in self.keepers:
-            with contextlib.suppress(OSError):
-                send(keeper.sock, self.ending)
+            if keeper.rank >= 0:  # all others get `ending` when they begin
+                with contextlib.suppress(OSError):
+                    send(keeper.sock, message)
 
     def kill(self, patience_s: float = CLEAN_UP_S) -> None:
         """Kills all ranks, and gives their keepers `patience_s` to remove MPI's files. Output that
@@ -159,9 +175,8 @@ class LocalRanks:
         keeper.fds = []
         stdin = [self.stdin_of_rank_0()] if rank == 0 else []
         with contextlib.suppress(OSError):  # reading from a keeper notices that it is gone
-            send(keeper.sock, frame(GO, payload=self.host_variables), stdin)
-            if self.ending is not None:
-                send(keeper.sock, self.ending)
+            # A rank that starts while the job is being ended is never run.
+            send(keeper.sock, (self.ending or b"") + frame(GO, payload=self.host_variables), stdin)
         for fd in stdin:
             os.close(fd)
 

@@ -209,6 +209,7 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
             request.start_timeout_s,
             request.verbose,
             request.host_timeout_s,
+            request.grace_period_s,
         )
         failed = code not in (0, CTRL_C)
     finally:

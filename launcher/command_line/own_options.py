@@ -33,7 +33,7 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
     return [CompletionItem(incomplete, type="file")]
 
 
-def no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
+def no_nan(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     """NaN is within every range that click checks."""
     if value != value:
         raise click.BadParameter("'nan' is not a number", ctx, param)
@@ -185,6 +185,16 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         metavar="SECONDS",
         default=Request.host_timeout_s,
         help="A host without a sign of life for so long is lost, and the job ends. Default: 30.",
+    ),
+    HvdrunOption(
+        "--grace-period",
+        group=HOW,
+        field="grace_period_s",
+        type=click.FloatRange(0, 1_000_000),
+        callback=no_nan,
+        metavar="SECONDS",
+        help="How long the ranks may take to end after Ctrl-C or a signal to hvdrun. Default: 3"
+        " after Ctrl-C, 20 after SIGTERM.",
     ),
     HvdrunOption(
         "--config-file",

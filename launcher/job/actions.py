@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import signal
+
 from hvdrun.job.value import Value
 
 
 class EndAll(Value):
-    """Every rank on every host gets TERM, and KILL after the grace."""
+    """Every rank on every host gets the signals of `agent.signals.steps`."""
 
     grace_s: float
+    first: int = signal.SIGTERM  # or INT
 
 
 class EndHosts(Value):
     """Every other host ends what is left there in the same way, and then its connection."""
 
     grace_s: float
+
+
+class Release(Value):
+    """All ranks that were to be ended have ended: MPI may notice."""
+
+
+class PassOn(Value):
+    """Every rank gets the signal if it has a handler for it. Its keeper answers."""
+
+    number: int
+    request: int
 
 
 class HangUp(Value):
@@ -39,4 +53,4 @@ class Finish(Value):
     """The loop ends and kills at once what is left. Then `verdict` decides how the job went."""
 
 
-Action = EndAll | EndHosts | HangUp | SignalMpirun | Say | Finish
+Action = EndAll | EndHosts | Release | PassOn | HangUp | SignalMpirun | Say | Finish

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from hvdrun.agent.frames import Waker
+from hvdrun.agent.signals import PASSED_ON
 from hvdrun.agent.silence import HOST_TIMEOUT_S
 from hvdrun.job.supervise import StartedBadly, Supervisor, heeded
 from hvdrun.machine.processes import set_subreaper
@@ -21,16 +22,25 @@ def supervise(
     start_timeout_s: float,
     verbose: bool,
     host_timeout_s: float = HOST_TIMEOUT_S,
+    grace_s: float | None = None,
 ) -> int:
     """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
     set_subreaper()
     # All attempts share one waker, so that no signal between two of them is lost.
-    waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *heeded()])
+    waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *PASSED_ON, *heeded()])
     attempt = 1
     while True:
         is_last = attempt == ATTEMPTS
         job = Supervisor(
-            command, cwd, screen, start_timeout_s, verbose, waker, is_last, host_timeout_s
+            command,
+            cwd,
+            screen,
+            start_timeout_s,
+            verbose,
+            waker,
+            is_last,
+            host_timeout_s,
+            grace_s,
         )
         try:
             return job.run()

@@ -13,8 +13,18 @@ from collections.abc import Callable, Iterator
 from hvdrun import summary
 from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
 from hvdrun.errors import LaunchError
-from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Say, SignalMpirun
-from hvdrun.job.ending import Ending
+from hvdrun.job.actions import (
+    Action,
+    EndAll,
+    EndHosts,
+    Finish,
+    HangUp,
+    PassOn,
+    Release,
+    Say,
+    SignalMpirun,
+)
+from hvdrun.job.ending import Ending, grace_s
 from hvdrun.job.events import (
     Event,
     HostBack,
@@ -35,10 +45,13 @@ from hvdrun.job.events import (
     RankInMpi,
     RankLeftMpi,
     RankSaid,
+    RankSignalled,
     RankStarted,
     ReaderLeft,
     SshSaid,
     TimePassed,
+    ToPassOn,
+    ToStop,
 )
 from hvdrun.job.failure_report import (
     Failure,
@@ -54,8 +67,10 @@ from hvdrun.job.failure_report import (
     paused,
     run_on,
     unreachable,
+    unstoppable,
 )
 from hvdrun.job.mpirun_output import MpirunOutput
+from hvdrun.job.passing_on import PassingOn, nobody
 from hvdrun.job.quiet_hosts import QuietHosts
 from hvdrun.job.ranks import Ranks
 from hvdrun.job.signs_of_life import QUIET_S
@@ -108,15 +123,22 @@ class Mpirun:
 
 
 class Course:
-    """`begin`: when mpirun starts, by the same clock as all other times here."""
+    """`begin`: when mpirun starts, by the same clock as all other times here. `grace_s`: after any
+    signal to hvdrun; None: see `ending`."""
 
     def __init__(
-        self, command: Command, begin: float, start_timeout_s: float, verbose: bool = False
+        self,
+        command: Command,
+        begin: float,
+        start_timeout_s: float,
+        verbose: bool = False,
+        grace_s: float | None = None,
     ) -> None:
         self.command = command
         self.begin = begin
         self.start_timeout_s = start_timeout_s
         self.verbose = verbose
+        self.grace_s = grace_s
         self.ranks = Ranks(command)
         self.hosts: list[FarHost] = []
         self.quiet = QuietHosts()
@@ -126,6 +148,8 @@ class Course:
         self.keepers = 0  # number connected on this host
         self.mpirun = Mpirun()
         self.ending = Ending()
+        self.released = 0  # the number of ranks that had ended at the last Release
+        self.passing_on = PassingOn()
         self.closing_at: float | None = None  # all ranks ended with 0: when the rest is ended
         self.run_on_said = False
         self.summaries: dict[int, summary.Record] = {}  # of ranks that have left
@@ -173,6 +197,7 @@ class Course:
                 known = self._host(host)
                 self.hosts.remove(known)
                 self.quiet.forget(host)
+                self.ranks.lose(host)
                 silent = host_silent(event, sorted(self.quiet.since), known.ssh_said)
                 self._fail(now, silent, SILENT_GRACE_S)
             case HostGaveUp(host, silent_s, at):
@@ -192,18 +217,28 @@ class Course:
                 self.mpirun.output_is_open = False
             case MpirunEnded(code):
                 self.mpirun.code, self.mpirun.ended_at = code, now
-                self.actions.append(EndHosts(GRACE_S))
+                if not self.ending.has_begun:
+                    self.actions.append(EndHosts(GRACE_S))
             case Interrupted(number):
-                # The second signal ends the job without a grace.
-                again = self.signal is not None
-                self.signal = self.signal or number
-                self._say(interrupted(number, self.command.num_proc, again))
-                self._end(now, 0 if again else GRACE_S)
+                self._interrupted(now, number)
+            case ToPassOn(number):
+                if running := self.ranks.started - self.ranks.endings.keys():
+                    request = self.passing_on.ask(now, number, running)
+                    self.actions.append(PassOn(number, request))
+                else:
+                    self._say(nobody(number))
+            case RankSignalled(rank, request, answer):
+                self.passing_on.answered(rank, request, answer)
+            case ToStop():
+                self._say(unstoppable())
             case ReaderLeft():
                 self.signal = self.signal or signal.SIGPIPE
                 self._finish(now)
             case TimePassed():
                 self._time_passed(now)
+        for line in self.passing_on.reports(now):
+            self._say(line)
+        self._release()
         actions, self.actions = self.actions, []
         return actions
 
@@ -226,6 +261,7 @@ class Course:
         late = how.startswith("late ")
         how = how.removeprefix("late ")
         ranks.endings[rank] = how
+        self.passing_on.gone(rank)
         if how == "code 0":
             ranks.well[rank] = at
             if ranks.have_all_ended_well:
@@ -250,6 +286,7 @@ class Course:
         host = self._host(event.host)
         self.hosts.remove(host)
         self.quiet.forget(host.name)
+        self.ranks.lose(host.name)
         if event.refused:
             self._fail(now, held_by_another(host.name, event.refused))
         elif event.daemon_status is not None:
@@ -291,6 +328,8 @@ class Course:
         postpones it."""
         if self.finished:
             return
+        if (at := self.passing_on.due_at()) is not None:
+            yield at, lambda now: self.actions.extend(map(Say, self.passing_on.reports(now)))
         if self.ending.has_begun:
             yield self.ending.give_up_at, self._finish
             if self.mpirun.runs:
@@ -365,9 +404,29 @@ class Course:
             self.error = error
             self._end(now, grace_s)
 
-    def _end(self, now: float, grace_s: float) -> None:
-        self.ending.begin(now, grace_s)
-        self.actions.append(EndAll(grace_s))
+    def _interrupted(self, now: float, number: int) -> None:
+        """The second signal ends the job without a grace."""
+        again = self.signal is not None
+        self.signal = self.signal or number
+        first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        given_s = grace_s(number) if self.grace_s is None else self.grace_s
+        if self.ending.kill_at is not None:  # the ranks have had the first signal
+            first = signal.SIGTERM
+            given_s = min(given_s, max(0.0, self.ending.kill_at - now))
+        self._say(interrupted(number, self.command.num_proc, given_s, again))
+        self._end(now, 0 if again else given_s, first)
+
+    def _end(self, now: float, grace_s: float, first: int = signal.SIGTERM) -> None:
+        self.ending.begin(now, grace_s, first)
+        self.actions.append(EndAll(grace_s, first))
+
+    def _release(self) -> None:
+        """Until all ranks have ended, the keepers hide from MPI that some have: MPI would end the
+        others, which may be saving."""
+        ended = len(self.ranks.endings)
+        if self.ending.has_begun and not self.ranks.awaited and ended > self.released:
+            self.released = ended
+            self.actions.append(Release())
 
     def _finish(self, _: float) -> None:
         if not self.finished:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from hvdrun.agent.signals import length_s
+
 # This long after KILL, hvdrun itself kills what is left.
 GIVE_UP_S = 2.0
 # This long after KILL, mpirun gets a signal although ranks or hosts are still connected.
@@ -15,11 +17,20 @@ MPIRUN_GRACE_S = 1.0
 REPEAT_S = 0.1
 
 
+# Without --grace-period: how long ranks have to end after a signal to hvdrun. After TERM batch
+# systems and Kubernetes kill everything after 30 s; all must have ended by 25 s.
+AT_THE_TERMINAL_S, OTHERWISE_S = 3.0, 20.0
+
+
+def grace_s(number: int) -> float:
+    """After this signal to hvdrun."""
+    typed = number in (signal.SIGINT, signal.SIGQUIT)
+    return AT_THE_TERMINAL_S if typed else OTHERWISE_S
+
+
 class Ending:
     def __init__(self) -> None:
-        self.kill_at: float | None = (
-            None  # when KILL follows TERM; None: the job is not being ended
-        )
+        self.kill_at: float | None = None  # when ranks get KILL; None: the job is not being ended
         self.help_at: float | None = None  # when mpirun gets TERM
         self.next_help_at = 0.0
 
@@ -27,9 +38,9 @@ class Ending:
     def has_begun(self) -> bool:
         return self.kill_at is not None
 
-    def begin(self, now: float, grace_s: float) -> None:
+    def begin(self, now: float, grace_s: float, first: int = signal.SIGTERM) -> None:
         """Later calls can only shorten the grace."""
-        at = now + grace_s
+        at = now + length_s(first, grace_s)
         self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
 
     @property

@@ -135,6 +135,24 @@ class Interrupted(Value):
     number: int
 
 
+class ToPassOn(Value):
+    """hvdrun got a signal that is for the ranks."""
+
+    number: int
+
+
+class RankSignalled(Value):
+    """A keeper's answer to such a signal: see `agent.signals.pass_on`."""
+
+    rank: int
+    request: int
+    answer: str
+
+
+class ToStop(Value):
+    """Ctrl-Z."""
+
+
 class ReaderLeft(Value):
     """hvdrun can't write: its reader is gone (`hvdrun … | head`), or the disk is full."""
 
@@ -164,6 +182,9 @@ Event = (
     | MpirunOutputEnded
     | MpirunEnded
     | Interrupted
+    | ToPassOn
+    | RankSignalled
+    | ToStop
     | ReaderLeft
     | TimePassed
 )

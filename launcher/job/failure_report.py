@@ -10,7 +10,6 @@ import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from hvdrun.agent.frames import GRACE_S
 from hvdrun.errors import (
     CommandNotFound,
     HostLost,
@@ -183,13 +182,22 @@ def run_on(rank: int, host: str, left: int, since_s: float) -> str:
     )
 
 
-def interrupted(number: int, num_proc: int, again: bool) -> str:
+def interrupted(number: int, num_proc: int, grace_s: float, again: bool) -> str:
     """The line that is shown at once after Ctrl-C or a signal like it."""
     name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
     if again:
         return f"hvdrun: {name} again: killing everything now"
     ranks = "the rank has" if num_proc == 1 else f"the {num_proc} ranks have"
-    return f"hvdrun: {name}: {ranks} {GRACE_S:g} s to end; a second {name} kills them at once"
+    return f"hvdrun: {name}: {ranks} {grace_s:.3g} s to end; a second {name} kills them at once"
+
+
+def unstoppable() -> str:
+    """The line that answers Ctrl-Z."""
+    return (
+        "hvdrun: Ctrl-Z: hvdrun does not stop, as other hosts would take it for dead and end their"
+        " ranks; Ctrl-C ends the job; to have the terminal free, start hvdrun with & at its end, or"
+        " in tmux"
+    )
 
 
 def not_started(hosts: Sequence[tuple[str, int, str]], after_s: float) -> StartTimeout:

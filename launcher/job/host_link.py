@@ -9,6 +9,7 @@ import contextlib
 import os
 import select
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from hvdrun.agent.frames import (
     unpack,
 )
 from hvdrun.agent.local_ranks import Deliver
+from hvdrun.agent.signals import pack
 from hvdrun.agent.silence import HOST_TIMEOUT_S, clock
 from hvdrun.job.events import (
     Event,
@@ -93,11 +95,11 @@ class HostLink:
         self.unsent += frame(kind, payload=payload)
         self._flush()
 
-    def end(self, grace_s: float) -> None:
+    def end(self, grace_s: float, first: int = signal.SIGTERM) -> None:
         """Ends all ranks there, with this grace. The host keeps listening during the grace: a
         second Ctrl-C ends it at once."""
         if self.talking:
-            self.send(END, b"%d" % int(grace_s * 10))
+            self.send(END, pack(first, grace_s))
         if not (self.talking and grace_s):
             self.hang_up()
 

@@ -32,7 +32,8 @@ class QuietHosts:
     def add(self, now: float, host: str, silent_s: float, limit_s: float) -> None:
         self.limit_s = limit_s
         self.since[host] = now - silent_s
-        self.unsaid.append(host)
+        if host not in self.unsaid:
+            self.unsaid.append(host)
         self._plan(now)
 
     def came_back(self, now: float, host: str, silent_s: float) -> None:

@@ -15,6 +15,7 @@ class Ranks:
         self.done: set[int] = set()  # after MPI_Finalize
         self.endings: dict[int, str] = {}  # rank → how it ended
         self.well: dict[int, float] = {}  # rank → when it ended with 0
+        self.lost: set[int] = set()  # of hosts that are not connected any more
         self.failures: list[Failure] = []  # of ranks that hvdrun did not end
         self.late: list[Failure] = []  # after MPI ended the shim, while no other is known
 
@@ -34,6 +35,14 @@ class Ranks:
     @property
     def have_all_ended_well(self) -> bool:
         return len(self.well) == self.num_proc
+
+    @property
+    def awaited(self) -> set[int]:
+        """The ranks that have started, and whose end will be reported."""
+        return self.started - self.endings.keys() - self.lost
+
+    def lose(self, host: str) -> None:
+        self.lost.update(self.command.ranks_of(host))
 
     def by_host(self) -> dict[str, range]:
         return {s.host.name: self.command.ranks_of(s.host.name) for s in self.command.shares}

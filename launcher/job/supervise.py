@@ -20,13 +20,27 @@ from hvdrun.agent.frames import (
     NOTE,
     OUT,
     RANK,
+    RELEASE,
+    SIGNAL,
+    SIGNALLED,
     Waker,
 )
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
+from hvdrun.agent.signals import PASSED_ON
 from hvdrun.agent.silence import HOST_TIMEOUT_S, clock
 from hvdrun.job import verdict
-from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Say, SignalMpirun
+from hvdrun.job.actions import (
+    Action,
+    EndAll,
+    EndHosts,
+    Finish,
+    HangUp,
+    PassOn,
+    Release,
+    Say,
+    SignalMpirun,
+)
 from hvdrun.job.course import Course
 from hvdrun.job.events import (
     Event,
@@ -42,9 +56,12 @@ from hvdrun.job.events import (
     RankInMpi,
     RankLeftMpi,
     RankSaid,
+    RankSignalled,
     RankStarted,
     ReaderLeft,
     TimePassed,
+    ToPassOn,
+    ToStop,
 )
 from hvdrun.job.host_link import HostLink
 from hvdrun.job.mpirun_output import Source
@@ -61,7 +78,7 @@ from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import Terminal
 from hvdrun.plan.command import Command
 
-# TSTP (Ctrl-Z) is caught and ignored: hosts would take a stopped launcher for dead.
+# These end a job. TSTP (Ctrl-Z) only makes a line: hosts would take a stopped launcher for dead.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # After a signal, hvdrun takes at most this long to write its remaining output.
 LAST_WORDS_S = 2.0
@@ -92,8 +109,9 @@ class Supervisor:
         waker: Waker,
         is_last: bool,
         host_timeout_s: float = HOST_TIMEOUT_S,
+        grace_s: float | None = None,
     ) -> None:
-        self.course = Course(command, time.monotonic(), start_timeout_s, verbose)
+        self.course = Course(command, time.monotonic(), start_timeout_s, verbose, grace_s)
         self.command = command
         self.cwd = cwd
         self.screen = screen
@@ -256,6 +274,9 @@ class Supervisor:
         elif kind == EXIT:
             how, _, at_ns = payload.decode().rpartition(" ")
             self._tell(RankEnded(rank, how, int(at_ns) / 1e9))
+        elif kind == SIGNALLED:
+            _, request, answer = payload.decode().split()
+            self._tell(RankSignalled(rank, int(request), answer))
         elif kind == KEEPER_GONE:
             self._tell(KeeperGone(rank))
             if not self.local_ranks.keepers:
@@ -285,6 +306,10 @@ class Supervisor:
         for number in numbers:
             if number in SIGNALS:
                 self._tell(Interrupted(number))
+            elif number in PASSED_ON:
+                self._tell(ToPassOn(number))
+            elif number == signal.SIGTSTP:
+                self._tell(ToStop())
         if self.course.mpirun.runs and (code := self.mpirun.poll()) is not None:
             self._tell(MpirunEnded(code))
 
@@ -294,12 +319,21 @@ class Supervisor:
         match action:
             case Say(text):
                 self.screen.output.say(text)
-            case EndAll(grace_s):
+            case EndAll(grace_s, first):
                 self.screen.output.ending()
-                self.local_ranks.end(grace_s)
-                self._end_hosts(grace_s)
+                self.local_ranks.end(grace_s, first)
+                for link in self.links:
+                    link.end(grace_s, first)
             case EndHosts(grace_s):
-                self._end_hosts(grace_s)
+                for link in self.links:
+                    link.end(grace_s)
+            case Release():
+                self.local_ranks.release()
+                self._send_hosts(RELEASE)
+            case PassOn(number, request):
+                payload = b"%d %d" % (number, request)
+                self.local_ranks.pass_on(payload)
+                self._send_hosts(SIGNAL, payload)
             case HangUp(host):
                 for link in self.links:
                     if link.host == host:
@@ -310,6 +344,7 @@ class Supervisor:
             case Finish():
                 pass  # the loop itself asks `course.finished`
 
-    def _end_hosts(self, grace_s: float) -> None:
+    def _send_hosts(self, kind: bytes, payload: bytes = b"") -> None:
         for link in self.links:
-            link.end(grace_s)
+            if link.talking:
+                link.send(kind, payload)

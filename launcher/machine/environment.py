@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 LINK = "HVDRUN_LINK"  # the job's secret, by which the keepers find their supervisor (see peers)
 KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the command
+# The keeper's name while it ends its rank. A rank that leaves then need not wait for the others
+# (hvdlite/world/exits.py, _core/engine/exit.c).
+ENDING = "hvdrun-ending"
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
 # The program that replaces ssh, and its options, such as `srun --nodelist={host}`.
 REACH = "HVDRUN_REACH"

@@ -30,6 +30,8 @@ class Request:
     ] = ()  # for mpirun, which then binds the ranks; without them hvdrun does
     start_timeout_s: float = 60.0  # for the ranks of all hosts
     host_timeout_s: float = HOST_TIMEOUT_S  # of silence, after which a host is lost
+    # for the ranks to end after a signal to hvdrun; None: it depends on the signal
+    grace_period_s: float | None = None
     output_dir: str | None = None  # gets a file per rank and stream
     timestamps: bool = False  # in front of each line
     verbose: bool = False

@@ -96,6 +96,7 @@ CASES = [
     Case("host killed, link up", 72, LOST, act=to_server2("kill", "--loud")),
     Case("hvdrun killed", 137, "", act=to_hvdrun("KILL")),
     Case("Ctrl-C", 130, "hvdrun: Ctrl-C: the 4 ranks have 3 s to end", act=to_hvdrun("INT")),
+    Case("TERM", 143, "hvdrun: SIGTERM: the 4 ranks have 20 s to end", act=to_hvdrun("TERM")),
     Case("Ctrl-C twice, TERM ignored", 130, KILLED, act=TWICE, ignores_term=True),
     Case(
         "host cut off and Ctrl-C twice, TERM ignored",

@@ -1,8 +1,10 @@
 #define _GNU_SOURCE
 #include "engine/exit.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,19 +18,42 @@ static bool registered;
 #define FIRST_PAUSE_NS 50000L
 #define LONGEST_PAUSE_NS 10000000L
 
-static void wait_for_all(void)
+/* While hvdrun ends the job, the keeper (our parent) has this name: see ENDING in
+ * launcher/machine/environment.py. Other ranks may have ended by a signal, and never come. */
+#define ENDING "hvdrun-ending\n"
+
+static bool is_being_ended(void)
+{
+    char path[32], name[sizeof ENDING] = "";
+    if (!functions.supervised)
+        return false;
+    snprintf(path, sizeof path, "/proc/%d/comm", (int)getppid());
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t size = read(fd, name, sizeof name - 1);
+    close(fd);
+    return size > 0 && !strcmp(name, ENDING);
+}
+
+/* Returns false if the job is being ended: no rank may enter MPI_Finalize then, as one that has left
+ * in mid-wait may have completed the barrier for another. */
+static bool wait_for_all(void)
 {
     hvdl_word request = 0;
     _Alignas(16) char status[256];
     struct timespec pause = {0, FIRST_PAUSE_NS};
     int done = 0;
     if (functions.ibarrier(functions.comm, &request))
-        return;
+        return !is_being_ended();
     while (!functions.test(&request, &done, status) && !done) {
         nanosleep(&pause, NULL);
         if (pause.tv_nsec < LONGEST_PAUSE_NS)
             pause.tv_nsec *= 2;
+        else if (is_being_ended())
+            return false;
     }
+    return !is_being_ended();
 }
 
 static void at_exit(int code, void *unused)
@@ -47,7 +72,10 @@ static void at_exit(int code, void *unused)
     for (size_t i = 0; i < num_engines; i++)
         hvdl_engine_close(engines_to_close[i], true);
     if (functions.finalize) {
-        wait_for_all();
+        if (!wait_for_all()) {
+            fflush(NULL);
+            _exit(code);
+        }
         functions.finalize();
     }
 }

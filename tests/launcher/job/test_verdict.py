@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdrun.agent.signals import length_s
 from hvdrun.errors import LaunchError
-from hvdrun.job.actions import EndAll, EndHosts, Finish, Say, SignalMpirun
+from hvdrun.job.actions import EndAll, EndHosts, Finish, Release, Say, SignalMpirun
 from hvdrun.job.course import Course
 from hvdrun.job.events import (
     HostBack,
@@ -27,10 +28,13 @@ from hvdrun.job.events import (
     RankEnded,
     RankInMpi,
     RankLeftMpi,
+    RankSignalled,
     RankStarted,
     ReaderLeft,
     SshSaid,
     TimePassed,
+    ToPassOn,
+    ToStop,
 )
 from tests.launcher.job.histories import (
     HOSTS,
@@ -38,17 +42,20 @@ from tests.launcher.job.histories import (
     INT,
     LEFT,
     MPIRUN,
+    PASSED_ON,
     RANKS,
     SILENCE,
     TERM,
     USER,
+    USR1,
+    asked,
     begun,
     command,
     over,
     play,
 )
 
-HISTORIES = {**RANKS, **LEFT, **HOSTS, **SILENCE, **MPIRUN, **USER}
+HISTORIES = {**RANKS, **LEFT, **HOSTS, **SILENCE, **MPIRUN, **USER, **PASSED_ON}
 
 
 def without_repeats(actions):
@@ -60,7 +67,7 @@ def without_repeats(actions):
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
 def test_the_course_of_a_job_and_its_verdict(history):
     _, actions, verdict = play(history.events, **history.options)
-    done = [(at, action) for at, action in actions if not isinstance(action, Say)]
+    done = [(at, action) for at, action in actions if not isinstance(action, Say | Release)]
     done = without_repeats(done)
     assert done[: len(history.actions)] == history.actions
     # A history may go no further: then hvdrun waits for mpirun, helps it and gives up.
@@ -105,9 +112,41 @@ def test_values_are_equal_where_kind_and_fields_are():
     assert EndAll(3.0) != EndAll(0.0)
     assert EndAll(3.0) != EndHosts(3.0)
     assert (HostEnded("b").daemon_status, HostEnded("b", "", 0).daemon_status) == (None, 0)
-    for wrong in (lambda: EndAll(1.0, 2.0), lambda: EndAll(grace=1.0)):
+    for wrong in (lambda: EndAll(1.0, 2, 3), lambda: EndAll(grace=1.0)):
         with pytest.raises(TypeError, match="EndAll has the fields"):
             wrong()
+
+
+def releases(events):
+    return [at for at, action in play(events)[1] if isinstance(action, Release)]
+
+
+def test_mpi_notices_that_ranks_have_ended_only_once_all_have():
+    """Else it would end those that still have time."""
+    end = [*begun(), (2.0, Interrupted(TERM)), *asked(2.1, 0, 1, 2)]
+    assert releases(end) == []
+    assert releases([*end, *asked(15.0, 3)]) == [15.0]
+    assert releases([*end, (15.0, KeeperGone(3))]) == [15.0]
+    lost = [(4.0, HostSilent("b", 30.0, 30.0))]
+    assert releases([*begun(), (2.0, Interrupted(TERM)), *asked(2.1, 0, 1), *lost]) == [4.0]
+    failed = [*begun(), (2.0, RankEnded(1, "code 4", 2.0))]
+    assert releases([*failed, *asked(2.2, 0, 2), *asked(4.9, 3)]) == [4.9]
+
+
+def test_a_rank_that_starts_while_the_job_is_being_ended_is_awaited_too():
+    late = [(2.2, RankStarted(1)), *asked(2.3, 1)]
+    assert releases([*begun(ranks=[0]), (2.0, Interrupted(INT)), *asked(2.1, 0), *late]) == [
+        2.1,
+        2.3,
+    ]
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+def test_by_25_s_after_a_signal_everything_has_ended(number):
+    """Slurm and Kubernetes kill after 30."""
+    actions = play([*begun(), (2.0, Interrupted(number))])[1]
+    assert actions[-1][0] <= 24.0
+    assert isinstance(actions[-1][1], Finish)
 
 
 def test_a_job_that_runs_wakes_hvdrun_for_nothing():
@@ -147,6 +186,11 @@ of_others = st.one_of(
     st.sampled_from([0, 1, -9]).map(MpirunEnded),
     st.sampled_from([INT, TERM]).map(Interrupted),
     st.just(ReaderLeft()),
+    st.just(ToPassOn(USR1)),
+    st.builds(
+        RankSignalled, ranks, st.integers(0, 2), st.sampled_from(["sent", "deadly", "absent"])
+    ),
+    st.just(ToStop()),
 )
 
 
@@ -188,10 +232,14 @@ histories = st.lists(st.tuples(times, of_ranks | of_others), max_size=25).map(po
 def test_every_history_ends_once_it_is_being_ended(events):
     """The last deadline is 2 s after KILL. `play` checks that hvdrun does not spin."""
     course, actions, verdict = play(events)
-    began = [(at, action.grace_s) for at, action in actions if isinstance(action, EndAll)]
+    began = [
+        (at, length_s(action.first, action.grace_s))
+        for at, action in actions
+        if isinstance(action, EndAll)
+    ]
     assert bool(began) == course.ending.has_begun
     if began:
-        last = min(at + grace_s for at, grace_s in began) + 2.0
+        last = min(at + kill_s for at, kill_s in began) + 2.0
         assert course.finished
         finished = [at for at, action in actions if isinstance(action, Finish)]
         assert len(finished) == 1

@@ -132,13 +132,27 @@ def test_a_signal_ends_preflight_and_what_it_started(stand_in, tmp_path, number)
         time.sleep(0.01)
     hvdrun.send_signal(number)
     said = hvdrun.communicate(timeout=30)[1].decode().strip()
-    if number == signal.SIGINT:
-        assert said == "hvdrun: Ctrl-C: no rank has been started"
-    else:
-        assert said == ""
-    assert hvdrun.returncode == (130 if number == signal.SIGINT else -number)
+    name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[number]
+    assert said == f"hvdrun: {name}: no rank has been started"
+    assert hvdrun.returncode == 128 + number
     left = [int(pid) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
     assert not psutil.wait_procs([psutil.Process(pid) for pid in left], timeout=10)[1]
+
+
+def test_a_signal_for_the_ranks_does_not_end_preflight(stand_in, tmp_path):
+    stand_in("touch asked; while [ ! -e over ]; do sleep 0.01; done; exit 255")
+    hvdrun = subprocess.Popen(
+        [sys.executable, "-m", "hvdrun", "-H", hosts(1), "true"], stderr=subprocess.PIPE, text=True
+    )
+    while not (tmp_path / "asked").exists():
+        assert hvdrun.poll() is None
+        time.sleep(0.01)
+    hvdrun.send_signal(signal.SIGUSR1)
+    line = hvdrun.stderr.readline()
+    assert line == "hvdrun: SIGUSR1 was not passed on: no rank is running\n"
+    (tmp_path / "over").touch()
+    hvdrun.communicate(timeout=30)
+    assert hvdrun.returncode == 70
 
 
 def test_the_command_that_asks_names_the_user_the_port_and_the_key(stand_in, capsys, tmp_path):

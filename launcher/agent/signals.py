@@ -1,0 +1,83 @@
+"""Signals: how a rank is ended with them, and which are passed on to it."""
+
+from __future__ import annotations
+
+import os
+
+from hvdrun.agent.frames import Suppress
+from hvdrun.machine.environment import ENDING
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+else:  # see frames
+    import _signal as signal
+
+# A rank that has not ended after Ctrl-C and its grace gets TERM, and this long later KILL.
+LAST_S = 2.0
+# hvdrun passes these on to the ranks. ALRM: by default it ends a process without a word.
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+# The supervisor decides what these do to a rank. Its shim, its keeper and the host agents live on:
+# a batch system may send a signal to all processes of a job.
+NOT_FOR_AGENTS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    *PASSED_ON,
+)
+
+
+def steps(first: int, grace_s: float) -> list[tuple[float, int]]:
+    """The signals that end a rank, each with its time in seconds from now. `first`: INT or TERM."""
+    if first == signal.SIGINT and grace_s:
+        term_s, kill_s = grace_s, grace_s + LAST_S
+        return [(0.0, signal.SIGINT), (term_s, signal.SIGTERM), (kill_s, signal.SIGKILL)]
+    return [(0.0, signal.SIGTERM), (grace_s, signal.SIGKILL)]
+
+
+def show_ending() -> None:
+    with Suppress(OSError), open("/proc/self/comm", "w") as name:
+        name.write(ENDING)
+
+
+def length_s(first: int, grace_s: float) -> float:
+    """From the first signal to KILL."""
+    return steps(first, grace_s)[-1][0]
+
+
+def pack(first: int, grace_s: float) -> bytes:
+    """The payload of END."""
+    return b"%d %d" % (first, round(1000 * grace_s))
+
+
+def unpack(payload: bytes) -> tuple[int, float]:
+    first, grace_ms = payload.split()
+    return int(first), int(grace_ms) / 1000
+
+
+def set_default() -> None:
+    """Before exec: a program starts with each signal at its default, and none blocked. Python and
+    MPIs ignore some, and what is ignored would stay so."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with Suppress(OSError):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def pass_on(pid: int, number: int) -> bytes:
+    """Sends the signal to the process if that has a handler for it, or ignores it: b'sent'.
+    Otherwise it would end the process: b'deadly'. b'absent': there is no such process."""
+    handled = 0
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            for line in status:
+                if line.startswith((b"SigIgn:", b"SigCgt:")):
+                    handled |= int(line.split()[1], 16)
+        if handled >> (number - 1) & 1:
+            os.kill(pid, number)
+            return b"sent"
+    except OSError:
+        return b"absent"
+    return b"deadly"
