@@ -27,7 +27,7 @@ for_hvdlite  | launcher/for_hvdlite.py                | machine knobs
 plan         | launcher/plan/                         | machine agent knobs failures
 output       | launcher/output/                       | machine failures plan
 preflight    | launcher/preflight/                    | machine agent failures plan
-job          | launcher/job/                          | machine agent failures plan output
+job          | launcher/job/                          | machine agent knobs failures plan output
 command_line | launcher/command_line/ launcher/__main__.py |
              |                                        | knobs failures plan output preflight job
 

@@ -36,6 +36,9 @@ EXIT = b"X"
 # keeper → supervisor: the rank called MPI_Init, or MPI_Finalize; only if the keeper can see it
 MPI_BEGUN, MPI_DONE = b"M", b"m"
 NOTE = b"Q"  # keeper → supervisor: what hvdlite in the rank told it (see machine/notes)
+# hvdrun → keeper: what does the rank do now? With the rank as payload where a host agent passes it
+# on. Back: the answer (see machine/looks)
+LOOK, LOOKED = b"L", b"l"
 SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote

@@ -19,6 +19,7 @@ from hvdrun.agent.frames import (
     GRACE_S,
     HOST,
     KEEPER_GONE,
+    LOOK,
     MAGIC,
     PING,
     RANK,
@@ -349,6 +350,8 @@ class HostAgent:
                 self._send_clock()
             elif kind == END:
                 self._end(int(payload) / 10)
+            elif kind == LOOK and self.local_ranks:
+                self.local_ranks.look(int(payload))
             elif kind == STDIN:
                 self._feed(payload)
             elif kind == SECRET:

@@ -12,6 +12,8 @@ from hvdrun.agent.frames import (
     EXIT,
     GO,
     GRACE_S,
+    LOOK,
+    LOOKED,
     RANK,
     SHIM_GONE,
     Suppress,
@@ -415,6 +417,10 @@ class Keeper:
             if kind == END:
                 self.released = True
                 self._end(time.monotonic(), int(payload) / 10)
+            elif kind == LOOK:
+                from hvdrun.machine.looks import look
+
+                self._tell(LOOKED, look(self.pid))
 
     def _end(self, begin: float, grace_s: float) -> None:
         self._look()

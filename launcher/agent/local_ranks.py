@@ -21,6 +21,7 @@ from hvdrun.agent.frames import (
     HOST,
     INT,
     KEEPER_GONE,
+    LOOK,
     OUT,
     RANK,
     frame,
@@ -49,8 +50,8 @@ class LocalRanks:
     """The ranks of this host: reads their output, learns how they end, can end them.
 
     Both hvdrun and the host agents have one. It calls `deliver(kind, rank, payload)` with RANK,
-    OUT, ERR, MPI_BEGUN, MPI_DONE, NOTE, SHIM_GONE, EXIT and KEEPER_GONE; a rank's output and notes
-    come before its EXIT.
+    OUT, ERR, MPI_BEGUN, MPI_DONE, NOTE, LOOKED, SHIM_GONE, EXIT and KEEPER_GONE; a rank's output
+    and notes come before its EXIT.
     """
 
     def __init__(
@@ -81,6 +82,13 @@ class LocalRanks:
         for keeper in self.keepers:
             with contextlib.suppress(OSError):
                 send(keeper.sock, self.ending)
+
+    def look(self, rank: int) -> None:
+        """Asks the rank's keeper, if it is on this host, what the rank does."""
+        for keeper in self.keepers:
+            if keeper.rank == rank:
+                with contextlib.suppress(OSError):
+                    send(keeper.sock, frame(LOOK))
 
     def kill(self, patience_s: float = CLEAN_UP_S) -> None:
         """Kills all ranks, and gives their keepers `patience_s` to remove MPI's files. Output that

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
 from hvdrun.errors import LaunchError
-from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Say, SignalMpirun
+from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Look, Say, SignalMpirun
 from hvdrun.job.ending import Ending
 from hvdrun.job.events import (
     Event,
@@ -29,6 +29,8 @@ from hvdrun.job.events import (
     RankEnded,
     RankInMpi,
     RankLeftMpi,
+    RankLooked,
+    RankSaid,
     RankStarted,
     ReaderLeft,
     SshSaid,
@@ -46,6 +48,7 @@ from hvdrun.job.failure_report import (
     run_on,
     unreachable,
 )
+from hvdrun.job.init_watch import InitWatch, limits
 from hvdrun.job.mpirun_output import MpirunOutput
 from hvdrun.job.ranks import Ranks
 from hvdrun.plan.command import Command
@@ -114,6 +117,14 @@ class Course:
         self.signal: int | None = None  # that hvdrun was ended with
         self.finished = False
         self.actions: list[Action] = []  # of the event that is being handled
+        self.init_watch = InitWatch(
+            self.ranks,
+            limits(command.environment),
+            begin,
+            self._say,
+            lambda ranks: self.actions.append(Look(ranks)),
+            self._fail,
+        )
 
     def on(self, now: float, event: Event) -> list[Action]:
         """Returns the actions that the event asks for. `now` never goes back."""
@@ -122,9 +133,14 @@ class Course:
                 self.ranks.started.add(rank)
             case RankInMpi(rank):
                 self.ranks.in_mpi.add(rank)
+                self.init_watch.on_mpi(now, rank)
             case RankLeftMpi(rank):
                 self.ranks.in_mpi.discard(rank)
                 self.ranks.done.add(rank)
+            case RankSaid(rank, kind):
+                self.init_watch.on_note(now, rank, kind)
+            case RankLooked(rank, look):
+                self.init_watch.on_look(now, rank, look)
             case RankEnded(rank, how, at):
                 self._rank_ended(now, rank, how, at)
             case KeeperGone(rank):
@@ -203,6 +219,8 @@ class Course:
             ranks.fail(failure, self.ending.has_begun)
             if ranks.failures and not self.ending.has_begun:
                 self._end(now, GRACE_S)
+        if not self.ending.has_begun:
+            self.init_watch.update(now)
 
     def _host(self, name: str) -> FarHost:
         return next(host for host in self.hosts if host.name == name)
@@ -259,6 +277,7 @@ class Course:
             yield self.begin + self.start_timeout_s, self._not_started
         if left := ranks.first_that_left():
             yield left[1] + LEAVE_S, self._left_early
+        yield from self.init_watch.deadlines()
         if ranks.well and ranks.running and not self.run_on_said:
             yield ranks.last_that_left()[1] + RUN_ON_S, self._run_on
 
@@ -287,6 +306,8 @@ class Course:
         self._fail(now, self.left_early(left[0]))
 
     def left_early(self, rank: int) -> LaunchError:
+        if self.init_watch.has_left(rank):
+            return self.init_watch.left(rank)
         return left_early(*self.who(rank), self.ranks.well[rank] - self.begin)
 
     def _run_on(self, now: float) -> None:

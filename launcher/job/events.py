@@ -30,6 +30,13 @@ class RankSaid(Value):
     data: bytes = b""
 
 
+class RankLooked(Value):
+    """The keeper's answer about what the rank does, as `machine.looks` packs it."""
+
+    rank: int
+    look: bytes
+
+
 class RankEnded(Value):
     """`how` as the keeper writes it (see frames.EXIT); `at` by the clock of this host."""
 
@@ -117,6 +124,7 @@ Event = (
     | RankInMpi
     | RankLeftMpi
     | RankSaid
+    | RankLooked
     | RankEnded
     | KeeperGone
     | KeepersHere

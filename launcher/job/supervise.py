@@ -15,6 +15,8 @@ from hvdrun.agent.frames import (
     ERR,
     EXIT,
     KEEPER_GONE,
+    LOOK,
+    LOOKED,
     MPI_BEGUN,
     MPI_DONE,
     NOTE,
@@ -25,7 +27,7 @@ from hvdrun.agent.frames import (
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
 from hvdrun.job import verdict
-from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Say, SignalMpirun
+from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Look, Say, SignalMpirun
 from hvdrun.job.course import Course
 from hvdrun.job.events import (
     Event,
@@ -40,6 +42,7 @@ from hvdrun.job.events import (
     RankEnded,
     RankInMpi,
     RankLeftMpi,
+    RankLooked,
     RankSaid,
     RankStarted,
     ReaderLeft,
@@ -236,6 +239,8 @@ class Supervisor:
             self._tell(RankLeftMpi(rank))
         elif kind == NOTE:
             self._tell(RankSaid(rank, payload[:1], payload[1:]))
+        elif kind == LOOKED:
+            self._tell(RankLooked(rank, payload))
         elif kind == EXIT:
             how, _, at_ns = payload.decode().rpartition(" ")
             self._tell(RankEnded(rank, how, int(at_ns) / 1e9))
@@ -282,6 +287,8 @@ class Supervisor:
                 self._end_hosts(grace_s)
             case EndHosts(grace_s):
                 self._end_hosts(grace_s)
+            case Look(ranks):
+                self._look(ranks)
             case HangUp(host):
                 for link in self.links:
                     if link.host == host:
@@ -291,6 +298,15 @@ class Supervisor:
                     os.killpg(self.mpirun.pid, number)
             case Finish():
                 pass  # the loop itself asks `course.finished`
+
+    def _look(self, ranks: tuple[int, ...]) -> None:
+        """Every supervisor is asked, as two names of hosts may mean one machine: the one that has
+        the rank answers."""
+        for rank in ranks:
+            self.local_ranks.look(rank)
+            for link in self.links:
+                if link.talking:
+                    link.send(LOOK, b"%d" % rank)
 
     def _end_hosts(self, grace_s: float) -> None:
         for link in self.links:

@@ -3,6 +3,7 @@
 Unless it says otherwise, a job has ranks 0 and 1 on this host, a, and 2 and 3 on b.
 """
 
+import json
 from dataclasses import dataclass, field
 
 from hvdrun.errors import (
@@ -29,21 +30,30 @@ from hvdrun.job.events import (
     RankEnded,
     RankInMpi,
     RankLeftMpi,
+    RankLooked,
+    RankSaid,
     RankStarted,
     ReaderLeft,
     SshSaid,
     TimePassed,
 )
 from hvdrun.job.verdict import reach
+from hvdrun.machine.notes import INIT_BEGUN
 from hvdrun.plan.command import Command
 from hvdrun.plan.hosts import Host, Share
 
 INT, KILL, PIPE, TERM = 2, 9, 13, 15
 
 
-def command(**hosts):
+def command(environment=None, **hosts):
     shares = tuple(Share(Host(name), count) for name, count in hosts.items())
-    rest = {"environment": {}, "added": (), "passed": (), "connections": (), "notes": ()}
+    rest = {
+        "environment": environment or {},
+        "added": (),
+        "passed": (),
+        "connections": (),
+        "notes": (),
+    }
     return Command(
         starter="mpirun",
         argv=("/bin/mpirun",),
@@ -97,6 +107,17 @@ def well(at, *ranks):
 
 def in_mpi(at, *ranks):
     return [(at, RankInMpi(rank)) for rank in ranks]
+
+
+def init(at, *ranks, kind=INIT_BEGUN):
+    return [(at, RankSaid(rank, kind)) for rank in ranks]
+
+
+def seen(at, rank, cpu_s=0.0, state="S", children=(), by=None):
+    """A keeper's answer about a rank that runs train.py, by its host's clock."""
+    processes = [[100 + rank, 1, state, cpu_s, "python train.py", False], *children]
+    look = json.dumps({"at": at if by is None else by, "processes": processes}).encode()
+    return [(at, RankLooked(rank, look))]
 
 
 def over(at, code=0):
@@ -340,7 +361,7 @@ LEFT = {
     "a rank leaves while no rank that runs is in MPI": History(
         [
             *begun(),
-            *in_mpi(0.5, 2),
+            *in_mpi(0.5, 0, 2),
             *well(1.0, 0),
             (1.1, RankEnded(2, "late signal 15", 1.1)),
             *well(10.0, 1, 3),

@@ -42,8 +42,9 @@ from tests.launcher.job.histories import (
     over,
     play,
 )
+from tests.launcher.job.init_histories import INIT
 
-HISTORIES = {**RANKS, **LEFT, **HOSTS, **MPIRUN, **USER}
+HISTORIES = {**RANKS, **LEFT, **HOSTS, **MPIRUN, **USER, **INIT}
 
 
 def without_repeats(actions):
