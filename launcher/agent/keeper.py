@@ -8,6 +8,7 @@ import select
 import time
 
 from hvdrun.agent.frames import (
+    CLOSED,
     END,
     EXIT,
     GO,
@@ -291,8 +292,9 @@ class Keeper:
             waker.read()
             if self.shim in ready:
                 self._shim_gone()
-            relay.hear(ready)
-            notes.hear()
+            are_open = relay.hear(ready), notes.hear()
+            if not (all(are_open) or self.is_ending or is_exiting(self.pid)):
+                self._tell(CLOSED, b"closed %d" % time.monotonic_ns())
             self._reap(relay, notes)
             if self.sock.fileno() in ready:
                 self._hear()

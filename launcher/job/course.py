@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
 from hvdrun.errors import LaunchError
 from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Look, Say, SignalMpirun
+from hvdrun.job.closed_files import ClosedFiles, runs_on
 from hvdrun.job.ending import Ending
 from hvdrun.job.events import (
     Event,
@@ -26,6 +27,7 @@ from hvdrun.job.events import (
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
+    RankClosedFiles,
     RankEnded,
     RankInMpi,
     RankLeftMpi,
@@ -117,6 +119,7 @@ class Course:
         self.signal: int | None = None  # that hvdrun was ended with
         self.finished = False
         self.actions: list[Action] = []  # of the event that is being handled
+        self.closed_files = ClosedFiles()
         self.init_watch = InitWatch(
             self.ranks,
             limits(command.environment),
@@ -141,6 +144,8 @@ class Course:
                 self.init_watch.on_note(now, rank, kind)
             case RankLooked(rank, look):
                 self.init_watch.on_look(now, rank, look)
+            case RankClosedFiles(rank, at):
+                self.closed_files.at.setdefault(rank, at)
             case RankEnded(rank, how, at):
                 self._rank_ended(now, rank, how, at)
             case KeeperGone(rank):
@@ -278,6 +283,8 @@ class Course:
         if left := ranks.first_that_left():
             yield left[1] + LEAVE_S, self._left_early
         yield from self.init_watch.deadlines()
+        for at, _ in self.closed_files.to_say(self._in_mpi()):
+            yield at, self._say_closed
         if ranks.well and ranks.running and not self.run_on_said:
             yield ranks.last_that_left()[1] + RUN_ON_S, self._run_on
 
@@ -309,6 +316,17 @@ class Course:
         if self.init_watch.has_left(rank):
             return self.init_watch.left(rank)
         return left_early(*self.who(rank), self.ranks.well[rank] - self.begin)
+
+    def _say_closed(self, now: float) -> None:
+        for at, rank in list(self.closed_files.to_say(self._in_mpi())):
+            if at <= now:
+                self.closed_files.said.add(rank)
+                self._say(runs_on(*self.who(rank)))
+
+    def _in_mpi(self) -> set[int]:
+        """The ranks of which hvdrun knows that they have begun to use MPI, and that run."""
+        ranks = self.ranks
+        return (self.init_watch.begun.keys() | ranks.in_mpi) - ranks.done - ranks.endings.keys()
 
     def _run_on(self, now: float) -> None:
         self.run_on_said = True

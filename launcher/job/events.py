@@ -37,6 +37,14 @@ class RankLooked(Value):
     look: bytes
 
 
+class RankClosedFiles(Value):
+    """The rank has closed its end of the way for notes, or of PMI, and runs on; `at` by the clock of
+    this host. A program that closes these closes all descriptors that it does not know."""
+
+    rank: int
+    at: float
+
+
 class RankEnded(Value):
     """`how` as the keeper writes it (see frames.EXIT); `at` by the clock of this host."""
 
@@ -125,6 +133,7 @@ Event = (
     | RankLeftMpi
     | RankSaid
     | RankLooked
+    | RankClosedFiles
     | RankEnded
     | KeeperGone
     | KeepersHere

@@ -12,6 +12,7 @@ import subprocess
 import time
 
 from hvdrun.agent.frames import (
+    CLOSED,
     ERR,
     EXIT,
     KEEPER_GONE,
@@ -39,6 +40,7 @@ from hvdrun.job.events import (
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
+    RankClosedFiles,
     RankEnded,
     RankInMpi,
     RankLeftMpi,
@@ -241,6 +243,8 @@ class Supervisor:
             self._tell(RankSaid(rank, payload[:1], payload[1:]))
         elif kind == LOOKED:
             self._tell(RankLooked(rank, payload))
+        elif kind == CLOSED:
+            self._tell(RankClosedFiles(rank, int(payload.split()[1]) / 1e9))
         elif kind == EXIT:
             how, _, at_ns = payload.decode().rpartition(" ")
             self._tell(RankEnded(rank, how, int(at_ns) / 1e9))

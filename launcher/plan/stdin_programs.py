@@ -45,7 +45,7 @@ def _no_program(shown: str, num_proc: int) -> UsageError:
     others = "the other rank" if num_proc == 2 else f"the other {num_proc - 1} ranks"
     return UsageError(
         f"`{shown}` reads its program from standard input, which only rank 0 gets, so {others}"
-        f" would run nothing: write the program to a file and run `hvdrun -np {num_proc} python FILE`;"
+        f" would run nothing: write it to a file and run `hvdrun -np {num_proc} python FILE`;"
         f" `hvdrun -np 1 {shown}` works"
     )
 

@@ -28,6 +28,7 @@ from hvdrun.job.events import (
     SshSaid,
     TimePassed,
 )
+from tests.launcher.job.closing_histories import CLOSING
 from tests.launcher.job.histories import (
     HOSTS,
     ILL_LUCK,
@@ -44,7 +45,7 @@ from tests.launcher.job.histories import (
 )
 from tests.launcher.job.init_histories import INIT
 
-HISTORIES = {**RANKS, **LEFT, **HOSTS, **MPIRUN, **USER, **INIT}
+HISTORIES = {**RANKS, **LEFT, **HOSTS, **MPIRUN, **USER, **INIT, **CLOSING}
 
 
 def without_repeats(actions):

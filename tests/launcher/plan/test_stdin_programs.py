@@ -73,7 +73,7 @@ def test_a_program_from_standard_input_is_refused_on_several_ranks(line, shown):
         check(line.split(), 3)
     assert str(caught.value).startswith(
         f"`{shown}` reads its program from standard input, which only rank 0 gets, so the other 2"
-        " ranks would run nothing: write the program to a file and run `hvdrun -np 3 python FILE`"
+        " ranks would run nothing: write it to a file and run `hvdrun -np 3 python FILE`"
     )
 
 
