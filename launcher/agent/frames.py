@@ -36,8 +36,8 @@ EXIT = b"X"
 # keeper → supervisor: the rank called MPI_Init, or MPI_Finalize; only if the keeper can see it
 MPI_BEGUN, MPI_DONE = b"M", b"m"
 NOTE = b"Q"  # keeper → supervisor: what hvdlite in the rank told it (see machine/notes)
-# keeper → supervisor: the rank runs on and has closed its end of the way for notes, so it has closed
-# more, MPI's descriptors perhaps; or PMI's. With the time, as for EXIT
+# keeper → supervisor: the rank runs on and has closed its end of PMI or of the way for notes, so it
+# has closed what it does not know, perhaps MPI's, too. With the time, as for EXIT
 CLOSED = b"C"
 # hvdrun → keeper: what does the rank do now? With the rank as payload where a host agent passes it
 # on. Back: the answer (see machine/looks)

@@ -293,7 +293,7 @@ class Keeper:
             if self.shim in ready:
                 self._shim_gone()
             are_open = relay.hear(ready), notes.hear()
-            if not (all(are_open) or self.is_ending or is_exiting(self.pid)):
+            if not all(are_open) and self.pid and not (self.is_ending or is_exiting(self.pid)):
                 self._tell(CLOSED, b"closed %d" % time.monotonic_ns())
             self._reap(relay, notes)
             if self.sock.fileno() in ready:

@@ -38,7 +38,7 @@ class RankLooked(Value):
 
 
 class RankClosedFiles(Value):
-    """The rank has closed its end of the way for notes, or of PMI, and runs on; `at` by the clock of
+    """The rank runs on and has closed its end of PMI, or of the way for notes; `at` by the clock of
     this host. A program that closes these closes all descriptors that it does not know."""
 
     rank: int

@@ -47,7 +47,7 @@ def _command(pid: int) -> str:
     for name in ("cmdline", "comm"):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
             words = file.read(4 * SHOWN).decode(errors="replace").strip("\0\n").split("\0")
-            text = " ".join([os.path.basename(words[0]), *words[1:]])
+            text = " ".join(" ".join([os.path.basename(words[0]), *words[1:]]).split())
             if text:
                 return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
     return "?"

@@ -1,5 +1,6 @@
 """Ranks that come late to hvd.init(), or never: what hvdrun says and does, under both MPIs."""
 
+import contextlib
 import os
 import re
 import signal
@@ -15,6 +16,24 @@ LIMIT_S = 60.0
 
 def script(text):
     return ("-c", textwrap.dedent(text))
+
+
+@contextlib.contextmanager
+def started(python, *arguments, options=()):
+    """hvdrun with two ranks of Python, and its stderr to read."""
+    process = subprocess.Popen(
+        [python.with_name("hvdrun"), "-np", "2", *options, python, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        end_tree(process)
+        process.stderr.close()
 
 
 LEAVES = """
@@ -34,6 +53,25 @@ def test_a_rank_that_ends_with_0_while_others_wait_for_it_in_init_ends_the_job(h
         r" hvd.init\(\), where ranks 0,2 waited for it; every rank must call hvd.init\(\)",
         done.stderr,
     ), done
+
+
+CLOSES = """
+    import os, time
+    import hvdlite as hvd
+    hvd.init()
+    if hvd.rank() == 1:
+        os.closerange(0, 1000)
+        time.sleep(60)
+    hvd.barrier()
+"""
+
+
+def test_a_rank_that_closes_its_file_descriptors_and_runs_on_is_named(python):
+    with started(python, *script(CLOSES)) as process:
+        line = process.stderr.readline()
+        assert line.startswith(
+            "hvdrun: rank 1 on localhost has closed its file descriptors, MPI's among them, and"
+        ), line
 
 
 @pytest.mark.parametrize("python", ["mpich"], indirect=True)  # Open MPI does not say what is done
@@ -74,19 +112,8 @@ def test_a_rank_that_others_wait_for_in_init_is_described_until_it_comes(
 ):
     gate = str(tmp_path / "gate")
     text = LATE.format(before=before.format(gate=gate, waits=WAITS.format(gate=gate)))
-    process = subprocess.Popen(
-        [
-            python.with_name("hvdrun"),
-            *("-np", "2", "--stall-check-warning-time-seconds", "1", python, "-c", text),
-        ],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr
-    try:
+    options = ("--stall-check-warning-time-seconds", "1")
+    with started(python, "-c", text, options=options) as process:
         assert re.fullmatch(
             r"hvdrun: rank 0 waits in hvd\.init\(\) for rank 1, which has not called it"
             r" \(\d+\.\d s so far\):\n",
@@ -102,9 +129,6 @@ def test_a_rank_that_others_wait_for_in_init_is_described_until_it_comes(
         rest = process.stderr.read()
         assert "hvdrun: all ranks are in hvd.init(), after" in rest
         assert process.wait(LIMIT_S) == 0, rest
-    finally:
-        end_tree(process)
-        process.stderr.close()
 
 
 def test_the_stall_shutdown_time_ends_a_wait_in_init(hvdrun, python):
