@@ -41,7 +41,8 @@ def test_hvdrun_asks_another_host_what_a_rank_does_that_is_late_for_init(hvdrun,
     assert done.code == 0, done
     assert re.search(
         r"hvdrun: ranks? [013,-]+ waits? in hvd.init\(\) for ranks? [0-3,-]+, which ha(s|ve) not"
-        r" called it \([\d.]+ s so far\):\n(    rank .*\n)*    rank 2 on server2 (sleeps|computes).*python",
+        r" called it \([\d.]+ s so far\):\n(    rank .*\n)*    rank 2 on server2"
+        r" (sleeps|computes).*python",
         done.stderr,
     ), done
     assert "hvdrun: all ranks are in hvd.init(), after" in done.stderr
@@ -65,8 +66,8 @@ def test_a_rank_that_closes_its_file_descriptors_is_the_cause_of_what_others_die
     last = done.stderr.splitlines()
     if done.code == 73:
         assert re.match(
-            r"hvdrun: rank 2 on server2 closed its file descriptors after [\d.]+ s, MPI's connections"
-            r" to other ranks among them, and that ended the job \(rank \d on server1 ",
+            r"hvdrun: rank 2 on server2 closed its file descriptors after [\d.]+ s, MPI's"
+            r" connections to other ranks among them, and that ended the job \(rank \d on server1 ",
             last[-1],
         ), done
     else:  # MPICH's UCX may first find out on rank 2 itself
