@@ -43,6 +43,7 @@ from hvdrun.plan.command import Command
 from hvdrun.plan.hosts import Host, Share
 
 INT, KILL, PIPE, TERM = 2, 9, 13, 15
+DAYS_S = 2e5
 
 
 def command(environment=None, **hosts):
@@ -67,7 +68,8 @@ def command(environment=None, **hosts):
 
 def play(events, job=None, start_timeout_s=60.0, verbose=False, tails=None):
     """The course after these events, and its actions with their times. It is woken at each
-    `wake_at`, also after the last event."""
+    `wake_at`, also after the last event, for some days: while ranks wait in init, hvdrun reports it
+    again and again."""
     course = Course(job or command(a=2, b=2), 0.0, start_timeout_s, verbose)
     actions = []
 
@@ -85,7 +87,7 @@ def play(events, job=None, start_timeout_s=60.0, verbose=False, tails=None):
             break
         tell(at, event)
         tell(at, TimePassed())
-    sleep(float("inf"))
+    sleep(DAYS_S)
     now = actions[-1][0] if actions else 0.0
     return course, actions, reach(course, now, 1e9 + now, tails or {})
 

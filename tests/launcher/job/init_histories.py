@@ -318,4 +318,34 @@ INIT = {
             "rank 1 on a ended with exit code 0 after 3.0 s and had not called hvd.init(), where",
         ),
     ),
+    "many ranks are missing": History(
+        [
+            *begun(ranks=range(22)),
+            *init(1.0, 0),
+            *init(14.0, *range(1, 22)),
+            *init(14.1, *range(22), kind=INIT_DONE),
+            *well(40.0, *range(22)),
+            *over(40.1),
+        ],
+        [
+            (10.0, Look(tuple(range(1, 9)))),
+            (11.0, Look(tuple(range(1, 9)))),
+            (40.1, EndHosts(3.0)),
+            (40.1, Finish()),
+        ],
+        0,
+        says=[
+            (
+                13.0,
+                (
+                    "hvdrun: rank 0 waits in hvd.init() for ranks 1-21, which have not called it"
+                    " (12.0 s so far):\n    rank 1 on a: the host does not answer\n    "
+                    + "\n    ".join(f"rank {r} on b: the host does not answer" for r in range(2, 9))
+                    + "\n    and 13 more"
+                ),
+            ),
+            (14.0, "hvdrun: all ranks are in hvd.init(), after 13.0 s"),
+        ],
+        options={"job": command(a=2, b=20)},
+    ),
 }
