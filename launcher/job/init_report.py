@@ -76,7 +76,7 @@ def activity(before: Look | None, now: Look) -> str:
             f"its child process {child.pid} ({child.command}) {_doing(child, used, before, now)}"
         )
     if any(process.has_mpi for process in now.processes):
-        parts.append("MPI is loaded there, so it may be in MPI_Init by another way")
+        parts.append("it has loaded MPI")
     return "; ".join(parts)
 
 

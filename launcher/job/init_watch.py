@@ -118,7 +118,7 @@ class InitWatch:
             if kind == INIT_FAILED:  # it may call it again
                 self.begun[rank] -= 1
                 self.failed.add(rank)
-        self.update(now)
+        self.update(now, all_came=kind == INIT_DONE)
 
     def on_mpi(self, now: float, rank: int) -> None:
         """The rank has begun MPI_Init."""
@@ -134,8 +134,9 @@ class InitWatch:
             if not self.asked and self.asked_at is not None:
                 self._report(now)
 
-    def update(self, now: float) -> None:
-        """To be called when the state of a rank has changed."""
+    def update(self, now: float, all_came: bool = False) -> None:
+        """To be called when the state of a rank has changed. all_came: one is through init, so all
+        have come, also those that can't tell."""
         were_missing = self.missing
         self.waits, self.missing = set(), set()
         in_mpi = self.ranks.in_mpi | self.ranks.done
@@ -159,7 +160,7 @@ class InitWatch:
                 self.report_at = self.begin + self.limits.first_s
                 self.sample_at = max(self.begin, self.report_at - SAMPLE_S)
         elif not self.waits and self.begin is not None:
-            if self.said and not were_missing & never:
+            if self.said and (all_came or not were_missing & never):
                 self.say(gathered(self.where, now - self.begin))
             self.begin = None
             self._forget()

@@ -318,6 +318,21 @@ INIT = {
             "rank 1 on a ended with exit code 0 after 3.0 s and had not called hvd.init(), where",
         ),
     ),
+    "a rank that can't tell comes to init": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2),
+            *init(14.0, 0, 1, 2, kind=INIT_DONE),
+            *well(40.0, 0, 1, 2, 3),
+            *over(40.1),
+        ],
+        [(10.0, Look((3,))), (11.0, Look((3,))), (40.1, EndHosts(3.0)), (40.1, Finish())],
+        0,
+        says=[
+            (13.0, "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"),
+            (14.0, "hvdrun: all ranks are in hvd.init(), after 13.0 s"),
+        ],
+    ),
     "many ranks are missing": History(
         [
             *begun(ranks=range(22)),
