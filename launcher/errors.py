@@ -12,7 +12,7 @@
     ├── HostLost             72  a host died or was cut off during the job
     ├── MpirunFailed         73  mpirun could not start the job, or gave up on it
     ├── OutputLost           74  the ranks' output can't be written
-    └── StartTimeout         75  ranks that did not start in time
+    └── StartTimeout         75  ranks that did not start, or come to hvd.init(), in time
 
 All other codes are the program's: the code of the rank that failed first, 128+n for signal n.
 """
@@ -84,7 +84,7 @@ class OutputLost(LaunchError):
 
 class StartTimeout(LaunchError):
     code = 75
-    cause = "ranks that did not start in time"
+    cause = "ranks that did not start, or did not come to hvd.init(), in time"
 
 
 def exit_codes() -> str:

@@ -36,6 +36,12 @@ EXIT = b"X"
 # keeper → supervisor: the rank called MPI_Init, or MPI_Finalize; only if the keeper can see it
 MPI_BEGUN, MPI_DONE = b"M", b"m"
 NOTE = b"Q"  # keeper → supervisor: what hvdlite in the rank told it (see machine/notes)
+# keeper → supervisor: the rank runs on and has closed its end of PMI or of the way for notes, so it
+# has closed what it does not know, perhaps MPI's, too. With the time, as for EXIT
+CLOSED = b"C"
+# hvdrun → keeper: what does the rank do now? With the rank as payload where a host agent passes it
+# on. Back: the answer (see machine/looks)
+LOOK, LOOKED = b"L", b"l"
 SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
@@ -53,7 +59,7 @@ BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of 
 STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); back: ready for more
 PING = b"P"  # both ways between hvdrun and host agents; from these, with their monotonic clock
 END = b"T"  # end the rank; with the first signal and the grace (see signals)
-RELEASE = b"L"  # supervisor → keeper: all ranks have ended, so MPI may notice
+RELEASE = b"Z"  # supervisor → keeper: all ranks have ended, so MPI may notice
 # supervisor → keeper: pass a signal on to the rank; its number, and that of the request. The answer
 # is the same, and how that went (see signals.pass_on).
 SIGNAL, SIGNALLED = b"U", b"u"

@@ -21,6 +21,7 @@ from hvdrun.agent.frames import (
     GRACE_S,
     HOST,
     KEEPER_GONE,
+    LOOK,
     MAGIC,
     PING,
     RANK,
@@ -366,6 +367,8 @@ class HostAgent:
                 self.local_ranks.release()
             elif kind == SIGNAL and self.local_ranks:
                 self.local_ranks.pass_on(payload)
+            elif kind == LOOK and self.local_ranks:
+                self.local_ranks.look(int(payload))
             elif kind == STDIN:
                 self._feed(payload)
             elif kind == SILENCE_LIMIT:

@@ -9,10 +9,13 @@ import time
 
 from hvdrun.agent import signals
 from hvdrun.agent.frames import (
+    CLOSED,
     END,
     EXIT,
     GO,
     GRACE_S,
+    LOOK,
+    LOOKED,
     RANK,
     RELEASE,
     SHIM_GONE,
@@ -292,8 +295,9 @@ class Keeper:
             waker.read()
             if self.shim in ready:
                 self._shim_gone()
-            relay.hear(ready)
-            notes.hear()
+            are_open = relay.hear(ready), notes.hear()
+            if not all(are_open) and self.pid and not (self.is_ending or is_exiting(self.pid)):
+                self._tell(CLOSED, b"closed %d" % time.monotonic_ns())
             self._reap(relay, notes)
             if self.sock.fileno() in ready:
                 self._hear()
@@ -427,6 +431,10 @@ class Keeper:
                 self.released = True
             elif kind == SIGNAL:
                 self._pass_on(payload)
+            elif kind == LOOK:
+                from hvdrun.machine.looks import look
+
+                self._tell(LOOKED, look(self.pid))
 
     def _pass_on(self, request: bytes) -> None:
         answer = signals.pass_on(self.pid, int(request.split()[0])) if self.pid else b"absent"

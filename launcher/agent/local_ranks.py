@@ -22,6 +22,7 @@ from hvdrun.agent.frames import (
     HOST,
     INT,
     KEEPER_GONE,
+    LOOK,
     OUT,
     RANK,
     RELEASE,
@@ -53,8 +54,8 @@ class LocalRanks:
     """The ranks of this host: reads their output, learns how they end, can end them.
 
     Both hvdrun and the host agents have one. It calls `deliver(kind, rank, payload)` with RANK,
-    OUT, ERR, MPI_BEGUN, MPI_DONE, NOTE, SHIM_GONE, SIGNALLED, EXIT and KEEPER_GONE; a rank's output
-    and notes come before its EXIT.
+    OUT, ERR, MPI_BEGUN, MPI_DONE, NOTE, LOOKED, CLOSED, SHIM_GONE, SIGNALLED, EXIT and KEEPER_GONE;
+    a rank's output and notes come before its EXIT.
     """
 
     def __init__(
@@ -97,6 +98,13 @@ class LocalRanks:
             if keeper.rank >= 0:  # all others get `ending` when they begin
                 with contextlib.suppress(OSError):
                     send(keeper.sock, message)
+
+    def look(self, rank: int) -> None:
+        """Asks the rank's keeper, if it is on this host, what the rank does."""
+        for keeper in self.keepers:
+            if keeper.rank == rank:
+                with contextlib.suppress(OSError):
+                    send(keeper.sock, frame(LOOK))
 
     def kill(self, patience_s: float = CLEAN_UP_S) -> None:
         """Kills all ranks, and gives their keepers `patience_s` to remove MPI's files. Output that

@@ -52,7 +52,8 @@ class Relay:
         for fd in self.other:
             self.poll.register(fd, select.POLLIN)
 
-    def hear(self, ready: set[int]) -> None:
+    def hear(self, ready: set[int]) -> bool:
+        """False when the rank has just closed its end, between MPI_Init and MPI_Finalize."""
         for fd in ready & self.other.keys():
             data = b""
             with Suppress(OSError):
@@ -60,9 +61,10 @@ class Relay:
                 write_all(self.other[fd], data)
             if not data:
                 self._close()
-                return
+                return fd != self.of_rank or not self.is_in_mpi
             if fd == self.of_rank:
                 self._look_at(data)
+        return True
 
     def _close(self) -> None:
         """Tells the rank that the daemon is gone. The other way round, the keeper decides when."""

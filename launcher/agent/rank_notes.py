@@ -43,19 +43,21 @@ class RankNotes:
         assert self.ours is not None
         self.poll.register(self.ours, select.POLLIN)
 
-    def hear(self) -> None:
-        """Takes all notes that have arrived."""
+    def hear(self) -> bool:
+        """Takes all notes that have arrived. False when the rank has just closed its end."""
         while self.ours is not None:
             note = b""
             with Suppress(OSError):
                 try:
                     note = self.ours.recv(LONGEST + 1)
                 except BlockingIOError:
-                    return
+                    return True
             self.left -= 1
-            if not note or self.left < 0:  # the rank has closed its end, or is mad
+            if not note or self.left < 0:
                 self.poll.unregister(self.ours)
                 self.ours.close()
                 self.ours = None
-            elif is_valid(note):
+                return bool(note)
+            if is_valid(note):
                 self.tell(NOTE, note)
+        return True

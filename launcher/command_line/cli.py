@@ -23,7 +23,7 @@ from hvdrun.errors import (
 )
 from hvdrun.output.terminal import open_standard_files
 from hvdrun.plan import command as commands
-from hvdrun.plan import facts, flavour, schedulers
+from hvdrun.plan import facts, flavour, schedulers, stdin_programs
 from hvdrun.plan.hosts import Host, parse_hostfile
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Allocation
@@ -167,6 +167,7 @@ def _mpi(request: Request, found: commands.LocalFacts) -> flavour.Flavour:
 
 
 def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
+    stdin_programs.check(request.command, request.num_proc or 1)
     found = facts.gather(request)
     request = commands.with_hosts_in_use(request, found)
     mpi = _mpi(request, found)
@@ -180,6 +181,7 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         seen.check()
         found = seen.within(found)
     command = commands.build(request, mpi, found)
+    stdin_programs.check(request.command, command.num_proc)
     if dry_run:
         click.echo(command.show(found))
         if seen and (unknown := seen.unknown(request)):

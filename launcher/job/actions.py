@@ -43,6 +43,12 @@ class SignalMpirun(Value):
     number: int
 
 
+class Look(Value):
+    """Asks the keepers of these ranks what the ranks do now; their answers are RankLooked."""
+
+    ranks: tuple[int, ...]
+
+
 class Say(Value):
     """Shows a line of hvdrun's own."""
 
@@ -53,4 +59,4 @@ class Finish(Value):
     """The loop ends and kills at once what is left. Then `verdict` decides how the job went."""
 
 
-Action = EndAll | EndHosts | Release | PassOn | HangUp | SignalMpirun | Say | Finish
+Action = EndAll | EndHosts | Release | PassOn | HangUp | SignalMpirun | Look | Say | Finish

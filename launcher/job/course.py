@@ -19,11 +19,13 @@ from hvdrun.job.actions import (
     EndHosts,
     Finish,
     HangUp,
+    Look,
     PassOn,
     Release,
     Say,
     SignalMpirun,
 )
+from hvdrun.job.closed_files import ClosedFiles, runs_on
 from hvdrun.job.ending import Ending, grace_s
 from hvdrun.job.events import (
     Event,
@@ -41,9 +43,11 @@ from hvdrun.job.events import (
     MpirunOutputEnded,
     MpirunSaid,
     Paused,
+    RankClosedFiles,
     RankEnded,
     RankInMpi,
     RankLeftMpi,
+    RankLooked,
     RankSaid,
     RankSignalled,
     RankStarted,
@@ -69,6 +73,7 @@ from hvdrun.job.failure_report import (
     unreachable,
     unstoppable,
 )
+from hvdrun.job.init_watch import InitWatch, limits
 from hvdrun.job.mpirun_output import MpirunOutput
 from hvdrun.job.passing_on import PassingOn, nobody
 from hvdrun.job.quiet_hosts import QuietHosts
@@ -157,6 +162,15 @@ class Course:
         self.signal: int | None = None  # that hvdrun was ended with
         self.finished = False
         self.actions: list[Action] = []  # of the event that is being handled
+        self.closed_files = ClosedFiles()
+        self.init_watch = InitWatch(
+            self.ranks,
+            limits(command.environment),
+            begin,
+            self._say,
+            lambda ranks: self.actions.append(Look(ranks)),
+            self._fail,
+        )
 
     def on(self, now: float, event: Event) -> list[Action]:
         """Returns the actions that the event asks for. `now` never goes back."""
@@ -165,12 +179,19 @@ class Course:
                 self.ranks.started.add(rank)
             case RankInMpi(rank):
                 self.ranks.in_mpi.add(rank)
+                self.init_watch.on_mpi(now, rank)
             case RankLeftMpi(rank):
                 self.ranks.in_mpi.discard(rank)
                 self.ranks.done.add(rank)
             case RankSaid(rank, notes.SUMMARY, data):
                 if record := summary.parse(data):
                     self.summaries[rank] = record
+            case RankSaid(rank, kind):
+                self.init_watch.on_note(now, rank, kind)
+            case RankLooked(rank, look):
+                self.init_watch.on_look(now, rank, look)
+            case RankClosedFiles(rank, at):
+                self.closed_files.at.setdefault(rank, at)
             case RankEnded(rank, how, at):
                 self._rank_ended(now, rank, how, at)
             case KeeperGone(rank):
@@ -278,6 +299,8 @@ class Course:
             ranks.fail(failure, self.ending.has_begun and not was_before)
             if ranks.failures and not self.ending.has_begun:
                 self._end(now, GRACE_S)
+        if not self.ending.has_begun:
+            self.init_watch.update(now)
 
     def _host(self, name: str) -> FarHost:
         return next(host for host in self.hosts if host.name == name)
@@ -348,6 +371,9 @@ class Course:
             yield self.quiet.say_at, self._say_quiet
         if left := ranks.first_that_left():
             yield left[1] + LEAVE_S, self._left_early
+        yield from self.init_watch.deadlines()
+        for at, _ in self.closed_files.to_say(self._in_mpi()):
+            yield at, self._say_closed
         if ranks.well and ranks.running and not self.run_on_said:
             yield ranks.last_that_left()[1] + RUN_ON_S, self._run_on
 
@@ -376,11 +402,24 @@ class Course:
         self._fail(now, self.left_early(left[0]))
 
     def left_early(self, rank: int) -> LaunchError:
+        if self.init_watch.has_left(rank):
+            return self.init_watch.left(rank)
         return left_early(*self.who(rank), self.ranks.well[rank] - self.begin)
 
     def _say_quiet(self, now: float) -> None:
         for line in self.quiet.lines(now):
             self._say(line)
+
+    def _say_closed(self, now: float) -> None:
+        for at, rank in list(self.closed_files.to_say(self._in_mpi())):
+            if at <= now:
+                self.closed_files.said.add(rank)
+                self._say(runs_on(*self.who(rank)))
+
+    def _in_mpi(self) -> set[int]:
+        """The ranks of which hvdrun knows that they have begun to use MPI, and that run."""
+        ranks = self.ranks
+        return (self.init_watch.begun.keys() | ranks.in_mpi) - ranks.done - ranks.endings.keys()
 
     def _run_on(self, now: float) -> None:
         self.run_on_said = True

@@ -30,6 +30,21 @@ class RankSaid(Value):
     data: bytes = b""
 
 
+class RankLooked(Value):
+    """The keeper's answer about what the rank does, as `machine.looks` packs it."""
+
+    rank: int
+    look: bytes
+
+
+class RankClosedFiles(Value):
+    """The rank runs on and has closed its end of PMI, or of the way for notes; `at` by the clock of
+    this host. A program that closes these closes all descriptors that it does not know."""
+
+    rank: int
+    at: float
+
+
 class RankEnded(Value):
     """`how` as the keeper writes it (see frames.EXIT); `at` by the clock of this host."""
 
@@ -166,6 +181,8 @@ Event = (
     | RankInMpi
     | RankLeftMpi
     | RankSaid
+    | RankLooked
+    | RankClosedFiles
     | RankEnded
     | KeeperGone
     | KeepersHere

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from hvdrun.agent.frames import (
     BYE,
     CHUNK,
+    CLOSED,
     DAEMON,
     END,
     EXIT,
@@ -224,7 +225,8 @@ class HostLink:
                 seen = time.monotonic_ns() - int(payload)
                 self.clock_ns = seen if self.clock_ns is None else min(seen, self.clock_ns)
             else:
-                self.deliver(kind, rank, self._by_own_clock(payload) if kind == EXIT else payload)
+                has_time = kind in (EXIT, CLOSED)
+                self.deliver(kind, rank, self._by_own_clock(payload) if has_time else payload)
 
     def _by_own_clock(self, ending: bytes) -> bytes:
         how, _, at_ns = ending.rpartition(b" ")

@@ -61,10 +61,11 @@ class Ranks:
             self.late.append(failure)
 
     def first_that_left(self) -> tuple[int, float] | None:
-        """The first rank that ended with 0 without MPI_Finalize while others are in MPI, and the
-        time when the last such rank left. The others need all ranks: in MPI_Init, in a collective,
-        or at the latest in MPI_Finalize."""
-        early = self.well.keys() - self.done
+        """The first rank that ended with 0 between MPI_Init and MPI_Finalize while others are in
+        MPI, and the time when the last such rank left. The others need all ranks: in a collective,
+        or at the latest in MPI_Finalize. (For ranks that ended before MPI_Init see `init_watch`.)
+        """
+        early = self.well.keys() & self.in_mpi
         if not early or not self.in_mpi - self.endings.keys():
             return None
         return min(early, key=self.well.__getitem__), max(self.well[rank] for rank in early)

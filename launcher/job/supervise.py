@@ -12,9 +12,12 @@ import subprocess
 import time
 
 from hvdrun.agent.frames import (
+    CLOSED,
     ERR,
     EXIT,
     KEEPER_GONE,
+    LOOK,
+    LOOKED,
     MPI_BEGUN,
     MPI_DONE,
     NOTE,
@@ -36,6 +39,7 @@ from hvdrun.job.actions import (
     EndHosts,
     Finish,
     HangUp,
+    Look,
     PassOn,
     Release,
     Say,
@@ -52,9 +56,11 @@ from hvdrun.job.events import (
     MpirunOutputEnded,
     MpirunSaid,
     Paused,
+    RankClosedFiles,
     RankEnded,
     RankInMpi,
     RankLeftMpi,
+    RankLooked,
     RankSaid,
     RankSignalled,
     RankStarted,
@@ -271,6 +277,10 @@ class Supervisor:
             self._tell(RankLeftMpi(rank))
         elif kind == NOTE:
             self._tell(RankSaid(rank, payload[:1], payload[1:]))
+        elif kind == LOOKED:
+            self._tell(RankLooked(rank, payload))
+        elif kind == CLOSED:
+            self._tell(RankClosedFiles(rank, int(payload.split()[1]) / 1e9))
         elif kind == EXIT:
             how, _, at_ns = payload.decode().rpartition(" ")
             self._tell(RankEnded(rank, how, int(at_ns) / 1e9))
@@ -334,6 +344,8 @@ class Supervisor:
                 payload = b"%d %d" % (number, request)
                 self.local_ranks.pass_on(payload)
                 self._send_hosts(SIGNAL, payload)
+            case Look(ranks):
+                self._look(ranks)
             case HangUp(host):
                 for link in self.links:
                     if link.host == host:
@@ -343,6 +355,13 @@ class Supervisor:
                     os.killpg(self.mpirun.pid, number)
             case Finish():
                 pass  # the loop itself asks `course.finished`
+
+    def _look(self, ranks: tuple[int, ...]) -> None:
+        """Every supervisor is asked, as two names of hosts may mean one machine: the one that has
+        the rank answers."""
+        for rank in ranks:
+            self.local_ranks.look(rank)
+            self._send_hosts(LOOK, b"%d" % rank)
 
     def _send_hosts(self, kind: bytes, payload: bytes = b"") -> None:
         for link in self.links:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hvdrun.errors import HostLost, LaunchError, MpirunFailed
+from hvdrun.job.closed_files import broke_mpi, it_had_closed, lost_a_running_rank
 from hvdrun.job.course import Course
 from hvdrun.job.failure_report import (
     Failure,
@@ -61,26 +62,38 @@ def _reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) 
         return _failed(given_up)
     if failure is None:
         return Verdict(0) if ranks.have_all_ended_well else _mpirun_failed(course, said)
-    if failure.rank in lost_a_peer(said):
+    lost = lost_a_peer(said)
+    if (closer := course.closed_files.cause_of(failure, lost, course.begin)) is not None:
+        after_s = course.closed_files.at[closer] - course.begin
+        error = broke_mpi(*course.who(closer), after_s, failure)
+        return Verdict(error.code, error, culprit=closer)
+    if failure.rank in lost:
         if host := host_without_words(ranks.by_host(), ranks.started, ranks.endings):
             return _failed(host_lost(host, "its ranks ended without a report"))
         if ranks.well:
             return _failed(course.left_early(ranks.last_that_left()[0]))
     failure = failure._replace(at=date - (now - course.begin) + failure.after_s)
-    return _report(course, failure, tails)
+    return _report(course, failure, tails, failure.rank in lost)
 
 
 def _failed(error: LaunchError, lines: tuple[str, ...] = ()) -> Verdict:
     return Verdict(error.code, error, lines)
 
 
-def _report(course: Course, failure: Failure, tails: Mapping[int, bytes]) -> Verdict:
+def _report(
+    course: Course, failure: Failure, tails: Mapping[int, bytes], lost_a_rank: bool
+) -> Verdict:
     words = last_lines(tails.get(failure.rank, b""))
     same = [rank for rank in sorted(tails) if last_lines(tails[rank]) == words]
     after = []
-    if course.ranks.well and missed_a_peer(words):
+    closed_at = course.closed_files.at.get(failure.rank)
+    if closed_at is not None:
+        after.append(it_had_closed(course.begin + failure.after_s - closed_at))
+    elif course.ranks.well and missed_a_peer(words):
         rank, at = course.ranks.last_that_left()
         after.append(had_left(*course.who(rank), at - course.begin))
+    elif lost_a_rank:
+        after.append(lost_a_running_rank(failure.rank, course.command.num_proc - 1))
     lines, brief = (
         (rank_failed(failure, words, same, course.command.num_proc, repeat), *after)
         for repeat in (True, False)

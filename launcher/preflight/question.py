@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -17,15 +16,13 @@ from typing import TYPE_CHECKING
 from hvdrun.plan.command import LOOPBACK, LocalFacts, hosts_of, is_local, mpi_name, ssh_options
 from hvdrun.plan.flavour import Flavour
 from hvdrun.plan.hosts import Host
+from hvdrun.plan.python_command import SCRIPT, what_runs
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Starter
 from hvdrun.preflight.findings import PACKAGES
 
 if TYPE_CHECKING:
     from hvdrun.agent.probe import Question
-
-# Python's options that have a value.
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def question_of(request: Request, flavour: Flavour, facts: LocalFacts) -> Question:
@@ -46,20 +43,8 @@ def question_of(request: Request, flavour: Flavour, facts: LocalFacts) -> Questi
 
 def script_of(command: Sequence[str]) -> str | None:
     """The script, if the command is Python's and runs a file."""
-    if not command or not re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
-        return None
-    words = list(command[1:])
-    while words:
-        word = words.pop(0)
-        if word in _WITH_VALUE:
-            words[:1] = []
-        elif word.startswith(_WITH_VALUE):
-            continue
-        elif word == "-" or re.match(r"-[A-Za-z]*[cm]", word):
-            return None
-        elif not word.startswith("-"):
-            return word
-    return None
+    runs = what_runs(command)
+    return runs.name if runs is not None and runs.kind == SCRIPT else None
 
 
 def package_folders(program: str, environ: Mapping[str, str]) -> list[str]:

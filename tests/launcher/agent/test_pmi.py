@@ -75,3 +75,12 @@ def test_the_daemon_does_not_hear_from_here_that_a_rank_is_gone(way):
     way.daemon.setblocking(False)
     with pytest.raises(BlockingIOError):
         way.daemon.recv(99)
+
+
+@pytest.mark.parametrize(
+    "words", [(b"cmd=init pmi\n",), (b"cmd=init pmi\n", b"cmd=finalize\n"), ()]
+)
+def test_a_rank_that_closes_its_end_between_mpi_init_and_mpi_finalize_is_noticed(way, words):
+    way.say(*words)
+    way.rank.close()
+    assert way.relay.hear({way.relay.of_rank}) == (len(words) != 1)

@@ -96,7 +96,10 @@ def test_another_file_under_the_number_of_the_descriptor_gets_no_note(way, tmp_p
 
 def test_a_rank_that_closes_its_end_is_listened_to_no_more(way):
     assert launcher_link.tell(INIT_BEGUN)
+    assert way.notes.hear()
     os.close(way.fd)
+    assert not way.notes.hear()
+    assert way.notes.hear()
     assert way.hear() == [INIT_BEGUN]
     assert way.notes.ours is None
     assert way.poll.poll(0) == []

@@ -3,6 +3,7 @@
 Unless it says otherwise, a job has ranks 0 and 1 on this host, a, and 2 and 3 on b.
 """
 
+import json
 from dataclasses import dataclass, field
 
 from hvdrun.errors import (
@@ -33,6 +34,7 @@ from hvdrun.job.events import (
     RankEnded,
     RankInMpi,
     RankLeftMpi,
+    RankLooked,
     RankSaid,
     RankSignalled,
     RankStarted,
@@ -44,15 +46,23 @@ from hvdrun.job.events import (
 )
 from hvdrun.job.verdict import reach
 from hvdrun.machine import notes
+from hvdrun.machine.notes import INIT_BEGUN
 from hvdrun.plan.command import Command
 from hvdrun.plan.hosts import Host, Share
 
 HUP, INT, QUIT, KILL, USR1, PIPE, TERM = 1, 2, 3, 9, 10, 13, 15
+DAYS_S = 2e5
 
 
-def command(**hosts):
+def command(environment=None, **hosts):
     shares = tuple(Share(Host(name), count) for name, count in hosts.items())
-    rest = {"environment": {}, "added": (), "passed": (), "connections": (), "notes": ()}
+    rest = {
+        "environment": environment or {},
+        "added": (),
+        "passed": (),
+        "connections": (),
+        "notes": (),
+    }
     return Command(
         starter="mpirun",
         argv=("/bin/mpirun",),
@@ -66,7 +76,8 @@ def command(**hosts):
 
 def play(events, job=None, start_timeout_s=60.0, verbose=False, tails=None, grace_s=None):
     """The course after these events, and its actions with their times. It is woken at each
-    `wake_at`, also after the last event."""
+    `wake_at`, also after the last event, for some days: while ranks wait in init, hvdrun reports it
+    again and again."""
     course = Course(job or command(a=2, b=2), 0.0, start_timeout_s, verbose, grace_s)
     actions = []
 
@@ -84,7 +95,7 @@ def play(events, job=None, start_timeout_s=60.0, verbose=False, tails=None, grac
             break
         tell(at, event)
         tell(at, TimePassed())
-    sleep(float("inf"))
+    sleep(DAYS_S)
     now = actions[-1][0] if actions else 0.0
     return course, actions, reach(course, now, 1e9 + now, tails or {})
 
@@ -106,6 +117,17 @@ def well(at, *ranks):
 
 def in_mpi(at, *ranks):
     return [(at, RankInMpi(rank)) for rank in ranks]
+
+
+def init(at, *ranks, kind=INIT_BEGUN):
+    return [(at, RankSaid(rank, kind)) for rank in ranks]
+
+
+def seen(at, rank, cpu_s=0.0, state="S", children=(), by=None):
+    """A keeper's answer about a rank that runs train.py, by its host's clock."""
+    processes = [[100 + rank, 1, state, cpu_s, "python train.py", False], *children]
+    look = json.dumps({"at": at if by is None else by, "processes": processes}).encode()
+    return [(at, RankLooked(rank, look))]
 
 
 def over(at, code=0):
@@ -362,7 +384,7 @@ LEFT = {
     "a rank leaves while no rank that runs is in MPI": History(
         [
             *begun(),
-            *in_mpi(0.5, 2),
+            *in_mpi(0.5, 0, 2),
             *well(1.0, 0),
             (1.1, RankEnded(2, "late signal 15", 1.1)),
             *well(10.0, 1, 3),

@@ -25,9 +25,12 @@ from hvdrun.job.events import (
     MpirunOutputEnded,
     MpirunSaid,
     Paused,
+    RankClosedFiles,
     RankEnded,
     RankInMpi,
     RankLeftMpi,
+    RankLooked,
+    RankSaid,
     RankSignalled,
     RankStarted,
     ReaderLeft,
@@ -36,6 +39,8 @@ from hvdrun.job.events import (
     ToPassOn,
     ToStop,
 )
+from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
+from tests.launcher.job.closing_histories import CLOSING
 from tests.launcher.job.histories import (
     HOSTS,
     ILL_LUCK,
@@ -54,8 +59,19 @@ from tests.launcher.job.histories import (
     over,
     play,
 )
+from tests.launcher.job.init_histories import INIT
 
-HISTORIES = {**RANKS, **LEFT, **HOSTS, **SILENCE, **MPIRUN, **USER, **PASSED_ON}
+HISTORIES = {
+    **RANKS,
+    **LEFT,
+    **HOSTS,
+    **SILENCE,
+    **MPIRUN,
+    **USER,
+    **PASSED_ON,
+    **INIT,
+    **CLOSING,
+}
 
 
 def without_repeats(actions):
@@ -161,6 +177,8 @@ def test_a_job_that_runs_wakes_hvdrun_for_nothing():
 
 HOWS = ["code 0", "code 1", "code 3", "signal 9", "signal 15", "oom 9", "late signal 15"]
 HOWS += ["late code 0", "asked signal 15", "asked signal 9", "missing 2"]
+LOOKS = [b"", b"{}", b"[1]", b'{"at": 1, "processes": []}', b'{"at": 1, "processes": [[1]]}']
+LOOKS += [b'{"at": 1, "processes": [[7, 1, "S", 0, "\\u001b", false]]}', b"[" * 100_000]
 ranks = st.integers(0, 3)
 times = st.floats(0.0, 100.0).map(lambda at: round(at, 3))
 of_ranks = st.one_of(
@@ -168,6 +186,9 @@ of_ranks = st.one_of(
     ranks.map(RankInMpi),
     ranks.map(RankLeftMpi),
     ranks.map(KeeperGone),
+    st.builds(RankSaid, ranks, st.sampled_from([INIT_BEGUN, INIT_DONE, INIT_FAILED, b"?"])),
+    st.builds(RankLooked, ranks, st.sampled_from(LOOKS)),
+    st.builds(RankClosedFiles, ranks, times),
     st.builds(RankEnded, ranks, st.sampled_from(HOWS), times),
 )
 WORDS = [b"text\n", b"half", ILL_LUCK.text, b"process rank 2 with PID 7 on node b exiting"]
@@ -195,6 +216,10 @@ of_others = st.one_of(
 
 
 OF_HOST = (HostTalks, SshSaid, HostEnded, HostQuiet, HostBack, HostSilent, HostGaveUp)
+OF_A_RUNNING_RANK = (
+    *(RankEnded, KeeperGone, RankInMpi, RankLeftMpi),
+    *(RankSaid, RankLooked, RankClosedFiles),
+)
 
 
 def possible(events):
@@ -208,7 +233,7 @@ def possible(events):
             continue
         if kind in (MpirunEnded, MpirunOutputEnded) and kind in seen:
             continue
-        if kind in (RankEnded, KeeperGone, RankInMpi, RankLeftMpi):
+        if kind in OF_A_RUNNING_RANK:
             if ("ended", event.rank) in seen and kind is not KeeperGone:
                 continue
             if ("started", event.rank) not in seen:

@@ -1,0 +1,254 @@
+"""Watches ranks that wait in hvd.init() or MPI_Init for others: says which are missing and what
+those do, and ends the job if one that is missing has ended. No clock.
+
+Notes of hvdlite say when hvd.init() begins and ends, under every MPI. For programs that start MPI
+by themselves, PMI shows the beginning of MPI_Init under some MPIs. No rank passes MPI_Init before
+all have begun it, so this is enough to know who waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from hvdrun.errors import LaunchError
+from hvdrun.job.failure_report import left_early
+from hvdrun.job.init_report import (
+    Look,
+    activity,
+    gathered,
+    left_before_init,
+    not_in_init,
+    read_look,
+    waiting,
+)
+from hvdrun.job.ranks import Ranks
+from hvdrun.knobs import KNOBS
+from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
+
+# The first report comes after this time, or after the stall check's warning time if that is less;
+# each pause between two is twice as long as the one before, up to the longest.
+FIRST_S = 10.0
+LONGEST_PAUSE_S = 600.0
+# This long before the first report, the ranks are looked at once, to know what they use of a core.
+SAMPLE_S = 1.0
+# A host has this long to answer.
+ANSWER_S = 2.0
+# A rank that has ended with 0 while others wait for it in init ends the job after this time.
+LEFT_S = 5.0
+# A report describes no more ranks than this.
+MOST_DESCRIBED = 8
+
+HVD_INIT, MPI_INIT = "hvd.init()", "MPI_Init"
+
+
+class Limits(NamedTuple):
+    first_s: float | None  # until the first report; None: there are no reports
+    shutdown_s: float  # until the job ends; 0: never
+
+
+def limits(environ: Mapping[str, str]) -> Limits:
+    """As the ranks' stall check has them: from the variables that the ranks get. A value that can't
+    be parsed is an error of hvd.init(), and here like one that is not set."""
+    values: dict[str, object] = {}
+    for knob in KNOBS:
+        values[knob.name] = knob.default
+        text = environ.get(knob.variable, environ.get(knob.horovod) if knob.horovod else None)
+        if text is not None:
+            with contextlib.suppress(ValueError):
+                values[knob.name] = knob.parse(text)
+    if values["stall_check_disable"]:
+        return Limits(None, 0)
+    warning_s = float(str(values["stall_check_time_seconds"]))
+    shutdown_s = float(str(values["stall_shutdown_time_seconds"]))
+    return Limits(min(FIRST_S, warning_s) if warning_s else None, shutdown_s)
+
+
+class InitWatch:
+    """`start`: when the job began. `say` gets lines to show; `look` gets ranks whose keepers are to
+    be asked what they do, and the answers come to `on_look`; `fail` gets the time and the error
+    that ends the job."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        limits: Limits,
+        start: float,
+        say: Callable[[str], None],
+        look: Callable[[tuple[int, ...]], None],
+        fail: Callable[[float, LaunchError], None],
+    ) -> None:
+        self.ranks = ranks
+        self.limits = limits
+        self.start = start
+        self.say = say
+        self.look = look
+        self.fail = fail
+        self.begun: dict[int, int] = {}  # rank → how many calls of hvd.init() have begun
+        self.since: dict[int, float] = {}  # ranks in hvd.init(), or that have begun MPI_Init
+        self.in_init: set[int] = set()  # the ranks in hvd.init()
+        self.failed: set[int] = set()  # the ranks whose last hvd.init() has raised an error
+        # What follows is of one wait: from the first rank that waits until none does.
+        self.waits: set[int] = set()
+        self.missing: set[int] = set()
+        self.where = MPI_INIT
+        self.begin: float | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.pause_s = self.limits.first_s or 0.0
+        self.sample_at: float | None = None
+        self.report_at: float | None = None
+        self.asked_at: float | None = None  # the answers are for a report
+        self.asked: set[int] = set()  # ranks of which no answer has come
+        self.looks: dict[int, tuple[Look | None, Look]] = {}  # the last two of each rank
+        self.said = False
+
+    # ------------------------------------------------------------ what happens
+
+    def on_note(self, now: float, rank: int, kind: bytes) -> None:
+        if kind == INIT_BEGUN:
+            self.begun[rank] = self.begun.get(rank, 0) + 1
+            self.in_init.add(rank)
+            self.failed.discard(rank)
+            self.since[rank] = now
+        elif kind in (INIT_DONE, INIT_FAILED) and rank in self.in_init:
+            self.in_init.discard(rank)
+            if kind == INIT_FAILED:  # it may call it again
+                self.begun[rank] -= 1
+                self.failed.add(rank)
+        self.update(now, all_came=kind == INIT_DONE)
+
+    def on_mpi(self, now: float, rank: int) -> None:
+        """The rank has begun MPI_Init."""
+        self.since.setdefault(rank, now)
+        self.update(now)
+
+    def on_look(self, now: float, rank: int, data: bytes) -> None:
+        look = read_look(data)
+        if look is not None and rank in self.asked:
+            self.asked.discard(rank)
+            before = self.looks.get(rank)
+            self.looks[rank] = (before[1] if before else None, look)
+            if not self.asked and self.asked_at is not None:
+                self._report(now)
+
+    def update(self, now: float, all_came: bool = False) -> None:
+        """To be called when the state of a rank has changed. all_came: one is through init, so all
+        have come, also those that can't tell."""
+        were_missing = self.missing
+        self.waits, self.missing = set(), set()
+        in_mpi = self.ranks.in_mpi | self.ranks.done
+        everyone = range(self.ranks.num_proc)
+        never = {r for r in everyone if r not in in_mpi and not self.begun.get(r)}
+        for rank in self.since.keys() - self.ranks.endings.keys():
+            if rank in self.in_init:
+                lacks = {r for r in everyone if self.begun.get(r, 0) < self.begun[rank]}
+            elif rank in self.ranks.in_mpi and not self.begun.get(rank):
+                lacks = never
+            else:
+                continue
+            if lacks:
+                self.waits.add(rank)
+                self.missing |= lacks
+        if self.waits:
+            self.where = HVD_INIT if self.waits & self.in_init else MPI_INIT
+        if self.waits and self.begin is None:
+            self.begin = min(self.since[rank] for rank in self.waits)
+            if self.limits.first_s is not None:
+                self.report_at = self.begin + self.limits.first_s
+                self.sample_at = max(self.begin, self.report_at - SAMPLE_S)
+        elif not self.waits and self.begin is not None:
+            if self.said and (all_came or not were_missing & never):
+                self.say(gathered(self.where, now - self.begin))
+            self.begin = None
+            self._forget()
+        else:
+            self.asked &= self.missing
+
+    # ------------------------------------------------------------ what is due
+
+    def deadlines(self) -> Iterator[tuple[float, Callable[[float], None]]]:
+        """The times at which something is due, and what."""
+        if self.begin is None:
+            return
+        if left := self._left():
+            yield (
+                max(self.begin, *(self.ranks.well[rank] for rank in left)) + LEFT_S,
+                self._end_left,
+            )
+        if self.limits.shutdown_s:
+            yield self.begin + self.limits.shutdown_s, self._shut_down
+        if self.asked_at is not None:
+            yield self.asked_at + ANSWER_S, self._report
+        elif self.sample_at is not None:
+            yield self.sample_at, self._sample
+        elif self.report_at is not None:
+            yield self.report_at, self._ask
+
+    def _left(self) -> list[int]:
+        """The missing ranks that have ended with 0, in the order of their ends."""
+        return sorted(self.missing & self.ranks.well.keys(), key=self.ranks.well.__getitem__)
+
+    def has_left(self, rank: int) -> bool:
+        """Whether others wait in init for this rank, which has ended with 0."""
+        return rank in self.missing and rank in self.ranks.well
+
+    def left(self, rank: int) -> LaunchError:
+        """The error about a rank that `has_left`."""
+        host = self.ranks.command.host_of(rank)
+        after_s = self.ranks.well[rank] - self.start
+        if self.begun.get(rank):  # others call it once more
+            return left_early(rank, host, after_s)
+        return left_before_init(rank, host, after_s, self.waits, self.where)
+
+    def _end_left(self, now: float) -> None:
+        self.fail(now, self.left(self._left()[0]))
+
+    def _shut_down(self, now: float) -> None:
+        hosts = {rank: self.ranks.command.host_of(rank) for rank in sorted(self.missing)}
+        self.fail(now, not_in_init(self.waits, hosts, self.where, self.limits.shutdown_s))
+
+    def _to_look_at(self) -> list[int]:
+        running = self.missing & self.ranks.started - self.ranks.endings.keys()
+        return sorted(running)[:MOST_DESCRIBED]
+
+    def _sample(self, now: float) -> None:
+        self.sample_at = None
+        self._send()
+
+    def _ask(self, now: float) -> None:
+        self.asked_at = now
+        self._send()
+        if not self.asked:
+            self._report(now)
+
+    def _send(self) -> None:
+        self.asked = set(self._to_look_at())
+        if self.asked:
+            self.look(tuple(sorted(self.asked)))
+
+    def _report(self, now: float) -> None:
+        assert self.begin is not None
+        self.asked_at = None
+        self.said = True
+        shown = sorted(self.missing)[:MOST_DESCRIBED]
+        lines = [f"rank {rank} on {self._describe(rank)}" for rank in shown]
+        if rest := len(self.missing) - len(shown):
+            lines.append(f"and {rest} more")
+        where, shutdown_s = self.where, self.limits.shutdown_s
+        self.say(waiting(self.waits, self.missing, where, now - self.begin, lines, shutdown_s))
+        self.report_at = now + self.pause_s
+        self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
+
+    def _describe(self, rank: int) -> str:
+        host = self.ranks.command.host_of(rank)
+        if rank in self.ranks.well:
+            return f"{host} has ended with exit code 0"
+        if rank not in self.ranks.started:
+            return f"{host} has not started"
+        if rank in self.asked or rank not in self.looks:
+            return f"{host}: the host does not answer"
+        failed = ": its hvd.init() has raised an error; it" if rank in self.failed else ""
+        return f"{host}{failed} {activity(*self.looks[rank])}"

@@ -1,0 +1,59 @@
+"""What a process and those that it has started do at this moment, from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+MOST_PROCESSES = 16
+SHOWN = 120  # characters of a command
+
+
+def look(pid: int) -> bytes:
+    """The process and its descendants, in JSON: `at`, the seconds of a clock, and `processes`, rows
+    of number, parent, state as in /proc/PID/stat, seconds of CPU used so far, command, and whether
+    an MPI is loaded. The first row is `pid`'s; there is none if it has ended."""
+    import json  # 3 ms, which a keeper's start shall not take
+
+    known, children = _table()
+    found: list[list[object]] = []
+    queue = [pid]
+    while queue and len(found) < MOST_PROCESSES:
+        number = queue.pop(0)
+        if number in known:
+            found.append([number, *known[number], _command(number), _has_mpi(number)])
+            queue += children.get(number, [])
+    return json.dumps({"at": time.monotonic(), "processes": found}).encode()
+
+
+def _table() -> tuple[dict[int, tuple[int, str, float]], dict[int, list[int]]]:
+    """All processes: parent, state, CPU; and the children of each."""
+    known: dict[int, tuple[int, str, float]] = {}
+    children: dict[int, list[int]] = {}
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+                parent = int(fields[1])
+                cpu_s = (int(fields[11]) + int(fields[12])) * tick_s
+                known[int(entry)] = parent, fields[0].decode(), cpu_s
+                children.setdefault(parent, []).append(int(entry))
+    return known, children
+
+
+def _command(pid: int) -> str:
+    for name in ("cmdline", "comm"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+            words = file.read(4 * SHOWN).decode(errors="replace").strip("\0\n").split("\0")
+            text = " ".join(" ".join([os.path.basename(words[0]), *words[1:]]).split())
+            if text:
+                return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+    return "?"
+
+
+def _has_mpi(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+        return b"/libmpi" in file.read()
+    return False

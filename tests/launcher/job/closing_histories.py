@@ -1,0 +1,131 @@
+"""Histories of jobs in which a rank closes file descriptors that MPI needs."""
+
+from hvdrun.errors import MpirunFailed
+from hvdrun.job.actions import EndHosts, Finish
+from hvdrun.job.events import RankClosedFiles, RankEnded
+from tests.launcher.job.histories import (
+    LOST_A_PEER,
+    History,
+    asked,
+    begun,
+    ends,
+    init,
+    over,
+    well,
+)
+
+BROKE = "rank 2 on b closed its file descriptors after 2.0 s, MPI's connections to other ranks"
+RUNS_ON = "hvdrun: rank 2 on b has closed its file descriptors, MPI's among them, and runs on"
+CLOSES = (2.2, RankClosedFiles(2, 2.0))
+
+CLOSING = {
+    "another rank crashes of it": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2, 3),
+            (2.1, RankEnded(0, "signal 11", 2.1)),
+            CLOSES,
+            *asked(2.3, 1, 2, 3),
+            *over(2.4),
+        ],
+        ends(2.1, over_at=2.4),
+        73,
+        culprit=2,
+        error=MpirunFailed,
+        words=(f"{BROKE} among them, and that ended the job (rank 0 on a was ended by SIGSEGV",),
+    ),
+    "Open MPI ends another rank because of it": History(
+        [
+            *begun(),
+            CLOSES,
+            (2.2, LOST_A_PEER),
+            (2.3, RankEnded(0, "code 14", 2.2)),
+            *asked(2.4, 1, 2, 3),
+            *over(2.5),
+        ],
+        ends(2.3, over_at=2.5),
+        73,
+        culprit=2,
+        error=MpirunFailed,
+        words=(f"{BROKE} among them, and that ended the job (rank 0 on a ended with exit code 14",),
+    ),
+    "another rank fails by itself": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2, 3),
+            CLOSES,
+            (2.3, RankEnded(0, "code 1", 2.2)),
+            *asked(2.4, 1, 2, 3),
+            *over(2.5),
+        ],
+        ends(2.3, over_at=2.5),
+        1,
+        culprit=0,
+        words=("rank 0 on a ended with exit code 1",),
+    ),
+    "another rank crashes long after": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2, 3),
+            CLOSES,
+            (70.0, RankEnded(0, "signal 11", 70.0)),
+            *asked(70.1, 1, 2, 3),
+            *over(70.2),
+        ],
+        ends(70.0, over_at=70.2),
+        139,
+        culprit=0,
+        words=("rank 0 on a was ended by SIGSEGV",),
+        says=[(7.0, RUNS_ON)],
+    ),
+    "it fails itself": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2, 3),
+            CLOSES,
+            (3.1, RankEnded(2, "code 15", 3.0)),
+            *asked(3.2, 0, 1, 3),
+            *over(3.3),
+        ],
+        ends(3.1, over_at=3.3),
+        15,
+        culprit=2,
+        words=(
+            "rank 2 on b ended with exit code 15",
+            "hvdrun: it had closed its file descriptors 1.0 s before",
+        ),
+    ),
+    "a rank that MPI does not know": History(
+        [*begun(), CLOSES, *well(30.0, 0, 1, 2, 3), *over(30.1)],
+        [(30.1, EndHosts(3.0)), (30.1, Finish())],
+        0,
+    ),
+    "it runs on": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2, 3),
+            CLOSES,
+            *well(30.0, 0, 1, 2, 3),
+            *over(30.1),
+        ],
+        [(30.1, EndHosts(3.0)), (30.1, Finish())],
+        0,
+        says=[(7.0, RUNS_ON)],
+    ),
+    "Open MPI ends a rank that has lost another one, which still runs": History(
+        [
+            *begun(),
+            (2.0, LOST_A_PEER),
+            (2.0, RankEnded(0, "code 14", 2.0)),
+            *asked(2.1, 1, 2, 3),
+            *over(2.2),
+        ],
+        ends(2.0, over_at=2.2),
+        14,
+        culprit=0,
+        words=(
+            "rank 0 on a ended with exit code 14",
+            "hvdrun: MPI ended rank 0 because its connection to another rank was closed, and no",
+        ),
+    ),
+}

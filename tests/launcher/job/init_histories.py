@@ -1,0 +1,366 @@
+"""Histories of jobs whose ranks wait in hvd.init() or MPI_Init for others."""
+
+from hvdrun.errors import MpirunFailed, StartTimeout
+from hvdrun.job.actions import EndHosts, Finish, Look
+from hvdrun.job.events import RankEnded
+from hvdrun.machine.notes import INIT_DONE, INIT_FAILED
+from tests.launcher.job.histories import (
+    History,
+    asked,
+    begun,
+    command,
+    ends,
+    in_mpi,
+    init,
+    over,
+    seen,
+    well,
+)
+
+BEFORE_INIT = "ended with exit code 0 after 2.0 s and had not called hvd.init(), where ranks 0,2-3"
+INIT = {
+    "all ranks are in init at about the same time": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2),
+            *init(9.9, 3),
+            *init(10.0, 0, 1, 2, 3, kind=INIT_DONE),
+            *well(500.0, 0, 1, 2, 3),
+            *over(500.1),
+        ],
+        [(500.1, EndHosts(3.0)), (500.1, Finish())],
+        0,
+        says=[],
+    ),
+    "a rank ends with 0 before init, and the others wait there": History(
+        [*begun(), *init(1.0, 0, 2, 3), *well(2.0, 1), *asked(7.1, 0, 2, 3), *over(7.2)],
+        ends(7.0, over_at=7.2),
+        73,
+        error=MpirunFailed,
+        words=(f"rank 1 on a {BEFORE_INIT} waited for it", "call it before any `sys.exit()`"),
+    ),
+    "a rank ends with 0 before init, and the others come there later": History(
+        [
+            *begun(),
+            *well(2.0, 1),
+            *init(30.0, 0),
+            *init(31.0, 2, 3),
+            *asked(35.1, 0, 2, 3),
+            *over(35.2),
+        ],
+        ends(35.0, over_at=35.2),
+        73,
+        error=MpirunFailed,
+        words=(f"rank 1 on a {BEFORE_INIT} waited for it",),
+    ),
+    "two ranks end with 0 before init, and the second puts off the end": History(
+        [*begun(), *init(1.0, 0, 2), *well(2.0, 1), *well(5.0, 3), *asked(10.1, 0, 2), *over(10.2)],
+        ends(10.0, over_at=10.2),
+        73,
+        error=MpirunFailed,
+        words=("rank 1 on a ended with exit code 0 after 2.0 s and had not called hvd.init()",),
+    ),
+    "a rank ends with 0 before MPI_Init, as PMI shows": History(
+        [*begun(), *in_mpi(1.0, 0, 2, 3), *well(2.0, 1), *asked(7.1, 0, 2, 3), *over(7.2)],
+        ends(7.0, over_at=7.2),
+        73,
+        error=MpirunFailed,
+        words=(
+            "rank 1 on a ended with exit code 0 after 2.0 s and had not called MPI_Init, where",
+        ),
+    ),
+    "ranks end with 0 and none of the others is in init": History(
+        [*begun(), *well(2.0, 1), *well(40.0, 0, 2, 3), *over(40.1)],
+        [(40.1, EndHosts(3.0)), (40.1, Finish())],
+        0,
+        says=[],
+    ),
+    "a rank fails while others wait for it in init": History(
+        [
+            *begun(),
+            *init(1.0, 0, 2, 3),
+            (2.0, RankEnded(1, "code 4", 2.0)),
+            *asked(2.1, 0, 2, 3),
+            *over(2.2),
+        ],
+        ends(2.0, over_at=2.2),
+        4,
+        culprit=1,
+        says=[],
+    ),
+    "a rank computes for long before init": History(
+        [
+            *begun(),
+            *init(1.0, 0, 2, 3),
+            *seen(10.1, 1, 5.0, "R", by=70.0),
+            *seen(11.1, 1, 5.9, "R", by=71.0),
+            *seen(21.2, 1, 14.9, "R", by=81.0),
+            *init(30.0, 1),
+            *init(30.1, 0, 1, 2, 3, kind=INIT_DONE),
+            *well(40.0, 0, 1, 2, 3),
+            *over(40.1),
+        ],
+        [
+            (10.0, Look((1,))),
+            (11.0, Look((1,))),
+            (21.1, Look((1,))),
+            (40.1, EndHosts(3.0)),
+            (40.1, Finish()),
+        ],
+        0,
+        says=[
+            (
+                11.1,
+                (
+                    "hvdrun: ranks 0,2-3 wait in hvd.init() for rank 1, which has not called it"
+                    " (10.1 s so far):\n    rank 1 on a computes (0.9 s of CPU in the last 1.0 s):"
+                    " python train.py (process 101)"
+                ),
+            ),
+            (
+                21.2,
+                (
+                    "hvdrun: ranks 0,2-3 wait in hvd.init() for rank 1, which has not called it"
+                    " (20.2 s so far):\n    rank 1 on a computes (9.0 s of CPU in the last 10.0 s)"
+                ),
+            ),
+            (30.0, "hvdrun: all ranks are in hvd.init(), after 29.0 s"),
+        ],
+    ),
+    "a host does not answer": History(
+        [
+            *begun(),
+            *init(1.0, 0),
+            *seen(11.1, 1),
+            *init(30.0, 1, 2, 3),
+            *init(30.1, 0, 1, 2, 3, kind=INIT_DONE),
+            *well(100.0, 0, 1, 2, 3),
+            *over(100.1),
+        ],
+        [
+            *((at, Look((1, 2, 3))) for at in (10.0, 11.0, 23.0)),
+            (100.1, EndHosts(3.0)),
+            (100.1, Finish()),
+        ],
+        0,
+        says=[
+            (
+                13.0,
+                (
+                    "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it"
+                    " (12.0 s so far):\n    rank 1 on a sleeps (0.0 s of CPU so far): python"
+                    " train.py (process 101)\n    rank 2 on b: the host does not answer\n"
+                ),
+            ),
+            (
+                25.0,
+                "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it (24",
+            ),
+            (30.0, "hvdrun: all ranks are in hvd.init(), after 29.0 s"),
+        ],
+    ),
+    "ranks wait in init for one that has not started, until the start timeout": History(
+        [*begun(ranks=(0, 1, 2)), *init(1.0, 0, 1, 2), *asked(60.2, 0, 1, 2), *over(60.3)],
+        ends(60.0, over_at=60.3),
+        75,
+        error=StartTimeout,
+        words=("the job has not started within 60 s",),
+        says=[
+            (
+                at,
+                (
+                    "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
+                    f" ({so_far} so far):\n    rank 3 on b has not started"
+                ),
+            )
+            for at, so_far in ((11.0, "10.0 s"), (21.0, "20.0 s"), (41.0, "40.0 s"))
+        ],
+    ),
+    "the start timeout does not count once all ranks run": History(
+        [*begun(), *well(500.0, 0, 1, 2, 3), *over(500.1)],
+        [(500.1, EndHosts(3.0)), (500.1, Finish())],
+        0,
+        options={"start_timeout_s": 5.0},
+    ),
+    "the stall shutdown time ends a wait in init": History(
+        [*begun(), *init(1.0, 0, 1), *asked(6.2, 0, 1, 2, 3), *over(6.3)],
+        ends(6.0, over_at=6.3),
+        75,
+        error=StartTimeout,
+        words=(
+            (
+                "ranks 2-3 on b have not called hvd.init(), where ranks 0-1 have waited for 5 s"
+                " (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)"
+            ),
+        ),
+        options={"job": command({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}, a=2, b=2)},
+    ),
+    "without a stall check, a wait in init has neither reports nor an end": History(
+        [*begun(), *init(1.0, 0, 1), *init(900.0, 2, 3), *well(999.0, 0, 1, 2, 3), *over(999.1)],
+        [(999.1, EndHosts(3.0)), (999.1, Finish())],
+        0,
+        options={
+            "job": command(
+                {
+                    "HVDLITE_STALL_CHECK_DISABLE": "1",
+                    "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "5",
+                },
+                a=2,
+                b=2,
+            )
+        },
+    ),
+    "a warning time that is shorter than 10 s": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2),
+            *seen(
+                2.1,
+                3,
+                0.0,
+                "S",
+                [
+                    [201, 103, "S", 0.0, "sh fetch", False],
+                    [202, 201, "D", 0.0, "cp /data \x1b[2J", False],
+                ],
+            ),
+            *seen(
+                3.1,
+                3,
+                0.0,
+                "S",
+                [
+                    [201, 103, "S", 0.0, "sh fetch", False],
+                    [202, 201, "D", 0.0, "cp /data \x1b[2J", False],
+                ],
+            ),
+            *init(3.5, 3),
+            *well(9.0, 0, 1, 2, 3),
+            *over(9.1),
+        ],
+        [(2.0, Look((3,))), (3.0, Look((3,))), (9.1, EndHosts(3.0)), (9.1, Finish())],
+        0,
+        says=[
+            (
+                3.1,
+                (
+                    "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
+                    " (2.1 s so far):\n    rank 3 on b sleeps: python train.py (process 103); its"
+                    " child process 202 (cp /data ?[2J) waits for a disk or a file server"
+                ),
+            ),
+            (3.5, "hvdrun: all ranks are in hvd.init(), after 2.5 s"),
+        ],
+        options={"job": command({"HVDLITE_STALL_CHECK_TIME_SECONDS": "2"}, a=2, b=2)},
+    ),
+    "init raises an error on a rank, which goes on": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2, 3),
+            *init(1.5, 3, kind=INIT_FAILED),
+            *seen(10.1, 3, state="T"),
+            *seen(11.1, 3, state="T"),
+            *well(12.0, 3),
+            *asked(17.1, 0, 1, 2),
+            *over(17.2),
+        ],
+        [(10.0, Look((3,))), (11.0, Look((3,))), *ends(17.0, over_at=17.2)],
+        73,
+        error=MpirunFailed,
+        words=("rank 3 on b ended with exit code 0 after 12.0 s and",),
+        says=[
+            (
+                11.1,
+                (
+                    "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
+                    " (10.1 s so far):\n    rank 3 on b: its hvd.init() has raised an error; it is"
+                    " stopped (`kill -CONT 103` there lets it go on): python train.py"
+                ),
+            )
+        ],
+    ),
+    "a rank calls init again, and the others have not": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2, 3),
+            *init(1.5, 0, 1, 2, 3, kind=INIT_DONE),
+            *init(20.0, 2),
+            *init(32.5, 0, 1, 3),
+            *init(32.6, 0, 1, 2, 3, kind=INIT_DONE),
+            *well(40.0, 0, 1, 2, 3),
+            *over(40.1),
+        ],
+        [
+            (29.0, Look((0, 1, 3))),
+            (30.0, Look((0, 1, 3))),
+            (40.1, EndHosts(3.0)),
+            (40.1, Finish()),
+        ],
+        0,
+        says=[
+            (32.0, "hvdrun: rank 2 waits in hvd.init() for ranks 0-1,3, which have not called it"),
+            (32.5, "hvdrun: all ranks are in hvd.init(), after 12.5 s"),
+        ],
+    ),
+    "MPI shows the beginning of MPI_Init, and the program calls init later": History(
+        [
+            *begun(),
+            *in_mpi(1.0, 0, 1, 2, 3),
+            *init(2.0, 0),
+            *well(3.0, 1),
+            *asked(6.1, 0, 2, 3),
+            *over(6.2),
+        ],
+        ends(6.0, over_at=6.2),
+        73,
+        error=MpirunFailed,
+        words=(
+            "rank 1 on a ended with exit code 0 after 3.0 s and had not called hvd.init(), where",
+        ),
+    ),
+    "a rank that can't tell comes to init": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2),
+            *init(14.0, 0, 1, 2, kind=INIT_DONE),
+            *well(40.0, 0, 1, 2, 3),
+            *over(40.1),
+        ],
+        [(10.0, Look((3,))), (11.0, Look((3,))), (40.1, EndHosts(3.0)), (40.1, Finish())],
+        0,
+        says=[
+            (13.0, "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"),
+            (14.0, "hvdrun: all ranks are in hvd.init(), after 13.0 s"),
+        ],
+    ),
+    "many ranks are missing": History(
+        [
+            *begun(ranks=range(22)),
+            *init(1.0, 0),
+            *init(14.0, *range(1, 22)),
+            *init(14.1, *range(22), kind=INIT_DONE),
+            *well(40.0, *range(22)),
+            *over(40.1),
+        ],
+        [
+            (10.0, Look(tuple(range(1, 9)))),
+            (11.0, Look(tuple(range(1, 9)))),
+            (40.1, EndHosts(3.0)),
+            (40.1, Finish()),
+        ],
+        0,
+        says=[
+            (
+                13.0,
+                (
+                    "hvdrun: rank 0 waits in hvd.init() for ranks 1-21, which have not called it"
+                    " (12.0 s so far):\n    rank 1 on a: the host does not answer\n    "
+                    + "\n    ".join(f"rank {r} on b: the host does not answer" for r in range(2, 9))
+                    + "\n    and 13 more"
+                ),
+            ),
+            (14.0, "hvdrun: all ranks are in hvd.init(), after 13.0 s"),
+        ],
+        options={"job": command(a=2, b=20)},
+    ),
+}

@@ -1,0 +1,139 @@
+"""Ranks that come late to hvd.init(), or never: what hvdrun says and does, under both MPIs."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import textwrap
+
+import pytest
+
+from tests.harness.worlds import ROOT, end_tree
+
+LIMIT_S = 60.0
+
+
+def script(text):
+    return ("-c", textwrap.dedent(text))
+
+
+@contextlib.contextmanager
+def started(python, *arguments, options=()):
+    """hvdrun with two ranks of Python, and its stderr to read."""
+    process = subprocess.Popen(
+        [python.with_name("hvdrun"), "-np", "2", *options, python, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        end_tree(process)
+        process.stderr.close()
+
+
+LEAVES = """
+    import os, sys
+    if os.environ["RANK"] == "1":
+        sys.exit(0)
+    import hvdlite as hvd
+    hvd.init()
+"""
+
+
+def test_a_rank_that_ends_with_0_while_others_wait_for_it_in_init_ends_the_job(hvdrun, python):
+    done = hvdrun("-np", "3", python, *script(LEAVES))
+    assert done.code == 73, done
+    assert re.search(
+        r"hvdrun: rank 1 on localhost ended with exit code 0 after [\d.]+ s and had not called"
+        r" hvd.init\(\), where ranks 0,2 waited for it; every rank must call hvd.init\(\)",
+        done.stderr,
+    ), done
+
+
+CLOSES = """
+    import os, time
+    import hvdlite as hvd
+    hvd.init()
+    if hvd.rank() == 1:
+        os.closerange(0, 1000)
+        time.sleep(60)
+    hvd.barrier()
+"""
+
+
+def test_a_rank_that_closes_its_file_descriptors_and_runs_on_is_named(python):
+    with started(python, *script(CLOSES)) as process:
+        line = process.stderr.readline()
+        assert line.startswith(
+            "hvdrun: rank 1 on localhost has closed its file descriptors, MPI's among them, and"
+        ), line
+
+
+@pytest.mark.parametrize("python", ["mpich"], indirect=True)  # Open MPI does not say what is done
+def test_a_rank_that_ends_with_0_while_others_wait_for_it_in_mpi_init_ends_the_job(hvdrun, python):
+    text = LEAVES.replace("import hvdlite as hvd\n    hvd.init()", "from mpi4py import MPI")
+    done = hvdrun("-np", "2", python, *script(text))
+    assert done.code == 73, done
+    assert "and had not called MPI_Init, where rank 0 waited for it" in done.stderr, done
+
+
+# Rank 1 does something before it calls init; then it waits for a file.
+LATE = """
+import os, signal, subprocess, sys, time
+if os.environ["RANK"] == "1":
+    {before}
+import hvdlite as hvd
+hvd.init()
+print("in", flush=True)
+"""
+WAITS = "while not os.path.exists({gate!r}): time.sleep(0.1)"
+IN_CHILD = "subprocess.run([sys.executable, '-c', 'import time, os\\n' + {waits!r}])"
+
+
+@pytest.mark.parametrize(
+    ("before", "does"),
+    [
+        (WAITS, r"sleeps( \(.*?\))?: python.* -c "),
+        (IN_CHILD, r"sleeps( \(.*?\))?: python.*; its child process \d+ \(python.*\) sleeps"),
+        (
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+            r"is stopped \(`kill -CONT (?P<pid>\d+)` there lets it go on\): python.*",
+        ),
+    ],
+    ids=["sleeps", "child", "stopped"],
+)
+def test_a_rank_that_others_wait_for_in_init_is_described_until_it_comes(
+    python, tmp_path, before, does
+):
+    gate = str(tmp_path / "gate")
+    text = LATE.format(before=before.format(gate=gate, waits=WAITS.format(gate=gate)))
+    options = ("--stall-check-warning-time-seconds", "1")
+    with started(python, "-c", text, options=options) as process:
+        assert re.fullmatch(
+            r"hvdrun: rank 0 waits in hvd\.init\(\) for rank 1, which has not called it"
+            r" \(\d+\.\d s so far\):\n",
+            process.stderr.readline(),
+        )
+        line = process.stderr.readline()
+        said = re.match(rf"    rank 1 on localhost {does}", line)
+        assert said, line
+        with open(gate, "w"):
+            pass
+        if "pid" in said.re.groupindex:
+            os.kill(int(said["pid"]), signal.SIGCONT)
+        rest = process.stderr.read()
+        assert "hvdrun: all ranks are in hvd.init(), after" in rest
+        assert process.wait(LIMIT_S) == 0, rest
+
+
+def test_the_stall_shutdown_time_ends_a_wait_in_init(hvdrun, python):
+    before = "time.sleep(60)"
+    options = ("-np", "3", "--stall-check-shutdown-time-seconds", "1")
+    done = hvdrun(*options, python, "-c", LATE.format(before=before))
+    assert done.code == 75, done
+    assert "hvdrun: rank 1 on localhost has not called hvd.init(), where rank" in done.stderr, done
