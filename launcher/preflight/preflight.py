@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdrun.agent import probe
 from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
-from hvdrun.plan.command import LocalFacts, hosts_of, is_local, reached_by
+from hvdrun.plan.command import LocalFacts, hosts_of, is_local, reached_by, shared_memory_variables
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, Flavour
 from hvdrun.plan.host_facts import HostFacts, from_answer
 from hvdrun.plan.request import Request
@@ -196,10 +196,12 @@ def _expected(
         here=here,
         python=facts.python,
         mpi=f"{NAMES[flavour.kind]} {flavour.version}",
+        mpi_kind=flavour.kind,
         mpirun=flavour.mpirun,
         cwd=facts.cwd,
         program=question["program"],
         script=question["script"],
+        variables=shared_memory_variables(request, facts),
         names=owned,
         needed_names=frozenset(needed),
     )
