@@ -25,8 +25,10 @@ from hvdrun.agent.frames import (
 from hvdrun.agent.oom import oom_kills, was_out_of_memory
 from hvdrun.agent.peers import Stranger, connect
 from hvdrun.agent.pmi import Relay
+from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.machine import binding
 from hvdrun.machine.environment import EXPORTED, KEEPER, LINK, PATIENCE, with_host_variables
+from hvdrun.machine.shared_memory import what_is_full
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 else:  # see frames
     import _signal as signal
 
-# MPIs' files in /dev/shm begin so. MPIs remove them only if a rank ends in good order.
-SHARED = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_", "psm2_shm", "ucx_shm")
 PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 MOST_FDS = 256  # a keeper has about twenty
 LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -249,7 +249,7 @@ class Keeper:
         self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
         self.daemon = daemon  # MPI's, the shim's parent
         self.orphaned = False  # the supervisor is gone, so the keeper must clean up
-        self.shared: set[str] = set()  # MPI's files that the command has mapped
+        self.shared_files = SharedFiles()
         self.look_at = time.monotonic() + LOOK_AGAIN_S[0]
         self.pause_s = LOOK_AGAIN_S[0]
         self.poll = select.poll()
@@ -291,10 +291,8 @@ class Keeper:
             if self.sock.fileno() in ready:
                 self._hear()
             self._signal()
-        if self.status or self.asked:
-            for path in self.shared:
-                with Suppress(OSError):
-                    os.unlink(path)
+        if self.status or self.asked or relay.is_in_mpi:
+            self.shared_files.remove(relay.job)
         with Suppress(OSError):
             os.write(self.shim, bytes([self.status]))
         if self.orphaned and self.session:
@@ -313,15 +311,6 @@ class Keeper:
         from hvdrun.machine.processes import remove_sessions
 
         remove_sessions([self.session])
-
-    def _look(self) -> None:
-        """Remembers MPI's files in shared memory: after the rank's end they can't be found."""
-        with Suppress(OSError), open(f"/proc/{self.pid}/maps", "rb") as maps:
-            for line in maps:
-                path = line[line.find(b"/") :].rstrip().decode(errors="surrogateescape")
-                folder, _, name = path.rpartition("/")
-                if folder == "/dev/shm" and name.startswith(SHARED):
-                    self.shared.add(path)
 
     def _tell(self, kind: bytes, payload: bytes = b"", fds: list[int] | None = None) -> None:
         with Suppress(OSError):  # reading notices that the supervisor is gone
@@ -352,7 +341,7 @@ class Keeper:
         if self.pid:
             now = time.monotonic()
             if now >= self.look_at:
-                self._look()
+                self.shared_files.look(self.pid)
                 self.pause_s = min(2 * self.pause_s, LOOK_AGAIN_S[1])
                 self.look_at = now + self.pause_s
             wake_at = min([self.look_at, *(at for at, _ in self.deadlines)])
@@ -377,6 +366,10 @@ class Keeper:
             and was_out_of_memory(self.pid, self.oom_kills)
         ):
             text = f"oom {-code}"
+        elif (
+            -code in (signal.SIGBUS, signal.SIGSEGV) and not self.asked and (full := what_is_full())
+        ):
+            text = f"shm {-code} {full}"
         self.pid = 0
         relay.hear({fd for fd, _ in self.poll.poll(0)})  # its last message may be unread
         self._tell_end(f"{'asked ' if self.asked else 'late ' if late else ''}{text}")
@@ -412,7 +405,7 @@ class Keeper:
                 self._end(time.monotonic(), int(payload) / 10)
 
     def _end(self, begin: float, grace_s: float) -> None:
-        self._look()
+        self.shared_files.look(self.pid)
         if not self.is_ending:  # one TERM: a rank may be saving
             self.deadlines.append((begin, signal.SIGTERM))
         self.is_ending = True

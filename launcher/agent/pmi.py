@@ -23,6 +23,9 @@ VARIABLE = "PMI_FD"  # the rank's end: the number of an open file
 # The rank's messages of the first and of the last call. Both versions of PMI write a message at
 # once; the reader may still get it in parts.
 WORDS = ((b"cmd=init ", MPI_BEGUN), (b"cmd=fullinit;", MPI_BEGUN), (b"cmd=finalize", MPI_DONE))
+# Before the job's name in the daemon's answers, in both versions of PMI, and after it.
+BEFORE_NAME, AFTER_NAME = (b" kvsname=", b";jobid="), (b" ", b";", b"\n")
+LONGEST_ANSWER = 1024
 LONGEST = max(len(word) for word, _ in WORDS)
 
 
@@ -36,6 +39,8 @@ class Relay:
         self.tell = tell
         self.is_in_mpi = False
         self.seen = b""  # the last bytes that the rank has sent
+        self.job = b""  # its name in MPI, once the daemon has told the rank
+        self.told = b""  # the last bytes that the daemon has sent, until then
         self.other: dict[int, int] = {}  # each of the two ends here → the other one
         self.for_rank: dict[int, int] = {}  # the number that the rank knows → its new end
         number = environment.get(VARIABLE, "")
@@ -63,6 +68,8 @@ class Relay:
                 return
             if fd == self.of_rank:
                 self._look_at(data)
+            elif not self.job:
+                self._look_for_name(data)
 
     def _close(self) -> None:
         """Tells the rank that the daemon is gone. The other way round, the keeper decides when."""
@@ -79,3 +86,12 @@ class Relay:
                 self.is_in_mpi = kind == MPI_BEGUN
                 self.tell(kind)
         self.seen = self.seen[-LONGEST:]
+
+    def _look_for_name(self, data: bytes) -> None:
+        self.told = (self.told + data)[-LONGEST_ANSWER:]
+        for word in BEFORE_NAME:
+            name = self.told.partition(word)[2]
+            ends = [at for mark in AFTER_NAME if (at := name.find(mark)) > 0]
+            if ends:
+                self.job, self.told = name[: min(ends)], b""
+                return

@@ -31,7 +31,13 @@ def space() -> tuple[int, int]:
 
 
 def is_full(free_bytes: int, size_bytes: int) -> bool:
-    return free_bytes < min(FULL_BYTES, size_bytes // 4) or not size_bytes
+    return free_bytes < min(FULL_BYTES, size_bytes // 4)
+
+
+def what_is_full() -> str:
+    """'used/size' in bytes if /dev/shm is full, else an empty text."""
+    free_bytes, size_bytes = space()
+    return f"{size_bytes - free_bytes}/{size_bytes}" if is_full(free_bytes, size_bytes) else ""
 
 
 def facts() -> dict[str, Any]:

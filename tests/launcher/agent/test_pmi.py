@@ -75,3 +75,27 @@ def test_the_daemon_does_not_hear_from_here_that_a_rank_is_gone(way):
     way.daemon.setblocking(False)
     with pytest.raises(BlockingIOError):
         way.daemon.recv(99)
+
+
+ANSWERS = [  # of both versions of PMI
+    (b"cmd=maxes rc=0 kvsname_max=256\n", b"cmd=my_kvsname rc=0 kvsname=kvs_7_0_5_a\n"),
+    (
+        b"    40cmd=fullinit-response;pmirank=0;",
+        b"    51cmd=job-getid-response;jobid=kvs_7_0_5_a;rc=0;",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "answer"), ANSWERS)
+@pytest.mark.parametrize("cut", [1, 20, 33, 38])
+def test_the_name_of_the_job_is_learned_from_the_daemon(way, before, answer, cut):
+    for part in (before, answer[:cut], answer[cut:]):
+        assert way.relay.job == b""
+        way.daemon.sendall(part)
+        way.hear()
+    assert way.relay.job == b"kvs_7_0_5_a"
+
+
+def test_a_rank_cannot_choose_the_name_of_the_job(way):
+    way.say(b"cmd=get kvsname=other key=x\n")
+    assert way.relay.job == b""

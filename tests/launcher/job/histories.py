@@ -208,6 +208,23 @@ RANKS = {
             "rank 1 on a was ended by SIGKILL (Killed), sent by the kernel's out-of-memory killer",
         ),
     ),
+    "a rank dies beside a full /dev/shm": History(
+        [
+            *begun(),
+            (2.0, RankEnded(1, f"shm 7 {63 << 20}/{64 << 20}", 2.0)),
+            *asked(2.1, 0, 2, 3),
+            *over(2.2),
+        ],
+        ends(2.0, over_at=2.2),
+        135,
+        culprit=1,
+        words=(
+            "rank 1 on a was ended by SIGBUS (Bus error) beside a full /dev/shm",
+            "(63 MiB of 64 MiB used) after 2.0 s",
+            "see what fills it on a (`ls -l /dev/shm`)",
+            "--shm-size=1g",
+        ),
+    ),
     "a keeper is killed": History(
         [*begun(), (2.0, KeeperGone(0)), *asked(2.1, 1, 2, 3), *over(2.2)],
         ends(2.0, over_at=2.2),

@@ -114,7 +114,16 @@ def test_a_job_that_runs_wakes_hvdrun_for_nothing():
 
 # ------------------------------------------------------------ what holds for every history
 
-HOWS = ["code 0", "code 1", "code 3", "signal 9", "signal 15", "oom 9", "late signal 15"]
+HOWS = [
+    "code 0",
+    "code 1",
+    "code 3",
+    "signal 9",
+    "signal 15",
+    "oom 9",
+    "shm 11 9/9",
+    "late signal 15",
+]
 HOWS += ["late code 0", "asked signal 15", "asked signal 9", "missing 2"]
 ranks = st.integers(0, 3)
 times = st.floats(0.0, 100.0).map(lambda at: round(at, 3))
