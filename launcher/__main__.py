@@ -30,9 +30,16 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nothing to 
     signal.signal(signal.SIGINT, end)
 
 
-def main() -> int:
-    from hvdrun.command_line import cli
+LACKS_RESOURCE = 76  # errors.LacksResource, which may be what can't be loaded
 
+
+def main() -> int:
+    try:
+        from hvdrun.command_line import cli
+    except (MemoryError, OSError) as error:
+        why = getattr(error, "strerror", "") or "no memory is left"
+        os.write(2, f"hvdrun: its own modules can't be loaded: {why} (see `ulimit -a`)\n".encode())
+        return LACKS_RESOURCE
     try:
         if signal.getsignal(signal.SIGINT) is end:
             # From now on an exception is needed, for code that must clean up.

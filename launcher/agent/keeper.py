@@ -27,7 +27,15 @@ from hvdrun.agent.peers import Stranger, connect
 from hvdrun.agent.pmi import Relay
 from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.machine import binding
-from hvdrun.machine.environment import EXPORTED, KEEPER, LINK, PATIENCE, with_host_variables
+from hvdrun.machine.environment import (
+    EXPORTED,
+    FILES,
+    KEEPER,
+    LINK,
+    PATIENCE,
+    with_host_variables,
+)
+from hvdrun.machine.limits import LACKING, set_open_files
 from hvdrun.machine.shared_memory import what_is_full
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -124,18 +132,26 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
         _become(command, environment, cpus)
     try:
         sock = _supervisor(secret, float(patience_s or 0))
-    except Stranger as stranger:
-        write_all(2, f"hvdrun: rank {rank} was not started: {stranger}\n".encode())
+    except (Stranger, OSError) as problem:
+        write_all(2, f"hvdrun: rank {rank} was not started: {problem}\n".encode())
         os._exit(1)
     if sock is None:
         write_all(2, UNREACHABLE.format(rank=rank, host=os.uname().nodename).encode())
         os._exit(1)
-    reader, writer = os.pipe()
     daemon = os.getppid()
-    if os.fork() == 0:
-        os.close(reader)
+    try:
+        reader, writer = os.pipe()
+        pid = os.fork()
+    except OSError as error:
+        _lacks(sock, rank, error)
+    if pid == 0:
         try:
+            os.close(reader)
             Keeper(sock, writer, rank, daemon).keep(command, environment, cpus)
+        except OSError as error:
+            if error.errno in LACKING:
+                _lacks(sock, rank, error)
+            raise
         finally:
             os._exit(1)
     sock.close()
@@ -144,6 +160,14 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     os._exit((os.read(reader, 1) or b"\1")[0])
+
+
+def _lacks(sock: socket.socket, rank: int, error: OSError) -> NoReturn:
+    """Tells the supervisor why the rank was not started."""
+    how = f"lacks {error.errno} {time.monotonic_ns()}".encode()
+    with Suppress(OSError):
+        send(sock, frame(EXIT, rank, how))
+    os._exit(1)
 
 
 def _supervisor(secret: str, patience_s: float) -> socket.socket | None:
@@ -199,6 +223,8 @@ def spawn(
                 signal.SIGXFSZ,
             ):
                 signal.signal(number, signal.SIG_DFL)
+            if FILES in environment:  # last: a number in `files` may be above it
+                set_open_files(int(environment.pop(FILES)))
             os.execvpe(command[0], command, environment)
         except OSError as error:
             os.write(writer, b"%d" % (error.errno or errno.EIO))
@@ -274,7 +300,7 @@ class Keeper:
             files = {**dict(enumerate(stdio)), **relay.for_rank}
             self.pid, missing = spawn(command, environment, files, cpus)
             if missing:
-                self._tell_end(f"missing {missing}")
+                self._tell_end(f"{'lacks' if missing in LACKING else 'missing'} {missing}")
         for fd in (*stdio, *readers):
             os.close(fd)
         relay.begin()

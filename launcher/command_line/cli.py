@@ -21,6 +21,7 @@ from hvdrun.errors import (
     NoMpi,
     UsageError,
 )
+from hvdrun.job import lacking
 from hvdrun.output.terminal import open_standard_files
 from hvdrun.plan import command as commands
 from hvdrun.plan import facts, flavour, schedulers
@@ -184,6 +185,7 @@ def _mpi(request: Request, found: commands.LocalFacts) -> flavour.Flavour:
 
 
 def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
+    files_before = lacking.raise_files(ranks=1)
     found = facts.gather(request)
     request = commands.with_hosts_in_use(request, found)
     mpi = _mpi(request, found)
@@ -203,6 +205,7 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
             names = ", ".join(unknown)
             click.echo(f"# not asked: {names}; `hvdrun --check` finds their slots and networks")
         return 0
+    command = lacking.within_limits(command, mpi, found, files_before)
     from hvdrun.job.attempts import supervise
     from hvdrun.output.screen import Screen
 
@@ -264,3 +267,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return error.code
     except click.Abort:
         raise KeyboardInterrupt from None
+    except (OSError, MemoryError, RuntimeError) as error:
+        lack = lacking.of(error)
+        if lack is None:
+            raise
+        print(f"hvdrun: {lack}", file=sys.stderr)
+        return lack.code

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
 from hvdrun.errors import LaunchError
+from hvdrun.job import lacking
 from hvdrun.job.actions import Action, EndAll, EndHosts, Finish, HangUp, Say, SignalMpirun
 from hvdrun.job.ending import Ending
 from hvdrun.job.events import (
@@ -61,6 +62,13 @@ CLOSING_S = 10.0
 # After mpirun has ended, keepers and hosts have this long to report how their ranks ended.
 REPORTS_S = 2.0
 SSH_SAID_BYTES = 1 << 16
+
+
+def _refused(host: str, why: str) -> LaunchError:
+    kind, _, number = why.partition(" ")
+    if kind == "lacks" and number.isdecimal():
+        return lacking.of_host(host, int(number))
+    return held_by_another(host, why)
 
 
 class FarHost:
@@ -198,6 +206,9 @@ class Course:
         elif how.startswith("missing "):
             number = int(how.split()[1])
             self._fail(now, missing_program(self.command.program, *self.who(rank), number))
+        elif how.startswith("lacks "):
+            host = self.command.host_of(rank)
+            self._fail(now, lacking.of_rank(rank, host, int(how.split()[1])))
         elif not how.startswith("asked "):
             failure = Failure(*self.who(rank), how, at - self.begin, late)
             ranks.fail(failure, self.ending.has_begun)
@@ -211,7 +222,7 @@ class Course:
         host = self._host(event.host)
         self.hosts.remove(host)
         if event.refused:
-            self._fail(now, held_by_another(host.name, event.refused))
+            self._fail(now, _refused(host.name, event.refused))
         elif event.daemon_status is not None:
             # If ranks have started, or the daemon ended with 0, mpirun reports the rest.
             if event.daemon_status and not self.ranks.has_started_on(host.name):

@@ -21,6 +21,9 @@ EXPORTED = "HVDRUN_EXPORTED"  # the names that the user gave with -x
 # The number that hvdrun has put into OMP_NUM_THREADS, to tell it from a user's.
 THREADS = "HVDRUN_THREADS"
 
+# The user's soft limit of open files, where hvdrun or a host agent has raised it.
+FILES = "HVDRUN_FILES"
+
 # Set by MPI or Slurm for one process: hvdrun must not pass them on.
 _PER_PROCESS_PREFIXES = (
     *("OMPI_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "HYDI_", "MPI_LOCAL", "HVDRUN_"),
@@ -39,7 +42,7 @@ _OF_THE_HOST = frozenset(
     (
         *("HOSTNAME", "HOST", "HOSTTYPE", "MACHTYPE", "OSTYPE", "TMPDIR", "TMP", "TEMP", "TTY"),
         *("PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "XAUTHORITY", "WINDOWID"),
-        *("MAIL", "HOME", "USER", "LOGNAME", "SHELL"),
+        *("MAIL", "HOME", "USER", "LOGNAME", "SHELL", FILES),
     )
 )
 _OF_THE_HOST_PREFIXES = ("XDG_", "SSH_", "DBUS_", "TERM_")

@@ -9,6 +9,7 @@ from hvdrun.errors import (
     CommandNotFound,
     HostLost,
     HostSetupError,
+    LacksResource,
     MpirunFailed,
     SshFailed,
     StartTimeout,
@@ -249,6 +250,25 @@ RANKS = {
         error=CommandNotFound,
         words=("'train.py' was not found on b (rank 2)",),
     ),
+    "an agent can't start its rank": History(
+        [*begun(), (0.2, RankEnded(2, "lacks 11", 0.2)), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
+        ends(0.2, over_at=0.5),
+        76,
+        error=LacksResource,
+        words=("rank 2 was not started: hvdrun on b can't start any more processes or threads;",),
+    ),
+    "mpirun can't open a pipe": History(
+        [
+            (0.2, MpirunSaid(b"[a:7] PMIX ERROR: PMIX_ERR_SYS_LIMITS_PIPES in file x.c\n")),
+            (0.5, MpirunEnded(186)),
+            (0.5, MpirunOutputEnded()),
+        ],
+        [(0.5, EndHosts(3.0)), (0.5, Finish())],
+        76,
+        error=LacksResource,
+        words=("mpirun can't open any more files; raise that limit (`ulimit -n 4096`;",),
+        options={"job": command(a=2)},
+    ),
     "a rank calls MPI_Abort under MPICH, which kills all without their codes": History(
         [*begun(), *over(2.0, 7)],
         [(2.0, EndHosts(3.0)), (2.0, Finish())],
@@ -454,6 +474,13 @@ HOSTS = {
         70,
         error=SshFailed,
         words=("b can't be reached by ssh",),
+    ),
+    "the agent of a host can't start MPI's daemon": History(
+        [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "lacks 24"))],
+        ends(0.5),
+        76,
+        error=LacksResource,
+        words=("hvdrun's agent on b can't open any more files;",),
     ),
     "another user holds the socket of a host": History(
         [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "ann has it"))],

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import selectors
 import shlex
 import socket
@@ -12,7 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from hvdrun.agent.frames import END, MAGIC, OUT, PING, PING_EVERY_S, SECRET, frame, unpack
+from hvdrun.agent.frames import (
+    BYE,
+    END,
+    MAGIC,
+    OUT,
+    PING,
+    PING_EVERY_S,
+    REFUSED,
+    SECRET,
+    frame,
+    unpack,
+)
 from hvdrun.agent.host_agent import split_ssh
 from hvdrun.job.events import SshSaid
 from hvdrun.job.host_link import HostLink
@@ -132,9 +144,13 @@ def test_a_schedulers_program_stands_in_sshs_place_with_the_host_in_its_words():
     assert done.stdout == f"{['-c', '-w=n7', '/bin/sh', '-c', 'orted -a b c']}\n", done.stderr
 
 
-def host_agent(secret, daemon):
+def host_agent(secret, daemon, prepare=None):
     process = subprocess.Popen(
-        [*AGENT, "host", daemon], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        [*AGENT, "host", daemon],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        preexec_fn=prepare,
     )
     process.stdin.write(frame(SECRET, payload=secret.encode()))
     return process
@@ -232,3 +248,17 @@ def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tm
         end_tree(process)
         process.stdin.close()
         process.stdout.close()
+
+
+def test_a_host_agent_that_can_open_no_more_files_says_so():
+    def limit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (7, 7))
+
+    process = host_agent(SECRET_OF_JOB, "exec yes", limit)
+    try:
+        said = [said for said in frames_of(process) if said[0] != PING]
+        assert said == [(REFUSED, b"lacks 24"), (BYE, b"1")]
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        end_tree(process)

@@ -124,7 +124,7 @@ HOWS = [
     "shm 11 9/9",
     "late signal 15",
 ]
-HOWS += ["late code 0", "asked signal 15", "asked signal 9", "missing 2"]
+HOWS += ["late code 0", "asked signal 15", "asked signal 9", "missing 2", "lacks 11"]
 ranks = st.integers(0, 3)
 times = st.floats(0.0, 100.0).map(lambda at: round(at, 3))
 of_ranks = st.one_of(
