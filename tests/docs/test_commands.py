@@ -50,7 +50,7 @@ def test_every_option_that_a_page_names_is_one_of_hvdruns(page):
 
 # Of docker, pip, slurm, gdb.
 OTHERS = {
-    *("--shm-size", "--ipc", "--user", "--cpus", "--cpuset-cpus", "--gpus"),
+    *("--shm-size", "--ipc", "--user", "--cpus", "--cpuset-cpus", "--gpus", "--pids-limit"),
     *("--ntasks", "--ntasks-per-node", "--nodes", "--cpus-per-task"),
 }
 
