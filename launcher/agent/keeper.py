@@ -318,7 +318,7 @@ class Keeper:
                 self._hear()
             self._signal()
         if self.status or self.asked or relay.is_in_mpi:
-            self.shared_files.remove(relay.job)
+            self.shared_files.remove(relay.job, relay.topology_file)
         with Suppress(OSError):
             os.write(self.shim, bytes([self.status]))
         if self.orphaned and self.session:

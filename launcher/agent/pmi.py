@@ -24,7 +24,10 @@ VARIABLE = "PMI_FD"  # the rank's end: the number of an open file
 # once; the reader may still get it in parts.
 WORDS = ((b"cmd=init ", MPI_BEGUN), (b"cmd=fullinit;", MPI_BEGUN), (b"cmd=finalize", MPI_DONE))
 # Before the job's name in the daemon's answers, in both versions of PMI, and after it.
-BEFORE_NAME, AFTER_NAME = (b" kvsname=", b";jobid="), (b" ", b";", b"\n")
+BEFORE_NAME, AFTER_VALUE = (b" kvsname=", b";jobid="), (b" ", b";", b"\n")
+# In the name of a temporary file that MPICH 5's daemon makes and offers to the ranks. It leaves it
+# after an abort.
+TOPOLOGY_FILE = b"/hydra_hwloc_xmlfile_"
 LONGEST_ANSWER = 1024
 LONGEST = max(len(word) for word, _ in WORDS)
 
@@ -40,7 +43,8 @@ class Relay:
         self.is_in_mpi = False
         self.seen = b""  # the last bytes that the rank has sent
         self.job = b""  # its name in MPI, once the daemon has told the rank
-        self.told = b""  # the last bytes that the daemon has sent, until then
+        self.topology_file = b""  # of the daemon's, if it has one
+        self.told = b""  # the last bytes that the daemon has sent, until both are known
         self.other: dict[int, int] = {}  # each of the two ends here → the other one
         self.for_rank: dict[int, int] = {}  # the number that the rank knows → its new end
         number = environment.get(VARIABLE, "")
@@ -68,8 +72,8 @@ class Relay:
                 return
             if fd == self.of_rank:
                 self._look_at(data)
-            elif not self.job:
-                self._look_for_name(data)
+            elif not (self.job and self.topology_file):
+                self._look_at_answer(data)
 
     def _close(self) -> None:
         """Tells the rank that the daemon is gone. The other way round, the keeper decides when."""
@@ -87,11 +91,17 @@ class Relay:
                 self.tell(kind)
         self.seen = self.seen[-LONGEST:]
 
-    def _look_for_name(self, data: bytes) -> None:
+    def _look_at_answer(self, data: bytes) -> None:
         self.told = (self.told + data)[-LONGEST_ANSWER:]
         for word in BEFORE_NAME:
-            name = self.told.partition(word)[2]
-            ends = [at for mark in AFTER_NAME if (at := name.find(mark)) > 0]
-            if ends:
-                self.job, self.told = name[: min(ends)], b""
-                return
+            if word in self.told and not self.job:
+                self.job = _whole(self.told.partition(word)[2])
+        at = self.told.find(TOPOLOGY_FILE)
+        if at >= 0:
+            self.topology_file = _whole(self.told[self.told.rfind(b"=", 0, at) + 1 :])
+
+
+def _whole(value: bytes) -> bytes:
+    """The value at the begin of this text; nothing if its end has not come yet."""
+    ends = [at for mark in AFTER_VALUE if (at := value.find(mark)) > 0]
+    return value[: min(ends)] if ends else b""

@@ -1,5 +1,5 @@
-"""The files that a rank's MPI has in /dev/shm: removed if the rank leaves without MPI_Finalize, as
-MPIs remove them only if a rank ends in good order.
+"""The files that a rank's MPI has in /dev/shm, and in /tmp: removed if the rank leaves without
+MPI_Finalize, as MPIs remove them only if a rank ends in good order.
 
 Two ways to know them, so that no file of another job is touched. MPICH derives their names from the
 job's name, which its daemon tells the rank before the rank makes a file: so a rank may die as early
@@ -23,8 +23,11 @@ class SharedFiles:
         """Remembers what the process has mapped: after its end that can't be found out."""
         self.names.update(name for name in names_mapped_by(pid) if name.startswith(OF_MPI))
 
-    def remove(self, job: bytes) -> None:
-        """`job`: its name in MPI, or empty."""
+    def remove(self, job: bytes, topology_file: bytes = b"") -> None:
+        """`job`: its name in MPI; `topology_file`: of MPI's daemon (see pmi). Or empty."""
+        if topology_file.startswith(b"/"):
+            with Suppress(OSError):
+                os.unlink(topology_file)
         if job:
             with Suppress(OSError):
                 self.names.update(

@@ -147,6 +147,15 @@ def test_mpich_does_without_temporary_files(limited):
     assert (done.code, done.stdout) == (0, NOTHING_LEFT), done
 
 
+ABORTS = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier(); MPI.COMM_WORLD.Abort(3)"
+
+
+def test_an_abort_leaves_no_file(limited, python):
+    done = limited("true", "-np", "2", python, "-c", ABORTS)
+    assert done.code == 3, done
+    assert done.stdout.endswith(NOTHING_LEFT)
+
+
 @pytest.mark.parametrize("kib", [18_000, 20_000])
 def test_without_memory_there_is_no_traceback(python, kib):
     done = subprocess.run(
