@@ -184,6 +184,7 @@ def _become(
     _bind(cpus)
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    _give_back_files(environment)
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -196,6 +197,12 @@ def _bind(cpus: frozenset[int] | None) -> None:
     if cpus is not None:
         with Suppress(OSError):
             os.sched_setaffinity(0, cpus)
+
+
+def _give_back_files(environment: dict[str, str]) -> None:
+    """Sets the user's own limit of open files, which was raised for MPI."""
+    if FILES in environment:
+        set_open_files(int(environment.pop(FILES)))
 
 
 def spawn(
@@ -223,8 +230,7 @@ def spawn(
                 signal.SIGXFSZ,
             ):
                 signal.signal(number, signal.SIG_DFL)
-            if FILES in environment:  # last: a number in `files` may be above it
-                set_open_files(int(environment.pop(FILES)))
+            _give_back_files(environment)  # last: a number in `files` may be above that limit
             os.execvpe(command[0], command, environment)
         except OSError as error:
             os.write(writer, b"%d" % (error.errno or errno.EIO))

@@ -209,33 +209,20 @@ def _machine(host: Host, facts: LocalFacts) -> object:
     return seen.hostname, seen.interfaces, host.user, host.port
 
 
-def shared_memory_variables(request: Request, facts: LocalFacts) -> dict[str, str]:
-    """The user's variables that decide how much of /dev/shm MPI takes."""
-    found = {name: request.variable(name, facts.environ) for name in shared_memory.READ}
-    if "btl" in request.mpi_args:
-        found[shared_memory.BTL_VARIABLE] = ""
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _shared_memory(
-    request: Request, flavour: Flavour, facts: LocalFacts, shares: tuple[Share, ...]
-) -> shared_memory.Settings:
-    def known(host: Host) -> SharedMemory | None:
-        if is_local(host, facts):
-            return facts.shm
-        return facts.others[host.name].shm if host.name in facts.others else None
-
-    return shared_memory.settings(
-        flavour.kind,
-        ((share.host.name, share.count, known(share.host)) for share in shares),
-        shared_memory_variables(request, facts),
-    )
+def _shm_of(host: Host, facts: LocalFacts) -> SharedMemory | None:
+    if is_local(host, facts):
+        return facts.shm
+    return facts.others[host.name].shm if host.name in facts.others else None
 
 
 def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     """Raises HostSetupError if the MPI can't work with the /dev/shm of a host."""
     shares = _place(request, flavour, facts)
-    shm = _shared_memory(request, flavour, facts, shares)
+    shm = shared_memory.settings(
+        flavour.kind,
+        [(share.host.name, share.count, _shm_of(share.host, facts)) for share in shares],
+        shared_memory.variables_of(request, facts.environ),
+    )
     notes = (*request.notes, *_notes(shares, facts))
     remote = [share for share in shares if not is_local(share.host, facts)]
     starter = flavour.starter

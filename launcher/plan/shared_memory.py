@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from hvdrun.errors import HostSetupError
 from hvdrun.plan.flavour import MPICH, OPENMPI
 from hvdrun.plan.host_facts import SharedMemory
+from hvdrun.plan.request import Request
 
 CELLS, FEW_CELLS = 64, 8  # of MPICH, per rank: the second still lets some messages be on the way
 CELL_BYTES = 16_384
@@ -68,6 +69,14 @@ class Settings:
     without: tuple[str, ...]  # of Open MPI's parts
     notes: tuple[str, ...]
     explanations: tuple[str, ...]  # for --verbose
+
+
+def variables_of(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
+    """The user's settings that decide how much MPI takes, by the names in READ."""
+    found = {name: request.variable(name, environ) for name in READ}
+    if "btl" in request.mpi_args:
+        found[BTL_VARIABLE] = ""
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def settings(

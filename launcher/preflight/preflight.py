@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hvdrun.agent import probe
 from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
 from hvdrun.machine.limits import LACKING
-from hvdrun.plan.command import LocalFacts, hosts_of, is_local, reached_by, shared_memory_variables
+from hvdrun.plan import shared_memory
+from hvdrun.plan.command import LocalFacts, hosts_of, is_local, reached_by
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, Flavour
 from hvdrun.plan.host_facts import HostFacts, from_answer
 from hvdrun.plan.request import Request
@@ -204,7 +205,7 @@ def _expected(
         cwd=facts.cwd,
         program=question["program"],
         script=question["script"],
-        variables=shared_memory_variables(request, facts),
+        variables=shared_memory.variables_of(request, facts.environ),
         names=owned,
         needed_names=frozenset(needed),
     )

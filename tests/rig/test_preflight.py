@@ -348,6 +348,7 @@ def test_check_shows_all_findings_and_starts_nothing(hvdrun, rig):
 @pytest.mark.parametrize("python", ["mpich"], indirect=True)
 @pytest.mark.parametrize("size", ["3m", "256k"])
 def test_a_host_with_little_shared_memory_works_or_is_said(hvdrun, rig, python, size):
+    before = rig.files("server2")
     rig("exec", "server2", "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", "/dev/shm")
     try:
         code = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1))"
@@ -364,4 +365,4 @@ def test_a_host_with_little_shared_memory_works_or_is_said(hvdrun, rig, python, 
         assert what == "shared memory"
         assert "0.2 MiB of 0.2 MiB are free in /dev/shm, and MPICH needs 0.5 MiB" in found
         assert "--shm-size=1g" in helps
-    assert left == ["/dev/shm:", "/tmp:"]
+    assert left == before
