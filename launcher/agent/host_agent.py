@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import select
@@ -45,7 +46,7 @@ from hvdrun.machine.environment import (
     pack_host_variables,
     without_step_variables,
 )
-from hvdrun.machine.limits import LACKING, raise_open_files
+from hvdrun.machine.limits import LACKING, raise_open_files, refused_processes
 from hvdrun.machine.processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -181,6 +182,7 @@ class HostAgent:
         self.patience_s = DAEMON_PATIENCE_S
         self.has_reader = True  # whether hvdrun still reads
         self.daemon = 0
+        self.refused_processes = refused_processes()
         self.status = 1 if command else 0
         self.stdin = -1  # the pipe to rank 0, once rank 0 runs here
         self.is_set_up = False
@@ -266,6 +268,9 @@ class HostAgent:
                 self.end_at = min(self.end_at, time.monotonic() + self.patience_s)
             if self._is_overdue():
                 break
+        has_begun = self.local_ranks is not None and self.local_ranks.sessions
+        if self.status and not has_begun and refused_processes() > self.refused_processes:
+            self._send(REFUSED, -1, b"lacks %d" % errno.EAGAIN)  # MPI's daemon may not say it
         self._send(BYE, -1, b"%d" % self.status)
         if self.local_ranks:
             self.local_ranks.kill(self.patience_s)

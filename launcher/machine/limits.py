@@ -51,6 +51,15 @@ def room_for_processes(root: str = "/") -> tuple[int, str] | None:
     return min(known, default=None)
 
 
+def refused_processes(root: str = "/") -> int:
+    """How many processes and threads the cgroups of this process have refused so far."""
+    count = 0
+    for folder, _ in cgroups("pids", root):
+        kind, _, number = read(f"{folder}/pids.events").partition(" ")
+        count += int(number) if kind == "max" and number.isdigit() else 0
+    return count
+
+
 def _room_in_cgroups(root: str) -> list[tuple[int, str]]:
     known = []
     for folder, _ in cgroups("pids", root):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hvdrun.machine.limits import room_for_processes
+from hvdrun.machine.limits import refused_processes, room_for_processes
 
 
 @pytest.fixture
@@ -44,6 +44,12 @@ def test_the_tightest_cgroup_counts(machine, cgroup, files, left, words):
     room = room_for_processes(machine(cgroup, files))
     assert room[0] == left
     assert room[1].endswith(words)
+
+
+def test_processes_that_were_refused_are_counted(machine):
+    events = {f"{FOLDER}/job/rank/pids.events": "max 3", f"{FOLDER}/job/pids.events": "max 0"}
+    assert refused_processes(machine("0::/job/rank", events)) == 3
+    assert refused_processes(machine("0::/other", events)) == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user may have a limit")
