@@ -60,9 +60,16 @@ for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
         signal.signal(number, tell)
 
 
-def main() -> int:
-    from hvdrun.command_line import cli
+LACKS_RESOURCE = 76  # errors.LacksResource, which may be what can't be loaded
 
+
+def main() -> int:
+    try:
+        from hvdrun.command_line import cli
+    except (MemoryError, OSError) as error:
+        why = getattr(error, "strerror", "") or "no memory is left"
+        os.write(2, f"hvdrun: its own modules can't be loaded: {why} (see `ulimit -a`)\n".encode())
+        return LACKS_RESOURCE
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is end:

@@ -12,7 +12,8 @@
     ├── HostLost             72  a host died or was cut off during the job
     ├── MpirunFailed         73  mpirun could not start the job, or gave up on it
     ├── OutputLost           74  the ranks' output can't be written
-    └── StartTimeout         75  ranks that did not start, or come to hvd.init(), in time
+    ├── StartTimeout         75  ranks that did not start, or come to hvd.init(), in time
+    └── LacksResource        76  hvdrun lacks processes, open files, memory or temporary files
 
 All other codes are the program's: the code of the rank that failed first, 128+n for signal n.
 """
@@ -85,6 +86,11 @@ class OutputLost(LaunchError):
 class StartTimeout(LaunchError):
     code = 75
     cause = "ranks that did not start, or did not come to hvd.init(), in time"
+
+
+class LacksResource(LaunchError):
+    code = 76
+    cause = "hvdrun lacks a resource: processes, open files, memory, temporary files"
 
 
 def exit_codes() -> str:

@@ -30,8 +30,10 @@ INT = struct.Struct("i")  # a file descriptor, as sockets carry it
 RANK = b"R"
 GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
 # keeper → supervisor: how the command ended ('code 3', 'signal 9', 'oom 9' if the kernel killed it
-# for lack of memory, 'missing 2'; after 'asked ' if the keeper ended it, after 'late ' if MPI had
-# ended the shim before), and when, in nanoseconds of the host's monotonic clock
+# for lack of memory, 'shm 7 64/64' if SIGBUS or SIGSEGV ended it beside a full /dev/shm, with the
+# bytes used and in all, 'missing 2' if there is no such program, 'lacks 11' if the agent could not
+# start it; after 'asked ' if the keeper ended it, after 'late ' if MPI had ended the shim before),
+# and when, in nanoseconds of the host's monotonic clock
 EXIT = b"X"
 # keeper → supervisor: the rank called MPI_Init, or MPI_Finalize; only if the keeper can see it
 MPI_BEGUN, MPI_DONE = b"M", b"m"

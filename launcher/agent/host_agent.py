@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import select
@@ -42,6 +43,7 @@ from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import Stranger, connect, listen
 from hvdrun.agent.silence import HOST_TIMEOUT_S, Silence, clock
 from hvdrun.machine.environment import (
+    FILES,
     LINK,
     PREFIX,
     REACH,
@@ -50,6 +52,7 @@ from hvdrun.machine.environment import (
     pack_host_variables,
     without_step_variables,
 )
+from hvdrun.machine.limits import LACKING, raise_open_files, refused_processes
 from hvdrun.machine.processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
 # How long MPI's daemon may take to end after the ranks; the same if mpirun can't reach it.
 DAEMON_PATIENCE_S, SILENT_PATIENCE_S = 1.0, 0.2
 LOOK_EVERY_S = 0.25
+OPEN_FILES = 4096  # for MPI's daemon and this process: some five of each rank
 # Among ssh's options: the first character of a word about one host → the option for its value.
 PER_HOST = {"@": "-l", "#": "-p"}
 ADDRESS = "="  # the same, for the address that a host's name in MPI stands for
@@ -156,7 +160,13 @@ def host_main(arguments: list[str]) -> NoReturn:
     [command] = arguments
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     write_all(1, MAGIC)
-    status = HostAgent(command).run()
+    agent = HostAgent(command)
+    try:
+        status = agent.run()
+    except OSError as error:
+        if error.errno not in LACKING:
+            raise
+        status = agent.give_up(f"lacks {error.errno}")
     # MPI waits for ssh, which waits for every process that holds its ends.
     os._exit(status)
 
@@ -179,6 +189,7 @@ class HostAgent:
         self.patience_s = DAEMON_PATIENCE_S
         self.has_reader = True  # whether hvdrun still reads
         self.daemon = 0
+        self.refused_processes = refused_processes()
         self.status = 1 if command else 0
         self.stdin = -1  # the pipe to rank 0, once rank 0 runs here
         self.is_set_up = False
@@ -250,6 +261,9 @@ class HostAgent:
     def run(self) -> int:
         """The exit code of MPI's daemon, for MPI."""
         set_subreaper()
+        before = raise_open_files(OPEN_FILES)
+        if before is not None:
+            os.environ[FILES] = str(before)  # the keepers give it back to the ranks
         for fd in (0, 1):
             os.set_blocking(fd, False)
         self._send_clock()
@@ -268,6 +282,9 @@ class HostAgent:
                 self.end_at = min(self.end_at, time.monotonic() + self.patience_s)
             if self._is_overdue():
                 break
+        has_begun = self.local_ranks is not None and self.local_ranks.sessions
+        if self.status and not has_begun and refused_processes() > self.refused_processes:
+            self._send(REFUSED, -1, b"lacks %d" % errno.EAGAIN)  # MPI's daemon may not say it
         self._send(BYE, -1, b"%d" % self.status)
         if self.local_ranks:
             self.local_ranks.kill(self.patience_s)
@@ -275,11 +292,21 @@ class HostAgent:
         remove_sessions(self.local_ranks.sessions if self.local_ranks else ())
         return self.status
 
+    def give_up(self, why: str) -> int:
+        """Tells hvdrun why this host can't run ranks, and ends what runs here."""
+        self._send(REFUSED, -1, why.encode())
+        self._send(BYE, -1, b"1")
+        kill_descendants()
+        remove_sessions(self.local_ranks.sessions if self.local_ranks else ())
+        return 1
+
     def _set_up(self, secret: str) -> None:
         self.is_set_up = True
         try:
             listener = listen(secret)
         except (Stranger, OSError) as problem:
+            if isinstance(problem, OSError) and problem.errno in LACKING:
+                raise
             self._send(REFUSED, -1, str(problem).encode())
             self.status = 1
             self._end(0)
@@ -314,7 +341,10 @@ class HostAgent:
 
     def _start_daemon(self) -> int:
         reader, writer = os.pipe()
-        shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+        try:
+            shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+        except KeyError:  # a number without an account, or the file can't be opened
+            shell = "/bin/sh"
         pid = os.fork()
         if pid == 0:
             try:
@@ -328,6 +358,8 @@ class HostAgent:
                 environment[PREFIX] = prefix()
                 command = safe_prefix(self.command, prefix())
                 os.execvpe(shell, [shell, "-c", command], environment)
+            except OSError as error:
+                write_all(writer, f"{shell}: {error.strerror}\n".encode())
             finally:
                 os._exit(127)
         os.close(writer)

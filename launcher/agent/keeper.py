@@ -33,15 +33,19 @@ from hvdrun.agent.oom import oom_kills, was_out_of_memory
 from hvdrun.agent.peers import Stranger, connect
 from hvdrun.agent.pmi import Relay
 from hvdrun.agent.rank_notes import RankNotes
+from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.machine import binding
 from hvdrun.machine.environment import (
     EXPORTED,
+    FILES,
     KEEPER,
     LINK,
     PATIENCE,
     PLACE,
     with_host_variables,
 )
+from hvdrun.machine.limits import LACKING, set_open_files
+from hvdrun.machine.shared_memory import what_is_full
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -53,8 +57,6 @@ if TYPE_CHECKING:
 else:  # see frames
     import _signal as signal
 
-# MPIs' files in /dev/shm begin so. MPIs remove them only if a rank ends in good order.
-SHARED = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_", "psm2_shm", "ucx_shm")
 PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 MOST_FDS = 256  # a keeper has about twenty
 LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -139,25 +141,41 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
         _become(command, environment, cpus)
     try:
         sock = _supervisor(secret, float(patience_s or 0))
-    except Stranger as stranger:
-        write_all(2, f"hvdrun: rank {rank} was not started: {stranger}\n".encode())
+    except (Stranger, OSError) as problem:
+        write_all(2, f"hvdrun: rank {rank} was not started: {problem}\n".encode())
         os._exit(1)
     if sock is None:
         write_all(2, UNREACHABLE.format(rank=rank, host=os.uname().nodename).encode())
         os._exit(1)
     for number in signals.NOT_FOR_AGENTS:  # of MPI's signals to the shim, only KILL counts
         signal.signal(number, signal.SIG_IGN)
-    reader, writer = os.pipe()
     daemon = os.getppid()
-    if os.fork() == 0:
-        os.close(reader)
+    try:
+        reader, writer = os.pipe()
+        pid = os.fork()
+    except OSError as error:
+        _lacks(sock, rank, error)
+    if pid == 0:
         try:
+            os.close(reader)
             Keeper(sock, writer, rank, daemon).keep(command, environment, cpus)
+        except OSError as error:
+            if error.errno in LACKING:
+                _lacks(sock, rank, error)
+            raise
         finally:
             os._exit(1)
     sock.close()
     os.close(writer)
     os._exit((os.read(reader, 1) or b"\1")[0])
+
+
+def _lacks(sock: socket.socket, rank: int, error: OSError) -> NoReturn:
+    """Tells the supervisor why the rank was not started."""
+    how = f"lacks {error.errno} {time.monotonic_ns()}".encode()
+    with Suppress(OSError):
+        send(sock, frame(EXIT, rank, how))
+    os._exit(1)
 
 
 def _supervisor(secret: str, patience_s: float) -> socket.socket | None:
@@ -173,6 +191,7 @@ def _become(
 ) -> NoReturn:
     _bind(cpus)
     signals.set_default()
+    _give_back_files(environment)
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -185,6 +204,12 @@ def _bind(cpus: frozenset[int] | None) -> None:
     if cpus is not None:
         with Suppress(OSError):
             os.sched_setaffinity(0, cpus)
+
+
+def _give_back_files(environment: dict[str, str]) -> None:
+    """Sets the user's own limit of open files, which was raised for MPI."""
+    if FILES in environment:
+        set_open_files(int(environment.pop(FILES)))
 
 
 def spawn(
@@ -204,6 +229,7 @@ def spawn(
             for number, fd in files.items():
                 os.dup2(fd, number)
             signals.set_default()
+            _give_back_files(environment)  # last: a number in `files` may be above that limit
             os.execvpe(command[0], command, environment)
         except OSError as error:
             os.write(writer, b"%d" % (error.errno or errno.EIO))
@@ -254,7 +280,7 @@ class Keeper:
         self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
         self.daemon = daemon  # MPI's, the shim's parent
         self.orphaned = False  # the supervisor is gone, so the keeper must clean up
-        self.shared: set[str] = set()  # MPI's files that the command has mapped
+        self.shared_files = SharedFiles()
         self.look_at = time.monotonic() + LOOK_AGAIN_S[0]
         self.pause_s = LOOK_AGAIN_S[0]
         self.poll = select.poll()
@@ -282,7 +308,7 @@ class Keeper:
             files = {**dict(enumerate(stdio)), **relay.for_rank}
             self.pid, missing = spawn(command, environment, files, cpus)
             if missing:
-                self._tell_end(f"missing {missing}")
+                self._tell_end(f"{'lacks' if missing in LACKING else 'missing'} {missing}")
         for fd in (*stdio, *readers):
             os.close(fd)
         relay.begin()
@@ -302,10 +328,8 @@ class Keeper:
             if self.sock.fileno() in ready:
                 self._hear()
             self._signal()
-        if self.status or self.asked:
-            for path in self.shared:
-                with Suppress(OSError):
-                    os.unlink(path)
+        if self.status or self.asked or relay.is_in_mpi:
+            self.shared_files.remove(relay.job, relay.topology_file)
         with Suppress(OSError):
             os.write(self.shim, bytes([self.status]))
         if self.orphaned and self.session:
@@ -324,15 +348,6 @@ class Keeper:
         from hvdrun.machine.processes import remove_sessions
 
         remove_sessions([self.session])
-
-    def _look(self) -> None:
-        """Remembers MPI's files in shared memory: after the rank's end they can't be found."""
-        with Suppress(OSError), open(f"/proc/{self.pid}/maps", "rb") as maps:
-            for line in maps:
-                path = line[line.find(b"/") :].rstrip().decode(errors="surrogateescape")
-                folder, _, name = path.rpartition("/")
-                if folder == "/dev/shm" and name.startswith(SHARED):
-                    self.shared.add(path)
 
     def _tell(self, kind: bytes, payload: bytes = b"", fds: list[int] | None = None) -> None:
         with Suppress(OSError):  # reading notices that the supervisor is gone
@@ -366,7 +381,7 @@ class Keeper:
         times = [at for at, _ in self.deadlines]
         if self.pid:
             if now >= self.look_at:
-                self._look()
+                self.shared_files.look(self.pid)
                 self.pause_s = min(2 * self.pause_s, LOOK_AGAIN_S[1])
                 self.look_at = now + self.pause_s
             times.append(self.look_at)
@@ -391,6 +406,10 @@ class Keeper:
             and was_out_of_memory(self.pid, self.oom_kills)
         ):
             text = f"oom {-code}"
+        elif (
+            -code in (signal.SIGBUS, signal.SIGSEGV) and not self.asked and (full := what_is_full())
+        ):
+            text = f"shm {-code} {full}"
         self.pid = 0
         relay.hear({fd for fd, _ in self.poll.poll(0)})  # its last message may be unread
         notes.hear()
@@ -441,7 +460,7 @@ class Keeper:
         self._tell(SIGNALLED, b"%s %s" % (request, answer))
 
     def _end(self, begin: float, first: int, grace_s: float) -> None:
-        self._look()
+        self.shared_files.look(self.pid)
         steps = signals.steps(first, grace_s)
         if self.is_ending:  # a rank gets the first signals once: it may be saving
             steps = steps[-1:]

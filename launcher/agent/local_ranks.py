@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -175,6 +176,8 @@ class LocalRanks:
 
     def _begin(self, keeper: _Keeper, rank: int) -> None:
         keeper.rank = rank
+        if len(keeper.fds) < 2:  # the kernel drops those for which no number is left
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         for fd, stream in zip(keeper.fds, (OUT, ERR), strict=True):
             os.set_blocking(fd, False)
             keeper.outputs[fd] = stream

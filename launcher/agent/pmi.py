@@ -23,6 +23,12 @@ VARIABLE = "PMI_FD"  # the rank's end: the number of an open file
 # The rank's messages of the first and of the last call. Both versions of PMI write a message at
 # once; the reader may still get it in parts.
 WORDS = ((b"cmd=init ", MPI_BEGUN), (b"cmd=fullinit;", MPI_BEGUN), (b"cmd=finalize", MPI_DONE))
+# Before the job's name in the daemon's answers, in both versions of PMI, and after it.
+BEFORE_NAME, AFTER_VALUE = (b" kvsname=", b";jobid="), (b" ", b";", b"\n")
+# In the name of a temporary file that MPICH 5's daemon makes and offers to the ranks. It leaves it
+# after an abort.
+TOPOLOGY_FILE = b"/hydra_hwloc_xmlfile_"
+LONGEST_ANSWER = 1024
 LONGEST = max(len(word) for word, _ in WORDS)
 
 
@@ -36,6 +42,9 @@ class Relay:
         self.tell = tell
         self.is_in_mpi = False
         self.seen = b""  # the last bytes that the rank has sent
+        self.job = b""  # its name in MPI, once the daemon has told the rank
+        self.topology_file = b""  # of the daemon's, if it has one
+        self.told = b""  # the last bytes that the daemon has sent, until both are known
         self.other: dict[int, int] = {}  # each of the two ends here → the other one
         self.for_rank: dict[int, int] = {}  # the number that the rank knows → its new end
         number = environment.get(VARIABLE, "")
@@ -64,6 +73,8 @@ class Relay:
                 return fd != self.of_rank or not self.is_in_mpi
             if fd == self.of_rank:
                 self._look_at(data)
+            elif not (self.job and self.topology_file):
+                self._look_at_answer(data)
         return True
 
     def _close(self) -> None:
@@ -81,3 +92,18 @@ class Relay:
                 self.is_in_mpi = kind == MPI_BEGUN
                 self.tell(kind)
         self.seen = self.seen[-LONGEST:]
+
+    def _look_at_answer(self, data: bytes) -> None:
+        self.told = (self.told + data)[-LONGEST_ANSWER:]
+        for word in BEFORE_NAME:
+            if word in self.told and not self.job:
+                self.job = _whole(self.told.partition(word)[2])
+        at = self.told.find(TOPOLOGY_FILE)
+        if at >= 0:
+            self.topology_file = _whole(self.told[self.told.rfind(b"=", 0, at) + 1 :])
+
+
+def _whole(value: bytes) -> bytes:
+    """The value at the begin of this text; nothing if its end has not come yet."""
+    ends = [at for mark in AFTER_VALUE if (at := value.find(mark)) > 0]
+    return value[: min(ends)] if ends else b""

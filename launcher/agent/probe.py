@@ -10,14 +10,10 @@ import stat
 import sys
 
 from hvdrun.agent.frames import Suppress, write_all
+from hvdrun.machine import shared_memory
 from hvdrun.machine.environment import is_in_step
 from hvdrun.machine.interfaces import interfaces
-from hvdrun.machine.resources import (
-    free_memory_bytes,
-    free_shared_memory_bytes,
-    gpu_count,
-    physical_cores,
-)
+from hvdrun.machine.resources import free_memory_bytes, gpu_count, physical_cores
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -85,7 +81,7 @@ def answer(question: Question) -> dict[str, Any]:
         "cores": physical_cores(),
         "gpus": gpu_count(question["visible"]),
         "memory_bytes": free_memory_bytes(),
-        "shm_bytes": free_shared_memory_bytes(),
+        "shm": shared_memory.facts(),
         "interfaces": interfaces(),
         "resolved": _resolve([*question["names"], socket.gethostname()]),
         "ssh_address": address,

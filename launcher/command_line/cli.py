@@ -21,6 +21,7 @@ from hvdrun.errors import (
     NoMpi,
     UsageError,
 )
+from hvdrun.job import lacking
 from hvdrun.output.terminal import open_standard_files
 from hvdrun.plan import command as commands
 from hvdrun.plan import facts, flavour, schedulers, stdin_programs
@@ -168,6 +169,7 @@ def _mpi(request: Request, found: commands.LocalFacts) -> flavour.Flavour:
 
 def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
     stdin_programs.check(request.command, request.num_proc or 1)
+    files_before = lacking.raise_files(ranks=1)
     found = facts.gather(request)
     request = commands.with_hosts_in_use(request, found)
     mpi = _mpi(request, found)
@@ -191,6 +193,7 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
     if any(commands.is_local(share.host, found) for share in command.shares):
         path = request.variable("PATH", found.environ) or ""
         program.check(request.command, found.cwd, path)
+    command = lacking.within_limits(command, mpi, found, files_before)
     from hvdrun.job.attempts import supervise
     from hvdrun.output.screen import Screen
 
@@ -260,3 +263,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return error.code
     except click.Abort:
         raise KeyboardInterrupt from None
+    except (OSError, MemoryError, RuntimeError) as error:
+        lack = lacking.of(error)
+        if lack is None:
+            raise
+        print(f"hvdrun: {lack}", file=sys.stderr)
+        return lack.code

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from hvdrun import summary
 from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
 from hvdrun.errors import LaunchError
+from hvdrun.job import lacking
 from hvdrun.job.actions import (
     Action,
     EndAll,
@@ -95,6 +96,13 @@ REPORTS_S = 2.0
 # What hosts report so soon after hvdrun itself did not run may be a consequence of that.
 PAUSE_COUNTS_S = 10.0
 SSH_SAID_BYTES = 1 << 16
+
+
+def _refused(host: str, why: str) -> LaunchError:
+    kind, _, number = why.partition(" ")
+    if kind == "lacks" and number.isdecimal():
+        return lacking.of_host(host, int(number))
+    return held_by_another(host, why)
 
 
 class FarHost:
@@ -292,6 +300,9 @@ class Course:
         elif how.startswith("missing "):
             number = int(how.split()[1])
             self._fail(now, missing_program(self.command.program, *self.who(rank), number))
+        elif how.startswith("lacks "):
+            host = self.command.host_of(rank)
+            self._fail(now, lacking.of_rank(rank, host, int(how.split()[1])))
         elif not how.startswith("asked "):
             failure = Failure(*self.who(rank), how, at - self.begin, late)
             # What failed before a host gave hvdrun up is no consequence of that.
@@ -311,7 +322,7 @@ class Course:
         self.quiet.forget(host.name)
         self.ranks.lose(host.name)
         if event.refused:
-            self._fail(now, held_by_another(host.name, event.refused))
+            self._fail(now, _refused(host.name, event.refused))
         elif event.daemon_status is not None:
             # If ranks have started, or the daemon ended with 0, mpirun reports the rest.
             if event.daemon_status and not self.ranks.has_started_on(host.name):

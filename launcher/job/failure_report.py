@@ -23,6 +23,7 @@ from hvdrun.job.events import HostSilent
 from hvdrun.job.quiet_hosts import names
 from hvdrun.output.folding import spans
 from hvdrun.plan.schedulers import trouble
+from hvdrun.plan.shared_memory import REMEDY, size
 from hvdrun.ssh_errors import OTHER, last_words
 
 LINES = 30
@@ -42,7 +43,7 @@ class Failure(NamedTuple):
 
     rank: int
     host: str
-    ended: str  # 'code 3', 'signal 9' or 'oom 9', as the keeper reports it
+    ended: str  # 'code 3', 'signal 9', 'oom 9' or 'shm 7 64/64', as the keeper reports it
     after_s: float
     # MPI had already ended its shim: another failure may be the cause.
     late: bool = False
@@ -50,17 +51,20 @@ class Failure(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        kind, number = self.ended.split()
+        kind, number, *_ = self.ended.split()
         return int(number) if kind == "code" else 128 + int(number)
 
     def __str__(self) -> str:
-        kind, number = self.ended.split()
+        kind, number, *more = self.ended.split()
         if kind == "code":
             how = f"ended with exit code {number}"
         else:
             how = f"was ended by {signal_name(int(number))}"
         if kind == "oom":
             how += ", sent by the kernel's out-of-memory killer"
+        elif kind == "shm":
+            used, there = (size(int(count)) for count in more[0].split("/"))
+            how += f" beside a full /dev/shm ({used} of {there} used)"
         elif self.ended == "signal 9":
             how += " (kill -9, or a batch system)"
         at = "" if self.at is None else time.strftime(" (at %H:%M:%S)", time.localtime(self.at))
@@ -214,6 +218,16 @@ def not_started(hosts: Sequence[tuple[str, int, str]], after_s: float) -> StartT
     )
 
 
+def of_full_shared_memory(failure: Failure) -> str:
+    """What to do about it, or an empty text."""
+    if not failure.ended.startswith("shm "):
+        return ""
+    return (
+        "hvdrun: a process that needs more memory from a full /dev/shm ends like that: see what"
+        f" fills it on {failure.host} (`ls -l /dev/shm`) and remove old files; {REMEDY}"
+    )
+
+
 def rank_failed(
     failure: Failure, said: Sequence[str], same: Sequence[int], num_proc: int, repeat: bool = True
 ) -> str:
@@ -225,10 +239,13 @@ def rank_failed(
     lines = [f"hvdrun: {failure}{others}"]
     if said and num_proc > 1:  # a single rank's last lines have just been shown
         many = f" (the same on ranks {spans(same)})" if len(same) > 1 else ""
-        if not repeat:
-            return f"{lines[0]}\nhvdrun: its last lines on stderr{many} are just above"
-        lines.append(f"hvdrun: its last lines on stderr{many}:")
-        lines += [f"    {line}" for line in said]
+        if repeat:
+            lines.append(f"hvdrun: its last lines on stderr{many}:")
+            lines += [f"    {line}" for line in said]
+        else:
+            lines.append(f"hvdrun: its last lines on stderr{many} are just above")
+    if cause := of_full_shared_memory(failure):
+        lines.append(cause)
     return "\n".join(lines)
 
 

@@ -70,6 +70,7 @@ from hvdrun.job.events import (
     ToStop,
 )
 from hvdrun.job.host_link import HostLink
+from hvdrun.job.lacking import temporary_folder
 from hvdrun.job.mpirun_output import Source
 from hvdrun.job.signs_of_life import Pauses
 from hvdrun.job.stdin import Stdin
@@ -79,6 +80,7 @@ from hvdrun.machine.processes import (
     kill_descendants,
     kill_strays,
     remove_sessions,
+    session_of,
 )
 from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import Terminal
@@ -157,7 +159,7 @@ class Supervisor:
                 link.close()
             self.local_ranks.kill()
             kill_descendants()
-            remove_sessions(self.local_ranks.sessions)
+            remove_sessions({*self.local_ranks.sessions, *self._own_session()})
         if course.may_start_again and not self.is_last:
             raise StartedBadly
         try:
@@ -229,6 +231,15 @@ class Supervisor:
             self.selector,
             lambda data: self._tell(MpirunSaid(data)),
             lambda: self._tell(MpirunOutputEnded()),
+        )
+
+    def _own_session(self) -> list[str]:
+        """mpirun's session folder, which stays behind if mpirun fails at its start."""
+        mpirun = getattr(self, "mpirun", None)
+        return (
+            [session_of(temporary_folder(self.command.environment)[1], mpirun.pid)]
+            if mpirun
+            else []
         )
 
     def _result(self) -> int:

@@ -21,6 +21,7 @@ from hvdrun.job.failure_report import (
     missed_a_peer,
     rank_failed,
 )
+from hvdrun.job.lacking import in_words
 from hvdrun.summary import summary_of
 
 
@@ -106,9 +107,11 @@ def _mpirun_failed(course: Course, said: list[str]) -> Verdict:
     ranks, starter, code = course.ranks, course.command.starter, course.mpirun.code
     if not ranks.started and code == 0:
         return Verdict(0)  # mpirun was asked for something else, as with --mpi-args --version
+    lines = tuple(f"[{starter}] {line}" for line in course.mpirun.output.untaken() if line)
+    if (lack := in_words(starter, said)) is not None:
+        return _failed(lack, lines)
     if ranks.well:
         return _failed(course.left_early(ranks.last_that_left()[0]))
-    lines = tuple(f"[{starter}] {line}" for line in course.mpirun.output.untaken() if line)
     words = "see its output above" if any(said) else "it printed nothing"
     if code is None:
         ended = "hvdrun had to kill it"

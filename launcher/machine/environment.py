@@ -24,6 +24,9 @@ EXPORTED = "HVDRUN_EXPORTED"  # the names that the user gave with -x
 # The number that hvdrun has put into OMP_NUM_THREADS, to tell it from a user's.
 THREADS = "HVDRUN_THREADS"
 
+# The user's soft limit of open files, where hvdrun or a host agent has raised it.
+FILES = "HVDRUN_FILES"
+
 # A rank's place in the job, under the names of torch.distributed: keepers set them.
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # Of the job that hvdrun was started in, if it was: a rank, torchrun, or a container has set them.
@@ -49,7 +52,7 @@ _OF_THE_HOST = frozenset(
     (
         *("HOSTNAME", "HOST", "HOSTTYPE", "MACHTYPE", "OSTYPE", "TMPDIR", "TMP", "TEMP", "TTY"),
         *("PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "XAUTHORITY", "WINDOWID"),
-        *("MAIL", "HOME", "USER", "LOGNAME", "SHELL"),
+        *("MAIL", "HOME", "USER", "LOGNAME", "SHELL", FILES),
     )
 )
 _OF_THE_HOST_PREFIXES = ("XDG_", "SSH_", "DBUS_", "TERM_")

@@ -83,4 +83,11 @@ def remove_sessions(folders: Iterable[str]) -> None:
 
     for folder in folders:
         if os.path.basename(folder).startswith(("ompi.", "prte.", "prted.")):
-            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                if os.lstat(folder).st_uid == os.geteuid():
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def session_of(folder: str, pid: int) -> str:
+    """The session folder that Open MPI's mpirun or daemon with this number makes there."""
+    return f"{folder}/ompi.{pid}"

@@ -73,11 +73,3 @@ def _numbers(path: str, unit: int = 1) -> dict[str, int]:
     """The values of a kernel file with a name and a number in each line."""
     lines = [line.split() for line in read(path).splitlines()]
     return {words[0]: int(words[1]) * unit for words in lines if len(words) > 1}
-
-
-def free_shared_memory_bytes() -> int | None:
-    try:
-        status = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize

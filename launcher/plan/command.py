@@ -23,8 +23,9 @@ from hvdrun.machine.environment import (
     forwarded,
     inheritable,
 )
+from hvdrun.plan import shared_memory
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.plan.host_facts import HostFacts
+from hvdrun.plan.host_facts import HostFacts, SharedMemory
 from hvdrun.plan.hosts import Host, Share, merge, place
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers import remedy
@@ -77,6 +78,7 @@ class LocalFacts:
     # The choice of networks: options of mpirun, and variables of the ranks that are not set yet.
     network_options: tuple[str, ...] = ()
     network_variables: Mapping[str, str] = field(default_factory=dict)
+    shm: SharedMemory | None = None  # None: unknown
 
     def default_slots(self, host: Host) -> tuple[int, str]:
         """How many ranks a host runs without a given number, and the unit: one per GPU or core."""
@@ -208,11 +210,25 @@ def _machine(host: Host, facts: LocalFacts) -> object:
     return seen.hostname, seen.interfaces, host.user, host.port
 
 
+def _shm_of(host: Host, facts: LocalFacts) -> SharedMemory | None:
+    if is_local(host, facts):
+        return facts.shm
+    return facts.others[host.name].shm if host.name in facts.others else None
+
+
 def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
+    """Raises HostSetupError if the MPI can't work with the /dev/shm of a host."""
     shares = _place(request, flavour, facts)
+    shm = shared_memory.settings(
+        flavour.kind,
+        [(share.host.name, share.count, _shm_of(share.host, facts)) for share in shares],
+        shared_memory.variables_of(request, facts.environ),
+    )
     notes = (*request.notes, *_notes(shares, facts), *_fixed(request))
     remote = [share for share in shares if not is_local(share.host, facts)]
     starter = flavour.starter
+    if not remote:  # else preflight says it
+        notes += shm.notes
     if not remote and starter is None:
         # One name for this machine, however it was listed: nothing goes over ssh.
         shares = (Share(Host("localhost"), sum(share.count for share in shares)),)
@@ -247,6 +263,9 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         defaults |= UCX_SURVIVES_CUTS
     added = {name: value for name, value in defaults.items() if name not in environment}
     added.update(request.settings)
+    added.update(shm.variables)
+    if starter and shm.without:  # srun has no options for Open MPI
+        added[shared_memory.BTL_VARIABLE] = f"^{','.join(shm.without)}"
     ranks_get = list({**environment, **added})
     if remote:
         added[EXPORTED] = " ".join(exported)
@@ -256,7 +275,7 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     if starter:
         options, more = _by_scheduler(request, flavour.kind, starter, facts, for_mpi)
     elif flavour.kind == OPENMPI:
-        options, more = _openmpi(request, flavour, facts, for_mpi, bool(remote))
+        options, more = _openmpi(request, flavour, facts, for_mpi, bool(remote), shm.without)
     elif flavour.kind == MPICH:
         options, more = _mpich(request, facts, for_mpi, bool(remote))
     else:
@@ -291,7 +310,10 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         shares=shares,
         connections=tuple((*agent, s.host.name) for s in remote) if starter else (),
         notes=notes,
-        explanations=(WITHOUT_FABRIC,) if "^ofi" in options else (),
+        explanations=(
+            *((WITHOUT_FABRIC,) if "^ofi" in options else ()),
+            *shm.explanations,
+        ),
         program=request.command[0],
         python=facts.python,
     )
@@ -314,7 +336,12 @@ def ssh_agent(facts: LocalFacts) -> tuple[str, str]:
 
 
 def _openmpi(
-    request: Request, flavour: Flavour, facts: LocalFacts, shares: tuple[Share, ...], remote: bool
+    request: Request,
+    flavour: Flavour,
+    facts: LocalFacts,
+    shares: tuple[Share, ...],
+    remote: bool,
+    without: tuple[str, ...],
 ) -> tuple[list[str], dict[str, str]]:
     total = sum(share.count for share in shares)
     options = ["--allow-run-as-root"] if facts.is_root else []
@@ -325,11 +352,11 @@ def _openmpi(
     options += request.binding_args or ("--bind-to", "none")
     given = {name[len("OMPI_MCA_") :] for name in facts.environ if name.startswith("OMPI_MCA_")}
     given |= set(request.mpi_args)
-    if not facts.has_fabric:
-        # libfabric needs a second to find out that there is no such network.
-        for framework in ("btl", "mtl"):
-            if framework not in given:
-                options += ["--mca", framework, "^ofi"]
+    # libfabric needs a second to find out that there is no such network.
+    no_fabric = () if facts.has_fabric else ("ofi",)
+    for framework, parts in (("btl", (*no_fabric, *without)), ("mtl", no_fabric)):
+        if parts and framework not in given:
+            options += ["--mca", framework, f"^{','.join(parts)}"]
     if request.allocation is not None:
         # mpirun must use the hosts and slots of -H, not those that it finds out itself.
         options += [

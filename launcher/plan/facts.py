@@ -9,14 +9,18 @@ import sys
 
 import hvdrun
 from hvdrun.errors import UsageError
+from hvdrun.machine import shared_memory
 from hvdrun.machine.interfaces import interfaces
 from hvdrun.machine.resources import gpu_count, physical_cores
 from hvdrun.plan.command import LocalFacts
+from hvdrun.plan.host_facts import SharedMemory, shared_memory_from
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers import find_starter
 
 # Networks that libfabric's providers serve: InfiniBand and RoCE, Omni-Path, Slingshot.
 _FABRICS = ("/sys/class/infiniband", "/sys/class/hfi1", "/sys/class/cxi", "/sys/class/cxi_user")
+
+AMPLE_BYTES = 2 << 30  # of /dev/shm, for hundreds of ranks
 
 
 def gather(request: Request) -> LocalFacts:
@@ -39,7 +43,16 @@ def gather(request: Request) -> LocalFacts:
         has_fabric=any(glob.glob(f"{folder}/*") for folder in _FABRICS),
         master_port=_free_port(),
         starter=find_starter(environ),
+        shm=_shared_memory(),
     )
+
+
+def _shared_memory() -> SharedMemory:
+    """Old files are looked for only if space is short: that means a look at all processes."""
+    free_bytes, size_bytes = shared_memory.space()
+    if free_bytes >= AMPLE_BYTES:
+        return SharedMemory(free_bytes, size_bytes)
+    return shared_memory_from(shared_memory.facts())
 
 
 def own_path(path: str, prefix: str, base_prefix: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hvdrun.errors import MpiMismatch, NoMpi
+from hvdrun.machine.limits import LACKING
 from hvdrun.machine.programs import output_of
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ def detect(kind: str, environ: Mapping[str, str]) -> Flavour:
     for mpirun in candidates(sys.prefix, environ.get("PATH", "")):
         try:
             said = output_of([mpirun, "--version"], ANSWER_S, environ)
-        except OSError:
+        except OSError as error:
+            if error.errno in LACKING:  # it says nothing about this mpirun
+                raise
             continue
         flavour = recognise(said, mpirun)
         if flavour and kind in ("auto", flavour.kind):

@@ -20,6 +20,17 @@ class Interface:
 
 
 @dataclass(frozen=True)
+class SharedMemory:
+    """A host's /dev/shm; all zero if there is none."""
+
+    free_bytes: int
+    size_bytes: int
+    # Files of MPI that this user's earlier jobs have left, and that no process uses.
+    leftovers: tuple[str, ...] = ()
+    leftover_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class HostFacts:
     """The answer of one host. Texts about a thing that must exist are "" if it does, else the
     reason why not; None if nobody asked."""
@@ -36,7 +47,7 @@ class HostFacts:
     cores: int  # physical ones
     gpus: int
     memory_bytes: int | None  # free; None: unknown
-    shm_bytes: int | None  # free in /dev/shm; None: there is none
+    shm: SharedMemory
     interfaces: tuple[Interface, ...]
     resolved: Mapping[str, tuple[str, ...]]  # name → addresses, empty if the host does not know it
     ssh_address: str = ""  # the host's own end of the ssh connection
@@ -52,6 +63,12 @@ class HostFacts:
 def from_answer(answer: Mapping[str, Any], clock_skew_s: float = 0.0) -> HostFacts:
     """From what `probe.answer` returns. Raises KeyError, TypeError or ValueError for all else."""
     fields = {name: value for name, value in answer.items() if name != "time_s"}
+    fields["shm"] = shared_memory_from(answer["shm"])
     fields["interfaces"] = tuple(Interface(**found) for found in answer["interfaces"])
     fields["resolved"] = {name: tuple(found) for name, found in answer["resolved"].items()}
     return HostFacts(**fields, clock_skew_s=clock_skew_s)
+
+
+def shared_memory_from(answer: Mapping[str, Any]) -> SharedMemory:
+    """From what `machine.shared_memory.facts` returns."""
+    return SharedMemory(**{**answer, "leftovers": tuple(answer["leftovers"])})

@@ -11,6 +11,7 @@ from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFaile
 from hvdrun.plan.flavour import NAMES, recognise
 from hvdrun.plan.host_facts import HostFacts
 from hvdrun.plan.schedulers import trouble
+from hvdrun.plan.shared_memory import fit, leftovers, size
 from hvdrun.preflight.ask_hosts import Reply
 from hvdrun.preflight.networks import Choice
 from hvdrun.ssh_errors import OTHER, SLOW, last_words
@@ -18,7 +19,6 @@ from hvdrun.ssh_errors import OTHER, SLOW, last_words
 SSH_ERROR = 255  # ssh's own exit code; all others are the remote command's
 CLOCK_SKEW_S = 5.0
 MEMORY_PER_RANK_BYTES = 256 << 20  # what a rank needs to import torch
-SHM_BYTES = 64 << 20  # the default of a container
 # With different versions of these, a job may fail in ways that are hard to understand.
 SAME_EVERYWHERE = ("hvdlite", "mpi4py", *MPI_PACKAGES)
 PACKAGES = (*SAME_EVERYWHERE, "torch")
@@ -72,10 +72,12 @@ class Expected:
     here: HostFacts  # this machine, even if it runs no ranks
     python: str
     mpi: str  # name and version
+    mpi_kind: str
     mpirun: str
     cwd: str
     program: str
     script: str | None
+    variables: Mapping[str, str]  # the ranks'
     # Host names that every host should resolve, with their addresses if these are known; and
     # those of them that the MPI needs.
     names: Mapping[str, frozenset[str]]
@@ -93,6 +95,8 @@ def judge(
     findings += _mpi(host, facts, expected)
     findings += _files(host, facts, expected)
     findings += _resources(host, facts, ranks)
+    findings += _shared_memory(host, facts, expected, ranks)
+    findings += _clock(host, facts)
     findings += _names(host, facts, expected)
     return findings
 
@@ -185,14 +189,23 @@ def _resources(host: str, facts: HostFacts, ranks: int) -> Iterator[Finding]:
             )
         else:
             yield Finding(host, "memory", f"{size(facts.memory_bytes)} are free")
-    if facts.shm_bytes is None or facts.shm_bytes < SHM_BYTES:
-        there = "there is no /dev/shm"
-        if facts.shm_bytes is not None:
-            there = f"{size(facts.shm_bytes)} are free in /dev/shm"
-        remedy = "in a container: --shm-size=1g or --ipc=host; else remove old files there"
-        yield Finding(host, "shared memory", there, remedy)
-    else:
-        yield Finding(host, "shared memory", f"{size(facts.shm_bytes)} are free in /dev/shm")
+
+
+def _shared_memory(
+    host: str, facts: HostFacts, expected: Expected, ranks: int
+) -> Iterator[Finding]:
+    what = "shared memory"
+    found = fit(expected.mpi_kind, ranks, facts.shm, host, expected.variables)
+    if found.problem:
+        yield Finding(host, what, found.problem, found.remedy, HostSetupError)
+        return
+    text = found.text or f"{size(facts.shm.free_bytes)} are free in /dev/shm"
+    if facts.shm.leftovers and not found.remedy:
+        text += f"; {leftovers(facts.shm, host)}"
+    yield Finding(host, what, text, found.remedy)
+
+
+def _clock(host: str, facts: HostFacts) -> Iterator[Finding]:
     if abs(facts.clock_skew_s) > CLOCK_SKEW_S:
         way = "ahead" if facts.clock_skew_s > 0 else "behind"
         text = f"its clock is {abs(facts.clock_skew_s):.0f} s {way}"
@@ -236,11 +249,3 @@ def of_networks(choice: Choice, hosts: Iterable[str]) -> Iterator[Finding]:
         left = [f"{i.name} {i.address}: {why}" for h, i, why in choice.excluded if h == host]
         text = ", ".join(f"{i.name} {i.address}/{i.prefix}" for i in used) or "none in common"
         yield Finding(host, "network", text + (f" (not {'; '.join(left)})" if left else ""))
-
-
-def size(count_bytes: int) -> str:
-    return (
-        f"{count_bytes / (1 << 30):.1f} GiB"
-        if count_bytes >= 1 << 30
-        else f"{count_bytes / (1 << 20):.0f} MiB"
-    )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hvdrun.agent import probe
 from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
+from hvdrun.machine.limits import LACKING
+from hvdrun.plan import shared_memory
 from hvdrun.plan.command import LocalFacts, hosts_of, is_local, reached_by
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, Flavour
 from hvdrun.plan.host_facts import HostFacts, from_answer
@@ -168,6 +170,8 @@ def _ask(commands: Mapping[str, list[str]], limit_s: float) -> dict[str, Reply]:
     try:
         return ask(commands, limit_s, _report_late_hosts)
     except OSError as error:
+        if error.errno in LACKING:
+            raise
         raise SshFailed(f"{NO_SSH.cause}: {error.strerror}; {NO_SSH.remedy}") from error
 
 
@@ -196,10 +200,12 @@ def _expected(
         here=here,
         python=facts.python,
         mpi=f"{NAMES[flavour.kind]} {flavour.version}",
+        mpi_kind=flavour.kind,
         mpirun=flavour.mpirun,
         cwd=facts.cwd,
         program=question["program"],
         script=question["script"],
+        variables=shared_memory.variables_of(request, facts.environ),
         names=owned,
         needed_names=frozenset(needed),
     )

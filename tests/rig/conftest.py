@@ -145,9 +145,7 @@ class Rig:
 
     def files(self, host: str) -> list[str]:
         """The names in the host's own folders for temporary files."""
-        names = self("exec", host, "ls", "-A", "/tmp", "/dev/shm").split()
-        # MPICH 5.0's daemon leaves this file after MPI_Abort, and only the daemon knows its name.
-        return [name for name in names if not name.startswith("hydra_hwloc_xmlfile_")]
+        return self("exec", host, "ls", "-A", "/tmp", "/dev/shm").split()
 
     def assert_nothing_left(self) -> None:
         deadline = time.monotonic() + 20

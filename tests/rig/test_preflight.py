@@ -343,3 +343,26 @@ def test_check_shows_all_findings_and_starts_nothing(hvdrun, rig):
     }
     assert set(verdicts.values()) == {"ok"}
     assert hvdrun("-H", BOTH, "--check").code == 0
+
+
+@pytest.mark.parametrize("python", ["mpich"], indirect=True)
+@pytest.mark.parametrize("size", ["3m", "256k"])
+def test_a_host_with_little_shared_memory_works_or_is_said(hvdrun, rig, python, size):
+    before = rig.files("server2")
+    rig("exec", "server2", "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", "/dev/shm")
+    try:
+        code = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1))"
+        done = hvdrun("-H", "server1:2,server2:4", python, "-c", code)
+        left = rig.files("server2")
+    finally:
+        rig("exec", "server2", "umount", "/dev/shm")
+    if size == "3m":
+        assert (done.code, done.stdout.count(" 6\n")) == (0, 6), done
+        assert "warning: server2: 3 MiB of 3 MiB are free in /dev/shm, and MPICH" in done.stderr
+    else:
+        assert done.code == 71
+        what, found, helps = only_finding(done)
+        assert what == "shared memory"
+        assert "0.2 MiB of 0.2 MiB are free in /dev/shm, and MPICH needs 0.5 MiB" in found
+        assert "--shm-size=1g" in helps
+    assert left == before

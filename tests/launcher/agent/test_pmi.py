@@ -84,3 +84,40 @@ def test_a_rank_that_closes_its_end_between_mpi_init_and_mpi_finalize_is_noticed
     way.say(*words)
     way.rank.close()
     assert way.relay.hear({way.relay.of_rank}) == (len(words) != 1)
+
+
+ANSWERS = [  # of both versions of PMI
+    (b"cmd=maxes rc=0 kvsname_max=256\n", b"cmd=my_kvsname rc=0 kvsname=kvs_7_0_5_a\n"),
+    (
+        b"    40cmd=fullinit-response;pmirank=0;",
+        b"    51cmd=job-getid-response;jobid=kvs_7_0_5_a;rc=0;",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "answer"), ANSWERS)
+@pytest.mark.parametrize("cut", [1, 20, 33, 38])
+def test_the_name_of_the_job_is_learned_from_the_daemon(way, before, answer, cut):
+    for part in (before, answer[:cut], answer[cut:]):
+        assert way.relay.job == b""
+        way.daemon.sendall(part)
+        way.hear()
+    assert way.relay.job == b"kvs_7_0_5_a"
+
+
+def test_a_rank_cannot_choose_the_name_of_the_job(way):
+    way.say(b"cmd=get kvsname=other key=x\n")
+    assert way.relay.job == b""
+
+
+@pytest.mark.parametrize("cut", [20, 40, 57])
+def test_the_file_that_the_daemon_offers_is_learned(way, cut):
+    way.daemon.sendall(b"cmd=my_kvsname rc=0 kvsname=kvs_7_0_5_a\n")
+    way.hear()
+    answer = b"cmd=get_result rc=0 value=/tmp/hydra_hwloc_xmlfile_c3H5uV\n"
+    for part in (answer[:cut], answer[cut:], b"cmd=get_result rc=1\n"):
+        assert way.relay.topology_file == b"" or part.startswith(b"cmd=get_result rc=1")
+        way.daemon.sendall(part)
+        way.hear()
+    assert way.relay.topology_file == b"/tmp/hydra_hwloc_xmlfile_c3H5uV"
+    assert way.relay.job == b"kvs_7_0_5_a"

@@ -10,6 +10,7 @@ from hvdrun.errors import (
     CommandNotFound,
     HostLost,
     HostSetupError,
+    LacksResource,
     MpirunFailed,
     SshFailed,
     StartTimeout,
@@ -252,6 +253,23 @@ RANKS = {
             "rank 1 on a was ended by SIGKILL (Killed), sent by the kernel's out-of-memory killer",
         ),
     ),
+    "a rank dies beside a full /dev/shm": History(
+        [
+            *begun(),
+            (2.0, RankEnded(1, f"shm 7 {63 << 20}/{64 << 20}", 2.0)),
+            *asked(2.1, 0, 2, 3),
+            *over(2.2),
+        ],
+        ends(2.0, over_at=2.2),
+        135,
+        culprit=1,
+        words=(
+            "rank 1 on a was ended by SIGBUS (Bus error) beside a full /dev/shm",
+            "(63 MiB of 64 MiB used) after 2.0 s",
+            "see what fills it on a (`ls -l /dev/shm`)",
+            "--shm-size=1g",
+        ),
+    ),
     "a keeper is killed": History(
         [*begun(), (2.0, KeeperGone(0)), *asked(2.1, 1, 2, 3), *over(2.2)],
         ends(2.0, over_at=2.2),
@@ -275,6 +293,25 @@ RANKS = {
         69,
         error=CommandNotFound,
         words=("'train.py' was not found on b (rank 2)",),
+    ),
+    "an agent can't start its rank": History(
+        [*begun(), (0.2, RankEnded(2, "lacks 11", 0.2)), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
+        ends(0.2, over_at=0.5),
+        76,
+        error=LacksResource,
+        words=("rank 2 was not started: hvdrun on b can't start any more processes or threads;",),
+    ),
+    "mpirun can't open a pipe": History(
+        [
+            (0.2, MpirunSaid(b"[a:7] PMIX ERROR: PMIX_ERR_SYS_LIMITS_PIPES in file x.c\n")),
+            (0.5, MpirunEnded(186)),
+            (0.5, MpirunOutputEnded()),
+        ],
+        [(0.5, EndHosts(3.0)), (0.5, Finish())],
+        76,
+        error=LacksResource,
+        words=("mpirun can't open any more files; raise that limit (`ulimit -n 4096`;",),
+        options={"job": command(a=2)},
     ),
     "a rank calls MPI_Abort under MPICH, which kills all without their codes": History(
         [*begun(), *over(2.0, 7)],
@@ -491,6 +528,13 @@ HOSTS = {
         70,
         error=SshFailed,
         words=("b can't be reached by ssh",),
+    ),
+    "the agent of a host can't start MPI's daemon": History(
+        [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "lacks 24"))],
+        ends(0.5),
+        76,
+        error=LacksResource,
+        words=("hvdrun's agent on b can't open any more files;",),
     ),
     "another user holds the socket of a host": History(
         [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "ann has it"))],

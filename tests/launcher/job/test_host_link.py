@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import selectors
 import shlex
 import signal
@@ -14,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from hvdrun.agent.frames import (
+    BYE,
     END,
     GAVE_UP,
     MAGIC,
     OUT,
     PING,
     PING_EVERY_S,
+    REFUSED,
     SECRET,
     SILENCE_LIMIT,
     frame,
@@ -147,9 +150,13 @@ def test_a_schedulers_program_stands_in_sshs_place_with_the_host_in_its_words():
     assert done.stdout == f"{['-c', '-w=n7', '/bin/sh', '-c', 'orted -a b c']}\n", done.stderr
 
 
-def host_agent(secret, daemon):
+def host_agent(secret, daemon, prepare=None):
     process = subprocess.Popen(
-        [*AGENT, "host", daemon], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        [*AGENT, "host", daemon],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        preexec_fn=prepare,
     )
     process.stdin.write(frame(SECRET, payload=secret.encode()))
     return process
@@ -295,3 +302,17 @@ def test_why_a_host_gave_hvdrun_up_reaches_the_job_with_the_time_by_its_own_cloc
     gave_up = told[-1]
     assert (type(gave_up), gave_up.host, gave_up.silent_s) == (HostGaveUp, "server9", 30.0)
     assert now_ns / 1e9 + 5 <= gave_up.at <= time.monotonic() + 5
+
+
+def test_a_host_agent_that_can_open_no_more_files_says_so():
+    def limit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (7, 7))
+
+    process = host_agent(SECRET_OF_JOB, "exec yes", limit)
+    try:
+        said = [said for said in frames_of(process) if said[0] != PING]
+        assert said == [(REFUSED, b"lacks 24"), (BYE, b"1")]
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        end_tree(process)

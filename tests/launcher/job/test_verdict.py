@@ -175,8 +175,15 @@ def test_a_job_that_runs_wakes_hvdrun_for_nothing():
 
 # ------------------------------------------------------------ what holds for every history
 
-HOWS = ["code 0", "code 1", "code 3", "signal 9", "signal 15", "oom 9", "late signal 15"]
-HOWS += ["late code 0", "asked signal 15", "asked signal 9", "missing 2"]
+HOWS = ["code 0", "code 1", "code 3", "signal 9", "signal 15", "oom 9", "shm 11 9/9"]
+HOWS += [
+    "late signal 15",
+    "late code 0",
+    "asked signal 15",
+    "asked signal 9",
+    "missing 2",
+    "lacks 11",
+]
 LOOKS = [b"", b"{}", b"[1]", b'{"at": 1, "processes": []}', b'{"at": 1, "processes": [[1]]}']
 LOOKS += [b'{"at": 1, "processes": [[7, 1, "S", 0, "\\u001b", false]]}', b"[" * 100_000]
 ranks = st.integers(0, 3)

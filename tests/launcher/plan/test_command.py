@@ -11,7 +11,7 @@ from hvdrun.agent.keeper import escape, unescape
 from hvdrun.errors import TooManyProcesses, UsageError
 from hvdrun.plan.command import LocalFacts, build
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.plan.host_facts import HostFacts, Interface
+from hvdrun.plan.host_facts import HostFacts, Interface, SharedMemory
 from hvdrun.plan.hosts import Host, Share, parse_hosts
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Allocation
@@ -204,7 +204,7 @@ OTHER = HostFacts(
     cores=16,
     gpus=0,
     memory_bytes=None,
-    shm_bytes=None,
+    shm=SharedMemory(1 << 30, 1 << 30),
     interfaces=(),
     resolved={},
 )

@@ -1,6 +1,6 @@
 """Answers of hosts that do not exist."""
 
-from hvdrun.plan.host_facts import HostFacts
+from hvdrun.plan.host_facts import HostFacts, SharedMemory
 
 GIB = 1 << 30
 
@@ -20,7 +20,7 @@ def facts_of(**given):
         "cores": 4,
         "gpus": 0,
         "memory_bytes": 8 * GIB,
-        "shm_bytes": 4 * GIB,
+        "shm": SharedMemory(4 * GIB, 8 * GIB),
         "interfaces": (),
         "resolved": {},
     }

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hvdrun.errors import CommandNotFound, HostSetupError, SshFailed
-from hvdrun.plan.host_facts import Interface
+from hvdrun.plan.host_facts import Interface, SharedMemory
 from hvdrun.preflight.ask_hosts import Reply
 from hvdrun.preflight.findings import Expected, Finding, judge, no_answer
 from hvdrun.preflight.findings_table import table
@@ -16,10 +16,12 @@ EXPECTED = Expected(
     here=MINE,
     python="/venv/bin/python",
     mpi="Open MPI 5.0.11",
+    mpi_kind="openmpi",
     mpirun="/venv/bin/mpirun",
     cwd="/home/ann/my job",
     program="python",
     script="train.py",
+    variables={},
     names={"server1": frozenset({"10.0.0.1"})},
     needed_names=frozenset(),
 )
@@ -96,8 +98,13 @@ def test_a_host_that_is_ready_has_good_findings_only():
         ({"program": "it is not in PATH"}, CommandNotFound, "'python': it is not", "correct"),
         ({"script": "there is no such file"}, CommandNotFound, "'train.py': there", "share"),
         ({"memory_bytes": GIB // 4}, None, "only 256 MiB are free for 2 ranks", "fewer slots"),
-        ({"shm_bytes": None}, None, "there is no /dev/shm", "--shm-size"),
-        ({"shm_bytes": 1 << 20}, None, "1 MiB are free in /dev/shm", "--ipc=host"),
+        ({"shm": SharedMemory(0, 0)}, None, "there is no /dev/shm", "--shm-size"),
+        (
+            {"shm": SharedMemory(1 << 20, 64 << 20)},
+            None,
+            "1 MiB of 64 MiB are free in /dev/shm, and Open MPI may take 17 MiB there for 2",
+            "--ipc=host",
+        ),
         ({"clock_skew_s": -7.2}, None, "its clock is 7 s behind", "NTP"),
         ({"clock_skew_s": 86400.0}, None, "its clock is 86400 s ahead", "NTP"),
         ({"resolved": {"server1": ()}}, None, "server1 is unknown there", "/etc/hosts"),
@@ -206,3 +213,24 @@ def test_the_table_has_a_line_per_finding_and_no_word_of_a_host_is_more_than_tex
     assert len(lines) == 4
     assert "\x1b" not in lines[3]
     assert "failed   [red] [2Jbad[/red] " + "x" * 500 + "   help" in lines[3]
+
+
+LEFT = SharedMemory(1 << 10, 64 << 20, ("mpich_shm_1_0",), 60 << 20)
+
+
+def test_where_mpich_cannot_start_old_files_are_named_and_nothing_is_started():
+    (finding,) = wrong(replace(EXPECTED, mpi_kind="mpich"), ranks=16, shm=LEFT)
+    assert finding.failure is HostSetupError
+    assert "0 MiB of 64 MiB are free in /dev/shm, and MPICH needs 2.1 MiB" in finding.text
+    assert finding.remedy.startswith(
+        "on server2 1 file of your earlier jobs, which no process uses, takes 60 MiB:"
+        " rm /dev/shm/mpich_shm_1_0; else in Docker"
+    )
+
+
+def test_old_files_are_named_also_where_there_is_room():
+    shm = replace(LEFT, free_bytes=1 << 30)
+    found = judge("server2", replace(READY, shm=shm), EXPECTED, 2, "answered")
+    (finding,) = [f for f in found if f.what == "shared memory"]
+    assert finding.verdict == "ok"
+    assert finding.text.endswith("takes 60 MiB: rm /dev/shm/mpich_shm_1_0")
