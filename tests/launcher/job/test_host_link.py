@@ -112,7 +112,7 @@ def test_a_host_that_ends_with_a_grace_can_be_told_that_there_is_none():
         with far.makefile("rb") as heard:
             frames = unpack(bytearray(heard.read()))
         expected = [(SECRET, SECRET_OF_JOB.encode()), (SILENCE_LIMIT, b"30")]
-        expected += [(END, b"30"), (END, b"0")]
+        expected += [(END, b"15 3000"), (END, b"15 0")]
         assert [(kind, payload) for kind, _, payload in frames] == expected
 
 
@@ -226,7 +226,7 @@ def test_a_host_agent_hears_that_it_is_to_end_while_nobody_reads_what_it_says():
     try:
         assert next(frames_of(process))
         time.sleep(1.0)  # by then the pipe is full
-        process.stdin.write(frame(END, payload=b"0"))
+        process.stdin.write(frame(END, payload=b"15 0"))
         deadline = time.monotonic() + 30.0
         while process.poll() is None:
             assert time.monotonic() < deadline
@@ -245,7 +245,7 @@ def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tm
     daemon = f"while [ ! -e {go} ]; do :; done; exec yes"
     process = host_agent(SECRET_OF_JOB, daemon)
     try:
-        process.stdin.write(frame(END, payload=b"0") + frame(PING))
+        process.stdin.write(frame(END, payload=b"15 0") + frame(PING))
         pings = (kind for kind, _ in frames_of(process) if kind == PING)
         assert [next(pings), next(pings)]  # one at its start, and the answer
         go.touch()
