@@ -24,6 +24,7 @@
 #include "engine/recording.h"
 #include "engine/replay.h"
 #include "engine/rows.h"
+#include "engine/silence.h"
 #include "engine/stall.h"
 
 typedef struct hvdl_course hvdl_course;   /* phases.h */
@@ -87,6 +88,7 @@ struct hvdl_engine {
     hvdl_pieces pieces;
     hvdl_join join;
     hvdl_stall stall;
+    hvdl_silence silence;
     hvdl_failure failure;
     hvdl_control *control; /* several hosts; else NULL */
 };
