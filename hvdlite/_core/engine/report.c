@@ -191,11 +191,12 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
                         hvdl_advice advice, char text[HVDL_TEXT_BYTES])
 {
     hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
-    const char *waits = what->report && !what->gives_up ? "still waits, after %.0f s, for"
-                                                        : "has waited %.0f s for";
-    hvdl_put(&to, "%s '%s' ", hvdl_kind_name(what->kind), what->name);
-    hvdl_put(&to, waits, (double)what->age_ns / 1e9);
-    hvdl_put(&to, " %s; called by rank%s %s; ", missing, strpbrk(posted, ",-") ? "s" : "", posted);
+    bool again = what->report && !what->gives_up;
+    hvdl_put(&to,
+             again ? "%s '%s' still waits, after %.0f s, for %s; called by rank%s %s; "
+                   : "%s '%s' has waited %.0f s for %s; called by rank%s %s; ",
+             hvdl_kind_name(what->kind), what->name, (double)what->age_ns / 1e9, missing,
+             strpbrk(posted, ",-") ? "s" : "", posted);
     if (what->gives_up)
         hvdl_put(&to, "all operations fail now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)");
     else if (advice == HVDL_ASK_HOST)

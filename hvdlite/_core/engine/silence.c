@@ -61,11 +61,6 @@ static void note_look(hvdl_engine *e, uint64_t now)
     e->silence.looked_ns = now;
 }
 
-bool hvdl_was_stopped(const hvdl_engine *e)
-{
-    return e->silence.looked_ns && hvdl_now_ns() > e->silence.looked_ns + HVDL_PATIENCE_NS;
-}
-
 /* ---- ranks of this host ---- */
 
 void hvdl_heard_rank(hvdl_engine *e, int local)
@@ -128,6 +123,32 @@ void hvdl_ask_to_speak(hvdl_engine *e, int host, const hvdl_late *what, uint64_t
     ask(e, question);
 }
 
+/* When that host goes on, it need not speak any more. */
+static void tell_spoken(hvdl_engine *e, int host, const hvdl_late *what)
+{
+    hvdl_message message = {
+        .type = HVDL_MSG_SPOKEN, .key = what->key, .run = what->run, .tag = what->report};
+    if (host == e->placement.host)
+        hvdl_on_spoken(e, what->key, what->run, what->report);
+    else
+        hvdl_send_message(e, host, &message, NULL, 0);
+}
+
+void hvdl_take_back_question(hvdl_engine *e, const hvdl_late *what)
+{
+    if (!what->gives_up)
+        tell_spoken(e, hvdl_coordinator_of(e, what->key), what);
+    for (hvdl_question **at = &e->silence.questions; *at;) {
+        hvdl_question *question = *at;
+        if (!hvdl_key_equal(question->what.key, what->key) || question->what.run != what->run) {
+            at = &question->next;
+            continue;
+        }
+        *at = question->next;
+        free(question);
+    }
+}
+
 void hvdl_on_heard(hvdl_engine *e, const hvdl_message *message)
 {
     hvdl_heard_host(e, message->host);
@@ -157,6 +178,8 @@ static bool follow(hvdl_engine *e, hvdl_question *question, uint64_t now)
     hvdl_found_silent(e, question->host);
     what->age_ns += now - question->asked_ns;
     hvdl_speak_here(e, what, question->id, question->host);
+    if (!what->gives_up)
+        tell_spoken(e, question->host, what);
     return true;
 }
 

@@ -44,14 +44,14 @@ bool hvdl_speaker_is_silent(const hvdl_engine *engine, const hvdl_reporting *rep
 /* ---- hosts ---- */
 
 void hvdl_heard_host(hvdl_engine *engine, int host);
-/* Was this rank silent itself, until now? */
-bool hvdl_was_stopped(const hvdl_engine *engine);
 /* It was asked at `since_ns`, and has not answered. */
 bool hvdl_host_is_silent(const hvdl_engine *engine, int host, uint64_t since_ns, uint64_t now);
 /* It did not answer: it is not waited for again before it says something. */
 void hvdl_found_silent(hvdl_engine *engine, int host);
 /* The leader: the host's leader must speak about it. If it is silent, this host does. */
 void hvdl_ask_to_speak(hvdl_engine *engine, int host, const hvdl_late *what, uint64_t id);
+/* The leader, which was stopped: another rank of this host has spoken instead. */
+void hvdl_take_back_question(hvdl_engine *engine, const hvdl_late *what);
 
 /* ---- how a rank speaks: stall.c ---- */
 

@@ -354,8 +354,6 @@ void hvdl_on_stalled(hvdl_engine *e, int host, const void *payload)
 {
     hvdl_late what;
     memcpy(&what, payload, sizeof what);
-    if (host != e->placement.host && hvdl_was_stopped(e))
-        return; /* the host that asked speaks itself, or has */
     e->stall.told = true;
     say_heard(e, host, &what);
     /* Its report and the answer have crossed. */
@@ -379,6 +377,20 @@ void hvdl_on_stalled(hvdl_engine *e, int host, const void *payload)
         ask(e, inquiry);
     else
         ask_next(e);
+}
+
+void hvdl_on_spoken(hvdl_engine *e, hvdl_key key, uint64_t run, int report)
+{
+    for (hvdl_inquiry *inquiry = e->stall.inquiries; inquiry; inquiry = inquiry->next) {
+        if (!is_about(&inquiry->what, key, run) || inquiry->what.gives_up ||
+            inquiry->what.report > report)
+            continue;
+        free_answers(e, inquiry);
+        inquiry->begun_ns = hvdl_now_ns();
+        inquiry->over = !inquiry->said;
+    }
+    forget_over(e);
+    ask_next(e);
 }
 
 void hvdl_on_ask(hvdl_engine *e, int host, hvdl_key key, uint64_t run)
@@ -482,14 +494,14 @@ void hvdl_read_reported(hvdl_engine *e, const hvdl_entry *entry)
     reporting->speaker = speaks_itself ? entry->from : 0;
     reporting->taken = false;
     reporting->since_ns = hvdl_now_ns();
+    if (what.attempt && e->placement.is_leader)
+        hvdl_take_back_question(e, &what);
     if (reporting->speaker != e->placement.local)
         return;
     if (speaks_itself) {
         hvdl_speak_here(e, &what, entry->id, -1);
         return;
     }
-    if (hvdl_was_stopped(e))
-        return; /* another rank speaks, or has */
     what.is_asked = !meeting->collecting && !meeting->plan;
     /* One host decides that all fails, as the text must be the same for everybody. */
     hvdl_ask_to_speak(e, what.gives_up ? 0 : hvdl_coordinator_of(e, what.key), &what, entry->id);
