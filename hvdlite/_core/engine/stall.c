@@ -494,7 +494,7 @@ void hvdl_read_reported(hvdl_engine *e, const hvdl_entry *entry)
     reporting->speaker = speaks_itself ? entry->from : 0;
     reporting->taken = false;
     reporting->since_ns = hvdl_now_ns();
-    if (what.attempt && e->placement.is_leader)
+    if (what.attempt && e->config.num_hosts > 1 && e->placement.is_leader)
         hvdl_take_back_question(e, &what);
     if (reporting->speaker != e->placement.local)
         return;
