@@ -1,6 +1,8 @@
 """Whichever rank or host hangs, those that wait for it report it, and end where they must."""
 
+import ctypes
 import os
+import re
 import signal
 import threading
 import time
@@ -13,6 +15,7 @@ import hvdlite as hvd
 from tests.observing.reports import DEADLINE_S, FAILS, WARNS, Said, end, host_of, start
 from tests.observing.test_stall_shutdown import Flag, text_of
 
+ANY_NAME = "[^ ]+"
 # Of so many names each host is the coordinator of some.
 NAMES = [f"late {i}" for i in range(12)]
 
@@ -222,6 +225,46 @@ def the_journal_is_full(shuts_down):
 @pytest.mark.wide_in("mpich")
 def test_a_frozen_rank_is_reported_where_the_journal_is_full(world, shuts_down):
     world.run(the_journal_is_full, shuts_down, knobs=FAILS if shuts_down else WARNS)
+
+
+def begin_an_entry():
+    """As a rank that is stopped after it has reserved an entry and before it has written it."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    (shared,) = [line for line in maps if "hvdlite" in line and "rw-s" in line]
+    tail = ctypes.c_uint64.from_address(int(shared.partition("-")[0], 16) + 128)
+    tail.value += 64
+
+
+def the_journal_has_a_gap():
+    hvd.init()
+    said = Said()
+    failed = Flag()
+    gap = Path(os.environ["HVDLITE_TEST_FOLDER"], f"gap of {os.getppid()}")
+    if hvd.rank() == hvd.size() - 1:
+        begin_an_entry()
+        gap.touch()
+        failed.wait()
+        gap.unlink()
+        text = None
+    else:
+        while not gap.exists():
+            time.sleep(0.02)
+        text = text_of(start("late"))
+        failed.up()
+    lines = said.about("allreduce 'late'")
+    hvd.shutdown()
+    return text, lines
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.wide_in("mpich")
+def test_a_rank_that_stopped_as_it_wrote_to_the_journal_is_reported_and_ends_the_wait(world):
+    (text, lines), (other_text, _), _ = world.run(the_journal_has_a_gap, knobs=FAILS)
+    assert len(lines) == 1, lines
+    ranks = rf"rank \d on {ANY_NAME} \(which .*\), rank \d on {ANY_NAME} \(which .*\)"
+    waits = rf"allreduce 'late' has waited \d+ s for {ranks}, one of which stopped while it wrote "
+    for found in (text, other_text, lines[0]):
+        assert re.search(f"{waits}to the memory they share; called by rank [01]; ", found), found
 
 
 def again_and_again():
