@@ -1,5 +1,5 @@
 /* Messages between the leaders of the hosts: control.c moves them; coordinator.c (agreement), tags.c, join.c,
- * stall.c and silence.c say what is in them. */
+ * inquiries.c and silence.c say what is in them. */
 #ifndef HVDL_CONTROL_H
 #define HVDL_CONTROL_H
 
@@ -237,7 +237,7 @@ void hvdl_on_done(hvdl_engine *engine, int number);
 /* All hosts have freed the plan with this tag. */
 void hvdl_on_free(hvdl_engine *engine, int tag);
 
-/* ---- stall.c ---- */
+/* ---- inquiries.c ---- */
 
 /* The coordinator has an answer: nobody waits any more. goes_on: it is no error. */
 void hvdl_stall_decided(hvdl_engine *engine, hvdl_key key, bool goes_on);

@@ -68,7 +68,7 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_end_broken(e); /* which tells the other hosts: those sends are work, too */
     bool busy = e->announcing.deferred || e->stall.due;
     if (between_hosts)
-        busy |= hvdl_control_busy(e) || e->stall.num_asking || e->silence.questions;
+        busy |= hvdl_control_busy(e) || e->inquiries.num_asking || e->silence.questions;
     atomic_store_explicit(&e->driving.busy, busy, memory_order_relaxed);
     if (progressed) {
         e->driving.idle_looks = 0;

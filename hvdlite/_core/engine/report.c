@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/control.h"
 #include "engine/report.h"
 
 #define MAX_DETAILED 8     /* missing ranks of a host that are described one by one */
@@ -213,4 +214,35 @@ void hvdl_describe_going_on(const hvdl_late *what, char text[HVDL_TEXT_BYTES])
 {
     snprintf(text, HVDL_TEXT_BYTES, "%s '%s' goes on after %.0f s", hvdl_kind_name(what->kind),
              what->name, (double)what->age_ns / 1e9);
+}
+
+/* ---- saying it ---- */
+
+void hvdl_say(const hvdl_engine *e, const char *text)
+{
+    char line[HVDL_TEXT_BYTES + 32];
+    snprintf(line, sizeof line, "hvdlite: %s\n", text);
+    e->config.say(line);
+}
+
+void hvdl_give_up_here(hvdl_engine *e, const char *text)
+{
+    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_GIVE_UP}, text, strlen(text) + 1);
+}
+
+void hvdl_give_up_everywhere(hvdl_engine *e, const char *text)
+{
+    for (int h = 0; e->placement.is_leader && h < e->config.num_hosts; h++)
+        if (h != e->placement.host) {
+            hvdl_message message = {.type = HVDL_MSG_GIVE_UP};
+            hvdl_send_message(e, h, &message, text, strlen(text) + 1);
+        }
+    hvdl_give_up_here(e, text);
+}
+
+void hvdl_say_going_on(hvdl_engine *e, hvdl_late what)
+{
+    char text[HVDL_TEXT_BYTES];
+    hvdl_describe_going_on(&what, text);
+    hvdl_say(e, text);
 }

@@ -49,6 +49,12 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
                         hvdl_advice advice, char text[HVDL_TEXT_BYTES]);
 /* It was reported, and goes on. */
 void hvdl_describe_going_on(const hvdl_late *what, char text[HVDL_TEXT_BYTES]);
+/* To the user. */
+void hvdl_say(const hvdl_engine *engine, const char *text);
+void hvdl_say_going_on(hvdl_engine *engine, hvdl_late what);
+/* Everything fails with this text: on this host; a leader's: on all hosts. */
+void hvdl_give_up_here(hvdl_engine *engine, const char *text);
+void hvdl_give_up_everywhere(hvdl_engine *engine, const char *text);
 /* Another rank of this host, with what it last did. */
 void hvdl_put_rank(hvdl_engine *engine, hvdl_writer *to, int local);
 

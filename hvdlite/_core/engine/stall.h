@@ -5,7 +5,6 @@
 #include "engine/engine.h"
 #include "host/shm.h"
 
-typedef struct hvdl_inquiry hvdl_inquiry;
 typedef struct hvdl_due hvdl_due;
 
 /* A late operation, in the journal and in messages. */
@@ -24,8 +23,6 @@ typedef struct {
 
 /* Written by stall.c. */
 typedef struct {
-    hvdl_inquiry *inquiries;
-    int num_asking; /* of these, under way */
     hvdl_due *due, *due_last;
     hvdl_shm_last *survey; /* what the ranks of this host last did */
     uint64_t next_look_ns;
@@ -59,6 +56,8 @@ void hvdl_read_taken(hvdl_engine *engine, const hvdl_entry *entry);
 /* Says what is due of this host's ranks, if enough of the journal can be read. *progressed is set,
  * never cleared. */
 void hvdl_stall_tell(hvdl_engine *engine, bool *progressed);
+/* Describes this host's ranks to the coordinator on `host` that asks, when that is due. */
+void hvdl_describe_to(hvdl_engine *engine, int host, const hvdl_late *what);
 /* An operation ends: the inquiries about it end, too. */
 void hvdl_stall_ended(hvdl_engine *engine, hvdl_operation *operation, bool ok);
 /* Everything fails: all inquiries and reports end. */

@@ -15,6 +15,7 @@
 #include "engine/breaking.h"
 #include "engine/drive.h"
 #include "engine/engine.h"
+#include "engine/inquiries.h"
 #include "engine/join.h"
 #include "engine/operations.h"
 #include "engine/pieces.h"
@@ -88,6 +89,7 @@ struct hvdl_engine {
     hvdl_pieces pieces;
     hvdl_join join;
     hvdl_stall stall;
+    hvdl_inquiries inquiries;
     hvdl_silence silence;
     hvdl_failure failure;
     hvdl_control *control; /* several hosts; else NULL */
