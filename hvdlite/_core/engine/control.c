@@ -169,6 +169,8 @@ static void on_message(hvdl_engine *e, const hvdl_message *message, const char *
     case HVDL_MSG_ZERO: hvdl_on_zero(e, message); break;
     case HVDL_MSG_RUN: hvdl_on_run(e, message->tag, message->run); break;
     case HVDL_MSG_RUNS: on_runs(e, message->tag, message->run); break;
+    case HVDL_MSG_SPOKEN: hvdl_on_spoken(e, message->key, message->run, message->tag); break;
+    case HVDL_MSG_HEARD: hvdl_on_heard(e, message); break;
     case HVDL_MSG_STALLED: hvdl_on_stalled(e, message->host, payload); break;
     case HVDL_MSG_ASK: hvdl_on_ask(e, message->host, message->key, message->run); break;
     case HVDL_MSG_STATUS:

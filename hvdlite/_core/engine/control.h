@@ -1,5 +1,5 @@
-/* Messages between the leaders of the hosts: control.c moves them; coordinator.c (agreement), tags.c, join.c
- * and stall.c say what is in them. */
+/* Messages between the leaders of the hosts: control.c moves them; coordinator.c (agreement), tags.c, join.c,
+ * inquiries.c and silence.c say what is in them. */
 #ifndef HVDL_CONTROL_H
 #define HVDL_CONTROL_H
 
@@ -29,6 +29,8 @@ enum {
     HVDL_MSG_RUN,
     HVDL_MSG_RUNS,
     HVDL_MSG_STALLED,
+    HVDL_MSG_HEARD,
+    HVDL_MSG_SPOKEN,
     HVDL_MSG_ASK,
     HVDL_MSG_STATUS,
     HVDL_MSG_GIVE_UP,
@@ -39,13 +41,13 @@ enum {
 typedef struct {
     int32_t type, host; /* of the sender */
     hvdl_key key;
-    int32_t tag; /* START; TURN: the number */
+    int32_t tag; /* START; TURN: the number; HEARD: it gives up; SPOKEN: of the report */
     int32_t rank,
         clean; /* LEFT; rank: HOST_JOINED, ALL_JOINED, too, and of POSTED one who has joined */
     int32_t internal; /* POSTED: of the engine's own operations */
     uint64_t epoch;   /* POSTED */
     uint64_t clock;   /* the sender's, see hvdl_control.clock */
-    uint64_t run;     /* RUN, ASK, STATUS: its number; RUNS: how many there are */
+    uint64_t run;     /* RUN, HEARD, SPOKEN, ASK, STATUS: its number; RUNS: how many there are */
     int32_t num_done, done[HVDL_MAX_DONE];
     uint32_t payload_bytes;
     hvdl_variants variants; /* POSTED; the last, as only those that are there travel */
@@ -235,14 +237,20 @@ void hvdl_on_done(hvdl_engine *engine, int number);
 /* All hosts have freed the plan with this tag. */
 void hvdl_on_free(hvdl_engine *engine, int tag);
 
-/* ---- stall.c ---- */
+/* ---- inquiries.c ---- */
 
-/* The coordinator has an answer: nobody waits any more. */
-void hvdl_stall_decided(hvdl_engine *engine, hvdl_key key);
+/* The coordinator has an answer: nobody waits any more. goes_on: it is no error. */
+void hvdl_stall_decided(hvdl_engine *engine, hvdl_key key, bool goes_on);
 void hvdl_on_stalled(hvdl_engine *engine, int host, const void *payload);
+/* The host that asked for it has said this report itself. */
+void hvdl_on_spoken(hvdl_engine *engine, hvdl_key key, uint64_t run, int report);
 void hvdl_on_ask(hvdl_engine *engine, int host, hvdl_key key, uint64_t run);
 void hvdl_on_status(hvdl_engine *engine, int host, hvdl_key key, uint64_t run, const void *payload);
 void hvdl_on_give_up(hvdl_engine *engine, const char *text);
+
+/* ---- silence.c ---- */
+
+void hvdl_on_heard(hvdl_engine *engine, const hvdl_message *message);
 
 /* ---- join.c ---- */
 

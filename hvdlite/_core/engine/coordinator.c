@@ -155,15 +155,17 @@ void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
 {
     hvdl_control *control = e->control;
     const hvdl_desc *desc = &agreement->variants.variants[0].desc;
-    if (e->stall.inquiries)
-        hvdl_stall_decided(e, agreement->key);
-    if (agreement->variants.count > 1) {
+    bool differ = agreement->variants.count > 1;
+    bool refuse = agreement->absent >= 0 && !hvdl_can_be_joined(desc);
+    if (e->stall.told)
+        hvdl_stall_decided(e, agreement->key, !differ && !refuse);
+    if (differ) {
         char text[HVDL_TEXT_BYTES];
         hvdl_variants_describe(&agreement->variants, HVDL_NAME_HERE, &e->placement.naming, text);
         answer_all(e, agreement, HVDL_MSG_FAILED, 0, text, strlen(text) + 1);
         return;
     }
-    if (agreement->absent >= 0 && !hvdl_can_be_joined(desc)) {
+    if (refuse) {
         char text[HVDL_TEXT_BYTES];
         hvdl_describe_absent(e, desc, agreement->absent, text);
         answer_all(e, agreement, HVDL_MSG_FAILED, 0, text, strlen(text) + 1);

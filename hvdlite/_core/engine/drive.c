@@ -68,7 +68,7 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_end_broken(e); /* which tells the other hosts: those sends are work, too */
     bool busy = e->announcing.deferred || e->stall.due;
     if (between_hosts)
-        busy |= hvdl_control_busy(e) || e->stall.num_asking;
+        busy |= hvdl_control_busy(e) || e->inquiries.num_asking || e->silence.questions;
     atomic_store_explicit(&e->driving.busy, busy, memory_order_relaxed);
     if (progressed) {
         e->driving.idle_looks = 0;
@@ -201,12 +201,15 @@ static void *progress_main(void *argument)
 {
     hvdl_engine *e = argument;
     _Atomic uint32_t *bell = &e->shm.control->ranks[e->placement.local].idle_bell;
+    /* Messages ring no bell. */
+    bool hears = e->config.num_hosts > 1 && e->placement.is_leader;
+    long idle_look_ns = hears ? HVDL_LEADER_IDLE_LOOK_NS : HVDL_IDLE_LOOK_NS;
     while (!stopping(e)) {
         uint32_t seen = atomic_load(bell);
         atomic_store(&e->driving.thread_idle, true);
         if (thread_unwanted(e) || !has_work(e)) {
             /* For what others may want of this rank meanwhile. */
-            hvdl_futex_wait(bell, seen, HVDL_IDLE_LOOK_NS);
+            hvdl_futex_wait(bell, seen, idle_look_ns);
             atomic_store(&e->driving.thread_idle, false);
             if (!thread_unwanted(e) && !has_work(e) && !pthread_mutex_trylock(&e->driving.lock)) {
                 serve_others(e);

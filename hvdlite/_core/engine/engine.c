@@ -15,6 +15,7 @@ static void free_parts(hvdl_engine *e)
     hvdl_control_destroy(e);
     hvdl_wire_close(&e->wire);
     hvdl_join_free(e);
+    hvdl_silence_free(e);
     hvdl_recording_free(&e->recording);
     hvdl_placement_free(&e->placement, e->config.num_hosts);
     hvdl_queue_free(&e->queue);
@@ -36,6 +37,8 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
         e->wire = *config->wire;
     if (!err)
         err = hvdl_join_make(e);
+    if (!err)
+        err = hvdl_silence_make(e);
     if (!err)
         err = hvdl_engine_record(e, config->event_capacity);
     if (!err)

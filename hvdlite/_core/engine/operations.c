@@ -137,8 +137,8 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
     hvdl_operation *parent = op->parent;
     if (e->failure.broken && !text)
         text = e->failure.text; /* nothing succeeds any more, however far it came in this sweep */
-    if (e->stall.inquiries)
-        hvdl_stall_ended(e, op);
+    if (e->stall.told)
+        hvdl_stall_ended(e, op, !text);
     if (op->child)
         leave_child(op);
     hvdl_err err = HVDL_OK;

@@ -384,6 +384,7 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     case HVDL_ENTRY_ZERO: read_zero(e, entry); return;
     case HVDL_ENTRY_ZERO_RUN: read_zero_run(e, entry); return;
     case HVDL_ENTRY_REPORTED: hvdl_read_reported(e, entry); return;
+    case HVDL_ENTRY_TAKEN: hvdl_read_taken(e, entry); return;
     case HVDL_ENTRY_GIVE_UP: hvdl_break_on_all(e, hvdl_entry_body(entry)); return;
     case HVDL_ENTRY_LEAVE: hvdl_read_leave(e, (int)entry->id, entry->arg); return;
     default: break;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/control.h"
 #include "engine/report.h"
 
 #define MAX_DETAILED 8     /* missing ranks of a host that are described one by one */
@@ -71,7 +72,7 @@ hvdl_shm_last hvdl_last_of(const hvdl_engine *e, int local)
             before == atomic_load_explicit(&rank->last_sequence, memory_order_relaxed))
             return last;
     }
-    return (hvdl_shm_last){0};
+    return (hvdl_shm_last){.activity = HVDL_DID_UNKNOWN}; /* its rank may be stopped there */
 }
 
 static void put_last(hvdl_writer *to, const hvdl_shm_last *last)
@@ -81,15 +82,32 @@ static void put_last(hvdl_writer *to, const hvdl_shm_last *last)
         [HVDL_DID_POST] = "has been in",
         [HVDL_DID_END] = "last finished",
         [HVDL_DID_FAIL] = "last failed in",
+        [HVDL_DID_UNKNOWN] = "is just beginning or ending an operation",
     };
     char name[sizeof last->name];
     hvdl_put(to, "%s", what[last->activity]);
-    if (last->activity == HVDL_DID_NOTHING)
+    if (last->activity == HVDL_DID_NOTHING || last->activity == HVDL_DID_UNKNOWN)
         return;
     double seconds = (double)(hvdl_now_ns() - last->time_ns) / 1e9;
     hvdl_copy_plain_name(name, sizeof name, last->name);
     hvdl_put(to, last->activity == HVDL_DID_POST ? " %s '%s' for %.0f s" : " %s '%s' %.0f s ago",
              hvdl_kind_name(last->kind), name, seconds);
+}
+
+static void put_rank(hvdl_engine *e, hvdl_writer *to, int local, const hvdl_shm_last *last)
+{
+    int rank = hvdl_rank_of_local(e, local);
+    hvdl_put(to, "%srank %d on %s (which ", to->used ? ", " : "", hvdl_world_rank(e, rank),
+             e->placement.name_of[rank]);
+    put_last(to, last);
+    hvdl_put(to, ")");
+}
+
+void hvdl_put_rank(hvdl_engine *e, hvdl_writer *to, int local)
+{
+    hvdl_shm_last last = hvdl_last_of(e, local);
+    if (to->used + LONGEST_DETAIL <= to->room)
+        put_rank(e, to, local, &last);
 }
 
 /* ---- which ranks have posted ---- */
@@ -160,10 +178,8 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
         } else if (num_detailed == MAX_DETAILED || missing.used + LONGEST_DETAIL > missing.room) {
             num_more++;
         } else {
-            hvdl_put(&missing, "%srank %d on %s (which ", num_detailed++ ? ", " : "", number,
-                     e->placement.name_of[rank]);
-            put_last(&missing, &lasts[r]);
-            hvdl_put(&missing, ")");
+            put_rank(e, &missing, r, &lasts[r]);
+            num_detailed++;
         }
     }
     if (first >= 0)
@@ -173,18 +189,60 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
 }
 
 void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
-                        char text[HVDL_TEXT_BYTES])
+                        hvdl_advice advice, char text[HVDL_TEXT_BYTES])
 {
     hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
-    hvdl_put(&to, "%s '%s' has waited %.0f s for %s; called by rank%s %s; ",
+    bool again = what->report && !what->gives_up;
+    hvdl_put(&to,
+             again ? "%s '%s' still waits, after %.0f s, for %s; called by rank%s %s; "
+                   : "%s '%s' has waited %.0f s for %s; called by rank%s %s; ",
              hvdl_kind_name(what->kind), what->name, (double)what->age_ns / 1e9, missing,
              strpbrk(posted, ",-") ? "s" : "", posted);
     if (what->gives_up)
         hvdl_put(&to, "all operations fail now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)");
+    else if (advice == HVDL_ASK_HOST)
+        hvdl_put(&to, "is that host cut off, or are its processes stopped?");
     else if (what->is_run)
         hvdl_put(&to,
                  "do all ranks run the same number of backward passes? A rank that runs out of "
                  "batches before the others must call hvd.join()");
     else
         hvdl_put(&to, "do all ranks take the same path through the program?");
+}
+
+void hvdl_describe_going_on(const hvdl_late *what, char text[HVDL_TEXT_BYTES])
+{
+    snprintf(text, HVDL_TEXT_BYTES, "%s '%s' goes on after %.0f s", hvdl_kind_name(what->kind),
+             what->name, (double)what->age_ns / 1e9);
+}
+
+/* ---- saying it ---- */
+
+void hvdl_say(const hvdl_engine *e, const char *text)
+{
+    char line[HVDL_TEXT_BYTES + 32];
+    snprintf(line, sizeof line, "hvdlite: %s\n", text);
+    e->config.say(line);
+}
+
+void hvdl_give_up_here(hvdl_engine *e, const char *text)
+{
+    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_GIVE_UP}, text, strlen(text) + 1);
+}
+
+void hvdl_give_up_everywhere(hvdl_engine *e, const char *text)
+{
+    for (int h = 0; e->placement.is_leader && h < e->config.num_hosts; h++)
+        if (h != e->placement.host) {
+            hvdl_message message = {.type = HVDL_MSG_GIVE_UP};
+            hvdl_send_message(e, h, &message, text, strlen(text) + 1);
+        }
+    hvdl_give_up_here(e, text);
+}
+
+void hvdl_say_going_on(hvdl_engine *e, hvdl_late what)
+{
+    char text[HVDL_TEXT_BYTES];
+    hvdl_describe_going_on(&what, text);
+    hvdl_say(e, text);
 }

@@ -20,18 +20,6 @@ typedef struct {
 } hvdl_stall_part;
 _Static_assert(sizeof(hvdl_stall_part) <= HVDL_TEXT_BYTES, "a message has room for it");
 
-/* A late operation, in the journal and in messages. */
-typedef struct {
-    hvdl_key key;
-    uint64_t run; /* of a plan: its number */
-    uint64_t age_ns;
-    int32_t kind;
-    int32_t gives_up; /* the limit after which everything fails has passed, too */
-    int32_t is_run;   /* of a plan: what an optimizer reduces */
-    int32_t is_asked; /* between hosts: the reporting host waits for the coordinator's answer */
-    char name[128];   /* plain */
-} hvdl_late;
-
 /* What has no room is cut, and ends in dots. */
 void hvdl_put(hvdl_writer *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Names are the user's: one with a newline must not break a line. */
@@ -39,6 +27,8 @@ void hvdl_copy_plain_name(char *to, size_t room, const char *name);
 
 /* A plan's runs go through all hosts without an agreement: what counts is their number. */
 uint64_t hvdl_run_of(const hvdl_operation *operation);
+/* The operation at this moment. */
+hvdl_late hvdl_late_of(const hvdl_engine *engine, const hvdl_operation *operation, uint64_t now);
 /* That of an operation which has not ended here; NULL: nobody of this host has posted it. */
 hvdl_meeting *hvdl_meeting_of(hvdl_engine *engine, hvdl_key key, uint64_t run);
 
@@ -51,8 +41,21 @@ hvdl_shm_last hvdl_last_of(const hvdl_engine *engine, int local);
  * have posted, neither. lasts: by local rank; what had been posted by then has been read. */
 void hvdl_describe_host(hvdl_engine *engine, const hvdl_late *what, const hvdl_shm_last *lasts,
                         hvdl_stall_part *answer);
+/* What a late operation's text ends with. */
+typedef enum { HVDL_ASK_PATH, HVDL_ASK_HOST } hvdl_advice;
+
 /* The whole text. */
 void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
-                        char text[HVDL_TEXT_BYTES]);
+                        hvdl_advice advice, char text[HVDL_TEXT_BYTES]);
+/* It was reported, and goes on. */
+void hvdl_describe_going_on(const hvdl_late *what, char text[HVDL_TEXT_BYTES]);
+/* To the user. */
+void hvdl_say(const hvdl_engine *engine, const char *text);
+void hvdl_say_going_on(hvdl_engine *engine, hvdl_late what);
+/* Everything fails with this text: on this host; a leader's: on all hosts. */
+void hvdl_give_up_here(hvdl_engine *engine, const char *text);
+void hvdl_give_up_everywhere(hvdl_engine *engine, const char *text);
+/* Another rank of this host, with what it last did. */
+void hvdl_put_rank(hvdl_engine *engine, hvdl_writer *to, int local);
 
 #endif

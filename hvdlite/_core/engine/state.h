@@ -15,6 +15,7 @@
 #include "engine/breaking.h"
 #include "engine/drive.h"
 #include "engine/engine.h"
+#include "engine/inquiries.h"
 #include "engine/join.h"
 #include "engine/operations.h"
 #include "engine/pieces.h"
@@ -24,6 +25,7 @@
 #include "engine/recording.h"
 #include "engine/replay.h"
 #include "engine/rows.h"
+#include "engine/silence.h"
 #include "engine/stall.h"
 
 typedef struct hvdl_course hvdl_course;   /* phases.h */
@@ -87,6 +89,8 @@ struct hvdl_engine {
     hvdl_pieces pieces;
     hvdl_join join;
     hvdl_stall stall;
+    hvdl_inquiries inquiries;
+    hvdl_silence silence;
     hvdl_failure failure;
     hvdl_control *control; /* several hosts; else NULL */
 };

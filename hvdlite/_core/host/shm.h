@@ -45,6 +45,7 @@ typedef enum {
     HVDL_ENTRY_ZERO,     /* all ranks of this host have: they take part in an operation of others */
     HVDL_ENTRY_ZERO_RUN, /* and in a run of a plan */
     HVDL_ENTRY_REPORTED, /* an operation is late */
+    HVDL_ENTRY_TAKEN,    /* the rank that speaks about it has done so, or asked another host */
     HVDL_ENTRY_GIVE_UP,  /* too late: everything fails, with this text */
     HVDL_ENTRY_LEAVE     /* a rank leaves */
 } hvdl_entry_type;
@@ -67,7 +68,13 @@ static inline const void *hvdl_entry_body(const hvdl_entry *entry)
 
 #define HVDL_LEFT_BROKEN 2
 
-typedef enum { HVDL_DID_NOTHING, HVDL_DID_POST, HVDL_DID_END, HVDL_DID_FAIL } hvdl_activity;
+typedef enum {
+    HVDL_DID_NOTHING,
+    HVDL_DID_POST,
+    HVDL_DID_END,
+    HVDL_DID_FAIL,
+    HVDL_DID_UNKNOWN /* never noted: the reader finds it half written */
+} hvdl_activity;
 
 /* The last thing that a rank did, for the others to read. */
 typedef struct {
@@ -98,6 +105,7 @@ typedef struct {
      * a sequentially consistent fence on both sides, so that one of the two sees the other. */
     _Alignas(128) _Atomic uint64_t sleepers[HVDL_MAX_LOCAL / 64];
     _Alignas(128) _Atomic uint32_t past_cache; /* locality.h: what local rank 0 has found out */
+    _Atomic uint64_t spoken; /* silence.c: the last report of a journal that stands still */
     hvdl_shm_rank ranks[];
 } hvdl_shm_control;
 

@@ -1,0 +1,291 @@
+"""Whichever rank or host hangs, those that wait for it report it, and end where they must."""
+
+import ctypes
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from tests.observing.reports import DEADLINE_S, FAILS, WARNS, Said, end, host_of, start
+from tests.observing.test_stall_shutdown import Flag, text_of
+
+ANY_NAME = "[^ ]+"
+# Of so many names each host is the coordinator of some.
+NAMES = [f"late {i}" for i in range(12)]
+
+
+class Frozen:
+    """A rank stops its process, and another one lets it go on. Made by all at the same place."""
+
+    def __init__(self, rank):
+        self._rank = rank
+        self._pid = hvd.allgather_object(os.getpid())[rank]
+
+    def stop_self(self):
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def wait(self):
+        deadline = time.monotonic() + DEADLINE_S
+        while (state := Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2])[1] != "T":
+            assert time.monotonic() < deadline, state
+            time.sleep(0.02)
+
+    def resume(self):
+        os.kill(self._pid, signal.SIGCONT)
+
+
+def one_host_is_frozen(frozen):
+    hvd.init()
+    rank, others = hvd.rank(), [r for r in range(hvd.size()) if r != frozen]
+    process = Frozen(frozen)
+    said = Said()
+    handles = dict.fromkeys(NAMES)
+    if rank == frozen:
+        process.stop_self()
+    else:
+        process.wait()
+        handles = {name: start(name) for name in NAMES}
+        lines = said.wait_for_all(f"allreduce '{name}'" for name in NAMES)
+        for line in lines:
+            assert f" s for {host_of(frozen)}, which does not answer; called by rank" in line, line
+            assert line.endswith("is that host cut off, or are its processes stopped?"), line
+        # One line of the coordinator, or of each host that waits for it.
+        assert len(lines) <= len(NAMES) * len(others)
+    if rank == others[0]:
+        process.resume()
+    end(handles)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.hosts("1,1", "1,1,1")
+@pytest.mark.wide_in("1,1,1")
+def test_a_frozen_host_is_reported_whichever_is_the_coordinator(world, frozen):
+    world.run(one_host_is_frozen, frozen, knobs=WARNS)
+
+
+def host_0_is_frozen():
+    hvd.init()
+    process = Frozen(0)
+    failed = Flag()
+    said = Said()
+    text = None
+    if hvd.rank() == 0:
+        process.stop_self()
+        text = text_of(start("next"))
+    else:
+        process.wait()
+        if hvd.rank() == 1:
+            text = text_of(start("late"))
+            process.resume()
+            failed.up()
+        else:  # it waits for nothing, and hears of it
+            failed.wait()
+            text = text_of(start("other"))
+    said.lines()
+    hvd.shutdown()
+    return text
+
+
+@pytest.mark.hosts("1,1", "1,1,1")
+@pytest.mark.wide_in("1,1,1")
+def test_everything_fails_also_where_host_0_is_frozen(world):
+    texts = world.run(host_0_is_frozen, knobs=FAILS)
+    assert len(set(texts)) == 1, texts
+    assert "allreduce 'late' has waited " in texts[0]
+    assert ", which does not answer; called by rank 1; " in texts[0]
+
+
+def a_leader_is_frozen():
+    hvd.init()
+    rank = hvd.rank()
+    process = Frozen(0)
+    said = Said()
+    handles = dict.fromkeys(NAMES)
+    if rank == 0:
+        process.stop_self()
+    else:
+        process.wait()
+        handles = {name: start(name) for name in NAMES}
+        on_host_0 = f" s for rank 0 on {host_of(0)} (which "
+        on_host_1 = f" s for {host_of(0)}, which does not answer; called by rank 2; "
+        told = dict.fromkeys(NAMES, ())
+        while not all(
+            on_host_0 in str(lines) and on_host_1 in str(lines) for lines in told.values()
+        ):
+            told = {name: said.wait_for(f"allreduce '{name}'") for name in NAMES}
+    if rank == 1:
+        process.resume()
+    end(handles)
+    hvd.barrier()
+    for name in NAMES:
+        # Each host has spoken once.
+        lines = [line for line in said.about(f"allreduce '{name}'") if " has waited " in line]
+        assert len(lines) == 2, lines
+        assert sum("; called by rank 1; " in line for line in lines) == 1, lines
+
+
+@pytest.mark.hosts("2,1")
+def test_a_rank_speaks_itself_where_the_one_that_speaks_for_its_host_is_frozen(world):
+    world.run(a_leader_is_frozen, knobs=WARNS)
+
+
+class Dam:
+    """This process is held up at its next line on stderr, until the dam is opened."""
+
+    def __init__(self):
+        self._log = os.dup(2)
+        self._read, write = os.pipe()
+        os.set_blocking(write, False)
+        try:
+            while os.write(write, b"\n" * 4096):
+                pass
+        except BlockingIOError:
+            os.set_blocking(write, True)
+        os.dup2(write, 2)
+        os.close(write)
+
+    def open(self):
+        os.dup2(self._log, 2)
+        threading.Thread(target=self._drain).start()
+
+    def _drain(self):
+        while os.read(self._read, 65536):
+            pass
+
+
+def the_speaker_is_held_up():
+    hvd.init()
+    rank = hvd.rank()
+    said = Said()
+    done = Flag()
+    handle = None
+    if rank == 0:
+        dam = Dam()  # it posts first, is late first, and stops as it speaks
+        handle = start("late")
+        done.wait()
+        dam.open()
+    elif rank == 1:
+        time.sleep(0.7)
+        handle = start("late")
+        (line,) = said.wait_for("allreduce 'late'")
+        assert f" s for rank 2 on {host_of(2)} (which " in line
+        assert "; called by ranks 0, 1; " in line
+        done.up()
+    else:
+        done.wait()
+    end({"late": handle})
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.wide_in("mpich")
+def test_another_rank_speaks_where_the_one_that_should_does_not_come_to_its_end(world):
+    world.run(the_speaker_is_held_up, knobs=WARNS)
+
+
+def the_journal_is_full(shuts_down):
+    """Of one host: what is late can't be put into the journal either."""
+    hvd.init()
+    last = hvd.size() - 1
+    process = Frozen(last)
+    said = Said()
+    names = [f"n{i}" for i in range(150)]  # of 16 KiB each, which travel in the journal's 1 MiB
+    if hvd.rank() == last:
+        process.stop_self()
+    else:
+        process.wait()
+        handles = [hvd.allreduce_async(torch.ones(4000), name=name, op=hvd.Sum) for name in names]
+        absent = f" s for rank {last} on {host_of(last)} (which last finished "
+        if shuts_down:
+            text = text_of(handles[0])
+            assert absent in text, text
+        else:
+            while not any(absent in line for line in said.lines()):
+                time.sleep(0.05)
+    if hvd.rank() == 0:
+        process.resume()
+    if shuts_down:
+        hvd.shutdown()
+        return
+    if hvd.rank() == last:
+        handles = [hvd.allreduce_async(torch.ones(4000), name=name, op=hvd.Sum) for name in names]
+    for handle in handles:
+        assert hvd.synchronize(handle).eq(hvd.size()).all()
+    hvd.barrier()
+    assert any(" goes on after " in line for line in said.lines())
+
+
+@pytest.mark.parametrize("shuts_down", [False, True], ids=["reports", "shuts down"])
+@pytest.mark.ranks(2)
+@pytest.mark.wide_in("mpich")
+def test_a_frozen_rank_is_reported_where_the_journal_is_full(world, shuts_down):
+    world.run(the_journal_is_full, shuts_down, knobs=FAILS if shuts_down else WARNS)
+
+
+def begin_an_entry():
+    """As a rank that is stopped after it has reserved an entry and before it has written it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:hvdlite" in line:  # of worlds that have ended, too
+            tail = ctypes.c_uint64.from_address(int(line.partition("-")[0], 16) + 128)
+            tail.value += 64
+
+
+def the_journal_has_a_gap():
+    hvd.init()
+    said = Said()
+    failed = Flag()
+    gap = Path(os.environ["HVDLITE_TEST_FOLDER"], f"gap of {os.getppid()}")
+    if hvd.rank() == hvd.size() - 1:
+        begin_an_entry()
+        gap.touch()
+        failed.wait()
+        gap.unlink()
+        text = None
+    else:
+        deadline = time.monotonic() + DEADLINE_S
+        while not gap.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        text = text_of(start("late"))
+        failed.up()
+    lines = said.about("allreduce 'late'")
+    hvd.shutdown()
+    return text, lines
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.wide_in("mpich")
+def test_a_rank_that_stopped_as_it_wrote_to_the_journal_is_reported_and_ends_the_wait(world):
+    (text, lines), (other_text, _), _ = world.run(the_journal_has_a_gap, knobs=FAILS)
+    assert len(lines) == 1, lines
+    ranks = rf"rank \d on {ANY_NAME} \(which .*\), rank \d on {ANY_NAME} \(which .*\)"
+    waits = rf"allreduce 'late' has waited \d+ s for {ranks}, one of which stopped while it wrote "
+    for found in (text, other_text, lines[0]):
+        assert re.search(f"{waits}to the memory they share; called by rank [01]; ", found), found
+
+
+def again_and_again():
+    hvd.init()
+    last = hvd.size() - 1
+    said = Said()
+    handles = {"late": start("late") if hvd.rank() < last else None}
+    lines = said.wait_for("allreduce 'late'")
+    while not (still := [line for line in said.lines() if "'late' still waits, after " in line]):
+        time.sleep(0.1)
+    assert f" s, for rank {last} on {host_of(last)} (which last finished " in still[0]
+    end(handles)
+    hvd.barrier()
+    assert len(lines) == 1
+    assert sum("allreduce 'late' goes on after " in line for line in said.lines()) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("2,1")
+@pytest.mark.wide_in("mpich")
+def test_a_report_is_repeated_and_withdrawn(world):
+    world.run(again_and_again, knobs=WARNS)

@@ -1,0 +1,72 @@
+"""A host that is cut off under plain mpirun, which says nothing of it for minutes: the ranks do."""
+
+import re
+
+import pytest
+
+from tests.harness.worlds import end_tree
+from tests.rig.test_failures import start
+
+pytestmark = [pytest.mark.rig, pytest.mark.long]
+
+# Of so many names both hosts are the coordinator of some.
+JOB = """
+import os, sys, time
+os.environ["HVDLITE_STALL_CHECK_TIME_SECONDS"] = "2"
+os.environ["HVDLITE_STALL_SHUTDOWN_TIME_SECONDS"] = "10"
+import torch, hvdlite as hvd
+hvd.init()
+hvd.allreduce(torch.ones(3))
+print("up", flush=True)
+if hvd.rank() != {waits}:
+    time.sleep(40)
+    os._exit(0)
+while not os.path.exists({go!r}):
+    time.sleep(0.01)
+handles = [hvd.allreduce_async(torch.ones(3), name=f"late {{i}}") for i in range(12)]
+try:
+    hvd.synchronize(handles[0])
+except hvd.HorovodInternalError as error:
+    print("failed:", error, file=sys.stderr, flush=True)
+    print("over", file=sys.stderr, flush=True)
+    time.sleep(40)
+os._exit(0)
+"""
+
+
+def mpirun(python, hosts, *command):
+    program = python.with_name("mpirun")
+    if python.parents[1].name == ".venv":
+        places = ",".join(f"{host}:1" for host in hosts)
+        return [program, "--allow-run-as-root", "--host", places, *command]
+    return [program, "-hosts", ",".join(hosts), "-ppn", "1", "-np", "2", *command]
+
+
+@pytest.mark.parametrize("first", ["server1", "server2"])
+def test_a_host_that_is_cut_off_is_reported_and_ends_the_wait(rig, python, first):
+    """The rank on server1 waits for server2, which may be the host that decides that all fails."""
+    go = rig.share / "go"
+    go.unlink(missing_ok=True)
+    hosts = sorted(("server1", "server2"), reverse=first == "server2")
+    text = JOB.format(go=str(go), waits=hosts.index("server1"))
+    process = start(rig, *mpirun(python, hosts, python, "-c", text))
+    said = []
+    try:
+        for _ in range(2):
+            assert process.stdout.readline().endswith("up\n"), process.stderr.read()
+        rig("cut", "server2")
+        go.touch()
+        for line in process.stderr:
+            said.append(line.rstrip())
+            if line.endswith("over\n"):
+                break
+    finally:
+        end_tree(process)
+        process.stdout.close()
+        process.stderr.close()
+    waited = r"has waited \d+ s for server2, which does not answer"
+    for i in range(12):
+        assert any(re.search(f"hvdlite: allreduce 'late {i}' {waited}", line) for line in said), (
+            said
+        )
+    assert any(re.search(f"failed: allreduce 'late \\d+' {waited}", line) for line in said), said
