@@ -131,6 +131,7 @@ void hvdl_engine_free(hvdl_engine *e)
     hvdl_meetings_free(e);
     hvdl_announcing_free(e);
     hvdl_stall_free(e);
+    hvdl_standstill_free(e);
     free_parts(e);
 }
 

@@ -25,6 +25,7 @@
 #include "engine/replay.h"
 #include "engine/rows.h"
 #include "engine/stall.h"
+#include "engine/standstill.h"
 
 typedef struct hvdl_course hvdl_course;   /* phases.h */
 typedef struct hvdl_control hvdl_control; /* control.h */
@@ -87,6 +88,7 @@ struct hvdl_engine {
     hvdl_pieces pieces;
     hvdl_join join;
     hvdl_stall stall;
+    hvdl_standstill standstill;
     hvdl_failure failure;
     hvdl_control *control; /* several hosts; else NULL */
 };

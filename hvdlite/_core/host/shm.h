@@ -67,6 +67,8 @@ static inline const void *hvdl_entry_body(const hvdl_entry *entry)
 
 #define HVDL_LEFT_BROKEN 2
 
+typedef enum { HVDL_NO_VERDICT, HVDL_VERDICT_ARISES, HVDL_VERDICT } hvdl_verdict;
+
 typedef enum { HVDL_DID_NOTHING, HVDL_DID_POST, HVDL_DID_END, HVDL_DID_FAIL } hvdl_activity;
 
 /* The last thing that a rank did, for the others to read. */
@@ -89,6 +91,11 @@ typedef struct {
     _Alignas(128) _Atomic uint32_t last_sequence; /* stall.c */
     hvdl_shm_last last;
     _Atomic uint64_t pid_namespace; /* pid means something only to ranks of the same one */
+    /* standstill.c: when it last looked; how far its operations were then, as a hash; and 1 + the member
+     * whose message it waits for, or 0 */
+    _Alignas(128) _Atomic uint64_t looked_ns;
+    _Atomic uint64_t place;
+    _Atomic uint32_t awaits;
 } hvdl_shm_rank;
 
 typedef struct {
@@ -98,6 +105,11 @@ typedef struct {
      * a sequentially consistent fence on both sides, so that one of the two sees the other. */
     _Alignas(128) _Atomic uint64_t sleepers[HVDL_MAX_LOCAL / 64];
     _Alignas(128) _Atomic uint32_t past_cache; /* locality.h: what local rank 0 has found out */
+    /* standstill.c: the text with which all operations of this host fail; not in the journal, which may be
+     * full because a rank does not read it. */
+    _Alignas(128) _Atomic uint32_t verdict; /* hvdl_verdict; release when the text is there */
+    char verdict_text[HVDL_TEXT_BYTES];
+    _Atomic uint64_t told_place; /* the places of all ranks at which a standstill was reported */
     hvdl_shm_rank ranks[];
 } hvdl_shm_control;
 
