@@ -16,6 +16,7 @@ import torch
 from hvdlite import _core
 from hvdlite.errors import LaunchError, NotInitializedError
 from hvdlite.world import algorithm_table, communicators, cpu_threads, gpu_pinning, mpi
+from hvdlite.world.alone import is_alone
 from hvdlite.world.config import Config
 from hvdlite.world.exits import Exits
 from hvdlite.world.placement import Placement
@@ -80,6 +81,9 @@ class World:
         for tell in self.teams_changed:
             tell()
 
+
+# A call that waits for long asks whether another thread could end it.
+_core.use_alone(is_alone)
 
 active: World | None = None
 

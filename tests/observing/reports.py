@@ -61,6 +61,12 @@ class Said:
             time.sleep(0.02)
         return found
 
+    def wait_for_circle(self) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not any("a circle" in line for line in self.lines()):
+            assert time.monotonic() < deadline, self.lines()
+            time.sleep(0.02)
+
     def wait_for_all(self, operations: Iterable[str]) -> list[str]:
         """Waits until each has a report, and returns all their reports."""
         wanted = {f"hvdlite: {operation}" for operation in operations}

@@ -13,6 +13,7 @@
 #include "engine/adasum.h"
 #include "engine/announcing.h"
 #include "engine/breaking.h"
+#include "engine/circle.h"
 #include "engine/drive.h"
 #include "engine/engine.h"
 #include "engine/join.h"
@@ -89,6 +90,7 @@ struct hvdl_engine {
     hvdl_join join;
     hvdl_stall stall;
     hvdl_standstill standstill;
+    hvdl_circle circle;
     hvdl_failure failure;
     hvdl_control *control; /* several hosts; else NULL */
 };
