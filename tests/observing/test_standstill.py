@@ -36,7 +36,13 @@ def begin(kind, elems):
     return hvd.reducescatter_async(tensor, name="x", op=hvd.Sum), each.sum()
 
 
-KINDS = ["allreduce", "broadcast", "allgather", "alltoall", "reducescatter"]
+KINDS = [
+    "allreduce",
+    *(
+        pytest.param(kind, marks=pytest.mark.wide)
+        for kind in ("broadcast", "allgather", "alltoall", "reducescatter")
+    ),
+]
 ELEMS = 10_000_000
 SMALL = {"HVDLITE_SEGMENT_BYTES": "4096"}  # there is time to stop between two messages
 
@@ -125,7 +131,8 @@ def missing(rank, host):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.ranks(2, 3)
-@pytest.mark.hosts("1,1", "2,2", "1,2")
+@pytest.mark.hosts("2,2", "1,1", "1,2")
+@pytest.mark.wide_in(3, "1,1", "1,2", "mpich")  # the check is the core's, above MPI
 def test_an_operation_that_stands_still_is_reported_with_the_rank_that_is_missing(world, kind):
     stopped = world.size - 1
     ((lines, host), *_) = world.run(one_stops, kind, stopped, knobs={**WARNS, **SMALL})
@@ -139,7 +146,7 @@ def all_fail(kind, stopped):
     handle, _ = begin_and_stop(kind, stopped, frozen)
     with pytest.raises(hvd.HorovodInternalError) as caught:
         hvd.synchronize(handle)
-    if hvd.rank() == 0:
+    if hvd.rank() == (stopped == 0):
         # It is let go on when all the others have failed.
         time.sleep(0.5)
         frozen.go_on()
@@ -151,7 +158,8 @@ def all_fail(kind, stopped):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.ranks(2, 3)
-@pytest.mark.hosts("1,1", "2,2", "1,2")
+@pytest.mark.hosts("2,2", "1,1", "1,2")
+@pytest.mark.wide_in(3, "1,1", "1,2", "mpich")
 def test_an_operation_that_stands_still_fails_on_every_rank_with_the_same_text(world, kind):
     stopped = world.size - 1
     results = world.run(all_fail, kind, stopped, knobs={**FAILS, **SMALL})
@@ -159,3 +167,24 @@ def test_an_operation_that_stands_still_fails_on_every_rank_with_the_same_text(w
     assert len(texts) == 1, texts
     expected = pattern(kind, missing(stopped, results[0][1]), GIVES_UP)
     assert expected.fullmatch(texts.pop()), (expected.pattern, results)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.hosts("1,1")
+@pytest.mark.wide_in("mpich")
+def test_a_host_that_stops_half_way_is_named_whichever_it_is(world, stopped):
+    knobs = {**FAILS, **SMALL}
+    results = world.run(all_fail, "allreduce", stopped, knobs=knobs)
+    text, host = results[1 - stopped]
+    expected = pattern("allreduce", missing(stopped, host), GIVES_UP)
+    assert expected.fullmatch(text), (expected.pattern, text)
+
+
+@pytest.mark.hosts("2,2")
+@pytest.mark.wide
+def test_a_leader_that_stops_is_named_on_every_host(world):
+    # Its host learns it by itself, as it can't ask the others; so the texts may differ.
+    results = world.run(all_fail, "allreduce", 2, knobs={**FAILS, **SMALL})
+    for text, host in results:
+        expected = pattern("allreduce", missing(2, host), GIVES_UP)
+        assert expected.fullmatch(text), (expected.pattern, text)

@@ -22,7 +22,8 @@
 
 #define LOOK_NS 250000000ull
 #define LONGEST_LOOK_NS 500000000ull /* more was no wait: this rank did not run */
-#define ANSWER_NS 5000000000ull      /* how long a host may take to answer */
+#define ANSWER_NS                                                                                  \
+    3000000000ull /* how long a host may take to answer; an idle one looks every 2 s */
 /* No standstill is shorter: by then all ranks that run have looked. */
 #define LEAST_NS 3000000000ull
 /* A rank that has not looked for so long does not run; one that is idle looks every 2 s. */
@@ -188,7 +189,7 @@ static void find_quiet(const hvdl_engine *e, missing_ranks *missing)
 }
 
 /* Only the leader begins pieces. */
-static void find_not_begun(const hvdl_engine *e, const hvdl_operation *op, missing_ranks *missing)
+static void find_not_begun(const hvdl_operation *op, missing_ranks *missing)
 {
     missing->what = "begun the next piece";
     if (op->progress.started < op->progress.num_pieces &&
@@ -227,7 +228,7 @@ static void describe_missing(const hvdl_engine *e, const hvdl_operation *op, hvd
     if (!missing.count)
         find_quiet(e, &missing);
     if (!missing.count)
-        find_not_begun(e, op, &missing);
+        find_not_begun(op, &missing);
     if (!ranks[e->placement.local]) /* else it has just moved */
         put_missing(e, &missing, to);
     free(ranks);

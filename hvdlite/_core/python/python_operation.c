@@ -85,7 +85,7 @@ static int tell_wait(EngineObject *self, hvdl_operation *operation)
     return 0;
 }
 
-int hvdl_py_wait(EngineObject *self, hvdl_operation *operation)
+static int wait_on(EngineObject *self, hvdl_operation *operation)
 {
     hvdl_engine *engine = self->engine;
     int failed = 0, rounds = 0;
@@ -98,6 +98,11 @@ int hvdl_py_wait(EngineObject *self, hvdl_operation *operation)
     if (rounds > LONG_WAIT)
         hvdl_operation_waits_no_more(engine, operation);
     return failed;
+}
+
+int hvdl_py_wait(EngineObject *self, hvdl_operation *operation)
+{
+    return hvdl_operation_done(operation) ? 0 : wait_on(self, operation);
 }
 
 PyObject *hvdl_py_outcome(hvdl_operation *operation)
