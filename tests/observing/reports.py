@@ -61,9 +61,10 @@ class Said:
             time.sleep(0.02)
         return found
 
-    def wait_for_circle(self) -> None:
+    def wait_for_line(self, pattern: str) -> None:
+        """Waits until a whole line matches."""
         deadline = time.monotonic() + DEADLINE_S
-        while not any("a circle" in line for line in self.lines()):
+        while not any(re.fullmatch(pattern, line) for line in self.lines()):
             assert time.monotonic() < deadline, self.lines()
             time.sleep(0.02)
 

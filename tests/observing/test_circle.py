@@ -108,7 +108,7 @@ def a_thread_calls_what_is_missing():
     rank = hvd.rank()
 
     def call_later():
-        said.wait_for_circle()
+        said.wait_for_line(".*: a circle; .*")
         hvd.allreduce(torch.ones(3), name="other", op=hvd.Sum)
 
     if rank == 0:

@@ -112,7 +112,8 @@ def one_stops(kind, stopped):
         frozen.go_on()
     found = hvd.synchronize(handle)
     assert (found[0] if kind == "alltoall" else found).eq(expected).all()
-    # It is reported no more, now that it goes on.
+    if rank == 0:
+        said.wait_for_line(rf"hvdlite: {kind} 'x' goes on after \d+ s")
     return lines if rank == 0 else [], host_of(stopped)
 
 

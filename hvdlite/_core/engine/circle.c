@@ -48,8 +48,14 @@ static void withdraw(hvdl_engine *e)
         publish(e, &(hvdl_shm_wait){0});
 }
 
-static hvdl_shm_wait read_wait(const hvdl_engine *e, int local)
+static hvdl_shm_wait read_wait(hvdl_engine *e, int local)
 {
+    if (local == e->placement.local) { /* written by another thread of this process */
+        pthread_mutex_lock(&e->circle.lock);
+        hvdl_shm_wait own = e->shm.control->ranks[local].wait;
+        pthread_mutex_unlock(&e->circle.lock);
+        return own;
+    }
     const hvdl_shm_rank *rank = &e->shm.control->ranks[local];
     for (int tries = 0; tries < 1000; tries++) {
         uint32_t before = atomic_load_explicit(&rank->wait_sequence, memory_order_acquire);
@@ -215,8 +221,7 @@ static void describe(const hvdl_engine *e, const hvdl_shm_wait *waits, const int
 /* ---- what follows ---- */
 
 /* Since they were read, each has waited and posted nothing. */
-static bool still_wait(const hvdl_engine *e, const hvdl_shm_wait *waits, const int *members,
-                       int count)
+static bool still_wait(hvdl_engine *e, const hvdl_shm_wait *waits, const int *members, int count)
 {
     for (int i = 0; i < count; i++) {
         hvdl_shm_wait now = read_wait(e, members[i]);

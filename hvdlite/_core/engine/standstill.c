@@ -284,6 +284,28 @@ static void say(const hvdl_engine *e, const char *text)
     e->config.say(line);
 }
 
+static void report(hvdl_engine *e, const hvdl_operation *op, const char *text)
+{
+    hvdl_standstill *still = &e->standstill;
+    still->said = true;
+    still->said_kind = op->desc.kind;
+    hvdl_copy_plain_name(still->said_name, sizeof still->said_name, op->name);
+    say(e, text);
+}
+
+/* Something moves again. */
+static void withdraw_report(hvdl_engine *e)
+{
+    hvdl_standstill *still = &e->standstill;
+    char text[HVDL_TEXT_BYTES];
+    if (!still->said)
+        return;
+    still->said = false;
+    snprintf(text, sizeof text, "%s '%s' goes on after %.0f s", hvdl_kind_name(still->said_kind),
+             still->said_name, (double)still->still_ns / 1e9);
+    say(e, text);
+}
+
 /* ---- the verdict ---- */
 
 void hvdl_take_verdict(hvdl_engine *e)
@@ -337,7 +359,7 @@ static void speak_alone(hvdl_engine *e, const hvdl_operation *op, bool fails)
     if (fails)
         decide(e, text);
     else if (atomic_exchange(&e->shm.control->told_place, place) != place)
-        say(e, text);
+        report(e, op, text);
 }
 
 /* ---- between hosts ---- */
@@ -494,7 +516,7 @@ static void conclude(hvdl_engine *e, const hvdl_operation *op)
     if (fails)
         tell_all_hosts(e, text);
     else if (speaks)
-        say(e, text);
+        report(e, op, text);
     still->told = true;
     end_asking(e);
 }
@@ -530,6 +552,7 @@ void hvdl_standstill_look(hvdl_engine *e)
     publish(e, now, own_place, op ? hvdl_exchanges_headway(e, op).peer : -1);
     uint64_t place = place_of_host(e);
     if (!op || place != still->place) {
+        withdraw_report(e);
         still->place = place;
         still->still_ns = 0;
         still->told = false;

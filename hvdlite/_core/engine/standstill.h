@@ -13,6 +13,9 @@ typedef struct {
     uint64_t place;    /* a hash of how far all operations of this host were at the last look */
     uint64_t still_ns; /* how long it has not changed, while this rank was running */
     bool told;         /* since then: a report is made, or is another's to make */
+    bool said;         /* this rank has said it, of this operation: */
+    int said_kind;
+    char said_name[128];    /* plain */
     hvdl_standing *answers; /* by host; the leader, while it asks the others; else NULL */
     uint64_t asked_ns;
     int num_answers, num_asked; /* num_asked: questions, ever */
