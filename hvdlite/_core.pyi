@@ -145,6 +145,11 @@ def use_tensors(
     ops of this type. changed: is called with each tensor that will be written. Returns whether it
     can be used; False if the functions are of an unknown version."""
 
+def use_alone(is_alone: Callable[[], bool], /) -> None:
+    """is_alone: called by a thread that has waited in an operation for some 200 ms, and again as it
+    goes on to wait: whether no other thread of this process could post an operation meanwhile. What
+    it raises is raised by `wait`."""
+
 def dtype_of(tensor: object, /) -> int:
     """The element type of a dense tensor in host memory, of a type that `use_tensors` named, whose
     storage holds all of it; -1: it is something else. (A small one's storage that was shrunk, but

@@ -23,6 +23,7 @@ from hvdlite.world import (
     logs,
     mpi,
 )
+from hvdlite.world.alone import is_alone
 from hvdlite.world.config import Config
 from hvdlite.world.exits import Exits
 from hvdlite.world.placement import Placement
@@ -77,6 +78,9 @@ class World:
         for tell in self.teams_changed:
             tell()
 
+
+# A call that waits for long asks whether another thread could end it.
+_core.use_alone(is_alone)
 
 active: World | None = None
 

@@ -61,6 +61,13 @@ class Said:
             time.sleep(0.02)
         return found
 
+    def wait_for_line(self, pattern: str) -> None:
+        """Waits until a whole line matches."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not any(re.fullmatch(pattern, line) for line in self.lines()):
+            assert time.monotonic() < deadline, self.lines()
+            time.sleep(0.02)
+
     def wait_for_all(self, operations: Iterable[str]) -> list[str]:
         """Waits until each has a report, and returns all their reports."""
         wanted = {f"hvdlite: {operation}" for operation in operations}

@@ -354,14 +354,14 @@ def large_and_slow():
     hvd.init()
     said = Said()
     count, longest_s = 10_000, 0.0
-    while longest_s < 3.0:
+    while longest_s < 4.0:
         count *= 3
         tensor = torch.ones(count)
         hvd.barrier()
         begin = time.monotonic()
         hvd.broadcast_(tensor, 0, name=f"slow {count}")
         longest_s = hvd.allreduce(torch.tensor(time.monotonic() - begin), op=hvd.Max).item()
-    assert not [line for line in said.lines() if " has waited " in line]
+    assert not said.lines()
 
 
 @pytest.mark.wide  # it takes some seconds

@@ -177,6 +177,9 @@ static void on_message(hvdl_engine *e, const hvdl_message *message, const char *
         hvdl_on_status(e, message->host, message->key, message->run, payload);
         break;
     case HVDL_MSG_GIVE_UP: hvdl_on_give_up(e, payload); break;
+    case HVDL_MSG_STANDS: hvdl_on_stands(e, message, payload); break;
+    case HVDL_MSG_STANDING: hvdl_on_standing(e, message, payload); break;
+    case HVDL_MSG_STOOD: hvdl_on_stood(e, payload); break;
     case HVDL_MSG_ORDER: hvdl_on_order(e, message->host, message->key); break;
     case HVDL_MSG_TURN: hvdl_on_turn(e, message->key, message->tag); break;
     case HVDL_MSG_LEFT:

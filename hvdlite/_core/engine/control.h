@@ -34,6 +34,9 @@ enum {
     HVDL_MSG_ASK,
     HVDL_MSG_STATUS,
     HVDL_MSG_GIVE_UP,
+    HVDL_MSG_STANDS,
+    HVDL_MSG_STANDING,
+    HVDL_MSG_STOOD,
     HVDL_MSG_FREE,
     HVDL_MSG_SHORT
 };
@@ -41,13 +44,15 @@ enum {
 typedef struct {
     int32_t type, host; /* of the sender */
     hvdl_key key;
-    int32_t tag; /* START; TURN: the number; HEARD: it gives up; SPOKEN: of the report */
+    int32_t tag; /* START; TURN: the number; HEARD: it gives up; SPOKEN: of the report; STANDS,
+                  * STANDING: of the question */
     int32_t rank,
         clean; /* LEFT; rank: HOST_JOINED, ALL_JOINED, too, and of POSTED one who has joined */
     int32_t internal; /* POSTED: of the engine's own operations */
     uint64_t epoch;   /* POSTED */
     uint64_t clock;   /* the sender's, see hvdl_control.clock */
-    uint64_t run;     /* RUN, HEARD, SPOKEN, ASK, STATUS: its number; RUNS: how many there are */
+    uint64_t
+        run; /* RUN, HEARD, SPOKEN, ASK, STATUS, STANDS: its number; RUNS: how many there are */
     int32_t num_done, done[HVDL_MAX_DONE];
     uint32_t payload_bytes;
     hvdl_variants variants; /* POSTED; the last, as only those that are there travel */
@@ -251,6 +256,12 @@ void hvdl_on_give_up(hvdl_engine *engine, const char *text);
 /* ---- silence.c ---- */
 
 void hvdl_on_heard(hvdl_engine *engine, const hvdl_message *message);
+
+/* ---- standstill.c ---- */
+
+void hvdl_on_stands(hvdl_engine *engine, const hvdl_message *message, const void *payload);
+void hvdl_on_standing(hvdl_engine *engine, const hvdl_message *message, const void *payload);
+void hvdl_on_stood(hvdl_engine *engine, const char *text);
 
 /* ---- join.c ---- */
 

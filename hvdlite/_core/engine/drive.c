@@ -33,9 +33,12 @@ void hvdl_wake_waiting(hvdl_engine *e)
 /* What a sweep does not see: ranks of this host that died or were broken, and what is late. */
 static void look_around(hvdl_engine *e, bool for_dead)
 {
+    hvdl_heed_verdict(e); /* before what a rank that failed with it leaves behind */
     if (for_dead)
         hvdl_look_for_dead(e);
     hvdl_stall_look(e);
+    hvdl_standstill_look(e);
+    hvdl_circle_look(e);
     hvdl_end_broken(e);
 }
 
@@ -56,8 +59,10 @@ bool hvdl_sweep(hvdl_engine *e)
     }
     if (e->stall.due)
         hvdl_stall_tell(e, &progressed);
-    if (++e->driving.sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0)
+    if (++e->driving.sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0) {
         hvdl_stall_look(e);
+        hvdl_standstill_look(e);
+    }
     hvdl_pass *finished;
     progressed |= hvdl_conveyor_step(&e->conveyor, &finished);
     if (finished)

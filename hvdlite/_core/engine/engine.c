@@ -20,6 +20,7 @@ static void free_parts(hvdl_engine *e)
     hvdl_placement_free(&e->placement, e->config.num_hosts);
     hvdl_queue_free(&e->queue);
     pthread_mutex_destroy(&e->driving.lock);
+    pthread_mutex_destroy(&e->circle.lock);
     free(e);
 }
 
@@ -31,6 +32,7 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
     pthread_mutex_init(&e->queue.lock, NULL);
     pthread_mutex_init(&e->driving.lock, NULL);
     pthread_mutex_init(&e->recording.lock, NULL);
+    pthread_mutex_init(&e->circle.lock, NULL);
     e->config = *config;
     hvdl_err err = hvdl_placement_make(&e->placement, &e->config);
     if (!err && config->wire)
@@ -134,6 +136,7 @@ void hvdl_engine_free(hvdl_engine *e)
     hvdl_meetings_free(e);
     hvdl_announcing_free(e);
     hvdl_stall_free(e);
+    hvdl_standstill_free(e);
     free_parts(e);
 }
 

@@ -73,6 +73,21 @@ void hvdl_step_exchanges(hvdl_engine *e, bool *progressed)
     }
 }
 
+hvdl_headway hvdl_exchanges_headway(const hvdl_engine *e, const hvdl_operation *op)
+{
+    hvdl_headway all = {.peer = -1};
+    const hvdl_running_exchange *running = e->pieces.exchanges;
+    for (; running; running = running->next) {
+        if (op && running->operation != op)
+            continue;
+        hvdl_headway one = hvdl_exchange_headway(running->exchange);
+        all.done += one.done;
+        all.total += one.total;
+        all.peer = all.peer < 0 ? one.peer : all.peer;
+    }
+    return all;
+}
+
 void hvdl_abandon_all(hvdl_engine *e)
 {
     for (hvdl_pass *pass = hvdl_conveyor_clear(&e->conveyor), *next; pass; pass = next) {

@@ -13,6 +13,7 @@
 #include "engine/adasum.h"
 #include "engine/announcing.h"
 #include "engine/breaking.h"
+#include "engine/circle.h"
 #include "engine/drive.h"
 #include "engine/engine.h"
 #include "engine/inquiries.h"
@@ -27,6 +28,7 @@
 #include "engine/rows.h"
 #include "engine/silence.h"
 #include "engine/stall.h"
+#include "engine/standstill.h"
 
 typedef struct hvdl_course hvdl_course;   /* phases.h */
 typedef struct hvdl_control hvdl_control; /* control.h */
@@ -91,6 +93,8 @@ struct hvdl_engine {
     hvdl_stall stall;
     hvdl_inquiries inquiries;
     hvdl_silence silence;
+    hvdl_standstill standstill;
+    hvdl_circle circle;
     hvdl_failure failure;
     hvdl_control *control; /* several hosts; else NULL */
 };

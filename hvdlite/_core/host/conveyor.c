@@ -393,6 +393,36 @@ bool hvdl_conveyor_step(hvdl_conveyor *conveyor, hvdl_pass **finished)
     return worked;
 }
 
+/* The first stage of the oldest block that a rank has not taken out, which the rank has not passed. */
+static uint64_t oldest_step(const hvdl_shm *shm, int local, uint64_t *put_in)
+{
+    const _Atomic uint64_t *stages = shm->control->ranks[local].stages;
+    uint64_t out = atomic_load_explicit(&stages[HVDL_STAGE_OUT], memory_order_relaxed);
+    uint64_t reduced = atomic_load_explicit(&stages[HVDL_STAGE_REDUCED], memory_order_relaxed);
+    uint64_t in = atomic_load_explicit(&stages[HVDL_STAGE_IN], memory_order_relaxed);
+    int stage = in <= out ? HVDL_STAGE_IN : reduced <= out ? HVDL_STAGE_REDUCED : HVDL_STAGE_OUT;
+    *put_in = in > *put_in ? in : *put_in;
+    return out * HVDL_NUM_STAGES + (uint64_t)stage;
+}
+
+/* Steps are ordered by block, then by stage. A step only ever waits for steps before it, so nothing but its
+ * own rank keeps back the first step that is not done. */
+int hvdl_conveyor_behind(const hvdl_shm *shm, bool behind[], hvdl_stage *stage)
+{
+    uint64_t first = UINT64_MAX, put_in = 0;
+    int count = 0;
+    for (int r = 0; r < shm->local_size; r++) {
+        uint64_t step = oldest_step(shm, r, &put_in);
+        first = step < first ? step : first;
+    }
+    for (int r = 0; r < shm->local_size; r++) {
+        behind[r] = first < put_in * HVDL_NUM_STAGES && oldest_step(shm, r, &put_in) == first;
+        count += behind[r];
+    }
+    *stage = (hvdl_stage)(first % HVDL_NUM_STAGES);
+    return count;
+}
+
 hvdl_pass *hvdl_conveyor_clear(hvdl_conveyor *conveyor)
 {
     hvdl_pass *all = conveyor->first;

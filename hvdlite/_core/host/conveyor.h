@@ -96,6 +96,10 @@ void hvdl_conveyor_add(hvdl_conveyor *conveyor, hvdl_pass *pass);
  * or NULL. Returns whether it did anything. */
 bool hvdl_conveyor_step(hvdl_conveyor *conveyor, hvdl_pass **finished);
 
+/* Marks the local ranks for which the others wait: whatever the passes are, they could go on, and have not.
+ * *stage: the one that they have not passed. Returns how many; 0: no block is under way. */
+int hvdl_conveyor_behind(const hvdl_shm *shm, bool behind[], hvdl_stage *stage);
+
 /* A block's worth of data, or less, went to the other ranks without the conveyor, and was not timed. */
 void hvdl_conveyor_untimed(hvdl_conveyor *conveyor);
 

@@ -47,6 +47,7 @@ typedef enum {
     HVDL_ENTRY_REPORTED, /* an operation is late */
     HVDL_ENTRY_TAKEN,    /* the rank that speaks about it has done so, or asked another host */
     HVDL_ENTRY_GIVE_UP,  /* too late: everything fails, with this text */
+    HVDL_ENTRY_CIRCLE,   /* ranks wait for each other: these operations fail, with this text */
     HVDL_ENTRY_LEAVE     /* a rank leaves */
 } hvdl_entry_type;
 
@@ -68,6 +69,8 @@ static inline const void *hvdl_entry_body(const hvdl_entry *entry)
 
 #define HVDL_LEFT_BROKEN 2
 
+typedef enum { HVDL_NO_VERDICT, HVDL_VERDICT_ARISES, HVDL_VERDICT } hvdl_verdict;
+
 typedef enum {
     HVDL_DID_NOTHING,
     HVDL_DID_POST,
@@ -83,6 +86,16 @@ typedef struct {
     char name[64]; /* cut */
 } hvdl_shm_last;
 
+/* The operation in which a rank has waited for some time, and which a rank of the host has not posted. */
+typedef struct {
+    uint64_t id;      /* of the wait; while it is the same, a rank alone has posted nothing */
+    uint64_t meeting; /* the position of its first posting in the journal */
+    uint64_t key_lo, key_hi, since_ns;
+    bool waits;          /* else the rest means nothing */
+    int32_t kind, alone; /* alone: no thread of its process can post anything meanwhile */
+    char name[64];       /* cut */
+} hvdl_shm_wait;
+
 /* Written by its rank alone. Every line that others poll is its own, so that no store of one rank
  * takes away a line that another one polls for something else. */
 typedef struct {
@@ -96,6 +109,13 @@ typedef struct {
     _Alignas(128) _Atomic uint32_t last_sequence; /* stall.c */
     hvdl_shm_last last;
     _Atomic uint64_t pid_namespace; /* pid means something only to ranks of the same one */
+    /* standstill.c: when it last looked; how far its operations were then, as a hash; and 1 + the member
+     * whose message it waits for, or 0 */
+    _Alignas(128) _Atomic uint64_t looked_ns;
+    _Atomic uint64_t place;
+    _Atomic uint32_t awaits;
+    _Atomic uint32_t wait_sequence; /* circle.c; as last_sequence */
+    hvdl_shm_wait wait;
 } hvdl_shm_rank;
 
 typedef struct {
@@ -106,6 +126,11 @@ typedef struct {
     _Alignas(128) _Atomic uint64_t sleepers[HVDL_MAX_LOCAL / 64];
     _Alignas(128) _Atomic uint32_t past_cache; /* locality.h: what local rank 0 has found out */
     _Atomic uint64_t spoken; /* silence.c: the last report of a journal that stands still */
+    /* standstill.c: the text with which all operations of this host fail; not in the journal, which may be
+     * full because a rank does not read it. */
+    _Alignas(128) _Atomic uint32_t verdict; /* hvdl_verdict; release when the text is there */
+    char verdict_text[HVDL_TEXT_BYTES];
+    _Atomic uint64_t told_place; /* the places of all ranks at which a standstill was reported */
     hvdl_shm_rank ranks[];
 } hvdl_shm_control;
 

@@ -445,6 +445,77 @@ hvdl_err hvdl_exchange_step(hvdl_exchange *x, bool *progressed, bool *done)
     }
 }
 
+/* ---- how far it is ---- */
+
+/* Of the two streams that all but direct and pairwise have. from, to: the hosts of their next messages, or
+ * -1: none is needed for the next step. */
+static hvdl_headway streams_headway(const hvdl_exchange *x, size_t to_recv, int from,
+                                    size_t to_send, int to)
+{
+    const int *peers = x->spec.peers;
+    hvdl_headway headway = {
+        .done = x->recv.done + x->send.done, .total = to_recv + to_send, .peer = -1};
+    if (x->recv.done < to_recv && from >= 0)
+        headway.peer = peers[from];
+    else if (x->send.done < to_send && to >= 0)
+        headway.peer = peers[to];
+    return headway;
+}
+
+/* The host that is awaited is the one from which least has come. */
+static hvdl_headway direct_headway(const hvdl_exchange *x)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    hvdl_headway headway = {.peer = -1};
+    size_t least = 4 * x->num_segments;
+    for (int h = 0; h < spec->num_hosts; h++) {
+        const direct_peer *peer = &x->directs[h];
+        size_t done =
+            peer->recv_part.done + peer->recv_sum.done + peer->send_part.done + peer->send_sum.done;
+        if (h == spec->host)
+            continue;
+        headway.total += 4 * x->num_segments;
+        headway.done += done;
+        if (done < least) {
+            least = done;
+            headway.peer = spec->peers[h];
+        }
+    }
+    return headway;
+}
+
+static hvdl_headway doubling_headway(const hvdl_exchange *x)
+{
+    int from = -1, to = -1;
+    if (x->recv.done < x->num_messages) {
+        hvdl_doubling_step step = doubling_step_of(x, x->recv.done);
+        from = step.receives ? step.peer : -1;
+    }
+    if (x->send.done < x->num_messages) {
+        hvdl_doubling_step step = doubling_step_of(x, x->send.done);
+        to = step.sends ? step.peer : -1;
+    }
+    return streams_headway(x, x->num_messages, from, x->num_messages, to);
+}
+
+hvdl_headway hvdl_exchange_headway(const hvdl_exchange *x)
+{
+    int hosts = x->spec.num_hosts, host = x->spec.host;
+    int next = (host + 1) % hosts, previous = (host + hosts - 1) % hosts;
+    if (x->pairwise)
+        return hvdl_pairwise_headway(x->pairwise);
+    if (x->spec.algorithm == HVDL_DIRECT && x->directs)
+        return direct_headway(x);
+    if (x->spec.algorithm == HVDL_DOUBLING)
+        return doubling_headway(x);
+    if (x->spec.algorithm == HVDL_CHAIN) {
+        int place = (host - x->spec.root + hosts) % hosts;
+        return streams_headway(x, place > 0 ? x->num_segments : 0, previous,
+                               place < hosts - 1 ? x->num_segments : 0, next);
+    }
+    return streams_headway(x, x->num_messages, previous, x->num_messages, next);
+}
+
 bool hvdl_exchange_destroy(hvdl_exchange *x)
 {
     if (x->pairwise && !hvdl_pairwise_destroy(x->pairwise, x->wire))

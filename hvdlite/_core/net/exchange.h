@@ -19,7 +19,7 @@
 #define HVDL_EXCHANGE_H
 
 #include "kernels/reduce.h"
-#include "net/wire.h"
+#include "net/streams.h"
 
 typedef enum {
     HVDL_RING,
@@ -65,6 +65,9 @@ hvdl_err hvdl_exchange_create(hvdl_exchange **out, hvdl_wire *wire, const hvdl_e
 /* Does what can be done now. *progressed is set, never cleared; *done: the result is in place and
  * everything sent has left. */
 hvdl_err hvdl_exchange_step(hvdl_exchange *exchange, bool *progressed, bool *done);
+
+/* How far one is that is not done. */
+hvdl_headway hvdl_exchange_headway(const hvdl_exchange *exchange);
 
 /* Frees it. Of one that is not done the receives are cancelled first. False: a message can't be
  * ended, and `buffer` must stay for the life of the process. */

@@ -95,6 +95,30 @@ hvdl_err hvdl_pairwise_step(hvdl_pairwise *p, hvdl_wire *wire, bool *progressed,
     return err;
 }
 
+/* Adds one direction; the peer is that of its oldest step. */
+static void add_headway(const hvdl_pairwise *p, const direction *d, hvdl_headway *to)
+{
+    size_t unit = p->spec.segment_bytes;
+    for (int step = 1; step < p->spec.num_ranks; step++) {
+        size_t messages = (d->bytes[peer_of(p, d, step)] + unit - 1) / unit;
+        to->total += messages;
+        if (step < d->ended)
+            to->done += messages;
+        else if (step < d->opened)
+            to->done += d->streams[step % HVDL_ACTIVE].done;
+    }
+    if (to->peer < 0 && d->ended < d->opened)
+        to->peer = peer_of(p, d, d->ended);
+}
+
+hvdl_headway hvdl_pairwise_headway(const hvdl_pairwise *p)
+{
+    hvdl_headway headway = {.peer = -1};
+    add_headway(p, &p->recv, &headway);
+    add_headway(p, &p->send, &headway);
+    return headway;
+}
+
 bool hvdl_pairwise_destroy(hvdl_pairwise *p, hvdl_wire *wire)
 {
     bool ended = true;

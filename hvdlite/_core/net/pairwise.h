@@ -24,6 +24,7 @@ typedef struct {
 hvdl_err hvdl_pairwise_create(hvdl_pairwise **out, const hvdl_pairwise_spec *spec);
 /* As hvdl_exchange_step. */
 hvdl_err hvdl_pairwise_step(hvdl_pairwise *pairwise, hvdl_wire *wire, bool *progressed, bool *done);
+hvdl_headway hvdl_pairwise_headway(const hvdl_pairwise *pairwise);
 /* As hvdl_exchange_destroy. */
 bool hvdl_pairwise_destroy(hvdl_pairwise *pairwise, hvdl_wire *wire);
 

@@ -12,6 +12,13 @@ typedef struct {
     hvdl_request requests[HVDL_WINDOW];
 } hvdl_stream;
 
+/* How far an exchange is: messages that have ended, both ways, of how many; and the rank, in the wire's
+ * communicator, whose message it waits for, or which has not taken one; -1: none. */
+typedef struct {
+    size_t done, total;
+    int peer;
+} hvdl_headway;
+
 static inline bool hvdl_stream_has_room(const hvdl_stream *stream)
 {
     return stream->posted - stream->done < HVDL_WINDOW;

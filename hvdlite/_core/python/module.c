@@ -177,6 +177,7 @@ static PyMethodDef module_methods[] = {
     {"dtype_of", hvdl_py_dtype_of, METH_O, NULL},
     {"posting", (PyCFunction)(void (*)(void))hvdl_py_posting, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"use_tensors", hvdl_py_use_tensors, METH_VARARGS, NULL},
+    {"use_alone", hvdl_py_use_alone, METH_O, NULL},
     {0},
 };
 
@@ -290,6 +291,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->plan_type);
     Py_VISIT(state->posting_type);
     Py_VISIT(state->tensor_types);
+    Py_VISIT(state->is_alone);
     Py_VISIT(state->op_type);
     Py_VISIT(state->tensor_changed);
     Py_VISIT(state->is_neg);
@@ -311,6 +313,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->plan_type);
     Py_CLEAR(state->posting_type);
     Py_CLEAR(state->tensor_types);
+    Py_CLEAR(state->is_alone);
     Py_CLEAR(state->op_type);
     Py_CLEAR(state->tensor_changed);
     Py_CLEAR(state->is_neg);

@@ -17,6 +17,7 @@ typedef struct {
     PyTypeObject *engine_type, *operation_type, *plan_type, *posting_type;
     /* What use_tensors was given. */
     PyObject *tensor_types, *op_type, *tensor_changed;
+    PyObject *is_alone; /* what use_alone was given; NULL: it was not called */
     int (*describe_tensor)(void *tensor, dl_tensor *to); /* NULL: it was not called */
     /* The names of methods of tensors and storages. */
     PyObject *is_neg, *storage_offset, *untyped_storage, *nbytes;
@@ -96,7 +97,9 @@ PyObject *hvdl_py_allreduce_in_place(PyObject *engine, PyObject *const *args, Py
 /* ---- python_operation.c ---- */
 
 /* 0: it is done. -1: an exception (a signal handler's). */
-int hvdl_py_wait(hvdl_engine *engine, hvdl_operation *operation);
+int hvdl_py_wait(EngineObject *engine, hvdl_operation *operation);
+/* Has it called once a wait lasts: whether no other thread can post an operation. */
+PyObject *hvdl_py_use_alone(PyObject *module, PyObject *is_alone);
 /* Of one that is done: None, or the text of its failure. */
 PyObject *hvdl_py_outcome(hvdl_operation *operation);
 

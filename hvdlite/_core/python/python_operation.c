@@ -56,13 +56,53 @@ static PyObject *operation_poll(PyObject *object, PyObject *unused)
 
 #define SIGNAL_CHECK_NS 50000000L /* how long Ctrl-C may have to wait */
 
-int hvdl_py_wait(hvdl_engine *engine, hvdl_operation *operation)
+/* Of so many times SIGNAL_CHECK_NS; then the other ranks learn of it. */
+#define LONG_WAIT 4
+
+PyObject *hvdl_py_use_alone(PyObject *module, PyObject *is_alone)
 {
-    while (!hvdl_operation_done(operation)) {
-        Py_BEGIN_ALLOW_THREADS hvdl_operation_wait(engine, operation, SIGNAL_CHECK_NS);
-        Py_END_ALLOW_THREADS if (PyErr_CheckSignals()) return -1;
+    hvdl_py_state *state = PyModule_GetState(module);
+    PyObject *former = state->is_alone;
+    Py_INCREF(is_alone);
+    state->is_alone = is_alone;
+    Py_XDECREF(former);
+    Py_RETURN_NONE;
+}
+
+/* Runs Python. -1: an exception. */
+static int tell_wait(EngineObject *self, hvdl_operation *operation)
+{
+    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
+    int alone = 0;
+    if (state->is_alone) {
+        PyObject *answer = PyObject_CallFunctionObjArgs(state->is_alone, NULL);
+        alone = answer ? PyObject_IsTrue(answer) : -1;
+        Py_XDECREF(answer);
+        if (alone < 0)
+            return -1;
     }
+    hvdl_operation_waits(self->engine, operation, alone);
     return 0;
+}
+
+static int wait_on(EngineObject *self, hvdl_operation *operation)
+{
+    hvdl_engine *engine = self->engine;
+    int failed = 0, rounds = 0;
+    for (; !failed && !hvdl_operation_done(operation); rounds++) {
+        Py_BEGIN_ALLOW_THREADS hvdl_operation_wait(engine, operation, SIGNAL_CHECK_NS);
+        Py_END_ALLOW_THREADS failed = PyErr_CheckSignals();
+        if (!failed && rounds >= LONG_WAIT)
+            failed = tell_wait(self, operation);
+    }
+    if (rounds > LONG_WAIT)
+        hvdl_operation_waits_no_more(engine, operation);
+    return failed;
+}
+
+int hvdl_py_wait(EngineObject *self, hvdl_operation *operation)
+{
+    return hvdl_operation_done(operation) ? 0 : wait_on(self, operation);
 }
 
 PyObject *hvdl_py_outcome(hvdl_operation *operation)
@@ -79,7 +119,7 @@ static PyObject *operation_wait(PyObject *object, PyObject *unused)
     (void)unused;
     if (self->engine->forks != hvdl_py_num_forks)
         return hvdl_py_engine(self->engine) ? NULL : NULL; /* raises */
-    if (hvdl_py_wait(self->engine->engine, self->operation))
+    if (hvdl_py_wait(self->engine, self->operation))
         return NULL;
     return hvdl_py_outcome(self->operation);
 }

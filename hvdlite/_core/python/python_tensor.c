@@ -232,7 +232,7 @@ PyObject *hvdl_py_allreduce_in_place(PyObject *object, PyObject *const *args, Py
     hvdl_operation *operation = hvdl_py_post(engine, &posting, tensor, false);
     if (!operation)
         return NULL;
-    result = hvdl_py_wait(engine, operation) ? NULL : hvdl_py_outcome(operation);
+    result = hvdl_py_wait(self, operation) ? NULL : hvdl_py_outcome(operation);
     PyObject *owner = hvdl_operation_release(engine, operation);
     Py_XDECREF(owner);
     return result;

@@ -1,0 +1,199 @@
+"""An operation that all ranks have posted and that does not move is reported, and ends after the
+shutdown time."""
+
+import os
+import re
+import signal
+import time
+
+import psutil
+import pytest
+import torch
+
+import hvdlite as hvd
+from hvdlite.world import world as worlds
+from tests.observing.reports import DEADLINE_S, FAILS, GIVES_UP, WARNS, Said, host_of
+
+STOPPED = r"; all ranks have called it: is a process stopped, or a host cut off\?"
+NOT_ANSWERING = "does not answer"
+
+
+def begin(kind, elems):
+    """An operation of some pieces, and the expected result."""
+    size = hvd.size()
+    tensor = torch.full((elems,), 1.0 + hvd.rank())
+    each = torch.arange(1.0, size + 1)
+    if kind == "allreduce":
+        return hvd.allreduce_async(tensor, name="x", op=hvd.Sum), each.sum()
+    if kind == "broadcast":
+        return hvd.broadcast_async(tensor, size - 1, name="x"), each[-1]
+    if kind == "allgather":
+        return hvd.allgather_async(tensor, name="x"), each.repeat_interleave(elems)
+    if kind == "alltoall":
+        part = elems // size
+        handle = hvd.alltoall_async(tensor[: part * size], name="x")
+        return handle, each.repeat_interleave(part)
+    return hvd.reducescatter_async(tensor, name="x", op=hvd.Sum), each.sum()
+
+
+KINDS = [
+    "allreduce",
+    *(
+        pytest.param(kind, marks=pytest.mark.wide)
+        for kind in ("broadcast", "allgather", "alltoall", "reducescatter")
+    ),
+]
+ELEMS = 10_000_000
+SMALL = {"HVDLITE_SEGMENT_BYTES": "4096"}  # there is time to stop between two messages
+
+
+class Frozen:
+    """A rank that stops itself; rank 0 lets it go on. Made by all ranks at the same place."""
+
+    def __init__(self, rank):
+        self._pid = hvd.allgather_object(os.getpid())[rank]
+
+    def stop(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def stop_under_way(self):
+        """When this rank has sent some of the operation's data to another host."""
+        engine = worlds.current().team.engine
+        before = engine.counters()["data_messages"]
+        deadline = time.monotonic() + DEADLINE_S
+        while engine.counters()["data_messages"] < before + 8:
+            assert time.monotonic() < deadline
+        self.stop()
+
+    def wait(self):
+        deadline = time.monotonic() + DEADLINE_S
+        while psutil.Process(self._pid).status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def go_on(self):
+        os.kill(self._pid, signal.SIGCONT)
+
+
+def begin_and_stop(kind, stopped, frozen):
+    """One rank stops in an operation that all ranks have posted."""
+    hvd.init()
+    rank = hvd.rank()
+    if leads_a_host(stopped):
+        begun = begin(kind, ELEMS)
+        if rank == stopped:
+            frozen.stop_under_way()
+        return begun
+    if rank == stopped:
+        begun = begin(kind, ELEMS)
+    hvd.barrier()  # its posting is in the journal, before those of the other ranks
+    if rank == stopped:
+        frozen.stop()
+        return begun
+    frozen.wait()
+    return begin(kind, ELEMS)
+
+
+def leads_a_host(rank):
+    """Of several: the other hosts agree on nothing without it."""
+    hosts = worlds.current().placement.hosts
+    return len(hosts) > 1 and any(ranks[0] == rank for ranks in hosts)
+
+
+def one_stops(kind, stopped):
+    hvd.init()
+    rank = hvd.rank()
+    said, frozen = Said(), Frozen(stopped)
+    handle, expected = begin_and_stop(kind, stopped, frozen)
+    if rank == 0:
+        lines = said.wait_for(f"{kind} 'x'")
+        time.sleep(1.5)  # a second report would come by now
+        lines = said.about(f"{kind} 'x'")
+        frozen.go_on()
+    found = hvd.synchronize(handle)
+    assert (found[0] if kind == "alltoall" else found).eq(expected).all()
+    if rank == 0:
+        said.wait_for_line(rf"hvdlite: {kind} 'x' goes on after \d+ s")
+    return lines if rank == 0 else [], host_of(stopped)
+
+
+def pattern(kind, missing, end=STOPPED):
+    return re.compile(
+        rf"(hvdlite: )?{kind} 'x' has made no progress for \d+ s, after \d+ of \d+ pieces"
+        rf"( and \d+ of \d+ messages of the next)?; "
+        rf"it waits (within the host|between the hosts) for {missing}{end}"
+    )
+
+
+def missing(rank, host):
+    has_not = r"has not [a-z ]+( and has not run for \d+ s)?"
+    return rf"rank {rank} on {host} \(which ({has_not}|{NOT_ANSWERING})\)"
+
+
+def skip_where_mpi_waits(world, kind):
+    """A leader was seen not to answer then, so that two hosts speak."""
+    if kind == "alltoall" and world.mpi == "mpich" and world.hosts in ("2,2", "1,2"):
+        pytest.skip("under MPICH the leader does not answer while a rank of its host is stopped")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("2,2", "1,1", "1,2")
+@pytest.mark.wide_in(3, "1,1", "1,2", "mpich")  # the check is the core's, above MPI
+def test_an_operation_that_stands_still_is_reported_with_the_rank_that_is_missing(world, kind):
+    skip_where_mpi_waits(world, kind)
+    stopped = world.size - 1
+    ((lines, host), *_) = world.run(one_stops, kind, stopped, knobs={**WARNS, **SMALL})
+    assert len(lines) == 1, lines
+    assert pattern(kind, missing(stopped, host)).fullmatch(lines[0]), lines[0]
+
+
+def all_fail(kind, stopped):
+    hvd.init()
+    frozen = Frozen(stopped)
+    handle, _ = begin_and_stop(kind, stopped, frozen)
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.synchronize(handle)
+    if hvd.rank() == (stopped == 0):
+        # It is let go on when all the others have failed.
+        time.sleep(0.5)
+        frozen.go_on()
+    hvd.shutdown()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+    return str(caught.value), host_of(stopped)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("2,2", "1,1", "1,2")
+@pytest.mark.wide_in(3, "1,1", "1,2", "mpich")
+def test_an_operation_that_stands_still_fails_on_every_rank_with_the_same_text(world, kind):
+    skip_where_mpi_waits(world, kind)
+    stopped = world.size - 1
+    results = world.run(all_fail, kind, stopped, knobs={**FAILS, **SMALL})
+    texts = {text for text, _ in results}
+    assert len(texts) == 1, texts
+    expected = pattern(kind, missing(stopped, results[0][1]), GIVES_UP)
+    assert expected.fullmatch(texts.pop()), (expected.pattern, results)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.hosts("1,1")
+@pytest.mark.wide_in("mpich")
+def test_a_host_that_stops_half_way_is_named_whichever_it_is(world, stopped):
+    knobs = {**FAILS, **SMALL}
+    results = world.run(all_fail, "allreduce", stopped, knobs=knobs)
+    text, host = results[1 - stopped]
+    expected = pattern("allreduce", missing(stopped, host), GIVES_UP)
+    assert expected.fullmatch(text), (expected.pattern, text)
+
+
+@pytest.mark.hosts("2,2")
+@pytest.mark.wide
+def test_a_leader_that_stops_is_named_on_every_host(world):
+    # Its host learns it by itself, as it can't ask the others; so the texts may differ.
+    results = world.run(all_fail, "allreduce", 2, knobs={**FAILS, **SMALL})
+    for text, host in results:
+        expected = pattern("allreduce", missing(2, host), GIVES_UP)
+        assert expected.fullmatch(text), (expected.pattern, text)
