@@ -218,7 +218,8 @@ class Course:
                 failed = daemon_failed(host.name, event.daemon_status, event.daemon_said)
                 self._fail(now, failed)
         elif not host.talks:
-            self._fail(now, unreachable(host.name, host.ssh_said, self.command.python))
+            said, printed = host.ssh_said, event.daemon_said
+            self._fail(now, unreachable(host.name, said, self.command.python, printed))
         else:
             lost = host_lost(host.name, "the connection to it was closed", host.ssh_said)
             self._fail(now, lost)

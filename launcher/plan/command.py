@@ -44,6 +44,9 @@ SSH_OPTIONS = (
     "ServerAliveCountMax=2",
     # The user's forwardings are for the user's own sessions, and their ports may be in use.
     "ClearAllForwardings=yes",
+    # So are a terminal, which would change the bytes, and a command in place of hvdrun's.
+    "RequestTTY=no",
+    "RemoteCommand=none",
 )
 
 
