@@ -23,10 +23,9 @@ AT_ONCE = 128  # commands, each with three pipes
 EXIT_S = 0.5  # between the end of a command's output and the command's end
 KEPT_BYTES = 1 << 20  # so that start-up files that print without end do not fill the memory
 # Start-up files of the remote shell may read our input. Those that read a line get an empty one;
-# those that read to the end get the end, this long before the time limit.
+# those that read to the end get the end, at half of the time limit.
 LINE_EVERY_S = 1.0
-LAST_S = 3.0
-# An answer this soon after the end of the input has waited for it.
+# An answer this soon after the end of the input may have waited for it.
 AT_THE_END_S = 1.5
 
 
@@ -40,15 +39,20 @@ class Reply:
     took_s: float
     clock_skew_s: float = 0.0  # how far the host's clock is outside of the call's begin and end
     stdout: str = ""  # its end, if there is no answer
-    waited_for_end: bool = False  # the answer came only after the end of the input
+    came_at_the_end: bool = False  # the answer, soon after the end of the command's input
 
 
 class _Call:
     def __init__(
-        self, argv: Sequence[str], selector: selectors.BaseSelector, stays: bool = False
+        self,
+        argv: Sequence[str],
+        selector: selectors.BaseSelector,
+        stays: bool = False,
+        has_input: bool = True,
     ) -> None:
         self.selector = selector
         self.stays = stays
+        self.has_input = has_input
         self.begin = time.monotonic()
         self.begin_clock = time.time()
         self.reply: Reply | None = None
@@ -95,7 +99,7 @@ class _Call:
         if since_s > limit_s:
             self.finish(0)
         elif self.input_ended_at is None:
-            if since_s > max(limit_s - LAST_S, limit_s / 2):
+            if since_s > limit_s / 2 or not self.has_input:
                 self.input_ended_at = now
                 self._end_input()
             elif now >= self.line_at:
@@ -125,16 +129,16 @@ class _Call:
             with contextlib.suppress(BlockingIOError, ValueError):
                 while data := os.read(self.fds[2], CHUNK):
                     self.err = (self.err + data)[-CHUNK:]
-        skew_s, waited = 0.0, False
+        skew_s, at_the_end = 0.0, False
         if answer is not None and not self.has_answered:
             self.has_answered = True
             at = float(answer["time_s"])
             skew_s = min(0.0, at - self.begin_clock) or max(0.0, at - now)
             if self.input_ended_at is not None:
-                waited = time.monotonic() - self.input_ended_at < AT_THE_END_S
+                at_the_end = time.monotonic() - self.input_ended_at < AT_THE_END_S
         said = self.out[-CHUNK:].decode(errors="replace") if answer is None else ""
         errors = self.err.decode(errors="replace")
-        self.reply = Reply(answer, code, errors, took_s, skew_s, said, waited)
+        self.reply = Reply(answer, code, errors, took_s, skew_s, said, at_the_end)
         self.out = b""
         if answer is None or not self.stays or self.input_ended_at is not None:
             self.close()
@@ -174,10 +178,14 @@ class Conversation:
     no command outlives it."""
 
     def __init__(
-        self, commands: Mapping[str, Sequence[str]], staying: Collection[str] = ()
+        self,
+        commands: Mapping[str, Sequence[str]],
+        staying: Collection[str] = (),
+        have_input: bool = True,
     ) -> None:
         self.commands = commands
         self.staying = staying
+        self.have_input = have_input
         self.selector = selectors.DefaultSelector()
         self.calls: dict[str, _Call] = {}  # those that run
 
@@ -204,7 +212,7 @@ class Conversation:
         while len(replies) < len(self.commands):
             while waiting and len(self.calls) < AT_ONCE:
                 key, argv = waiting.pop(0)
-                self.calls[key] = _Call(argv, self.selector, key in self.staying)
+                self.calls[key] = _Call(argv, self.selector, key in self.staying, self.have_input)
             self._read()
             for key, call in list(self.calls.items()):
                 if key not in replies:
@@ -239,7 +247,17 @@ def ask(
     commands: Mapping[str, Sequence[str]],
     limit_s: float,
     on_delay: Callable[[list[str]], None] = lambda _: None,
+    have_input: bool = True,
 ) -> dict[str, Reply]:
     """The replies to all commands: see Conversation.answers. No command outlives this call."""
-    with Conversation(commands) as hosts:
+    with Conversation(commands, (), have_input) as hosts:
         return hosts.answers(limit_s, on_delay)
+
+
+def reads_its_input(command: Sequence[str], reply: Reply, limit_s: float) -> bool:
+    """Whether a start-up file reads the input to its end: then the same command answers much
+    sooner without any. Else the host is just slow."""
+    if not reply.came_at_the_end:
+        return False
+    again = ask({"": command}, limit_s, have_input=False)[""]
+    return again.answer is not None and again.took_s < reply.took_s / 2

@@ -182,7 +182,7 @@ def _temporary(host: str, found: Temporary, expected: Expected) -> Finding:
     remedy = f"remove old files from {found.path} on {host}, {other}"
     if found.problem:
         text = f"nothing can be written to {found.path}: {found.problem}"
-        return Finding(host, what, text, f"make it writable, {other}", failure)
+        return Finding(host, what, text, f"make room there, or make it writable, {other}", failure)
     free_bytes, free_files = found.free_bytes, found.free_files
     if free_files is not None and free_files < TEMPORARY_FILES:
         text = f"{found.path} has room for only {free_files} more files (inodes)"

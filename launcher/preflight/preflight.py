@@ -6,7 +6,6 @@ remembered; the others are asked again each time.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +17,13 @@ from hvdrun.plan.command import LocalFacts, hosts_of, is_local, reached_by
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts, from_answer
 from hvdrun.plan.request import Request
-from hvdrun.preflight import connections, networks
-from hvdrun.preflight.ask_hosts import Conversation, Reply
+from hvdrun.preflight import networks
+from hvdrun.preflight.ask_hosts import Conversation, Reply, reads_its_input
 from hvdrun.preflight.cache import AnswerCache, cache_folder
-from hvdrun.preflight.connection_test import run_test
+from hvdrun.preflight.connection_test import ConnectionTest
 from hvdrun.preflight.connections import HERE, MOST_HOSTS
 from hvdrun.preflight.findings import Expected, Finding, judge, of_networks
-from hvdrun.preflight.interface_options import daemons_call, interface_options
+from hvdrun.preflight.interface_options import interface_options
 from hvdrun.preflight.login_shell import reads_input
 from hvdrun.preflight.no_answer import no_answer
 from hvdrun.preflight.ports import ports_of
@@ -119,30 +118,33 @@ def run(
     names = question["names"] if len(remote) < len(hosts) else []
     here = from_answer(probe.answer({**question, "names": names}))
     known = {host.name: here for host in hosts if host not in remote}
-    local = tuple(known)
     by = reached_by(request, facts, remote)
     commands = {h.name: probe_command(request, h, facts, question, by) for h in remote}
     # This machine's name, as home folders may be shared; its networks, as laptops move.
     networks_here = [(found.name, found.address) for found in here.interfaces]
     basis = [here.hostname, networks_here, here.python, dict(here.packages), flavour.version]
     keys = {name: [command, *basis] for name, command in commands.items()}
-    ports = ports_of(flavour, request, facts.environ)
-    test_key = ["connections", list(keys.items()), str(ports), request.network_interfaces]
 
     cache = AnswerCache(cache_folder(facts.environ))
-    useless = None if fresh else cache.get(test_key)
-    tests = bool(remote) and not isinstance(useless, dict) and not only_remembered
+    ports = ports_of(flavour, request, facts.environ)
+    test = ConnectionTest(
+        request, flavour, facts, here, tuple(known), ports, ["connections", keys, str(ports)]
+    )
+    if not fresh:
+        test.remember(cache)
+    tests = bool(remote) and not test.is_known and not only_remembered
     if not fresh and not tests:
         known |= {n: f for n in commands if (f := _read(cache.get(keys[n]))) is not None}
     limit_s = min(LIMIT_S, request.start_timeout_s)
     asked = {n: c for n, c in commands.items() if n not in known and not only_remembered}
-    staying = list(asked)[:MOST_HOSTS] if tests else []
-    for name in staying:
-        host = next(host for host in remote if host.name == name)
-        asked[name] = probe_command(request, host, facts, {**question, "stays": True}, by)
+    staying: list[str] = []
     if tests:
+        question["stays"] = True
+        first = remote[:MOST_HOSTS]
+        asked |= {h.name: probe_command(request, h, facts, question, by) for h in first}
         asked[HERE] = probe_here(facts)
-    with Conversation(asked, [*staying, HERE]) as conversation:
+        staying = [HERE, *(host.name for host in first)]
+    with Conversation(asked, staying) as conversation:
         replies = _answers(conversation, limit_s)
         for name, reply in replies.items():
             if (answer := _read(reply.answer, reply.clock_skew_s)) is not None:
@@ -155,9 +157,9 @@ def run(
             if name not in known:
                 if name in replies:
                     login = f"{host.user}@{name}" if host.user else name
-                    findings[name] = [
-                        no_answer(name, login, replies[name], limit_s, facts.python, facts.agent)
-                    ]
+                    reply = replies[name]
+                    found = no_answer(name, login, reply, limit_s, facts.python, facts.agent)
+                    findings[name] = [found]
                 continue
             arrived = "this machine" if host not in remote else "answered before"
             if name in replies:
@@ -165,7 +167,7 @@ def run(
             slots = known[name].slots if host.slots is None else host.slots
             ranks = min(slots, request.num_proc or slots)
             findings[name] = judge(name, known[name], expected, ranks, arrived)
-            if name in replies and replies[name].waited_for_end:
+            if name in replies and reads_its_input(commands[name], replies[name], limit_s):
                 findings[name].append(reads_input(name, replies[name]))
             if name in replies and not any(finding.remedy for finding in findings[name]):
                 cache.put(keys[name], replies[name].answer)
@@ -173,35 +175,12 @@ def run(
         choice = networks.Choice()
         if len(known) == len(hosts) and remote:
             known = {host.name: known[host.name] for host in hosts}
-            wanted = request.network_interfaces
             reached = _try(networks.to_try(known, here), request.ssh_port or SSH_PORT, cache, fresh)
-            choose = functools.partial(networks.choose, known, here, reached, wanted)
-            choice = choose()
-            if tests:
-                daemons = daemons_call(flavour, choice, request, facts, known, here)
-                planned = connections.between_ranks(known, local, choice, ports)
-                planned += connections.of_daemons(known, local, here, daemons, ports)
-                results = run_test(conversation, planned)
-                here_named = local[0] if local else facts.hostname
-                useless = {} if wanted else connections.useless_subnets(results, here_named)
-                found = list(
-                    connections.judge(
-                        list(known),
-                        local,
-                        results,
-                        useless,
-                        ports,
-                        not facts.has_fabric,
-                        facts.hostname,
-                    )
-                )
-                for finding in found:
-                    findings[finding.host].append(finding)
-                if results and not any(finding.remedy for finding in found):
-                    cache.put(test_key, useless)
-            if isinstance(useless, dict) and useless:
-                choice = choose(useless)
-            for finding in of_networks(choice, known):
+            choice = networks.choose(known, here, reached, request.network_interfaces)
+            found_there = test.run(conversation, known, choice, cache) if tests else []
+            if test.useless:
+                choice = networks.choose(known, here, reached, (), test.useless)
+            for finding in (*found_there, *of_networks(choice, known)):
                 findings[finding.host].append(finding)
     return Preflight(
         known,
