@@ -139,8 +139,9 @@ def test_a_job_starts_whatever_the_login_shell_is(hvdrun, rig, python, files):
 
 @pytest.mark.long
 def test_a_job_starts_after_start_up_files_that_read_or_set_things(hvdrun, rig, python, files):
-    rig.cover("server2", Path("/root/.bashrc"), "read answer; set -u; yes oh | head -c 300000 >&2\n")
-    forced_command(rig, "server3", "exec sh -c \\"$SSH_ORIGINAL_COMMAND\\"")
+    noise = "yes oh | head -c 300000 >&2"
+    rig.cover("server2", Path("/root/.bashrc"), f"read answer; set -u; {noise}\n")
+    forced_command(rig, "server3", r"exec sh -c \"$SSH_ORIGINAL_COMMAND\"")
     done = hvdrun("-H", ALL, "hostname")
     assert done.code == 0, done
     assert sorted(done.stdout.splitlines()) == [f"[{i}] server{i + 1}" for i in range(3)]
@@ -159,8 +160,9 @@ def test_a_login_that_runs_something_else_is_said_with_its_words(hvdrun, rig, py
         ["server3", "login shell", "failed"],
     ]
     assert "This account is currently not available" in rows[0][3]
-    assert rows[1][3].endswith("with exit code 0, and hvdrun's program did not start: it printed:"
-                               " only backups here")
+    assert rows[1][3].endswith(
+        "with exit code 0, and hvdrun's program did not start: it printed: only backups here"
+    )
     assert "could not connect" not in done.stderr
     assert "same installation" not in done.stderr
 
