@@ -110,10 +110,9 @@ def run_test(hosts: Conversation, planned: Sequence[Connection]) -> dict[Connect
     answers = hosts.order(orders, PROOF_S + LISTEN_S)
     told = {host: _results(calls[host], answer) for host, answer in answers.items()}
     return {
-        connection: result
-        for results in told.values()
-        for connection, result in results.items()
-        if told.get(connection.target) is not None
+        connection: told[connection.source][connection]
+        for connection in planned
+        if connection in told.get(connection.source, {}) and connection.target in told
     }
 
 
