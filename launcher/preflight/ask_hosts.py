@@ -27,6 +27,7 @@ KEPT_BYTES = 1 << 20  # so that start-up files that print without end do not fil
 LINE_EVERY_S = 1.0
 # An answer this soon after the end of the input may have waited for it.
 AT_THE_END_S = 1.5
+LEAVE_S = 2.0  # for commands that stayed, to end by themselves
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class _Call:
         elif self.input_ended_at is None:
             if since_s > limit_s / 2 or not self.has_input:
                 self.input_ended_at = now
-                self._end_input()
+                self.end_input()
             elif now >= self.line_at:
                 self.line_at = now + LINE_EVERY_S
                 self.send(b"\n")
@@ -112,7 +113,7 @@ class _Call:
         with contextlib.suppress(OSError, ValueError):
             os.write(self.process.stdin.fileno(), line)
 
-    def _end_input(self) -> None:
+    def end_input(self) -> None:
         assert self.process.stdin
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -154,7 +155,7 @@ class _Call:
             # With the processes that it has started, as ssh does for a ProxyJump.
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        self._end_input()
+        self.end_input()
         assert self.process.stdout
         assert self.process.stderr
         self.process.stdout.close()
@@ -192,8 +193,14 @@ class Conversation:
     def __enter__(self) -> Conversation:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         for call in self.calls.values():
+            call.end_input()
+        # Where srun stands in ssh's place, it ends its step only if it ends by itself.
+        deadline = time.monotonic() + (LEAVE_S if kind is None else 0.0)
+        for call in self.calls.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                call.process.wait(max(0.0, deadline - time.monotonic()))
             call.close()
         self.calls.clear()
         self.selector.close()
