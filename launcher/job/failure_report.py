@@ -240,7 +240,7 @@ def unreachable(host: str, errors: bytes, python: str, printed: bytes = b"") -> 
     if why is not OTHER or text.startswith("ssh:"):
         remedy = why.remedy.format(host=host, login=host)
         return SshFailed(f"{host} can't be reached by {why.way}: {why.cause} ({said}); {remedy}")
-    if any(word in text for word in (python, "not found", "No such file")):
+    if python in text or re.search("(?i)not found|no such file|exit code 12[67]", text):
         return HostSetupError(
             f"ssh reached {host}, but hvdrun's agent could not start there: {said}; every host"
             f" needs the same installation at the same path ({python})"

@@ -13,10 +13,16 @@ SSH_ERROR = 255  # ssh's own exit code; all others are the remote command's
 
 
 def no_answer(
-    host: str, login: str, reply: Reply, limit_s: float, python: str, agent: str
+    host: str,
+    login: str,
+    reply: Reply,
+    limit_s: float,
+    python: str,
+    agent: str,
+    by_login: bool = True,
 ) -> Finding:
     """`login` is what the user types after ssh; `python` and `agent` are the program that was to
-    answer."""
+    answer; `by_login`: a login shell was to start it."""
     install = (
         f"every host needs the same installation at the same place: install it on {host}, or share"
         " the folder"
@@ -34,7 +40,7 @@ def no_answer(
         if found is OTHER and not words:
             text = f"ssh ended with exit code {reply.exit_code} and printed nothing"
         return Finding(host, why.way, text, remedy, SshFailed)
-    if not login_shell.is_python(reply, python, agent):
+    if by_login and not login_shell.is_python(reply, python, agent):
         return login_shell.ran_something_else(host, login, reply)
     said = words or last_words(reply.stdout) or "it printed nothing"
     text = f"{python} does not run there: {said} (exit code {reply.exit_code})"

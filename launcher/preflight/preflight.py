@@ -158,7 +158,8 @@ def run(
                 if name in replies:
                     login = f"{host.user}@{name}" if host.user else name
                     reply = replies[name]
-                    found = no_answer(name, login, reply, limit_s, facts.python, facts.agent)
+                    program = facts.python, facts.agent
+                    found = no_answer(name, login, reply, limit_s, *program, by is None)
                     findings[name] = [found]
                 continue
             arrived = "this machine" if host not in remote else "answered before"

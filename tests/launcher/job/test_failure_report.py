@@ -266,4 +266,6 @@ def test_a_host_that_srun_cannot_reach_is_not_sshs_fault():
     assert "`srun --overlap -N1 -w n2 true` must work in this job" in str(error)
     # This one has reached it.
     said = b"python: no such file\nsrun: error: n2: task 0: Exited with exit code 127\n"
-    assert isinstance(unreachable("n2", said, "/venv/bin/python"), HostSetupError)
+    error = unreachable("n2", said, "/venv/bin/python")
+    assert isinstance(error, HostSetupError)
+    assert "same installation at the same path" in str(error)

@@ -256,6 +256,15 @@ def test_a_login_that_runs_something_else_is_not_said_to_lack_python(code, stdou
     assert "same installation" not in finding.remedy
 
 
+def test_where_no_login_shell_starts_the_program_none_is_blamed():
+    reply = Reply(None, 1, "odd\n", 0.3)
+    finding = no_answer("n2", "n2", reply, 20.0, PYTHON, AGENT, by_login=False)
+    assert (finding.what, finding.text) == (
+        "Python",
+        "/venv/python does not run there: odd (exit code 1)",
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "stderr"),
     [
