@@ -24,8 +24,7 @@ from hvdrun.preflight.connection_test import ConnectionTest
 from hvdrun.preflight.connections import HERE, MOST_HOSTS
 from hvdrun.preflight.findings import Expected, Finding, judge, of_networks
 from hvdrun.preflight.interface_options import interface_options
-from hvdrun.preflight.login_shell import reads_input
-from hvdrun.preflight.no_answer import no_answer
+from hvdrun.preflight.no_answer import no_answer, reads_input
 from hvdrun.preflight.ports import ports_of
 from hvdrun.preflight.question import control_name, probe_command, probe_here, question_of
 from hvdrun.preflight.reach import connect_all
