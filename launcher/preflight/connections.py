@@ -157,8 +157,12 @@ def judge(
             remedy = "leave that network out with --network-interfaces"
             yield Finding(host, "connections", text, remedy)
         else:
-            others = {name for c in mine for name in (c.source, c.target)} - ends
-            text = f"TCP between it and {_some(sorted(named.get(name, name) for name in others))}"
+            itself = {HERE} if host in own else {host}
+            others = {
+                n for c in mine if itself & {c.source, c.target} for n in (c.source, c.target)
+            }
+            names = sorted(named.get(name, name) for name in others - itself)
+            text = f"TCP between it and {_some(names)}"
             yield Finding(host, "connections", text)
 
 

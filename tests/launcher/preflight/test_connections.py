@@ -170,6 +170,11 @@ def test_a_machine_without_ranks_is_said_by_its_name_with_the_first_host():
     here = job.pop("h1")
     calls = of_daemons(job, (), here, {key: ["10.0.0.1"] for key in job}, PORTS)
     results = {c: SILENT if c.source == "h3" else CONNECTED for c in calls}
+    good = findings(job, dict.fromkeys(calls, CONNECTED), local=())
+    assert {f.host: f.text for f in good} == {
+        "h2": "TCP between it and h1.site",
+        "h3": "TCP between it and h1.site",
+    }
     (bad,) = [f for f in findings(job, results, local=()) if f.remedy]
     assert (bad.host, bad.failure) == ("h2", HostSetupError)
     assert bad.text.startswith("h3 can't connect to 10.0.0.1")
