@@ -31,6 +31,8 @@ class Ports:
 
     @property
     def which(self) -> str:
+        if self.ranks == self.control:
+            return f"ranks and mpirun listen on {self.ranks}"
         return f"ranks listen on {self.ranks}, mpirun on {self.control}"
 
 
