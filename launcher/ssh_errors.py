@@ -84,6 +84,13 @@ SLOW = Trouble(
     " whether a file server hangs",
 )
 
+# The remedy if ssh logs in, and something else than hvdrun's program runs.
+LOGIN = (
+    "`ssh {login} echo fine` must print `fine`: check the login shell (`getent passwd`), its"
+    " start-up files (exit, exec), and forced commands (ForceCommand in sshd_config, command= in"
+    " authorized_keys)"
+)
+
 # The first match counts: for a changed key ssh also says that the verification failed.
 _PATTERNS = (
     (r"Could not resolve hostname", UNKNOWN_NAME),

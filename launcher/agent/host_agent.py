@@ -33,6 +33,7 @@ from hvdrun.agent.frames import (
     SILENCE_LIMIT,
     SILENT_GRACE_S,
     STDIN,
+    Suppress,
     Waker,
     frame,
     send,
@@ -54,6 +55,7 @@ from hvdrun.machine.environment import (
 )
 from hvdrun.machine.limits import LACKING, raise_open_files, refused_processes
 from hvdrun.machine.processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
+from hvdrun.machine.remote_words import for_any_shell
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -67,6 +69,7 @@ LOOK_EVERY_S = 0.25
 OPEN_FILES = 4096  # for MPI's daemon and this process: some five of each rank
 # Among ssh's options: the first character of a word about one host → the option for its value.
 PER_HOST = {"@": "-l", "#": "-p"}
+SHELLS = {"sh": ("/bin/sh",), "csh": ("/bin/csh", "/usr/bin/csh", "/bin/tcsh", "/usr/bin/tcsh")}
 ADDRESS = "="  # the same, for the address that a host's name in MPI stands for
 SSH_TAKES_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
 
@@ -86,8 +89,9 @@ def ssh_main(arguments: list[str]) -> NoReturn:
         os.dup2(sock.fileno(), 0)
         os.dup2(sock.fileno(), 1)
         os.dup2(writer, 2)
-        remote = [sys.executable, "-I", "-S", sys.argv[0], "host", command]
-        command = shlex.join(remote)
+        words_for_agent = [shell_of_mpi(), hex_of(command)]
+        remote = [sys.executable, "-I", "-S", sys.argv[0], "host", *words_for_agent]
+        command = for_any_shell(remote)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     reach = shlex.split(os.environ.get(REACH, ""))
     if reach:
@@ -156,11 +160,30 @@ def safe_prefix(command: str, folder: str) -> str:
     return f"IFS=; set -f; {command.replace(folder, '${' + PREFIX + '}')}"
 
 
+def shell_of_mpi() -> str:
+    """The shell for which MPI writes its daemon's command. Open MPI goes by the user's login shell
+    on hvdrun's machine, and writes for csh or for sh."""
+    try:
+        shell = pwd.getpwuid(os.getuid()).pw_shell
+    except KeyError:  # a number without an account, or the file can't be opened
+        shell = ""
+    return "csh" if os.path.basename(shell) in ("csh", "tcsh") else "sh"
+
+
+def hex_of(command: str) -> str:
+    """As an argument that needs no quotes in any shell; `-` if there is no command."""
+    return command.encode(errors="surrogateescape").hex() or "-"
+
+
+def _command_of(word: str) -> str:
+    return "" if word == "-" else bytes.fromhex(word).decode(errors="surrogateescape")
+
+
 def host_main(arguments: list[str]) -> NoReturn:
-    [command] = arguments
+    shell, word = arguments
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     write_all(1, MAGIC)
-    agent = HostAgent(command)
+    agent = HostAgent(_command_of(word), shell)
     try:
         status = agent.run()
     except OSError as error:
@@ -176,8 +199,9 @@ class HostAgent:
     secret. Ends both when hvdrun says so, closes the connection or falls silent. Without a daemon
     (if srun starts the ranks) it runs until then."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, shell: str = "sh") -> None:
         self.command = command
+        self.shell = shell  # for which the command is written: sh or csh
         self.selector = selectors.DefaultSelector()
         self.buffer = bytearray()
         self.unheeded: list[
@@ -341,10 +365,6 @@ class HostAgent:
 
     def _start_daemon(self) -> int:
         reader, writer = os.pipe()
-        try:
-            shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
-        except KeyError:  # a number without an account, or the file can't be opened
-            shell = "/bin/sh"
         pid = os.fork()
         if pid == 0:
             try:
@@ -352,14 +372,16 @@ class HostAgent:
                 os.dup2(writer, 1)
                 os.dup2(writer, 2)
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-                # As sshd does: MPI wrote the command for the user's shell.
                 given = dict(os.environ)
                 environment = without_step_variables(given) if is_in_step(given) else given
                 environment[PREFIX] = prefix()
                 command = safe_prefix(self.command, prefix())
-                os.execvpe(shell, [shell, "-c", command], environment)
-            except OSError as error:
-                write_all(writer, f"{shell}: {error.strerror}\n".encode())
+                # Not the login shell of this host, for which MPI has not written the command.
+                for shell in SHELLS[self.shell]:
+                    with Suppress(OSError):
+                        os.execve(shell, [shell, "-c", command], environment)
+                missing = "no csh or tcsh" if self.shell == "csh" else "no /bin/sh"
+                write_all(2, f"hvdrun: there is {missing} for MPI's daemon\n".encode())
             finally:
                 os._exit(127)
         os.close(writer)
@@ -384,6 +406,8 @@ class HostAgent:
             data = b""
         self.silence.heard()
         self.buffer += data
+        if not self.is_set_up:  # hvdrun's empty lines are for start-up files that read
+            del self.buffer[: len(self.buffer) - len(self.buffer.lstrip(b"\n"))]
         return bool(data)
 
     def _hear(self) -> None:

@@ -13,7 +13,12 @@ from hvdrun.agent.frames import Suppress, write_all
 from hvdrun.machine import shared_memory
 from hvdrun.machine.environment import is_in_step
 from hvdrun.machine.interfaces import interfaces
-from hvdrun.machine.resources import free_memory_bytes, gpu_count, physical_cores
+from hvdrun.machine.resources import (
+    free_memory_bytes,
+    gpu_count,
+    physical_cores,
+    temporary_folder,
+)
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
         path: str  # the ranks' PATH
         visible: str | None  # CUDA_VISIBLE_DEVICES
         names: list[str]  # of hosts
+        stays: bool  # after its answer, for the test of connections (see connecting)
 else:  # the module that it wraps: socket and its imports take longer than the whole answer
     import _socket as socket
 
@@ -38,7 +44,8 @@ else:  # the module that it wraps: socket and its imports take longer than the w
 # The shell's start-up files print before the one, its logout files after the other.
 BEGIN, END = b"\nhvdrun-probe ", b" hvdrun-probe-end\n"
 # If the host hangs (on a file server that is gone), the probe ends all the same.
-LIMIT_S = 30
+LIMIT_S = 60
+HERE = "here"  # in place of a question: hvdrun's own machine, which only tests connections
 RESOLVE_S = 3.0
 MPIRUN_S = 5.0
 # Packages that are an MPI: their version needs no mpirun.
@@ -49,11 +56,23 @@ def main(arguments: list[str]) -> NoReturn:
     import base64
     import json
     import signal
+    import time
+
+    def say(value: dict[str, Any]) -> None:
+        write_all(1, BEGIN + json.dumps(value).encode() + END)
 
     signal.alarm(LIMIT_S)
-    question = json.loads(base64.urlsafe_b64decode(arguments[0]))
-    said = json.dumps(answer(question)).encode()
-    write_all(1, BEGIN + said + END)
+    stays = True
+    if arguments[0] == HERE:
+        say({"time_s": time.time()})
+    else:
+        question = json.loads(base64.urlsafe_b64decode(arguments[0]))
+        stays = question["stays"]
+        say(answer(question))
+    if stays:
+        from hvdrun.agent.connecting import Connecting
+
+        Connecting(say).run()
     os._exit(0)
 
 
@@ -82,6 +101,7 @@ def answer(question: Question) -> dict[str, Any]:
         "gpus": gpu_count(question["visible"]),
         "memory_bytes": free_memory_bytes(),
         "shm": shared_memory.facts(),
+        "temporary": temporary_folder(os.environ),
         "interfaces": interfaces(),
         "resolved": _resolve([*question["names"], socket.gethostname()]),
         "ssh_address": address,

@@ -329,7 +329,8 @@ class Course:
                 failed = daemon_failed(host.name, event.daemon_status, event.daemon_said)
                 self._fail(now, failed)
         elif not host.talks:
-            self._fail(now, unreachable(host.name, host.ssh_said, self.command.python))
+            said, printed = host.ssh_said, event.daemon_said
+            self._fail(now, unreachable(host.name, said, self.command.python, printed))
         else:
             how = "the connection to it was closed"
             if pause_s := self._recent_pause_s(now):

@@ -90,7 +90,7 @@ class HostEnded(Value):
     host: str
     refused: str = ""  # why the host agent can't run ranks there
     daemon_status: int | None = None  # MPI's daemon's exit code, once everything there has ended
-    daemon_said: bytes = b""
+    daemon_said: bytes = b""  # or the login shell, if the host agent has not started
 
 
 class HostQuiet(Value):

@@ -24,7 +24,7 @@ from hvdrun.job.quiet_hosts import names
 from hvdrun.output.folding import spans
 from hvdrun.plan.schedulers import trouble
 from hvdrun.plan.shared_memory import REMEDY, size
-from hvdrun.ssh_errors import OTHER, last_words
+from hvdrun.ssh_errors import LOGIN, OTHER, last_words
 
 LINES = 30
 # Patterns are compiled when a job fails, not at each start of hvdrun.
@@ -304,17 +304,24 @@ def missing_program(program: str, rank: int, host: str, number: int) -> LaunchEr
     )
 
 
-def unreachable(host: str, errors: bytes, python: str) -> LaunchError:
-    """The connection ended before the host agent's first message. ssh's stderr tells why."""
+def unreachable(host: str, errors: bytes, python: str, printed: bytes = b"") -> LaunchError:
+    """The connection ended before the host agent's first message. ssh's stderr tells why, or what
+    the login shell has printed."""
     text = errors.decode(errors="replace")
-    said = last_words(text) or "ssh printed nothing"
+    words = last_words(text) or last_words(printed.decode(errors="replace"))
+    said = words or "nothing was printed"
     why = trouble(text)
-    if why is not OTHER or text.startswith("ssh:") or not last_words(text):
+    if why is not OTHER or text.startswith("ssh:"):
         remedy = why.remedy.format(host=host, login=host)
         return SshFailed(f"{host} can't be reached by {why.way}: {why.cause} ({said}); {remedy}")
+    if python in text or re.search("(?i)not found|no such file|exit code 12[67]", text):
+        return HostSetupError(
+            f"ssh reached {host}, but hvdrun's agent could not start there: {said}; every host"
+            f" needs the same installation at the same path ({python})"
+        )
     return HostSetupError(
-        f"ssh reached {host}, but hvdrun's agent could not start there: {said}; every host needs"
-        f" the same installation at the same path ({python})"
+        f"ssh to {host} ended before hvdrun's agent started there: {said};"
+        f" {LOGIN.format(login=host)}"
     )
 
 
@@ -326,7 +333,15 @@ def daemon_failed(host: str, status: int, said: bytes) -> LaunchError:
     """MPI's daemon ended before it started a rank; mpirun may wait for it for ever."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
     words = "; ".join(lines[-3:]) or "it printed nothing"
+    missing = "not found|No such file|cannot open shared object|Permission denied"
+    if status in (126, 127) or re.search(missing, words):
+        remedy = "every host needs the same MPI at the same path"
+    else:
+        remedy = (
+            "`hvdrun --check` tests what it needs: a folder for temporary files with room, and TCP"
+            " to the host of hvdrun"
+        )
     return HostSetupError(
         f"ssh reached {host}, but MPI's daemon ended there with exit code {status}: {words};"
-        " every host needs the same MPI at the same path"
+        f" {remedy}"
     )

@@ -47,6 +47,8 @@ from hvdrun.job.events import (
 )
 from hvdrun.job.signs_of_life import SignsOfLife
 
+LINE_EVERY_S = 1.0
+
 
 class HostLink:
     """`deliver` gets the messages of the host's ranks, `tell` all other events except the end.
@@ -79,7 +81,9 @@ class HostLink:
         self.daemon_status: int | None = None  # set once everything there has ended
         self.daemon_said = b""
         self.refused = ""  # why the host agent can't run ranks there
+        self.printed = b""  # before the host agent's first message: by the login shell
         self.buffer = bytearray()
+        self.line_at = 0.0
         self.unsent = bytearray()
         self.signs = SignsOfLife(clock(), host_timeout_s)
         # This clock minus the host's: the smallest value seen, which is the true difference plus
@@ -113,6 +117,11 @@ class HostLink:
             signs.heard()  # its messages wait unread
         if not self.talking:  # until then ssh's own time limit applies
             signs.heard()
+            if now >= self.line_at:
+                # Start-up files of the remote shell that read a line would wait for ever.
+                self.line_at = now + LINE_EVERY_S
+                self.unsent += b"\n"
+                self._flush()
             return True
         if signs.wants_asking(now):
             self.send(PING)
@@ -143,7 +152,8 @@ class HostLink:
             self._flush()
 
     def how_it_ended(self) -> HostEnded:
-        return HostEnded(self.host, self.refused, self.daemon_status, self.daemon_said)
+        said = self.daemon_said if self.talking else self.printed
+        return HostEnded(self.host, self.refused, self.daemon_status, said)
 
     def hang_up(self) -> None:
         """Sends nothing more to the host. Its agent then ends what is left there, with its own
@@ -201,6 +211,7 @@ class HostLink:
         if not self.talking:
             begin = self.buffer.find(MAGIC)
             if begin < 0:  # start-up files of the remote shell may print a lot
+                self.printed = (self.printed + data)[-CHUNK:]
                 del self.buffer[: -len(MAGIC)]
                 return
             del self.buffer[: begin + len(MAGIC)]

@@ -7,6 +7,13 @@ import os
 from hvdrun.machine.cgroups import cgroups, read
 from hvdrun.machine.topology import cores, tightest_quota
 
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_BLOCK_BYTES = 4096
+
 
 def physical_cores(root: str = "/") -> int:
     """The number of cores for this process: hyper-threads of one core count once, and a
@@ -73,3 +80,34 @@ def _numbers(path: str, unit: int = 1) -> dict[str, int]:
     """The values of a kernel file with a name and a number in each line."""
     lines = [line.split() for line in read(path).splitlines()]
     return {words[0]: int(words[1]) * unit for words in lines if len(words) > 1}
+
+
+def temporary_folder(environ: Mapping[str, str]) -> dict[str, object]:
+    """The folder for temporary files, as Open MPI chooses it, and its free space; fields as in
+    `host_facts.Temporary`. Makes a folder and a file there, and removes them: quotas and read-only
+    file systems show only then."""
+    path = next((environ[n] for n in ("TMPDIR", "TEMP", "TMP") if environ.get(n)), "/tmp")
+    made = f"{path}/.hvdrun-{os.getpid()}-{os.urandom(8).hex()}"
+    problem = ""
+    free_bytes = free_files = None
+    try:
+        os.mkdir(made, 0o700)
+        try:
+            _write(f"{made}/test")
+        finally:
+            os.rmdir(made)
+        status = os.statvfs(path)
+        free_bytes = status.f_bavail * status.f_frsize
+        free_files = status.f_favail if status.f_files else None  # some file systems have no limit
+    except OSError as error:
+        problem = error.strerror or str(error)
+    return {"path": path, "problem": problem, "free_bytes": free_bytes, "free_files": free_files}
+
+
+def _write(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(fd, bytes(_BLOCK_BYTES))
+    finally:
+        os.close(fd)
+        os.unlink(path)

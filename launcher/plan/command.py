@@ -462,6 +462,9 @@ def ssh_options(request: Request, connect_s: int = CONNECT_S) -> list[str]:
         f"ServerAliveCountMax={UNANSWERED}",
         # The user's forwardings are for the user's own sessions, and their ports may be in use.
         "ClearAllForwardings=yes",
+        # So are a terminal, which would change the bytes, and a command in place of hvdrun's.
+        "RequestTTY=no",
+        "RemoteCommand=none",
     )
     options = [word for setting in settings for word in ("-o", setting)]
     if request.ssh_port is not None:

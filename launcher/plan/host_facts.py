@@ -31,6 +31,16 @@ class SharedMemory:
 
 
 @dataclass(frozen=True)
+class Temporary:
+    """The folder for temporary files."""
+
+    path: str
+    problem: str = ""  # why nothing can be written there
+    free_bytes: int | None = None
+    free_files: int | None = None  # None: unknown, or without limit
+
+
+@dataclass(frozen=True)
 class HostFacts:
     """The answer of one host. Texts about a thing that must exist are "" if it does, else the
     reason why not; None if nobody asked."""
@@ -52,6 +62,7 @@ class HostFacts:
     resolved: Mapping[str, tuple[str, ...]]  # name → addresses, empty if the host does not know it
     ssh_address: str = ""  # the host's own end of the ssh connection
     ssh_client: str = ""  # the other end, as the host sees it
+    temporary: Temporary = Temporary("/tmp")
     clock_skew_s: float = 0.0  # against hvdrun's clock, less what the call's own time explains
 
     @property
@@ -65,6 +76,7 @@ def from_answer(answer: Mapping[str, Any], clock_skew_s: float = 0.0) -> HostFac
     fields = {name: value for name, value in answer.items() if name != "time_s"}
     fields["shm"] = shared_memory_from(answer["shm"])
     fields["interfaces"] = tuple(Interface(**found) for found in answer["interfaces"])
+    fields["temporary"] = Temporary(**answer["temporary"])
     fields["resolved"] = {name: tuple(found) for name, found in answer["resolved"].items()}
     return HostFacts(**fields, clock_skew_s=clock_skew_s)
 

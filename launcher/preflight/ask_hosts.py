@@ -1,4 +1,5 @@
-"""Asks many hosts at once: a command each, which prints its answer between two marks."""
+"""Asks many hosts at once: a command each, which prints its answer between two marks. Commands
+that stay then get orders, a line each, and answer each of them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,15 @@ from hvdrun.agent.probe import BEGIN, END
 from hvdrun.machine.processes import die_with_parent
 
 DELAY_S = 3.0  # after which the user learns which hosts are late
-AT_ONCE = 128  # commands, each with two pipes
+AT_ONCE = 128  # commands, each with three pipes
 EXIT_S = 0.5  # between the end of a command's output and the command's end
 KEPT_BYTES = 1 << 20  # so that start-up files that print without end do not fill the memory
+# Start-up files of the remote shell may read our input. Those that read a line get an empty one;
+# those that read to the end get the end, at half of the time limit.
+LINE_EVERY_S = 1.0
+# An answer this soon after the end of the input may have waited for it.
+AT_THE_END_S = 1.5
+LEAVE_S = 2.0  # for commands that stayed, to end by themselves
 
 
 @dataclass(frozen=True)
@@ -32,32 +39,48 @@ class Reply:
     stderr: str
     took_s: float
     clock_skew_s: float = 0.0  # how far the host's clock is outside of the call's begin and end
+    stdout: str = ""  # its end, if there is no answer
+    came_at_the_end: bool = False  # the answer, soon after the end of the command's input
 
 
 class _Call:
-    def __init__(self, argv: Sequence[str], selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        selector: selectors.BaseSelector,
+        stays: bool = False,
+        has_input: bool = True,
+    ) -> None:
         self.selector = selector
+        self.stays = stays
+        self.has_input = has_input
         self.begin = time.monotonic()
         self.begin_clock = time.time()
         self.reply: Reply | None = None
+        self.has_answered = False
+        self.closed = False
         self.out, self.err = b"", b""
+        self.line_at = self.begin
+        self.input_ended_at: float | None = None
         self.process = subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for hvdrun alone
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
+        assert self.process.stdin
         assert self.process.stdout
         assert self.process.stderr
+        os.set_blocking(self.process.stdin.fileno(), False)
         self.fds = {1: self.process.stdout.fileno(), 2: self.process.stderr.fileno()}
         for stream, fd in self.fds.items():
             os.set_blocking(fd, False)
             selector.register(fd, selectors.EVENT_READ, lambda s=stream: self._read(s))
 
     def _read(self, stream: int) -> None:
-        if self.reply is not None:
+        if self.closed:
             return
         with contextlib.suppress(BlockingIOError):
             data = os.read(self.fds[stream], CHUNK)
@@ -71,24 +94,60 @@ class _Call:
             else:
                 self.selector.unregister(self.fds[2])
 
+    def tick(self, now: float, limit_s: float) -> None:
+        """Feeds start-up files that read, and ends a command that is late."""
+        since_s = now - self.begin
+        if since_s > limit_s:
+            self.finish(0)
+        elif self.input_ended_at is None:
+            if since_s > limit_s / 2 or not self.has_input:
+                self.input_ended_at = now
+                self.end_input()
+            elif now >= self.line_at:
+                self.line_at = now + LINE_EVERY_S
+                self.send(b"\n")
+
+    def send(self, line: bytes) -> None:
+        """Lost if the command no longer reads: its end shows soon."""
+        assert self.process.stdin
+        with contextlib.suppress(OSError, ValueError):
+            os.write(self.process.stdin.fileno(), line)
+
+    def end_input(self) -> None:
+        assert self.process.stdin
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
     def finish(self, patience_s: float) -> None:
         took_s, now = time.monotonic() - self.begin, time.time()
         answer = _between_marks(self.out)
+        if not self.has_answered and answer is not None and "time_s" not in answer:
+            answer = None
         code: int | None = None
         if answer is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self.process.wait(patience_s)
             with contextlib.suppress(BlockingIOError, ValueError):
                 while data := os.read(self.fds[2], CHUNK):
-                    self.err += data
-        skew_s = 0.0
-        if answer is not None:
+                    self.err = (self.err + data)[-CHUNK:]
+        skew_s, at_the_end = 0.0, False
+        if answer is not None and not self.has_answered:
+            self.has_answered = True
             at = float(answer["time_s"])
             skew_s = min(0.0, at - self.begin_clock) or max(0.0, at - now)
-        self.reply = Reply(answer, code, self.err.decode(errors="replace"), took_s, skew_s)
-        self.close()
+            if self.input_ended_at is not None:
+                at_the_end = time.monotonic() - self.input_ended_at < AT_THE_END_S
+        said = self.out[-CHUNK:].decode(errors="replace") if answer is None else ""
+        errors = self.err.decode(errors="replace")
+        self.reply = Reply(answer, code, errors, took_s, skew_s, said, at_the_end)
+        self.out = b""
+        if answer is None or not self.stays or self.input_ended_at is not None:
+            self.close()
 
     def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
         for fd in self.fds.values():
             with contextlib.suppress(KeyError, ValueError):
                 self.selector.unregister(fd)
@@ -96,6 +155,7 @@ class _Call:
             # With the processes that it has started, as ssh does for a ProxyJump.
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+        self.end_input()
         assert self.process.stdout
         assert self.process.stderr
         self.process.stdout.close()
@@ -109,45 +169,102 @@ def _between_marks(text: bytes) -> dict[str, Any] | None:
         return None
     try:
         answer = json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return answer if isinstance(answer, dict) and "time_s" in answer else None
+    return answer if isinstance(answer, dict) else None
+
+
+class Conversation:
+    """The commands by their keys. Those in `staying` wait for orders after their answer. Close it:
+    no command outlives it."""
+
+    def __init__(
+        self,
+        commands: Mapping[str, Sequence[str]],
+        staying: Collection[str] = (),
+        have_input: bool = True,
+    ) -> None:
+        self.commands = commands
+        self.staying = staying
+        self.have_input = have_input
+        self.selector = selectors.DefaultSelector()
+        self.calls: dict[str, _Call] = {}  # those that run
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        for call in self.calls.values():
+            call.end_input()
+        # Where srun stands in ssh's place, it ends its step only if it ends by itself.
+        deadline = time.monotonic() + (LEAVE_S if kind is None else 0.0)
+        for call in self.calls.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                call.process.wait(max(0.0, deadline - time.monotonic()))
+            call.close()
+        self.calls.clear()
+        self.selector.close()
+
+    def answers(
+        self, limit_s: float, on_delay: Callable[[list[str]], None] = lambda _: None
+    ) -> dict[str, Reply]:
+        """The replies to all commands. Calls `on_delay` once with the keys of those that are late.
+
+        Ends a command that has not answered within the limit. Raises OSError if a command can't be
+        started.
+        """
+        waiting = list(self.commands.items())
+        replies: dict[str, Reply] = {}
+        tell_at = time.monotonic() + DELAY_S
+        while len(replies) < len(self.commands):
+            while waiting and len(self.calls) < AT_ONCE:
+                key, argv = waiting.pop(0)
+                self.calls[key] = _Call(argv, self.selector, key in self.staying, self.have_input)
+            self._read()
+            for key, call in list(self.calls.items()):
+                if key not in replies:
+                    call.tick(time.monotonic(), limit_s)
+                    if call.reply is not None:
+                        replies[key] = call.reply
+                if call.closed:
+                    del self.calls[key]
+            if len(replies) < len(self.commands) and time.monotonic() > tell_at:
+                tell_at = float("inf")
+                on_delay([key for key in self.calls if key not in replies])
+        return replies
+
+    def order(self, orders: Mapping[str, object], limit_s: float) -> dict[str, dict[str, Any]]:
+        """Gives each command that stays its order. Returns the answers that come in time."""
+        called = {key: call for key, call in self.calls.items() if key in orders}
+        for key, call in called.items():
+            call.reply = None
+            call.send(json.dumps(orders[key]).encode() + b"\n")
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and any(c.reply is None for c in called.values()):
+            self._read()
+        replies = {key: call.reply for key, call in called.items() if call.reply is not None}
+        return {key: reply.answer for key, reply in replies.items() if reply.answer is not None}
+
+    def _read(self) -> None:
+        for event, _ in self.selector.select(0.1):
+            event.data()
 
 
 def ask(
     commands: Mapping[str, Sequence[str]],
     limit_s: float,
     on_delay: Callable[[list[str]], None] = lambda _: None,
+    have_input: bool = True,
 ) -> dict[str, Reply]:
-    """The replies to all commands, by their keys. Calls `on_delay` once with the keys of those that
-    are late.
+    """The replies to all commands: see Conversation.answers. No command outlives this call."""
+    with Conversation(commands, (), have_input) as hosts:
+        return hosts.answers(limit_s, on_delay)
 
-    Ends a command that has not answered within the limit. No command outlives this call.
-    Raises OSError if a command can't be started.
-    """
-    selector = selectors.DefaultSelector()
-    waiting = list(commands.items())
-    running: dict[str, _Call] = {}
-    replies: dict[str, Reply] = {}
-    tell_at = time.monotonic() + DELAY_S
-    try:
-        while waiting or running:
-            while waiting and len(running) < AT_ONCE:
-                key, argv = waiting.pop(0)
-                running[key] = _Call(argv, selector)
-            for event, _ in selector.select(0.1):
-                event.data()
-            for key, call in list(running.items()):
-                if call.reply is None and time.monotonic() - call.begin > limit_s:
-                    call.finish(0)
-                if call.reply is not None:
-                    replies[key] = call.reply
-                    del running[key]
-            if running and time.monotonic() > tell_at:
-                tell_at = float("inf")
-                on_delay(list(running))
-    finally:
-        for call in running.values():
-            call.close()
-        selector.close()
-    return replies
+
+def reads_its_input(command: Sequence[str], reply: Reply, limit_s: float) -> bool:
+    """Whether a start-up file reads the input to its end: then the same command answers much
+    sooner without any. Else the host is just slow."""
+    if not reply.came_at_the_end:
+        return False
+    again = ask({"": command}, limit_s, have_input=False)[""]
+    return again.answer is not None and again.took_s < reply.took_s / 2

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from hvdrun.agent.probe import MPI_PACKAGES
-from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
+from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError
 from hvdrun.plan.flavour import NAMES, recognise
-from hvdrun.plan.host_facts import HostFacts
-from hvdrun.plan.schedulers import trouble
+from hvdrun.plan.host_facts import HostFacts, Temporary
 from hvdrun.plan.shared_memory import fit, leftovers, size
-from hvdrun.preflight.ask_hosts import Reply
 from hvdrun.preflight.networks import Choice
-from hvdrun.ssh_errors import OTHER, SLOW, last_words
 
-SSH_ERROR = 255  # ssh's own exit code; all others are the remote command's
 CLOCK_SKEW_S = 5.0
 MEMORY_PER_RANK_BYTES = 256 << 20  # what a rank needs to import torch
+# What Open MPI's daemon needs in its folder; and what is so little that other programs will fail.
+TEMPORARY_BYTES, TEMPORARY_FILES = 1 << 20, 32
+SPARE_TEMPORARY_BYTES = 16 << 20
 # With different versions of these, a job may fail in ways that are hard to understand.
 SAME_EVERYWHERE = ("hvdlite", "mpi4py", *MPI_PACKAGES)
 PACKAGES = (*SAME_EVERYWHERE, "torch")
@@ -35,34 +34,6 @@ class Finding:
     @property
     def verdict(self) -> str:
         return "failed" if self.failure else "warning" if self.remedy else "ok"
-
-
-def no_answer(host: str, login: str, reply: Reply, limit_s: float, python: str) -> Finding:
-    """`login` is what the user types after ssh."""
-    words = last_words(reply.stderr)
-    install = (
-        f"every host needs the same installation at the same place: install it on {host}, or share"
-        " the folder"
-    )
-    why = trouble(reply.stderr)
-    was_reached = why.way == "ssh" and reply.exit_code not in (SSH_ERROR, None)
-    if reply.answer is None and not was_reached:
-        found = SLOW if reply.exit_code is None else why
-        remedy = found.remedy.format(host=host, login=login, limit_s=limit_s)
-        cause = found.cause.format(limit_s=limit_s)
-        text = f"{cause} ({words})" if words else cause
-        return Finding(host, why.way, text, remedy, SshFailed)
-    if reply.answer is not None:
-        text = "another version of hvdrun answers there"
-        return Finding(host, "hvdlite", text, install, HostSetupError)
-    said = words or OTHER.cause
-    return Finding(
-        host,
-        "Python",
-        f"{python} does not run there: {said} (exit code {reply.exit_code})",
-        install,
-        HostSetupError,
-    )
 
 
 @dataclass(frozen=True)
@@ -82,6 +53,7 @@ class Expected:
     # those of them that the MPI needs.
     names: Mapping[str, frozenset[str]]
     needed_names: frozenset[str]
+    needs_temporary: bool  # MPI's daemon writes to the folder for temporary files
 
 
 def judge(
@@ -96,6 +68,7 @@ def judge(
     findings += _files(host, facts, expected)
     findings += _resources(host, facts, ranks)
     findings += _shared_memory(host, facts, expected, ranks)
+    findings.append(_temporary(host, facts.temporary, expected))
     findings += _clock(host, facts)
     findings += _names(host, facts, expected)
     return findings
@@ -213,6 +186,27 @@ def _clock(host: str, facts: HostFacts) -> Iterator[Finding]:
         yield Finding(host, "clock", text, remedy)
     else:
         yield Finding(host, "clock", "as here")
+
+
+def _temporary(host: str, found: Temporary, expected: Expected) -> Finding:
+    """Open MPI's daemons make a folder there, and end without one. MPICH does without."""
+    what, needs_it = "temporary files", expected.needs_temporary
+    failure = HostSetupError if needs_it else None
+    other = f"or set TMPDIR on {host} to a folder on a local disk where you may write"
+    remedy = f"remove old files from {found.path} on {host}, {other}"
+    if found.problem:
+        text = f"nothing can be written to {found.path}: {found.problem}"
+        return Finding(host, what, text, f"make room there, or make it writable, {other}", failure)
+    free_bytes, free_files = found.free_bytes, found.free_files
+    if free_files is not None and free_files < TEMPORARY_FILES:
+        text = f"{found.path} has room for only {free_files} more files (inodes)"
+        return Finding(host, what, text, remedy, failure)
+    if free_bytes is None:
+        return Finding(host, what, found.path)
+    if free_bytes < SPARE_TEMPORARY_BYTES:
+        text = f"only {size(free_bytes)} are free in {found.path}"
+        return Finding(host, what, text, remedy, failure if free_bytes < TEMPORARY_BYTES else None)
+    return Finding(host, what, f"{size(free_bytes)} are free in {found.path}")
 
 
 def _names(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 
-from hvdrun.plan.command import LocalFacts
+from hvdrun.plan.command import LocalFacts, hosts_of
 from hvdrun.plan.flavour import OPENMPI, Flavour
+from hvdrun.plan.host_facts import HostFacts
 from hvdrun.plan.request import Request
-from hvdrun.preflight.networks import Choice
+from hvdrun.preflight.networks import Choice, subnet_of
+from hvdrun.preflight.question import control_name
 
 
 def interface_options(
@@ -38,6 +41,35 @@ def interface_options(
     if name and "-iface" not in request.mpi_args:
         return ("-iface", name), variables
     return (), variables
+
+
+def daemons_call(
+    flavour: Flavour,
+    choice: Choice,
+    request: Request,
+    facts: LocalFacts,
+    hosts: Mapping[str, HostFacts],
+    here: HostFacts,
+) -> dict[str, list[str]]:
+    """By host: the addresses at which MPI's daemon there looks for mpirun here. One must do."""
+    if flavour.starter:
+        return {}
+    if flavour.kind == OPENMPI:
+        subnets = choice.control if choice.matters else ()
+        own = [
+            found.address
+            for found in here.interfaces
+            if found.up
+            and ip_address(found.address).version == 4
+            and (not subnets or subnet_of(found) in subnets)
+        ]
+        return dict.fromkeys(hosts, own)
+    options, _ = interface_options(flavour, choice, request, facts)
+    if "-iface" in options:
+        named = [found.address for found in here.interfaces if found.name == options[-1]]
+        return dict.fromkeys(hosts, named)
+    name = control_name(hosts_of(request), facts)
+    return {host: [name, *known.resolved.get(name, ())] for host, known in hosts.items()}
 
 
 def _openmpi(

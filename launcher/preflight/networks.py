@@ -9,6 +9,7 @@ that an ssh connection came through works; hvdrun tries the others by a connecti
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_interface, ip_network
@@ -72,9 +73,11 @@ def choose(
     here: HostFacts,
     reached: Mapping[str, bool],
     wanted: Sequence[str] = (),
+    useless: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Choice:
     """For the hosts of a job. `reached`: subnets that were tried from here, and whether they
-    answered; `wanted`: the user's names or subnets, which alone count if there are any."""
+    answered; `wanted`: the user's names or subnets, which alone count if there are any; `useless`:
+    subnets in which hosts can't connect to each other, and why."""
     proven = _proven(hosts, here)
     tried = {subnet for subnet, _ in to_try(hosts, here)}
     members: dict[str, dict[str, Interface]] = {}
@@ -86,6 +89,8 @@ def choose(
             subnet = subnet_of(found)
             if wanted:
                 why = "" if _matches(found, wanted) else "--network-interfaces leaves it out"
+            elif subnet in useless:
+                why = useless[subnet]
             elif subnet in proven and found.address in proven[subnet]:
                 why = ""
             else:
@@ -100,7 +105,7 @@ def choose(
     return Choice(
         tuple(Network(subnet, found) for subnet, found in members.items()),
         tuple(excluded),
-        _control(hosts, here, proven),
+        tuple(subnet for subnet in _control(hosts, here, proven) if subnet not in useless),
         tuple(host for host in hosts if host not in seen) if wanted else (),
     )
 

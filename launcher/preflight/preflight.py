@@ -16,15 +16,19 @@ from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFaile
 from hvdrun.machine.limits import LACKING
 from hvdrun.plan import shared_memory
 from hvdrun.plan.command import LocalFacts, hosts_of, is_local, reached_by
-from hvdrun.plan.flavour import INTEL, MPICH, NAMES, Flavour
+from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts, from_answer
 from hvdrun.plan.request import Request
 from hvdrun.preflight import networks
-from hvdrun.preflight.ask_hosts import Reply, ask
+from hvdrun.preflight.ask_hosts import Conversation, Reply, reads_its_input
 from hvdrun.preflight.cache import AnswerCache, cache_folder
-from hvdrun.preflight.findings import Expected, Finding, judge, no_answer, of_networks
+from hvdrun.preflight.connection_test import ConnectionTest
+from hvdrun.preflight.connections import HERE, MOST_HOSTS
+from hvdrun.preflight.findings import Expected, Finding, judge, of_networks
 from hvdrun.preflight.interface_options import interface_options
-from hvdrun.preflight.question import control_name, probe_command, question_of
+from hvdrun.preflight.no_answer import no_answer, reads_input
+from hvdrun.preflight.ports import ports_of
+from hvdrun.preflight.question import control_name, probe_command, probe_here, question_of
 from hvdrun.preflight.reach import connect_all
 from hvdrun.ssh_errors import NO_SSH
 
@@ -103,8 +107,8 @@ def run(
     fresh: bool = False,
     only_remembered: bool = False,
 ) -> Preflight:
-    """Asks the hosts that the cache does not know as ready. `fresh`: asks all hosts;
-    `only_remembered`: asks none.
+    """Asks the hosts that the cache does not know as ready, or all of them if they have not yet
+    connected to each other. `fresh`: asks all hosts; `only_remembered`: asks none.
 
     Raises SshFailed if ssh can't be started here; a problem of a host is a finding.
     """
@@ -123,41 +127,63 @@ def run(
     keys = {name: [command, *basis] for name, command in commands.items()}
 
     cache = AnswerCache(cache_folder(facts.environ))
+    ports = ports_of(flavour, request, facts.environ)
+    test = ConnectionTest(
+        request, flavour, facts, here, tuple(known), ports, ["connections", keys, str(ports)]
+    )
     if not fresh:
+        test.remember(cache)
+    tests = bool(remote) and not test.is_known and not only_remembered
+    if not fresh and not tests:
         known |= {n: f for n in commands if (f := _read(cache.get(keys[n]))) is not None}
     limit_s = min(LIMIT_S, request.start_timeout_s)
-    replies = {}
-    if not only_remembered:
-        replies = _ask({n: c for n, c in commands.items() if n not in known}, limit_s)
-    for name, reply in replies.items():
-        if (answer := _read(reply.answer, reply.clock_skew_s)) is not None:
-            known[name] = answer
+    asked = {n: c for n, c in commands.items() if n not in known and not only_remembered}
+    staying: list[str] = []
+    if tests:
+        question["stays"] = True
+        first = remote[:MOST_HOSTS]
+        asked |= {h.name: probe_command(request, h, facts, question, by) for h in first}
+        asked[HERE] = probe_here(facts)
+        staying = [HERE, *(host.name for host in first)]
+    with Conversation(asked, staying) as conversation:
+        replies = _answers(conversation, limit_s)
+        for name, reply in replies.items():
+            if (answer := _read(reply.answer, reply.clock_skew_s)) is not None:
+                known[name] = answer
 
-    expected = _expected(question, flavour, facts, here, known, request)
-    findings: dict[str, list[Finding]] = {host.name: [] for host in hosts}
-    for host in hosts:
-        name = host.name
-        if name not in known:
-            if name not in replies:
+        expected = _expected(question, flavour, facts, here, known, request)
+        findings: dict[str, list[Finding]] = {host.name: [] for host in hosts}
+        for host in hosts:
+            name = host.name
+            if name not in known:
+                if name in replies:
+                    login = f"{host.user}@{name}" if host.user else name
+                    reply = replies[name]
+                    program = facts.python, facts.agent
+                    found = no_answer(name, login, reply, limit_s, *program, by is None)
+                    findings[name] = [found]
                 continue
-            login = f"{host.user}@{name}" if host.user else name
-            findings[name] = [no_answer(name, login, replies[name], limit_s, facts.python)]
-            continue
-        arrived = "this machine" if host not in remote else "answered before"
-        if name in replies:
-            arrived = f"answered in {replies[name].took_s:.2f} s"
-        slots = known[name].slots if host.slots is None else host.slots
-        ranks = min(slots, request.num_proc or slots)
-        findings[name] = judge(name, known[name], expected, ranks, arrived)
-        if name in replies and not any(finding.remedy for finding in findings[name]):
-            cache.put(keys[name], replies[name].answer)
+            arrived = "this machine" if host not in remote else "answered before"
+            if name in replies:
+                arrived = f"answered in {replies[name].took_s:.2f} s"
+            slots = known[name].slots if host.slots is None else host.slots
+            ranks = min(slots, request.num_proc or slots)
+            findings[name] = judge(name, known[name], expected, ranks, arrived)
+            if name in replies and reads_its_input(commands[name], replies[name], limit_s):
+                findings[name].append(reads_input(name, replies[name]))
+            if name in replies and not any(finding.remedy for finding in findings[name]):
+                cache.put(keys[name], replies[name].answer)
 
-    choice = networks.Choice()
-    if len(known) == len(hosts) and remote:
-        reached = _try(networks.to_try(known, here), request.ssh_port or SSH_PORT, cache, fresh)
-        choice = networks.choose(known, here, reached, request.network_interfaces)
-        for finding in of_networks(choice, known):
-            findings[finding.host].append(finding)
+        choice = networks.Choice()
+        if len(known) == len(hosts) and remote:
+            known = {host.name: known[host.name] for host in hosts}
+            reached = _try(networks.to_try(known, here), request.ssh_port or SSH_PORT, cache, fresh)
+            choice = networks.choose(known, here, reached, request.network_interfaces)
+            found_there = test.run(conversation, known, choice, cache) if tests else []
+            if test.useless:
+                choice = networks.choose(known, here, reached, (), test.useless)
+            for finding in (*found_there, *of_networks(choice, known)):
+                findings[finding.host].append(finding)
     return Preflight(
         known,
         tuple(finding for host in hosts for finding in findings[host.name]),
@@ -166,16 +192,18 @@ def run(
     )
 
 
-def _ask(commands: Mapping[str, list[str]], limit_s: float) -> dict[str, Reply]:
+def _answers(hosts: Conversation, limit_s: float) -> dict[str, Reply]:
     try:
-        return ask(commands, limit_s, _report_late_hosts)
+        return hosts.answers(limit_s, _report_late_hosts)
     except OSError as error:
         if error.errno in LACKING:
             raise
         raise SshFailed(f"{NO_SSH.cause}: {error.strerror}; {NO_SSH.remedy}") from error
 
 
-def _report_late_hosts(hosts: list[str]) -> None:
+def _report_late_hosts(late: list[str]) -> None:
+    if not (hosts := [name for name in late if name != HERE]):
+        return
     named = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
     print(f"hvdrun: waiting for an answer from {named}", file=sys.stderr)
 
@@ -208,6 +236,7 @@ def _expected(
         variables=shared_memory.variables_of(request, facts.environ),
         names=owned,
         needed_names=frozenset(needed),
+        needs_temporary=flavour.kind == OPENMPI and not flavour.starter,
     )
 
 

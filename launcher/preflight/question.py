@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,8 @@ from glob import glob
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from hvdrun.agent.probe import HERE
+from hvdrun.machine.remote_words import for_any_shell
 from hvdrun.plan.command import LOOPBACK, LocalFacts, hosts_of, is_local, mpi_name, ssh_options
 from hvdrun.plan.flavour import Flavour
 from hvdrun.plan.hosts import Host
@@ -38,6 +39,7 @@ def question_of(request: Request, flavour: Flavour, facts: LocalFacts) -> Questi
         "path": request.variable("PATH", environ) or os.defpath,
         "visible": request.variable("CUDA_VISIBLE_DEVICES", environ),
         "names": _names(hosts_of(request), facts),
+        "stays": False,
     }
 
 
@@ -60,7 +62,6 @@ def package_folders(program: str, environ: Mapping[str, str]) -> list[str]:
 def probe_command(
     request: Request, host: Host, facts: LocalFacts, question: Question, by: Starter | None
 ) -> list[str]:
-    # Nothing in it needs quotes, whatever shell the user has there.
     packed = base64.urlsafe_b64encode(json.dumps(question, sort_keys=True).encode()).decode()
     remote = [facts.python, "-I", "-S", facts.agent, "probe", packed]
     if by is not None:
@@ -69,7 +70,12 @@ def probe_command(
     # ssh uses the first port that it gets.
     port = ["-p", str(host.port)] if host.port is not None else []
     words = [*port, *ssh_options(request), *login]
-    return ["ssh", "-x", "-T", *words, host.name, shlex.join(remote)]
+    return ["ssh", "-x", "-T", *words, host.name, for_any_shell(remote)]
+
+
+def probe_here(facts: LocalFacts) -> list[str]:
+    """The command for hvdrun's own machine, which takes part in the test of connections."""
+    return [facts.python, "-I", "-S", facts.agent, "probe", HERE]
 
 
 def control_name(hosts: Iterable[Host], facts: LocalFacts) -> str:

@@ -1,19 +1,23 @@
 """hvdrun reports hosts that are not ready before it starts anything there."""
 
+import os
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.harness.needs import lacking
 from tests.harness.programs import run_program
 
 pytestmark = pytest.mark.rig
 
 LIMIT_S = 60.0
 BOTH = "server1:1,server2:1"
+ALL = "server1:1,server2:1,server3:1"
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +111,148 @@ def test_a_shell_that_hangs_over_there_is_given_up(hvdrun, rig):
     what, found, helps = only_finding(done)
     assert (what, found) == ("ssh", "no answer within 4 s after ssh began")
     assert "start-up files" in helps
+
+
+def login_shell(rig, host, shell):
+    if not shutil.which(shell):
+        lacking(f"this test needs {shell}: apt-get install {Path(shell).name}")
+    accounts = Path("/etc/passwd").read_text()
+    rig.cover(host, Path("/etc/passwd"), re.sub(r"(?m)^(root:.*:).*$", rf"\g<1>{shell}", accounts))
+
+
+def forced_command(rig, host, command):
+    keys = Path(rig("ssh-config").strip()).with_name("authorized_keys")
+    rig.cover(host, keys, f'command="{command}" {keys.read_text()}')
+
+
+@pytest.mark.long
+def test_a_job_starts_whatever_the_login_shell_is(hvdrun, rig, python, files):
+    login_shell(rig, "server2", "/usr/bin/fish")
+    login_shell(rig, "server3", "/usr/bin/tcsh")
+    config = Path("/etc/ssh/ssh_config")
+    theirs = "RequestTTY force\nRemoteCommand echo hello\n"
+    rig.cover("server1", config, theirs + rig("exec", "server1", "cat", config))
+    done = hvdrun("-H", ALL, "hostname")
+    assert done.code == 0, done
+    assert sorted(done.stdout.splitlines()) == [f"[{i}] server{i + 1}" for i in range(3)]
+
+
+@pytest.mark.long
+def test_a_job_starts_after_start_up_files_that_read_or_set_things(hvdrun, rig, python, files):
+    noise = "yes oh | head -c 300000 >&2"
+    rig.cover("server2", Path("/root/.bashrc"), f"read answer; set -u; {noise}\n")
+    forced_command(rig, "server3", r"exec sh -c \"$SSH_ORIGINAL_COMMAND\"")
+    done = hvdrun("-H", ALL, "hostname")
+    assert done.code == 0, done
+    assert sorted(done.stdout.splitlines()) == [f"[{i}] server{i + 1}" for i in range(3)]
+    assert "oh" not in done.stderr.split()
+
+
+@pytest.mark.long
+def test_a_login_that_runs_something_else_is_said_with_its_words(hvdrun, rig, python, files):
+    login_shell(rig, "server2", "/usr/sbin/nologin")
+    forced_command(rig, "server3", "echo only backups here")
+    done = hvdrun("-H", ALL, "hostname")
+    assert done.code == 71, done
+    rows = [re.split(r"  +", line.strip()) for line in done.stderr.splitlines()[3:]]
+    assert [row[:3] for row in rows] == [
+        ["server2", "login shell", "failed"],
+        ["server3", "login shell", "failed"],
+    ]
+    assert "This account is currently not available" in rows[0][3]
+    assert rows[1][3].endswith(
+        "with exit code 0, and hvdrun's program did not start: it printed: only backups here"
+    )
+    assert "could not connect" not in done.stderr
+    assert "same installation" not in done.stderr
+
+
+@pytest.mark.long
+def test_a_start_up_file_that_reads_all_input_is_said(hvdrun, rig, python):
+    rig.cover("server2", Path("/root/.bashrc"), "cat > /dev/null\n")
+    done = hvdrun("-H", BOTH, "--start-timeout", "8", "true")
+    assert done.code == 71, done
+    what, found, helps = only_finding(done)
+    assert what == "login shell"
+    assert found.endswith("a start-up file there reads standard input to its end")
+    assert "returns if the shell is not interactive" in helps
+
+
+@pytest.fixture
+def firewall(rig):
+    """firewall(host, target): only ssh reaches the host; all else meets that target."""
+    if not shutil.which("iptables", path=f"{os.environ['PATH']}:/usr/sbin:/sbin"):
+        lacking("this test needs iptables: apt-get install iptables")
+    shut = []
+
+    def shut_off(host, target):
+        shut.append(host)
+        for rule in (
+            "-i lo -j ACCEPT",
+            "-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
+            "-p tcp --dport 22 -j ACCEPT",
+            f"-p tcp -j {target}",
+        ):
+            rig("exec", host, "iptables", "-w", "-A", "INPUT", *rule.split())
+
+    yield shut_off
+    for host in shut:
+        rig("exec", host, "iptables", "-w", "-F", "INPUT")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("host", "target", "words"),
+    [
+        ("server2", "DROP", "server1, server3 can't connect to 10.77.0.2 over TCP: no answer"),
+        ("server1", "REJECT", "server2, server3 can't connect to 10.77.0.1 over TCP: refused"),
+    ],
+)
+def test_a_firewall_that_lets_only_ssh_through_is_said(
+    hvdrun, rig, python, firewall, files, host, target, words
+):
+    firewall(host, target)
+    done = hvdrun("-H", ALL, "true")
+    assert done.code == 71, done
+    what, found, helps = only_finding(done, host)
+    assert what == "connections"
+    assert found.startswith(words)
+    assert re.match(r"open TCP between the hosts, both ways \(ranks .*listen on .*port", helps)
+
+
+@pytest.mark.long
+def test_a_network_that_a_firewall_closes_is_left_out_if_another_one_is_open(
+    hvdrun, rig, python, firewall
+):
+    """The second network has the same cable as the first."""
+    for number, host in enumerate(("server1", "server2"), 1):
+        rig("exec", host, "ip", "address", "add", f"10.98.0.{number}/24", "dev", "eth0")
+    rule = ("INPUT", "-p", "tcp", "-d", "10.98.0.2", "!", "--dport", "22", "-j", "DROP")
+    rig("exec", "server2", "iptables", "-w", "-I", *rule)
+    done = hvdrun("-H", BOTH, "--verbose", python, "-c", textwrap.dedent(ADDS))
+    rig("exec", "server2", "iptables", "-w", "-D", *rule)
+    for number, host in enumerate(("server1", "server2"), 1):
+        rig("exec", host, "ip", "address", "delete", f"10.98.0.{number}/24", "dev", "eth0")
+    assert done.code == 0, done
+    assert "(not eth0 10.98.0.2: server1 can't connect to 10.98.0.2)" in done.stderr
+
+
+@pytest.mark.long
+def test_a_folder_for_temporary_files_that_is_read_only_is_said(hvdrun, rig, python):
+    rig("exec", "server2", "mount", "-o", "remount,ro", "/tmp")
+    done = hvdrun("-H", BOTH, "hostname")
+    rig("exec", "server2", "mount", "-o", "remount,rw", "/tmp")
+    if "mpich" in str(python):
+        assert done.code == 0, done
+        assert "hvdrun: warning: server2: nothing can be written to /tmp: Read-only" in done.stderr
+    else:
+        assert done.code == 71, done
+        what, found, helps = only_finding(done)
+        assert (what, found) == (
+            "temporary files",
+            "nothing can be written to /tmp: Read-only file system",
+        )
+        assert "set TMPDIR on server2" in helps
 
 
 @pytest.mark.long
@@ -323,7 +469,7 @@ def test_good_answers_are_remembered_until_something_goes_wrong(hvdrun, rig, ssh
     assert asked() == 3
     done = hvdrun("-H", BOTH, "true")
     assert asked() == 4
-    assert only_finding(done)[0] == "Python"
+    assert only_finding(done)[0] == "login shell"
 
 
 @pytest.mark.long
@@ -336,13 +482,17 @@ def test_check_shows_all_findings_and_starts_nothing(hvdrun, rig):
     verdicts = {(row[0], row[1]): row[2] for row in rows}
     assert verdicts.pop(("server9", "ssh")) == "failed"
     checked = {"ssh", "Python", "packages", "directory", "program", "cores, GPUs", "memory"}
-    checked |= {"shared memory", "clock", "names"}
+    checked |= {"shared memory", "temporary files", "clock", "names"}
     assert {host: {what for name, what in verdicts if name == host} for host, _ in verdicts} == {
         "server1": checked,
         "server2": checked,
     }
     assert set(verdicts.values()) == {"ok"}
-    assert hvdrun("-H", BOTH, "--check").code == 0
+    done = hvdrun("-H", BOTH, "--check")
+    assert done.code == 0
+    for host, other in (("server1", "server2"), ("server2", "server1")):
+        row = rf"(?m)^ {host} +connections +ok +TCP between it and {other}$"
+        assert re.search(row, done.stdout), done
 
 
 @pytest.mark.parametrize("python", ["mpich"], indirect=True)

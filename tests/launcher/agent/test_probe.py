@@ -23,6 +23,7 @@ QUESTION = {
     "path": "/bin",
     "visible": None,
     "names": ["localhost"],
+    "stays": False,
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 import hvdrun
 from hvdlite import run_function
 from hvdrun.agent.frames import SECRET, frame
+from hvdrun.agent.host_agent import hex_of
 from hvdrun.command_line.cli import cli, main
 from hvdrun.command_line.own_options import parse_exports
 from hvdrun.command_line.spellings import FOREIGN, in_our_spelling
@@ -231,7 +232,7 @@ def test_starting_loads_nothing_heavy():
 def test_the_agents_load_little(role):
     """They start beside each rank, so their imports delay every rank."""
     agent = Path(hvdrun.__file__).parent / "agent" / "agent.py"
-    arguments = {"rank": ["rank", "true"], "host": ["host", "true"]}[role]
+    arguments = {"rank": ["rank", "true"], "host": ["host", "sh", hex_of("true")]}[role]
     command = [sys.executable, "-I", "-S", "-X", "importtime", str(agent), *arguments]
     told = frame(SECRET, payload=b"secret") if role == "host" else b""
     done = subprocess.run(command, input=told, capture_output=True, timeout=60)

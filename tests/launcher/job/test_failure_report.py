@@ -153,16 +153,31 @@ def test_the_rank_that_called_abort_under_mpich_is_known_by_its_words():
         b"ssh: connect to host server2 port 22: Connection refused\r\n",
         b"Host key verification failed.\r\n",
         b"bob@server2: Permission denied (publickey).\r\n",
-        b"",
     ],
 )
 def test_what_ssh_said_is_the_message(said):
     error = unreachable("server2", said, "/venv/bin/python")
-    if said:
-        assert isinstance(error, SshFailed)
-        assert said.decode().strip() in str(error)
-    else:
-        assert "ssh printed nothing" in str(error)
+    assert isinstance(error, SshFailed)
+    assert said.decode().strip() in str(error)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "stdout", "words"),
+    [
+        (b"", b"", "nothing was printed"),
+        (b"", b"Welcome\nThis account is currently not available.\n", "This account is currently"),
+        (b"Connection to server2 closed.\r\n", b"", "Connection to server2 closed."),
+    ],
+)
+def test_a_login_that_runs_something_else_is_not_said_to_lack_an_installation(
+    stderr, stdout, words
+):
+    error = unreachable("server2", stderr, "/venv/bin/python", stdout)
+    assert isinstance(error, HostSetupError)
+    assert words in str(error)
+    assert "`ssh server2 echo fine` must print `fine`" in str(error)
+    assert "same installation" not in str(error)
+    assert "could not connect" not in str(error)
 
 
 def test_a_host_without_the_interpreter_is_told_from_one_that_is_not_reached():
@@ -177,6 +192,13 @@ def test_a_daemon_that_is_missing_is_named_with_its_host():
     assert isinstance(error, HostSetupError)
     assert "server2" in str(error)
     assert "orted: command not found" in str(error)
+    assert "every host needs the same MPI" in str(error)
+
+
+def test_a_daemon_that_is_there_and_fails_is_not_said_to_be_another():
+    error = daemon_failed("server2", 213, b"")
+    assert "ended there with exit code 213: it printed nothing; `hvdrun --check`" in str(error)
+    assert "same MPI" not in str(error)
 
 
 def test_a_program_that_is_missing_is_told_from_one_that_cannot_be_run():
@@ -246,4 +268,6 @@ def test_a_host_that_srun_cannot_reach_is_not_sshs_fault():
     assert "`srun --overlap -N1 -w n2 true` must work in this job" in str(error)
     # This one has reached it.
     said = b"python: no such file\nsrun: error: n2: task 0: Exited with exit code 127\n"
-    assert isinstance(unreachable("n2", said, "/venv/bin/python"), HostSetupError)
+    error = unreachable("n2", said, "/venv/bin/python")
+    assert isinstance(error, HostSetupError)
+    assert "same installation at the same path" in str(error)

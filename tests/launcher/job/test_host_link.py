@@ -5,6 +5,7 @@ import os
 import resource
 import selectors
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,11 +29,12 @@ from hvdrun.agent.frames import (
     frame,
     unpack,
 )
-from hvdrun.agent.host_agent import split_ssh
+from hvdrun.agent.host_agent import hex_of, split_ssh
 from hvdrun.agent.silence import clock
 from hvdrun.job.events import HostGaveUp, SshSaid
-from hvdrun.job.host_link import HostLink
+from hvdrun.job.host_link import LINE_EVERY_S, HostLink
 from hvdrun.machine.environment import LINK
+from tests.harness.needs import lacking
 from tests.harness.worlds import ROOT, end_tree
 
 SECRET_OF_JOB = "0123456789abcdef"
@@ -152,7 +154,7 @@ def test_a_schedulers_program_stands_in_sshs_place_with_the_host_in_its_words():
 
 def host_agent(secret, daemon, prepare=None):
     process = subprocess.Popen(
-        [*AGENT, "host", daemon],
+        [*AGENT, "host", "sh", hex_of(daemon)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -173,6 +175,47 @@ def frames_of(process):
         if begun:
             for kind, _, payload in unpack(buffer):
                 yield kind, payload
+
+
+def test_hvdrun_sends_empty_lines_until_the_host_agent_talks():
+    """Start-up files of the login shell that read one would wait for ever."""
+    with link_to_a_host() as (link, selector, far):
+        now = time.monotonic()
+        for at in (now, now + 0.5 * LINE_EVERY_S, now + 1.5 * LINE_EVERY_S):
+            assert link.tick(at)
+        assert far.recv(100) == b"\n\n"
+        far.send(b"a prompt" + MAGIC)
+        read_what_is_there(selector)
+        assert link.tick(now + 3 * LINE_EVERY_S)
+        assert b"\n" not in far.recv(100)[:1]
+
+
+def test_the_printed_words_of_a_login_that_is_no_agent_are_kept():
+    with link_to_a_host() as (link, selector, far):
+        far.send(b"This account is currently not available.\n")
+        read_what_is_there(selector)
+        assert b"not available" in link.how_it_ended().daemon_said
+
+
+@pytest.mark.parametrize("shell", ["sh", "csh"])
+def test_mpis_daemon_is_started_by_the_shell_that_mpi_wrote_for(shell):
+    if shell == "csh" and not shutil.which("tcsh"):
+        lacking("this test needs tcsh: apt-get install tcsh")
+    command = {"sh": "A='3 4'; exit ${A%% *}", "csh": "setenv A 3; exit $A"}[shell]
+    process = subprocess.Popen(
+        [*AGENT, "host", shell, hex_of(command)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    )
+    try:
+        # The empty lines were for start-up files.
+        process.stdin.write(b"\n\n" + frame(SECRET, payload=f"test-{os.getpid()}".encode()))
+        assert dict(frames_of(process))[BYE] == b"3"
+    finally:
+        end_tree(process)
+        process.stdin.close()
+        process.stdout.close()
 
 
 # With a file in shared memory, as MPIs have it and leave it.

@@ -347,7 +347,7 @@ def test_ssh_never_asks_and_never_waits_for_ever():
     assert shlex.split(made.environment["HVDRUN_SSH"]) == [
         *("@b=ann", "#c=2200", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
         *("-o", "ServerAliveInterval=11", "-o", "ServerAliveCountMax=2"),
-        *("-o", "ClearAllForwardings=yes"),
+        *("-o", "ClearAllForwardings=yes", "-o", "RequestTTY=no", "-o", "RemoteCommand=none"),
         *("-p", "2222", "-i", "/home/ann/my key"),
     ]
 

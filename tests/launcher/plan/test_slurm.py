@@ -8,7 +8,7 @@ from hvdrun.plan.hosts import Host, Share, parse_hosts
 from hvdrun.plan.schedulers.scheduler import Allocation
 from hvdrun.plan.schedulers.slurm import Srun, choose_pmi, with_srun
 from hvdrun.preflight.ask_hosts import Reply
-from hvdrun.preflight.findings import no_answer
+from hvdrun.preflight.no_answer import no_answer
 
 OPENMPI_5 = Flavour(OPENMPI, "5.0.11", "/venv/bin/mpirun")
 MPICH_5 = Flavour(MPICH, "5.0.2", "/venv/bin/mpirun")
@@ -88,7 +88,8 @@ def test_an_srun_that_cannot_be_run_is_an_error():
     ],
 )
 def test_preflight_tells_what_srun_says_from_what_the_host_says(stderr, what, failure):
-    finding = no_answer("n1", "n1", Reply(None, 1, stderr, 0.1), 20.0, "/venv/bin/python")
+    reply = Reply(None, 127, stderr, 0.1)
+    finding = no_answer("n1", "n1", reply, 20.0, "/venv/bin/python", "/venv/agent.py")
     assert (finding.what, finding.failure) == (what, failure)
     assert ("srun --overlap -N1 -w n1 true" in finding.remedy) == (what == "srun")
 

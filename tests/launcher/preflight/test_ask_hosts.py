@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hvdrun.preflight.ask_hosts import ask
+from hvdrun.preflight.ask_hosts import Conversation, ask, reads_its_input
 from hvdrun.preflight.cache import LIFETIME_S, AnswerCache, cache_folder
 from hvdrun.preflight.question import script_of
 
@@ -49,6 +49,34 @@ def test_what_holds_stderr_in_the_background_is_not_waited_for(tmp_path):
 def test_what_never_answers_is_ended_at_the_time_limit():
     replies = ask({name: shell("exec sleep 30") for name in "abc"}, 0.2)
     assert [replies[name].exit_code for name in "abc"] == [None] * 3
+
+
+def test_a_start_up_file_that_reads_a_line_gets_one():
+    reply = ask({"a": saying({"time_s": time.time()}, "read line; ")}, 60.0)["a"]
+    assert reply.answer is not None
+    assert not reply.came_at_the_end
+
+
+@pytest.mark.parametrize(("before", "reads"), [("cat; ", True), ("sleep 2.2; ", False)])
+def test_a_start_up_file_that_reads_to_the_end_is_told_from_a_slow_host(before, reads):
+    command = saying({"time_s": time.time()}, before)
+    reply = ask({"a": command}, 4.0)["a"]
+    assert reply.answer is not None
+    assert reads_its_input(command, reply, 4.0) == reads
+
+
+def test_the_words_of_a_command_without_an_answer_are_kept():
+    reply = ask({"a": shell("echo not available; echo why >&2; exit 1")}, 20.0)["a"]
+    assert (reply.exit_code, reply.stdout, reply.stderr) == (1, "not available\n", "why\n")
+
+
+def test_commands_that_stay_answer_orders():
+    says = f"{ANSWER} '{{\"time_s\": 1}}'; "
+    echo = f'while read -r line; do [ -z "$line" ] || {ANSWER} "$line"; done'
+    with Conversation({"a": shell(says + echo), "b": shell(says)}, ["a"]) as hosts:
+        assert set(hosts.answers(20.0)) == {"a", "b"}
+        for number in (1, 2):
+            assert hosts.order({"a": {"n": number}, "b": {}}, 20.0) == {"a": {"n": number}}
 
 
 def test_more_hosts_than_are_asked_at_once_all_answer(monkeypatch):

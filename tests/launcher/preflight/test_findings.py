@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from hvdrun.errors import CommandNotFound, HostSetupError, SshFailed
-from hvdrun.plan.host_facts import Interface, SharedMemory
+from hvdrun.plan.host_facts import Interface, SharedMemory, Temporary
 from hvdrun.preflight.ask_hosts import Reply
-from hvdrun.preflight.findings import Expected, Finding, judge, no_answer
+from hvdrun.preflight.findings import Expected, Finding, judge
 from hvdrun.preflight.findings_table import table
+from hvdrun.preflight.no_answer import no_answer
 from tests.launcher.preflight.answers import GIB, facts_of
 
 MINE = facts_of(hostname="server1", interfaces=(Interface("eth0", "10.0.0.1", 24),))
@@ -24,6 +25,7 @@ EXPECTED = Expected(
     variables={},
     names={"server1": frozenset({"10.0.0.1"})},
     needed_names=frozenset(),
+    needs_temporary=True,
 )
 READY = facts_of(
     script="",
@@ -47,7 +49,7 @@ def test_a_host_that_is_ready_has_good_findings_only():
     assert {finding.verdict for finding in found} == {"ok"}
     assert [finding.what for finding in found] == [
         *("ssh", "Python", "packages", "directory", "program", "cores, GPUs", "memory"),
-        *("shared memory", "clock", "names"),
+        *("shared memory", "temporary files", "clock", "names"),
     ]
 
 
@@ -105,6 +107,30 @@ def test_a_host_that_is_ready_has_good_findings_only():
             "1 MiB of 64 MiB are free in /dev/shm, and Open MPI may take 17 MiB there for 2",
             "--ipc=host",
         ),
+        (
+            {"temporary": Temporary("/tmp", "Read-only file system")},
+            HostSetupError,
+            "nothing can be written to /tmp: Read-only file system",
+            "set TMPDIR on server2",
+        ),
+        (
+            {"temporary": Temporary("/scratch", "", 1000, 500)},
+            HostSetupError,
+            "only 0 MiB are free in /scratch",
+            "remove old files from /scratch on server2",
+        ),
+        (
+            {"temporary": Temporary("/tmp", "", 5 << 20, 500)},
+            None,
+            "only 5 MiB are free in /tmp",
+            "remove old files",
+        ),
+        (
+            {"temporary": Temporary("/tmp", "", GIB, 3)},
+            HostSetupError,
+            "/tmp has room for only 3 more files (inodes)",
+            "remove old files",
+        ),
         ({"clock_skew_s": -7.2}, None, "its clock is 7 s behind", "NTP"),
         ({"clock_skew_s": 86400.0}, None, "its clock is 86400 s ahead", "NTP"),
         ({"resolved": {"server1": ()}}, None, "server1 is unknown there", "/etc/hosts"),
@@ -137,13 +163,23 @@ def test_a_name_that_mpis_daemons_need_is_a_failure():
     assert finding.failure is HostSetupError
 
 
+def test_an_mpi_that_makes_no_temporary_files_runs_without_them():
+    expected = replace(EXPECTED, needs_temporary=False)
+    (finding,) = wrong(expected, temporary=Temporary("/tmp", "Read-only file system"))
+    assert finding.verdict == "warning"
+
+
 def test_a_host_may_find_its_own_name_on_its_loopback():
     expected = replace(EXPECTED, names={"server2": frozenset({"10.0.0.2"})})
     assert wrong(expected, resolved={"server2": ("127.0.1.1",)}) == []
 
 
-def ssh_said(stderr, code=255):
-    return no_answer("server2", "ann@server2", Reply(None, code, stderr, 0.3), 20.0, "/venv/python")
+PYTHON, AGENT = "/venv/python", "/venv/agent.py"
+
+
+def ssh_said(stderr, code=255, stdout=""):
+    reply = Reply(None, code, stderr, 0.3, stdout=stdout)
+    return no_answer("server2", "ann@server2", reply, 20.0, PYTHON, AGENT)
 
 
 CHANGED = """\
@@ -180,7 +216,7 @@ Host key verification failed.
         ("Unable to negotiate with s: no matching cipher found\r\n", "in common", "update"),
         ("/home/ann/.ssh/config: line 3: Bad configuration option: x\r\n", "options", "config"),
         ("something new\r\n", "could not connect", "without asking for anything"),
-        ("", "could not connect", "ssh -o BatchMode=yes ann@server2 true"),
+        ("", "exit code 255 and printed nothing", "ssh -o BatchMode=yes ann@server2 true"),
     ],
     ids=lambda text: text[:30],
 )
@@ -196,6 +232,59 @@ def test_the_hosts_shell_is_told_from_ssh():
     finding = ssh_said("bash: line 1: /venv/python: Permission denied\n", 126)
     assert finding.failure is HostSetupError
     assert "/venv/python does not run there: bash: line 1" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout", "stderr", "words"),
+    [
+        (
+            0,
+            "",
+            "",
+            "ended with exit code 0, and hvdrun's program did not start: it printed nothing",
+        ),
+        (1, "This account is currently not available.\n", "", "it printed: This account is curr"),
+        (0, "only backups here\n", "", "it printed: only backups here"),
+        (
+            3,
+            "",
+            "sorry\n",
+            "ended with exit code 3, and hvdrun's program did not start: it printed",
+        ),
+    ],
+    ids=["exec", "nologin", "ForceCommand", "exit"],
+)
+def test_a_login_that_runs_something_else_is_not_said_to_lack_python(code, stdout, stderr, words):
+    finding = ssh_said(stderr, code, stdout)
+    assert (finding.what, finding.failure) == ("login shell", HostSetupError)
+    assert words in finding.text
+    assert "`ssh ann@server2 echo fine` must print `fine`" in finding.remedy
+    assert "could not connect" not in finding.text
+    assert "same installation" not in finding.remedy
+
+
+def test_where_no_login_shell_starts_the_program_none_is_blamed():
+    reply = Reply(None, 1, "odd\n", 0.3)
+    finding = no_answer("n2", "n2", reply, 20.0, PYTHON, AGENT, by_login=False)
+    assert (finding.what, finding.text) == (
+        "Python",
+        "/venv/python does not run there: odd (exit code 1)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr"),
+    [
+        (1, "/venv/python: Command not found.\n"),  # tcsh
+        (127, "fish: Unknown command: /venv/python\n"),
+        (2, "/venv/python: can't open file '/venv/agent.py': [Errno 2] No such file\n"),
+        (139, ""),
+    ],
+)
+def test_a_python_that_does_not_run_is_told_from_a_login_shell(code, stderr):
+    finding = ssh_said(stderr, code)
+    assert (finding.what, finding.failure) == ("Python", HostSetupError)
+    assert "could not connect" not in finding.text
 
 
 def test_a_host_that_never_answers_is_told_from_one_that_can_not_be_reached():
