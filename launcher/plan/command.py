@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hvdrun.agent.keeper import escape
+from hvdrun.agent.shim import escape
 from hvdrun.errors import UsageError
 from hvdrun.machine.environment import (
     AGENT,

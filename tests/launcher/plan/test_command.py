@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hvdrun.agent.host_agent import destination
-from hvdrun.agent.keeper import escape, unescape
+from hvdrun.agent.shim import escape, unescape
+from hvdrun.agent.ssh import destination
 from hvdrun.errors import TooManyProcesses, UsageError
 from hvdrun.plan.command import LocalFacts, build
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
