@@ -197,6 +197,7 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         program.check(request.command, found.cwd, path)
     command = lacking.within_limits(command, mpi, found, files_before)
     from hvdrun.job.attempts import supervise
+    from hvdrun.job.supervision import Supervision
     from hvdrun.output.screen import Screen
 
     screen = Screen(request, command.num_proc, found.environ)
@@ -209,15 +210,13 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
     failed = True
     try:
-        code = supervise(
-            command,
-            found.cwd,
-            screen,
+        supervision = Supervision(
             request.start_timeout_s,
             request.verbose,
             request.host_timeout_s,
             request.grace_period_s,
         )
+        code = supervise(command, found.cwd, screen, supervision)
         failed = code not in (0, CTRL_C)
     finally:
         if seen and failed:
