@@ -34,18 +34,20 @@ def main() -> None:
     sys.modules["hvdrun"] = package
     role, arguments = sys.argv[1], sys.argv[2:]
     if role in ("rank", "unbound-rank"):
-        from hvdrun.agent import keeper
+        from hvdrun.agent import shim
 
-        keeper.main(arguments, bound=role == "rank")
+        shim.main(arguments, bound=role == "rank")
     if role == "probe":
         from hvdrun.agent import probe
 
         probe.main(arguments)
+    if role == "ssh":
+        from hvdrun.agent import ssh
+
+        ssh.main(arguments)
     from hvdrun.agent import host_agent
 
-    if role == "ssh":
-        host_agent.ssh_main(arguments)
-    host_agent.host_main(arguments)
+    host_agent.main(arguments)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,15 @@
-"""The roles `host` and `ssh`: the remote end of the connection to a host, and its start."""
+"""The role `host`: the remote end of hvdrun's connection to a host. `ssh` starts it."""
 
 from __future__ import annotations
 
 import errno
 import os
-import pwd
 import select
 import selectors
-import shlex
 import signal
-import sys
 import time
 
-from hvdrun.agent import signals
+from hvdrun.agent import mpi_daemon, signals
 from hvdrun.agent.frames import (
     BYE,
     CHUNK,
@@ -20,7 +17,6 @@ from hvdrun.agent.frames import (
     END,
     GAVE_UP,
     GRACE_S,
-    HOST,
     KEEPER_GONE,
     LOOK,
     MAGIC,
@@ -33,157 +29,35 @@ from hvdrun.agent.frames import (
     SILENCE_LIMIT,
     SILENT_GRACE_S,
     STDIN,
-    Suppress,
     Waker,
     frame,
-    send,
     unpack,
     write_all,
 )
 from hvdrun.agent.local_ranks import LocalRanks
-from hvdrun.agent.peers import Stranger, connect, listen
+from hvdrun.agent.peers import Stranger, listen
 from hvdrun.agent.silence import HOST_TIMEOUT_S, Silence, clock
-from hvdrun.machine.environment import (
-    FILES,
-    LINK,
-    PREFIX,
-    REACH,
-    SSH,
-    is_in_step,
-    pack_host_variables,
-    without_step_variables,
-)
+from hvdrun.machine.environment import FILES, pack_host_variables
 from hvdrun.machine.limits import LACKING, raise_open_files, refused_processes
 from hvdrun.machine.processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
-from hvdrun.machine.remote_words import for_any_shell
+from hvdrun.machine.remote_words import command_of
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from typing import NoReturn
 
 # How long MPI's daemon may take to end after the ranks; the same if mpirun can't reach it.
 DAEMON_PATIENCE_S, SILENT_PATIENCE_S = 1.0, 0.2
 LOOK_EVERY_S = 0.25
 OPEN_FILES = 4096  # for MPI's daemon and this process: some five of each rank
-# Among ssh's options: the first character of a word about one host → the option for its value.
-PER_HOST = {"@": "-l", "#": "-p"}
-SHELLS = {"sh": ("/bin/sh",), "csh": ("/bin/csh", "/usr/bin/csh", "/bin/tcsh", "/usr/bin/tcsh")}
-ADDRESS = "="  # the same, for the address that a host's name in MPI stands for
-SSH_TAKES_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
 
 
-def ssh_main(arguments: list[str]) -> NoReturn:
-    """Called by MPI as ssh, with `[OPTION…] HOST COMMAND…`. Becomes ssh or srun, gives hvdrun its
-    ends, and runs the host agent as the remote command."""
-    own, name_for_mpi, words = split_ssh(arguments)
-    host, options = destination(name_for_mpi, os.environ.get(SSH, ""))
-    command = " ".join(words)
-    remote = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
-    secret = os.environ.get(LINK, "")
-    if secret:
-        sock = _hvdrun(secret, host)
-        reader, writer = os.pipe()
-        send(sock, frame(HOST, payload=host.encode()), [reader])
-        os.dup2(sock.fileno(), 0)
-        os.dup2(sock.fileno(), 1)
-        os.dup2(writer, 2)
-        words_for_agent = [shell_of_mpi(), hex_of(command)]
-        remote = [sys.executable, "-I", "-S", sys.argv[0], "host", *words_for_agent]
-        command = for_any_shell(remote)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    reach = shlex.split(os.environ.get(REACH, ""))
-    if reach:
-        words = [word.replace("{host}", host) for word in reach]
-        _become([*words, *remote], without_step_variables(os.environ))
-    ssh = ["ssh", *options, *own, host, command]
-    _become(ssh, dict(os.environ), " (Debian: apt-get install openssh-client)")
-
-
-def _hvdrun(secret: str, host: str) -> socket.socket:
-    """A connection to hvdrun. Ends this process if there is none: nothing would end the ranks."""
-    try:
-        sock = connect(secret)
-        problem = "hvdrun has ended"
-    except Stranger as stranger:
-        sock, problem = None, str(stranger)
-    if sock is None:
-        write_all(2, f"hvdrun: no connection to {host} was made: {problem}\n".encode())
-        os._exit(1)
-    return sock
-
-
-def split_ssh(arguments: list[str]) -> tuple[list[str], str, list[str]]:
-    """Splits MPI's arguments for ssh: options, which the user or the cluster's administrator may
-    have set for MPI (-x, -o NAME=VALUE …), host, and command."""
-    at = 0
-    while arguments[at].startswith("-"):
-        # The value of an option may be the next word.
-        at += 2 if arguments[at][1:] in SSH_TAKES_VALUE else 1
-    return arguments[:at], arguments[at], arguments[at + 1 :]
-
-
-def destination(name: str, given: str) -> tuple[str, list[str]]:
-    """The host that MPI calls `name`, and those of hvdrun's options for ssh that concern it."""
-    host = name
-    options = []
-    for word in shlex.split(given):
-        kind, (about, _, value) = word[:1], word[1:].partition("=")
-        if kind == ADDRESS:
-            host = value if about == name else host
-        elif kind in PER_HOST:
-            options += [PER_HOST[kind], value] if about == host else []
-        else:
-            options.append(word)
-    return host, options
-
-
-def _become(argv: list[str], environment: dict[str, str], remedy: str = "") -> NoReturn:
-    try:
-        os.execvpe(argv[0], argv, environment)
-    except OSError as error:
-        write_all(2, f"{argv[0]}: {error.strerror}{remedy}\n".encode())
-    os._exit(127)
-
-
-def prefix() -> str:
-    """The folder of this installation, which may contain MPI's daemons. The same on every host."""
-    return os.path.dirname(os.path.dirname(sys.executable))
-
-
-def safe_prefix(command: str, folder: str) -> str:
-    """MPI's command for the remote shell. MPIs do not quote their own path for a shell: where that
-    matters, a variable replaces it, which the shell does not split at blanks."""
-    if shlex.quote(folder) == folder:
-        return command
-    return f"IFS=; set -f; {command.replace(folder, '${' + PREFIX + '}')}"
-
-
-def shell_of_mpi() -> str:
-    """The shell for which MPI writes its daemon's command. Open MPI goes by the user's login shell
-    on hvdrun's machine, and writes for csh or for sh."""
-    try:
-        shell = pwd.getpwuid(os.getuid()).pw_shell
-    except KeyError:  # a number without an account, or the file can't be opened
-        shell = ""
-    return "csh" if os.path.basename(shell) in ("csh", "tcsh") else "sh"
-
-
-def hex_of(command: str) -> str:
-    """As an argument that needs no quotes in any shell; `-` if there is no command."""
-    return command.encode(errors="surrogateescape").hex() or "-"
-
-
-def _command_of(word: str) -> str:
-    return "" if word == "-" else bytes.fromhex(word).decode(errors="surrogateescape")
-
-
-def host_main(arguments: list[str]) -> NoReturn:
+def main(arguments: list[str]) -> NoReturn:
     shell, word = arguments
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     write_all(1, MAGIC)
-    agent = HostAgent(_command_of(word), shell)
+    agent = HostAgent(command_of(word), shell)
     try:
         status = agent.run()
     except OSError as error:
@@ -364,27 +238,7 @@ class HostAgent:
             return False
 
     def _start_daemon(self) -> int:
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                os.dup2(writer, 1)
-                os.dup2(writer, 2)
-                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-                given = dict(os.environ)
-                environment = without_step_variables(given) if is_in_step(given) else given
-                environment[PREFIX] = prefix()
-                command = safe_prefix(self.command, prefix())
-                # Not the login shell of this host, for which MPI has not written the command.
-                for shell in SHELLS[self.shell]:
-                    with Suppress(OSError):
-                        os.execve(shell, [shell, "-c", command], environment)
-                missing = "no csh or tcsh" if self.shell == "csh" else "no /bin/sh"
-                write_all(2, f"hvdrun: there is {missing} for MPI's daemon\n".encode())
-            finally:
-                os._exit(127)
-        os.close(writer)
+        pid, reader = mpi_daemon.start(self.command, self.shell)
 
         def read() -> None:
             data = os.read(reader, CHUNK)

@@ -1,8 +1,7 @@
-"""The role `rank`: the program that MPI starts. `agent` has the picture."""
+"""The parent of one rank's command. `agent` has the picture."""
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import time
@@ -27,24 +26,14 @@ from hvdrun.agent.frames import (
     receive,
     send,
     unpack,
-    write_all,
 )
 from hvdrun.agent.oom import oom_kills, was_out_of_memory
-from hvdrun.agent.peers import Stranger, connect
 from hvdrun.agent.pmi import Relay
 from hvdrun.agent.rank_notes import RankNotes
 from hvdrun.agent.shared_files import SharedFiles
-from hvdrun.machine import binding
-from hvdrun.machine.environment import (
-    EXPORTED,
-    FILES,
-    KEEPER,
-    LINK,
-    PATIENCE,
-    PLACE,
-    with_host_variables,
-)
-from hvdrun.machine.limits import LACKING, set_open_files
+from hvdrun.agent.spawn import spawn
+from hvdrun.machine.environment import EXPORTED, KEEPER, with_host_variables
+from hvdrun.machine.limits import LACKING
 from hvdrun.machine.shared_memory import what_is_full
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -52,7 +41,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     import socket
-    from collections.abc import Mapping
     from typing import NoReturn
 else:  # see frames
     import _signal as signal
@@ -60,190 +48,7 @@ else:  # see frames
 PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 MOST_FDS = 256  # a keeper has about twenty
 LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
-UNREACHABLE = (
-    "hvdrun: rank {rank} was not started: neither hvdrun nor its agent runs on {host}, so nothing"
-    " would end the rank; hvdrun was killed, or MPI started its daemon without hvdrun's agent (see"
-    " --mpi-args)\n"
-)
 LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two checks
-
-# Per MPI: rank, size, rank on the host, number of ranks on the host.
-RANK_VARIABLES = (
-    (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-)
-
-
-def by_launcher(given: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's variables of this process about the world, under torch's names."""
-    found: dict[str, str] = {}
-    for names in RANK_VARIABLES:
-        if names[0] in given and len(found) < len(names):
-            for name, source in zip(PLACE, names, strict=True):
-                if source in given:
-                    found.setdefault(name, given[source])
-    per_node = found.get("LOCAL_WORLD_SIZE", "")
-    if not per_node.isdigit():  # Slurm's, as in 2,1(x3)
-        node = int(given.get("SLURM_NODEID", "0"))
-        for part in per_node.split(","):
-            count, _, times = part.partition("(x")
-            found["LOCAL_WORLD_SIZE"] = count
-            node -= int(times.rstrip(")") or 1)
-            if node < 0:
-                break
-    return {name: value for name, value in found.items() if value}
-
-
-def rank_environment(given: Mapping[str, str], cores: int) -> dict[str, str]:
-    """More variables for a rank, beside the forwarded ones. Its place in the job replaces that of
-    another job, which a container or the host may have set."""
-    found = by_launcher(given)
-    if int(found.get("LOCAL_WORLD_SIZE", "1")) > cores:
-        # Otherwise Open MPI's waiting ranks would keep cores from those that compute.
-        found["OMPI_MCA_mpi_yield_when_idle"] = given.get("OMPI_MCA_mpi_yield_when_idle", "1")
-    return found
-
-
-def escape(command: tuple[str, ...]) -> list[str]:
-    """The command as arguments for mpirun, for which ':' separates two programs."""
-    return ["\\" + word if word == ":" or word.startswith("\\") else word for word in command]
-
-
-def unescape(arguments: list[str]) -> list[str]:
-    return [word[1:] if word.startswith("\\") else word for word in arguments]
-
-
-def local_rank_and_size(given: Mapping[str, str]) -> tuple[int, int]:
-    """The local rank and the number of local ranks, from MPI or srun."""
-    found = by_launcher(given)
-    return int(found.get("LOCAL_RANK", "0")), int(found.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def main(arguments: list[str], bound: bool) -> NoReturn:
-    """bound: hvdrun gives the rank its cores; otherwise MPI or the user does."""
-    command = unescape(arguments)
-    environment = dict(os.environ)
-    rank = int(by_launcher(environment).get("RANK", "0"))
-    cpus = None
-    if bound:
-        given = binding.here(*local_rank_and_size(environment))
-        environment.update(binding.thread_variables(given.threads, environment))
-        cpus = given.cpus
-    environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
-    secret, patience_s = environment.pop(LINK, ""), environment.pop(PATIENCE, "")
-    if not secret:
-        _become(command, environment, cpus)
-    try:
-        sock = _supervisor(secret, float(patience_s or 0))
-    except (Stranger, OSError) as problem:
-        write_all(2, f"hvdrun: rank {rank} was not started: {problem}\n".encode())
-        os._exit(1)
-    if sock is None:
-        write_all(2, UNREACHABLE.format(rank=rank, host=os.uname().nodename).encode())
-        os._exit(1)
-    for number in signals.NOT_FOR_AGENTS:  # of MPI's signals to the shim, only KILL counts
-        signal.signal(number, signal.SIG_IGN)
-    daemon = os.getppid()
-    try:
-        reader, writer = os.pipe()
-        pid = os.fork()
-    except OSError as error:
-        _lacks(sock, rank, error)
-    if pid == 0:
-        try:
-            os.close(reader)
-            Keeper(sock, writer, rank, daemon).keep(command, environment, cpus)
-        except OSError as error:
-            if error.errno in LACKING:
-                _lacks(sock, rank, error)
-            raise
-        finally:
-            os._exit(1)
-    sock.close()
-    os.close(writer)
-    os._exit((os.read(reader, 1) or b"\1")[0])
-
-
-def _lacks(sock: socket.socket, rank: int, error: OSError) -> NoReturn:
-    """Tells the supervisor why the rank was not started."""
-    how = f"lacks {error.errno} {time.monotonic_ns()}".encode()
-    with Suppress(OSError):
-        send(sock, frame(EXIT, rank, how))
-    os._exit(1)
-
-
-def _supervisor(secret: str, patience_s: float) -> socket.socket | None:
-    """Waits for the supervisor: srun starts a rank at the same time as its host's agent."""
-    give_up_at = time.monotonic() + patience_s
-    while (sock := connect(secret)) is None and time.monotonic() < give_up_at:
-        time.sleep(0.02)
-    return sock
-
-
-def _become(
-    command: list[str], environment: dict[str, str], cpus: frozenset[int] | None
-) -> NoReturn:
-    _bind(cpus)
-    signals.set_default()
-    _give_back_files(environment)
-    try:
-        os.execvpe(command[0], command, environment)
-    except OSError as error:
-        write_all(2, f"{command[0]}: {error.strerror}\n".encode())
-    os._exit(127)
-
-
-def _bind(cpus: frozenset[int] | None) -> None:
-    """Binds this process for good. A cpuset that has changed meanwhile is no reason to fail."""
-    if cpus is not None:
-        with Suppress(OSError):
-            os.sched_setaffinity(0, cpus)
-
-
-def _give_back_files(environment: dict[str, str]) -> None:
-    """Sets the user's own limit of open files, which was raised for MPI."""
-    if FILES in environment:
-        set_open_files(int(environment.pop(FILES)))
-
-
-def spawn(
-    command: list[str],
-    environment: dict[str, str],
-    files: Mapping[int, int],
-    cpus: frozenset[int] | None,
-) -> tuple[int, int]:
-    """Starts the command on these hardware threads, in a process group of its own: (pid, 0), or
-    (0, errno). `files`: its descriptors → ours. It inherits all others, as some may be MPI's."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setpgid(0, 0)
-            _bind(cpus)
-            for number, fd in files.items():
-                os.dup2(fd, number)
-            signals.set_default()
-            _give_back_files(environment)  # last: a number in `files` may be above that limit
-            os.execvpe(command[0], command, environment)
-        except OSError as error:
-            os.write(writer, b"%d" % (error.errno or errno.EIO))
-        finally:
-            os._exit(127)
-    os.close(writer)
-    with Suppress(OSError):  # the child does it too, in case it comes first
-        os.setpgid(pid, pid)
-    failure = os.read(reader, 16)
-    os.close(reader)
-    if failure:
-        os.waitpid(pid, 0)
-        return 0, int(failure)
-    return pid, 0
 
 
 def is_exiting(pid: int) -> bool:

@@ -23,9 +23,11 @@ from hvdrun.errors import (
 )
 from hvdrun.job import lacking
 from hvdrun.output.terminal import open_standard_files
-from hvdrun.plan import command as commands
 from hvdrun.plan import facts, flavour, schedulers, stdin_programs
+from hvdrun.plan.command import build
 from hvdrun.plan.hosts import Host, parse_hostfile
+from hvdrun.plan.job_hosts import is_remote, with_hosts_in_use
+from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Allocation
 
@@ -159,7 +161,7 @@ def check_hosts(request: Request) -> int:
     return seen.exit_code
 
 
-def _mpi(request: Request, found: commands.LocalFacts) -> flavour.Flavour:
+def _mpi(request: Request, found: LocalFacts) -> flavour.Flavour:
     scheduler = schedulers.BY_OPTION.get(request.mpi)
     if scheduler is None or scheduler.start_with is None:
         return flavour.detect(request.mpi, found.environ)
@@ -171,18 +173,18 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
     stdin_programs.check(request.command, request.num_proc or 1)
     files_before = lacking.raise_files(ranks=1)
     found = facts.gather(request)
-    request = commands.with_hosts_in_use(request, found)
+    request = with_hosts_in_use(request, found)
     mpi = _mpi(request, found)
     flavour.check_mpi4py(mpi, request.command, found.environ)
     seen: Preflight | None = None
-    if commands.is_remote(request, found):
+    if is_remote(request, found):
         from hvdrun.preflight import preflight
 
         # --dry-run contacts no host.
         seen = preflight.run(request, mpi, found, disable_cache, only_remembered=dry_run)
         seen.check()
         found = seen.within(found)
-    command = commands.build(request, mpi, found)
+    command = build(request, mpi, found)
     stdin_programs.check(request.command, command.num_proc)
     if dry_run:
         click.echo(command.show(found))
@@ -190,11 +192,12 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
             names = ", ".join(unknown)
             click.echo(f"# not asked: {names}; `hvdrun --check` finds their slots and networks")
         return 0
-    if any(commands.is_local(share.host, found) for share in command.shares):
+    if any(is_local(share.host, found) for share in command.shares):
         path = request.variable("PATH", found.environ) or ""
         program.check(request.command, found.cwd, path)
     command = lacking.within_limits(command, mpi, found, files_before)
     from hvdrun.job.attempts import supervise
+    from hvdrun.job.supervision import Supervision
     from hvdrun.output.screen import Screen
 
     screen = Screen(request, command.num_proc, found.environ)
@@ -207,15 +210,13 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
     failed = True
     try:
-        code = supervise(
-            command,
-            found.cwd,
-            screen,
+        supervision = Supervision(
             request.start_timeout_s,
             request.verbose,
             request.host_timeout_s,
             request.grace_period_s,
         )
+        code = supervise(command, found.cwd, screen, supervision)
         failed = code not in (0, CTRL_C)
     finally:
         if seen and failed:

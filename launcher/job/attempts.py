@@ -6,8 +6,8 @@ import signal
 
 from hvdrun.agent.frames import Waker
 from hvdrun.agent.signals import PASSED_ON
-from hvdrun.agent.silence import HOST_TIMEOUT_S
 from hvdrun.job.supervise import StartedBadly, Supervisor, heeded
+from hvdrun.job.supervision import Supervision
 from hvdrun.machine.processes import set_subreaper
 from hvdrun.output.screen import Screen
 from hvdrun.plan.command import Command
@@ -19,10 +19,7 @@ def supervise(
     command: Command,
     cwd: str,
     screen: Screen,
-    start_timeout_s: float,
-    verbose: bool,
-    host_timeout_s: float = HOST_TIMEOUT_S,
-    grace_s: float | None = None,
+    supervision: Supervision,
 ) -> int:
     """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
     set_subreaper()
@@ -31,17 +28,7 @@ def supervise(
     attempt = 1
     while True:
         is_last = attempt == ATTEMPTS
-        job = Supervisor(
-            command,
-            cwd,
-            screen,
-            start_timeout_s,
-            verbose,
-            waker,
-            is_last,
-            host_timeout_s,
-            grace_s,
-        )
+        job = Supervisor(command, cwd, screen, supervision, waker, is_last)
         try:
             return job.run()
         except StartedBadly:

@@ -60,111 +60,47 @@ from hvdrun.job.events import (
 )
 from hvdrun.job.failure_report import (
     Failure,
-    daemon_failed,
     gave_up,
-    held_by_another,
-    host_lost,
     host_silent,
     interrupted,
-    left_early,
     missing_program,
     not_started,
     paused,
-    run_on,
-    unreachable,
     unstoppable,
 )
+from hvdrun.job.far_hosts import FarHost, FarHosts, failure_of
 from hvdrun.job.init_watch import InitWatch, limits
-from hvdrun.job.mpirun_output import MpirunOutput
+from hvdrun.job.leaving import Leaving
+from hvdrun.job.mpirun import Mpirun
 from hvdrun.job.passing_on import PassingOn, nobody
-from hvdrun.job.quiet_hosts import QuietHosts
 from hvdrun.job.ranks import Ranks
 from hvdrun.job.signs_of_life import QUIET_S
+from hvdrun.job.supervision import Supervision
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
 
-# mpirun's output is held back for this long: if a rank has failed, it is noise and is not shown.
-NOISE_DELAY_S = 0.5
-# After a rank has left without MPI_Finalize, the others have this long to leave, too.
-LEAVE_S = 3.0
-# If some ranks still run this long after another one ended with 0, hvdrun says so.
-RUN_ON_S = 60.0
-# How long mpirun may take to end after all ranks have ended with 0.
-CLOSING_S = 10.0
 # After mpirun has ended, keepers and hosts have this long to report how their ranks ended.
 REPORTS_S = 2.0
 # What hosts report so soon after hvdrun itself did not run may be a consequence of that.
 PAUSE_COUNTS_S = 10.0
-SSH_SAID_BYTES = 1 << 16
-
-
-def _refused(host: str, why: str) -> LaunchError:
-    kind, _, number = why.partition(" ")
-    if kind == "lacks" and number.isdecimal():
-        return lacking.of_host(host, int(number))
-    return held_by_another(host, why)
-
-
-class FarHost:
-    """A connected host."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.talks = False
-        self.ssh_said = b""
-
-    def state(self) -> str:
-        """What is known about the host while its ranks have not started."""
-        if self.talks:
-            return "ssh is connected, but MPI's daemon has not started them"
-        said = self.ssh_said.decode(errors="replace").strip().splitlines()
-        return "ssh has not connected" + (f" ({said[-1].strip()})" if said else "")
-
-
-class Mpirun:
-    """`code` is None while it runs."""
-
-    def __init__(self) -> None:
-        self.output = MpirunOutput()
-        self.output_is_open = True
-        self.code: int | None = None
-        self.ended_at = 0.0
-
-    @property
-    def runs(self) -> bool:
-        return self.code is None
 
 
 class Course:
-    """`begin`: when mpirun starts, by the same clock as all other times here. `grace_s`: after any
-    signal to hvdrun; None: see `ending`."""
+    """`begin`: when mpirun starts, by the same clock as all other times here."""
 
-    def __init__(
-        self,
-        command: Command,
-        begin: float,
-        start_timeout_s: float,
-        verbose: bool = False,
-        grace_s: float | None = None,
-    ) -> None:
+    def __init__(self, command: Command, begin: float, supervision: Supervision) -> None:
         self.command = command
         self.begin = begin
-        self.start_timeout_s = start_timeout_s
-        self.verbose = verbose
-        self.grace_s = grace_s
+        self.supervision = supervision
         self.ranks = Ranks(command)
-        self.hosts: list[FarHost] = []
-        self.quiet = QuietHosts()
-        self.gave_up: tuple[float, LaunchError] | None = None  # the first host that did, and when
+        self.hosts = FarHosts()
         self.paused_s = 0.0  # for how long hvdrun did not run, in total
         self.last_pause = (float("-inf"), 0.0)  # its end, and for how long
         self.keepers = 0  # number connected on this host
-        self.mpirun = Mpirun()
+        self.mpirun = Mpirun(command.starter, supervision.verbose)
         self.ending = Ending()
         self.released = 0  # the number of ranks that had ended at the last Release
         self.passing_on = PassingOn()
-        self.closing_at: float | None = None  # all ranks ended with 0: when the rest is ended
-        self.run_on_said = False
         self.summaries: dict[int, summary.Record] = {}  # of ranks that have left
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
@@ -179,6 +115,7 @@ class Course:
             lambda ranks: self.actions.append(Look(ranks)),
             self._fail,
         )
+        self.leaving = Leaving(self.ranks, self.init_watch, begin, self._say, self._fail, self._end)
 
     def on(self, now: float, event: Event) -> list[Action]:
         """Returns the actions that the event asks for. `now` never goes back."""
@@ -208,36 +145,32 @@ class Course:
             case KeepersHere(connected):
                 self.keepers = connected
             case HostConnected(host):
-                self.hosts.append(FarHost(host))
+                self.hosts.connected.append(FarHost(host))
                 if self.ending.has_begun:
                     self.actions.append(HangUp(host))
             case HostTalks(host):
-                self._host(host).talks = True
+                self.hosts.named(host).talks = True
             case SshSaid(host, text):
-                known = self._host(host)
-                known.ssh_said = (known.ssh_said + text)[-SSH_SAID_BYTES:]
+                self.hosts.named(host).add_said(text)
             case HostEnded():
                 self._host_ended(now, event)
             case HostQuiet(host, silent_s, limit_s):
-                self.quiet.add(now, host, silent_s, limit_s)
+                self.hosts.quiet.add(now, host, silent_s, limit_s)
             case HostBack(host, silent_s):
-                self.quiet.came_back(now, host, silent_s)
+                self.hosts.quiet.came_back(now, host, silent_s)
             case HostSilent(host):
-                known = self._host(host)
-                self.hosts.remove(known)
-                self.quiet.forget(host)
+                known = self.hosts.remove(host)
                 self.ranks.lose(host)
-                silent = host_silent(event, sorted(self.quiet.since), known.ssh_said)
+                silent = host_silent(event, sorted(self.hosts.quiet.since), known.ssh_said)
                 self._fail(now, silent, SILENT_GRACE_S)
             case HostGaveUp(host, silent_s, at):
-                if self.gave_up is None or at < self.gave_up[0]:
-                    self.gave_up = at, gave_up(host, silent_s, self._recent_pause_s(now))
+                self.hosts.give_up(at, gave_up(host, silent_s, self._recent_pause_s(now)))
                 if not self.ending.has_begun:
                     self._end(now, SILENT_GRACE_S)
             case Paused(pause_s):
                 self.paused_s += pause_s
                 self.last_pause = now, pause_s
-                if self.hosts and pause_s >= QUIET_S and not self.ending.has_begun:
+                if self.hosts.connected and pause_s >= QUIET_S and not self.ending.has_begun:
                     self._say(paused(pause_s))
             case MpirunSaid(text):
                 self.mpirun.output.feed(text, now)
@@ -280,9 +213,6 @@ class Course:
         """mpirun failed by chance, and no rank had started."""
         return not self.ranks.started and not self.signal and self.mpirun.output.shows_ill_luck()
 
-    def who(self, rank: int) -> tuple[int, str]:
-        return rank, self.command.host_of(rank)
-
     # ------------------------------------------------------------ ranks and hosts
 
     def _rank_ended(self, now: float, rank: int, how: str, at: float) -> None:
@@ -292,51 +222,32 @@ class Course:
         ranks.endings[rank] = how
         self.passing_on.gone(rank)
         if how == "code 0":
-            ranks.well[rank] = at
-            if ranks.have_all_ended_well:
-                self.closing_at = now + CLOSING_S
-                if ranks.in_mpi:  # the keepers hold them, so that MPI does not end the others
-                    self._end(now, 0)
+            self.leaving.on_left(now, rank, at)
         elif how.startswith("missing "):
             number = int(how.split()[1])
-            self._fail(now, missing_program(self.command.program, *self.who(rank), number))
+            self._fail(now, missing_program(self.command.program, *self.ranks.who(rank), number))
         elif how.startswith("lacks "):
             host = self.command.host_of(rank)
             self._fail(now, lacking.of_rank(rank, host, int(how.split()[1])))
         elif not how.startswith("asked "):
-            failure = Failure(*self.who(rank), how, at - self.begin, late)
+            failure = Failure(*self.ranks.who(rank), how, at - self.begin, late)
             # What failed before a host gave hvdrun up is no consequence of that.
-            was_before = self.gave_up is not None and at < self.gave_up[0]
+            given_up = self.hosts.gave_up
+            was_before = given_up is not None and at < given_up[0]
             ranks.fail(failure, self.ending.has_begun and not was_before)
             if ranks.failures and not self.ending.has_begun:
                 self._end(now, GRACE_S)
         if not self.ending.has_begun:
             self.init_watch.update(now)
 
-    def _host(self, name: str) -> FarHost:
-        return next(host for host in self.hosts if host.name == name)
-
     def _host_ended(self, now: float, event: HostEnded) -> None:
-        host = self._host(event.host)
-        self.hosts.remove(host)
-        self.quiet.forget(host.name)
+        host = self.hosts.remove(event.host)
         self.ranks.lose(host.name)
-        if event.refused:
-            self._fail(now, _refused(host.name, event.refused))
-        elif event.daemon_status is not None:
-            # If ranks have started, or the daemon ended with 0, mpirun reports the rest.
-            if event.daemon_status and not self.ranks.has_started_on(host.name):
-                failed = daemon_failed(host.name, event.daemon_status, event.daemon_said)
-                self._fail(now, failed)
-        elif not host.talks:
-            said, printed = host.ssh_said, event.daemon_said
-            self._fail(now, unreachable(host.name, said, self.command.python, printed))
-        else:
-            how = "the connection to it was closed"
-            if pause_s := self._recent_pause_s(now):
-                how += f" while hvdrun itself did not run for {pause_s:.0f} s"
-            lost = host_lost(host.name, how, host.ssh_said)
-            self._fail(now, lost)
+        has_started = self.ranks.has_started_on(host.name)
+        pause_s = self._recent_pause_s(now)
+        failure = failure_of(host, event, has_started, pause_s, self.command.python)
+        if failure is not None:
+            self._fail(now, failure)
 
     def _recent_pause_s(self, now: float) -> float:
         """For how long hvdrun did not run, if what it learns now may come from that."""
@@ -346,7 +257,7 @@ class Course:
     # ------------------------------------------------------------ time
 
     def _time_passed(self, now: float) -> None:
-        if self.verbose or not self.ending.has_begun:
+        if self.supervision.verbose or not self.ending.has_begun:
             self._show_noise(now)
         while due := min(self._deadlines(), key=lambda each: each[0], default=None):
             at, act = due
@@ -354,8 +265,9 @@ class Course:
                 break
             act(now)
         if self.ending.has_begun and self.mpirun.runs:
-            self.ending.look_at_mpirun(now, is_alone=not self.keepers and not self.hosts)
-        if not (self.mpirun.runs or self.mpirun.output_is_open or self.hosts or self.keepers):
+            self.ending.look_at_mpirun(now, is_alone=not (self.keepers or self.hosts.connected))
+        mpirun_is_there = self.mpirun.runs or self.mpirun.output_is_open
+        if not (mpirun_is_there or self.hosts.connected or self.keepers):
             self._finish(now)
 
     def _deadlines(self) -> Iterator[tuple[float, Callable[[float], None]]]:
@@ -370,73 +282,47 @@ class Course:
             if self.mpirun.runs:
                 yield self.ending.mpirun_at(), self._help_mpirun
             return
-        ranks = self.ranks
-        if self.mpirun.output.waiting:
-            yield self.mpirun.output.waiting[0][0] + self._noise_delay_s, self._show_noise
-        if self.closing_at is not None:
-            yield self.closing_at, lambda now: self._end(now, 0)
+        if (at := self.mpirun.noise_at()) is not None:
+            yield at, self._show_noise
         if not self.mpirun.runs:
             yield self.mpirun.ended_at + REPORTS_S, lambda now: self._end(now, GRACE_S)
-        elif not ranks.have_all_started:
-            yield self.begin + self.start_timeout_s + self.paused_s, self._not_started
-        if self.quiet.say_at is not None:
-            yield self.quiet.say_at, self._say_quiet
-        if left := ranks.first_that_left():
-            yield left[1] + LEAVE_S, self._left_early
+        elif not self.ranks.have_all_started:
+            yield self.begin + self.supervision.start_timeout_s + self.paused_s, self._not_started
+        if self.hosts.quiet.say_at is not None:
+            yield self.hosts.quiet.say_at, self._say_quiet
+        yield from self.leaving.deadlines()
         yield from self.init_watch.deadlines()
         for at, _ in self.closed_files.to_say(self._in_mpi()):
             yield at, self._say_closed
-        if ranks.well and ranks.running and not self.run_on_said:
-            yield ranks.last_that_left()[1] + RUN_ON_S, self._run_on
-
-    @property
-    def _noise_delay_s(self) -> float:
-        return 0.0 if self.verbose else NOISE_DELAY_S
 
     def _show_noise(self, now: float) -> None:
-        for line in self.mpirun.output.take(now, self._noise_delay_s):
-            self._say(f"[{self.command.starter}] {line}")
+        for line in self.mpirun.noise(now):
+            self._say(line)
 
     def _not_started(self, now: float) -> None:
-        states = {host.name: host.state() for host in self.hosts}
+        states = {host.name: host.state() for host in self.hosts.connected}
         missing = self.ranks.not_started
         found = [
             (host, lacking, states.get(host, ""))
             for host, ranks in self.ranks.by_host().items()
             if (lacking := len(missing.intersection(ranks)))
         ]
-        self._fail(now, not_started(found, self.start_timeout_s))
-
-    def _left_early(self, now: float) -> None:
-        """The others may wait for it for ever, and MPI may not notice."""
-        left = self.ranks.first_that_left()
-        assert left is not None
-        self._fail(now, self.left_early(left[0]))
-
-    def left_early(self, rank: int) -> LaunchError:
-        if self.init_watch.has_left(rank):
-            return self.init_watch.left(rank)
-        return left_early(*self.who(rank), self.ranks.well[rank] - self.begin)
+        self._fail(now, not_started(found, self.supervision.start_timeout_s))
 
     def _say_quiet(self, now: float) -> None:
-        for line in self.quiet.lines(now):
+        for line in self.hosts.quiet.lines(now):
             self._say(line)
 
     def _say_closed(self, now: float) -> None:
         for at, rank in list(self.closed_files.to_say(self._in_mpi())):
             if at <= now:
                 self.closed_files.said.add(rank)
-                self._say(runs_on(*self.who(rank)))
+                self._say(runs_on(*self.ranks.who(rank)))
 
     def _in_mpi(self) -> set[int]:
         """The ranks of which hvdrun knows that they have begun to use MPI, and that run."""
         ranks = self.ranks
         return (self.init_watch.begun.keys() | ranks.in_mpi) - ranks.done - ranks.endings.keys()
-
-    def _run_on(self, now: float) -> None:
-        self.run_on_said = True
-        rank, at = self.ranks.last_that_left()
-        self._say(run_on(*self.who(rank), self.ranks.running, now - at))
 
     def _help_mpirun(self, now: float) -> None:
         self.ending.look_at_mpirun(now, is_alone=False)
@@ -460,7 +346,9 @@ class Course:
         again = self.signal is not None
         self.signal = self.signal or number
         first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-        given_s = grace_s(number) if self.grace_s is None else self.grace_s
+        given_s = self.supervision.grace_s
+        if given_s is None:
+            given_s = grace_s(number)
         if self.ending.kill_at is not None:  # the ranks have had the first signal
             first = signal.SIGTERM
             given_s = min(given_s, max(0.0, self.ending.kill_at - now))

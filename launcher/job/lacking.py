@@ -16,8 +16,9 @@ from hvdrun.machine.limits import (
     raise_open_files,
     room_for_processes,
 )
-from hvdrun.plan.command import Command, LocalFacts, is_local
+from hvdrun.plan.command import Command
 from hvdrun.plan.flavour import OPENMPI, Flavour
+from hvdrun.plan.local_facts import LocalFacts, is_local
 
 # Measured with hvdrun, mpirun and its daemon on one host: the lowest limit of open files under
 # which n ranks start is 23 + 4 n (Open MPI) and less (MPICH). The limit is raised to twice that.

@@ -19,6 +19,9 @@ class Ranks:
         self.failures: list[Failure] = []  # of ranks that hvdrun did not end
         self.late: list[Failure] = []  # after MPI ended the shim, while no other is known
 
+    def who(self, rank: int) -> tuple[int, str]:
+        return rank, self.command.host_of(rank)
+
     @property
     def have_all_started(self) -> bool:
         return len(self.started) == self.num_proc

@@ -31,7 +31,7 @@ from hvdrun.agent.frames import (
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
 from hvdrun.agent.signals import PASSED_ON
-from hvdrun.agent.silence import HOST_TIMEOUT_S, clock
+from hvdrun.agent.silence import clock
 from hvdrun.job import verdict
 from hvdrun.job.actions import (
     Action,
@@ -74,6 +74,7 @@ from hvdrun.job.lacking import temporary_folder
 from hvdrun.job.mpirun_output import Source
 from hvdrun.job.signs_of_life import Pauses
 from hvdrun.job.stdin import Stdin
+from hvdrun.job.supervision import Supervision
 from hvdrun.machine.environment import LINK
 from hvdrun.machine.processes import (
     die_with_parent,
@@ -112,14 +113,11 @@ class Supervisor:
         command: Command,
         cwd: str,
         screen: Screen,
-        start_timeout_s: float,
-        verbose: bool,
+        supervision: Supervision,
         waker: Waker,
         is_last: bool,
-        host_timeout_s: float = HOST_TIMEOUT_S,
-        grace_s: float | None = None,
     ) -> None:
-        self.course = Course(command, time.monotonic(), start_timeout_s, verbose, grace_s)
+        self.course = Course(command, time.monotonic(), supervision)
         self.command = command
         self.cwd = cwd
         self.screen = screen
@@ -127,7 +125,7 @@ class Supervisor:
         self.is_last = is_last
         self.selector = selectors.DefaultSelector()
         self.secret = os.urandom(16).hex()
-        self.host_timeout_s = host_timeout_s
+        self.host_timeout_s = supervision.host_timeout_s
         self.links: set[HostLink] = set()
         self.pauses = Pauses(clock())
 

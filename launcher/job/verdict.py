@@ -46,18 +46,18 @@ def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -
 def _reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
     if course.signal is not None:
         return Verdict(128 + course.signal)
-    given_up_at, given_up = course.gave_up or (float("inf"), None)
+    given_up_at, given_up = course.hosts.gave_up or (float("inf"), None)
     # A host that heard nothing from hvdrun ends its ranks, and others see their connections close.
     if course.error is not None and not (given_up and isinstance(course.error, HostLost)):
         return _failed(course.error)
     ranks, said = course.ranks, course.mpirun.output.everything()
     improper = left_improperly(said)
     if improper in ranks.well:
-        return _failed(course.left_early(improper))
+        return _failed(course.leaving.error_of(improper))
     failure = first_failure(ranks.failures, said)
     if failure is None and (abort := aborted(tails)) is not None:
         rank, ended = abort
-        failure = Failure(*course.who(rank), ended, now - course.begin)
+        failure = Failure(*course.ranks.who(rank), ended, now - course.begin)
     is_first = failure is None or given_up_at <= course.begin + failure.after_s
     if given_up and is_first and not ranks.have_all_ended_well:
         return _failed(given_up)
@@ -66,13 +66,13 @@ def _reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) 
     lost = lost_a_peer(said)
     if (closer := course.closed_files.cause_of(failure, lost, course.begin)) is not None:
         after_s = course.closed_files.at[closer] - course.begin
-        error = broke_mpi(*course.who(closer), after_s, failure)
+        error = broke_mpi(*course.ranks.who(closer), after_s, failure)
         return Verdict(error.code, error, culprit=closer)
     if failure.rank in lost:
         if host := host_without_words(ranks.by_host(), ranks.started, ranks.endings):
             return _failed(host_lost(host, "its ranks ended without a report"))
         if ranks.well:
-            return _failed(course.left_early(ranks.last_that_left()[0]))
+            return _failed(course.leaving.error_of(ranks.last_that_left()[0]))
     failure = failure._replace(at=date - (now - course.begin) + failure.after_s)
     return _report(course, failure, tails, failure.rank in lost)
 
@@ -92,7 +92,7 @@ def _report(
         after.append(it_had_closed(course.begin + failure.after_s - closed_at))
     elif course.ranks.well and missed_a_peer(words):
         rank, at = course.ranks.last_that_left()
-        after.append(had_left(*course.who(rank), at - course.begin))
+        after.append(had_left(*course.ranks.who(rank), at - course.begin))
     elif lost_a_rank:
         after.append(lost_a_running_rank(failure.rank, course.command.num_proc - 1))
     lines, brief = (
@@ -111,7 +111,7 @@ def _mpirun_failed(course: Course, said: list[str]) -> Verdict:
     if (lack := in_words(starter, said)) is not None:
         return _failed(lack, lines)
     if ranks.well:
-        return _failed(course.left_early(ranks.last_that_left()[0]))
+        return _failed(course.leaving.error_of(ranks.last_that_left()[0]))
     words = "see its output above" if any(said) else "it printed nothing"
     if code is None:
         ended = "hvdrun had to kill it"

@@ -22,3 +22,12 @@ def for_any_shell(words: Iterable[str]) -> str:
     octal = "".join(f"\\0{byte:03o}" for byte in quoted.encode(errors="surrogateescape"))
     # In sh, printf turns the numbers into the command, and eval runs it.
     return f'sh -c \'eval "exec $(printf %b "{octal}")"\''
+
+
+def hex_of(command: str) -> str:
+    """As an argument that needs no quotes in any shell; `-` if there is no command."""
+    return command.encode(errors="surrogateescape").hex() or "-"
+
+
+def command_of(word: str) -> str:
+    return "" if word == "-" else bytes.fromhex(word).decode(errors="surrogateescape")

@@ -12,8 +12,8 @@ from hvdrun.errors import UsageError
 from hvdrun.machine import shared_memory
 from hvdrun.machine.interfaces import interfaces
 from hvdrun.machine.resources import gpu_count, physical_cores
-from hvdrun.plan.command import LocalFacts
 from hvdrun.plan.host_facts import SharedMemory, shared_memory_from
+from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers import find_starter
 

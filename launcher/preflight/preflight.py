@@ -15,10 +15,12 @@ from hvdrun.agent import probe
 from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
 from hvdrun.machine.limits import LACKING
 from hvdrun.plan import shared_memory
-from hvdrun.plan.command import LocalFacts, hosts_of, is_local, reached_by
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts, from_answer
+from hvdrun.plan.job_hosts import hosts_of
+from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
+from hvdrun.plan.ssh import reached_by
 from hvdrun.preflight import networks
 from hvdrun.preflight.ask_hosts import Conversation, Reply, reads_its_input
 from hvdrun.preflight.cache import AnswerCache, cache_folder

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 from hvdrun.agent.probe import HERE
 from hvdrun.machine.remote_words import for_any_shell
-from hvdrun.plan.command import LOOPBACK, LocalFacts, hosts_of, is_local, mpi_name, ssh_options
 from hvdrun.plan.flavour import Flavour
 from hvdrun.plan.hosts import Host
+from hvdrun.plan.job_hosts import hosts_of
+from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name
 from hvdrun.plan.python_command import SCRIPT, what_runs
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Starter
+from hvdrun.plan.ssh import ssh_options
 from hvdrun.preflight.findings import PACKAGES
 
 if TYPE_CHECKING:

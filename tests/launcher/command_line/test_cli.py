@@ -13,11 +13,11 @@ import pytest
 import hvdrun
 from hvdlite import run_function
 from hvdrun.agent.frames import SECRET, frame
-from hvdrun.agent.host_agent import hex_of
 from hvdrun.command_line.cli import cli, main
 from hvdrun.command_line.own_options import parse_exports
 from hvdrun.command_line.spellings import FOREIGN, in_our_spelling
 from hvdrun.errors import UsageError, exit_codes
+from hvdrun.machine.remote_words import hex_of
 from tests.harness.needs import lacking
 
 

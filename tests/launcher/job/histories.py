@@ -45,6 +45,7 @@ from hvdrun.job.events import (
     ToPassOn,
     ToStop,
 )
+from hvdrun.job.supervision import Supervision
 from hvdrun.job.verdict import reach
 from hvdrun.machine import notes
 from hvdrun.machine.notes import INIT_BEGUN
@@ -79,7 +80,9 @@ def play(events, job=None, start_timeout_s=60.0, verbose=False, tails=None, grac
     """The course after these events, and its actions with their times. It is woken at each
     `wake_at`, also after the last event, for some days: while ranks wait in init, hvdrun reports it
     again and again."""
-    course = Course(job or command(a=2, b=2), 0.0, start_timeout_s, verbose, grace_s)
+    course = Course(
+        job or command(a=2, b=2), 0.0, Supervision(start_timeout_s, verbose, grace_s=grace_s)
+    )
     actions = []
 
     def tell(now, event):

@@ -29,11 +29,12 @@ from hvdrun.agent.frames import (
     frame,
     unpack,
 )
-from hvdrun.agent.host_agent import hex_of, split_ssh
 from hvdrun.agent.silence import clock
+from hvdrun.agent.ssh import split_ssh
 from hvdrun.job.events import HostGaveUp, SshSaid
 from hvdrun.job.host_link import LINE_EVERY_S, HostLink
 from hvdrun.machine.environment import LINK
+from hvdrun.machine.remote_words import hex_of
 from tests.harness.needs import lacking
 from tests.harness.worlds import ROOT, end_tree
 

@@ -29,6 +29,7 @@ from hvdrun.job.mpirun_output import LINE_BYTES, MpirunOutput, Source
 from hvdrun.job.quiet_hosts import names
 from hvdrun.job.signs_of_life import Pauses, SignsOfLife
 from hvdrun.job.supervise import Supervisor
+from hvdrun.job.supervision import Supervision
 from hvdrun.output.folding import HEADER
 from hvdrun.output.output import Output
 from hvdrun.output.writer import Writer
@@ -92,7 +93,7 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
     writer = Writer()
     screen = SimpleNamespace(output=output, writer=writer)
     command = SimpleNamespace(num_proc=HOSTS, starter="mpirun")
-    job = Supervisor(command, "/", screen, 60.0, False, None, is_last=True)
+    job = Supervisor(command, "/", screen, Supervision(60.0), None, is_last=True)
     job.local_ranks = SimpleNamespace(pause=lambda paused: None, keepers=())
     job.mpirun_pipe = SimpleNamespace(pause=lambda paused: None)
     job.stdin = SimpleNamespace(wanted_by=None)

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from hvdrun.agent.host_agent import destination
-from hvdrun.agent.keeper import escape, unescape
+from hvdrun.agent.shim import escape, unescape
+from hvdrun.agent.ssh import destination
 from hvdrun.errors import TooManyProcesses, UsageError
-from hvdrun.plan.command import LocalFacts, build
+from hvdrun.plan.command import build
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts, Interface, SharedMemory
 from hvdrun.plan.hosts import Host, Share, parse_hosts
+from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Allocation
 from hvdrun.plan.schedulers.slurm import Srun

@@ -1,0 +1,102 @@
+"""The role `rank`: the program that MPI starts. It forks the keeper, and ends as the shim with the
+rank's exit code. `agent` has the picture."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from hvdrun.agent import signals
+from hvdrun.agent.frames import EXIT, Suppress, frame, send, write_all
+from hvdrun.agent.keeper import Keeper
+from hvdrun.agent.peers import Stranger, connect
+from hvdrun.agent.rank_variables import by_launcher, local_rank_and_size, rank_environment
+from hvdrun.agent.spawn import become
+from hvdrun.machine import binding
+from hvdrun.machine.environment import LINK, PATIENCE
+from hvdrun.machine.limits import LACKING
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    import socket
+    from typing import NoReturn
+else:  # see frames
+    import _signal as signal
+
+UNREACHABLE = (
+    "hvdrun: rank {rank} was not started: neither hvdrun nor its agent runs on {host}, so nothing"
+    " would end the rank; hvdrun was killed, or MPI started its daemon without hvdrun's agent (see"
+    " --mpi-args)\n"
+)
+
+
+def escape(command: tuple[str, ...]) -> list[str]:
+    """The command as arguments for mpirun, for which ':' separates two programs."""
+    return ["\\" + word if word == ":" or word.startswith("\\") else word for word in command]
+
+
+def unescape(arguments: list[str]) -> list[str]:
+    return [word[1:] if word.startswith("\\") else word for word in arguments]
+
+
+def main(arguments: list[str], bound: bool) -> NoReturn:
+    """bound: hvdrun gives the rank its cores; otherwise MPI or the user does."""
+    command = unescape(arguments)
+    environment = dict(os.environ)
+    rank = int(by_launcher(environment).get("RANK", "0"))
+    cpus = None
+    if bound:
+        given = binding.here(*local_rank_and_size(environment))
+        environment.update(binding.thread_variables(given.threads, environment))
+        cpus = given.cpus
+    environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
+    secret, patience_s = environment.pop(LINK, ""), environment.pop(PATIENCE, "")
+    if not secret:
+        become(command, environment, cpus)
+    try:
+        sock = _supervisor(secret, float(patience_s or 0))
+    except (Stranger, OSError) as problem:
+        write_all(2, f"hvdrun: rank {rank} was not started: {problem}\n".encode())
+        os._exit(1)
+    if sock is None:
+        write_all(2, UNREACHABLE.format(rank=rank, host=os.uname().nodename).encode())
+        os._exit(1)
+    for number in signals.NOT_FOR_AGENTS:  # of MPI's signals to the shim, only KILL counts
+        signal.signal(number, signal.SIG_IGN)
+    daemon = os.getppid()
+    try:
+        reader, writer = os.pipe()
+        pid = os.fork()
+    except OSError as error:
+        _lacks(sock, rank, error)
+    if pid == 0:
+        try:
+            os.close(reader)
+            Keeper(sock, writer, rank, daemon).keep(command, environment, cpus)
+        except OSError as error:
+            if error.errno in LACKING:
+                _lacks(sock, rank, error)
+            raise
+        finally:
+            os._exit(1)
+    sock.close()
+    os.close(writer)
+    os._exit((os.read(reader, 1) or b"\1")[0])
+
+
+def _lacks(sock: socket.socket, rank: int, error: OSError) -> NoReturn:
+    """Tells the supervisor why the rank was not started."""
+    how = f"lacks {error.errno} {time.monotonic_ns()}".encode()
+    with Suppress(OSError):
+        send(sock, frame(EXIT, rank, how))
+    os._exit(1)
+
+
+def _supervisor(secret: str, patience_s: float) -> socket.socket | None:
+    """Waits for the supervisor: srun starts a rank at the same time as its host's agent."""
+    give_up_at = time.monotonic() + patience_s
+    while (sock := connect(secret)) is None and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    return sock

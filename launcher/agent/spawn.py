@@ -1,0 +1,77 @@
+"""From an agent to the user's command: cores, signals and open files, then exec."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from hvdrun.agent import signals
+from hvdrun.agent.frames import Suppress, write_all
+from hvdrun.machine.environment import FILES
+from hvdrun.machine.limits import set_open_files
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import NoReturn
+
+
+def spawn(
+    command: list[str],
+    environment: dict[str, str],
+    files: Mapping[int, int],
+    cpus: frozenset[int] | None,
+) -> tuple[int, int]:
+    """Starts the command on these hardware threads, in a process group of its own: (pid, 0), or
+    (0, errno). `files`: its descriptors → ours. It inherits all others, as some may be MPI's."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setpgid(0, 0)
+            _bind(cpus)
+            for number, fd in files.items():
+                os.dup2(fd, number)
+            signals.set_default()
+            _give_back_files(environment)  # last: a number in `files` may be above that limit
+            os.execvpe(command[0], command, environment)
+        except OSError as error:
+            os.write(writer, b"%d" % (error.errno or errno.EIO))
+        finally:
+            os._exit(127)
+    os.close(writer)
+    with Suppress(OSError):  # the child does it too, in case it comes first
+        os.setpgid(pid, pid)
+    failure = os.read(reader, 16)
+    os.close(reader)
+    if failure:
+        os.waitpid(pid, 0)
+        return 0, int(failure)
+    return pid, 0
+
+
+def become(
+    command: list[str], environment: dict[str, str], cpus: frozenset[int] | None
+) -> NoReturn:
+    _bind(cpus)
+    signals.set_default()
+    _give_back_files(environment)
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        write_all(2, f"{command[0]}: {error.strerror}\n".encode())
+    os._exit(127)
+
+
+def _bind(cpus: frozenset[int] | None) -> None:
+    """Binds this process for good. A cpuset that has changed meanwhile is no reason to fail."""
+    if cpus is not None:
+        with Suppress(OSError):
+            os.sched_setaffinity(0, cpus)
+
+
+def _give_back_files(environment: dict[str, str]) -> None:
+    """Sets the user's own limit of open files, which was raised for MPI."""
+    if FILES in environment:
+        set_open_files(int(environment.pop(FILES)))

@@ -1,0 +1,109 @@
+"""The role `ssh`: MPI calls it in ssh's place. It gives hvdrun the ends of the connection, and
+becomes ssh or the scheduler's program that reaches the host. Over there it runs `host_agent`."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import signal
+import sys
+
+from hvdrun.agent.frames import HOST, frame, send, write_all
+from hvdrun.agent.peers import Stranger, connect
+from hvdrun.machine.environment import LINK, REACH, SSH, without_step_variables
+from hvdrun.machine.remote_words import for_any_shell, hex_of
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import NoReturn
+
+# Among ssh's options: the first character of a word about one host → the option for its value.
+PER_HOST = {"@": "-l", "#": "-p"}
+ADDRESS = "="  # the same, for the address that a host's name in MPI stands for
+SSH_TAKES_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Called by MPI as ssh, with `[OPTION…] HOST COMMAND…`. Becomes ssh or srun, gives hvdrun its
+    ends, and runs the host agent as the remote command."""
+    own, name_for_mpi, words = split_ssh(arguments)
+    host, options = destination(name_for_mpi, os.environ.get(SSH, ""))
+    command = " ".join(words)
+    remote = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
+    secret = os.environ.get(LINK, "")
+    if secret:
+        sock = _hvdrun(secret, host)
+        reader, writer = os.pipe()
+        send(sock, frame(HOST, payload=host.encode()), [reader])
+        os.dup2(sock.fileno(), 0)
+        os.dup2(sock.fileno(), 1)
+        os.dup2(writer, 2)
+        words_for_agent = [shell_of_mpi(), hex_of(command)]
+        remote = [sys.executable, "-I", "-S", sys.argv[0], "host", *words_for_agent]
+        command = for_any_shell(remote)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    reach = shlex.split(os.environ.get(REACH, ""))
+    if reach:
+        words = [word.replace("{host}", host) for word in reach]
+        _become([*words, *remote], without_step_variables(os.environ))
+    ssh = ["ssh", *options, *own, host, command]
+    _become(ssh, dict(os.environ), " (Debian: apt-get install openssh-client)")
+
+
+def _hvdrun(secret: str, host: str) -> socket.socket:
+    """A connection to hvdrun. Ends this process if there is none: nothing would end the ranks."""
+    try:
+        sock = connect(secret)
+        problem = "hvdrun has ended"
+    except Stranger as stranger:
+        sock, problem = None, str(stranger)
+    if sock is None:
+        write_all(2, f"hvdrun: no connection to {host} was made: {problem}\n".encode())
+        os._exit(1)
+    return sock
+
+
+def split_ssh(arguments: list[str]) -> tuple[list[str], str, list[str]]:
+    """Splits MPI's arguments for ssh: options, which the user or the cluster's administrator may
+    have set for MPI (-x, -o NAME=VALUE …), host, and command."""
+    at = 0
+    while arguments[at].startswith("-"):
+        # The value of an option may be the next word.
+        at += 2 if arguments[at][1:] in SSH_TAKES_VALUE else 1
+    return arguments[:at], arguments[at], arguments[at + 1 :]
+
+
+def destination(name: str, given: str) -> tuple[str, list[str]]:
+    """The host that MPI calls `name`, and those of hvdrun's options for ssh that concern it."""
+    host = name
+    options = []
+    for word in shlex.split(given):
+        kind, (about, _, value) = word[:1], word[1:].partition("=")
+        if kind == ADDRESS:
+            host = value if about == name else host
+        elif kind in PER_HOST:
+            options += [PER_HOST[kind], value] if about == host else []
+        else:
+            options.append(word)
+    return host, options
+
+
+def shell_of_mpi() -> str:
+    """The shell for which MPI writes its daemon's command. Open MPI goes by the user's login shell
+    on hvdrun's machine, and writes for csh or for sh."""
+    try:
+        shell = pwd.getpwuid(os.getuid()).pw_shell
+    except KeyError:  # a number without an account, or the file can't be opened
+        shell = ""
+    return "csh" if os.path.basename(shell) in ("csh", "tcsh") else "sh"
+
+
+def _become(argv: list[str], environment: dict[str, str], remedy: str = "") -> NoReturn:
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        write_all(2, f"{argv[0]}: {error.strerror}{remedy}\n".encode())
+    os._exit(127)

@@ -1,0 +1,15 @@
+"""How the user wants a job to be watched, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdrun.agent.silence import HOST_TIMEOUT_S
+
+
+@dataclass(frozen=True)
+class Supervision:
+    start_timeout_s: float  # how long all ranks may take to start
+    verbose: bool = False  # shows mpirun's output at once, also while the job is being ended
+    host_timeout_s: float = HOST_TIMEOUT_S  # how long a host may be silent
+    grace_s: float | None = None  # for the ranks, after any signal to hvdrun; None: see `ending`

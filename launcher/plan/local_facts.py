@@ -1,0 +1,63 @@
+"""The facts that the command depends on, which `facts` gathers, and the names of hosts on this
+machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hvdrun.plan.host_facts import HostFacts, SharedMemory
+from hvdrun.plan.hosts import Host
+from hvdrun.plan.schedulers.scheduler import Starter
+
+# Each machine's names for itself.
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class LocalFacts:
+    """What the command depends on besides the request: mostly, this machine."""
+
+    environ: Mapping[str, str]
+    cwd: str
+    python: str  # hvdrun's interpreter, at the same place on every host
+    agent: str  # the path of agent.py, the same on every host
+    hostname: str
+    local_names: frozenset[str]  # names and addresses of this host
+    cores: int
+    gpus: int
+    is_root: bool
+    has_fabric: bool  # a network that libfabric supports
+    master_port: int
+    user: str = ""  # the account that hvdrun runs under
+    path_is_changed: bool = False  # PATH in `environ` is not the caller's
+    starter: Starter | None = None  # inside a job of its scheduler
+    # Other hosts by name; hosts that are not listed are assumed to be like this one.
+    others: Mapping[str, HostFacts] = field(default_factory=dict)
+    # The choice of networks: options of mpirun, and variables of the ranks that are not set yet.
+    network_options: tuple[str, ...] = ()
+    network_variables: Mapping[str, str] = field(default_factory=dict)
+    shm: SharedMemory | None = None  # None: unknown
+
+    def default_slots(self, host: Host) -> tuple[int, str]:
+        """How many ranks a host runs without a given number, and the unit: one per GPU or core."""
+        other = None if is_local(host, self) else self.others.get(host.name)
+        gpus, cores = (self.gpus, self.cores) if other is None else (other.gpus, other.cores)
+        if gpus:
+            return gpus, "GPU"
+        return host.cpus or cores, "core"
+
+
+def is_local(host: Host, facts: LocalFacts) -> bool:
+    return host.name.lower() in facts.local_names and host.user in (None, facts.user)
+
+
+def mpi_name(host: Host, facts: LocalFacts) -> str:
+    """The name of a host for MPI. All MPIs split an IPv6 address at its colons, even in brackets;
+    the agent in ssh's place gets the address that the name stands for."""
+    if ":" not in host.name:
+        return host.name
+    if is_local(host, facts):
+        return facts.hostname
+    return "ipv6-" + re.sub(r"[^0-9a-z]", "-", host.name.lower())

@@ -1,0 +1,95 @@
+"""The options of each MPI's mpirun for hosts, ranks, binding and ssh, and variables in place of
+options. Pure functions."""
+
+from __future__ import annotations
+
+from hvdrun.plan.flavour import Flavour
+from hvdrun.plan.hosts import Share
+from hvdrun.plan.local_facts import LocalFacts, is_local
+from hvdrun.plan.request import Request
+from hvdrun.plan.ssh import ssh_agent
+
+# All names that Open MPI's versions have for them.
+OPENMPIS_SCHEDULERS = "slurm,pbs,tm,lsf,gridengine"
+
+
+def openmpi_options(
+    request: Request,
+    flavour: Flavour,
+    facts: LocalFacts,
+    shares: tuple[Share, ...],
+    remote: bool,
+    without: tuple[str, ...],
+) -> tuple[list[str], dict[str, str]]:
+    total = sum(share.count for share in shares)
+    options = ["--allow-run-as-root"] if facts.is_root else []
+    options += ["-np", str(total), "-H", _host_list(shares)]
+    if not {"--map-by", "-map-by", "--rankfile", "-rankfile"} & set(request.binding_args):
+        options += ["--map-by", "slot"]
+    # The keepers bind each rank to all cores of its share; mpirun would bind it to one core.
+    options += request.binding_args or ("--bind-to", "none")
+    given = {name[len("OMPI_MCA_") :] for name in facts.environ if name.startswith("OMPI_MCA_")}
+    given |= set(request.mpi_args)
+    # libfabric needs a second to find out that there is no such network.
+    no_fabric = () if facts.has_fabric else ("ofi",)
+    for framework, parts in (("btl", (*no_fabric, *without)), ("mtl", no_fabric)):
+        if parts and framework not in given:
+            options += ["--mca", framework, f"^{','.join(parts)}"]
+    if request.allocation is not None:
+        # mpirun must use the hosts and slots of -H, not those that it finds out itself.
+        options += [
+            "--prtemca" if flavour.major >= 5 else "--mca",
+            "ras",
+            f"^{OPENMPIS_SCHEDULERS}",
+        ]
+    if remote:
+        agent = " ".join(ssh_agent(facts))
+        options += ["--wdir", facts.cwd]
+        kind, plm = ("--prtemca", "plm_ssh") if flavour.major >= 5 else ("--mca", "plm_rsh")
+        # Every connection starts on this machine, so that hvdrun holds its ends.
+        options += [kind, "plm", plm[len("plm_") :], kind, f"{plm}_agent", agent]
+        options += [kind, f"{plm}_no_tree_spawn", "1"]
+    return options, {}
+
+
+def mpich_options(
+    request: Request, facts: LocalFacts, shares: tuple[Share, ...], remote: bool
+) -> tuple[list[str], dict[str, str]]:
+    total = sum(share.count for share in shares)
+    options = ["-np", str(total), "-rmk", "user", "-hosts", _host_list(shares)]
+    options += request.binding_args or ("-bind-to", "none")
+    if not remote:
+        return [*options, "-launcher", "fork"], {}
+    # Launcher `rsh`: with `ssh`, Hydra would put -x before the interpreter's arguments.
+    program, arguments = ssh_agent(facts)
+    options += ["-launcher", "rsh", "-launcher-exec", program, "-wdir", facts.cwd]
+    here = [share.host.name for share in shares if is_local(share.host, facts)]
+    if here:
+        # The other hosts connect to this machine by the name that the user gave.
+        options += ["-localhost", here[0]]
+    return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": arguments}
+
+
+def intel_options(
+    request: Request, facts: LocalFacts, remote: bool
+) -> tuple[list[str], dict[str, str]]:
+    # Intel's Hydra accepts no ranks per host in a list: each host has its own argument set.
+    environment = {} if request.binding_args else {"I_MPI_PIN": "0"}
+    if not remote:
+        return ["-bootstrap", "fork", *request.binding_args], environment
+    program, arguments = ssh_agent(facts)
+    environment["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = arguments
+    options = ["-bootstrap", "rsh", "-bootstrap-exec", program]
+    return [*options, "-gwdir", facts.cwd, *request.binding_args], environment
+
+
+def intel_program(program: list[str], shares: tuple[Share, ...]) -> list[str]:
+    argv: list[str] = []
+    for share in shares:
+        argv += [":"] if argv else []
+        argv += ["-host", share.host.name, "-n", str(share.count), *program]
+    return argv
+
+
+def _host_list(shares: tuple[Share, ...]) -> str:
+    return ",".join(f"{share.host.name}:{share.count}" for share in shares)

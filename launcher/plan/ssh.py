@@ -1,0 +1,84 @@
+"""How hvdrun and mpirun reach other hosts: our agent in ssh's place, with options for ssh, or the
+scheduler's program. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+
+from hvdrun.machine.environment import AGENT, PYTHON, REACH, SSH
+from hvdrun.plan.hosts import Host, Share
+from hvdrun.plan.local_facts import LocalFacts, mpi_name
+from hvdrun.plan.request import Request
+from hvdrun.plan.schedulers.scheduler import Starter
+
+# How long ssh may take to connect; during a job, at least as long as a host may be silent.
+CONNECT_S = 10
+# ssh ends a connection after more than so many of its own signs of life without an answer.
+UNANSWERED = 2
+
+
+def has_blanks(facts: LocalFacts) -> bool:
+    return " " in facts.python + facts.agent
+
+
+def ssh_agent(facts: LocalFacts) -> tuple[str, str]:
+    """The program in ssh's place, and its arguments, which MPIs split at each blank."""
+    if not has_blanks(facts):
+        return facts.python, f"-I -S {facts.agent} ssh"
+    script = f'exec "${PYTHON}" -I -S "${AGENT}" ssh "$@"'.replace(" ", "\t")
+    return "/bin/sh", f"-c {script} hvdrun"
+
+
+def reached_by(request: Request, facts: LocalFacts, hosts: Sequence[Host]) -> Starter | None:
+    """The scheduler's program that reaches these hosts in ssh's place: all of them belong to its
+    allocation, and the user has set nothing for ssh. None: ssh reaches them."""
+    starter, allocation = facts.starter, request.allocation
+    ssh_is_set_up = request.ssh_port is not None or request.ssh_identity_file is not None
+    if starter is None or allocation is None or ssh_is_set_up:
+        return None
+    ours = {host.name for host in allocation.hosts}
+    if allocation.scheduler != starter.scheduler or not all(
+        host.name in ours and host.user is None and host.port is None for host in hosts
+    ):
+        return None
+    return starter
+
+
+def connection_variables(
+    request: Request, facts: LocalFacts, remote: list[Share]
+) -> dict[str, str]:
+    hosts = [share.host for share in remote]
+    if starter := reached_by(request, facts, hosts):
+        return {REACH: shlex.join(starter.connection("{host}"))}
+    # These are not ssh's: the agent reads each host's address, user and port from them. They come
+    # before -p, as ssh uses the first port that it gets.
+    own = [f"={mpi_name(host, facts)}={host.name}" for host in hosts if ":" in host.name]
+    own += [f"@{host.name}={host.user}" for host in hosts if host.user is not None]
+    own += [f"#{host.name}={host.port}" for host in hosts if host.port is not None]
+    connect_s = max(CONNECT_S, math.ceil(request.host_timeout_s))
+    return {SSH: shlex.join([*own, *ssh_options(request, connect_s)])}
+
+
+def ssh_options(request: Request, connect_s: int = CONNECT_S) -> list[str]:
+    """ssh asks nothing and never hangs. It gives up a silent host just after hvdrun would: it is
+    there for the time before the host agent runs, and while nobody reads hvdrun's output."""
+    every_s = math.ceil((request.host_timeout_s + 1) / (UNANSWERED + 1))
+    settings = (
+        "BatchMode=yes",
+        f"ConnectTimeout={connect_s}",
+        f"ServerAliveInterval={every_s}",
+        f"ServerAliveCountMax={UNANSWERED}",
+        # The user's forwardings are for the user's own sessions, and their ports may be in use.
+        "ClearAllForwardings=yes",
+        # So are a terminal, which would change the bytes, and a command in place of hvdrun's.
+        "RequestTTY=no",
+        "RemoteCommand=none",
+    )
+    options = [word for setting in settings for word in ("-o", setting)]
+    if request.ssh_port is not None:
+        options += ["-p", str(request.ssh_port)]
+    if request.ssh_identity_file is not None:
+        options += ["-i", request.ssh_identity_file]
+    return options
