@@ -34,7 +34,7 @@ def spawn(
             for number, fd in files.items():
                 os.dup2(fd, number)
             signals.set_default()
-            _give_back_files(environment)  # last: a number in `files` may be above that limit
+            _give_back_files(environment)
             os.execvpe(command[0], command, environment)
         except OSError as error:
             os.write(writer, b"%d" % (error.errno or errno.EIO))
@@ -72,6 +72,8 @@ def _bind(cpus: frozenset[int] | None) -> None:
 
 
 def _give_back_files(environment: dict[str, str]) -> None:
-    """Sets the user's own limit of open files, which was raised for MPI."""
+    """Sets the user's own limit of open files, which was raised for MPI. Just before exec, as this
+    process has files with numbers above that limit, and can open no more then."""
     if FILES in environment:
+        os.get_exec_path(environment)  # imports what execvpe needs
         set_open_files(int(environment.pop(FILES)))

@@ -96,6 +96,8 @@ class _Call:
 
     def tick(self, now: float, limit_s: float) -> None:
         """Feeds start-up files that read, and ends a command that is late."""
+        if self.closed:  # its answer has just come
+            return
         since_s = now - self.begin
         if since_s > limit_s:
             self.finish(0)

@@ -12,6 +12,8 @@ import pytest
 from tests.harness.worlds import ROOT, end_tree
 
 LIMIT_S = 60.0
+# The C library keeps the signals 32 and 33 for itself: what a parent has done with them stays.
+OF_GLIBC = 0b11 << 31
 
 
 class Job:
@@ -303,11 +305,8 @@ def test_a_script_starts_with_every_signal_at_its_default(python, before):
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done
     lines = dict(line.split(":\t") for line in done.stdout.splitlines() if line[:3] == "Sig")
-    assert {name: int(lines[name], 16) for name in ("SigBlk", "SigIgn", "SigCgt")} == {
-        "SigBlk": 0,
-        "SigIgn": 0,
-        "SigCgt": 0,
-    }
+    masks = {name: int(lines[name], 16) & ~OF_GLIBC for name in ("SigBlk", "SigIgn", "SigCgt")}
+    assert masks == {"SigBlk": 0, "SigIgn": 0, "SigCgt": 0}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a process number 1")

@@ -72,6 +72,8 @@ class FarHost:
                 self.heard += data
         except BlockingIOError:
             pass
+        # Before the host has spoken, hvdrun sends empty lines.
+        self.heard = bytearray(self.heard.lstrip(b"\n"))
         return [kind for kind, *_ in unpack(self.heard)].count(PING)
 
 
@@ -92,7 +94,7 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
     output = Watched(HOSTS, lambda fd, data: None)
     writer = Writer()
     screen = SimpleNamespace(output=output, writer=writer)
-    command = SimpleNamespace(num_proc=HOSTS, starter="mpirun")
+    command = SimpleNamespace(num_proc=HOSTS, starter="mpirun", environment={})
     job = Supervisor(command, "/", screen, Supervision(60.0), None, is_last=True)
     job.local_ranks = SimpleNamespace(pause=lambda paused: None, keepers=())
     job.mpirun_pipe = SimpleNamespace(pause=lambda paused: None)
