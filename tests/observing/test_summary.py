@@ -145,8 +145,7 @@ for _ in range(5):
 LINE = r"5 steps, \d+(\.\d)? ms each; communication took .* of a step"
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
-@pytest.mark.parametrize("end", ["", "hvd.shutdown()"])
+@pytest.mark.parametrize(("mpi", "end"), [("openmpi", ""), ("mpich", "hvd.shutdown()")])
 def test_hvdrun_shows_it_for_all_ranks(mpi, end):
     hvdrun = [str(python_of(mpi)), "-m", "hvdrun", "-np", "2", "--summary"]
     command = [*hvdrun, str(python_of(mpi)), "-c", TRAINS.format(end=end)]

@@ -175,8 +175,14 @@ hvd.allreduce(torch.ones(5), name="the last")
 """
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
-@pytest.mark.parametrize("end", ["", "hvd.shutdown()", "sys.exit(hvd.rank() % 2 and None)"])
+@pytest.mark.parametrize(
+    ("mpi", "end"),
+    [
+        ("openmpi", ""),
+        ("mpich", "hvd.shutdown()"),
+        ("openmpi", "sys.exit(hvd.rank() % 2 and None)"),
+    ],
+)
 def test_the_file_is_whole_after_every_normal_end(mpi, end, tmp_path):
     path = tmp_path / "timeline.json"
     program = ENDS.format(end=end)

@@ -133,6 +133,7 @@ IN_HVDLITE = """
     "what",
     [what if what == "backward" else pytest.param(what, marks=pytest.mark.wide) for what in WAITS],
 )
+@pytest.mark.wide_in("mpich")
 def test_ctrl_c_interrupts_a_rank_that_waits_for_another(start, what):
     """And none hangs in MPI_Finalize: none gets as far as the second signal, which kills."""
     script = IN_HVDLITE.format(WAITS[what])
@@ -205,6 +206,7 @@ HVDLITE = "import hvdlite as hvd, torch; hvd.init()"
     ],
     ids=["no MPI", "sleeps", "waits", "mpi4py finalizes"],
 )
+@pytest.mark.wide_in("openmpi")
 def test_a_rank_that_ends_at_once_does_not_shorten_the_grace_of_one_that_saves(
     start, begin, wait, number
 ):
@@ -215,6 +217,7 @@ def test_a_rank_that_ends_at_once_does_not_shorten_the_grace_of_one_that_saves(
     assert (code, out) == (128 + number, ["[0] saved", "[0] saving"]), err
 
 
+@pytest.mark.wide_in("mpich")
 def test_ranks_that_all_save_and_end_with_0_end_in_good_order(start):
     script = SAVES.format(start=HVDLITE, wait="").replace('os.environ["RANK"] == "0"', "True")
     job = start(script, "--grace-period", "100").up()
@@ -259,6 +262,7 @@ def test_usr1_goes_to_the_ranks_that_handle_it_and_a_line_names_the_others(start
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGALRM], ids=["USR2", "ALRM"])
+@pytest.mark.wide_in("mpich")
 def test_signals_that_no_rank_handles_end_nothing(start, number):
     job = start(HANDLES.format(()), ranks=1).up()
     job.send(number)
@@ -270,6 +274,7 @@ def test_signals_that_no_rank_handles_end_nothing(start, number):
     assert job.ends()[0] == 143
 
 
+@pytest.mark.wide_in("openmpi")
 def test_the_signal_goes_to_the_ranks_process_not_to_those_it_has_started(start):
     script = """
         import os, signal, subprocess, time
@@ -286,6 +291,7 @@ def test_the_signal_goes_to_the_ranks_process_not_to_those_it_has_started(start)
     assert job.ends()[0] == 143
 
 
+@pytest.mark.wide_in("mpich")
 def test_ctrl_z_is_answered_by_a_line(start):
     job = start(SLEEPS, ranks=1).up()
     job.send(signal.SIGTSTP)

@@ -66,6 +66,7 @@ CLOSES = """
 """
 
 
+@pytest.mark.wide_in("mpich")
 def test_a_rank_that_closes_its_file_descriptors_and_runs_on_is_named(python):
     with started(python, *script(CLOSES)) as process:
         line = process.stderr.readline()
@@ -107,6 +108,7 @@ IN_CHILD = "subprocess.run([sys.executable, '-c', 'import time, os\\n' + {waits!
     ],
     ids=["sleeps", "child", "stopped"],
 )
+@pytest.mark.wide_in("openmpi")
 def test_a_rank_that_others_wait_for_in_init_is_described_until_it_comes(
     python, tmp_path, before, does
 ):
