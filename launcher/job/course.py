@@ -457,15 +457,14 @@ class Course:
 
     def _interrupted(self, now: float, number: int) -> None:
         """The second signal ends the job without a grace."""
-        again = self.signal is not None
-        self.signal = self.signal or number
+        before, self.signal = self.signal, self.signal or number
         first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         given_s = grace_s(number) if self.grace_s is None else self.grace_s
         if self.ending.kill_at is not None:  # the ranks have had the first signal
             first = signal.SIGTERM
             given_s = min(given_s, max(0.0, self.ending.kill_at - now))
-        self._say(interrupted(number, self.command.num_proc, given_s, again))
-        self._end(now, 0 if again else given_s, first)
+        self._say(interrupted(number, before, self.command.num_proc, given_s))
+        self._end(now, given_s if before is None else 0, first)
 
     def _end(self, now: float, grace_s: float, first: int = signal.SIGTERM) -> None:
         self.ending.begin(now, grace_s, first)

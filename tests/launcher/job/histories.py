@@ -1075,6 +1075,13 @@ USER = {
         says=[(2.0, "hvdrun: Ctrl-C: the 4 ranks have 15 s to end")],
         options={"grace_s": 15.0},
     ),
+    "Ctrl-C with --grace-period 0": History(
+        [*begun(), (2.0, Interrupted(INT)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
+        ends(2.0, 0.0, over_at=2.2, first=INT),
+        130,
+        says=[(2.0, "hvdrun: Ctrl-C: killing everything now")],
+        options={"grace_s": 0.0},
+    ),
     "Ctrl-C, and again": History(
         [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT)), *over(2.7, 1)],
         [*ends(2.0, first=INT), *ends(2.5, grace_s=0, over_at=2.7)],
@@ -1154,7 +1161,7 @@ USER = {
         [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(TERM)), *over(2.7, 1)],
         [*ends(2.0, first=INT), *ends(2.5, grace_s=0, over_at=2.7)],
         130,
-        says=[(2.0, "hvdrun: Ctrl-C: the 4"), (2.5, "hvdrun: SIGTERM again: ")],
+        says=[(2.0, "hvdrun: Ctrl-C: the 4"), (2.5, "hvdrun: SIGTERM after Ctrl-C: killing")],
     ),
     "a rank fails after Ctrl-C": History(
         [*begun(), (2.0, Interrupted(INT)), (2.1, RankEnded(1, "code 4", 2.1)), *over(2.2, 1)],
@@ -1172,9 +1179,29 @@ USER = {
         ],
         [*ends(2.0), *ends(4.0, 1.0, over_at=4.6)],
         143,
+        culprit=1,
+        words=("rank 1 on a ended with exit code 4 after 2.0 s",),
         says=[(4.0, "hvdrun: SIGTERM: the 4 ranks have 1 s to end")],
     ),
+    "Ctrl-C after a host was lost": History(
+        [
+            *begun(),
+            (2.0, HostEnded("b")),
+            (3.0, Interrupted(INT)),
+            *asked(3.5, 0, 1),
+            *over(3.6, 1)[::2],
+        ],
+        [*ends(2.0), *ends(3.0, 2.0)],
+        130,
+        words=("hvdrun: b is lost: the connection to it was closed",),
+        says=[(3.0, "hvdrun: Ctrl-C: the 4 ranks have 2 s to end")],
+    ),
     "a reader that leaves": History([*begun(), (2.0, ReaderLeft())], [(2.0, Finish())], 141),
+    "a reader that leaves after a rank has failed": History(
+        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), (2.1, ReaderLeft())],
+        [*ends(2.0), (2.1, Finish())],
+        141,
+    ),
     "a reader that leaves at Ctrl-C": History(
         [*begun(), (2.0, Interrupted(INT)), (2.1, ReaderLeft())],
         [*ends(2.0, first=INT), (2.1, Finish())],
