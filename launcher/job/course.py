@@ -463,7 +463,7 @@ class Course:
         if self.ending.kill_at is not None:  # the ranks have had the first signal
             first = signal.SIGTERM
             given_s = min(given_s, max(0.0, self.ending.kill_at - now))
-        self._say(interrupted(number, before, self.command.num_proc, given_s))
+        self._say(interrupted(number, before, len(self.ranks.awaited), given_s))
         self._end(now, given_s if before is None else 0, first)
 
     def _end(self, now: float, grace_s: float, first: int = signal.SIGTERM) -> None:

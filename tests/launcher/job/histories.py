@@ -1075,6 +1075,12 @@ USER = {
         says=[(2.0, "hvdrun: Ctrl-C: the 4 ranks have 15 s to end")],
         options={"grace_s": 15.0},
     ),
+    "Ctrl-C before any rank has started": History(
+        [(0.1, HostConnected("b")), (0.2, Interrupted(INT)), *over(0.5, 1)],
+        ends(0.2, over_at=0.5, first=INT),
+        130,
+        says=[(0.2, "hvdrun: Ctrl-C: no rank is running; the job ends")],
+    ),
     "Ctrl-C with --grace-period 0": History(
         [*begun(), (2.0, Interrupted(INT)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
         ends(2.0, 0.0, over_at=2.2, first=INT),
@@ -1181,7 +1187,7 @@ USER = {
         143,
         culprit=1,
         words=("rank 1 on a ended with exit code 4 after 2.0 s",),
-        says=[(4.0, "hvdrun: SIGTERM: the 4 ranks have 1 s to end")],
+        says=[(4.0, "hvdrun: SIGTERM: the 3 ranks have 1 s to end")],
     ),
     "Ctrl-C after a host was lost": History(
         [
@@ -1194,7 +1200,7 @@ USER = {
         [*ends(2.0), *ends(3.0, 2.0)],
         130,
         words=("hvdrun: b is lost: the connection to it was closed",),
-        says=[(3.0, "hvdrun: Ctrl-C: the 4 ranks have 2 s to end")],
+        says=[(3.0, "hvdrun: Ctrl-C: the 2 ranks have 2 s to end")],
     ),
     "a reader that leaves": History([*begun(), (2.0, ReaderLeft())], [(2.0, Finish())], 141),
     "a reader that leaves after a rank has failed": History(
