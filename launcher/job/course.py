@@ -95,6 +95,9 @@ CLOSING_S = 10.0
 REPORTS_S = 2.0
 # What hosts report so soon after hvdrun itself did not run may be a consequence of that.
 PAUSE_COUNTS_S = 10.0
+# The same signal twice within this time is one act of the user: wrappers (timeout, uv run) pass on
+# what the terminal or they themselves have sent to the whole process group, too.
+ONE_ACT_S = 0.05
 SSH_SAID_BYTES = 1 << 16
 
 
@@ -168,6 +171,7 @@ class Course:
         self.summaries: dict[int, summary.Record] = {}  # of ranks that have left
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
+        self.signalled_at = 0.0
         self.finished = False
         self.actions: list[Action] = []  # of the event that is being handled
         self.closed_files = ClosedFiles()
@@ -458,6 +462,10 @@ class Course:
     def _interrupted(self, now: float, number: int) -> None:
         """The second signal ends the job without a grace."""
         before, self.signal = self.signal, self.signal or number
+        if before is None:
+            self.signalled_at = now
+        elif number == before and now - self.signalled_at < ONE_ACT_S:
+            return
         first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         given_s = grace_s(number) if self.grace_s is None else self.grace_s
         if self.ending.kill_at is not None:  # the ranks have had the first signal

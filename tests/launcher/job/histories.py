@@ -1140,6 +1140,18 @@ USER = {
         131,
         says=[(2.0, "hvdrun: SIGQUIT: the 4 ranks have 3 s to end")],
     ),
+    "TERM from a wrapper, and the same from its group": History(
+        [
+            *begun(),
+            (2.0, Interrupted(TERM)),
+            (2.01, Interrupted(TERM)),
+            *asked(12.0, 0, 1, 2, 3),
+            *over(12.1, 1),
+        ],
+        ends(2.0, 20.0, over_at=12.1),
+        143,
+        says=[(2.0, "hvdrun: SIGTERM: the 4 ranks have 20 s to end")],
+    ),
     "Ctrl-C, and again, which nothing heeds": History(
         [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT))],
         [
