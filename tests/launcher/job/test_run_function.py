@@ -279,6 +279,17 @@ def test_who_stops_the_caller_stops_the_job(calling, number):
     assert not psutil.wait_procs(family, timeout=20)[1]
 
 
+def test_what_a_rank_prints_after_ctrl_c_to_the_caller_is_shown(calling):
+    """More than pipes hold: the rank would wait for a reader instead of saving."""
+    saves = "(print('x' * 500_000), print('saved', flush=True), exit(0))"
+    process, family = calling(f"signal.signal(2, lambda *_: {saves})")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=LIMIT_S)
+    assert out == "x" * 500_000 + "\nsaved\n"
+    assert process.returncode == -signal.SIGINT
+    assert not psutil.wait_procs(family, timeout=20)[1]
+
+
 @pytest.mark.long
 def test_who_stops_the_caller_twice_stops_the_job_at_once(calling):
     process, family = calling("for n in (2, 15): signal.signal(n, signal.SIG_IGN)")
