@@ -153,6 +153,7 @@ class _Job:
     def __init__(self, mark: str, python: str = sys.executable) -> None:
         self.mark = mark
         self.python = python
+        self.rest = b""  # of hvdrun's stdout: what may become a record
         self.partial: dict[int, bytes] = {}
         self.returned: dict[int, bytes] = {}
         self.raised: list[tuple[int, str, str, bytes]] = []  # in the order of arrival
@@ -190,17 +191,35 @@ class _Job:
                     _show(sys.stdout, text)
                 code = process.wait()
             except BaseException:  # Ctrl-C, or a notebook's stop: hvdrun ends the ranks
-                _interrupt(process)
+                self._interrupt(process)
                 raise
             finally:
                 for thread in threads:
                     thread.join()
         return code
 
+    def _interrupt(self, process: subprocess.Popen[bytes]) -> None:
+        """Passes each interrupt of the caller on: at the second one, hvdrun kills at once. Shows
+        what the ranks write meanwhile: if nobody read it, they would wait instead of saving."""
+        assert process.stdout
+        reader = threading.Thread(target=self._read_on, args=(process.stdout,), daemon=True)
+        reader.start()
+        while True:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(KeyboardInterrupt):
+                process.wait()
+                break
+        reader.join()
+
+    def _read_on(self, stdout: IO[bytes]) -> None:
+        for text in self._sift(stdout):
+            with contextlib.suppress(OSError, ValueError):  # the caller's stream may be closed
+                _show(sys.stdout, text)
+
     def _sift(self, stdout: IO[bytes]) -> Iterator[bytes]:
         """Removes the records from the ranks' output; yields the rest, without waiting for the end
         of a line in which no record can begin."""
-        rest = b""
+        rest = self.rest
         while data := os.read(stdout.fileno(), LINE_BYTES):
             rest += data
             text = bytearray()
@@ -216,8 +235,9 @@ class _Job:
             if MARK.encode() not in rest[cut:] and not re.fullmatch(rb"\[[0-9]*\]? ?", rest[cut:]):
                 cut = len(rest)
             text += rest[:cut]
-            rest = rest[cut:]
+            self.rest = rest = rest[cut:]
             yield bytes(text)
+        self.rest = b""
         yield rest
 
     def _on_record(self, rank: int, kind: str, data: bytes) -> None:
@@ -256,15 +276,6 @@ class _Job:
         # hvdrun's last message, which may include a table.
         words = re.search(r"(?:^|\n)hvdrun: (?!.*\nhvdrun: )(.*)", report, re.DOTALL)
         raise LaunchError(words[1] if words else f"hvdrun ended with exit code {code}")
-
-
-def _interrupt(process: subprocess.Popen[bytes]) -> None:
-    """Passes each interrupt of the caller on: at the second one, hvdrun kills at once."""
-    while True:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(KeyboardInterrupt):
-            process.wait()
-            return
 
 
 def _feed(stdin: IO[bytes], call: bytes) -> None:

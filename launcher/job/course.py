@@ -83,6 +83,9 @@ from hvdrun.plan.command import Command
 REPORTS_S = 2.0
 # What hosts report so soon after hvdrun itself did not run may be a consequence of that.
 PAUSE_COUNTS_S = 10.0
+# The same signal twice within this time is one act of the user: wrappers (timeout, uv run) pass on
+# what the terminal or they themselves have sent to the whole process group, too.
+ONE_ACT_S = 0.05
 
 
 class Course:
@@ -104,6 +107,7 @@ class Course:
         self.summaries: dict[int, summary.Record] = {}  # of ranks that have left
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
+        self.signalled_at = 0.0
         self.finished = False
         self.actions: list[Action] = []  # of the event that is being handled
         self.closed_files = ClosedFiles()
@@ -343,8 +347,11 @@ class Course:
 
     def _interrupted(self, now: float, number: int) -> None:
         """The second signal ends the job without a grace."""
-        again = self.signal is not None
-        self.signal = self.signal or number
+        before, self.signal = self.signal, self.signal or number
+        if before is None:
+            self.signalled_at = now
+        elif number == before and now - self.signalled_at < ONE_ACT_S:
+            return
         first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         given_s = self.supervision.grace_s
         if given_s is None:
@@ -352,8 +359,8 @@ class Course:
         if self.ending.kill_at is not None:  # the ranks have had the first signal
             first = signal.SIGTERM
             given_s = min(given_s, max(0.0, self.ending.kill_at - now))
-        self._say(interrupted(number, self.command.num_proc, given_s, again))
-        self._end(now, 0 if again else given_s, first)
+        self._say(interrupted(number, before, len(self.ranks.awaited), given_s))
+        self._end(now, given_s if before is None else 0, first)
 
     def _end(self, now: float, grace_s: float, first: int = signal.SIGTERM) -> None:
         self.ending.begin(now, grace_s, first)

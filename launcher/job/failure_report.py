@@ -186,13 +186,23 @@ def run_on(rank: int, host: str, left: int, since_s: float) -> str:
     )
 
 
-def interrupted(number: int, num_proc: int, grace_s: float, again: bool) -> str:
-    """The line that is shown at once after Ctrl-C or a signal like it."""
-    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    if again:
-        return f"hvdrun: {name} again: killing everything now"
-    ranks = "the rank has" if num_proc == 1 else f"the {num_proc} ranks have"
-    return f"hvdrun: {name}: {ranks} {grace_s:.3g} s to end; a second {name} kills them at once"
+def interrupted(number: int, before: int | None, running: int, grace_s: float) -> str:
+    """The line that is shown at once after Ctrl-C or a signal like it. `before`: the first one;
+    `running`: how many ranks run."""
+    name = _typed(number)
+    if before is not None:
+        order = "again" if number == before else f"after {_typed(before)}"
+        return f"hvdrun: {name} {order}: killing everything now"
+    if not running:
+        return f"hvdrun: {name}: no rank is running; the job ends"
+    if not grace_s:
+        return f"hvdrun: {name}: killing everything now"
+    ranks, them = ("the rank has", "it") if running == 1 else (f"the {running} ranks have", "them")
+    return f"hvdrun: {name}: {ranks} {grace_s:.3g} s to end; a second {name} kills {them} at once"
+
+
+def _typed(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def unstoppable() -> str:

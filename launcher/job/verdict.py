@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -44,8 +45,18 @@ def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -
 
 
 def _reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
-    if course.signal is not None:
-        return Verdict(128 + course.signal)
+    if course.signal is None:
+        return _by_itself(course, now, date, tails)
+    code = 128 + course.signal
+    has_failed = course.ranks.failures or course.error  # before the signal came
+    if not has_failed or course.signal == signal.SIGPIPE:  # nobody reads any more
+        return Verdict(code)
+    found = _by_itself(course, now, date, tails)
+    error = () if found.error is None else (f"hvdrun: {found.error}",)
+    return found._replace(exit_code=code, error=None, lines=(*found.lines, *error))
+
+
+def _by_itself(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
     given_up_at, given_up = course.hosts.gave_up or (float("inf"), None)
     # A host that heard nothing from hvdrun ends its ranks, and others see their connections close.
     if course.error is not None and not (given_up and isinstance(course.error, HostLost)):

@@ -13,16 +13,23 @@ SHOWN = 120  # characters of a command
 def look(pid: int) -> bytes:
     """The process and its descendants, in JSON: `at`, the seconds of a clock, and `processes`, rows
     of number, parent, state as in /proc/PID/stat, seconds of CPU used so far, command, and whether
-    an MPI is loaded. The first row is `pid`'s; there is none if it has ended."""
-    import json  # 3 ms, which a keeper's start shall not take
+    an MPI is loaded. The first row is `pid`'s; there is none if it has ended. If no file can be
+    opened, the answer is empty: a keeper must not end because of that."""
+    try:
+        import json  # 3 ms, which a keeper's start shall not take
 
-    known, children = _table()
+        known, children = _table()
+    except (OSError, ImportError):
+        return b""
     found: list[list[object]] = []
     queue = [pid]
     while queue and len(found) < MOST_PROCESSES:
         number = queue.pop(0)
         if number in known:
-            found.append([number, *known[number], _command(number), _has_mpi(number)])
+            # Who reads the memory of a process that hangs in the kernel may hang, too.
+            hangs = known[number][1] == "D"
+            has_mpi = not hangs and _has_mpi(number)
+            found.append([number, *known[number], _command(number, hangs), has_mpi])
             queue += children.get(number, [])
     return json.dumps({"at": time.monotonic(), "processes": found}).encode()
 
@@ -43,8 +50,8 @@ def _table() -> tuple[dict[int, tuple[int, str, float]], dict[int, list[int]]]:
     return known, children
 
 
-def _command(pid: int) -> str:
-    for name in ("cmdline", "comm"):
+def _command(pid: int, only_name: bool) -> str:
+    for name in ("comm",) if only_name else ("cmdline", "comm"):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
             words = file.read(4 * SHOWN).decode(errors="replace").strip("\0\n").split("\0")
             text = " ".join(" ".join([os.path.basename(words[0]), *words[1:]]).split())

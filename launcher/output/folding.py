@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 HEADER = b"Traceback (most recent call last):"
 HOLD_S = 0.5
+# The same while the job is being ended: longer than ranks have after a failure. The grace after a
+# signal may be much longer, and what ranks write while they save must be seen.
+ENDING_HOLD_S = 5.0
 HOLD_BYTES = 1 << 16  # a longer text is not held
 
 
@@ -24,7 +27,7 @@ class Folding:
 
     def __init__(self, num_proc: int) -> None:
         self.num_proc = num_proc
-        self.until_end = False  # the job is ending: holds everything until its end
+        self.hold_s = HOLD_S
         self.held: dict[int, _Held] = {}
 
     def hold(self, rank: int, data: bytes, now: float) -> bytes:
@@ -44,9 +47,9 @@ class Folding:
 
     def wait_s(self, now: float) -> float | None:
         """How long until something is due."""
-        if not self.held or self.until_end:
+        if not self.held:
             return None
-        return max(0.0, min(held.since for held in self.held.values()) + HOLD_S - now)
+        return max(0.0, min(held.since for held in self.held.values()) + self.hold_s - now)
 
     def due(self, now: float) -> list[tuple[list[int], bytes]]:
         """Removes and returns the texts that were held for long enough, or are the same on all
@@ -54,7 +57,7 @@ class Folding:
         ready = {
             rank
             for rank, held in self.held.items()
-            if (now - held.since >= HOLD_S and not self.until_end) or len(held.text) > HOLD_BYTES
+            if now - held.since >= self.hold_s or len(held.text) > HOLD_BYTES
         }
         if len(self.held) == self.num_proc and self._are_complete_and_equal():
             ready = set(self.held)

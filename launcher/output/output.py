@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
-from hvdrun.output.folding import Folding, spans
+from hvdrun.output.folding import ENDING_HOLD_S, Folding, spans
 from hvdrun.output.recent import Recent
 from hvdrun.output.times import stamp
 
@@ -131,9 +131,9 @@ class Output:
                 self.open[self.targets[fd]] = (0, fd, len(text))
 
     def ending(self) -> None:
-        """The job is ending: what its ranks write from now on is shown at the end, folded."""
+        """The job is ending: many ranks may write the same now, some of them seconds later."""
         if self.folding is not None:
-            self.folding.until_end = True
+            self.folding.hold_s = ENDING_HOLD_S
 
     def finish(self, culprit: int | None = None) -> None:
         """Shows and ends the last lines of all ranks, so that a report can follow. The culprit's

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
+from hvdrun.job.course import ONE_ACT_S
 from tests.harness.worlds import ROOT, end_tree
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
@@ -78,7 +79,7 @@ def all_of(*acts):
     return act
 
 
-TWICE = all_of(to_hvdrun("INT"), to_hvdrun("INT"))
+TWICE = all_of(to_hvdrun("INT"), lambda rig: time.sleep(2 * ONE_ACT_S), to_hvdrun("INT"))
 KILLED = "hvdrun: Ctrl-C again: killing everything now"
 
 

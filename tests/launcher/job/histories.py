@@ -1078,6 +1078,19 @@ USER = {
         says=[(2.0, "hvdrun: Ctrl-C: the 4 ranks have 15 s to end")],
         options={"grace_s": 15.0},
     ),
+    "Ctrl-C before any rank has started": History(
+        [(0.1, HostConnected("b")), (0.2, Interrupted(INT)), *over(0.5, 1)],
+        ends(0.2, over_at=0.5, first=INT),
+        130,
+        says=[(0.2, "hvdrun: Ctrl-C: no rank is running; the job ends")],
+    ),
+    "Ctrl-C with --grace-period 0": History(
+        [*begun(), (2.0, Interrupted(INT)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
+        ends(2.0, 0.0, over_at=2.2, first=INT),
+        130,
+        says=[(2.0, "hvdrun: Ctrl-C: killing everything now")],
+        options={"grace_s": 0.0},
+    ),
     "Ctrl-C, and again": History(
         [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT)), *over(2.7, 1)],
         [*ends(2.0, first=INT), *ends(2.5, grace_s=0, over_at=2.7)],
@@ -1130,6 +1143,18 @@ USER = {
         131,
         says=[(2.0, "hvdrun: SIGQUIT: the 4 ranks have 3 s to end")],
     ),
+    "TERM from a wrapper, and the same from its group": History(
+        [
+            *begun(),
+            (2.0, Interrupted(TERM)),
+            (2.01, Interrupted(TERM)),
+            *asked(12.0, 0, 1, 2, 3),
+            *over(12.1, 1),
+        ],
+        ends(2.0, 20.0, over_at=12.1),
+        143,
+        says=[(2.0, "hvdrun: SIGTERM: the 4 ranks have 20 s to end")],
+    ),
     "Ctrl-C, and again, which nothing heeds": History(
         [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT))],
         [
@@ -1157,7 +1182,7 @@ USER = {
         [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(TERM)), *over(2.7, 1)],
         [*ends(2.0, first=INT), *ends(2.5, grace_s=0, over_at=2.7)],
         130,
-        says=[(2.0, "hvdrun: Ctrl-C: the 4"), (2.5, "hvdrun: SIGTERM again: ")],
+        says=[(2.0, "hvdrun: Ctrl-C: the 4"), (2.5, "hvdrun: SIGTERM after Ctrl-C: killing")],
     ),
     "a rank fails after Ctrl-C": History(
         [*begun(), (2.0, Interrupted(INT)), (2.1, RankEnded(1, "code 4", 2.1)), *over(2.2, 1)],
@@ -1175,9 +1200,29 @@ USER = {
         ],
         [*ends(2.0), *ends(4.0, 1.0, over_at=4.6)],
         143,
-        says=[(4.0, "hvdrun: SIGTERM: the 4 ranks have 1 s to end")],
+        culprit=1,
+        words=("rank 1 on a ended with exit code 4 after 2.0 s",),
+        says=[(4.0, "hvdrun: SIGTERM: the 3 ranks have 1 s to end")],
+    ),
+    "Ctrl-C after a host was lost": History(
+        [
+            *begun(),
+            (2.0, HostEnded("b")),
+            (3.0, Interrupted(INT)),
+            *asked(3.5, 0, 1),
+            *over(3.6, 1)[::2],
+        ],
+        [*ends(2.0), *ends(3.0, 2.0)],
+        130,
+        words=("hvdrun: b is lost: the connection to it was closed",),
+        says=[(3.0, "hvdrun: Ctrl-C: the 2 ranks have 2 s to end")],
     ),
     "a reader that leaves": History([*begun(), (2.0, ReaderLeft())], [(2.0, Finish())], 141),
+    "a reader that leaves after a rank has failed": History(
+        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), (2.1, ReaderLeft())],
+        [*ends(2.0), (2.1, Finish())],
+        141,
+    ),
     "a reader that leaves at Ctrl-C": History(
         [*begun(), (2.0, Interrupted(INT)), (2.1, ReaderLeft())],
         [*ends(2.0, first=INT), (2.1, Finish())],

@@ -116,13 +116,13 @@ def test_that_others_run_on_without_a_rank_is_told(left, who):
 
 
 def test_ctrl_c_is_answered_by_a_line():
-    assert interrupted(signal.SIGINT, 4, 3.0, False) == (
+    assert interrupted(signal.SIGINT, None, 4, 3.0) == (
         "hvdrun: Ctrl-C: the 4 ranks have 3 s to end; a second Ctrl-C kills them at once"
     )
-    assert interrupted(signal.SIGTERM, 1, 20.0, False).startswith(
-        "hvdrun: SIGTERM: the rank has 20 s to end"
+    assert interrupted(signal.SIGTERM, None, 1, 20.0) == (
+        "hvdrun: SIGTERM: the rank has 20 s to end; a second SIGTERM kills it at once"
     )
-    assert interrupted(signal.SIGINT, 4, 0.0, True).startswith("hvdrun: Ctrl-C again: ")
+    assert interrupted(signal.SIGINT, signal.SIGINT, 4, 3.0).startswith("hvdrun: Ctrl-C again: ")
 
 
 def test_the_hosts_whose_ranks_have_not_started_are_listed():

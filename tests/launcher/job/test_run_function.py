@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import textwrap
+import time
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import hvdlite as hvd
 from hvdlite.errors import LaunchError, RankError
 from hvdlite.run_function import MARK, VARIABLE, _Job
+from hvdrun.job.course import ONE_ACT_S
 from tests.harness.worlds import end_tree, python_of
 
 LIMIT_S = 90.0
@@ -277,11 +279,23 @@ def test_who_stops_the_caller_stops_the_job(calling, number):
     assert not psutil.wait_procs(family, timeout=20)[1]
 
 
+def test_what_a_rank_prints_after_ctrl_c_to_the_caller_is_shown(calling):
+    """More than pipes hold: the rank would wait for a reader instead of saving."""
+    saves = "(print('x' * 500_000), print('saved', flush=True), exit(0))"
+    process, family = calling(f"signal.signal(2, lambda *_: {saves})")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=LIMIT_S)
+    assert out == "x" * 500_000 + "\nsaved\n"
+    assert process.returncode == -signal.SIGINT
+    assert not psutil.wait_procs(family, timeout=20)[1]
+
+
 @pytest.mark.long
 def test_who_stops_the_caller_twice_stops_the_job_at_once(calling):
     process, family = calling("for n in (2, 15): signal.signal(n, signal.SIG_IGN)")
     process.send_signal(signal.SIGINT)
     assert process.stderr.readline().startswith("hvdrun: Ctrl-C: the rank has 3 s to end")
+    time.sleep(2 * ONE_ACT_S)
     process.send_signal(signal.SIGINT)
     assert process.stderr.readline() == "hvdrun: Ctrl-C again: killing everything now\n"
     assert process.wait(LIMIT_S) == -signal.SIGINT

@@ -1,13 +1,16 @@
 """What a keeper sees in /proc of its rank's processes."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
 
 import psutil
+import pytest
 
 from hvdrun.job.init_report import activity, read_look
+from hvdrun.machine import looks
 from hvdrun.machine.looks import MOST_PROCESSES, look
 
 # Computes while a child of it sleeps; each says when it is up.
@@ -59,3 +62,20 @@ def test_a_look_has_no_more_than_some_processes():
             each.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_a_look_does_not_read_the_memory_of_a_process_that_hangs_in_the_kernel(monkeypatch):
+    pid = os.getpid()
+    monkeypatch.setattr(looks, "_table", lambda: ({pid: (1, "D", 0.5)}, {}))
+    monkeypatch.setattr(looks, "_has_mpi", lambda _: pytest.fail("it reads the memory"))
+    with open("/proc/self/comm") as name:
+        assert read_look(look(pid)).processes[0].command == name.read().strip()
+
+
+def test_a_keeper_that_can_open_no_file_does_not_answer(monkeypatch):
+    def fail(_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(looks.os, "listdir", fail)
+    assert look(os.getpid()) == b""
+    assert read_look(b"") is None

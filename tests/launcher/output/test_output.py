@@ -225,6 +225,15 @@ def test_while_the_job_is_being_ended_tracebacks_wait_for_the_others():
     assert screen.all == folded(b"[ranks 0,2]")
 
 
+def test_while_the_job_is_being_ended_a_rank_that_goes_on_after_a_traceback_is_heard():
+    screen = Screen()
+    screen.output.ending()
+    screen.output.feed(1, 2, TRACEBACK + b"saving\n")
+    screen.pause(5.0)
+    assert screen.all == folded(b"[1]") + b"[1] saving\n"
+    screen.output.finish()
+
+
 def test_on_a_terminal_the_bars_of_other_ranks_show_how_they_ended():
     screen = Screen(terminals={1, 2})
     for data in (b"\r 10%", b"\r 20%", b"\r 30%\n"):

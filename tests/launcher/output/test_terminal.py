@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from hvdrun.job.course import ONE_ACT_S
 from tests.harness.worlds import ROOT, end_tree
 
 LIMIT_S = 30.0
@@ -111,13 +112,14 @@ def test_each_rank_has_its_colour(terminal):
 
 
 def test_ctrl_c_is_answered_at_once_and_the_second_one_kills(terminal, python):
-    ignoring = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    ignoring = "import signal\nfor n in (2, 15): signal.signal(n, signal.SIG_IGN)\n"
     terminal.hvdrun("-np", "2", python, "-c", f"{ignoring}{UP}time.sleep(60)")
     terminal.read_until(b"up", times=2)
     terminal.type(b"\x03")
     terminal.read_until(
         b"hvdrun: Ctrl-C: the 2 ranks have 3 s to end; a second Ctrl-C kills them at once"
     )
+    time.sleep(2 * ONE_ACT_S)
     terminal.type(b"\x03")
     terminal.read_until(b"hvdrun: Ctrl-C again: killing everything now")
     assert terminal.code() == 128 + signal.SIGINT
