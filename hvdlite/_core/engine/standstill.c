@@ -498,12 +498,21 @@ static void tell_all_hosts(hvdl_engine *e, const char *text)
     decide(e, text);
 }
 
+/* A run of a plan begins without an agreement. So a host that does not answer may not have posted it: stall.c
+ * reports that, and ends it. */
+static bool may_lack_a_host(const hvdl_operation *op)
+{
+    return hvdl_is_run(op) && !op->internal;
+}
+
 static void conclude(hvdl_engine *e, const hvdl_operation *op)
 {
     hvdl_standstill *still = &e->standstill;
     bool fails = fails_now(e), speaks = speaker(e) == e->placement.host;
+    bool is_not_ours = has_answered(e, STANDING_MOVING) || has_answered(e, STANDING_NOT_POSTED) ||
+                       (has_answered(e, STANDING_SILENT) && may_lack_a_host(op));
     char text[HVDL_TEXT_BYTES];
-    if (has_answered(e, STANDING_MOVING) || has_answered(e, STANDING_NOT_POSTED)) {
+    if (is_not_ours) {
         still->still_ns = 0; /* from now on */
         end_asking(e);
         return;
@@ -529,6 +538,8 @@ static void look_between_hosts(hvdl_engine *e, hvdl_operation *op, uint64_t now)
     hvdl_standstill *still = &e->standstill;
     bool fails = fails_now(e);
     if (!e->placement.is_leader) {
+        if (may_lack_a_host(op))
+            return; /* without the leader, nobody of this host can know */
         if (quiet_ns(e, 0) ||
             (fails && still->still_ns > e->config.stall_shutdown_ns + 4 * ANSWER_NS))
             speak_alone(e, op, fails);
