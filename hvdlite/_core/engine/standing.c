@@ -184,24 +184,43 @@ bool hvdl_describe_standing_here(const hvdl_engine *e, const hvdl_operation *op,
 
 /* ---- between hosts ---- */
 
-void hvdl_describe_standing(hvdl_engine *e, hvdl_key key, uint64_t run, uint64_t still_ns,
-                            hvdl_standing *to)
+void hvdl_describe_standing(hvdl_engine *e, const hvdl_operation *op, hvdl_standing *to)
 {
-    const hvdl_plan *plan = hvdl_plan_by_key(e, key);
-    const hvdl_meeting *meeting = hvdl_meeting_of(e, key, run);
-    *to = (hvdl_standing){.awaits = awaited_by_host(e)};
-    if (plan && plan->num_runs <= run)
-        to->state = HVDL_STANDING_NOT_POSTED;
-    else if (!meeting || meeting->collecting || !meeting->operation)
-        to->state = HVDL_STANDING_ENDED;
-    else if (e->standstill.still_ns < still_ns / 2)
-        to->state = HVDL_STANDING_MOVING;
-    else
-        to->state = HVDL_STANDING_STILL;
-    if (to->state == HVDL_STANDING_STILL) {
-        hvdl_writer missing = {to->missing, sizeof to->missing, 0};
-        describe_missing(e, meeting->operation, &missing);
+    *to = (hvdl_standing){.state = HVDL_STANDING_STILL, .awaits = awaited_by_host(e)};
+    hvdl_writer missing = {to->missing, sizeof to->missing, 0};
+    describe_missing(e, op, &missing);
+}
+
+/* This rank's, which all ranks of the host have posted; or NULL. The next operation of this key, which other
+ * ranks may have posted by now, is another one; and so is that which made the plan of a run. */
+static const hvdl_operation *find_operation(hvdl_engine *e, hvdl_key key, uint64_t run, bool is_run)
+{
+    const hvdl_operation *found = NULL;
+    /* What is in flight is ended by the driver alone, which this is. */
+    pthread_mutex_lock(&e->queue.lock);
+    for (hvdl_node *node = hvdl_table_first(&e->queue.in_flight, key.lo); node;
+         node = hvdl_table_next(node->next, key.lo)) {
+        const hvdl_operation *op = HVDL_CONTAINER(node, hvdl_operation, by_key);
+        if (hvdl_key_equal(op->key, key) && op->meeting && !op->meeting->collecting &&
+            hvdl_is_run(op) == is_run && hvdl_run_of(op) == run)
+            found = op;
     }
+    pthread_mutex_unlock(&e->queue.lock);
+    return found;
+}
+
+void hvdl_answer_standing(hvdl_engine *e, hvdl_key key, uint64_t run,
+                          const hvdl_standing_question *question, hvdl_standing *to)
+{
+    const hvdl_operation *op = find_operation(e, key, run, question->is_run);
+    const hvdl_plan *plan = hvdl_plan_by_key(e, key);
+    *to = (hvdl_standing){.state = HVDL_STANDING_ENDED, .awaits = -1};
+    if (op && e->standstill.still_ns < question->still_ns / 2)
+        to->state = HVDL_STANDING_MOVING;
+    else if (op)
+        hvdl_describe_standing(e, op, to);
+    else if (question->is_run && plan && plan->num_runs <= run)
+        to->state = HVDL_STANDING_NOT_POSTED;
 }
 
 void hvdl_describe_standing_everywhere(const hvdl_engine *e, const hvdl_operation *op, bool fails,

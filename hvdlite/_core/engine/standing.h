@@ -13,7 +13,14 @@ typedef enum {
     HVDL_STANDING_NOT_POSTED /* a run of a plan: it has not begun there, which stall.c reports */
 } hvdl_standing_state;
 
-/* In a message, from a leader. */
+/* In a message from a leader, about one of its operations. */
+typedef struct {
+    uint64_t still_ns; /* how long it has stood still */
+    int32_t is_run;    /* of a plan */
+    int32_t unused;
+} hvdl_standing_question;
+
+/* The answer. */
 struct hvdl_standing {
     int32_t state;  /* hvdl_standing_state */
     int32_t awaits; /* the member whose message it waits for, or -1 */
@@ -22,9 +29,12 @@ struct hvdl_standing {
 
 /* How long a rank of this host has not looked, if it is too long; else 0. */
 uint64_t hvdl_quiet_ns(const hvdl_engine *engine, int local);
-/* How this host stands, for one whose operation has stood still for so long. */
-void hvdl_describe_standing(hvdl_engine *engine, hvdl_key key, uint64_t run, uint64_t still_ns,
+/* How this host stands, whose operation stands still. */
+void hvdl_describe_standing(hvdl_engine *engine, const hvdl_operation *operation,
                             hvdl_standing *to);
+/* How it stands for another host, which asks about the operation of this key. */
+void hvdl_answer_standing(hvdl_engine *engine, hvdl_key key, uint64_t run,
+                          const hvdl_standing_question *question, hvdl_standing *to);
 /* The whole text, of what is known on this host. False: no rank is to be seen that is missing. */
 bool hvdl_describe_standing_here(const hvdl_engine *engine, const hvdl_operation *operation,
                                  bool fails, char text[HVDL_TEXT_BYTES]);

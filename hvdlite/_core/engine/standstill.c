@@ -190,29 +190,30 @@ static bool is_time_to_tell(const hvdl_engine *e)
 static void ask(hvdl_engine *e, const hvdl_operation *op)
 {
     hvdl_standstill *still = &e->standstill;
-    uint64_t run = hvdl_run_of(op);
+    hvdl_standing_question question = {.still_ns = still->still_ns, .is_run = hvdl_is_run(op)};
     still->answers = calloc((size_t)e->config.num_hosts, sizeof *still->answers);
     if (!still->answers)
         return; /* no report is better than no job */
     still->asked_ns = hvdl_now_ns();
     still->num_asked++;
     still->num_answers = 1;
-    hvdl_describe_standing(e, op->key, run, 0, &still->answers[e->placement.host]);
+    hvdl_describe_standing(e, op, &still->answers[e->placement.host]);
     for (int h = 0; h < e->config.num_hosts; h++)
         if (h != e->placement.host) {
-            hvdl_message message = {.type = HVDL_MSG_STANDS, .key = op->key, .run = run};
+            hvdl_message message = {
+                .type = HVDL_MSG_STANDS, .key = op->key, .run = hvdl_run_of(op)};
             message.tag = still->num_asked;
-            hvdl_send_message(e, h, &message, &still->still_ns, sizeof still->still_ns);
+            hvdl_send_message(e, h, &message, &question, sizeof question);
         }
 }
 
 void hvdl_on_stands(hvdl_engine *e, const hvdl_message *message, const void *payload)
 {
     hvdl_message answer = {.type = HVDL_MSG_STANDING, .tag = message->tag};
+    hvdl_standing_question question;
     hvdl_standing standing;
-    uint64_t still_ns;
-    memcpy(&still_ns, payload, sizeof still_ns);
-    hvdl_describe_standing(e, message->key, message->run, still_ns, &standing);
+    memcpy(&question, payload, sizeof question);
+    hvdl_answer_standing(e, message->key, message->run, &question, &standing);
     hvdl_send_message(e, message->host, &answer, &standing, sizeof standing);
 }
 
