@@ -133,8 +133,8 @@ static PyObject *operation_label(PyObject *object, PyObject *unused)
         return Py_BuildValue("(ss)", "", "");
     const char *kind = hvdl_facts_of(hvdl_operation_desc(operation))->name;
     const char *name = hvdl_operation_name(operation);
-    return Py_BuildValue(
-        "(sN)", kind, PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace"));
+    return Py_BuildValue("(sN)", kind,
+                         PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace"));
 }
 
 /* The operation if it succeeded and has said something, else NULL and an exception. */
@@ -288,12 +288,9 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
 }
 
 static PyMethodDef operation_methods[] = {
-    {"poll", operation_poll, METH_NOARGS, NULL},
-    {"wait", operation_wait, METH_NOARGS, NULL},
-    {"label", operation_label, METH_NOARGS, NULL},
-    {"rows", operation_rows, METH_NOARGS, NULL},
-    {"capsule", operation_capsule, METH_NOARGS, NULL},
-    {0},
+    {"poll", operation_poll, METH_NOARGS, NULL},       {"wait", operation_wait, METH_NOARGS, NULL},
+    {"label", operation_label, METH_NOARGS, NULL},     {"rows", operation_rows, METH_NOARGS, NULL},
+    {"capsule", operation_capsule, METH_NOARGS, NULL}, {0},
 };
 
 static PyType_Slot operation_slots[] = {
