@@ -29,6 +29,7 @@
     3000000000ull /* how long a host may take to answer; an idle one looks every 2 s */
 /* No standstill is shorter: by then all ranks that run have looked. */
 #define LEAST_NS 3000000000ull
+#define LEAST_PAUSE_NS 4000000000ull /* between two reports */
 
 /* ---- how far everything is ---- */
 
@@ -151,28 +152,7 @@ static void decide(hvdl_engine *e, const char *text)
         hvdl_break_on_all(e, text);
 }
 
-/* ---- without asking other hosts ---- */
-
-static void speak_alone(hvdl_engine *e, const hvdl_operation *op, bool fails)
-{
-    char text[HVDL_TEXT_BYTES];
-    uint64_t place = e->standstill.place;
-    if (!hvdl_describe_standing_here(e, op, fails, text) && !fails)
-        return;
-    e->standstill.told = true;
-    if (fails)
-        decide(e, text);
-    else if (atomic_exchange(&e->shm.control->told_place, place) != place)
-        report(e, op, text);
-}
-
-/* ---- between hosts ---- */
-
-static void end_asking(hvdl_engine *e)
-{
-    free(e->standstill.answers);
-    e->standstill.answers = NULL;
-}
+/* ---- when ---- */
 
 static bool fails_now(const hvdl_engine *e)
 {
@@ -182,9 +162,43 @@ static bool fails_now(const hvdl_engine *e)
 
 static bool is_time_to_tell(const hvdl_engine *e)
 {
-    uint64_t limit = e->config.stall_warning_ns;
-    return limit && !e->standstill.told &&
-           e->standstill.still_ns > (limit > LEAST_NS ? limit : LEAST_NS);
+    uint64_t limit = e->config.stall_warning_ns, still_ns = e->standstill.still_ns;
+    return limit && still_ns > (limit > LEAST_NS ? limit : LEAST_NS) &&
+           still_ns > e->standstill.next_report_ns;
+}
+
+/* A report is made, or is another's to make. */
+static void note_told(hvdl_engine *e)
+{
+    hvdl_standstill *still = &e->standstill;
+    uint64_t pause_ns = still->still_ns > LEAST_PAUSE_NS ? still->still_ns : LEAST_PAUSE_NS;
+    still->num_reports++;
+    still->next_report_ns = still->still_ns + pause_ns;
+}
+
+/* ---- without asking other hosts ---- */
+
+static void speak_alone(hvdl_engine *e, const hvdl_operation *op, bool fails)
+{
+    char text[HVDL_TEXT_BYTES];
+    uint64_t report_at = mix(e->standstill.place + (uint64_t)e->standstill.num_reports);
+    if (!hvdl_describe_standing_here(e, op, fails, text) && !fails)
+        return;
+    note_told(e);
+    if (fails)
+        decide(e, text);
+    else if (atomic_exchange(&e->shm.control->told_place, report_at) != report_at)
+        report(e, op, text);
+    else
+        e->standstill.said = false; /* another rank has, and withdraws it */
+}
+
+/* ---- between hosts ---- */
+
+static void end_asking(hvdl_engine *e)
+{
+    free(e->standstill.answers);
+    e->standstill.answers = NULL;
 }
 
 static void ask(hvdl_engine *e, const hvdl_operation *op)
@@ -288,7 +302,9 @@ static void conclude(hvdl_engine *e, const hvdl_operation *op)
         tell_all_hosts(e, text);
     else if (speaks)
         report(e, op, text);
-    still->told = true;
+    else
+        still->said = false; /* another host does, and withdraws it */
+    note_told(e);
     end_asking(e);
 }
 
@@ -328,7 +344,8 @@ void hvdl_standstill_look(hvdl_engine *e)
         withdraw_report(e);
         still->place = place;
         still->still_ns = 0;
-        still->told = false;
+        still->num_reports = 0;
+        still->next_report_ns = 0;
         end_asking(e);
         return;
     }
