@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite import _core
+from hvdlite.world import world as worlds
 from tests.observing.reports import DEADLINE_S, FAILS, WARNS, Said, end, host_of, start
 from tests.observing.test_stall_shutdown import Flag, text_of
 
@@ -67,6 +69,43 @@ def one_host_is_frozen(frozen):
 @pytest.mark.wide_in("1,1,1")
 def test_a_frozen_host_is_reported_whichever_is_the_coordinator(world, frozen):
     world.run(one_host_is_frozen, frozen, knobs=WARNS)
+
+
+def a_host_is_frozen_before_a_run():
+    hvd.init()
+    process = Frozen(1)
+    tensor = torch.ones(2000)
+    place = tensor.data_ptr()
+    plan = worlds.current().team.engine.plan(
+        "p", _core.FLOAT32, _core.SUM, place, place, tensor.numel(), 1.0, 1.0, tensor
+    )
+    assert plan.start(tensor).wait() is None
+    said = Said()
+    if hvd.rank() == 1:
+        process.stop_self()
+    else:
+        process.wait()
+    begun = time.monotonic()
+    run = plan.start(tensor)
+    if hvd.rank() == 0:
+        said.wait_for("allreduce 'p'")
+        # The other check takes 3 s to begin, and 3 s to hear no answer.
+        time.sleep(max(0.0, begun + 7.5 - time.monotonic()))
+        process.resume()
+    assert run.wait() is None
+    hvd.barrier()
+    return said.lines(), host_of(1)
+
+
+@pytest.mark.hosts("1,1")
+@pytest.mark.wide_in("mpich")
+def test_a_run_that_a_frozen_host_may_not_have_begun_is_reported_as_late_and_nothing_else(world):
+    """Hosts agree on no run of a plan: nobody can say that all ranks have called it."""
+    (lines, host), _ = world.run(a_host_is_frozen_before_a_run, knobs=WARNS)
+    waits = rf"(has waited \d+ s|still waits, after \d+ s,) for {host}, which does not answer; .*"
+    expected = re.compile(rf"hvdlite: allreduce 'p' ({waits}|goes on after \d+ s)")
+    assert all(expected.fullmatch(line) for line in lines), lines
+    assert sum("goes on" in line for line in lines) <= 1, lines
 
 
 def host_0_is_frozen():

@@ -148,6 +148,29 @@ def test_an_operation_that_stands_still_is_reported_with_the_rank_that_is_missin
     assert pattern(kind, missing(stopped, host)).fullmatch(lines[0]), lines[0]
 
 
+def one_stops_for_long():
+    hvd.init()
+    stopped = hvd.size() - 1
+    said, frozen = Said(), Frozen(stopped)
+    handle, expected = begin_and_stop("allreduce", stopped, frozen)
+    if hvd.rank() == 0:
+        said.wait_for("allreduce 'x'", 2)
+        frozen.go_on()
+    assert hvd.synchronize(handle).eq(expected).all()
+    hvd.barrier()
+    time.sleep(1)  # each rank looks four times a second, and withdraws what it has said
+    return said.lines()
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.wide_in("mpich")
+def test_the_report_of_a_standstill_is_repeated_with_a_growing_pause_and_withdrawn_once(world):
+    first, second, withdrawn = world.run(one_stops_for_long, knobs={**WARNS, **SMALL})[0]
+    times = [int(re.search(r" has made no progress for (\d+) s", x)[1]) for x in (first, second)]
+    assert times[1] >= times[0] + 4, times
+    assert re.fullmatch(r"hvdlite: allreduce 'x' goes on after \d+ s", withdrawn), withdrawn
+
+
 def all_fail(kind, stopped):
     hvd.init()
     frozen = Frozen(stopped)

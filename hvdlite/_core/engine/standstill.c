@@ -10,7 +10,9 @@
  * host moving, and which of its ranks is missing (STANDING)? The lowest host that stands still and answers
  * speaks, and tells the others with what everything fails (STOOD). Every rank has a clock of its own: whoever
  * hears nothing decides alone. The text goes through shared memory (the verdict) to the ranks of the host, so
- * that a rank which was stopped finds it when it goes on, before it ends any operation. */
+ * that a rank which was stopped finds it when it goes on, before it ends any operation.
+ *
+ * standing.c finds whose part is missing, and writes the texts. */
 #define _GNU_SOURCE
 #include "engine/standstill.h"
 
@@ -19,6 +21,7 @@
 
 #include "engine/control.h"
 #include "engine/report.h"
+#include "engine/standing.h"
 
 #define LOOK_NS 250000000ull
 #define LONGEST_LOOK_NS 500000000ull /* more was no wait: this rank did not run */
@@ -26,23 +29,7 @@
     3000000000ull /* how long a host may take to answer; an idle one looks every 2 s */
 /* No standstill is shorter: by then all ranks that run have looked. */
 #define LEAST_NS 3000000000ull
-/* A rank that has not looked for so long does not run; one that is idle looks every 2 s. */
-#define QUIET_NS 2800000000ull
-
-/* How a host stands, in a message. */
-typedef enum {
-    STANDING_SILENT,    /* it has not answered */
-    STANDING_MOVING,    /* its operations move */
-    STANDING_STILL,     /* the operation stands still there, too */
-    STANDING_ENDED,     /* it has ended there */
-    STANDING_NOT_POSTED /* a run of a plan: it has not begun there, which stall.c reports */
-} standing;
-
-struct hvdl_standing {
-    int32_t state;  /* standing */
-    int32_t awaits; /* the member whose message it waits for, or -1 */
-    char missing[HVDL_MISSING_BYTES];
-};
+#define LEAST_PAUSE_NS 4000000000ull /* between two reports */
 
 /* ---- how far everything is ---- */
 
@@ -101,14 +88,9 @@ static hvdl_operation *first_under_way(hvdl_engine *e, uint64_t *place)
     return first;
 }
 
-static hvdl_shm_rank *local_rank(const hvdl_engine *e, int local)
-{
-    return &e->shm.control->ranks[local];
-}
-
 static void publish(hvdl_engine *e, uint64_t now, uint64_t place, int peer)
 {
-    hvdl_shm_rank *self = local_rank(e, e->placement.local);
+    hvdl_shm_rank *self = &e->shm.control->ranks[e->placement.local];
     atomic_store_explicit(&self->place, place, memory_order_relaxed);
     atomic_store_explicit(&self->awaits, (uint32_t)(peer + 1), memory_order_relaxed);
     atomic_store_explicit(&self->looked_ns, now, memory_order_relaxed);
@@ -118,192 +100,30 @@ static uint64_t place_of_host(const hvdl_engine *e)
 {
     uint64_t place = 0;
     for (int r = 0; r < e->placement.local_size; r++)
-        place = mix(place + atomic_load_explicit(&local_rank(e, r)->place, memory_order_relaxed));
+        place = mix(place +
+                    atomic_load_explicit(&e->shm.control->ranks[r].place, memory_order_relaxed));
     return place;
 }
 
-/* How long a rank of this host has not looked, if it is too long; else 0. */
-static uint64_t quiet_ns(const hvdl_engine *e, int local)
-{
-    uint64_t looked = atomic_load_explicit(&local_rank(e, local)->looked_ns, memory_order_relaxed);
-    uint64_t now = hvdl_now_ns(), quiet = looked && now > looked ? now - looked : 0;
-    return quiet > QUIET_NS && quiet > e->standstill.still_ns / 2 ? quiet : 0;
-}
-
-/* ---- whose part is missing ---- */
-
-typedef struct {
-    bool *ranks; /* by local rank */
-    int count;
-    const char *what; /* they have not done */
-} missing_ranks;
-
-static void add_missing(missing_ranks *missing, int local)
-{
-    missing->count += !missing->ranks[local];
-    missing->ranks[local] = true;
-}
-
-static void find_behind(const hvdl_engine *e, missing_ranks *missing)
-{
-    static const char *const what[HVDL_NUM_STAGES] = {[HVDL_STAGE_IN] = "put in its part",
-                                                      [HVDL_STAGE_REDUCED] = "added up its part",
-                                                      [HVDL_STAGE_OUT] = "taken out its part"};
-    hvdl_stage stage;
-    missing->count = hvdl_conveyor_behind(&e->shm, missing->ranks, &stage);
-    missing->what = what[stage];
-}
-
-/* An Adasum goes on when the operation that works for it does. */
-static void find_not_posted(const hvdl_engine *e, const hvdl_operation *op, missing_ranks *missing)
-{
-    const hvdl_meeting *meeting = op->child ? op->child->meeting : NULL;
-    missing->what = "posted its next step";
-    for (int r = 0; meeting && meeting->collecting && r < e->placement.local_size; r++)
-        if (!meeting->posted_by[r] && !e->join.joined[r])
-            add_missing(missing, r);
-}
-
-/* The journal is full: ranks have not read it. */
-static void find_not_read(const hvdl_engine *e, missing_ranks *missing)
-{
-    uint64_t slowest = UINT64_MAX;
-    if (!e->announcing.deferred)
-        return;
-    missing->what = "read what the others have written";
-    for (int r = 0; r < e->placement.local_size; r++) {
-        uint64_t cursor = atomic_load_explicit(&local_rank(e, r)->cursor, memory_order_relaxed);
-        slowest = cursor < slowest ? cursor : slowest;
-    }
-    for (int r = 0; r < e->placement.local_size; r++)
-        if (atomic_load_explicit(&local_rank(e, r)->cursor, memory_order_relaxed) == slowest)
-            add_missing(missing, r);
-}
-
-static void find_quiet(const hvdl_engine *e, missing_ranks *missing)
-{
-    missing->what = "moved";
-    for (int r = 0; e->config.progress_thread && r < e->placement.local_size; r++)
-        if (r != e->placement.local && quiet_ns(e, r))
-            add_missing(missing, r);
-}
-
-/* Only the leader begins pieces. */
-static void find_not_begun(const hvdl_operation *op, missing_ranks *missing)
-{
-    missing->what = "begun the next piece";
-    if (op->progress.started < op->progress.num_pieces &&
-        op->progress.started == op->progress.finished)
-        add_missing(missing, 0);
-}
-
-static void put_missing(const hvdl_engine *e, const missing_ranks *missing, hvdl_writer *to)
-{
-    for (int r = 0; r < e->placement.local_size; r++) {
-        int rank = hvdl_rank_of_local(e, r);
-        uint64_t quiet = quiet_ns(e, r);
-        if (!missing->ranks[r])
-            continue;
-        hvdl_put(to, "%srank %d on %s (which has not %s", to->used ? ", " : "",
-                 hvdl_world_rank(e, rank), e->placement.name_of[rank], missing->what);
-        if (quiet)
-            hvdl_put(to, " and has not run for %.0f s", (double)quiet / 1e9);
-        hvdl_put(to, ")");
-    }
-}
-
-/* The ranks of this host without which the operation can't go on here; none: it waits for another host. */
-static void describe_missing(const hvdl_engine *e, const hvdl_operation *op, hvdl_writer *to)
-{
-    bool *ranks = calloc((size_t)e->placement.local_size, sizeof *ranks);
-    missing_ranks missing = {.ranks = ranks};
-    if (!ranks)
-        return;
-    if (e->placement.local_size > 1)
-        find_behind(e, &missing);
-    if (!missing.count)
-        find_not_posted(e, op, &missing);
-    if (!missing.count)
-        find_not_read(e, &missing);
-    if (!missing.count)
-        find_quiet(e, &missing);
-    if (!missing.count)
-        find_not_begun(op, &missing);
-    if (!ranks[e->placement.local]) /* else it has just moved */
-        put_missing(e, &missing, to);
-    free(ranks);
-}
-
-/* The member whose message this host waits for, or -1. */
-static int awaited_by_host(const hvdl_engine *e)
-{
-    for (int r = 0; r < e->placement.local_size; r++) {
-        uint32_t awaits = atomic_load_explicit(&local_rank(e, r)->awaits, memory_order_relaxed);
-        if (awaits)
-            return (int)awaits - 1;
-    }
-    return -1;
-}
-
-/* ---- the text ---- */
-
-static const char nobody[] = "a rank that can't be found";
-
-static void put_awaited(const hvdl_engine *e, int rank, hvdl_writer *to)
-{
-    hvdl_put(to, "a message of rank %d on %s", hvdl_world_rank(e, rank),
-             e->placement.name_of[rank]);
-}
-
-static void put_how_far(const hvdl_engine *e, const hvdl_operation *op, hvdl_writer *to)
-{
-    const hvdl_progress *progress = &op->progress;
-    hvdl_headway headway = hvdl_exchanges_headway(e, op);
-    char name[HVDL_NAME_BYTES];
-    hvdl_copy_plain_name(name, sizeof name, op->name);
-    hvdl_put(to, "%s '%s' has made no progress for %.0f s, after %llu of %llu pieces",
-             hvdl_kind_name(op->desc.kind), name, (double)e->standstill.still_ns / 1e9,
-             (unsigned long long)progress->finished, (unsigned long long)progress->num_pieces);
-    if (headway.total)
-        hvdl_put(to, " and %llu of %llu messages of the next", (unsigned long long)headway.done,
-                 (unsigned long long)headway.total);
-    bool between = headway.total || awaited_by_host(e) >= 0;
-    hvdl_put(to, "; it waits %s for ", between ? "between the hosts" : "within the host");
-}
-
-static void put_end(bool fails, hvdl_writer *to)
-{
-    hvdl_put(to, fails ? "; all operations fail now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)"
-                       : "; all ranks have called it: is a process stopped, or a host cut off?");
-}
-
-static void say(const hvdl_engine *e, const char *text)
-{
-    char line[HVDL_TEXT_BYTES + 32];
-    snprintf(line, sizeof line, "hvdlite: %s\n", text);
-    e->config.say(line);
-}
+/* ---- saying it ---- */
 
 static void report(hvdl_engine *e, const hvdl_operation *op, const char *text)
 {
     hvdl_standstill *still = &e->standstill;
     still->said = true;
-    still->said_kind = op->desc.kind;
-    hvdl_copy_plain_name(still->said_name, sizeof still->said_name, op->name);
-    say(e, text);
+    still->reported = hvdl_late_of(e, op, hvdl_now_ns());
+    hvdl_say(e, text);
 }
 
 /* Something moves again. */
 static void withdraw_report(hvdl_engine *e)
 {
     hvdl_standstill *still = &e->standstill;
-    char text[HVDL_TEXT_BYTES];
     if (!still->said)
         return;
     still->said = false;
-    snprintf(text, sizeof text, "%s '%s' goes on after %.0f s", hvdl_kind_name(still->said_kind),
-             still->said_name, (double)still->still_ns / 1e9);
-    say(e, text);
+    still->reported.age_ns = still->still_ns;
+    hvdl_say_going_on(e, still->reported);
 }
 
 /* ---- the verdict ---- */
@@ -332,34 +152,45 @@ static void decide(hvdl_engine *e, const char *text)
         hvdl_break_on_all(e, text);
 }
 
-/* ---- without asking other hosts ---- */
+/* ---- when ---- */
 
-/* What is known on this host. False: no rank is to be seen that is missing. */
-static bool describe_here(const hvdl_engine *e, const hvdl_operation *op, bool fails, char *text)
+static bool fails_now(const hvdl_engine *e)
 {
-    char missing[HVDL_MISSING_BYTES] = "";
-    hvdl_writer names = {missing, sizeof missing, 0}, to = {text, HVDL_TEXT_BYTES, 0};
-    int awaited = awaited_by_host(e);
-    describe_missing(e, op, &names);
-    if (!names.used && awaited >= 0)
-        put_awaited(e, awaited, &names);
-    put_how_far(e, op, &to);
-    hvdl_put(&to, "%s", names.used ? missing : nobody);
-    put_end(fails, &to);
-    return names.used;
+    uint64_t limit = e->config.stall_shutdown_ns;
+    return limit && e->standstill.still_ns > (limit > LEAST_NS ? limit : LEAST_NS);
 }
+
+static bool is_time_to_tell(const hvdl_engine *e)
+{
+    uint64_t limit = e->config.stall_warning_ns, still_ns = e->standstill.still_ns;
+    return limit && still_ns > (limit > LEAST_NS ? limit : LEAST_NS) &&
+           still_ns > e->standstill.next_report_ns;
+}
+
+/* A report is made, or is another's to make. */
+static void note_told(hvdl_engine *e)
+{
+    hvdl_standstill *still = &e->standstill;
+    uint64_t pause_ns = still->still_ns > LEAST_PAUSE_NS ? still->still_ns : LEAST_PAUSE_NS;
+    still->num_reports++;
+    still->next_report_ns = still->still_ns + pause_ns;
+}
+
+/* ---- without asking other hosts ---- */
 
 static void speak_alone(hvdl_engine *e, const hvdl_operation *op, bool fails)
 {
     char text[HVDL_TEXT_BYTES];
-    uint64_t place = e->standstill.place;
-    if (!describe_here(e, op, fails, text) && !fails)
+    uint64_t report_at = mix(e->standstill.place + (uint64_t)e->standstill.num_reports);
+    if (!hvdl_describe_standing_here(e, op, fails, text) && !fails)
         return;
-    e->standstill.told = true;
+    note_told(e);
     if (fails)
         decide(e, text);
-    else if (atomic_exchange(&e->shm.control->told_place, place) != place)
+    else if (atomic_exchange(&e->shm.control->told_place, report_at) != report_at)
         report(e, op, text);
+    else
+        e->standstill.said = false; /* another rank has, and withdraws it */
 }
 
 /* ---- between hosts ---- */
@@ -370,66 +201,33 @@ static void end_asking(hvdl_engine *e)
     e->standstill.answers = NULL;
 }
 
-static bool fails_now(const hvdl_engine *e)
-{
-    uint64_t limit = e->config.stall_shutdown_ns;
-    return limit && e->standstill.still_ns > (limit > LEAST_NS ? limit : LEAST_NS);
-}
-
-static bool is_time_to_tell(const hvdl_engine *e)
-{
-    uint64_t limit = e->config.stall_warning_ns;
-    return limit && !e->standstill.told &&
-           e->standstill.still_ns > (limit > LEAST_NS ? limit : LEAST_NS);
-}
-
-/* How this host stands, for one whose operation has stood still for so long. */
-static void describe_standing(hvdl_engine *e, hvdl_key key, uint64_t run, uint64_t still_ns,
-                              hvdl_standing *to)
-{
-    const hvdl_plan *plan = hvdl_plan_by_key(e, key);
-    const hvdl_meeting *meeting = hvdl_meeting_of(e, key, run);
-    *to = (hvdl_standing){.awaits = awaited_by_host(e)};
-    if (plan && plan->num_runs <= run)
-        to->state = STANDING_NOT_POSTED;
-    else if (!meeting || meeting->collecting || !meeting->operation)
-        to->state = STANDING_ENDED;
-    else if (e->standstill.still_ns < still_ns / 2)
-        to->state = STANDING_MOVING;
-    else
-        to->state = STANDING_STILL;
-    if (to->state == STANDING_STILL) {
-        hvdl_writer missing = {to->missing, sizeof to->missing, 0};
-        describe_missing(e, meeting->operation, &missing);
-    }
-}
-
 static void ask(hvdl_engine *e, const hvdl_operation *op)
 {
     hvdl_standstill *still = &e->standstill;
-    uint64_t run = hvdl_run_of(op);
+    hvdl_standing_question question = {.still_ns = still->still_ns, .is_run = hvdl_is_run(op)};
     still->answers = calloc((size_t)e->config.num_hosts, sizeof *still->answers);
     if (!still->answers)
         return; /* no report is better than no job */
     still->asked_ns = hvdl_now_ns();
     still->num_asked++;
     still->num_answers = 1;
-    describe_standing(e, op->key, run, 0, &still->answers[e->placement.host]);
+    hvdl_describe_standing(e, op, &still->answers[e->placement.host]);
     for (int h = 0; h < e->config.num_hosts; h++)
         if (h != e->placement.host) {
-            hvdl_message message = {.type = HVDL_MSG_STANDS, .key = op->key, .run = run};
+            hvdl_message message = {
+                .type = HVDL_MSG_STANDS, .key = op->key, .run = hvdl_run_of(op)};
             message.tag = still->num_asked;
-            hvdl_send_message(e, h, &message, &still->still_ns, sizeof still->still_ns);
+            hvdl_send_message(e, h, &message, &question, sizeof question);
         }
 }
 
 void hvdl_on_stands(hvdl_engine *e, const hvdl_message *message, const void *payload)
 {
     hvdl_message answer = {.type = HVDL_MSG_STANDING, .tag = message->tag};
+    hvdl_standing_question question;
     hvdl_standing standing;
-    uint64_t still_ns;
-    memcpy(&still_ns, payload, sizeof still_ns);
-    describe_standing(e, message->key, message->run, still_ns, &standing);
+    memcpy(&question, payload, sizeof question);
+    hvdl_answer_standing(e, message->key, message->run, &question, &standing);
     hvdl_send_message(e, message->host, &answer, &standing, sizeof standing);
 }
 
@@ -437,7 +235,7 @@ void hvdl_on_standing(hvdl_engine *e, const hvdl_message *message, const void *p
 {
     hvdl_standing *answers = e->standstill.answers;
     if (!answers || message->tag != e->standstill.num_asked ||
-        answers[message->host].state != STANDING_SILENT)
+        answers[message->host].state != HVDL_STANDING_SILENT)
         return; /* to an earlier question */
     memcpy(&answers[message->host], payload, sizeof *answers);
     e->standstill.num_answers++;
@@ -448,7 +246,7 @@ void hvdl_on_stood(hvdl_engine *e, const char *text)
     decide(e, text);
 }
 
-static bool has_answered(const hvdl_engine *e, standing state)
+static bool has_answered(const hvdl_engine *e, hvdl_standing_state state)
 {
     for (int h = 0; h < e->config.num_hosts; h++)
         if (e->standstill.answers[h].state == (int32_t)state)
@@ -460,32 +258,9 @@ static bool has_answered(const hvdl_engine *e, standing state)
 static int speaker(const hvdl_engine *e)
 {
     int host = 0;
-    while (e->standstill.answers[host].state != STANDING_STILL)
+    while (e->standstill.answers[host].state != HVDL_STANDING_STILL)
         host++; /* this one does */
     return host;
-}
-
-static void describe_all(const hvdl_engine *e, const hvdl_operation *op, bool fails, char *text)
-{
-    char missing[HVDL_MISSING_BYTES] = "";
-    hvdl_writer names = {missing, sizeof missing, 0}, to = {text, HVDL_TEXT_BYTES, 0};
-    const hvdl_standing *answers = e->standstill.answers;
-    for (int h = 0; h < e->config.num_hosts; h++) {
-        const char *comma = names.used ? ", " : "";
-        if (answers[h].state == STANDING_SILENT)
-            hvdl_put(&names, "%srank %d on %s (which does not answer)", comma,
-                     hvdl_world_rank(e, hvdl_leader_of(e, h)), e->config.host_names[h]);
-        else if (*answers[h].missing)
-            hvdl_put(&names, "%s%s", comma, answers[h].missing);
-    }
-    for (int h = 0; !names.used && h < e->config.num_hosts; h++) {
-        int awaits = answers[h].awaits;
-        if (answers[h].state == STANDING_STILL && awaits >= 0 && awaits < e->config.num_ranks)
-            put_awaited(e, awaits, &names);
-    }
-    put_how_far(e, op, &to);
-    hvdl_put(&to, "%s", names.used ? missing : nobody);
-    put_end(fails, &to);
 }
 
 static void tell_all_hosts(hvdl_engine *e, const char *text)
@@ -498,12 +273,22 @@ static void tell_all_hosts(hvdl_engine *e, const char *text)
     decide(e, text);
 }
 
+/* A run of a plan begins without an agreement. So a host that does not answer may not have posted it: stall.c
+ * reports that, and ends it. */
+static bool may_lack_a_host(const hvdl_operation *op)
+{
+    return hvdl_is_run(op) && !op->internal;
+}
+
 static void conclude(hvdl_engine *e, const hvdl_operation *op)
 {
     hvdl_standstill *still = &e->standstill;
     bool fails = fails_now(e), speaks = speaker(e) == e->placement.host;
+    bool is_not_ours = has_answered(e, HVDL_STANDING_MOVING) ||
+                       has_answered(e, HVDL_STANDING_NOT_POSTED) ||
+                       (has_answered(e, HVDL_STANDING_SILENT) && may_lack_a_host(op));
     char text[HVDL_TEXT_BYTES];
-    if (has_answered(e, STANDING_MOVING) || has_answered(e, STANDING_NOT_POSTED)) {
+    if (is_not_ours) {
         still->still_ns = 0; /* from now on */
         end_asking(e);
         return;
@@ -512,12 +297,14 @@ static void conclude(hvdl_engine *e, const hvdl_operation *op)
     if (fails && !speaks && hvdl_now_ns() < still->asked_ns + 3 * ANSWER_NS)
         return;
     if (speaks || fails)
-        describe_all(e, op, fails, text);
+        hvdl_describe_standing_everywhere(e, op, fails, text);
     if (fails)
         tell_all_hosts(e, text);
     else if (speaks)
         report(e, op, text);
-    still->told = true;
+    else
+        still->said = false; /* another host does, and withdraws it */
+    note_told(e);
     end_asking(e);
 }
 
@@ -529,7 +316,9 @@ static void look_between_hosts(hvdl_engine *e, hvdl_operation *op, uint64_t now)
     hvdl_standstill *still = &e->standstill;
     bool fails = fails_now(e);
     if (!e->placement.is_leader) {
-        if (quiet_ns(e, 0) ||
+        if (may_lack_a_host(op))
+            return; /* without the leader, nobody of this host can know */
+        if (hvdl_quiet_ns(e, 0) ||
             (fails && still->still_ns > e->config.stall_shutdown_ns + 4 * ANSWER_NS))
             speak_alone(e, op, fails);
     } else if (!still->answers) {
@@ -555,7 +344,8 @@ void hvdl_standstill_look(hvdl_engine *e)
         withdraw_report(e);
         still->place = place;
         still->still_ns = 0;
-        still->told = false;
+        still->num_reports = 0;
+        still->next_report_ns = 0;
         end_asking(e);
         return;
     }

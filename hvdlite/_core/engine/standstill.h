@@ -3,6 +3,7 @@
 #define HVDL_STANDSTILL_H
 
 #include "engine/engine.h"
+#include "engine/stall.h"
 #include "host/shm.h"
 
 typedef struct hvdl_standing hvdl_standing;
@@ -12,11 +13,11 @@ typedef struct {
     uint64_t next_look_ns, looked_ns;
     uint64_t place;    /* a hash of how far all operations of this host were at the last look */
     uint64_t still_ns; /* how long it has not changed, while this rank was running */
-    bool told;         /* since then: a report is made, or is another's to make */
-    bool said;         /* this rank has said it, of this operation: */
-    int said_kind;
-    char said_name[128];    /* plain */
-    hvdl_standing *answers; /* by host; the leader, while it asks the others; else NULL */
+    int num_reports;   /* since then: that were made, or were another's to make */
+    uint64_t next_report_ns; /* of still_ns: when the next one is due */
+    bool said;               /* this rank has said it, */
+    hvdl_late reported;      /* of this operation */
+    hvdl_standing *answers;  /* by host; the leader, while it asks the others; else NULL */
     uint64_t asked_ns;
     int num_answers, num_asked; /* num_asked: questions, ever */
 } hvdl_standstill;
