@@ -38,10 +38,11 @@ def test_every_command_of_a_page_is_one_that_hvdrun_understands(page, tmp_path, 
         assert context.params["command"] or context.params["check"] or "--check-build" in words
 
 
-# Of docker, pip, slurm, gdb, and of other launchers that hvdrun answers.
+# Of docker, slurm, Open MPI, and of other launchers that hvdrun answers.
 OTHERS = {
     *("--shm-size", "--ipc", "--user", "--cpus", "--cpuset-cpus", "--gpus", "--pids-limit"),
     *("--ntasks", "--ntasks-per-node", "--nodes", "--cpus-per-task"),
+    "--prtemca",
     *("--np", *(f"--{name}" for name in FOREIGN)),
 }
 
