@@ -12,6 +12,10 @@ REASONS = {
     "check_extension": (
         "it tells for which frameworks Horovod was built; hvdlite has one build, for PyTorch"
     ),
+    "common": (
+        "the exceptions and process sets of Horovod's module of that name are in hvdlite itself, "
+        "as hvdlite.HorovodInternalError and hvdlite.ProcessSet"
+    ),
     "elastic": (
         "it has no elastic training (ranks that come and go); write checkpoints, and after a "
         "failure restart the job from the last one, with broadcast_parameters and "
@@ -45,7 +49,8 @@ class Finder:
         """Raises ModuleNotFoundError with the reason for a module that Horovod has."""
         package, _, module = name.rpartition(".")
         if package in _PACKAGES and module in REASONS:
-            raise ModuleNotFoundError(f"hvdlite has no {module}: {REASONS[module]}", name=name)
+            # Without `name`: given it, `from hvdlite import {module}` drops this error for its own.
+            raise ModuleNotFoundError(f"hvdlite has no {module}: {REASONS[module]}")
 
 
 if Finder not in sys.meta_path:

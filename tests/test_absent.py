@@ -21,6 +21,18 @@ def test_the_import_of_a_module_that_is_not_there_says_why(name):
         importlib.import_module(f"hvdlite.{name}")
 
 
+@pytest.mark.parametrize("package", ["hvdlite", "hvdlite.torch"])
+@pytest.mark.parametrize("name", sorted(REASONS.keys() - {"functions", "mpi_ops"}))
+def test_the_import_of_a_module_from_its_package_says_why(package, name):
+    with pytest.raises(ModuleNotFoundError, match=f"hvdlite has no {name}: .+"):
+        exec(f"from {package} import {name}")
+
+
+def test_horovods_common_modules_say_where_their_contents_are():
+    with pytest.raises(ModuleNotFoundError, match=r"as hvdlite\.HorovodInternalError"):
+        importlib.import_module("hvdlite.common.exceptions")
+
+
 def test_any_other_module_is_the_usual_error():
     for name in ("hvdlite.nothing", "hvdlite.torch.nothing"):
         with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'"):

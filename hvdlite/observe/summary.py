@@ -39,6 +39,7 @@ class Summary:
         self._pid = os.getpid()
         self._begin_s, self._begin_waited_s = time.perf_counter(), counted.read()
         self._steps: dict[int, _Steps] = {}
+        self._shown_steps = -1
 
     def step_ended(self, optimizer: int) -> None:
         now, waited = time.perf_counter(), self._counted.read()
@@ -69,7 +70,9 @@ class Summary:
         record = self.record()
         if is_supervised():
             launcher_link.tell(notes.SUMMARY, json.dumps(record).encode())
-        elif rank == 0:
+        elif rank == 0 and record["steps"] != self._shown_steps:
+            # Not again after another world without more steps.
+            self._shown_steps = int(record["steps"])
             print(f"hvdlite: {summary_of({0: record}, 1)}", file=sys.stderr, flush=True)
 
 

@@ -9,6 +9,7 @@ carries these proofs and nothing else. A program that does not prove itself gets
 from __future__ import annotations
 
 import errno
+import hmac  # here, as strangers may take every descriptor later
 import os
 import select
 import time
@@ -29,7 +30,9 @@ CONNECT_S = 4.0
 # How long the other end may take to prove itself once it is connected: its host may be busy.
 PROOF_S = 10.0
 NONCE_BYTES, PROOF_BYTES = 16, 32
-MOST_CALLERS = 1200  # connections that have not proved themselves; beyond, the oldest is closed
+# Connections that have not proved themselves. Beyond that many, or where no more files can be
+# opened, the oldest is closed.
+MOST_CALLERS = 1200
 MOST_PORTS = 1000  # tried in a range
 ORDER_BYTES = 1 << 20
 
@@ -47,15 +50,7 @@ _BY_ERROR = {
 
 def proof(secret: bytes, end: bytes, nonce: bytes, address: str, port: int) -> bytes:
     """Shows that `end` (`caller` or `listener`) of this connection knows the secret."""
-    import hmac
-
     return hmac.digest(secret, b"%s\0%s\0%s %d" % (end, nonce, address.encode(), port), "sha256")
-
-
-def _is_same(one: bytes, other: bytes) -> bool:
-    import hmac
-
-    return hmac.compare_digest(one, other)
 
 
 def _family(address: str) -> int:
@@ -187,7 +182,7 @@ class Connecting:
             call.heard += data
             if not data or len(call.heard) >= PROOF_BYTES:
                 theirs = proof(self.secret, b"listener", call.nonce, call.address, call.port)
-                self._end(call, CONNECTED if _is_same(call.heard, theirs) else STRANGER)
+                self._end(call, CONNECTED if hmac.compare_digest(call.heard, theirs) else STRANGER)
 
     def _end(self, call: _Call, result: str) -> None:
         self.poll.unregister(call.sock.fileno())
@@ -200,7 +195,9 @@ class Connecting:
     def _accept(self, listener: socket.socket) -> None:
         try:
             fd, _ = listener._accept()  # type: ignore[attr-defined]
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and self.callers:
+                self._dismiss(next(iter(self.callers)))
             return
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
@@ -223,7 +220,7 @@ class Connecting:
             return
         nonce, theirs = heard[:NONCE_BYTES], heard[NONCE_BYTES:]
         address, port = sock.getsockname()[:2]
-        if _is_same(theirs, proof(self.secret, b"caller", nonce, address, port)):
+        if hmac.compare_digest(theirs, proof(self.secret, b"caller", nonce, address, port)):
             with Suppress(OSError):
                 sock.send(proof(self.secret, b"listener", nonce, address, port))
         self._dismiss(fd)

@@ -16,6 +16,7 @@ from hvdrun.machine.limits import (
     raise_open_files,
     room_for_processes,
 )
+from hvdrun.machine.resources import temporary_folder, temporary_path
 from hvdrun.plan.command import Command
 from hvdrun.plan.flavour import OPENMPI, Flavour
 from hvdrun.plan.local_facts import LocalFacts, is_local
@@ -45,6 +46,7 @@ _WORDS = (
     ("can't start new thread", errno.EAGAIN),
     ("Cannot allocate memory", errno.ENOMEM),
     ("No space left on device", errno.ENOSPC),
+    ("PMIX_ERR_FILE_WRITE_FAILURE", errno.ENOSPC),
     ("Read-only file system", errno.EROFS),
 )
 
@@ -92,31 +94,21 @@ def raise_files(ranks: int, other_hosts: int = 0) -> int | None:
 
 
 def check_temporary_folder(environ: Mapping[str, str]) -> None:
-    """Raises LacksResource if no folder can be made where Open MPI makes its own."""
-    name, folder = temporary_folder(environ)
-    try:
-        path = f"{folder}/hvdrun.{os.getpid()}.{os.urandom(4).hex()}"
-        os.mkdir(path, 0o700)
-        os.rmdir(path)
-    except OSError as error:
-        where = f"{folder} ({name})" if name else folder
-        remedy = {
-            errno.ENOENT: f"make that folder, or unset {name}" if name else "make that folder",
-            errno.ENOSPC: MORE_ROOM,
-            errno.EDQUOT: MORE_ROOM,
-        }.get(error.errno or 0, "set TMPDIR to a folder that you may write to")
-        raise LacksResource(
-            f"mpirun needs a folder for temporary files, and in {where} none can be made:"
-            f" {error.strerror}; {remedy}"
-        ) from error
-
-
-def temporary_folder(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The variable that names it, and the folder, as Open MPI looks for it."""
-    for name in ("TMPDIR", "TEMP", "TMP"):
-        if environ.get(name):
-            return name, environ[name]
-    return "", "/tmp"
+    """Raises LacksResource if Open MPI can't make its folder, and files in it."""
+    name, path = temporary_path(environ)
+    problem = temporary_folder(environ)["problem"]
+    if not problem:
+        return
+    where = f"{path} ({name})" if name else path
+    remedy = {
+        os.strerror(errno.ENOENT): f"make {path}" + (f", or unset {name}" if name else ""),
+        os.strerror(errno.ENOSPC): MORE_ROOM,
+        os.strerror(errno.EDQUOT): MORE_ROOM,
+    }.get(str(problem), "set TMPDIR to a folder that you may write to")
+    raise LacksResource(
+        f"mpirun needs a folder for temporary files, and nothing can be written to {where}:"
+        f" {problem}; {remedy}"
+    )
 
 
 def of(error: BaseException) -> LacksResource | None:

@@ -70,7 +70,6 @@ from hvdrun.job.events import (
     ToStop,
 )
 from hvdrun.job.host_link import HostLink
-from hvdrun.job.lacking import temporary_folder
 from hvdrun.job.mpirun_output import Source
 from hvdrun.job.signs_of_life import Pauses
 from hvdrun.job.stdin import Stdin
@@ -83,6 +82,7 @@ from hvdrun.machine.processes import (
     remove_sessions,
     session_of,
 )
+from hvdrun.machine.resources import temporary_path
 from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import Terminal
 from hvdrun.plan.command import Command
@@ -235,9 +235,7 @@ class Supervisor:
         """mpirun's session folder, which stays behind if mpirun fails at its start."""
         mpirun = getattr(self, "mpirun", None)
         return (
-            [session_of(temporary_folder(self.command.environment)[1], mpirun.pid)]
-            if mpirun
-            else []
+            [session_of(temporary_path(self.command.environment)[1], mpirun.pid)] if mpirun else []
         )
 
     def _result(self) -> int:

@@ -82,11 +82,20 @@ def _numbers(path: str, unit: int = 1) -> dict[str, int]:
     return {words[0]: int(words[1]) * unit for words in lines if len(words) > 1}
 
 
+def temporary_path(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The variable that names the folder for temporary files, and the folder, as Open MPI looks for
+    it."""
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        if environ.get(name):
+            return name, environ[name]
+    return "", "/tmp"
+
+
 def temporary_folder(environ: Mapping[str, str]) -> dict[str, object]:
-    """The folder for temporary files, as Open MPI chooses it, and its free space; fields as in
+    """The folder for temporary files and its free space; fields as in
     `host_facts.Temporary`. Makes a folder and a file there, and removes them: quotas and read-only
     file systems show only then."""
-    path = next((environ[n] for n in ("TMPDIR", "TEMP", "TMP") if environ.get(n)), "/tmp")
+    path = temporary_path(environ)[1]
     made = f"{path}/.hvdrun-{os.getpid()}-{os.urandom(8).hex()}"
     problem = ""
     free_bytes = free_files = None

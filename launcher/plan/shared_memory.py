@@ -141,10 +141,13 @@ def _mpich(ranks: int, there: SharedMemory, host: str, environ: Mapping[str, str
         variables += ((CELLS_VARIABLE, str(FEW_CELLS)),)
         least = mpich_bytes(ranks, FEW_CELLS, with_ucx)
     if there.free_bytes < least:
+        theirs = given is not None and with_ucx
+        how = f" with {UCX_VARIABLE}={given}" if theirs else ""
+        remedy = _remedy(there, host)
         return Fit(
             wanted,
-            problem=f"{_free(there)}, and MPICH needs {size(least)} there for {_ranks(ranks)}",
-            remedy=_remedy(there, host),
+            problem=f"{_free(there)}, and MPICH needs {size(least)} there for {_ranks(ranks)}{how}",
+            remedy=f"unset {UCX_VARIABLE}; else {remedy}" if theirs else remedy,
         )
     how = " ".join(f"{name}={value}" for name, value in variables)
     return Fit(

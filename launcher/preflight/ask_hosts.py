@@ -123,7 +123,7 @@ class _Call:
     def finish(self, patience_s: float) -> None:
         took_s, now = time.monotonic() - self.begin, time.time()
         answer = _between_marks(self.out)
-        if not self.has_answered and answer is not None and "time_s" not in answer:
+        if not self.has_answered and answer is not None and not _has_time(answer):
             answer = None
         code: int | None = None
         if answer is None:
@@ -162,6 +162,11 @@ class _Call:
         assert self.process.stderr
         self.process.stdout.close()
         self.process.stderr.close()
+
+
+def _has_time(answer: Mapping[str, Any]) -> bool:
+    at = answer.get("time_s")
+    return isinstance(at, int | float) and 0 <= at < 1e12
 
 
 def _between_marks(text: bytes) -> dict[str, Any] | None:

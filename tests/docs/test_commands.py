@@ -40,9 +40,9 @@ def test_every_command_of_a_page_is_one_that_hvdrun_understands(page, tmp_path, 
 
 # Of docker, pip, slurm, gdb, mpirun, and of other launchers that hvdrun answers.
 OTHERS = {
-    "--prtemca",
     *("--shm-size", "--ipc", "--user", "--cpus", "--cpuset-cpus", "--gpus", "--pids-limit"),
     *("--ntasks", "--ntasks-per-node", "--nodes", "--cpus-per-task"),
+    "--prtemca",
     *("--np", *(f"--{name}" for name in FOREIGN)),
 }
 

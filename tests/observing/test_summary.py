@@ -154,10 +154,11 @@ def test_hvdrun_shows_it_for_all_ranks(mpi, end):
     assert done.stderr.count("5 steps") == 1
 
 
-def test_without_hvdrun_rank_0_shows_its_own():
+@pytest.mark.parametrize("end", ["", "hvd.shutdown(); hvd.init()"])
+def test_without_hvdrun_rank_0_shows_its_own_once(end):
     mpi = "openmpi"
     command = ["env", "HVDLITE_SUMMARY=1", *mpiexec_command(mpi, 2), str(python_of(mpi)), "-c"]
-    command.append(TRAINS.format(end=""))
+    command.append(TRAINS.format(end=end))
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
     assert len(re.findall(f"hvdlite: {LINE}", done.stderr)) == 1
 

@@ -48,7 +48,7 @@ def test_mpiruns_words_tell_what_it_lacks():
 def test_the_folder_for_temporary_files_is_tried_and_nothing_stays_in_it(tmp_path):
     check_temporary_folder({"TMPDIR": str(tmp_path)})
     assert not list(tmp_path.iterdir())
-    with pytest.raises(LacksResource, match=r"none \(TMPDIR\) none can be made: No such file"):
+    with pytest.raises(LacksResource, match=r"none \(TMPDIR\): No such file"):
         check_temporary_folder({"TMPDIR": f"{tmp_path}/none"})
 
 
@@ -122,15 +122,27 @@ def test_with_few_processes_the_error_names_the_limit(limited, pids, most):
 @pytest.mark.parametrize(
     ("setup", "words"),
     [
-        ("mount -o remount,ro /tmp", "in /tmp none can be made: Read-only file system"),
-        ("mount -o remount,nr_inodes=1 /tmp", "in /tmp none can be made: No space left on device"),
-        ("export TMPDIR=/tmp/none", "in /tmp/none (TMPDIR) none can be made: No such file"),
+        ("mount -o remount,ro /tmp", "written to /tmp: Read-only file system"),
+        ("mount -o remount,nr_inodes=1 /tmp", "written to /tmp: No space left on device"),
+        ("export TMPDIR=/tmp/none", "written to /tmp/none (TMPDIR): No such file"),
         ("mount -o remount,nr_inodes=3 /tmp", "mpirun: No space left on device; remove old files"),
     ],
 )
 def test_without_room_for_temporary_files_the_error_says_so(limited, setup, words):
     done = limited(setup, "-np", "2", "-H", "localhost:2", *FOREVER)
     assert (done.code, done.stdout) == (76, NOTHING_LEFT), done
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("python", ["openmpi"], indirect=True)
+@pytest.mark.parametrize(
+    ("free_kib", "words"),
+    [(0, "written to /tmp: No space left on device"), (8, "mpirun: No space left on device")],
+)
+def test_a_folder_for_temporary_files_that_is_full_is_named(limited, free_kib, words):
+    fill = f"mount -o remount,size=64k /tmp; head -c {64 - free_kib}K /dev/zero > /tmp/filler"
+    done = limited(fill, "-np", "2", "-H", "localhost:2", *FOREVER)
+    assert (done.code, done.stdout) == (76, f"{NOTHING_LEFT}filler\n"), done
     assert words in done.stderr
 
 

@@ -92,6 +92,12 @@ def test_settings_of_the_users_stay(given, variables, fails):
     assert fails or found.variables == variables
 
 
+def test_where_the_users_ucx_needs_too_much_the_error_names_the_variable():
+    found = fit(MPICH, 2, free(6 * MIB), "localhost", {"UCX_TLS": "sm,self"})
+    assert found.problem.endswith("MPICH needs 8.5 MiB there for 2 ranks with UCX_TLS=sm,self")
+    assert found.remedy.startswith("unset UCX_TLS; else in Docker")
+
+
 def test_a_setting_for_open_mpi_stays():
     assert not fit(OPENMPI, 2, free(0), "localhost", {"OMPI_MCA_btl": "self,sm"}).without
     assert fit(OPENMPI, 2, free(0), "localhost", {}).without == ("sm", "vader")

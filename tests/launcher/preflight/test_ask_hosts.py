@@ -29,6 +29,12 @@ def test_an_answer_is_found_among_what_start_up_files_print():
     assert abs(replies["a"].clock_skew_s) < 1
 
 
+@pytest.mark.parametrize("time_s", [None, "now", [], -1, 10**400])
+def test_an_answer_without_a_time_is_none(time_s):
+    reply = ask({"a": saying({"time_s": time_s})}, 10.0)["a"]
+    assert (reply.answer, reply.exit_code) == (None, 0)
+
+
 def test_what_has_answered_is_not_waited_for():
     begin = time.monotonic()
     reply = ask({"a": saying({"time_s": time.time()}, after="exec sleep 30")}, 20.0)["a"]

@@ -108,6 +108,23 @@ def test_a_stranger_who_calls_gets_no_answer_and_is_not_in_the_way():
             sock.close()
 
 
+def test_strangers_who_take_every_descriptor_are_not_in_the_way():
+    secret = "11" * 32
+    few = ["sh", "-c", 'ulimit -n 32; exec "$@"', "sh", *PROBE]
+    with Conversation({"a": few, "b": PROBE}, "ab") as conversation:
+        assert set(conversation.answers(LIMIT_S)) == {"a", "b"}
+        order = {"listen": [["127.0.0.1", 0, 0]]}
+        (port,) = conversation.order({"a": order}, LIMIT_S)["a"]["listening"]
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+        orders = {
+            "a": {"secret": secret, "connect": []},
+            "b": {"secret": secret, "connect": [["127.0.0.1", port]]},
+        }
+        assert conversation.order(orders, LIMIT_S)["b"] == {"results": [CONNECTED]}
+        for sock in silent:
+            sock.close()
+
+
 def test_the_secret_is_in_no_command_line_and_in_no_environment(monkeypatch):
     secret = bytes(range(32))
     monkeypatch.setattr("hvdrun.preflight.connection_test.os.urandom", lambda _: secret)
