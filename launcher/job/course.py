@@ -374,7 +374,9 @@ class Course:
             self.released = ended
             self.actions.append(Release())
 
-    def _finish(self, _: float) -> None:
+    def _finish(self, now: float) -> None:
         if not self.finished:
             self.finished = True
+            self.hosts.quiet.unsaid.clear()  # the job no longer waits for them
+            self._say_quiet(now)  # which have come back just before the end
             self.actions.append(Finish())

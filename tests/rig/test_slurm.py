@@ -163,7 +163,10 @@ def test_the_first_failure_is_reported_and_its_code_returned(run, rig, python, w
     done = run(["-w", "server[1-2]", "--ntasks-per-node=2"], *way, python, "-c", code)
     assert done.code == 1, done
     assert "hvdrun: rank 2 on server2 ended with exit code 1" in done.stderr
-    assert done.stderr.rstrip().endswith("over")
+    *_, last, report, where = done.stderr.splitlines()
+    assert last == "[2] over"
+    assert report.startswith("hvdrun: rank 2 on server2 ended with exit code 1")
+    assert where == "hvdrun: its last lines on stderr are just above"
     rig.assert_nothing_left()
 
 

@@ -661,6 +661,18 @@ SILENCE = {
         0,
         says=[(11.0, SAYS_QUIET), (15.0, "hvdrun: b is back after 10 s without a sign of life")],
     ),
+    "a host comes back just before the end": History(
+        [
+            *begun(),
+            (10.0, HostQuiet("b", 6.0, 30.0)),
+            (19.9, HostBack("b", 16.0)),
+            *well(20.0, 0, 1, 2, 3),
+            *over(20.0),
+        ],
+        [(20.0, EndHosts(3.0)), (20.0, Finish())],
+        0,
+        says=[(11.0, SAYS_QUIET), (20.0, "hvdrun: b is back after 16 s")],
+    ),
     "a host is quiet, and comes back before it is said": History(
         [
             *begun(),
