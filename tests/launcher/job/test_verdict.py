@@ -295,7 +295,8 @@ def test_the_exit_code_is_0_only_where_no_rank_has_failed(events):
         assert not course.ranks.started or course.ranks.have_all_ended_well
     if verdict.culprit is not None:
         (failure,) = [f for f in course.ranks.failures if f.rank == verdict.culprit]
-        assert verdict.exit_code == failure.exit_code != 0
+        code = failure.exit_code if course.signal is None else 128 + course.signal
+        assert verdict.exit_code == code != 0
     if isinstance(verdict.error, LaunchError):
         assert verdict.exit_code == verdict.error.code
 
