@@ -130,10 +130,10 @@ def missing(rank, host):
     return rf"rank {rank} on {host} \(which ({has_not}|{NOT_ANSWERING})\)"
 
 
-def skip_where_mpi_waits(world, kind):
-    """A leader was seen not to answer then, so that two hosts speak."""
-    if kind == "alltoall" and world.mpi == "mpich" and world.hosts in ("2,2", "1,2"):
-        pytest.skip("under MPICH the leader does not answer while a rank of its host is stopped")
+def may_name_several(world, kind):
+    """Under MPICH a leader was seen not to answer while a rank of its host is stopped in an
+    alltoall: then two hosts speak, and each names what it knows."""
+    return kind == "alltoall" and world.mpi == "mpich" and world.hosts in ("2,2", "1,2")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,9 +141,12 @@ def skip_where_mpi_waits(world, kind):
 @pytest.mark.hosts("2,2", "1,1", "1,2")
 @pytest.mark.wide_in(3, "1,1", "1,2", "mpich")  # the check is the core's, above MPI
 def test_an_operation_that_stands_still_is_reported_with_the_rank_that_is_missing(world, kind):
-    skip_where_mpi_waits(world, kind)
     stopped = world.size - 1
     ((lines, host), *_) = world.run(one_stops, kind, stopped, knobs={**WARNS, **SMALL})
+    if may_name_several(world, kind):
+        assert lines
+        assert all(f"{kind} 'x' has made no progress for " in line for line in lines), lines
+        return
     assert len(lines) == 1, lines
     assert pattern(kind, missing(stopped, host)).fullmatch(lines[0]), lines[0]
 
@@ -192,10 +195,12 @@ def all_fail(kind, stopped):
 @pytest.mark.hosts("2,2", "1,1", "1,2")
 @pytest.mark.wide_in(3, "1,1", "1,2", "mpich")
 def test_an_operation_that_stands_still_fails_on_every_rank_with_the_same_text(world, kind):
-    skip_where_mpi_waits(world, kind)
     stopped = world.size - 1
     results = world.run(all_fail, kind, stopped, knobs={**FAILS, **SMALL})
     texts = {text for text, _ in results}
+    if may_name_several(world, kind):
+        assert all(text.startswith(f"{kind} 'x' has made no progress for ") for text in texts)
+        return
     assert len(texts) == 1, texts
     expected = pattern(kind, missing(stopped, results[0][1]), GIVES_UP)
     assert expected.fullmatch(texts.pop()), (expected.pattern, results)

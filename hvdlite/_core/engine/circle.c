@@ -4,7 +4,7 @@
  *
  * A circle is named when it is late. If none of its ranks has another thread that could post what is
  * missing, it can't end: its operations fail at once, as an entry of the journal, on all ranks that posted
- * them. Then they are as if nobody had posted them, and the engine goes on.
+ * them. Then they are as if no rank had posted them, and the engine goes on.
  *
  * That it can't end is certain if all its waits and all that is missing hold at one time. A rank whose
  * wait is still the same later has posted nothing in between. So this rank reads the waits, then the journal as

@@ -10,7 +10,7 @@
 /* Of the thread that waits in an operation. Written by circle.c, under `lock`: any thread. */
 typedef struct {
     pthread_mutex_t lock;
-    uint64_t waits_in; /* the number of its operation; 0: nobody waits for long */
+    uint64_t waits_in; /* the number of its operation; 0: no thread waits for long */
     uint64_t id;       /* of the wait */
     bool alone;        /* no other thread of this process could post anything */
     bool published;    /* to the other ranks of the host */

@@ -21,7 +21,7 @@ struct hvdl_inquiry {
     bool *answered; /* by host; NULL, as the next: not begun yet, or concluded */
     hvdl_stall_part *answers;
     hvdl_writer posted, missing;
-    bool over; /* nobody waits any more: the next one of this name is another */
+    bool over; /* no rank waits any more: the next one of this name is another */
 };
 
 static void free_answers(hvdl_engine *e, hvdl_inquiry *inquiry)

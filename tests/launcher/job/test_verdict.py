@@ -48,11 +48,8 @@ from tests.launcher.job.histories import (
     INT,
     LEFT,
     MPIRUN,
-    PASSED_ON,
     RANKS,
-    SILENCE,
     TERM,
-    USER,
     USR1,
     asked,
     begun,
@@ -61,6 +58,8 @@ from tests.launcher.job.histories import (
     play,
 )
 from tests.launcher.job.init_histories import INIT
+from tests.launcher.job.signal_histories import PASSED_ON, USER
+from tests.launcher.job.silence_histories import SILENCE
 
 HISTORIES = {
     **RANKS,

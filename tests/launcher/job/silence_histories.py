@@ -1,0 +1,239 @@
+"""Histories of hosts that are silent for a while, and of hvdrun itself not running."""
+
+from hvdrun.errors import HostLost
+from hvdrun.job.actions import EndHosts, Finish
+from hvdrun.job.events import (
+    HostBack,
+    HostConnected,
+    HostEnded,
+    HostGaveUp,
+    HostQuiet,
+    HostSilent,
+    HostTalks,
+    KeepersHere,
+    Paused,
+    RankEnded,
+    RankStarted,
+)
+from tests.launcher.job.histories import History, asked, begun, ends, over, well
+
+SAYS_QUIET = "hvdrun: b has given no sign of life for 7 s; the job ends if it stays silent for 30 s"
+PAUSED = "hvdrun: hvdrun itself did not run for "
+GIVEN_UP = "b has ended its ranks, as it heard nothing from hvdrun for 30 s (--host-timeout); "
+OTHERS = [*begun(), (0.1, HostConnected("c")), (0.1, HostTalks("c"))]
+
+SILENCE = {
+    "a host is quiet, and comes back": History(
+        [
+            *begun(),
+            (10.0, HostQuiet("b", 6.0, 30.0)),
+            (14.0, HostBack("b", 10.2)),
+            *well(20.0, 0, 1, 2, 3),
+            *over(20.0),
+        ],
+        [(20.0, EndHosts(3.0)), (20.0, Finish())],
+        0,
+        says=[(11.0, SAYS_QUIET), (15.0, "hvdrun: b is back after 10 s without a sign of life")],
+    ),
+    "a host comes back just before the end": History(
+        [
+            *begun(),
+            (10.0, HostQuiet("b", 6.0, 30.0)),
+            (19.9, HostBack("b", 16.0)),
+            *well(20.0, 0, 1, 2, 3),
+            *over(20.0),
+        ],
+        [(20.0, EndHosts(3.0)), (20.0, Finish())],
+        0,
+        says=[(11.0, SAYS_QUIET), (20.0, "hvdrun: b is back after 16 s")],
+    ),
+    "a host is quiet, and comes back before it is said": History(
+        [
+            *begun(),
+            (10.0, HostQuiet("b", 6.0, 30.0)),
+            (10.9, HostBack("b", 6.9)),
+            *well(20.0, 0, 1, 2, 3),
+            *over(20.0),
+        ],
+        [(20.0, EndHosts(3.0)), (20.0, Finish())],
+        0,
+    ),
+    "a host is quiet again and again": History(
+        [
+            *begun(),
+            (10.0, HostQuiet("b", 6.0, 30.0)),
+            (11.5, HostBack("b", 7.5)),
+            (20.0, HostQuiet("b", 6.0, 30.0)),
+            (23.0, HostBack("b", 9.0)),
+            *well(30.0, 0, 1, 2, 3),
+            *over(30.0),
+        ],
+        [(30.0, EndHosts(3.0)), (30.0, Finish())],
+        0,
+        says=[
+            (11.0, SAYS_QUIET),
+            (12.5, "hvdrun: b is back after 8 s"),
+            (21.0, SAYS_QUIET),
+            (24.0, "hvdrun: b is back after 9 s"),
+        ],
+    ),
+    "a host is quiet, and is lost": History(
+        [
+            *begun(),
+            (10.0, HostQuiet("b", 6.0, 30.0)),
+            (34.0, HostSilent("b", 30.0, 30.0)),
+            *asked(34.2, 0, 1),
+            *over(34.3, 1)[::2],
+        ],
+        ends(34.0, grace_s=2.0),
+        72,
+        error=HostLost,
+        words=("b is lost: it has given no sign of life for 30 s, and the limit is 30 s",),
+        says=[(11.0, SAYS_QUIET)],
+    ),
+    "two hosts are quiet, and one is lost before the other": History(
+        [
+            *OTHERS,
+            (10.0, HostQuiet("c", 6.0, 30.0)),
+            (10.4, HostQuiet("b", 6.0, 30.0)),
+            (34.0, HostSilent("c", 30.0, 30.0)),
+            (34.1, KeepersHere(0)),
+        ],
+        ends(34.0, grace_s=2.0),
+        72,
+        error=HostLost,
+        words=("c is lost: it has given no sign of life for 30 s (nor has b), and the limit is",),
+        says=[
+            (
+                11.0,
+                "hvdrun: b and c have given no sign of life for 7 s; the job ends if one of them",
+            )
+        ],
+    ),
+    "two hosts come back together": History(
+        [
+            *OTHERS,
+            (10.0, HostQuiet("c", 6.0, 30.0)),
+            (10.4, HostQuiet("b", 6.0, 30.0)),
+            (14.0, HostBack("b", 9.9)),
+            (14.5, HostBack("c", 10.4)),
+            *well(20.0, 0, 1, 2, 3),
+            *over(20.0),
+            (20.0, HostEnded("c", "", 0)),
+        ],
+        [(20.0, EndHosts(3.0)), (20.0, Finish())],
+        0,
+        says=[
+            (11.0, "hvdrun: b and c have given no sign of life for 7 s"),
+            (15.0, "hvdrun: b and c are back after up to 10 s without a sign of life"),
+        ],
+    ),
+    "hvdrun did not run for a while": History(
+        [*begun(), (18.0, Paused(8.0)), *well(20.0, 0, 1, 2, 3), *over(20.0)],
+        [(20.0, EndHosts(3.0)), (20.0, Finish())],
+        0,
+        says=[(18.0, PAUSED + "8 s (stopped, suspended or held up); no host is blamed")],
+    ),
+    "hvdrun did not run for so long that a host ended its ranks, and others failed": History(
+        [
+            *begun(),
+            (50.0, Paused(40.0)),
+            (50.0, RankEnded(0, "late signal 15", 43.0)),
+            (50.0, RankEnded(1, "code 14", 43.0)),
+            (50.0, HostGaveUp("b", 30.0, 40.5)),
+            *asked(50.1, 2, 3),
+            *over(50.2, 1),
+        ],
+        ends(50.0, over_at=50.2),
+        72,
+        error=HostLost,
+        words=(
+            GIVEN_UP + "hvdrun itself did not run for 40 s: it was stopped, or its machine was",
+        ),
+        says=[(50.0, PAUSED + "40 s")],
+    ),
+    "hvdrun did not run for so long that connections ended": History(
+        [
+            *OTHERS,
+            (50.0, Paused(40.0)),
+            (50.0, HostEnded("c")),
+            (50.1, HostGaveUp("b", 30.0, 40.5)),
+            *asked(50.1, 0, 1, 2, 3),
+            *over(50.2, 1),
+        ],
+        ends(50.0, over_at=50.2),
+        72,
+        error=HostLost,
+        words=(GIVEN_UP + "hvdrun itself did not run for 40 s",),
+        says=[(50.0, PAUSED + "40 s")],
+    ),
+    "hvdrun did not run, and a connection ended meanwhile": History(
+        [
+            *begun(),
+            (50.0, Paused(40.0)),
+            (52.0, HostEnded("b")),
+            *asked(52.1, 0, 1),
+            *over(52.2, 1)[::2],
+        ],
+        ends(52.0),
+        72,
+        error=HostLost,
+        words=(
+            "b is lost: the connection to it was closed while hvdrun itself did not run for 40",
+        ),
+        says=[(50.0, PAUSED + "40 s")],
+    ),
+    "a host hears nothing from hvdrun, which runs": History(
+        [
+            *begun(),
+            (2.0, Paused(4.0)),
+            (40.5, HostGaveUp("b", 30.0, 40.4)),
+            *asked(41.0, 0, 1, 2, 3),
+            *over(41.0, 1),
+        ],
+        ends(40.5, grace_s=2.0, over_at=41.0),
+        72,
+        error=HostLost,
+        words=(GIVEN_UP + "check the network between this machine and it",),
+    ),
+    "a rank fails, and then a host ends its ranks as hvdrun does not run": History(
+        [
+            *begun(),
+            (50.0, Paused(40.0)),
+            (50.0, HostGaveUp("b", 30.0, 40.5)),
+            (50.0, RankEnded(1, "code 3", 12.0)),
+            *asked(50.1, 0, 2, 3),
+            *over(50.2, 1),
+        ],
+        ends(50.0, grace_s=2.0, over_at=50.2),
+        3,
+        culprit=1,
+        words=("rank 1 on a ended with exit code 3 after 12.0 s",),
+        says=[(50.0, PAUSED + "40 s")],
+    ),
+    "all ranks have ended, and then a host hears nothing more from hvdrun": History(
+        [
+            *begun(),
+            (50.0, Paused(40.0)),
+            *well(50.0, 0, 1, 2, 3),
+            (50.0, HostGaveUp("b", 30.0, 40.5)),
+            *over(50.2),
+        ],
+        ends(50.0, grace_s=2.0, over_at=50.2),
+        0,
+        says=[(50.0, PAUSED + "40 s")],
+    ),
+    "hvdrun did not run while the ranks started": History(
+        [
+            *begun(0.1, (0, 1)),
+            (59.0, Paused(40.0)),
+            (76.0, RankStarted(2)),
+            (76.0, RankStarted(3)),
+            *well(80.0, 0, 1, 2, 3),
+            *over(80.0),
+        ],
+        [(80.0, EndHosts(3.0)), (80.0, Finish())],
+        0,
+        says=[(59.0, PAUSED + "40 s")],
+    ),
+}
