@@ -49,7 +49,7 @@ def test_a_rank_that_raises_on_another_host_ends_the_job(hvdrun, python):
     assert done.code == 1, done
     report = done.stderr[done.stderr.rindex("hvdrun: rank") :]
     assert report.startswith("hvdrun: rank 1 on server2 ended with exit code 1"), done
-    assert "ArithmeticError: the loss is not a number" in report, done
+    assert "[1] ArithmeticError: the loss is not a number" in done.stderr, done
 
 
 @pytest.mark.wide

@@ -161,7 +161,8 @@ def test_an_abort_leaves_no_file(limited, python):
     assert done.stdout.endswith(NOTHING_LEFT)
 
 
-@pytest.mark.parametrize("kib", [18_000, 20_000])
+# With a little more, Python itself sometimes ends in the middle of an import.
+@pytest.mark.parametrize("kib", [18_000])
 def test_without_memory_there_is_no_traceback(python, kib):
     done = subprocess.run(
         [
