@@ -244,7 +244,7 @@ void hvdl_on_free(hvdl_engine *engine, int tag);
 
 /* ---- inquiries.c ---- */
 
-/* The coordinator has an answer: nobody waits any more. goes_on: it is no error. */
+/* The coordinator has an answer: no rank waits any more. goes_on: it is no error. */
 void hvdl_stall_decided(hvdl_engine *engine, hvdl_key key, bool goes_on);
 void hvdl_on_stalled(hvdl_engine *engine, int host, const void *payload);
 /* The host that asked for it has said this report itself. */

@@ -198,7 +198,7 @@ static void follow_questions(hvdl_engine *e, uint64_t now)
 
 /* ---- a journal that stands still ---- */
 
-/* A rank that is stopped can hold up the whole host: the journal is full when it has not read for long, and nobody
+/* A rank that is stopped can hold up the whole host: the journal is full when it has not read for long, and no rank
  * reads on where it has begun an entry and not written it. Then no rank hears of a report, and each that waits
  * reports for itself; `spoken` in shared memory lets one do so. */
 static bool stands_still(hvdl_engine *e, uint64_t now)

@@ -137,7 +137,7 @@ static int awaited_by_host(const hvdl_engine *e)
 
 /* ---- the text ---- */
 
-static const char nobody[] = "a rank that can't be found";
+static const char no_rank[] = "a rank that can't be found";
 
 static void put_awaited(const hvdl_engine *e, int rank, hvdl_writer *to)
 {
@@ -177,7 +177,7 @@ bool hvdl_describe_standing_here(const hvdl_engine *e, const hvdl_operation *op,
     if (!names.used && awaited >= 0)
         put_awaited(e, awaited, &names);
     put_how_far(e, op, &to);
-    hvdl_put(&to, "%s", names.used ? missing : nobody);
+    hvdl_put(&to, "%s", names.used ? missing : no_rank);
     put_end(fails, &to);
     return names.used;
 }
@@ -243,6 +243,6 @@ void hvdl_describe_standing_everywhere(const hvdl_engine *e, const hvdl_operatio
             put_awaited(e, awaits, &names);
     }
     put_how_far(e, op, &to);
-    hvdl_put(&to, "%s", names.used ? missing : nobody);
+    hvdl_put(&to, "%s", names.used ? missing : no_rank);
     put_end(fails, &to);
 }
