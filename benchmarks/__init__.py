@@ -10,6 +10,10 @@ A *contender* is one way to do the work, hvdlite among them; a *peer* is any con
     tail.py          how the times of single small allreduces are distributed
     networks.py      the networks that are trained
     training.py      times the contenders' training step, and checks what was trained
+    groups.py        process groups of hvdlite and of Gloo, and one that does nothing
+    turns.py         what happens between the contenders' turns
+    c10d.py          times operations of torch.distributed on them
+    wrapped.py       times steps of DDP and FSDP2 on them
     upkeep.py        CPU time of ranks that are idle or wait
     memory.py        the memory that a training step needs; a program of its own
     worker.py        what each rank runs: all of these
@@ -18,6 +22,7 @@ A *contender* is one way to do the work, hvdlite among them; a *peer* is any con
     counted.py       the program whose instructions are counted
     instructions.py  counts them, with callgrind
     host.py          describes the machine
+    merging.py       pure: a run of some parts and an earlier one of more
     tables.py, report.py, plots.py   the results
     __main__.py      the command
     latency.py       a program of its own: the forms of an allreduce, on any hosts

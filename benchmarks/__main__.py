@@ -10,12 +10,23 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks import host, instructions, plots, report, rig, starting, tables, targets
+from benchmarks import host, instructions, merging, plots, report, rig, starting, tables, targets
 from benchmarks.plan import PLANS, Flavour, jobs
 
 RESULTS = Path(__file__).parent / "results"
 CORE = Path(__file__).parent.parent / "hvdlite" / "_core.abi3.so"
-WHAT = ("allreduce", "types", "tail", "training", "upkeep", "memory", "instructions", "rig")
+WHAT = (
+    "allreduce",
+    "types",
+    "tail",
+    "training",
+    "c10d",
+    "wrapped",
+    "upkeep",
+    "memory",
+    "instructions",
+    "rig",
+)
 
 
 def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[str, Any]:
@@ -49,7 +60,7 @@ def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[s
     "--plan",
     type=click.Choice(list(PLANS)),
     default="full",
-    help="full: some twenty minutes; quick: two, a look; tiny: everything once, no figures.",
+    help="full: some twenty-five minutes; quick: two, a look; tiny: everything once, no figures.",
 )
 @click.option("--only", "only", multiple=True, type=click.Choice(WHAT), help="[default: all]")
 @click.option(
@@ -65,12 +76,22 @@ def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[s
     help="The folder for bench.json and the plots.",
 )
 @click.option(
+    "--merge",
+    is_flag=True,
+    help="Keep what bench.json has of parts that this run does not measure.",
+)
+@click.option(
     "--page",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A page of Markdown in which the figures between two marks are replaced.",
 )
 def main(
-    plan: str, only: tuple[str, ...], mpich: Path | None, output: Path, page: Path | None
+    plan: str,
+    only: tuple[str, ...],
+    mpich: Path | None,
+    output: Path,
+    merge: bool,
+    page: Path | None,
 ) -> None:
     """Compares hvdlite with torch.distributed's Gloo and the MPI of this Python, on this host and
     on several ones that it makes up (tests/cluster)."""
@@ -82,20 +103,23 @@ def main(
     verdicts = targets.verdicts(found)
     if only:
         verdicts = [verdict for verdict in verdicts if verdict.met is not None]
-    found["targets"] = targets.as_rows(verdicts)
 
     console = Console()
     if not console.is_terminal:
         console.width = 140  # so that no column is folded in a file or a log
-    shown = tables.tables(found, verdicts)
-    report.print_report(found, shown, console)
+    report.print_report(found, tables.tables(found, verdicts), console)
+    written = output / "bench.json"
+    if merge and written.exists():
+        found = merging.merged(found, json.loads(written.read_text()))
+        verdicts = targets.verdicts(found)
+    found["targets"] = targets.as_rows(verdicts)
     output.mkdir(parents=True, exist_ok=True)
-    (output / "bench.json").write_text(json.dumps(found, indent=1) + "\n")
+    written.write_text(json.dumps(found, indent=1) + "\n")
     figures = plots.draw(found, output)
-    print(f"\nWritten: {', '.join(str(path) for path in (output / 'bench.json', *figures))}")
+    print(f"\nWritten: {', '.join(str(path) for path in (written, *figures))}")
     if page is not None:
         links = [os.path.relpath(figure, page.parent) for figure in figures]
-        text = report.markdown(found, shown, links)
+        text = report.markdown(found, tables.tables(found, verdicts), links)
         page.write_text(report.replace_measured(page.read_text(), text))
         print(f"Written: {page}")
     if found["failed"]:

@@ -44,6 +44,9 @@ class Place:
         return f"{self.hosts} hosts with {each} each, {link}"
 
 
+TRAINED_BETWEEN = Place(1, 2, "1gbit")  # where steps of FSDP2 between hosts are timed
+
+
 @dataclass(frozen=True)
 class Flavour:
     """An MPI: the Python that finds it, and the thread level that it is initialized with."""
@@ -78,6 +81,10 @@ class Plan:
     tail: Effort
     tasks: tuple[str, ...]
     training: Effort
+    c10d: tuple[tuple[str, tuple[int, ...]], ...]  # operations of c10d.py, with sizes in bytes
+    c10d_effort: Effort  # for each size
+    wrapped: tuple[tuple[str, str], ...]  # of wrapped.py: DDP or FSDP2, and a task
+    wrapped_effort: Effort
     upkeep_times: int
     idle_s: float  # each time
     late_s: float
@@ -87,6 +94,7 @@ class Plan:
     instruction_counts: tuple[int, int]  # how many operations, in two runs
 
 
+C10D_BYTES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
 FULL = Plan(
     ranks=(2, 4, 8),
     sizes_bytes=tuple(4 ** (k + 1) for k in range(14)),  # 4 B, 16 B, … 256 MiB
@@ -96,6 +104,16 @@ FULL = Plan(
     tail=Effort(max_rounds=4000, budget_s=5.0),
     tasks=("mlp", "deep", "resnet"),
     training=Effort(max_rounds=60, budget_s=20.0),
+    c10d=(
+        ("all_gather_into_tensor", C10D_BYTES),
+        ("reduce_scatter_tensor", C10D_BYTES),
+        ("all_to_all_single", C10D_BYTES),
+        ("all_reduce", (16, *C10D_BYTES)),
+        ("send and recv, there and back", (4, 64 * MIB)),
+    ),
+    c10d_effort=Effort(max_rounds=100, budget_s=2.0, min_rounds=9),
+    wrapped=(("DDP", "mlp"), ("DDP", "deep"), ("FSDP2", "mlp"), ("FSDP2", "deep")),
+    wrapped_effort=Effort(max_rounds=40, budget_s=15.0),
     upkeep_times=3,
     idle_s=10.0,
     late_s=5.0,
@@ -117,6 +135,10 @@ QUICK = replace(
     tail_bytes=(4,),
     tail=Effort(max_rounds=1000, budget_s=2.0),
     training=Effort(max_rounds=20, budget_s=3.0),
+    c10d=tuple((name, tuple(s for s in sizes if s != MIB)) for name, sizes in FULL.c10d),
+    c10d_effort=Effort(max_rounds=20, budget_s=0.4),
+    wrapped=(("DDP", "mlp"), ("FSDP2", "mlp")),
+    wrapped_effort=Effort(max_rounds=10, budget_s=2.0),
     upkeep_times=1,
     idle_s=2.0,
     late_s=1.0,
@@ -132,6 +154,15 @@ TINY = replace(
     tail=Effort(max_rounds=3, budget_s=0.0),
     tasks=("mlp",),
     training=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
+    c10d=(
+        ("all_gather_into_tensor", (64 * KIB,)),
+        ("reduce_scatter_tensor", (64 * KIB,)),
+        ("all_to_all_single", (64 * KIB,)),
+        ("all_reduce", (16,)),
+        ("send and recv, there and back", (4,)),
+    ),
+    c10d_effort=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
+    wrapped_effort=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
     upkeep_times=2,
     idle_s=0.1,
     late_s=0.1,
@@ -144,7 +175,7 @@ PLANS = {"full": FULL, "quick": QUICK, "tiny": TINY}
 
 def plan_from(fields: dict[str, Any]) -> Plan:
     """What asdict() and JSON have made of a plan, as a plan again."""
-    efforts = ("allreduce", "tail", "training", "between")
+    efforts = ("allreduce", "tail", "training", "between", "c10d_effort", "wrapped_effort")
     return Plan(**{**fields, **{name: Effort(**fields[name]) for name in efforts}})
 
 
@@ -168,7 +199,7 @@ def jobs(plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores
     return [
         *upkeep_jobs(plan, flavours, wanted),
         *host_jobs(plan, flavours, wanted, cores),
-        *(rig_jobs(plan, flavours, cores) if "rig" in wanted else ()),
+        *(rig_jobs(plan, flavours, wanted, cores) if "rig" in wanted else ()),
     ]
 
 
@@ -194,17 +225,26 @@ def host_jobs(
             if place.size == 2:
                 parts += ["tail"] if flavour in firsts(flavours) else []
                 parts += ["types", "training"] if flavour == flavours[0] else []
+            if place.size in (2, 4):
+                parts += ["c10d", "wrapped"] if flavour == flavours[0] else []
             chosen = tuple(part for part in parts if part in wanted)
             if chosen:
                 yield Job(place, flavour, chosen, plan.sizes_bytes)
 
 
-def rig_jobs(plan: Plan, flavours: Sequence[Flavour], cores: int) -> Iterator[Job]:
+def rig_jobs(
+    plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores: int
+) -> Iterator[Job]:
+    """The allreduce between hosts, unless only training steps between them are wanted."""
+    basic = ("allreduce",) if "allreduce" in wanted or "wrapped" not in wanted else ()
     for rate, sizes_bytes in plan.links:
         for hosts, ranks in plan.shapes:
             place = Place(ranks, hosts, rate)
             for flavour in fitting(flavours, place, cores):
-                yield Job(place, flavour, ("allreduce",), sizes_bytes)
+                trains = place == TRAINED_BETWEEN and flavour == flavours[0] and "wrapped" in wanted
+                parts = (*basic, "wrapped") if trains else basic
+                if parts:
+                    yield Job(place, flavour, parts, sizes_bytes)
 
 
 def fitting(flavours: Sequence[Flavour], place: Place, cores: int) -> list[Flavour]:

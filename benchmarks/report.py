@@ -29,7 +29,12 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
     """What to know before reading a figure."""
     busy = [BUSY] if report["host"]["load_before"] > BUSY_LOAD else []
     lacking = [f"Not measured: {reason}." for reason in report["not_measured"]]
-    return [*busy, *lacking, *(f"Failed: {job}." for job in report["failed"])]
+    failed = [f"Failed: {job}." for job in report["failed"]]
+    earlier = [
+        f"Of an earlier run: {', '.join(run['parts'])}; measured on: {host_line(run['host'])}."
+        for run in report.get("earlier", ())
+    ]
+    return [*busy, *lacking, *failed, *earlier]
 
 
 def print_report(report: Mapping[str, Any], tables: Sequence[Table], console: Console) -> None:

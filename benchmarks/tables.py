@@ -16,6 +16,8 @@ from benchmarks.figures import (
     idle_in_10_s,
     most_idle_cpu_s_in_10_s,
     not_hidden,
+    of_bound,
+    over_gloo,
     rows_by_place,
     size_text,
     sleeper_cpu_s_in_10_s,
@@ -47,6 +49,8 @@ def tables(report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[Table
     found += cores(rows_by_place(runs))
     found += [types(run) for run in runs if run.get("types")]
     found += [training(run) for run in runs if run.get("training")]
+    found += [operations(run) for run in runs if run.get("c10d")]
+    found += [wrapped(run) for run in runs if run.get("wrapped")]
     found += [tail(run) for run in runs if run.get("tail")]
     if any("upkeep" in run for run in runs):
         found.append(upkeep(run for run in runs if "upkeep" in run))
@@ -148,6 +152,42 @@ def training(run: Mapping[str, Any]) -> Table:
         )
     title = f"Training step, {Place(**run['place'])}, {run['mpi']}"
     return Table(title, ["step", *names, "Horovod (derived)", "not hidden", "ratio to DDP"], cells)
+
+
+def operations(run: Mapping[str, Any]) -> Table:
+    names = list(dict.fromkeys(name for row in run["c10d"] for name in row["median_s"]))
+    cells = []
+    for row in run["c10d"]:
+        medians_s = row["median_s"]
+        cells.append(
+            [
+                f"{row['operation']}, {size_text(row['bytes'])}",
+                *[time_text(medians_s[name]) if name in medians_s else "–" for name in names],
+                f"{of_bound(medians_s):.0%}" if BOUND in medians_s else "–",
+                digits(over_gloo(medians_s)),
+                str(row["rounds"]),
+            ]
+        )
+    columns = ["copy" if name == BOUND else name for name in names]
+    title = f"Operations of torch.distributed, float32, {Place(**run['place'])}"
+    return Table(title, ["operation", *columns, "of copy", "ratio", "rounds"], cells)
+
+
+def wrapped(run: Mapping[str, Any]) -> Table:
+    names = list(dict.fromkeys(name for row in run["wrapped"] for name in row["median_s"]))
+    cells = []
+    for row in run["wrapped"]:
+        medians_s = row["median_s"]
+        cells.append(
+            [
+                f"{row['wrapper']}, {row['title']}",
+                *[time_text(medians_s[name]) if name in medians_s else "–" for name in names],
+                digits(over_gloo(medians_s)),
+                str(row["rounds"]),
+            ]
+        )
+    title = f"Steps of DDP and FSDP2 over groups of torch.distributed, {Place(**run['place'])}"
+    return Table(title, ["step", *names, "ratio", "rounds"], cells)
 
 
 def tail(run: Mapping[str, Any]) -> Table:

@@ -5,22 +5,27 @@ was measured with several MPIs, the least favourable of its runs counts, and of 
 worst.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.figures import (
     DDP,
     FLOOR,
+    IDLE,
+    OPTIMIZER,
     OURS,
     Row,
     digits,
     idle_in_10_s,
     not_hidden,
+    of_bound,
+    over_gloo,
     rows_by_place,
     size_text,
     waiting_share,
 )
+from benchmarks.networks import TASKS
 from benchmarks.plan import KIB, MIB, Place
 
 # A Horovod step over DDP's, as it was measured elsewhere (it does not install here): the better of
@@ -87,6 +92,8 @@ def verdicts(report: Mapping[str, Any]) -> list[Verdict]:
         *types([row for run in runs for row in run.get("types", ())]),
         *between_hosts(places),
         *training([row for run in runs for row in run.get("training", ())]),
+        *operations(runs),
+        *wrapped(runs),
         *upkeep(runs),
         *memory(report.get("memory")),
     ]
@@ -206,6 +213,96 @@ def training(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         if row["task"] == "resnet":
             scale = Scale(" %", "of the step not hidden")
             found.append(at_most(10, scale, work, [("2 ranks", 100 * not_hidden(medians_s))]))
+    return found
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A target of an operation of torch.distributed on one host."""
+
+    ranks: int
+    name: str  # of benchmarks.c10d.OPERATIONS
+    sizes_bytes: tuple[int, int]  # the least and the most
+    speedup: float = 0.0  # over Gloo; 0: none
+    copy_percent: float = 0.0
+    most_us: float = 0.0
+
+
+ALL_SIZES = (64 * KIB, 64 * MIB)
+THERE_AND_BACK = "send and recv, there and back"
+OPERATIONS = (
+    Operation(2, "all_gather_into_tensor", ALL_SIZES, speedup=4),
+    Operation(2, "all_gather_into_tensor", (16 * MIB, 64 * MIB), copy_percent=70),
+    Operation(2, "reduce_scatter_tensor", ALL_SIZES, speedup=7),
+    Operation(2, "all_to_all_single", ALL_SIZES, speedup=2),
+    Operation(2, "all_reduce", (16, 16), most_us=20),
+    Operation(2, "all_reduce", ALL_SIZES, speedup=4),
+    Operation(2, THERE_AND_BACK, (4, 4), speedup=5),
+    Operation(2, THERE_AND_BACK, (64 * MIB, 64 * MIB), speedup=3),
+    Operation(4, "all_gather_into_tensor", ALL_SIZES, speedup=2.5),
+    Operation(4, "reduce_scatter_tensor", ALL_SIZES, speedup=4),
+)
+# Steps of DDP and FSDP2 over groups of torch.distributed: where, and Gloo's time over ours.
+WRAPPED = (
+    (Place(2), "DDP", "mlp", 1.5),
+    (Place(2), "DDP", "deep", 1.4),
+    (Place(2), "FSDP2", "mlp", 2.3),
+    (Place(2), "FSDP2", "deep", 2.35),
+    (Place(4), "FSDP2", "mlp", 1.3),
+    (Place(4), "FSDP2", "deep", 1.3),
+    (Place(1, 2, "1gbit"), "FSDP2", "mlp", 1.1),
+    (Place(1, 2, "1gbit"), "FSDP2", "deep", 1.1),
+)
+
+
+def operations(runs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    return [verdict for target in OPERATIONS for verdict in operation(target, runs)]
+
+
+def operation(target: Operation, runs: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
+    low, high = target.sizes_bytes
+    rows = [
+        (size_text(row["bytes"]), row["median_s"])
+        for run in runs
+        if Place(**run["place"]) == Place(target.ranks)
+        for row in run.get("c10d", ())
+        if row["operation"] == target.name and low <= row["bytes"] <= high
+    ]
+    sizes = size_text(low) if low == high else f"{size_text(low)} to {size_text(high)}"
+    work = f"{target.name}, {target.ranks} ranks, {sizes}"
+    if target.speedup:
+        speedups = [(size, over_gloo(medians_s)) for size, medians_s in rows]
+        yield at_least(target.speedup, GLOO, work, speedups)
+    if target.copy_percent:
+        percents = [(size, 100 * of_bound(medians_s)) for size, medians_s in rows]
+        yield at_least(target.copy_percent, COPY, work, percents)
+    if target.most_us:
+        times_us = [(size, 1e6 * medians_s[OURS]) for size, medians_s in rows]
+        yield at_most(target.most_us, Scale(" µs", "a call"), work, times_us)
+
+
+def wrapped(runs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    found = []
+    for place, wrapper, task, limit in WRAPPED:
+        rows = [
+            row["median_s"]
+            for run in runs
+            if Place(**run["place"]) == place
+            for row in run.get("wrapped", ())
+            if (row["wrapper"], row["task"]) == (wrapper, task)
+        ]
+        work = f"{wrapper} step, {TASKS[task].title}, {place}"
+        speedups = [
+            # Of what torch itself costs, no group can take anything away.
+            (f"a group that does nothing {digits(over_gloo(row) * row[OURS] / row[IDLE])}×", figure)
+            for row in rows
+            for figure in [over_gloo(row)]
+        ]
+        found.append(at_least(limit, GLOO, work, speedups))
+        if wrapper == "DDP":
+            more = [(str(place), 100 * (row[OURS] / row[OPTIMIZER] - 1)) for row in rows]
+            scale = Scale(" %", "more than DistributedOptimizer")
+            found.append(at_most(5, scale, work, more))
     return found
 
 

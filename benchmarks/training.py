@@ -6,7 +6,7 @@ so that what they have trained can be compared at the end.
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import hvdlite as hvd
 from benchmarks.figures import DDP, FLOOR, OURS
 from benchmarks.networks import Task, batch
 from benchmarks.plan import Effort, rotated
+from benchmarks.turns import rest
 
 WARM_UP_ROUNDS = 3
 
@@ -30,8 +31,18 @@ class Trainer:
         self.model: nn.Module = self.network
         self.optimizer = task.make_optimizer(self.network.parameters())
 
+    def enter(self) -> None:
+        """Between the barrier and the timing of a step."""
+
+    def leave(self) -> None:
+        """After the timing."""
+
     def average_gradients(self) -> None:
         """Between backward() and step(); nothing where backward() has done it."""
+
+    def parameters(self) -> list[Tensor]:
+        """All of them, on every rank. Collective."""
+        return list(self.network.parameters())
 
     def step(self, samples: Tensor, labels: Tensor) -> Tensor:
         self.optimizer.zero_grad()
@@ -64,14 +75,14 @@ class MPIByHand(Trainer):
 
     def __init__(self, task: Task, mpi: Any, comm: Any) -> None:
         super().__init__(task)
-        self.parameters = list(self.network.parameters())
-        self.flat = torch.empty(sum(p.numel() for p in self.parameters))
-        parts = self.flat.split([p.numel() for p in self.parameters])
-        self.views = [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
+        self.own = self.parameters()
+        self.flat = torch.empty(sum(p.numel() for p in self.own))
+        parts = self.flat.split([p.numel() for p in self.own])
+        self.views = [part.view_as(p) for part, p in zip(parts, self.own, strict=True)]
         self.mpi, self.comm = mpi, comm
 
     def average_gradients(self) -> None:
-        for view, parameter in zip(self.views, self.parameters, strict=True):
+        for view, parameter in zip(self.views, self.own, strict=True):
             view.copy_(parameter.grad)
             parameter.grad = view
         self.comm.Allreduce(self.mpi.IN_PLACE, self.flat.numpy(), self.mpi.SUM)
@@ -89,9 +100,17 @@ def contenders(mpi: Any, comm: Any) -> dict[str, Callable[[Task], Trainer]]:
 
 
 def time_task(
-    task: Task, effort: Effort, comm: Any, contenders: dict[str, Callable[[Task], Trainer]]
+    task: Task,
+    effort: Effort,
+    comm: Any,
+    contenders: dict[str, Callable[[Task], Trainer]],
+    reference: str = DDP,
+    unchecked: Collection[str] = (FLOOR,),
 ) -> dict[str, list[float]]:
-    """This rank's seconds per step, by contender and round. Collective."""
+    """This rank's seconds per step, by contender and round. Collective.
+
+    The losses of all contenders but the unchecked ones must be those of `reference`.
+    """
     trainers = {name: make(task) for name, make in contenders.items()}
     times_s: dict[str, list[float]] = {name: [] for name in trainers}
     losses: dict[str, list[float]] = {name: [] for name in trainers}
@@ -101,9 +120,12 @@ def time_task(
         samples, labels = batch(task, round_, comm.rank, comm.size)
         for name in rotated(list(trainers), round_):
             comm.Barrier()
+            trainers[name].enter()
             start = time.perf_counter()
             loss = trainers[name].step(samples, labels)
             seconds = time.perf_counter() - start
+            trainers[name].leave()
+            rest(comm)
             losses[name].append(loss.item())
             if round_ >= WARM_UP_ROUNDS:
                 times_s[name].append(seconds)
@@ -111,23 +133,23 @@ def time_task(
         done = comm.bcast(effort.enough(round_ - WARM_UP_ROUNDS, time.perf_counter() - begin))
 
     for name in trainers:
-        if name != FLOOR:
-            check(name, trainers[name].network, losses[name], losses[DDP], comm)
+        if name not in unchecked:
+            check(name, trainers[name], losses[name], losses[reference], comm)
     return times_s
 
 
 def check(
-    name: str, network: nn.Module, losses: list[float], reference: list[float], comm: Any
+    name: str, trainer: Trainer, losses: list[float], reference: list[float], comm: Any
 ) -> None:
     """The parameters are the same on all ranks, bit for bit, and the losses are the reference's.
 
     The latter to 1 %: sums in another order round differently, and training amplifies that.
     """
     hashed = hashlib.sha256()
-    for parameter in network.parameters():
+    for parameter in trainer.parameters():
         hashed.update(parameter.detach().numpy().tobytes())
     if len(set(comm.allgather(hashed.digest()))) != 1:
         raise AssertionError(f"{name}: the parameters differ between the ranks")
     for step, (loss, wanted) in enumerate(zip(losses, reference, strict=True)):
         if abs(loss - wanted) > 0.01 * abs(wanted):
-            raise AssertionError(f"{name}: step {step} has the loss {loss}, DDP's has {wanted}")
+            raise AssertionError(f"{name}: step {step} has the loss {loss}, not {wanted}")

@@ -17,8 +17,20 @@ import torch
 import torch.distributed as dist
 
 import hvdlite as hvd
-from benchmarks import allreduce, tail, training, upkeep
-from benchmarks.figures import OURS, PASSES, histogram, medians, percentiles, size_text, slowest
+from benchmarks import allreduce, c10d, tail, training, upkeep, wrapped
+from benchmarks.figures import (
+    FLOOR,
+    GLOO,
+    IDLE,
+    OURS,
+    PASSES,
+    histogram,
+    medians,
+    percentiles,
+    size_text,
+    slowest,
+)
+from benchmarks.groups import close_groups, make_groups
 from benchmarks.networks import TASKS
 from benchmarks.plan import Job, Plan, job_from, plan_from
 from benchmarks.streams import Streams
@@ -140,6 +152,45 @@ def measure_training(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
+def measure_c10d(bench: Bench) -> list[dict[str, Any]]:
+    groups = make_groups()
+    rows = []
+    for operation, sizes_bytes in bench.plan.c10d:
+        for size_bytes in sizes_bytes:
+            bench.progress(f"{operation} of {size_text(size_bytes)}")
+            times_s = c10d.time_operation(
+                operation, size_bytes, bench.plan.c10d_effort, bench.comm, groups
+            )
+            rows.append({"operation": operation, "bytes": size_bytes, **bench.summary(times_s)})
+    close_groups(groups)
+    return rows
+
+
+def measure_wrapped(bench: Bench) -> list[dict[str, Any]]:
+    """On two ranks of one host all steps, elsewhere those of FSDP2."""
+    groups = make_groups(idle=True)
+    everything = (bench.job.place.hosts, bench.job.place.ranks) == (1, 2)
+    torch.set_flush_denormal(True)  # what no rank has sent may be any number
+    rows = []
+    for wrapper, name in bench.plan.wrapped:
+        if wrapper == "FSDP2" or everything:
+            task = TASKS[name]
+            bench.progress(f"step of {wrapper}, {task.title}")
+            times_s = training.time_task(
+                task,
+                bench.plan.wrapped_effort,
+                bench.comm,
+                wrapped.contenders(wrapper, groups),
+                reference=GLOO,
+                unchecked=(FLOOR, IDLE),
+            )
+            row = {"wrapper": wrapper, "task": name, "title": task.title}
+            rows.append({**row, **bench.summary(times_s)})
+    torch.set_flush_denormal(False)
+    close_groups(groups)
+    return rows
+
+
 # In this order; Gloo, whose threads would count, comes after the first.
 PARTS = {
     "upkeep": measure_upkeep,
@@ -147,6 +198,8 @@ PARTS = {
     "tail": measure_tail,
     "types": measure_types,
     "training": measure_training,
+    "c10d": measure_c10d,
+    "wrapped": measure_wrapped,
 }
 
 
@@ -187,6 +240,7 @@ def main() -> None:
     if comm.rank == 0:
         output.write_text(json.dumps(result))
     if dist.is_initialized():
+        comm.Barrier()  # else Gloo may find a connection closed that it still reads from
         dist.destroy_process_group()
     if streams is not None:
         streams.close()

@@ -77,6 +77,18 @@ def test_only_what_is_wanted_is_measured():
     assert jobs(FULL, [OPEN_MPI], {"memory"}, cores=2) == []
 
 
+def test_of_torch_distributed_operations_and_steps_are_measured_and_nothing_else():
+    found = jobs(FULL, [OPEN_MPI, MPICH], {"c10d", "wrapped", "rig"}, cores=2)
+    assert [(job.place, job.parts) for job in found] == [
+        (Place(2), ("c10d", "wrapped")),
+        (Place(4), ("c10d", "wrapped")),
+        (Place(1, 2, "1gbit"), ("wrapped",)),
+    ]
+    assert {job.flavour for job in found} == {OPEN_MPI}
+    (allreduce, *_) = jobs(FULL, [OPEN_MPI], {"rig"}, cores=2)
+    assert allreduce.parts == ("allreduce",)
+
+
 @pytest.mark.parametrize(
     ("rounds", "elapsed_s", "enough"),
     [(2, 100.0, False), (3, 0.9, False), (3, 1.0, True), (9, 0.0, False), (10, 0.0, True)],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.figures import BOUND, DDP, FLOOR, OURS
+from benchmarks.figures import ANY_CORE, BOUND, DDP, FLOOR, GLOO, IDLE, OPTIMIZER, OURS
 from benchmarks.plan import MIB
 from benchmarks.targets import horovod_s, verdicts
 
@@ -116,6 +116,58 @@ def test_it_is_said_by_how_much_a_step_could_be_faster_at_best():
 def test_what_the_resnet_does_not_hide_counts(floor_s, met):
     said = found(step("resnet", **{OURS: 1.0, DDP: 2.0, FLOOR: floor_s}))
     assert said["step: a step", "≤ 10 % of the step not hidden"][1] == met
+
+
+def operation(name, size_bytes, ranks=2, **medians_s):
+    row = {"operation": name, "bytes": size_bytes, "median_s": {OURS: 1.0, GLOO: 9.0, **medians_s}}
+    return {"place": {"ranks": ranks}, "c10d": [row]}
+
+
+def test_an_operation_is_compared_with_the_better_of_gloos_bindings():
+    in_time = operation("reduce_scatter_tensor", MIB, **{ANY_CORE: 7.0})
+    late = operation("reduce_scatter_tensor", MIB, **{ANY_CORE: 6.9})
+    work = ("reduce_scatter_tensor, 2 ranks, 64 KiB to 64 MiB", "≥ 7× as fast as Gloo")
+    assert found(in_time) == {work: ("7.00× (1 MiB)", True)}
+    assert found(late, in_time) == {work: ("6.90× (1 MiB)", False)}
+
+
+@pytest.mark.parametrize(("size_bytes", "said"), [(MIB, [True]), (16 * MIB, [True, False])])
+def test_a_large_allgather_is_compared_with_a_copy_too(size_bytes, said):
+    row = operation("all_gather_into_tensor", size_bytes, **{BOUND: 0.69})
+    assert [met for _, met in found(row).values()] == said
+
+
+@pytest.mark.parametrize(("ours_s", "met"), [(20e-6, True), (21e-6, False)])
+def test_a_tiny_allreduce_has_a_limit_in_microseconds(ours_s, met):
+    ((_, said),) = found(operation("all_reduce", 16, **{OURS: ours_s})).values()
+    assert said == met
+
+
+def wrapped(wrapper, ranks=2, hosts=1, rate="", task="mlp", **medians_s):
+    row = {"wrapper": wrapper, "task": task, "title": "a step", "median_s": medians_s}
+    return {"place": {"ranks": ranks, "hosts": hosts, "rate": rate}, "wrapped": [row]}
+
+
+@pytest.mark.parametrize(("optimizer_s", "near"), [(0.96, True), (0.95, False)])
+def test_a_ddp_step_is_compared_with_gloos_and_with_our_optimizer(optimizer_s, near):
+    medians_s = {OURS: 1.0, GLOO: 1.5, IDLE: 0.75, OPTIMIZER: optimizer_s}
+    speed, more = found(wrapped("DDP", **medians_s)).values()
+    assert speed == ("1.50× (a group that does nothing 2.00×)", True)
+    assert more[1] == near
+
+
+@pytest.mark.parametrize(
+    ("where", "limit"),
+    [((2,), 2.3), ((4,), 1.3), ((1, 2, "1gbit"), 1.1)],
+)
+def test_a_step_of_fsdp2_has_a_target_for_each_place(where, limit):
+    def met(gloo_s):
+        run = wrapped("FSDP2", *where, **{OURS: 1.0, GLOO: gloo_s, IDLE: 0.5})
+        ((_, verdict),) = found(run).values()
+        return verdict
+
+    assert met(limit)
+    assert not met(limit - 0.01)
 
 
 def test_the_median_of_the_worst_rank_decides_what_idling_and_waiting_cost():
