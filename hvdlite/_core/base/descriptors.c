@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -38,18 +39,28 @@ static hvdl_variant *variant_of(hvdl_variants *all, const hvdl_desc *desc, int32
             return NULL;
         all->num_others += variant->num_ranks;
     }
-    memset(variant, 0, sizeof *variant);
+    memset(variant, 0, offsetof(hvdl_variant, site));
+    variant->site[0] = '\0';
     variant->desc = *desc;
     return variant;
 }
 
-void hvdl_variants_add(hvdl_variants *all, const hvdl_desc *desc, int rank)
+hvdl_variant *hvdl_variants_add(hvdl_variants *all, const hvdl_desc *desc, int rank)
 {
     hvdl_variant *variant = variant_of(all, desc, rank);
     if (variant)
         add_rank(variant, rank);
     else
         all->num_others++;
+    return variant;
+}
+
+void hvdl_variant_place(hvdl_variant *variant, int rank, const char *site, size_t site_bytes)
+{
+    if (variant->ranks[0] != rank)
+        return;
+    memcpy(variant->site, site, site_bytes);
+    variant->site[site_bytes] = '\0';
 }
 
 void hvdl_variants_merge(hvdl_variants *all, const hvdl_variants *more)
@@ -64,6 +75,8 @@ void hvdl_variants_merge(hvdl_variants *all, const hvdl_variants *more)
         int named = from->num_ranks < HVDL_MAX_NAMED ? from->num_ranks : HVDL_MAX_NAMED;
         for (int k = 0; k < named; k++)
             add_rank(to, from->ranks[k]);
+        if (to->ranks[0] == from->ranks[0])
+            memcpy(to->site, from->site, strlen(from->site) + 1);
         to->num_ranks += from->num_ranks - named;
     }
     all->num_others += more->num_others;
@@ -122,7 +135,9 @@ static void put_tensor(writer *to, const hvdl_desc *desc)
         else
             put(to, "%" PRId64, desc->dims[i]);
     }
-    if (desc->ndim > shown)
+    if (desc->layout)
+        put(to, "] cut by splits (hash %08" PRIx64 ")", desc->layout & 0xffffffff);
+    else if (desc->ndim > shown)
         put(to, ", ...] of %d dimensions and %" PRId64 " elements%s", desc->ndim, desc->count,
             desc->dims[0] < 0 ? " in a row" : "");
     else
@@ -157,8 +172,9 @@ static int difference(const hvdl_desc *a, const hvdl_desc *b)
 
 static void put_values(writer *to, const hvdl_desc *desc, int differing, const hvdl_naming *naming)
 {
-    static const char *const ops[HVDL_NUM_OPS] = {"Average", "Sum",     "Min",
-                                                  "Max",     "Product", "Adasum"};
+    static const char *const ops[HVDL_NUM_OPS] = {"Average",     "Sum",        "Min",
+                                                  "Max",         "Product",    "Adasum",
+                                                  "bitwise and", "bitwise or", "bitwise xor"};
     static const char *const places[] = {"a tensor in host memory", "a tensor on a GPU",
                                          "a tensor on a GPU"};
     const char *between = "";
@@ -202,7 +218,23 @@ static void put_ranks(writer *to, const hvdl_variant *variant, const hvdl_naming
         put(to, " and %d more", variant->num_ranks - named);
 }
 
-static void put_remedy(writer *to, int differing)
+/* Of the lowest of its ranks. */
+static void put_site(writer *to, const hvdl_variant *variant)
+{
+    if (*variant->site)
+        put(to, " (%s)", variant->site);
+}
+
+/* Whoever gives lines of the script numbers the operations: their callers can't name them. */
+static bool are_numbered(const hvdl_variants *all)
+{
+    bool any = false;
+    for (int i = 0; i < all->count; i++)
+        any |= *all->variants[i].site != '\0';
+    return any;
+}
+
+static void put_remedy(writer *to, int differing, bool is_numbered)
 {
     static const struct {
         int bit;
@@ -210,7 +242,8 @@ static void put_remedy(writer *to, int differing)
     } parts[] = {{DTYPE, "dtype"},    {SHAPE, "shape"},         {OP, "op"},
                  {ROOT, "root_rank"}, {SCALE, "scale factors"}, {PLACE, "device"}};
     if (differing & KIND) {
-        put(to, "; call the same operations in the same order on every rank, or give each a name");
+        put(to, "; call the same operations in the same order on every rank%s",
+            is_numbered ? "" : ", or give each a name");
         return;
     }
     const char *between = "; make the ";
@@ -264,11 +297,12 @@ void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hv
             put(&to, "the other %d ranks", order[i]->num_ranks);
         else
             put_ranks(&to, order[i], naming);
-        put(&to, i ? " " : " %s ", verb);
+        put_site(&to, order[i]);
+        put(&to, i && !*order[i]->site ? " " : " %s ", verb);
         put_values(&to, &order[i]->desc, differing, naming);
     }
     if (all->num_others)
         put(&to, ", and %d more %s not shown", all->num_others,
             all->num_others == 1 ? "rank is" : "ranks are");
-    put_remedy(&to, differing);
+    put_remedy(&to, differing, are_numbered(all));
 }

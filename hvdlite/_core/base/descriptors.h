@@ -9,11 +9,13 @@
 #define HVDL_MAX_VARIANTS 4 /* those of the lowest ranks; the ranks of others are counted */
 #define HVDL_MAX_NAMED 4    /* ranks that a text names one by one */
 #define HVDL_NAME_BYTES 256 /* of an operation's name, with its NUL, that stand in a text */
+#define HVDL_SITE_BYTES 64  /* of a site, with its NUL */
 
 typedef struct {
     hvdl_desc desc;
     int32_t num_ranks;
     int32_t ranks[HVDL_MAX_NAMED]; /* the lowest ones, ascending */
+    char site[HVDL_SITE_BYTES]; /* where the script of the lowest one posted it; empty: not known */
 } hvdl_variant;
 
 typedef struct {
@@ -22,8 +24,11 @@ typedef struct {
     hvdl_variant variants[HVDL_MAX_VARIANTS];
 } hvdl_variants;
 
-/* Adds what one rank posted. */
-void hvdl_variants_add(hvdl_variants *all, const hvdl_desc *desc, int rank);
+/* Adds what one rank posted. Returns its variant; NULL: it is one of the others. */
+hvdl_variant *hvdl_variants_add(hvdl_variants *all, const hvdl_desc *desc, int rank);
+/* Where that rank posted it: `site` has site_bytes < HVDL_SITE_BYTES bytes and no NUL. Once one rank has a
+ * site, to be called for those without one, too. */
+void hvdl_variant_place(hvdl_variant *variant, int rank, const char *site, size_t site_bytes);
 
 /* Adds what the ranks of another host posted. */
 void hvdl_variants_merge(hvdl_variants *all, const hvdl_variants *more);

@@ -24,8 +24,16 @@ typedef enum {
     HVDL_MAX,
     HVDL_PRODUCT,
     HVDL_ADASUM,
+    HVDL_BAND, /* bitwise: of integers and bool */
+    HVDL_BOR,
+    HVDL_BXOR,
     HVDL_NUM_OPS
 } hvdl_op;
+
+static inline bool hvdl_is_bitwise(int op)
+{
+    return op >= HVDL_BAND && op <= HVDL_BXOR;
+}
 
 typedef enum {
     HVDL_UINT8 = 0,
@@ -40,6 +48,11 @@ typedef enum {
     HVDL_BOOL,
     HVDL_NUM_DTYPES
 } hvdl_dtype;
+
+static inline bool hvdl_is_float(int dtype)
+{
+    return dtype >= HVDL_FLOAT16 && dtype <= HVDL_FLOAT64;
+}
 
 static inline size_t hvdl_dtype_bytes(int dtype)
 {
@@ -83,6 +96,14 @@ typedef struct {
 static inline bool hvdl_key_equal(hvdl_key a, hvdl_key b)
 {
     return a.lo == b.lo && a.hi == b.hi;
+}
+
+/* Spreads the bits of a number over all 64: the finalizer of MurmurHash3. */
+static inline uint64_t hvdl_mix(uint64_t h)
+{
+    h = (h ^ h >> 33) * 0xff51afd7ed558ccdull;
+    h = (h ^ h >> 33) * 0xc4ceb9fe1a85ec53ull;
+    return h ^ h >> 33;
 }
 
 #define HVDL_TEXT_BYTES 1024 /* the longest text of a failure, with its NUL */

@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "engine/control.h"
+#include "matching/control.h"
 
 /* ---- why ---- */
 

@@ -4,8 +4,8 @@
 #include <sched.h>
 #include <signal.h>
 
-#include "engine/control.h"
-#include "engine/leaving.h"
+#include "matching/control.h"
+#include "matching/leaving.h"
 #include "net/streams.h"
 
 /* ---- waking ---- */
@@ -42,6 +42,20 @@ static void look_around(hvdl_engine *e, bool for_dead)
     hvdl_end_broken(e);
 }
 
+/* What most engines never have. */
+static __attribute__((noinline)) bool step_more(hvdl_engine *e)
+{
+    bool any = false;
+    atomic_store(&e->driving.has_more, e->transfers.used); /* whoever wants more sets it again */
+    if (atomic_load(&e->giving_up.wanted))
+        any = hvdl_giving_up_step(e);
+    if (atomic_load(&e->roll_calls.waiting))
+        any |= hvdl_roll_calls_step(e);
+    if (e->transfers.used)
+        any |= hvdl_transfers_step(e);
+    return any;
+}
+
 /* Moves everything as far as it can go now. Returns whether anything moved. */
 bool hvdl_sweep(hvdl_engine *e)
 {
@@ -63,6 +77,8 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_stall_look(e);
         hvdl_standstill_look(e);
     }
+    if (atomic_load_explicit(&e->driving.has_more, memory_order_relaxed))
+        progressed |= step_more(e);
     hvdl_pass *finished;
     progressed |= hvdl_conveyor_step(&e->conveyor, &finished);
     if (finished)
@@ -73,7 +89,8 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_end_broken(e); /* which tells the other hosts: those sends are work, too */
     bool busy = e->announcing.deferred || e->stall.due;
     if (between_hosts)
-        busy |= hvdl_control_busy(e) || e->inquiries.num_asking || e->silence.questions;
+        busy |= e->transfers.sendings || hvdl_control_busy(e) || e->inquiries.num_asking ||
+                e->silence.questions;
     atomic_store_explicit(&e->driving.busy, busy, memory_order_relaxed);
     if (progressed) {
         e->driving.idle_looks = 0;
@@ -182,7 +199,7 @@ static void stop_driving(hvdl_engine *e)
 static bool has_work(hvdl_engine *e)
 {
     return atomic_load(&e->queue.num_in_flight) > 0 || atomic_load(&e->driving.busy) ||
-           atomic_load(&e->queue.queued);
+           atomic_load(&e->queue.queued) || atomic_load(&e->giving_up.wanted);
 }
 
 #define QUIET_PAUSES 20

@@ -18,6 +18,8 @@ typedef struct {
     _Atomic uint64_t late_wakings; /* see hvdl_counters */
     _Atomic bool busy;             /* there is background work: sends, releases */
     _Atomic bool thread_idle;      /* the progress thread sleeps on this rank's idle_bell */
+    _Atomic bool
+        has_more; /* a roll call, a text to give up with, messages: set behind what tells of them */
     /* the driver's */
     uint64_t sweeps;
     int idle_looks;         /* since anything moved */

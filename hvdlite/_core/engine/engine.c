@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "engine/control.h"
+#include "matching/control.h"
 
 /* ---- making it ---- */
 
@@ -16,11 +16,14 @@ static void free_parts(hvdl_engine *e)
     hvdl_wire_close(&e->wire);
     hvdl_join_free(e);
     hvdl_silence_free(e);
+    hvdl_transfers_free(e);
     hvdl_recording_free(&e->recording);
     hvdl_placement_free(&e->placement, e->config.num_hosts);
     hvdl_queue_free(&e->queue);
     pthread_mutex_destroy(&e->driving.lock);
     pthread_mutex_destroy(&e->circle.lock);
+    pthread_mutex_destroy(&e->roll_calls.lock);
+    pthread_mutex_destroy(&e->giving_up.lock);
     free(e);
 }
 
@@ -33,6 +36,8 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
     pthread_mutex_init(&e->driving.lock, NULL);
     pthread_mutex_init(&e->recording.lock, NULL);
     pthread_mutex_init(&e->circle.lock, NULL);
+    pthread_mutex_init(&e->roll_calls.lock, NULL);
+    pthread_mutex_init(&e->giving_up.lock, NULL);
     e->config = *config;
     hvdl_err err = hvdl_placement_make(&e->placement, &e->config);
     if (!err && config->wire)
@@ -41,6 +46,8 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
         err = hvdl_join_make(e);
     if (!err)
         err = hvdl_silence_make(e);
+    if (!err)
+        err = hvdl_transfers_make(e);
     if (!err)
         err = hvdl_engine_record(e, config->event_capacity);
     if (!err)
@@ -75,11 +82,13 @@ static void leave(hvdl_engine *e)
                   NULL, 0);
     hvdl_sweep(e);
     /* What is matched needs this rank: it ends that first. */
-    while ((e->announcing.deferred || e->meetings.by_id.count || e->pieces.exchanges) &&
+    while ((e->announcing.deferred || e->meetings.by_id.count || e->pieces.exchanges ||
+            hvdl_transfers_under_way(e)) &&
            !e->failure.broken && hvdl_now_ns() < deadline)
         if (!hvdl_sweep(e))
             hvdl_pause(e, hvdl_nobody);
-    bool clean = !e->meetings.by_id.count && !e->pieces.exchanges && !e->announcing.deferred;
+    bool clean = !e->meetings.by_id.count && !e->pieces.exchanges && !e->announcing.deferred &&
+                 !hvdl_transfers_under_way(e);
     if (!atomic_load(&self->left)) /* else the others know of worse */
         atomic_store(&self->left, clean ? 1 : HVDL_LEFT_BROKEN + (uint32_t)e->config.rank);
     /* The journal need not wait for this rank any more. */
@@ -107,11 +116,9 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
     if (hvdl_queue_close(e))
         return;
     hvdl_driving_stop(e);
-    if (e->config.num_ranks == 1)
-        return;
     hvdl_shm_kick(&e->shm);
     pthread_mutex_lock(&e->driving.lock);
-    if (!e->failure.broken) {
+    if (!e->failure.broken && e->config.num_ranks > 1) {
         hvdl_drain_queue(e);
         leave(e);
         if (linger && e->config.num_hosts > 1 && e->placement.is_leader)
@@ -123,7 +130,9 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
              hvdl_own_number(e));
     hvdl_break_on_all(e, text);
     hvdl_fail_all(e, text);
-    hvdl_plans_end(e);
+    if (e->config.num_ranks > 1)
+        hvdl_plans_end(e);
+    hvdl_letters_end(e);
     hvdl_control_destroy(e);
     pthread_mutex_unlock(&e->driving.lock);
     hvdl_wake_waiting(e);
@@ -145,6 +154,21 @@ void hvdl_engine_free(hvdl_engine *e)
 int hvdl_engine_num_ranks(const hvdl_engine *e)
 {
     return e->config.num_ranks;
+}
+
+int hvdl_engine_rank(const hvdl_engine *e)
+{
+    return e->config.rank;
+}
+
+int hvdl_engine_num_hosts(const hvdl_engine *e)
+{
+    return e->config.num_hosts;
+}
+
+int hvdl_engine_world_rank(const hvdl_engine *e, int rank)
+{
+    return hvdl_world_rank(e, rank);
 }
 
 hvdl_counters hvdl_engine_counters(hvdl_engine *e)

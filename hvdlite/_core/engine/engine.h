@@ -41,18 +41,34 @@ typedef struct {
 typedef struct {
     hvdl_desc desc;
     const char *name;
-    bool unnamed; /* matched whatever the kind */
+    bool unnamed;     /* matched whatever the kind */
+    const char *site; /* where the script posts it, for texts; NULL: not known. Cut at the front;
+                       * not empty */
     const void *input;
     void *output;
+    /* Where a kind has a part for each rank: of each, instead of `input` or `output`; or NULL. Copied. */
+    const void *const *inputs;
+    void *const *outputs;
     int64_t rows; /* where they travel beside the descriptor: this rank's first dimension */
-    const int64_t *splits; /* where they are posted: rows for each rank; copied */
+    const int64_t *splits; /* hvdl_num_splits numbers, or NULL; copied */
     void *owner;
 } hvdl_posting;
 
-/* The most that a rank adds to the posting of an operation: tiny data, or an alltoall's splits. */
+/* A send or receive. The memory must stay as a posting's buffers. */
+typedef struct {
+    bool is_send;
+    int peer, tag; /* peer: a member; of a receive, -1: any; tag: not negative */
+    void *memory;
+    size_t bytes;
+    const char *site; /* as a posting's */
+    void *owner;
+} hvdl_message_posting;
+
+/* The most that a rank adds to the posting of an operation: tiny data, or an alltoall's splits, both those
+ * that it sends and those that it receives. */
 static inline size_t hvdl_posted_payload(int num_ranks, size_t inline_bytes)
 {
-    size_t splits = (size_t)num_ranks * sizeof(int64_t);
+    size_t splits = 2 * (size_t)num_ranks * sizeof(int64_t);
     return inline_bytes > splits ? inline_bytes : splits;
 }
 
@@ -78,6 +94,11 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
 hvdl_err hvdl_engine_post(hvdl_engine *engine, const hvdl_posting *posting, bool wake,
                           hvdl_operation **out);
 
+hvdl_err hvdl_engine_post_message(hvdl_engine *engine, const hvdl_message_posting *posting,
+                                  bool wake, hvdl_operation **out);
+/* A send or receive that is not matched will not be any more: it fails. False: it is matched, or has ended. */
+bool hvdl_operation_withdraw(hvdl_engine *engine, hvdl_operation *operation);
+
 hvdl_err hvdl_plan_create(hvdl_engine *engine, const hvdl_posting *posting, hvdl_plan **out);
 /* HVDL_EDUP: the previous run has not ended. */
 hvdl_err hvdl_plan_start(hvdl_engine *engine, hvdl_plan *plan, void *owner, hvdl_operation **out);
@@ -97,9 +118,21 @@ void hvdl_operation_waits_no_more(hvdl_engine *engine, const hvdl_operation *ope
 /* Where there is no progress thread: does what can be done now. */
 void hvdl_engine_poll(hvdl_engine *engine);
 
+/* Which ranks have not called it, as far as this host knows or the others answer within a second. absent: by rank.
+ * answered: by host. HVDL_EAGAIN: not all hosts have answered; or any rank may answer this receive. */
+hvdl_err hvdl_operation_missing(hvdl_engine *engine, hvdl_operation *operation, bool *absent,
+                                bool *answered);
+/* It has not ended after so long; is_known and the rest: the answer of the above. */
+void hvdl_describe_timeout(const hvdl_engine *engine, const hvdl_operation *operation,
+                           double seconds, const bool *absent, const bool *answered, bool is_known,
+                           char text[HVDL_TEXT_BYTES]);
+/* All operations fail on all ranks, with the first text of a rank of the host, and all that are posted later. */
+void hvdl_engine_give_up(hvdl_engine *engine, const char *text);
+
 /* Of an operation that is done. NULL: it succeeded. */
 const char *hvdl_operation_error(const hvdl_operation *operation);
-/* Of a gathered result: rows that came from each rank. Join: the last rank to join. Of a tensor that
+/* Of a gathered result: rows that came from each rank. Join: the last rank to join. A receive: its
+ * source, and how many bytes came. Of a tensor that
  * stays on its device: the operation's turn. NULL otherwise. */
 const int64_t *hvdl_operation_rows(const hvdl_operation *operation, int *count);
 /* A gathered result, which becomes the caller's to free(). Once. */
@@ -113,6 +146,10 @@ void *hvdl_operation_release(hvdl_engine *engine, hvdl_operation *operation);
 void *hvdl_engine_reap(hvdl_engine *engine);
 
 int hvdl_engine_num_ranks(const hvdl_engine *engine);
+int hvdl_engine_rank(const hvdl_engine *engine);
+int hvdl_engine_num_hosts(const hvdl_engine *engine);
+/* What texts call a rank. */
+int hvdl_engine_world_rank(const hvdl_engine *engine, int rank);
 
 const char *hvdl_state_name(int state); /* "POSTED" ... */
 /* From now on keeps the latest `capacity` events; 0: none. What was kept before is gone. */

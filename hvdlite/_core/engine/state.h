@@ -2,33 +2,38 @@
  * alone writes its struct, and only in the driver, the thread that holds `driving.lock`, unless the header
  * says otherwise. Other files read the struct, or call the owner to change it.
  *
- * The files of this folder are one state machine and call each other in a circle. A sweep (drive.c) drains
- * the queue (announcing.c) and reads the journal (replay.c); entries begin operations (pieces.c, tiny.c) or
- * ask the other hosts (control.c, coordinator.c); an operation that ends (operations.c) announces and
- * begins others. The folder imports base, kernels, host and net, and is imported by python alone. */
+ * The folders engine, operations, matching, courses, transfers and watching are one state machine: they share
+ * these structs and call each other in circles. A sweep (drive.c) drains the queue (announcing.c) and reads the
+ * journal (replay.c); entries begin operations (pieces.c, tiny.c) or ask the other hosts (control.c,
+ * coordinator.c); an operation that ends (operations.c) announces and begins others. They import base, kernels,
+ * host and net, and are imported by python alone. */
 #ifndef HVDL_STATE_H
 #define HVDL_STATE_H
 
 #include "base/kinds.h"
-#include "engine/adasum.h"
-#include "engine/announcing.h"
+#include "courses/adasum.h"
+#include "matching/announcing.h"
 #include "engine/breaking.h"
-#include "engine/circle.h"
+#include "watching/circle.h"
 #include "engine/drive.h"
 #include "engine/engine.h"
-#include "engine/inquiries.h"
-#include "engine/join.h"
-#include "engine/operations.h"
-#include "engine/pieces.h"
+#include "engine/giving_up.h"
+#include "watching/inquiries.h"
+#include "matching/join.h"
+#include "operations/operations.h"
+#include "courses/pieces.h"
 #include "engine/placement.h"
-#include "engine/plans.h"
-#include "engine/queue.h"
-#include "engine/recording.h"
-#include "engine/replay.h"
-#include "engine/rows.h"
-#include "engine/silence.h"
-#include "engine/stall.h"
-#include "engine/standstill.h"
+#include "operations/plans.h"
+#include "operations/queue.h"
+#include "operations/recording.h"
+#include "courses/reducing.h"
+#include "matching/replay.h"
+#include "watching/roll_call.h"
+#include "courses/rows.h"
+#include "watching/silence.h"
+#include "watching/stall.h"
+#include "watching/standstill.h"
+#include "transfers/transfers.h"
 
 typedef struct hvdl_course hvdl_course;   /* phases.h */
 typedef struct hvdl_control hvdl_control; /* control.h */
@@ -39,13 +44,17 @@ struct hvdl_operation {
     hvdl_key key;
     hvdl_desc desc;
     char *name;
+    const char *site; /* behind the name, in its memory; NULL: not known */
     const char *input;
     char *output;
+    const void **inputs; /* as posted, or NULL */
+    void **outputs;
     int64_t rows;
-    int64_t *splits; /* rows for each rank, where they are posted */
+    int64_t *splits; /* as posted, or NULL */
     void *owner;
-    bool internal;   /* the engine's own */
-    hvdl_plan *plan; /* that it is a run of, or makes */
+    bool internal;           /* the engine's own */
+    hvdl_plan *plan;         /* that it is a run of, or makes */
+    hvdl_transfer *transfer; /* of a send or receive; else NULL */
     uint64_t posted_ns;
     uint64_t number;      /* among the operations of this engine; set before anything is recorded */
     hvdl_operation *next; /* in the queue, in announcing.posts, or among the orphans */
@@ -69,6 +78,7 @@ struct hvdl_operation {
     int64_t *all_rows;
     int num_rows;
     hvdl_parts parts;
+    hvdl_shares shares; /* reducescatter */
     /* Adasum: the operation that works for this one, and the one that this works for */
     hvdl_adasum *adasum;
     hvdl_operation *child, *parent;
@@ -95,8 +105,11 @@ struct hvdl_engine {
     hvdl_silence silence;
     hvdl_standstill standstill;
     hvdl_circle circle;
+    hvdl_transfers transfers;
     hvdl_failure failure;
-    hvdl_control *control; /* several hosts; else NULL */
+    hvdl_roll_calls roll_calls; /* any thread */
+    hvdl_giving_up giving_up;   /* any thread */
+    hvdl_control *control;      /* several hosts; else NULL */
 };
 
 /* ---- small facts ---- */

@@ -1,21 +1,7 @@
 #define _GNU_SOURCE
 #include "host/conveyor.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-/* Below this many bytes per pass every rank adds up the whole pass: the second synchronization costs
- * more than the additions. */
-#define DIRECT_BYTES 16384
-
-/* Reading smaller parts of a block is not timed. */
-#define TIMED_BYTES 16384
-
-hvdl_range hvdl_slice(size_t count, int num_rails, int rail, hvdl_dtype dtype)
-{
-    size_t align = 64 / hvdl_dtype_bytes((int)dtype);
-    return hvdl_part(count, (size_t)num_rails, (size_t)rail, align);
-}
 
 void hvdl_conveyor_init(hvdl_conveyor *conveyor, hvdl_shm *shm)
 {
@@ -23,218 +9,9 @@ void hvdl_conveyor_init(hvdl_conveyor *conveyor, hvdl_shm *shm)
     conveyor->shm = shm;
 }
 
-hvdl_pass *hvdl_pass_new(hvdl_pass_type type, int num_sources)
-{
-    hvdl_pass *pass = calloc(1, sizeof *pass + (size_t)num_sources * sizeof(hvdl_source));
-    if (pass) {
-        pass->type = type;
-        pass->num_sources = num_sources;
-        pass->scale = HVDL_UNSCALED;
-    }
-    return pass;
-}
-
-/* ---- geometry ---- */
-
-static void lay_out(const hvdl_shm *shm, hvdl_pass *pass)
-{
-    size_t esize = hvdl_dtype_bytes((int)pass->dtype), longest = 0;
-    switch (pass->type) {
-    case HVDL_PASS_ALLREDUCE:
-        pass->unit = shm->block_bytes / esize;
-        pass->direct = shm->local_size <= 2 || pass->count * esize <= DIRECT_BYTES;
-        longest = pass->count;
-        break;
-    case HVDL_PASS_SCATTER: /* a block holds a part of every rail's slice */
-        pass->unit = shm->block_bytes / (size_t)pass->num_rails / 64 * 64 / esize;
-        longest = hvdl_range_size(hvdl_slice(pass->count, pass->num_rails, 0, pass->dtype));
-        break;
-    case HVDL_PASS_SHARE: /* every source has a staging block of its own */
-        pass->unit = shm->block_bytes;
-        for (int i = 0; i < pass->num_sources; i++)
-            if (pass->sources[i].bytes > longest)
-                longest = pass->sources[i].bytes;
-        break;
-    }
-    pass->num_blocks = hvdl_ceil_div(longest, pass->unit);
-}
-
-/* Part of [0, total) that block `block` covers. */
-static hvdl_range block_of(size_t total, size_t unit, uint64_t block)
-{
-    size_t begin = block * unit < total ? block * unit : total;
-    return (hvdl_range){begin, total - begin < unit ? total : begin + unit};
-}
-
-/* Scatter: the elements of the piece that block `block` holds of rail `rail`'s slice. */
-static hvdl_range scatter_range(const hvdl_pass *pass, int rail, uint64_t block)
-{
-    hvdl_range slice = hvdl_slice(pass->count, pass->num_rails, rail, pass->dtype);
-    hvdl_range part = block_of(hvdl_range_size(slice), pass->unit, block);
-    return (hvdl_range){slice.begin + part.begin, slice.begin + part.end};
-}
-
-/* ---- the stages' work; b: the block within the pass, number: within the stream ---- */
-
-/* Copies the input unscaled: the rank that adds it up scales it. A rank alone on its host does so here. */
-static void put_elements(hvdl_shm *shm, const hvdl_pass *pass, char *to, const char *from,
-                         size_t count)
-{
-    const void *input = from;
-    if (shm->local_size > 1 || hvdl_is_unscaled(&pass->scale))
-        hvdl_shm_copy(shm, to, from, count * hvdl_dtype_bytes((int)pass->dtype));
-    else
-        hvdl_reduce(pass->dtype, HVDL_SUM, to, &input, 1, count, &pass->scale);
-}
-
-static hvdl_range both(hvdl_range a, hvdl_range b)
-{
-    size_t begin = a.begin > b.begin ? a.begin : b.begin;
-    size_t end = a.end < b.end ? a.end : b.end;
-    return (hvdl_range){begin, end > begin ? end : begin};
-}
-
-/* Takes what this rank wants of a block of a share: the source's bytes `part`, which are at `at`. */
-static void take_of(const hvdl_source *source, hvdl_range part, const char *at)
-{
-    hvdl_range wanted = both(part, source->take);
-    const char *from = at + (wanted.begin - part.begin);
-    char *to = source->to + (wanted.begin - source->take.begin);
-    if (hvdl_range_size(wanted) && to != from)
-        memcpy(to, from, hvdl_range_size(wanted));
-}
-
-/* The slice of an allreduce's block that local rank `local` adds up: elements of the block. */
-static hvdl_range block_slice(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, int local)
-{
-    size_t count = hvdl_range_size(block_of(pass->count, pass->unit, b));
-    return hvdl_slice(count, shm->local_size, local, pass->dtype);
-}
-
-/* Whether this rank may read its own part of a sum from its input: then its staging block is only for
- * the others. `out` may be the same memory: each element is read before it is written. */
-static bool reads_input(const hvdl_pass *pass)
-{
-    return pass->type == HVDL_PASS_ALLREDUCE && hvdl_range_size(pass->keep) == pass->count;
-}
-
-static void put_in(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
-{
-    size_t esize = hvdl_dtype_bytes((int)pass->dtype);
-    bool alone = shm->local_size == 1;
-    char *staging = alone ? NULL : hvdl_staging(shm, shm->local_rank, number);
-    switch (pass->type) {
-    case HVDL_PASS_ALLREDUCE: {
-        hvdl_range part = block_of(pass->count, pass->unit, b), left_out = {0, 0};
-        size_t count = hvdl_range_size(part);
-        const char *from = pass->in + part.begin * esize;
-        char *to = alone ? pass->out + part.begin * esize : staging;
-        if (!alone && !pass->direct && reads_input(pass)) /* only this rank needs it */
-            left_out = block_slice(shm, pass, b, shm->local_rank);
-        put_elements(shm, pass, to, from, left_out.begin);
-        put_elements(shm, pass, to + left_out.end * esize, from + left_out.end * esize,
-                     count - left_out.end);
-        break;
-    }
-    case HVDL_PASS_SCATTER:
-        for (int rail = 0; rail < pass->num_rails; rail++) {
-            hvdl_range part = scatter_range(pass, rail, b);
-            char *to = alone ? pass->out + part.begin * esize
-                             : staging + (size_t)rail * pass->unit * esize;
-            put_elements(shm, pass, to, pass->in + part.begin * esize, hvdl_range_size(part));
-        }
-        break;
-    case HVDL_PASS_SHARE:
-        for (int i = 0; i < pass->num_sources; i++) {
-            const hvdl_source *source = &pass->sources[i];
-            hvdl_range part = block_of(source->bytes, pass->unit, b);
-            if (source->local != shm->local_rank || !hvdl_range_size(part))
-                continue;
-            if (!alone)
-                hvdl_shm_copy(shm, staging, source->from + part.begin, hvdl_range_size(part));
-            take_of(source, part, source->from + part.begin);
-        }
-        break;
-    }
-}
-
-/* Adds up `count` elements of all ranks, which begin at offset_bytes of the staging blocks, into
- * `to`. own: where this rank's are; NULL: in its staging block too. */
-static void add_up(hvdl_shm *shm, const hvdl_pass *pass, uint64_t number, size_t offset_bytes,
-                   size_t count, const char *own, char *to)
-{
-    const void *inputs[HVDL_MAX_LOCAL];
-    int num_inputs = 0;
-    for (int r = 0; r < shm->local_size; r++)
-        if (!pass->taking_part || pass->taking_part[r])
-            inputs[num_inputs++] =
-                own && r == shm->local_rank ? own : hvdl_staging(shm, r, number) + offset_bytes;
-    bool for_others = to == hvdl_staging(shm, shm->local_rank, number) + offset_bytes;
-    size_t bytes = count * hvdl_dtype_bytes((int)pass->dtype);
-    (for_others && hvdl_goes_past_cache(shm, bytes) ? hvdl_reduce_past_cache : hvdl_reduce)(
-        pass->dtype, pass->op, to, inputs, num_inputs, count, &pass->scale);
-}
-
-static void reduce_block(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
-{
-    size_t esize = hvdl_dtype_bytes((int)pass->dtype);
-    if (pass->type == HVDL_PASS_ALLREDUCE) {
-        /* In place: nobody else reads this slice of this rank's staging block before it is summed. */
-        hvdl_range slice = block_slice(shm, pass, b, shm->local_rank);
-        size_t begin = block_of(pass->count, pass->unit, b).begin + slice.begin;
-        add_up(shm, pass, number, slice.begin * esize, hvdl_range_size(slice),
-               reads_input(pass) ? pass->in + begin * esize : NULL,
-               hvdl_staging(shm, shm->local_rank, number) + slice.begin * esize);
-    } else {
-        hvdl_range part = scatter_range(pass, shm->local_rank, b);
-        add_up(shm, pass, number, (size_t)shm->local_rank * pass->unit * esize,
-               hvdl_range_size(part), NULL, pass->out + part.begin * esize);
-    }
-}
-
-static void take_out(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)
-{
-    size_t esize = hvdl_dtype_bytes((int)pass->dtype);
-    switch (pass->type) {
-    case HVDL_PASS_ALLREDUCE: {
-        hvdl_range part = block_of(pass->count, pass->unit, b);
-        hvdl_range wanted = both(part, pass->keep);
-        if (!hvdl_range_size(wanted))
-            break;
-        char *to = pass->out + (wanted.begin - pass->keep.begin) * esize;
-        if (pass->direct) {
-            add_up(shm, pass, number, (wanted.begin - part.begin) * esize, hvdl_range_size(wanted),
-                   reads_input(pass) ? pass->in + wanted.begin * esize : NULL, to);
-            break;
-        }
-        for (int r = 0; r < shm->local_size; r++) {
-            hvdl_range slice = block_slice(shm, pass, b, r);
-            slice = (hvdl_range){part.begin + slice.begin, part.begin + slice.end};
-            slice = both(slice, wanted);
-            if (hvdl_range_size(slice))
-                memcpy(to + (slice.begin - wanted.begin) * esize,
-                       hvdl_staging(shm, r, number) + (slice.begin - part.begin) * esize,
-                       hvdl_range_size(slice) * esize);
-        }
-        break;
-    }
-    case HVDL_PASS_SCATTER: break;
-    case HVDL_PASS_SHARE:
-        for (int i = 0; i < pass->num_sources; i++) {
-            const hvdl_source *source = &pass->sources[i];
-            hvdl_range part = block_of(source->bytes, pass->unit, b);
-            if (source->local != shm->local_rank)
-                take_of(source, part, hvdl_staging(shm, source->local, number));
-        }
-        break;
-    }
-}
-
-/* ---- the stream ---- */
-
 void hvdl_conveyor_add(hvdl_conveyor *conveyor, hvdl_pass *pass)
 {
-    lay_out(conveyor->shm, pass);
+    hvdl_pass_lay_out(conveyor->shm, pass);
     pass->next = NULL;
     if (conveyor->last)
         conveyor->last->next = pass;
@@ -260,14 +37,13 @@ static bool may_enter(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage
         return number < HVDL_NUM_BUFFERS ||
                hvdl_stage_reached(shm, HVDL_STAGE_OUT, number + 1 - HVDL_NUM_BUFFERS);
     case HVDL_STAGE_REDUCED:
-        if (pass->type == HVDL_PASS_SCATTER ? shm->local_rank >= pass->num_rails
-                                            : pass->type == HVDL_PASS_SHARE || pass->direct)
+        if (!hvdl_pass_reduces(shm, pass))
             return true; /* nothing to do here */
         return hvdl_stage_reached(shm, HVDL_STAGE_IN, number + 1);
     default:
         if (pass->type == HVDL_PASS_SCATTER)
             return true;
-        if (pass->type == HVDL_PASS_SHARE || pass->direct)
+        if (pass->type >= HVDL_PASS_SHARE || pass->direct)
             return hvdl_stage_reached(shm, HVDL_STAGE_IN, number + 1);
         return hvdl_stage_reached(shm, HVDL_STAGE_REDUCED, number + 1);
     }
@@ -284,41 +60,13 @@ static size_t bytes_to_time(const hvdl_shm *shm, const hvdl_pass *pass, hvdl_sta
     if (!HVDL_HAS_PAST_CACHE || shm->local_size == 1 || shm->local_rank ||
         hvdl_past_cache_is_forced() || !is_float || !is_sum)
         return 0;
-    uint64_t b = pass->at[stage];
-    size_t all = 0, slice; /* elements of the block, and of them what this rank adds up */
-    if (pass->type == HVDL_PASS_ALLREDUCE && reads_input(pass)) {
-        all = hvdl_range_size(block_of(pass->count, pass->unit, b));
-        slice = pass->direct ? all : hvdl_range_size(block_slice(shm, pass, b, 0));
-    } else if (pass->type == HVDL_PASS_SCATTER) {
-        for (int rail = 0; rail < pass->num_rails; rail++)
-            all += hvdl_range_size(scatter_range(pass, rail, b));
-        slice = hvdl_range_size(scatter_range(pass, 0, b));
-    } else {
-        return 0;
-    }
-    size_t esize = hvdl_dtype_bytes((int)pass->dtype);
-    bool copies_all = pass->direct || pass->type == HVDL_PASS_SCATTER;
-    if (all * esize < TIMED_BYTES)
+    size_t own, all = hvdl_pass_summed_bytes(shm, pass, stage, &own);
+    if (all < HVDL_TIMED_BYTES)
         return 0;
     if (stage == HVDL_STAGE_IN)
-        return (copies_all ? all : all - slice) * esize;
+        return pass->direct ? all : all - own;
     bool adds = stage == (pass->direct ? HVDL_STAGE_OUT : HVDL_STAGE_REDUCED);
-    return adds ? (size_t)(shm->local_size - 1) * slice * esize : 0;
-}
-
-static void work_on(hvdl_shm *shm, const hvdl_pass *pass, hvdl_stage stage, uint64_t number)
-{
-    uint64_t b = pass->at[stage];
-    if (stage == HVDL_STAGE_IN)
-        put_in(shm, pass, b, number);
-    else if (shm->local_size == 1)
-        return;
-    else if (stage == HVDL_STAGE_OUT)
-        take_out(shm, pass, b, number);
-    else if (pass->type == HVDL_PASS_ALLREDUCE
-                 ? !pass->direct
-                 : pass->type == HVDL_PASS_SCATTER && shm->local_rank < pass->num_rails)
-        reduce_block(shm, pass, b, number);
+    return adds ? (size_t)(shm->local_size - 1) * own : 0;
 }
 
 static void tell_past_cache(hvdl_conveyor *conveyor)
@@ -333,21 +81,50 @@ void hvdl_conveyor_untimed(hvdl_conveyor *conveyor)
         tell_past_cache(conveyor);
 }
 
+bool hvdl_conveyor_times_copies(const hvdl_conveyor *conveyor)
+{
+    return HVDL_HAS_PAST_CACHE && conveyor->shm->local_size > 1 && !conveyor->shm->local_rank &&
+           !hvdl_past_cache_is_forced();
+}
+
+void hvdl_conveyor_note_copy(hvdl_conveyor *conveyor, hvdl_timed copied)
+{
+    if (copied.bytes < HVDL_TIMED_BYTES)
+        hvdl_conveyor_untimed(conveyor);
+    else if (hvdl_locality_note(&conveyor->locality, HVDL_TIMED_COPIES, copied.bytes, copied.ns,
+                                HVDL_NUM_BUFFERS))
+        tell_past_cache(conveyor);
+}
+
+/* Puts in a block that is copied and not added up. */
+static void copy_in(hvdl_conveyor *conveyor, const hvdl_pass *pass)
+{
+    hvdl_timed copied = {0, 0};
+    bool times = hvdl_conveyor_times_copies(conveyor);
+    hvdl_pass_work(conveyor->shm, pass, HVDL_STAGE_IN, conveyor->blocks[HVDL_STAGE_IN],
+                   times ? &copied : NULL);
+    hvdl_conveyor_note_copy(conveyor, copied);
+}
+
 static void do_block(hvdl_conveyor *conveyor, const hvdl_pass *pass, hvdl_stage stage)
 {
+    if (stage == HVDL_STAGE_IN && pass->type >= HVDL_PASS_SHARE) {
+        copy_in(conveyor, pass);
+        return;
+    }
     hvdl_shm *shm = conveyor->shm;
     hvdl_timed *in = &conveyor->timed_in[conveyor->blocks[stage] % HVDL_NUM_BUFFERS];
     size_t bytes = bytes_to_time(shm, pass, stage);
     uint64_t begun_ns = bytes ? hvdl_now_ns() : 0;
-    work_on(shm, pass, stage, conveyor->blocks[stage]);
+    hvdl_pass_work(shm, pass, stage, conveyor->blocks[stage], NULL);
     uint64_t ns = bytes ? hvdl_now_ns() - begun_ns : 0;
     if (stage == HVDL_STAGE_IN) {
         *in = (hvdl_timed){bytes, ns};
         if (!bytes)
             hvdl_conveyor_untimed(conveyor);
     } else if (bytes && in->bytes &&
-               hvdl_locality_note(&conveyor->locality, bytes + in->bytes, ns + in->ns,
-                                  HVDL_NUM_BUFFERS)) {
+               hvdl_locality_note(&conveyor->locality, HVDL_TIMED_SUMS, bytes + in->bytes,
+                                  ns + in->ns, HVDL_NUM_BUFFERS)) {
         tell_past_cache(conveyor);
     }
 }

@@ -15,66 +15,14 @@
  * stage: everyone adds up everything, which saves a synchronization. The sums are formed in rank
  * order either way, so both give the same bits.
  *
- * A rank reads its own part of a sum from its input where it can, not from its staging block, so that
- * the cache lines of the staging block go to the other ranks alone. */
+ * A rank reads its own part of a sum from its input, not from its staging block, so that the cache lines
+ * of the staging block go to the other ranks alone. */
 #ifndef HVDL_CONVEYOR_H
 #define HVDL_CONVEYOR_H
 
 #include "host/locality.h"
-#include "kernels/reduce.h"
-#include "base/schedule.h"
+#include "host/passes.h"
 #include "host/shm.h"
-
-typedef enum {
-    HVDL_PASS_ALLREDUCE, /* everyone gets the sum */
-    HVDL_PASS_SCATTER,   /* rail i gets the sum of slice i, in its output */
-    HVDL_PASS_SHARE      /* some ranks give, everyone gets all that is given */
-} hvdl_pass_type;
-
-/* What local rank `local` gives in a share, and what this rank takes of it. */
-typedef struct {
-    int local;
-    const char *from; /* valid on that rank */
-    size_t bytes;
-    hvdl_range take; /* of these bytes */
-    char *to;        /* where they go on this rank; may be where they come from */
-} hvdl_source;
-
-typedef struct hvdl_pass {
-    struct hvdl_pass *next;
-    void *owner; /* the operation */
-    uint64_t piece;
-    int phase;
-    hvdl_pass_type type;
-    /* allreduce, scatter: elements from `in` to `out` (which may be equal) */
-    hvdl_dtype dtype;
-    hvdl_op op;
-    hvdl_scale scale;
-    /* By local rank; NULL: all. The others have joined, and their input is not read. Lives as long as
-     * the pass. */
-    const bool *taking_part;
-    const char *in;
-    char *out;       /* allreduce: of the elements in `keep` */
-    hvdl_range keep; /* allreduce: the part of the result that this rank wants */
-    size_t count;
-    int num_rails; /* scatter: slices, as hvdl_slice cuts the piece */
-    /* set by hvdl_conveyor_add */
-    size_t unit; /* elements per block and slice; share: bytes per block and source */
-    uint64_t num_blocks;
-    bool direct;                  /* allreduce: everyone adds up everything */
-    uint64_t at[HVDL_NUM_STAGES]; /* blocks of it that this rank has passed, per stage */
-    int num_sources;              /* share */
-    hvdl_source sources[];
-} hvdl_pass;
-
-/* Elements of a piece of `count` elements that rail `rail` owns; slices begin at cache lines. */
-hvdl_range hvdl_slice(size_t count, int num_rails, int rail, hvdl_dtype dtype);
-
-/* How long that many bytes took. bytes 0: not timed. */
-typedef struct {
-    size_t bytes;
-    uint64_t ns;
-} hvdl_timed;
 
 typedef struct {
     hvdl_shm *shm;
@@ -86,8 +34,6 @@ typedef struct {
 } hvdl_conveyor;
 
 void hvdl_conveyor_init(hvdl_conveyor *conveyor, hvdl_shm *shm);
-
-hvdl_pass *hvdl_pass_new(hvdl_pass_type type, int num_sources);
 
 /* Appends a pass, which the conveyor owns until hvdl_conveyor_step hands it back. */
 void hvdl_conveyor_add(hvdl_conveyor *conveyor, hvdl_pass *pass);
@@ -102,6 +48,10 @@ int hvdl_conveyor_behind(const hvdl_shm *shm, bool behind[], hvdl_stage *stage);
 
 /* A block's worth of data, or less, went to the other ranks without the conveyor, and was not timed. */
 void hvdl_conveyor_untimed(hvdl_conveyor *conveyor);
+
+/* Whether this rank times the copies that others read, and notes those of each block. */
+bool hvdl_conveyor_times_copies(const hvdl_conveyor *conveyor);
+void hvdl_conveyor_note_copy(hvdl_conveyor *conveyor, hvdl_timed copied);
 
 /* Removes all passes, when the stream is broken; returns them as a list. */
 hvdl_pass *hvdl_conveyor_clear(hvdl_conveyor *conveyor);

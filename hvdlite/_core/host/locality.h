@@ -13,22 +13,36 @@
 
 #define HVDL_LOCALITY_WINDOW 8 /* blocks from which a quartile is taken */
 
+/* What is timed; times are compared only with those of the same work. */
+typedef enum {
+    HVDL_TIMED_SUMS, /* writing a block, and adding up the others' */
+    /* Writing a block alone: the result that it is copied to may be touched for the first time. */
+    HVDL_TIMED_COPIES,
+    HVDL_NUM_TIMED
+} hvdl_timed_work;
+
 typedef struct {
-    bool past_cache; /* the answer; zeroed memory is a beginning */
-    bool is_trial;   /* not known yet whether it is better so */
-    uint64_t to_skip;
     int num_times;
     double times[HVDL_LOCALITY_WINDOW]; /* ns per byte */
-    double cached;    /* the lower quartile when blocks were last written into the caches */
-    uint64_t untimed; /* blocks since the last one that was timed */
+    double cached; /* the lower quartile when blocks were last written into the caches */
     uint64_t
         windows_left;  /* past the caches: until the other is tried again; else: no change until */
     uint64_t patience; /* windows between trials: longer, the more often they change nothing */
+} hvdl_locality_times;
+
+typedef struct {
+    bool past_cache;       /* the answer; zeroed memory is a beginning */
+    bool is_trial;         /* not known yet whether it is better so */
+    hvdl_timed_work tried; /* which work was slow and is to show it; past the caches */
+    uint64_t to_skip;
+    uint64_t untimed; /* blocks since the last one that was timed */
+    hvdl_locality_times of[HVDL_NUM_TIMED];
 } hvdl_locality;
 
-/* Notes how long writing and reading that many bytes of blocks took, waiting excluded. in_flight: blocks
- * that may have been written already when the answer changes. Returns whether it has changed. */
-bool hvdl_locality_note(hvdl_locality *locality, size_t bytes, uint64_t ns, uint64_t in_flight);
+/* Notes how long that work took for so many bytes, waiting excluded. in_flight: blocks that may have been
+ * written already when the answer changes. Returns whether it has changed. */
+bool hvdl_locality_note(hvdl_locality *locality, hvdl_timed_work work, size_t bytes, uint64_t ns,
+                        uint64_t in_flight);
 
 /* A block went by that was not timed. After many the answer is that for caches that are near, as nothing
  * would ever correct the other one. Returns whether it has changed. */

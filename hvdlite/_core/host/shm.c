@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "host/mailbox.h"
 #include "kernels/reduce.h"
 #include "base/sizes.h"
 
@@ -24,7 +25,7 @@
 
 typedef struct {
     uint64_t ring_bytes;
-    size_t stamps, ring, staging, total; /* offsets; all pages of their own */
+    size_t stamps, ring, staging, mail, total; /* offsets; all pages of their own */
 } layout;
 
 static size_t round_up(size_t bytes, size_t to)
@@ -61,7 +62,7 @@ static hvdl_err make_ring(int local_size, size_t payload_bytes, uint64_t *ring_b
 static hvdl_err make_layout(int local_size, size_t payload_bytes, size_t block_bytes, layout *to)
 {
     layout at;
-    size_t ranks = (size_t)local_size, staging = 0;
+    size_t ranks = (size_t)local_size, staging = 0, mail = 0;
     hvdl_err err = make_ring(local_size, payload_bytes, &at.ring_bytes);
     if (err)
         return err;
@@ -78,7 +79,13 @@ static hvdl_err make_layout(int local_size, size_t payload_bytes, size_t block_b
     if (!err)
         err = hvdl_multiply(staging, ranks * HVDL_NUM_BUFFERS, &staging);
     if (!err)
-        err = hvdl_add(at.staging, staging, &at.total);
+        err = hvdl_mail_bytes(local_size, staging / ranks / HVDL_NUM_BUFFERS, &mail);
+    if (!err)
+        err = hvdl_add(at.staging, staging, &at.mail);
+    if (!err)
+        err = round_up_checked(at.mail, 4096, &at.mail);
+    if (!err)
+        err = hvdl_add(at.mail, mail, &at.total);
     if (!err)
         *to = at;
     return err;
@@ -93,6 +100,7 @@ hvdl_err hvdl_shm_bytes(int local_size, size_t payload_bytes, size_t block_bytes
     return err;
 }
 
+/* 0 without /proc. */
 static uint64_t own_pid_namespace(void)
 {
     struct stat status;
@@ -130,6 +138,7 @@ hvdl_err hvdl_shm_open(hvdl_shm *shm, int fd, int local_size, int local_rank, si
     shm->stamps = (_Atomic uint64_t *)(base + at.stamps);
     shm->ring = base + at.ring;
     shm->staging = base + at.staging;
+    shm->mail = base + at.mail;
     shm->ring_bytes = at.ring_bytes;
     shm->write_limit = at.ring_bytes;
     shm->mapping = base;
@@ -201,6 +210,19 @@ void hvdl_shm_ring(hvdl_shm *shm)
     }
 }
 
+void hvdl_shm_ring_one(hvdl_shm *shm, int local)
+{
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with the one in hvdl_shm_sleep_prepare */
+    uint64_t bits = atomic_load_explicit(&shm->control->sleepers[local / 64], memory_order_relaxed);
+    if (bits >> (local % 64) & 1)
+        ring_bell(&shm->control->ranks[local].bell);
+}
+
+void hvdl_shm_ring_idle(hvdl_shm *shm, int local)
+{
+    ring_bell(&shm->control->ranks[local].idle_bell);
+}
+
 uint32_t hvdl_shm_sleep_prepare(hvdl_shm *shm)
 {
     int r = shm->local_rank;
@@ -225,11 +247,7 @@ void hvdl_shm_sleep_done(hvdl_shm *shm)
 
 void hvdl_shm_kick(hvdl_shm *shm)
 {
-    int r = shm->local_rank;
-    atomic_thread_fence(memory_order_seq_cst); /* pairs with the one in hvdl_shm_sleep_prepare */
-    uint64_t bits = atomic_load_explicit(&shm->control->sleepers[r / 64], memory_order_relaxed);
-    if (bits >> (r % 64) & 1)
-        ring_bell(&shm->control->ranks[r].bell);
+    hvdl_shm_ring_one(shm, shm->local_rank);
 }
 
 /* ---- past the caches ---- */
@@ -263,6 +281,29 @@ void hvdl_shm_copy(hvdl_shm *shm, void *to, const void *from, size_t bytes)
         hvdl_copy_past_cache(to, from, bytes);
     else if (to != from)
         memcpy(to, from, bytes);
+}
+
+static void copy_large(hvdl_shm *shm, void *to, const void *from, size_t bytes)
+{
+    if (hvdl_goes_past_cache(shm, bytes))
+        hvdl_copy_past_cache_fetching(to, from, bytes);
+    else
+        hvdl_copy_fetching(to, from, bytes);
+}
+
+void hvdl_shm_copy_timed(hvdl_shm *shm, void *to, const void *from, size_t bytes, bool is_of_large,
+                         hvdl_timed *timed)
+{
+    bool times = timed && bytes >= HVDL_PAST_CACHE_BYTES;
+    uint64_t begun_ns = times ? hvdl_now_ns() : 0;
+    if (is_of_large)
+        copy_large(shm, to, from, bytes);
+    else
+        hvdl_shm_copy(shm, to, from, bytes);
+    if (times) {
+        timed->bytes += bytes;
+        timed->ns += hvdl_now_ns() - begun_ns;
+    }
 }
 
 /* ---- journal ---- */
@@ -402,9 +443,10 @@ int hvdl_shm_find_dead(hvdl_shm *shm)
         if (shm->pidfds[r] == -1) {
             shm->pidfds[r] = (int)syscall(SYS_pidfd_open, pid, 0);
             if (shm->pidfds[r] < 0) {
-                if (errno == ESRCH)
+                /* Without /proc the namespaces are not known, and may differ. */
+                if (errno == ESRCH && self->pid_namespace)
                     return r;
-                shm->pidfds[r] = -2; /* an old kernel, or no file descriptors left */
+                shm->pidfds[r] = -2; /* or an old kernel, or no file descriptors left */
             }
         }
         struct pollfd ended = {.fd = shm->pidfds[r], .events = POLLIN};

@@ -7,6 +7,7 @@
  *   - the **stage counters** of the conveyor (conveyor.h): per rank, how many blocks it has put in,
  *     reduced and taken out, ever.
  *   - the **staging** blocks: per rank HVDL_NUM_BUFFERS blocks that it writes and all read.
+ *   - the **mailboxes** (mailbox.h): per rank a few blocks for messages to one other rank.
  *   - the **bells**: futex words to wake a rank that sleeps.
  *
  * A rank that is alone on its host has the same structures in private memory.
@@ -26,6 +27,7 @@
 #define HVDL_ENTRY_ALIGN 64  /* journal entries are multiples of it */
 
 #define HVDL_PAST_CACHE_BYTES 4096 /* less goes into the caches in any case */
+#define HVDL_TIMED_BYTES 16384     /* less is not timed */
 
 typedef enum { HVDL_STAGE_IN = 0, HVDL_STAGE_REDUCED, HVDL_STAGE_OUT, HVDL_NUM_STAGES } hvdl_stage;
 
@@ -47,8 +49,11 @@ typedef enum {
     HVDL_ENTRY_REPORTED, /* an operation is late */
     HVDL_ENTRY_TAKEN,    /* the rank that speaks about it has done so, or asked another host */
     HVDL_ENTRY_GIVE_UP,  /* too late: everything fails, with this text */
-    HVDL_ENTRY_CIRCLE,   /* ranks wait for each other: these operations fail, with this text */
-    HVDL_ENTRY_LEAVE     /* a rank leaves */
+    HVDL_ENTRY_ROLL_CALL,   /* which ranks have not called an operation? */
+    HVDL_ENTRY_ROLL_ANSWER, /* those of a host */
+    HVDL_ENTRY_CIRCLE,      /* ranks wait for each other: these operations fail, with this text */
+    HVDL_ENTRY_LETTER,      /* from one rank to another one: transfers.h; id: the addressee */
+    HVDL_ENTRY_LEAVE        /* a rank leaves */
 } hvdl_entry_type;
 
 /* An entry's head; `body_bytes` of body follow it. */
@@ -57,7 +62,7 @@ typedef struct {
     uint32_t body_bytes;
     uint64_t id; /* operation or plan: position of the entry that introduced it, here and below */
     uint64_t
-        arg; /* START, ZERO: tag; NEXT, READY: piece; ALL_JOINED: the last rank; POST: internal */
+        arg; /* START, ZERO: tag; NEXT, READY: piece; ALL_JOINED: the last rank; POST: see announcing.h */
     int64_t rows;      /* POST of an allgather: first dimension */
     uint64_t position; /* set by the journal */
 } hvdl_entry;
@@ -141,7 +146,7 @@ typedef struct {
     _Atomic uint64_t
         *stamps; /* per entry slot: position + 1 of the entry that begins there, last */
     char *ring;
-    char *staging;
+    char *staging, *mail;
     uint64_t ring_bytes; /* a power of two */
     uint64_t read_position;
     uint64_t write_limit;           /* no rank's cursor is below write_limit - ring_bytes */
@@ -151,6 +156,12 @@ typedef struct {
     size_t mapping_bytes;
     int *pidfds; /* opened when first needed; -1 unknown, -2 can't be watched */
 } hvdl_shm;
+
+/* How long that many bytes took. bytes 0: not timed. */
+typedef struct {
+    size_t bytes;
+    uint64_t ns;
+} hvdl_timed;
 
 static inline uint64_t hvdl_now_ns(void)
 {
@@ -179,6 +190,10 @@ hvdl_err hvdl_journal_append(hvdl_shm *shm, hvdl_entry head, const void *body, s
 bool hvdl_goes_past_cache(hvdl_shm *shm, size_t bytes);
 /* Copies data that others will read, past the caches if that is better. `to` may be `from`. */
 void hvdl_shm_copy(hvdl_shm *shm, void *to, const void *from, size_t bytes);
+/* The same; adds to *timed, if that is not NULL, how long it took where there is a choice. is_of_large: a part
+ * of something that no cache holds, which is not `to`. */
+void hvdl_shm_copy_timed(hvdl_shm *shm, void *to, const void *from, size_t bytes, bool is_of_large,
+                         hvdl_timed *timed);
 /* For tests: this process writes past the caches (1), never does so (0), or when that is faster (-1, the
  * default). */
 void hvdl_force_past_cache(int force);
@@ -208,6 +223,11 @@ void hvdl_shm_sleep_done(hvdl_shm *shm);
 
 /* Wakes the drivers of the other ranks that sleep, after something was published for them. */
 void hvdl_shm_ring(hvdl_shm *shm);
+
+/* Wakes the driver of one of them if it sleeps. */
+void hvdl_shm_ring_one(hvdl_shm *shm, int local);
+/* Has a rank look that drives nothing. */
+void hvdl_shm_ring_idle(hvdl_shm *shm, int local);
 
 /* Wakes this rank's own driver if it sleeps: any thread, after it has published work. */
 void hvdl_shm_kick(hvdl_shm *shm);

@@ -100,27 +100,62 @@ void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src
     hvdl_reduce_with(hvdl_reduce_variants(), dtype, op, dst, src, num_src, count, scale);
 }
 
+/* ---- copies that read ahead ---- */
+
+enum { LINE = 64, FETCH_AHEAD_BYTES = 512 };
+
+/* What is read once need not stay in the caches. Past the end of the source this asks in vain. */
+static inline void fetch_ahead(const char *src)
+{
+    __builtin_prefetch(src + FETCH_AHEAD_BYTES, 0, 0);
+}
+
+void hvdl_copy_fetching(void *dst, const void *src, size_t bytes)
+{
+    char *to = dst;
+    const char *from = src;
+    size_t lines = bytes / LINE * LINE;
+    for (size_t at = 0; at < lines; at += LINE) {
+        fetch_ahead(from + at);
+        memcpy(to + at, from + at, LINE);
+    }
+    memcpy(to + lines, from + lines, bytes - lines);
+}
+
 /* ---- past the caches ---- */
 
 #if HVDL_HAS_PAST_CACHE
-enum { LINE = 64, TILE_BYTES = 8192 }; /* a tile stays in the first-level cache */
+enum { TILE_BYTES = 8192 }; /* stays in the first-level cache */
 
 /* Whole cache lines first; the rest of the last line goes through the caches. */
-static void stream(char *dst, const char *src, size_t bytes)
+static inline void stream(char *dst, const char *src, size_t bytes, bool fetches)
 {
     size_t lines = bytes / LINE * LINE;
-    for (size_t at = 0; at < lines; at += sizeof(__m128i))
+    for (size_t at = 0; at < lines; at += sizeof(__m128i)) {
+        if (fetches && at % LINE == 0)
+            fetch_ahead(src + at);
         _mm_stream_si128((__m128i *)(dst + at), _mm_loadu_si128((const __m128i *)(src + at)));
+    }
     memcpy(dst + lines, src + lines, bytes - lines);
 }
 
-void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes)
+static inline void copy_past_cache(char *dst, const char *src, size_t bytes, bool fetches)
 {
     size_t head = -(uintptr_t)dst % LINE;
     head = head < bytes ? head : bytes;
     memcpy(dst, src, head);
-    stream((char *)dst + head, (const char *)src + head, bytes - head);
+    stream(dst + head, src + head, bytes - head, fetches);
     _mm_sfence(); /* before another rank learns of the result and reads it */
+}
+
+void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes)
+{
+    copy_past_cache(dst, src, bytes, false);
+}
+
+void hvdl_copy_past_cache_fetching(void *dst, const void *src, size_t bytes)
+{
+    copy_past_cache(dst, src, bytes, true);
 }
 
 void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
@@ -134,7 +169,7 @@ void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void 
         for (int k = 0; k < num_src; k++)
             inputs[k] = (const char *)src[k] + at * esize;
         hvdl_reduce(dtype, op, tile, inputs, num_src, size, scale);
-        stream((char *)dst + at * esize, tile, size * esize);
+        stream((char *)dst + at * esize, tile, size * esize, false);
     }
     _mm_sfence();
 }
@@ -142,6 +177,11 @@ void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void 
 void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes)
 {
     memcpy(dst, src, bytes);
+}
+
+void hvdl_copy_past_cache_fetching(void *dst, const void *src, size_t bytes)
+{
+    hvdl_copy_fetching(dst, src, bytes);
 }
 
 void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,

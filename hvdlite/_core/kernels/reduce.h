@@ -2,7 +2,8 @@
  *
  * The inputs are combined in their order. float16 and bfloat16 are widened to float32, computed there,
  * and rounded once, to nearest even. Integer sums wrap. Min and Max propagate NaN; of equal numbers (0.0
- * and -0.0) they take the last. bool: Sum and Max are or, Min and Product are and.
+ * and -0.0) they take the last. bool: Sum and Max are or, Min and Product are and. The bitwise ops take
+ * integers and bool, which they leave a bool.
  * Every variant (one per instruction set) gives the same bits; only which NaN a sum or
  * product of NaNs is stays open, as the CPU takes it from the operand that the compiler put first. */
 #ifndef HVDL_REDUCE_H
@@ -51,6 +52,12 @@ void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src
 void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
                             int num_src, size_t count, const hvdl_scale *scale);
 void hvdl_copy_past_cache(void *dst, const void *src, size_t bytes);
+
+/* Copies of what lies in memory and in no cache: they ask for it further ahead than the CPU does by itself. (Of
+ * what is in a cache they are slower.) */
+void hvdl_copy_fetching(void *dst, const void *src, size_t bytes);
+void hvdl_copy_past_cache_fetching(void *dst, const void *src, size_t bytes);
+
 #if defined(__x86_64__)
 #define HVDL_HAS_PAST_CACHE 1
 #else

@@ -139,6 +139,7 @@ INLINE void store_float16(void *to, float32_quad q)
 #define MULTIPLY(a, b) ((a) * (b))
 #define OR(a, b) ((a) | (b))
 #define AND(a, b) ((a) & (b))
+#define XOR(a, b) ((a) ^ (b))
 /* Of a comparison: all bits of an element, or none. The first NaN is passed on unchanged. */
 #define CHOOSE(mask, a, b)                                                                         \
     ((__typeof__(a))(((mask) & (__typeof__(mask))(a)) | (~(mask) & (__typeof__(mask))(b))))
@@ -169,8 +170,17 @@ DEFINE_COMBINES(int32, uint32, MINIMUM, MAXIMUM)
 DEFINE_COMBINES(int64, uint64, MINIMUM, MAXIMUM)
 DEFINE_COMBINES(float32, float32, MINIMUM_NAN, MAXIMUM_NAN)
 DEFINE_COMBINES(float64, float64, MINIMUM_NAN, MAXIMUM_NAN)
-DEFINE_COMBINE(uint8, uint8, or, OR)
-DEFINE_COMBINE(uint8, uint8, and, AND)
+
+#define DEFINE_BITWISE_COMBINES(name)                                                              \
+    DEFINE_COMBINE(name, name, and, AND)                                                           \
+    DEFINE_COMBINE(name, name, or, OR)                                                             \
+    DEFINE_COMBINE(name, name, xor, XOR)
+
+DEFINE_BITWISE_COMBINES(uint8)
+DEFINE_BITWISE_COMBINES(int8)
+DEFINE_BITWISE_COMBINES(int16)
+DEFINE_BITWISE_COMBINES(int32)
+DEFINE_BITWISE_COMBINES(int64)
 
 /* ---- the scale ---- */
 
@@ -330,33 +340,51 @@ DEFINE_REDUCES(float16, uint16_t, float32)
 DEFINE_REDUCES(bfloat16, uint16_t, float32)
 DEFINE_REDUCES(float32, float, float32)
 DEFINE_REDUCES(float64, double, float64)
-DEFINE_REDUCE(uint8, uint8_t, uint8, or)
-DEFINE_REDUCE(uint8, uint8_t, uint8, and)
+
+#define DEFINE_BITWISE_REDUCES(name, type)                                                         \
+    DEFINE_REDUCE(name, type, name, and)                                                           \
+    DEFINE_REDUCE(name, type, name, or)                                                            \
+    DEFINE_REDUCE(name, type, name, xor)
+
+DEFINE_BITWISE_REDUCES(uint8, uint8_t)
+DEFINE_BITWISE_REDUCES(int8, int8_t)
+DEFINE_BITWISE_REDUCES(int16, int16_t)
+DEFINE_BITWISE_REDUCES(int32, int32_t)
+DEFINE_BITWISE_REDUCES(int64, int64_t)
 
 typedef void reduce_fn(void *dst, const void *const *src, int num_src, size_t count,
                        const hvdl_scale *scale);
 
-#define ALL_OPS(name)                                                                              \
-    {name##_sum_reduce, name##_min_reduce, name##_max_reduce, name##_product_reduce}
+/* HVDL_ADASUM has no kernel. */
+#define ARITHMETIC(name)                                                                           \
+    [HVDL_AVERAGE] = name##_sum_reduce, [HVDL_SUM] = name##_sum_reduce,                            \
+    [HVDL_MIN] = name##_min_reduce, [HVDL_MAX] = name##_max_reduce,                                \
+    [HVDL_PRODUCT] = name##_product_reduce
+#define BITWISE(name)                                                                              \
+    [HVDL_BAND] = name##_and_reduce, [HVDL_BOR] = name##_or_reduce, [HVDL_BXOR] = name##_xor_reduce
 
 hvdl_reduce_variant_fn PASTE(hvdl_reduce_, VARIANT);
 
 void PASTE(hvdl_reduce_, VARIANT)(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
                                   int num_src, size_t count, const hvdl_scale *scale)
 {
-    static reduce_fn *const all[HVDL_NUM_DTYPES][4] = {
-        [HVDL_UINT8] = ALL_OPS(uint8),
-        [HVDL_INT8] = ALL_OPS(int8),
-        [HVDL_INT16] = ALL_OPS(int16),
-        [HVDL_INT32] = ALL_OPS(int32),
-        [HVDL_INT64] = ALL_OPS(int64),
-        [HVDL_FLOAT16] = ALL_OPS(float16),
-        [HVDL_BFLOAT16] = ALL_OPS(bfloat16),
-        [HVDL_FLOAT32] = ALL_OPS(float32),
-        [HVDL_FLOAT64] = ALL_OPS(float64),
+    static reduce_fn *const all[HVDL_NUM_DTYPES][HVDL_NUM_OPS] = {
+        [HVDL_UINT8] = {ARITHMETIC(uint8), BITWISE(uint8)},
+        [HVDL_INT8] = {ARITHMETIC(int8), BITWISE(int8)},
+        [HVDL_INT16] = {ARITHMETIC(int16), BITWISE(int16)},
+        [HVDL_INT32] = {ARITHMETIC(int32), BITWISE(int32)},
+        [HVDL_INT64] = {ARITHMETIC(int64), BITWISE(int64)},
+        [HVDL_FLOAT16] = {ARITHMETIC(float16)},
+        [HVDL_BFLOAT16] = {ARITHMETIC(bfloat16)},
+        [HVDL_FLOAT32] = {ARITHMETIC(float32)},
+        [HVDL_FLOAT64] = {ARITHMETIC(float64)},
         /* the callers refuse factors for bool */
-        [HVDL_BOOL] = {uint8_or_reduce, uint8_and_reduce, uint8_or_reduce, uint8_and_reduce},
+        [HVDL_BOOL] = {[HVDL_AVERAGE] = uint8_or_reduce,
+                       [HVDL_SUM] = uint8_or_reduce,
+                       [HVDL_MIN] = uint8_and_reduce,
+                       [HVDL_MAX] = uint8_or_reduce,
+                       [HVDL_PRODUCT] = uint8_and_reduce,
+                       BITWISE(uint8)},
     };
-    const int verb = op == HVDL_MIN ? 1 : op == HVDL_MAX ? 2 : op == HVDL_PRODUCT ? 3 : 0;
-    all[dtype][verb](dst, src, num_src, count, scale);
+    all[dtype][op](dst, src, num_src, count, scale);
 }

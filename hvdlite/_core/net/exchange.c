@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "net/pairwise.h"
 #include "base/schedule.h"
 #include "base/sizes.h"
 
@@ -18,10 +17,11 @@ struct hvdl_exchange {
     hvdl_wire *wire;
     size_t esize, num_segments;
     size_t segment_room;    /* bytes of the largest segment */
-    size_t *chunks;         /* gather: offsets, then sizes, of all hosts' chunks */
+    size_t *chunks;         /* gather, scatters: offsets, then sizes, of all hosts' chunks */
     hvdl_stream send, recv; /* but for direct and pairwise */
     size_t num_messages;    /* ring, gather, doubling: of the whole exchange, each way */
     size_t num_reducing;    /* ring: the first so many received messages are added */
+    size_t num_sums;        /* direct: segments of sums from and to each host */
     direct_peer *directs;   /* direct: one per host, the own one unused */
     size_t reduced; /* direct: segments of the own chunk that are complete; doubling: messages whose
                      * step is over for their segment */
@@ -49,9 +49,9 @@ static bool sends_whole_slice(const hvdl_exchange_spec *spec)
 static hvdl_range segment_at(const hvdl_exchange *x, int chunk, size_t segment)
 {
     const hvdl_exchange_spec *spec = &x->spec;
-    if (spec->algorithm == HVDL_GATHER) {
+    if (x->chunks) {
         size_t offset = x->chunks[chunk], bytes = x->chunks[spec->num_hosts + chunk];
-        hvdl_range part = hvdl_part(bytes, x->num_segments, segment, 1);
+        hvdl_range part = hvdl_part(bytes, x->num_segments, segment, x->esize);
         return (hvdl_range){offset + part.begin, offset + part.end};
     }
     hvdl_range whole = {0, spec->count};
@@ -66,7 +66,7 @@ static size_t largest_chunk_bytes(const hvdl_exchange *x)
     const hvdl_exchange_spec *spec = &x->spec;
     if (sends_whole_slice(spec))
         return spec->count * x->esize;
-    if (spec->algorithm != HVDL_GATHER) /* the first chunk is never smaller than another */
+    if (!x->chunks) /* the first chunk is never smaller than another */
         return hvdl_range_size(hvdl_part(spec->count, (size_t)spec->num_hosts, 0, 1)) * x->esize;
     size_t largest = 0;
     for (int h = 0; h < spec->num_hosts; h++)
@@ -75,7 +75,45 @@ static size_t largest_chunk_bytes(const hvdl_exchange *x)
     return largest;
 }
 
+/* Where hosts scatter, both know which segments are empty, and leave them out. */
+static hvdl_err send_segment(hvdl_exchange *x, hvdl_stream *stream, hvdl_range at, int host,
+                             int tag)
+{
+    if (x->spec.scatters && !hvdl_range_size(at)) {
+        hvdl_stream_skip(x->wire, stream);
+        return HVDL_OK;
+    }
+    return hvdl_stream_send(x->wire, stream, x->spec.buffer + at.begin, hvdl_range_size(at),
+                            x->spec.peers[host], tag);
+}
+
+static hvdl_err recv_segment(hvdl_exchange *x, hvdl_stream *stream, hvdl_range at, void *to,
+                             int host, int tag)
+{
+    if (x->spec.scatters && !hvdl_range_size(at)) {
+        hvdl_stream_skip(x->wire, stream);
+        return HVDL_OK;
+    }
+    return hvdl_stream_recv(x->wire, stream, to, hvdl_range_size(at), x->spec.peers[host], tag);
+}
+
 /* ---- ring and gather ---- */
+
+static hvdl_range ring_sends(const hvdl_exchange *x, size_t message)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    int step = (int)(message / x->num_segments) + spec->scatters;
+    int chunk = hvdl_ring_send_chunk(spec->host, step, spec->num_hosts);
+    return segment_at(x, chunk, message % x->num_segments);
+}
+
+static hvdl_range ring_receives(const hvdl_exchange *x, size_t message)
+{
+    const hvdl_exchange_spec *spec = &x->spec;
+    int step = (int)(message / x->num_segments) + spec->scatters;
+    int chunk = hvdl_ring_recv_chunk(spec->host, step, spec->num_hosts);
+    return segment_at(x, chunk, message % x->num_segments);
+}
 
 static void ring_received(hvdl_exchange *x, size_t message)
 {
@@ -83,8 +121,7 @@ static void ring_received(hvdl_exchange *x, size_t message)
     if (message >= x->num_reducing)
         return; /* it was received in place */
     int step = (int)(message / x->num_segments);
-    hvdl_range at = segment_at(x, hvdl_ring_recv_chunk(spec->host, step, spec->num_hosts),
-                               message % x->num_segments);
+    hvdl_range at = ring_receives(x, message);
     const void *inputs[2] = {spec->buffer + at.begin,
                              x->scratch + message % HVDL_WINDOW * x->segment_room};
     /* The last addition to a chunk completes its sum. */
@@ -111,25 +148,18 @@ static hvdl_err ring_step(hvdl_exchange *x, bool *progressed, bool *done)
                (x->recv.posted < x->num_reducing ||
                 x->send.done > x->recv.posted - x->num_reducing || !x->num_reducing)) {
             size_t message = x->recv.posted;
-            int step = (int)(message / x->num_segments);
-            hvdl_range at = segment_at(x, hvdl_ring_recv_chunk(spec->host, step, hosts),
-                                       message % x->num_segments);
+            hvdl_range at = ring_receives(x, message);
             void *to = message < x->num_reducing
                            ? x->scratch + message % HVDL_WINDOW * x->segment_room
                            : spec->buffer + at.begin;
-            err = hvdl_stream_recv(x->wire, &x->recv, to, hvdl_range_size(at),
-                                   spec->peers[previous], spec->tag);
+            err = recv_segment(x, &x->recv, at, to, previous, spec->tag);
             again = true;
         }
         /* A segment is sent on one step after it was received: message m after m - num_segments. */
         while (!err && x->send.posted < x->num_messages && hvdl_stream_has_room(&x->send) &&
                x->send.posted < x->recv.done + x->num_segments) {
-            size_t message = x->send.posted;
-            int step = (int)(message / x->num_segments);
-            hvdl_range at = segment_at(x, hvdl_ring_send_chunk(spec->host, step, hosts),
-                                       message % x->num_segments);
-            err = hvdl_stream_send(x->wire, &x->send, spec->buffer + at.begin, hvdl_range_size(at),
-                                   spec->peers[next], spec->tag);
+            hvdl_range at = ring_sends(x, x->send.posted);
+            err = send_segment(x, &x->send, at, next, spec->tag);
             again = true;
         }
         if (err)
@@ -160,7 +190,6 @@ static hvdl_err direct_step_peer(hvdl_exchange *x, int h, bool *again)
 {
     direct_peer *peer = &x->directs[h];
     const hvdl_exchange_spec *spec = &x->spec;
-    int peer_rank = spec->peers[h];
     hvdl_stream *all[] = {&peer->recv_part, &peer->recv_sum, &peer->send_part, &peer->send_sum};
     hvdl_err err = HVDL_OK;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -171,30 +200,27 @@ static hvdl_err direct_step_peer(hvdl_exchange *x, int h, bool *again)
            peer->recv_part.posted < x->reduced + HVDL_WINDOW) {
         size_t segment = peer->recv_part.posted;
         hvdl_range at = segment_at(x, spec->host, segment);
-        err = hvdl_stream_recv(x->wire, &peer->recv_part,
-                               peer->parts + segment % HVDL_WINDOW * x->segment_room,
-                               hvdl_range_size(at), peer_rank, spec->tag);
+        err = recv_segment(x, &peer->recv_part, at,
+                           peer->parts + segment % HVDL_WINDOW * x->segment_room, h, spec->tag);
         *again = true;
     }
     while (!err && peer->send_part.posted < x->num_segments &&
            hvdl_stream_has_room(&peer->send_part)) {
         hvdl_range at = segment_at(x, h, peer->send_part.posted);
-        err = hvdl_stream_send(x->wire, &peer->send_part, spec->buffer + at.begin,
-                               hvdl_range_size(at), peer_rank, spec->tag);
+        err = send_segment(x, &peer->send_part, at, h, spec->tag);
         *again = true;
     }
-    while (!err && peer->send_sum.posted < x->reduced && hvdl_stream_has_room(&peer->send_sum)) {
+    while (!err && peer->send_sum.posted < x->reduced && peer->send_sum.posted < x->num_sums &&
+           hvdl_stream_has_room(&peer->send_sum)) {
         hvdl_range at = segment_at(x, spec->host, peer->send_sum.posted);
-        err = hvdl_stream_send(x->wire, &peer->send_sum, spec->buffer + at.begin,
-                               hvdl_range_size(at), peer_rank, spec->tag + 1);
+        err = send_segment(x, &peer->send_sum, at, h, spec->tag + 1);
         *again = true;
     }
     /* The sum replaces the part that was sent: that send must have left the buffer. */
-    while (!err && peer->recv_sum.posted < x->num_segments &&
-           hvdl_stream_has_room(&peer->recv_sum) && peer->send_part.done > peer->recv_sum.posted) {
+    while (!err && peer->recv_sum.posted < x->num_sums && hvdl_stream_has_room(&peer->recv_sum) &&
+           peer->send_part.done > peer->recv_sum.posted) {
         hvdl_range at = segment_at(x, h, peer->recv_sum.posted);
-        err = hvdl_stream_recv(x->wire, &peer->recv_sum, spec->buffer + at.begin,
-                               hvdl_range_size(at), peer_rank, spec->tag + 1);
+        err = recv_segment(x, &peer->recv_sum, at, spec->buffer + at.begin, h, spec->tag + 1);
         *again = true;
     }
     return err;
@@ -206,7 +232,8 @@ static hvdl_err direct_step(hvdl_exchange *x, bool *progressed, bool *done)
     bool again = true;
     while (again) {
         again = false;
-        size_t arrived = x->num_segments, finished = x->num_segments;
+        size_t arrived = x->num_segments;
+        bool finished = true;
         for (int h = 0; h < spec->num_hosts; h++) {
             if (h == spec->host)
                 continue;
@@ -216,17 +243,15 @@ static hvdl_err direct_step(hvdl_exchange *x, bool *progressed, bool *done)
             const direct_peer *peer = &x->directs[h];
             if (peer->recv_part.done < arrived)
                 arrived = peer->recv_part.done;
-            if (peer->recv_sum.done < finished)
-                finished = peer->recv_sum.done;
-            if (peer->send_sum.done < finished)
-                finished = peer->send_sum.done;
+            finished &= peer->send_part.done == x->num_segments &&
+                        peer->recv_sum.done == x->num_sums && peer->send_sum.done == x->num_sums;
         }
         if (x->reduced < arrived) {
             direct_reduce(x);
             again = true;
         }
         *progressed |= again;
-        *done = finished == x->num_segments;
+        *done = finished && x->reduced == x->num_segments;
     }
     return HVDL_OK;
 }
@@ -359,16 +384,11 @@ static hvdl_err allocate(hvdl_exchange *x)
         hvdl_pairwise_spec pairwise = {.rank = spec->host,
                                        .num_ranks = spec->num_hosts,
                                        .tag = spec->tag,
-                                       .input = spec->input,
-                                       .output = spec->buffer,
-                                       .send_offsets = spec->send_offsets,
-                                       .send_bytes = spec->send_bytes,
-                                       .recv_offsets = spec->chunk_offsets,
-                                       .recv_bytes = spec->chunk_bytes,
+                                       .pairs = spec->pairs,
                                        .segment_bytes = spec->segment_bytes};
         return hvdl_pairwise_create(&x->pairwise, &pairwise);
     }
-    if (spec->algorithm == HVDL_GATHER) {
+    if (spec->algorithm == HVDL_RING_GATHER || spec->scatters) {
         x->chunks = hvdl_new_array(2 * hosts, sizeof *x->chunks);
         if (!x->chunks)
             return HVDL_ENOMEM;
@@ -385,8 +405,8 @@ static hvdl_err allocate(hvdl_exchange *x)
     x->segment_room = (x->segment_room + 63) / 64 * 64;
     if (spec->algorithm == HVDL_RING)
         x->num_reducing = (hosts - 1) * x->num_segments;
-    if (spec->algorithm == HVDL_RING || spec->algorithm == HVDL_GATHER)
-        x->num_messages = x->num_reducing + (hosts - 1) * x->num_segments;
+    if (spec->algorithm == HVDL_RING || spec->algorithm == HVDL_RING_GATHER)
+        x->num_messages = x->num_reducing + (spec->scatters ? 0 : (hosts - 1) * x->num_segments);
     if (spec->algorithm == HVDL_DOUBLING)
         x->num_messages = (size_t)hvdl_doubling_num_steps(spec->num_hosts) * x->num_segments;
     if (spec->algorithm == HVDL_RING || spec->algorithm == HVDL_DOUBLING) {
@@ -394,6 +414,7 @@ static hvdl_err allocate(hvdl_exchange *x)
         return x->scratch ? HVDL_OK : HVDL_ENOMEM;
     }
     if (spec->algorithm == HVDL_DIRECT) {
+        x->num_sums = spec->scatters ? 0 : x->num_segments;
         x->directs = calloc(hosts, sizeof *x->directs);
         x->scratch = hvdl_new_array(hosts * HVDL_WINDOW, x->segment_room);
         if (!x->directs || !x->scratch)
@@ -467,14 +488,14 @@ static hvdl_headway direct_headway(const hvdl_exchange *x)
 {
     const hvdl_exchange_spec *spec = &x->spec;
     hvdl_headway headway = {.peer = -1};
-    size_t least = 4 * x->num_segments;
+    size_t all = 2 * (x->num_segments + x->num_sums), least = all;
     for (int h = 0; h < spec->num_hosts; h++) {
         const direct_peer *peer = &x->directs[h];
         size_t done =
             peer->recv_part.done + peer->recv_sum.done + peer->send_part.done + peer->send_sum.done;
         if (h == spec->host)
             continue;
-        headway.total += 4 * x->num_segments;
+        headway.total += all;
         headway.done += done;
         if (done < least) {
             least = done;

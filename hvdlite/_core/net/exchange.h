@@ -6,6 +6,9 @@
  *
  *   ring      allreduce: 2(H-1) steps, 2(H-1)/H of the slice sent by each host, both directions of
  *             every link busy; the sum of a chunk is formed in ring order, the same for all hosts.
+ *             Of the ring and direct only the first half can be done (`scatters`), a reduce-scatter: host
+ *             h gets the sum of chunk h, (H-1)/H of the slice is sent. In the ring chunk h then begins
+ *             its way at host h + 1, and ends at host h.
  *   gather    allgather: the last H-1 steps of the ring; chunks may differ in size.
  *   direct    allreduce: every host receives the others' parts of its own chunk, adds them in host
  *             order (16-bit floats in float32, rounded once), and sends the sum to all: the same
@@ -19,13 +22,13 @@
 #define HVDL_EXCHANGE_H
 
 #include "kernels/reduce.h"
-#include "net/streams.h"
+#include "net/pairwise.h"
 
 typedef enum {
     HVDL_RING,
     HVDL_DIRECT,
     HVDL_DOUBLING,
-    HVDL_GATHER,
+    HVDL_RING_GATHER,
     HVDL_CHAIN,
     HVDL_PAIRWISE
 } hvdl_algorithm;
@@ -48,13 +51,13 @@ typedef struct {
     hvdl_dtype dtype;
     hvdl_op op;
     hvdl_scale scale; /* of the final result of an allreduce */
-    size_t count;     /* elements of the slice; not gather */
-    /* gather: offset of each host's chunk in `buffer`, and its size, in bytes; copied.
-     * pairwise: of what comes from each rank, and of what goes to it, in `input`. There, hosts are
-     * ranks, and 0 bytes are neither sent nor received. */
-    const size_t *chunk_offsets, *chunk_bytes, *send_offsets, *send_bytes;
-    const char *input;
-    int root; /* chain: the host that has the data */
+    size_t count;     /* elements of the slice; not gather, scatters */
+    /* Ring, direct: each host gets the sum of its own chunk only, and the others' are overwritten. */
+    bool scatters;
+    /* gather, scatters: offset of each host's chunk in `buffer`, and its size, in bytes; copied. */
+    const size_t *chunk_offsets, *chunk_bytes;
+    const hvdl_pair *pairs; /* pairwise, where hosts are ranks */
+    int root;               /* chain: the host that has the data */
     size_t segment_bytes;
 } hvdl_exchange_spec;
 

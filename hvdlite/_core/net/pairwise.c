@@ -6,30 +6,25 @@
 /* One direction. Step s has slot s % HVDL_ACTIVE; steps are opened in order, and ended in order. */
 typedef struct {
     bool sends;
-    const size_t *offsets, *bytes; /* by rank */
-    int opened, ended;             /* steps, from 1 */
+    int opened, ended; /* steps, from 1 */
     hvdl_stream streams[HVDL_ACTIVE];
 } direction;
 
 struct hvdl_pairwise {
     hvdl_pairwise_spec spec;
     direction send, recv;
-    size_t tables[]; /* the spec's four arrays */
+    hvdl_pair pairs[];
 };
 
 hvdl_err hvdl_pairwise_create(hvdl_pairwise **out, const hvdl_pairwise_spec *spec)
 {
-    size_t ranks = (size_t)spec->num_ranks, bytes = ranks * sizeof(size_t);
-    hvdl_pairwise *p = calloc(1, sizeof *p + 4 * bytes);
+    size_t bytes = (size_t)spec->num_ranks * sizeof(hvdl_pair);
+    hvdl_pairwise *p = calloc(1, sizeof *p + bytes);
     if (!p)
         return HVDL_ENOMEM;
     p->spec = *spec;
-    const size_t *from[] = {spec->send_offsets, spec->send_bytes, spec->recv_offsets,
-                            spec->recv_bytes};
-    for (size_t i = 0; i < 4; i++)
-        memcpy(p->tables + i * ranks, from[i], bytes);
-    p->send = (direction){.sends = true, .offsets = p->tables, .bytes = p->tables + ranks};
-    p->recv = (direction){.offsets = p->tables + 2 * ranks, .bytes = p->tables + 3 * ranks};
+    memcpy(p->pairs, spec->pairs, bytes);
+    p->send.sends = true;
     p->send.opened = p->recv.opened = p->send.ended = p->recv.ended = 1;
     *out = p;
     return HVDL_OK;
@@ -41,19 +36,25 @@ static int peer_of(const hvdl_pairwise *p, const direction *d, int step)
     return (p->spec.rank + (d->sends ? step : ranks - step)) % ranks;
 }
 
+static size_t bytes_with(const hvdl_pairwise *p, const direction *d, int peer)
+{
+    return d->sends ? p->pairs[peer].send_bytes : p->pairs[peer].recv_bytes;
+}
+
 /* Posts what there is room for of one step's segments. */
 static hvdl_err post_segments(hvdl_pairwise *p, direction *d, hvdl_wire *wire, int step, bool *any)
 {
     hvdl_stream *stream = &d->streams[step % HVDL_ACTIVE];
     int peer = peer_of(p, d, step);
-    size_t total = d->bytes[peer], unit = p->spec.segment_bytes;
+    const hvdl_pair *pair = &p->pairs[peer];
+    size_t total = bytes_with(p, d, peer), unit = p->spec.segment_bytes;
     hvdl_err err = HVDL_OK;
     while (!err && hvdl_stream_has_room(stream) && stream->posted * unit < total) {
         size_t begin = stream->posted * unit, left = total - begin;
-        size_t bytes = left < unit ? left : unit, at = d->offsets[peer] + begin;
+        size_t bytes = left < unit ? left : unit;
         err = d->sends
-                  ? hvdl_stream_send(wire, stream, p->spec.input + at, bytes, peer, p->spec.tag)
-                  : hvdl_stream_recv(wire, stream, p->spec.output + at, bytes, peer, p->spec.tag);
+                  ? hvdl_stream_send(wire, stream, pair->from + begin, bytes, peer, p->spec.tag)
+                  : hvdl_stream_recv(wire, stream, pair->to + begin, bytes, peer, p->spec.tag);
         *any = true;
     }
     return err;
@@ -71,7 +72,7 @@ static hvdl_err step_direction(hvdl_pairwise *p, direction *d, hvdl_wire *wire, 
     }
     while (!err && d->ended < d->opened) {
         const hvdl_stream *oldest = &d->streams[d->ended % HVDL_ACTIVE];
-        size_t total = d->bytes[peer_of(p, d, d->ended)];
+        size_t total = bytes_with(p, d, peer_of(p, d, d->ended));
         if (oldest->done * p->spec.segment_bytes < total)
             break;
         d->ended++;
@@ -100,7 +101,7 @@ static void add_headway(const hvdl_pairwise *p, const direction *d, hvdl_headway
 {
     size_t unit = p->spec.segment_bytes;
     for (int step = 1; step < p->spec.num_ranks; step++) {
-        size_t messages = (d->bytes[peer_of(p, d, step)] + unit - 1) / unit;
+        size_t messages = (bytes_with(p, d, peer_of(p, d, step)) + unit - 1) / unit;
         to->total += messages;
         if (step < d->ended)
             to->done += messages;

@@ -11,13 +11,17 @@
 
 typedef struct hvdl_pairwise hvdl_pairwise;
 
-/* The parts: offset in `input` of what goes to each rank, in `output` of what comes from it, and the
- * sizes, in bytes; 0 where nothing is to be sent or received. Copied. */
+/* What goes to one other rank, and what comes from it; of 0 bytes nothing is sent or received. */
+typedef struct {
+    const char *from;
+    size_t send_bytes;
+    char *to;
+    size_t recv_bytes;
+} hvdl_pair;
+
 typedef struct {
     int rank, num_ranks, tag;
-    const char *input;
-    char *output;
-    const size_t *send_offsets, *send_bytes, *recv_offsets, *recv_bytes;
+    const hvdl_pair *pairs; /* by rank; copied */
     size_t segment_bytes;
 } hvdl_pairwise_spec;
 

@@ -81,8 +81,9 @@ static PyObject *reduce(PyObject *module, PyObject *args)
         variant++;
     const void *addresses[HVDL_MAX_LOCAL];
     Py_ssize_t num_inputs = PyTuple_Size(inputs);
-    if (!variant->name || dtype < 0 || dtype >= HVDL_NUM_DTYPES || op < 0 || op >= HVDL_ADASUM ||
-        num_inputs < 1 || num_inputs > HVDL_MAX_LOCAL || count < 0 || divisor < 1) {
+    if (!variant->name || dtype < 0 || dtype >= HVDL_NUM_DTYPES || op < 0 || op >= HVDL_NUM_OPS ||
+        op == HVDL_ADASUM || (hvdl_is_bitwise(op) && hvdl_is_float(dtype)) || num_inputs < 1 ||
+        num_inputs > HVDL_MAX_LOCAL || count < 0 || divisor < 1) {
         PyErr_SetString(PyExc_ValueError, "reduce: no such variant, dtype, op or number of inputs, "
                                           "or a negative count, or a divisor below 1");
         return NULL;
@@ -178,6 +179,7 @@ static PyMethodDef module_methods[] = {
     {"posting", (PyCFunction)(void (*)(void))hvdl_py_posting, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"use_tensors", hvdl_py_use_tensors, METH_VARARGS, NULL},
     {"use_alone", hvdl_py_use_alone, METH_O, NULL},
+    {"park", hvdl_py_park, METH_O, NULL},
     {0},
 };
 
@@ -199,9 +201,10 @@ static int add_kinds(PyObject *module)
         const bool truths[] = {facts->result == HVDL_RESULT_GATHERED,
                                facts->result == HVDL_RESULT_SHARE, facts->reduces, facts->has_root,
                                facts->joined_takes_part};
-        char constant[32] = {0};
-        for (size_t i = 0; facts->name[i] && i + 1 < sizeof constant; i++)
-            constant[i] = (char)(facts->name[i] - 'a' + 'A');
+        char capitals[32] = {0};
+        for (size_t i = 0; facts->name[i] && i + 1 < sizeof capitals; i++)
+            capitals[i] = (char)(facts->name[i] - 'a' + 'A');
+        const char *constant = facts->constant ? facts->constant : capitals;
         PyObject *kind = PyStructSequence_New(type), *name = PyUnicode_FromString(facts->name);
         failed = !kind || !name || PyModule_AddIntConstant(module, constant, number);
         if (kind && name) {
@@ -230,6 +233,9 @@ static int module_exec(PyObject *module)
         {"MAX", HVDL_MAX},
         {"PRODUCT", HVDL_PRODUCT},
         {"ADASUM", HVDL_ADASUM},
+        {"BAND", HVDL_BAND},
+        {"BOR", HVDL_BOR},
+        {"BXOR", HVDL_BXOR},
         {"ON_HOST", HVDL_ON_HOST},
         {"STAGED", HVDL_STAGED},
         {"ORDERED", HVDL_ORDERED},

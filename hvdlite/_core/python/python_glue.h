@@ -11,7 +11,7 @@
 #include "engine/engine.h"
 #include "python/python_dlpack.h"
 
-#define HVDL_PY_NUM_FIELDS 13 /* of a Posting */
+#define HVDL_PY_NUM_FIELDS 14 /* of a Posting */
 
 typedef struct {
     PyTypeObject *engine_type, *operation_type, *plan_type, *posting_type;
@@ -46,10 +46,11 @@ typedef struct {
 /* What is to be done, and with which tensors. Never changed once it is made. */
 typedef struct {
     PyObject_HEAD hvdl_posting
-        posting; /* its pointers, but for the name, are set when it is posted */
-    PyObject *name;
-    PyObject *source, *result, *splits; /* tensors, or NULL */
-    PyObject *shape;                    /* the source's, or NULL */
+        posting;               /* its pointers, but for the name, are set when it is posted */
+    PyObject *name, *site;     /* site: or NULL */
+    PyObject *source, *result; /* tensors, tuples of tensors (python_parts.c), or NULL */
+    PyObject *splits;          /* a tensor or a tuple, or NULL */
+    PyObject *shape;           /* the source's, or NULL: there is none */
 } PostingObject;
 
 /* How often this process was forked off another one since the module was loaded. */
@@ -68,6 +69,8 @@ void hvdl_py_reap(hvdl_engine *engine);
 /* Conversions: 0, or -1 and an exception. */
 int hvdl_py_int(PyObject *object, const char *name, long least, long most, int *to);
 int hvdl_py_pointer(PyObject *object, void **to);
+/* 0: there is no tensor. */
+int hvdl_py_address_of(const hvdl_py_state *state, PyObject *tensor, void **to);
 /* Tensors whose storage was freed lie at 0, or, where they began within it, a little above. */
 static inline bool hvdl_py_is_memory(const void *address)
 {
@@ -80,6 +83,10 @@ PyObject *hvdl_py_posting(PyObject *module, PyObject *const *args, Py_ssize_t nu
                           PyObject *keywords);
 /* The names of its arguments, once. */
 int hvdl_py_intern_fields(hvdl_py_state *state);
+/* The string's own text, without a NUL; what: for the exception. NULL: an exception. */
+const char *hvdl_py_text(PyObject *object, const char *what);
+/* A site; empty: NULL. -1: an exception. */
+int hvdl_py_site(PyObject *object, const char **to);
 /* Posts a Posting, which the engine keeps with its tensors until the operation has ended. NULL: an
  * exception. */
 hvdl_operation *hvdl_py_post_object(hvdl_py_state *state, hvdl_engine *engine, PyObject *posting,
@@ -88,23 +95,65 @@ hvdl_operation *hvdl_py_post_object(hvdl_py_state *state, hvdl_engine *engine, P
 hvdl_operation *hvdl_py_post(hvdl_engine *engine, hvdl_posting *posting, PyObject *owner,
                              bool wake);
 
+/* ---- python_parts.c ---- */
+
+/* What a posting points to while it is posted. */
+typedef struct {
+    void *memory; /* of both, for free() */
+    int64_t *splits;
+    void **addresses;
+} hvdl_py_parts;
+
+/* Elements of all tensors; -1: an exception. */
+int64_t hvdl_py_count_of_tuple(const hvdl_py_state *state, PyObject *tensors);
+/* Whether hvdl_py_put_parts must fill it. */
+bool hvdl_py_is_in_parts(const PostingObject *self);
+/* Fills in the addresses and splits, and what the descriptor says of the latter, after all sizes were
+ * checked. -1: an exception; parts->memory must be freed in any case. */
+int hvdl_py_put_parts(const hvdl_py_state *state, hvdl_engine *engine, const PostingObject *self,
+                      hvdl_posting *to, hvdl_py_parts *parts);
+
 /* ---- python_tensor.c ---- */
 
 PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args);
 PyObject *hvdl_py_dtype_of(PyObject *module, PyObject *object);
 PyObject *hvdl_py_allreduce_in_place(PyObject *engine, PyObject *const *args, Py_ssize_t num_args);
+PyObject *hvdl_py_run_allreduce(PyObject *engine, PyObject *const *args, Py_ssize_t num_args);
+
+/* ---- python_point_to_point.c ---- */
+
+PyObject *hvdl_py_send(PyObject *engine, PyObject *const *args, Py_ssize_t num_args,
+                       PyObject *keywords);
+PyObject *hvdl_py_recv(PyObject *engine, PyObject *const *args, Py_ssize_t num_args,
+                       PyObject *keywords);
+PyObject *hvdl_py_withdraw(PyObject *operation, PyObject *unused);
 
 /* ---- python_operation.c ---- */
 
-/* 0: it is done. -1: an exception (a signal handler's). */
-int hvdl_py_wait(EngineObject *engine, hvdl_operation *operation);
+/* 0: it is done, or that time of CLOCK_MONOTONIC (0: never) has come. -1: an exception (a signal
+ * handler's). */
+int hvdl_py_wait(EngineObject *engine, hvdl_operation *operation, uint64_t deadline_ns);
 /* Has it called once a wait lasts: whether no other thread can post an operation. */
 PyObject *hvdl_py_use_alone(PyObject *module, PyObject *is_alone);
+PyObject *hvdl_py_park(PyObject *module, PyObject *number);
 /* Of one that is done: None, or the text of its failure. */
 PyObject *hvdl_py_outcome(hvdl_operation *operation);
 
 /* Takes the operation over, also where it fails. */
 PyObject *hvdl_py_operation(EngineObject *engine, PyObject *plan, PyObject *shape,
                             hvdl_operation *operation);
+
+/* ---- python_waiting.c ---- */
+
+PyObject *hvdl_py_operation_wait(PyObject *operation, PyObject *const *args, Py_ssize_t num_args,
+                                 PyObject *keywords);
+PyObject *hvdl_py_operation_drive(PyObject *operation, PyObject *limit_s);
+PyObject *hvdl_py_operation_missing(PyObject *operation, PyObject *unused);
+PyObject *hvdl_py_run(PyObject *engine, PyObject *const *args, Py_ssize_t num_args,
+                      PyObject *keywords);
+/* Posts it and waits: None, or the text of the failure. seconds: negative: no limit. NULL: an exception. */
+PyObject *hvdl_py_run_posting(EngineObject *self, hvdl_posting *posting, PyObject *owner,
+                              double seconds);
+PyObject *hvdl_py_give_up(PyObject *engine, PyObject *text);
 
 #endif

@@ -1,9 +1,14 @@
 /* Operation and Plan. */
+#define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "python/python_glue.h"
+
+#include "host/shm.h"
 
 /* ---- Operation ---- */
 
@@ -85,12 +90,48 @@ static int tell_wait(EngineObject *self, hvdl_operation *operation)
     return 0;
 }
 
-static int wait_on(EngineObject *self, hvdl_operation *operation)
+/* For how long to wait before the next look at signals; 0: the time is over. */
+static long round_ns(uint64_t deadline_ns)
+{
+    uint64_t now = deadline_ns ? hvdl_now_ns() : 0;
+    if (!deadline_ns || deadline_ns > now + SIGNAL_CHECK_NS)
+        return SIGNAL_CHECK_NS;
+    return now < deadline_ns ? (long)(deadline_ns - now) : 0;
+}
+
+/* The thread that comes back from no wait any more, by the kernel's number, as a later thread may get what
+ * pthread_self returned; 0: none. */
+static _Atomic int parked;
+
+PyObject *hvdl_py_park(PyObject *module, PyObject *number)
+{
+    int thread;
+    (void)module;
+    if (hvdl_py_int(number, "thread", 0, INT32_MAX, &thread))
+        return NULL;
+    atomic_store(&parked, thread);
+    Py_RETURN_NONE;
+}
+
+/* Without the GIL: if Python ends meanwhile, asking for it would end the thread, and C++ below it the
+ * process. */
+static void stay_if_parked(void)
+{
+    int thread = atomic_load_explicit(&parked, memory_order_relaxed);
+    while (thread && thread == (int)syscall(SYS_gettid))
+        pause();
+}
+
+int hvdl_py_wait(EngineObject *self, hvdl_operation *operation, uint64_t deadline_ns)
 {
     hvdl_engine *engine = self->engine;
     int failed = 0, rounds = 0;
+    long limit_ns;
     for (; !failed && !hvdl_operation_done(operation); rounds++) {
-        Py_BEGIN_ALLOW_THREADS hvdl_operation_wait(engine, operation, SIGNAL_CHECK_NS);
+        if (!(limit_ns = round_ns(deadline_ns)))
+            break;
+        Py_BEGIN_ALLOW_THREADS hvdl_operation_wait(engine, operation, limit_ns);
+        stay_if_parked();
         Py_END_ALLOW_THREADS failed = PyErr_CheckSignals();
         if (!failed && rounds >= LONG_WAIT)
             failed = tell_wait(self, operation);
@@ -100,28 +141,12 @@ static int wait_on(EngineObject *self, hvdl_operation *operation)
     return failed;
 }
 
-int hvdl_py_wait(EngineObject *self, hvdl_operation *operation)
-{
-    return hvdl_operation_done(operation) ? 0 : wait_on(self, operation);
-}
-
 PyObject *hvdl_py_outcome(hvdl_operation *operation)
 {
     const char *error = hvdl_operation_error(operation);
     if (error)
         return PyUnicode_DecodeUTF8(error, (Py_ssize_t)strlen(error), "replace");
     Py_RETURN_NONE;
-}
-
-static PyObject *operation_wait(PyObject *object, PyObject *unused)
-{
-    OperationObject *self = (OperationObject *)object;
-    (void)unused;
-    if (self->engine->forks != hvdl_py_num_forks)
-        return hvdl_py_engine(self->engine) ? NULL : NULL; /* raises */
-    if (hvdl_py_wait(self->engine, self->operation))
-        return NULL;
-    return hvdl_py_outcome(self->operation);
 }
 
 static PyObject *operation_label(PyObject *object, PyObject *unused)
@@ -288,9 +313,16 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
 }
 
 static PyMethodDef operation_methods[] = {
-    {"poll", operation_poll, METH_NOARGS, NULL},       {"wait", operation_wait, METH_NOARGS, NULL},
-    {"label", operation_label, METH_NOARGS, NULL},     {"rows", operation_rows, METH_NOARGS, NULL},
-    {"capsule", operation_capsule, METH_NOARGS, NULL}, {0},
+    {"poll", operation_poll, METH_NOARGS, NULL},
+    {"wait", (PyCFunction)(void (*)(void))hvdl_py_operation_wait, METH_FASTCALL | METH_KEYWORDS,
+     NULL},
+    {"drive", hvdl_py_operation_drive, METH_O, NULL},
+    {"missing", hvdl_py_operation_missing, METH_NOARGS, NULL},
+    {"label", operation_label, METH_NOARGS, NULL},
+    {"rows", operation_rows, METH_NOARGS, NULL},
+    {"capsule", operation_capsule, METH_NOARGS, NULL},
+    {"withdraw", hvdl_py_withdraw, METH_NOARGS, NULL},
+    {0},
 };
 
 static PyType_Slot operation_slots[] = {

@@ -1,5 +1,6 @@
 /* From Python to the engine: errors, and Posting, which says what is to be done. */
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "python/python_glue.h"
@@ -107,7 +108,7 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
                 PyErr_SetString(PyExc_ValueError, "a dimension is negative");
             return -1;
         }
-        bool is_rows = facts->rows != HVDL_ROWS_SAME && i == 0;
+        bool is_rows = (facts->rows == HVDL_ROWS_OWN || facts->rows == HVDL_ROWS_SPLITS) && i == 0;
         if (is_rows)
             posting->rows = dim;
         else
@@ -129,11 +130,29 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
     return 0;
 }
 
-static int check_posting(const hvdl_posting *posting)
+/* The op and the factors against the dtype. */
+static int check_arithmetic(const hvdl_posting *posting)
+{
+    const hvdl_desc *desc = &posting->desc;
+    const char *problem = NULL;
+    if (desc->dtype == HVDL_BOOL && (desc->prescale != 1.0 || desc->postscale != 1.0))
+        problem = "bool takes no scale factors";
+    else if (hvdl_is_bitwise(desc->op) && hvdl_is_float(desc->dtype))
+        problem = "bitwise ops take integers and bool, not floats";
+    if (!problem)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s '%s': %s", hvdl_kind_name(desc->kind), posting->name,
+                 problem);
+    return -1;
+}
+
+static int check_posting(const hvdl_posting *posting, const hvdl_engine *engine)
 {
     const hvdl_desc *desc = &posting->desc;
     const hvdl_kind_facts *facts = hvdl_facts_of(desc);
     bool needs_output = facts->result == HVDL_RESULT_WHOLE; /* a share may have no rows */
+    if (facts->has_root)
+        needs_output &= !hvdl_root_gets(facts) || desc->root == hvdl_engine_rank(engine);
     bool has_data = hvdl_moves_data(facts) && desc->count && desc->place != HVDL_ORDERED &&
                     (facts->rows == HVDL_ROWS_SAME || posting->rows);
     if (has_data && (!hvdl_py_is_memory(posting->input) ||
@@ -146,12 +165,7 @@ static int check_posting(const hvdl_posting *posting)
         PyErr_Format(PyExc_ValueError, "%s '%s': splits are missing", facts->name, posting->name);
         return -1;
     }
-    if (desc->dtype == HVDL_BOOL && (desc->prescale != 1.0 || desc->postscale != 1.0)) {
-        PyErr_Format(PyExc_ValueError, "%s '%s': bool takes no scale factors", facts->name,
-                     posting->name);
-        return -1;
-    }
-    return 0;
+    return check_arithmetic(posting);
 }
 
 /* group: None, or (number of tensors, hash of their shapes). */
@@ -189,12 +203,13 @@ enum {
     POST_SPLITS,
     POST_GROUP,
     POST_PLACE,
+    POST_SITE,
     NUM_FIELDS
 };
 _Static_assert(NUM_FIELDS == HVDL_PY_NUM_FIELDS, "the module's state has room for all names");
 static const char *const field_names[NUM_FIELDS] = {
     "kind", "name",     "unnamed",   "dtype",  "source", "result", "op",
-    "root", "prescale", "postscale", "splits", "group",  "place"};
+    "root", "prescale", "postscale", "splits", "group",  "place",  "site"};
 #define NUM_NEEDED (POST_DTYPE + 1)
 
 static void keep(PyObject **at, PyObject *object)
@@ -210,40 +225,92 @@ static void keep_tensor(PyObject **at, PyObject *object)
     keep(at, object == Py_None ? NULL : object);
 }
 
-static int set_name(PostingObject *self, PyObject *name)
+const char *hvdl_py_text(PyObject *object, const char *what)
 {
     Py_ssize_t bytes;
-    const char *text = PyUnicode_AsUTF8AndSize(name, &bytes);
+    const char *text = PyUnicode_AsUTF8AndSize(object, &bytes);
+    if (text && strlen(text) != (size_t)bytes) {
+        PyErr_Format(PyExc_ValueError, "a %s may not contain a NUL character", what);
+        return NULL;
+    }
+    return text;
+}
+
+static int set_name(PostingObject *self, PyObject *name)
+{
+    const char *text = hvdl_py_text(name, "name");
     if (!text)
         return -1;
-    if (strlen(text) != (size_t)bytes) {
-        PyErr_SetString(PyExc_ValueError, "a name may not contain a NUL character");
+    keep(&self->name, name);
+    self->posting.name = text;
+    return 0;
+}
+
+int hvdl_py_site(PyObject *object, const char **to)
+{
+    const char *text = hvdl_py_text(object, "site");
+    *to = text && *text ? text : NULL;
+    return text ? 0 : -1;
+}
+
+static int set_site(PostingObject *self, PyObject *site)
+{
+    if (hvdl_py_site(site, &self->posting.site))
+        return -1;
+    keep(&self->site, site);
+    return 0;
+}
+
+/* That of all its elements, one after the other. */
+static PyObject *shape_of_tuple(const hvdl_py_state *state, const PostingObject *self,
+                                PyObject *tensors)
+{
+    if (!(hvdl_facts_of(&self->posting.desc)->parts & HVDL_PARTS_IN)) {
+        PyErr_Format(PyExc_TypeError, "%s takes one tensor, and no tuple",
+                     hvdl_kind_name(self->posting.desc.kind));
+        return NULL;
+    }
+    int64_t count = hvdl_py_count_of_tuple(state, tensors);
+    return count < 0 ? NULL : Py_BuildValue("(L)", (long long)count);
+}
+
+/* Of the tensor that the descriptor tells of. */
+static int set_shape(hvdl_py_state *state, PostingObject *self, PyObject *tensor)
+{
+    if (self->shape) { /* a copy's, of the tensor that this one replaces */
+        memset(self->posting.desc.dims, 0, sizeof self->posting.desc.dims);
+        Py_CLEAR(self->shape);
+    }
+    if (tensor == Py_None) {
+        self->posting.desc.ndim = 1;
+        self->posting.desc.count = self->posting.rows = 0;
+        return 0;
+    }
+    PyObject *shape = PyTuple_Check(tensor) ? shape_of_tuple(state, self, tensor)
+                                            : PyObject_GetAttr(tensor, state->shape);
+    if (!shape || put_shape(shape, &self->posting)) {
+        Py_XDECREF(shape);
         return -1;
     }
-    keep(&self->name, name);
-    self->posting.name = text; /* the string's own */
+    self->shape = shape;
     return 0;
 }
 
 /* Keeps the tensor, and reads its shape. Barrier, join: there is none. */
 static int set_source(hvdl_py_state *state, PostingObject *self, PyObject *source)
 {
-    memset(self->posting.desc.dims, 0, sizeof self->posting.desc.dims);
     keep_tensor(&self->source, source);
-    if (!self->source) {
-        self->posting.desc.ndim = 1;
-        self->posting.desc.count = self->posting.rows = 0;
-        keep(&self->shape, NULL);
+    if (hvdl_describes_result(hvdl_facts_of(&self->posting.desc)))
         return 0;
-    }
-    PyObject *shape = PyObject_GetAttr(source, state->shape);
-    if (!shape || put_shape(shape, &self->posting)) {
-        Py_XDECREF(shape);
-        return -1;
-    }
-    Py_XDECREF(self->shape);
-    self->shape = shape;
-    return 0;
+    return set_shape(state, self, source);
+}
+
+static int set_result(hvdl_py_state *state, PostingObject *self, PyObject *result)
+{
+    keep_tensor(&self->result, result);
+    if (!hvdl_describes_result(hvdl_facts_of(&self->posting.desc)))
+        return 0;
+    return set_shape(state, self, result);
 }
 
 static int set_number(uint8_t *to, int field, PyObject *value, long most)
@@ -280,7 +347,7 @@ set_field(hvdl_py_state *state, PostingObject *self, int field, PyObject *value)
         return truth < 0 ? -1 : 0;
     case POST_DTYPE: return set_number(&desc->dtype, field, value, HVDL_NUM_DTYPES - 1);
     case POST_SOURCE: return set_source(state, self, value);
-    case POST_RESULT: keep_tensor(&self->result, value); return 0;
+    case POST_RESULT: return set_result(state, self, value);
     case POST_OP: return set_number(&desc->op, field, value, HVDL_NUM_OPS - 1);
     case POST_ROOT:
         if (!hvdl_facts_of(desc)->has_root)
@@ -290,6 +357,7 @@ set_field(hvdl_py_state *state, PostingObject *self, int field, PyObject *value)
     case POST_POSTSCALE: return to_factor(value, &desc->postscale);
     case POST_SPLITS: keep_tensor(&self->splits, value); return 0;
     case POST_GROUP: return put_group(value, desc);
+    case POST_SITE: return set_site(self, value);
     default: return set_number(&desc->place, field, value, HVDL_ORDERED);
     }
 }
@@ -306,17 +374,40 @@ static int field_of(const hvdl_py_state *state, PyObject *keyword)
     return NUM_FIELDS;
 }
 
+static inline __attribute__((always_inline)) int set_positional(hvdl_py_state *state,
+                                                                PostingObject *self,
+                                                                PyObject *const *args,
+                                                                Py_ssize_t num_args)
+{
+#define SET(field)                                                                                 \
+    if (num_args <= (field))                                                                       \
+        return 0;                                                                                  \
+    if (set_field(state, self, field, args[field]))                                                \
+    return -1
+    SET(POST_KIND);
+    SET(POST_NAME);
+    SET(POST_UNNAMED);
+    SET(POST_DTYPE);
+    SET(POST_SOURCE);
+    SET(POST_RESULT);
+    SET(POST_OP);
+    SET(POST_ROOT);
+    SET(POST_PRESCALE);
+    SET(POST_POSTSCALE);
+    SET(POST_SPLITS);
+    SET(POST_GROUP);
+    SET(POST_PLACE);
+    SET(POST_SITE);
+#undef SET
+    return 0;
+}
+
 /* Sets the positional arguments and the keywords, which follow them in `args`. */
 static int set_fields(hvdl_py_state *state, PostingObject *self, PyObject *const *args,
                       Py_ssize_t num_args, PyObject *keywords)
 {
-#define GIVEN(field) (num_args > (field) && set_field(state, self, field, args[field]))
-    if (GIVEN(POST_KIND) || GIVEN(POST_NAME) || GIVEN(POST_UNNAMED) || GIVEN(POST_DTYPE) ||
-        GIVEN(POST_SOURCE) || GIVEN(POST_RESULT) || GIVEN(POST_OP) || GIVEN(POST_ROOT) ||
-        GIVEN(POST_PRESCALE) || GIVEN(POST_POSTSCALE) || GIVEN(POST_SPLITS) || GIVEN(POST_GROUP) ||
-        GIVEN(POST_PLACE))
+    if (set_positional(state, self, args, num_args))
         return -1;
-#undef GIVEN
     Py_ssize_t num_keywords = keywords ? PyTuple_Size(keywords) : 0;
     for (Py_ssize_t i = 0; i < num_keywords; i++) {
         PyObject *keyword = PyTuple_GetItem(keywords, i);
@@ -344,7 +435,7 @@ static PostingObject *new_posting(hvdl_py_state *state)
     if (!self)
         return NULL;
     memset(&self->posting, 0, sizeof self->posting);
-    self->name = self->source = self->result = self->splits = self->shape = NULL;
+    self->name = self->site = self->source = self->result = self->splits = self->shape = NULL;
     return self;
 }
 
@@ -385,6 +476,7 @@ static PyObject *posting_replace(PyObject *object, PyObject *const *args, Py_ssi
         return NULL;
     self->posting = from->posting;
     keep(&self->name, from->name);
+    keep(&self->site, from->site);
     keep(&self->source, from->source);
     keep(&self->result, from->result);
     keep(&self->splits, from->splits);
@@ -401,6 +493,7 @@ static void posting_dealloc(PyObject *object)
     PostingObject *self = (PostingObject *)object;
     PyTypeObject *type = Py_TYPE(object);
     Py_XDECREF(self->name);
+    Py_XDECREF(self->site);
     Py_XDECREF(self->source);
     Py_XDECREF(self->result);
     Py_XDECREF(self->splits);
@@ -435,6 +528,7 @@ static PyMemberDef posting_members[] = {
     FIELD("postscale", T_DOUBLE, posting.desc.postscale),
     FIELD("splits", T_OBJECT, splits),
     FIELD("place", T_UBYTE, posting.desc.place),
+    FIELD("site", T_OBJECT, site),
     {0},
 };
 
@@ -466,8 +560,7 @@ int hvdl_py_intern_fields(hvdl_py_state *state)
 
 /* ---- posting ---- */
 
-/* NULL: there is no tensor. */
-static int address_of(const hvdl_py_state *state, PyObject *tensor, void **to)
+int hvdl_py_address_of(const hvdl_py_state *state, PyObject *tensor, void **to)
 {
     *to = NULL;
     if (!tensor)
@@ -479,7 +572,8 @@ static int address_of(const hvdl_py_state *state, PyObject *tensor, void **to)
 }
 
 /* With the addresses of the tensors as they are now. */
-static int fill_posting(const hvdl_py_state *state, const PostingObject *self, hvdl_posting *to)
+static int fill_posting(const hvdl_py_state *state, hvdl_engine *engine, const PostingObject *self,
+                        hvdl_posting *to)
 {
     void *input, *splits;
     *to = self->posting;
@@ -488,14 +582,28 @@ static int fill_posting(const hvdl_py_state *state, const PostingObject *self, h
         PyErr_Format(PyExc_ValueError, "%s '%s': the source is missing", facts->name, to->name);
         return -1;
     }
-    if (address_of(state, self->source, &input) || address_of(state, self->splits, &splits))
+    if (hvdl_py_address_of(state, self->source, &input) ||
+        hvdl_py_address_of(state, self->splits, &splits))
         return -1;
     to->input = input;
     to->output = input;
     to->splits = splits;
-    if (self->result != self->source && address_of(state, self->result, &to->output))
+    if (self->result != self->source && hvdl_py_address_of(state, self->result, &to->output))
         return -1;
-    return check_posting(to);
+    return check_posting(to, engine);
+}
+
+static hvdl_operation *post_parts(hvdl_py_state *state, hvdl_engine *engine, PostingObject *self,
+                                  bool wake)
+{
+    hvdl_posting posting = self->posting;
+    hvdl_py_parts parts = {0};
+    bool failed =
+        hvdl_py_put_parts(state, engine, self, &posting, &parts) || check_arithmetic(&posting);
+    hvdl_operation *operation =
+        failed ? NULL : hvdl_py_post(engine, &posting, (PyObject *)self, wake);
+    free(parts.memory);
+    return operation;
 }
 
 hvdl_operation *hvdl_py_post_object(hvdl_py_state *state, hvdl_engine *engine, PyObject *object,
@@ -506,7 +614,10 @@ hvdl_operation *hvdl_py_post_object(hvdl_py_state *state, hvdl_engine *engine, P
         PyErr_SetString(PyExc_TypeError, "post: expected a Posting");
         return NULL;
     }
-    if (fill_posting(state, (PostingObject *)object, &posting))
+    if (hvdl_facts_of(&((PostingObject *)object)->posting.desc)->parts &&
+        hvdl_py_is_in_parts((PostingObject *)object))
+        return post_parts(state, engine, (PostingObject *)object, wake);
+    if (fill_posting(state, engine, (PostingObject *)object, &posting))
         return NULL;
     return hvdl_py_post(engine, &posting, object, wake);
 }

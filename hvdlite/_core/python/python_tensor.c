@@ -1,4 +1,4 @@
-/* The short way of what is called most: a blocking allreduce, in place, of an ordinary tensor in host
+/* The short ways of what is called most: a blocking allreduce, in place, of an ordinary tensor in host
  * memory. What a tensor is takes Python several calls to find out, more than the rest of a small
  * operation takes; its library's DLPack functions tell all of it at once. */
 #include <string.h>
@@ -164,43 +164,58 @@ PyObject *hvdl_py_dtype_of(PyObject *module, PyObject *object)
     return PyLong_FromLong(dtype);
 }
 
-enum { ARG_TENSOR, ARG_NAME, ARG_OP, ARG_PRESCALE, ARG_POSTSCALE, NUM_ARGS };
-
-/* 1: filled; 0: the arguments are not those of the short way; -1: an exception. */
-static int fill(hvdl_py_state *state, PyObject *const *args, hvdl_posting *posting)
+/* Fills in the tensor, and all but the name, the op and the factors of an allreduce of it. 1: filled; 0:
+ * it is none of the short ways' tensors; -1: an exception. */
+static int fill(hvdl_py_state *state, PyObject *object, hvdl_posting *posting)
 {
     hvdl_desc *desc = &posting->desc;
     dl_tensor tensor;
-    PyObject *object = args[ARG_TENSOR];
-    if (!state->describe_tensor || !is_one_of(object, state->tensor_types) ||
-        !PyUnicode_CheckExact(args[ARG_NAME]) ||
-        (PyObject *)Py_TYPE(args[ARG_OP]) != state->op_type ||
-        !PyFloat_CheckExact(args[ARG_PRESCALE]) || !PyFloat_CheckExact(args[ARG_POSTSCALE]))
+    if (!state->describe_tensor || !is_one_of(object, state->tensor_types))
         return 0;
     if (state->describe_tensor(object, &tensor)) { /* sparse, quantized, ... */
         PyErr_Clear();
         return 0;
     }
     int dtype = dtype_of(&tensor);
-    long op = PyLong_AsLong(args[ARG_OP]);
     if (tensor.device.device_type != DL_CPU || dtype < 0 || dtype == HVDL_BOOL ||
-        op == HVDL_ADASUM || !put_tensor(&tensor, posting))
-        return 0;
-    Py_ssize_t name_bytes;
-    posting->name = PyUnicode_AsUTF8AndSize(args[ARG_NAME], &name_bytes);
-    if (!posting->name)
-        return -1;
-    if (strlen(posting->name) != (size_t)name_bytes)
+        !put_tensor(&tensor, posting))
         return 0;
     desc->kind = HVDL_ALLREDUCE;
     desc->dtype = (uint8_t)dtype;
-    desc->op = (uint8_t)op;
     desc->root = -1;
     desc->place = HVDL_ON_HOST;
-    desc->prescale = hvdl_py_factor(PyFloat_AsDouble(args[ARG_PRESCALE]));
-    desc->postscale = hvdl_py_factor(PyFloat_AsDouble(args[ARG_POSTSCALE]));
+    desc->prescale = desc->postscale = 1.0;
     int holds = holds_values(object, state->is_neg);
     return holds > 0 ? is_backed(state, object, &tensor) : holds;
+}
+
+static PyObject *not_implemented(void)
+{
+    Py_INCREF(Py_NotImplemented);
+    return Py_NotImplemented;
+}
+
+enum { ARG_TENSOR, ARG_NAME, ARG_OP, ARG_PRESCALE, ARG_POSTSCALE, NUM_ARGS };
+
+/* As fill, with what the caller gave. */
+static int fill_all(hvdl_py_state *state, PyObject *const *args, hvdl_posting *posting)
+{
+    Py_ssize_t name_bytes;
+    if (!PyUnicode_CheckExact(args[ARG_NAME]) ||
+        (PyObject *)Py_TYPE(args[ARG_OP]) != state->op_type ||
+        !PyFloat_CheckExact(args[ARG_PRESCALE]) || !PyFloat_CheckExact(args[ARG_POSTSCALE]))
+        return 0;
+    long op = PyLong_AsLong(args[ARG_OP]);
+    posting->name = PyUnicode_AsUTF8AndSize(args[ARG_NAME], &name_bytes);
+    if (!posting->name)
+        return -1;
+    if (op == HVDL_ADASUM || strlen(posting->name) != (size_t)name_bytes)
+        return 0;
+    int filled = fill(state, args[ARG_TENSOR], posting);
+    posting->desc.op = (uint8_t)op;
+    posting->desc.prescale = hvdl_py_factor(PyFloat_AsDouble(args[ARG_PRESCALE]));
+    posting->desc.postscale = hvdl_py_factor(PyFloat_AsDouble(args[ARG_POSTSCALE]));
+    return filled;
 }
 
 PyObject *hvdl_py_allreduce_in_place(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
@@ -215,13 +230,9 @@ PyObject *hvdl_py_allreduce_in_place(PyObject *object, PyObject *const *args, Py
         PyErr_Format(PyExc_TypeError, "%d arguments expected, got %zd", NUM_ARGS, num_args);
         return NULL;
     }
-    int filled = fill(state, args, &posting);
-    if (filled <= 0) {
-        if (filled < 0)
-            return NULL;
-        Py_INCREF(Py_NotImplemented);
-        return Py_NotImplemented;
-    }
+    int filled = fill_all(state, args, &posting);
+    if (filled <= 0)
+        return filled ? NULL : not_implemented();
     PyObject *tensor = args[ARG_TENSOR];
     /* Autograd must learn that a tensor that it may have saved changes. It is Python that may run here,
      * and so before anything is posted. */
@@ -229,11 +240,52 @@ PyObject *hvdl_py_allreduce_in_place(PyObject *object, PyObject *const *args, Py
     if (!result)
         return NULL;
     Py_DECREF(result);
-    hvdl_operation *operation = hvdl_py_post(engine, &posting, tensor, false);
-    if (!operation)
+    return hvdl_py_run_posting(self, &posting, tensor, -1.0);
+}
+
+enum { RUN_TENSOR, RUN_NAME, RUN_OP, RUN_PRESCALE, RUN_TIMEOUT, RUN_SITE, NUM_RUN_ARGS };
+
+/* A str, which the caller then holds; NULL: an exception. */
+static PyObject *call_for_name(PyObject *next_name, const char **name)
+{
+    PyObject *made = PyObject_CallNoArgs(next_name);
+    *name = made ? hvdl_py_text(made, "name") : NULL;
+    if (made && !*name)
+        Py_CLEAR(made);
+    return made;
+}
+
+/* Of a process group, whose operations autograd hears nothing of: c10d does not tell it either. */
+PyObject *hvdl_py_run_allreduce(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
+{
+    EngineObject *self = (EngineObject *)object;
+    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
+    hvdl_posting posting = {0};
+    int op;
+    if (!hvdl_py_engine(self))
         return NULL;
-    result = hvdl_py_wait(self, operation) ? NULL : hvdl_py_outcome(operation);
-    PyObject *owner = hvdl_operation_release(engine, operation);
-    Py_XDECREF(owner);
+    if (num_args != NUM_RUN_ARGS) {
+        PyErr_Format(PyExc_TypeError, "%d arguments expected, got %zd", NUM_RUN_ARGS, num_args);
+        return NULL;
+    }
+    int filled = fill(state, args[RUN_TENSOR], &posting);
+    if (filled <= 0)
+        return filled ? NULL : not_implemented();
+    double factor = PyFloat_AsDouble(args[RUN_PRESCALE]);
+    double limit_s = PyFloat_AsDouble(args[RUN_TIMEOUT]);
+    if (PyErr_Occurred() || hvdl_py_int(args[RUN_OP], "op", 0, HVDL_NUM_OPS - 1, &op) ||
+        hvdl_py_site(args[RUN_SITE], &posting.site))
+        return NULL;
+    if (hvdl_is_bitwise(op) && hvdl_is_float(posting.desc.dtype))
+        return not_implemented(); /* the long way says what is wrong */
+    posting.desc.op = (uint8_t)op;
+    posting.desc.prescale = hvdl_py_factor(factor);
+    posting.unnamed = true;
+    /* Last: what was refused takes no number. */
+    PyObject *name = call_for_name(args[RUN_NAME], &posting.name);
+    if (!name)
+        return NULL;
+    PyObject *result = hvdl_py_run_posting(self, &posting, args[RUN_TENSOR], limit_s);
+    Py_DECREF(name);
     return result;
 }

@@ -1,1 +1,1 @@
-"""hvdlite/_core/engine: all collectives, types and sizes on ranks; disagreement; leaving."""
+"""hvdlite/_core/engine: whole engines: many hosts, and memory that lacks or must not grow."""

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/control.h"
+#include "matching/control.h"
 
 typedef struct message {
     struct message *next;

@@ -146,7 +146,7 @@ static hvdl_err make_engines(int local_size)
 /* ---- the program ---- */
 
 #define ELEMS 1000
-#define CALLS 12
+#define CALLS 16
 
 typedef struct {
     hvdl_operation *operations[CALLS];
@@ -155,7 +155,8 @@ typedef struct {
     bool refused; /* something was not posted: the caller has learned of it */
     const char *text;
     float in[ELEMS], out[ELEMS * MOST_RANKS];
-    int64_t splits[MOST_RANKS];
+    int64_t splits[2 * MOST_RANKS];
+    void *parts[MOST_RANKS];
 } rank_state;
 
 static rank_state *states;
@@ -182,6 +183,31 @@ static void post(int rank, const char *name, int kind, int op, int count)
 {
     rank_state *state = &states[rank];
     hvdl_posting posting = posting_of(state, name, kind, op, count);
+    if (hvdl_engine_post(engines[rank], &posting, false, &state->operations[state->num_operations]))
+        state->refused = true;
+    else
+        state->num_operations++;
+}
+
+/* Kinds whose parts lie in the caller's memory: `count` elements of each rank for each. */
+static void post_parts(int rank, const char *name, int kind, int count)
+{
+    rank_state *state = &states[rank];
+    hvdl_posting posting = posting_of(state, name, kind, HVDL_SUM, count);
+    bool cut = kind == HVDL_ALLTOALL_INTO;
+    for (int r = 0; r < num_ranks; r++) {
+        state->splits[r] = state->splits[num_ranks + r] = count;
+        state->parts[r] = state->out + r * count;
+    }
+    posting.desc.root = kind == HVDL_GATHER || kind == HVDL_SCATTER ? 0 : -1;
+    posting.splits = cut ? state->splits : NULL;
+    posting.rows = cut ? count * num_ranks : 0;
+    if (cut)
+        posting.desc.dims[0] = -1;
+    if (cut)
+        posting.desc.count = 1;
+    if (kind == HVDL_ALLGATHER_INTO)
+        posting.outputs = state->parts;
     if (hvdl_engine_post(engines[rank], &posting, false, &state->operations[state->num_operations]))
         state->refused = true;
     else
@@ -254,6 +280,10 @@ static bool step_collectives(void)
         post(r, "scatter", HVDL_REDUCESCATTER, HVDL_SUM, ELEMS);
         post(r, "adasum", HVDL_ALLREDUCE, HVDL_ADASUM, 300);
         post(r, "broadcast", HVDL_BROADCAST, HVDL_SUM, ELEMS);
+        post_parts(r, "gather into", HVDL_ALLGATHER_INTO, 200);
+        post_parts(r, "all to all into", HVDL_ALLTOALL_INTO, 60);
+        post_parts(r, "gather to one", HVDL_GATHER, 60);
+        post_parts(r, "scatter from one", HVDL_SCATTER, 60);
         make_plan(r);
         start(r);
     }

@@ -60,7 +60,7 @@ def test_operations_never_wait_for_a_number_that_only_a_later_one_would_free(
 def test_plans_that_would_use_up_all_numbers_fail_and_what_is_no_plan_goes_on(hosts):
     said = hosts("agree", 4, 16 + TAGS_PER_NUMBER * NUMBERS * 4, 25, 40, LATE)
     assert said == (
-        "plans failed 4: plan 'operation 100' finds no tag for its messages: this MPI's largest "
+        "plans failed 4: plan 'operation 106' finds no tag for its messages: this MPI's largest "
         "tag is 1040, and on 4 hosts 24 plans use up those of its coordinator; use fewer at once "
         "(a larger HVDLITE_BUCKET_BYTES makes fewer plans)\n"
         "error 0, ended 160 of 160, right 160\n"

@@ -101,7 +101,7 @@ def growth_of_tables(repeat):
     return [(now - then) / NAMES for now, then in zip(after, before, strict=True)]
 
 
-@pytest.mark.wide_in("openmpi")  # the tables of names lie above MPI
+@pytest.mark.wide_in("openmpi", 2)  # the tables of names lie above MPI
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("1,1")
 def test_a_group_that_has_ended_leaves_nothing_under_its_name(world):

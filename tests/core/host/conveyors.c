@@ -26,7 +26,7 @@ int test_clock_gettime(clockid_t clock, struct timespec *time)
     return 0;
 }
 
-/* An allreduce (type 0) or scatter (type 1) of `count` elements, `times` times, the ranks taking turns
+/* A pass of this type with `count` elements (of each rank in all), `times` times, the ranks taking turns
  * after each step. Counts in past_bytes, by rank, what went past the caches. Returns 0, or 1: it failed. */
 int run(int ranks, int type, int dtype, size_t count, int times, size_t block_bytes,
         uint64_t cached, uint64_t past, uint64_t outlier, uint64_t outlier_by, uint64_t *past_bytes)
@@ -54,14 +54,25 @@ int run(int ranks, int type, int dtype, size_t count, int times, size_t block_by
     for (int i = 0; i < times && memory && !failed; i++) {
         int left = ranks;
         for (int r = 0; r < ranks; r++) {
-            hvdl_pass *pass = hvdl_pass_new(type ? HVDL_PASS_SCATTER : HVDL_PASS_ALLREDUCE, 0);
+            char *in = memory + (size_t)r * 2 * bytes, *out = in + bytes;
+            hvdl_pass *pass =
+                hvdl_pass_new((hvdl_pass_type)type, type == HVDL_PASS_ALLREDUCE ? 0 : ranks);
             pass->dtype = (hvdl_dtype)dtype;
             pass->op = HVDL_SUM;
-            pass->in = memory + (size_t)r * 2 * bytes;
-            pass->out = memory + (size_t)r * 2 * bytes + bytes;
-            pass->count = count;
-            pass->keep = (hvdl_range){0, count};
-            pass->num_rails = ranks;
+            pass->in = in;
+            pass->out = out;
+            pass->count = type == HVDL_PASS_PARTS ? 0 : count;
+            for (int to = 0; to < pass->num_sources; to++) {
+                hvdl_range slice = hvdl_slice(count, ranks, to, pass->dtype);
+                size_t esize = hvdl_dtype_bytes(dtype), at = slice.begin * esize;
+                size_t bytes_of = hvdl_range_size(slice) * esize;
+                hvdl_range all = {0, type == HVDL_PASS_SCATTER ? 0 : bytes_of};
+                pass->sources[to] = (hvdl_source){to, in + at, bytes_of, all, out + at};
+                if (type == HVDL_PASS_PARTS) {
+                    pass->count = bytes_of > pass->count ? bytes_of : pass->count;
+                    pass->num_slots = ranks - 1;
+                }
+            }
             hvdl_conveyor_add(&conveyors[r], pass);
         }
         while (left)

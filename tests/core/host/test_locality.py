@@ -16,6 +16,8 @@ from tests.core import limits, oracles
 from tests.harness.compiled import compiled, linked, sources
 
 WINDOW, IN_FLIGHT = 8, 4
+SUMS, COPIES = 0, 1  # hvdl_timed_work
+ALLREDUCE, SCATTER, SHARE, PARTS = range(4)  # hvdl_pass_type
 BLOCK_BYTES = 128 << 10
 HAS_STORES = platform.machine() == "x86_64"  # that go past the caches
 NEAR, FAR, MEMORY = 0.05, 0.4, 0.1  # ns per byte
@@ -32,18 +34,19 @@ class Locality:
         self._untimed.restype = ctypes.c_bool
         self._note = library.hvdl_locality_note
         self._note.restype = ctypes.c_bool
-        self._note.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint64]
+        numbers = [ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint64]
+        self._note.argtypes = [ctypes.c_void_p, ctypes.c_int, *numbers]
         self._state = ctypes.create_string_buffer(4096)
         self.past_cache = False
 
-    def feed(self, cached, past, blocks):
+    def feed(self, cached, past, blocks, work=SUMS):
         """Blocks that take so long, by how they were written; returns how many were written past
         the caches."""
         count = 0
         for _ in range(blocks):
             count += self.past_cache
             ns = round(1000 * (past if self.past_cache else cached))
-            if self._note(self._state, 1000, ns, IN_FLIGHT):
+            if self._note(self._state, work, 1000, ns, IN_FLIGHT):
                 self.past_cache = not self.past_cache
         return count
 
@@ -92,6 +95,42 @@ def test_where_memory_is_no_faster_it_is_tried_rarely(locality):
     assert 0 < locality.feed(FAR, FAR, 100_000) < 2_000
 
 
+def test_copies_are_not_compared_with_sums(locality):
+    """Sums take long near and far, and copies do not: a trial of sums is judged by sums alone."""
+    past = locality.feed(FAR, FAR, WINDOW)
+    assert locality.past_cache
+    for _ in range(100):
+        past += locality.feed(NEAR, NEAR / 2, 1, COPIES)
+        past += locality.feed(FAR, FAR, 1)
+    assert not locality.past_cache
+    assert 0 < past < 50
+
+
+def test_fast_sums_do_not_make_copies_try_more_often(locality):
+    past = 0
+    for _ in range(5_000):
+        past += locality.feed(NEAR, NEAR, WINDOW)
+        past += locality.feed(FAR, FAR, WINDOW, COPIES)
+    assert 0 < past < 2_000
+
+
+@pytest.mark.parametrize("work", [SUMS, COPIES])
+def test_one_work_finds_out_for_both(locality, work):
+    assert locality.feed(NEAR, MEMORY, 10 * WINDOW, 1 - work) == 0
+    locality.feed(FAR, MEMORY, 2 * WINDOW + IN_FLIGHT, work)
+    assert locality.past_cache
+    assert locality.feed(FAR, MEMORY, 5 * WINDOW, 1 - work) == 5 * WINDOW
+    locality.feed(NEAR, MEMORY, 10_000, 1 - work)
+    assert not locality.past_cache
+
+
+def test_a_trial_whose_work_does_not_come_again_is_given_up(locality):
+    locality.feed(FAR, MEMORY, WINDOW)
+    assert locality.past_cache
+    locality.feed(NEAR, MEMORY, 1100, COPIES)
+    assert not locality.past_cache
+
+
 def test_what_nothing_can_correct_is_given_up(locality):
     locality.feed(FAR, MEMORY, 100)
     assert locality.past_cache
@@ -104,7 +143,7 @@ def test_what_nothing_can_correct_is_given_up(locality):
 
 def conveyors(folder: Path) -> ctypes.CDLL:
     own = Path(__file__).with_name("conveyors.c")
-    parts = ("host/conveyor", "host/locality", "base/schedule", "host/shm")
+    parts = ("host/*", "base/schedule")
     clocked = [
         compiled(source, "-D_GNU_SOURCE", "-Dclock_gettime=test_clock_gettime")
         for source in [own, *sources(*parts)]
@@ -119,12 +158,12 @@ def past_bytes(tmp_path_factory):
     has written past the caches."""
     library = conveyors(tmp_path_factory.getbasetemp())
 
-    def run(ranks, ns, ns_past, blocks=32, scatter=False, dtype=_core.FLOAT32, outlier_at=0):
+    def run(ranks, ns, ns_past, blocks=32, kind=ALLREDUCE, dtype=_core.FLOAT32, outlier_at=0):
         counts = (ctypes.c_uint64 * ranks)()
         size = ctypes.c_size_t
         elements = blocks * BLOCK_BYTES // (2 if dtype == _core.BFLOAT16 else 4)
         assert not library.run(
-            *(ranks, int(scatter), dtype, size(elements), 1, size(BLOCK_BYTES)),
+            *(ranks, kind, dtype, size(elements), 1, size(BLOCK_BYTES)),
             *(ctypes.c_uint64(number) for number in (ns, ns_past, outlier_at, 3_000_000)),
             counts,
         )
@@ -133,19 +172,26 @@ def past_bytes(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("scatter", [False, True], ids=["one host", "several"])
+@pytest.mark.parametrize(
+    "kind",
+    [ALLREDUCE, SCATTER, SHARE, PARTS],
+    ids=["one host", "several", "allgather", "alltoall"],
+)
 @pytest.mark.parametrize("dtype", [_core.FLOAT32, _core.BFLOAT16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("ranks", [2, 4, 17])
-def test_all_ranks_follow_what_the_first_one_finds_out(past_bytes, ranks, scatter, dtype):
+def test_all_ranks_follow_what_the_first_one_finds_out(past_bytes, ranks, kind, dtype):
     slow, fast = ranks * 10 * BLOCK_BYTES, BLOCK_BYTES // 100
-    found = past_bytes(ranks, slow, fast, scatter=scatter, dtype=dtype)
+    blocks = ranks * 32 if kind >= SHARE else 32
+    found = past_bytes(ranks, slow, fast, blocks=blocks, kind=kind, dtype=dtype)
     assert [count > 0 for count in found] == [HAS_STORES] * ranks
 
 
+@pytest.mark.parametrize("kind", [ALLREDUCE, SHARE, PARTS])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_that_lose_their_core_once_change_nothing(past_bytes, ranks):
+def test_ranks_that_lose_their_core_once_change_nothing(past_bytes, ranks, kind):
     for outlier_at in range(1, 60):
-        assert past_bytes(ranks, BLOCK_BYTES // 100, 1, outlier_at=outlier_at) == [0] * ranks
+        found = past_bytes(ranks, BLOCK_BYTES // 100, 1, kind=kind, outlier_at=outlier_at)
+        assert found == [0] * ranks
 
 
 def reduce_forced(dtype, op, past_cache_on):

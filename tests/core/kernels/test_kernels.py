@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hvdlite import _core
-from tests.core.oracles import DTYPES, FLOATS, ops_of
+from tests.core import oracles
+from tests.core.oracles import DTYPES, FLOATS
 from tests.harness.needs import lacking
 
 CORE = Path(__file__).parents[3] / "hvdlite" / "_core"
@@ -89,7 +90,16 @@ def cases(dtype: str, op: str) -> Iterator[Case]:
                 number += 1
 
 
+BITWISE = {"Band": torch.bitwise_and, "Bor": torch.bitwise_or, "Bxor": torch.bitwise_xor}
+
+
+def ops_of(dtype: str) -> tuple[str, ...]:
+    return oracles.ops_of(dtype) + (() if dtype in FLOATS else tuple(BITWISE))
+
+
 def combined(op: str, a: Tensor, b: Tensor) -> Tensor:
+    if op in BITWISE:
+        return BITWISE[op](a, b)
     if a.dtype == torch.bool:
         return a | b if op in ("Sum", "Max") else a & b
     if op in ("Min", "Max"):
@@ -173,7 +183,7 @@ def run_here(variant: str, case: Case) -> tuple[Tensor, bool]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", ["Sum", "Average", "Min", "Max", "Product"])
+@pytest.mark.parametrize("op", ["Sum", "Average", "Min", "Max", "Product", *BITWISE])
 def test_every_variant_gives_the_bits_of_the_oracle(dtype, op):
     problems = []
     for case in cases(dtype, op) if op in ops_of(dtype) else ():
@@ -207,6 +217,14 @@ def test_the_variants_end_with_the_one_for_any_cpu_and_begin_with_the_one_in_use
     assert variants[0] == _core.cpu_features()
     with pytest.raises(ValueError, match="no such variant"):
         _core.reduce("mmx", _core.FLOAT32, _core.SUM, 0, (0,), 0, 1.0, 1, 1.0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", BITWISE)
+def test_bitwise_ops_refuse_floats(dtype, op):
+    number = getattr(_core, dtype.upper())
+    with pytest.raises(ValueError, match="no such variant, dtype, op"):
+        _core.reduce("baseline", number, getattr(_core, op.upper()), 0, (0,), 0, 1.0, 1, 1.0)
 
 
 # ---- other architectures ----

@@ -181,13 +181,15 @@ static int run(network *n, hvdl_wire *wires, hvdl_exchange **exchanges, uint64_t
 }
 
 /* The number that `algorithm` is given by here: ring, direct, recursive doubling, gather, chain,
- * pairwise. */
-static const hvdl_algorithm algorithms[] = {HVDL_RING,   HVDL_DIRECT, HVDL_DOUBLING,
-                                            HVDL_GATHER, HVDL_CHAIN,  HVDL_PAIRWISE};
+ * pairwise; and ring and direct that scatter. */
+#define FIRST_SCATTERING 6
+static const hvdl_algorithm algorithms[] = {HVDL_RING,        HVDL_DIRECT, HVDL_DOUBLING,
+                                            HVDL_RING_GATHER, HVDL_CHAIN,  HVDL_PAIRWISE,
+                                            HVDL_RING,        HVDL_DIRECT};
 
 /* Runs one exchange of `hosts` hosts. By host: buffers; inputs and the four tables of a pairwise
  * exchange (by host and then by peer: offsets and sizes of what is sent, then of what is received),
- * the last two also those of a gather. messages and bytes are added to, by sender and receiver.
+ * the last two also those of a gather and of what scatters. messages and bytes are added to, by sender and receiver.
  * seed 0: everything in step; then *ticks is the number of messages that wait for each other. */
 int simulate(int algorithm, int hosts, int dtype, int op, int64_t divisor, size_t count, int root,
              size_t segment_bytes, char *const *buffers, const char *const *inputs,
@@ -197,6 +199,7 @@ int simulate(int algorithm, int hosts, int dtype, int op, int64_t divisor, size_
     hvdl_exchange_spec common = {.algorithm = algorithms[algorithm],
                                  .dtype = (hvdl_dtype)dtype,
                                  .op = (hvdl_op)op,
+                                 .scatters = algorithm >= FIRST_SCATTERING,
                                  .scale = {1.0, divisor, 1.0},
                                  .count = count,
                                  .root = root,
@@ -208,6 +211,7 @@ int simulate(int algorithm, int hosts, int dtype, int op, int64_t divisor, size_
     hvdl_wire *wires = calloc(num, sizeof *wires);
     hvdl_exchange **exchanges = calloc(num, sizeof(hvdl_exchange *));
     int *peers = calloc(num, sizeof *peers);
+    hvdl_pair *pairs = calloc(num, sizeof *pairs);
     int result = WELL;
     for (int h = 0; h < hosts; h++)
         peers[h] = h;
@@ -223,16 +227,14 @@ int simulate(int algorithm, int hosts, int dtype, int op, int64_t divisor, size_
         own.num_hosts = hosts;
         own.peers = peers;
         own.buffer = buffers[h];
-        own.input = inputs[h];
-        if (own.algorithm == HVDL_PAIRWISE) {
-            own.send_offsets = tables[0] + h * hosts;
-            own.send_bytes = tables[1] + h * hosts;
-            own.chunk_offsets = tables[2] + h * hosts;
-            own.chunk_bytes = tables[3] + h * hosts;
-        } else {
-            own.chunk_offsets = tables[2];
-            own.chunk_bytes = tables[3];
+        own.chunk_offsets = tables[2];
+        own.chunk_bytes = tables[3];
+        for (int peer = 0; own.algorithm == HVDL_PAIRWISE && peer < hosts; peer++) {
+            int at = h * hosts + peer;
+            pairs[peer] = (hvdl_pair){inputs[h] + tables[0][at], tables[1][at],
+                                      buffers[h] + tables[2][at], tables[3][at]};
         }
+        own.pairs = pairs;
         if (hvdl_exchange_create(&exchanges[h], &wires[h], &own))
             result = NO_MEMORY;
     }
@@ -262,6 +264,7 @@ int simulate(int algorithm, int hosts, int dtype, int op, int64_t divisor, size_
     free(wires);
     free(exchanges);
     free(peers);
+    free(pairs);
     return result;
 }
 

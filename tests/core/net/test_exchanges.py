@@ -14,7 +14,8 @@ from benchmarks import cost
 from hvdlite import _core
 from tests.harness.compiled import compiled, linked, sources
 
-RING, DIRECT, DOUBLING, GATHER, CHAIN, PAIRWISE = range(6)
+RING, DIRECT, DOUBLING, GATHER, CHAIN, PAIRWISE, HALF_RING, HALF_DIRECT = range(8)
+HALVES = {"half of the ring": HALF_RING, "half of the direct exchange": HALF_DIRECT}
 ALLREDUCES = {"ring": RING, "direct": DIRECT, "recursive doubling": DOUBLING}
 HOSTS = (*range(2, 18), 24, 31, 32, 33, 63, 64)
 FEW_HOSTS = (2, 3, 4, 7, 16, 33, 64)
@@ -29,6 +30,7 @@ ANSWERS = (
 )
 
 by_algorithm = pytest.mark.parametrize("algorithm", ALLREDUCES.values(), ids=ALLREDUCES)
+by_half = pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
 by_hosts = pytest.mark.parametrize("hosts", HOSTS)
 by_few_hosts = pytest.mark.parametrize("hosts", FEW_HOSTS)
 
@@ -215,6 +217,64 @@ def test_a_broadcast_goes_from_any_root_to_all(network, hosts):
         assert all(torch.equal(buffer, torch.arange(300) * hosts + root) for buffer in buffers)
 
 
+def sizes_of_chunks(hosts):
+    """Elements of each host's chunk: about the same, all but one empty, and anything."""
+    last = [0] * hosts
+    last[-1] = 301
+    return (
+        [7 + host % 2 for host in range(hosts)],
+        last,
+        [(host * 37) % 90 for host in range(hosts)],
+    )
+
+
+def tables_of(sizes, item_bytes):
+    sizes_bytes = item_bytes * torch.tensor(sizes)
+    return None, None, sizes_bytes.cumsum(0) - sizes_bytes, sizes_bytes
+
+
+def own_chunks(buffers, sizes):
+    return [buffer.split(sizes)[host] for host, buffer in enumerate(buffers)]
+
+
+def sum_of_chunk(half, given, host):
+    """given: the inputs of all hosts for the chunk of this one."""
+    first = 0 if half == HALF_DIRECT else host + 1
+    return functools.reduce(torch.add, given[first:] + given[:first])
+
+
+@by_half
+@by_hosts
+def test_every_host_gets_the_sum_of_its_chunk_in_the_documented_order(network, hosts, half):
+    for seed, sizes in enumerate(sizes_of_chunks(hosts)):
+        given = random_floats(hosts, sum(sizes))
+        buffers = [each.clone() for each in given]
+        network.run(half, buffers, tables=tables_of(sizes, 4), seed=seed + 1)
+        for host, own in enumerate(own_chunks(buffers, sizes)):
+            parts = [each.split(sizes)[host] for each in given]
+            assert torch.equal(own, sum_of_chunk(half, parts, host)), (sizes, host)
+
+
+@by_half
+@by_few_hosts
+def test_half_of_an_exchange_divides_once_and_rounds_16_bit_floats_as_the_whole(
+    network, hosts, half
+):
+    sizes = [50] * hosts
+    given = [torch.arange(50 * hosts) * 7 + host for host in range(hosts)]
+    buffers = [each.clone() for each in given]
+    network.run(half, buffers, tables=tables_of(sizes, 8), op=_core.AVERAGE, divisor=hosts, seed=5)
+    expected = own_chunks([torch.stack(given).sum(0) // hosts] * hosts, sizes)
+    assert all(map(torch.equal, own_chunks(buffers, sizes), expected))
+    if half == HALF_DIRECT:
+        given = random_floats(hosts, 50 * hosts, torch.bfloat16)
+        buffers = [each.clone() for each in given]
+        network.run(half, buffers, tables=tables_of(sizes, 2), seed=6)
+        whole = [each.clone() for each in given]
+        network.run(DIRECT, whole, seed=7)
+        assert all(map(torch.equal, own_chunks(buffers, sizes), own_chunks(whole, sizes)))
+
+
 def gather_case(hosts, sizes):
     """Buffers with the own part in place; offsets and sizes in bytes; the result."""
     sizes = torch.tensor(sizes)
@@ -296,6 +356,39 @@ def test_a_direct_exchange_sends_as_much_to_all_and_waits_twice(network, hosts, 
     assert torch.equal(network.messages, 2 * segments * to_others)
     assert torch.equal(network.bytes, 2 * 4 * elems // hosts * to_others)
     assert segments > 1 or network.ticks == 2
+
+
+@by_hosts
+@pytest.mark.parametrize("segments", [1, 3])
+def test_half_of_an_exchange_sends_each_chunk_to_its_host_once(network, hosts, segments):
+    sizes = [16 * segments] * hosts
+    tables = tables_of(sizes, 4)
+    network.run(HALF_RING, [torch.ones(sum(sizes)) for _ in range(hosts)], tables=tables)
+    to_next = sends_to(hosts, lambda host: [(host + 1) % hosts])
+    assert torch.equal(network.messages, (hosts - 1) * segments * to_next)
+    assert torch.equal(network.bytes, (hosts - 1) * 64 * segments * to_next)
+    assert network.ticks == (hosts - 1) * segments
+    network.messages.zero_(), network.bytes.zero_()
+    network.run(HALF_DIRECT, [torch.ones(sum(sizes)) for _ in range(hosts)], tables=tables)
+    to_others = sends_to(hosts, lambda host: set(range(hosts)) - {host})
+    assert torch.equal(network.messages, segments * to_others)
+    assert torch.equal(network.bytes, 64 * segments * to_others)
+    assert segments > 1 or network.ticks == 1
+
+
+@by_few_hosts
+@pytest.mark.parametrize("segments", [1, 6])
+def test_a_ring_in_which_one_host_gets_everything_is_a_chain(network, hosts, segments):
+    root = hosts // 2
+    sizes = [0] * hosts
+    sizes[root] = 16 * segments
+    network.run(
+        HALF_RING, [torch.ones(sizes[root]) for _ in range(hosts)], tables=tables_of(sizes, 4)
+    )
+    to_next = sends_to(hosts, lambda host: [(host + 1) % hosts] if host != root else [])
+    assert torch.equal(network.messages, segments * to_next)
+    assert torch.equal(network.bytes, 64 * segments * to_next)
+    assert network.ticks == hosts - 1 + segments - 1
 
 
 @by_hosts

@@ -1,0 +1,80 @@
+/* Giving up: a caller lets all operations fail, on all ranks of all hosts, with its text. The journal tells the
+ * ranks of the host, and its leader the leaders of the others. */
+#define _GNU_SOURCE
+#include "engine/giving_up.h"
+
+#include <string.h>
+
+#include "matching/control.h"
+#include "watching/report.h"
+
+/* GIVE_UP's arg: its host alone knows of it, and the leader tells the others. */
+#define TELL_HOSTS 1
+#define NO_REASON "the caller gave up"
+
+bool hvdl_giving_up_step(hvdl_engine *e)
+{
+    char text[HVDL_TEXT_BYTES];
+    pthread_mutex_lock(&e->giving_up.lock);
+    memcpy(text, e->giving_up.text, sizeof text);
+    atomic_store(&e->giving_up.wanted, false);
+    pthread_mutex_unlock(&e->giving_up.lock);
+    hvdl_announce_give_up(e, text);
+    return true;
+}
+
+void hvdl_announce_give_up(hvdl_engine *e, const char *text)
+{
+    if (e->config.num_ranks == 1) {
+        hvdl_break_on_all(e, text);
+        return;
+    }
+    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_GIVE_UP, .arg = TELL_HOSTS}, text,
+                  strlen(text) + 1);
+    /* The journal is full, as a rank that is stopped does not read it: at least here they fail. */
+    if (e->announcing.deferred)
+        hvdl_break_on_all(e, text);
+}
+
+void hvdl_copy_reason(char to[HVDL_TEXT_BYTES], const void *from, size_t bytes)
+{
+    size_t length =
+        bytes ? strnlen(from, bytes < HVDL_TEXT_BYTES ? bytes : HVDL_TEXT_BYTES - 1) : 0;
+    memcpy(to, from, length);
+    to[length] = '\0';
+    if (!length)
+        strcpy(to, NO_REASON);
+}
+
+void hvdl_read_give_up(hvdl_engine *e, const hvdl_entry *entry)
+{
+    char text[HVDL_TEXT_BYTES];
+    hvdl_copy_reason(text, hvdl_entry_body(entry), entry->body_bytes);
+    for (int h = 0; entry->arg == TELL_HOSTS && e->placement.is_leader && h < e->config.num_hosts;
+         h++)
+        if (h != e->placement.host) {
+            hvdl_message message = {.type = HVDL_MSG_GIVE_UP};
+            hvdl_send_message(e, h, &message, text, strlen(text) + 1);
+        }
+    hvdl_break_on_all(e, text);
+}
+
+void hvdl_engine_give_up(hvdl_engine *e, const char *text)
+{
+    pthread_mutex_lock(&e->giving_up.lock);
+    if (!*e->giving_up.text) {
+        hvdl_writer to = {e->giving_up.text, sizeof e->giving_up.text, 0};
+        hvdl_put(&to, "%s", *text ? text : NO_REASON);
+        if (e->config.num_ranks == 1)
+            hvdl_break_on_all(e, e->giving_up.text);
+        else
+            atomic_store(&e->giving_up.wanted, true);
+        atomic_store(&e->driving.has_more, true);
+    }
+    pthread_mutex_unlock(&e->giving_up.lock);
+    if (e->config.num_ranks == 1)
+        return;
+    hvdl_shm_kick(&e->shm);
+    hvdl_wake_thread(e);
+    hvdl_engine_poll(e);
+}

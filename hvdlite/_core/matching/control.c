@@ -1,0 +1,407 @@
+/* Messages between hosts: their leaders send them to each other, and each puts what concerns its host
+ * into its host's journal. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "matching/control.h"
+#include "base/sizes.h"
+
+#define PACKET_BYTES 61440 /* as a segment; a packet may hold more if one message needs it */
+
+/* ---- sending ---- */
+
+static size_t padded(size_t bytes)
+{
+    return (bytes + 7) / 8 * 8;
+}
+
+/* Of a message without its payload, as it travels: with the bytes that are used of the last site, as most
+ * messages that have variants have one. */
+static size_t head_bytes(const hvdl_message *message)
+{
+    size_t fixed = offsetof(hvdl_message, variants.variants);
+    size_t count = (size_t)message->variants.count;
+    if (!count)
+        return fixed;
+    return fixed + (count - 1) * sizeof(hvdl_variant) + offsetof(hvdl_variant, site) +
+           message->site_bytes;
+}
+
+static uint16_t last_site_bytes(const hvdl_variants *variants)
+{
+    if (!variants->count)
+        return 0;
+    return (uint16_t)(strlen(variants->variants[variants->count - 1].site) + 1);
+}
+
+static void send_packet(hvdl_engine *e, int host)
+{
+    hvdl_control *control = e->control;
+    hvdl_packet *packet = control->packets[host];
+    control->packets[host] = NULL;
+    control->num_packets--;
+    if (hvdl_wire_send(&e->wire, &packet->head, packet->bytes_used, hvdl_leader_of(e, host),
+                       HVDL_TAG_CONTROL, &packet->request)) {
+        free(packet);
+        hvdl_break_for_mpi(e);
+        return;
+    }
+    packet->next = control->sendings;
+    control->sendings = packet;
+    e->wire.control_messages++;
+}
+
+void hvdl_control_flush(hvdl_engine *e)
+{
+    for (int h = 0; h < e->config.num_hosts && e->control->num_packets; h++)
+        if (e->control->packets[h])
+            send_packet(e, h);
+}
+
+/* The host's packet, with room for so much more; NULL: no memory. */
+static hvdl_packet *packet_for(hvdl_engine *e, int host, size_t bytes)
+{
+    hvdl_control *control = e->control;
+    hvdl_packet *packet = control->packets[host];
+    if (packet && packet->bytes_used + bytes > control->room) {
+        send_packet(e, host);
+        packet = NULL;
+    }
+    if (packet)
+        return packet;
+    packet = malloc(sizeof *packet + control->room);
+    if (!packet)
+        return NULL;
+    packet->bytes_used = sizeof packet->head;
+    packet->head.num_messages = 0;
+    control->packets[host] = packet;
+    control->num_packets++;
+    return packet;
+}
+
+void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *message, const void *payload,
+                       size_t payload_bytes)
+{
+    message->site_bytes = last_site_bytes(&message->variants);
+    size_t bytes = padded(head_bytes(message)), more = padded(payload_bytes);
+    if (e->control->has_left)
+        return; /* the others receive nothing more from this leader */
+    hvdl_packet *packet = packet_for(e, host, bytes + more);
+    if (!packet) {
+        hvdl_out_of_memory(e);
+        return;
+    }
+    message->host = e->placement.host;
+    message->clock = e->control->joins.clock;
+    message->payload_bytes = (uint32_t)payload_bytes;
+    message->num_done = 0;
+    hvdl_done_notes *notes = &e->control->tags.notes[host];
+    if (message->type == HVDL_MSG_POSTED || message->type == HVDL_MSG_DONE) {
+        message->num_done = notes->count;
+        memcpy(message->done, notes->numbers, sizeof message->done);
+        notes->count = 0;
+    }
+    char *at = (char *)&packet->head + packet->bytes_used;
+    memcpy(at, message, head_bytes(message));
+    if (payload_bytes)
+        memcpy(at + bytes, payload, payload_bytes);
+    packet->bytes_used += bytes + more;
+    packet->head.num_messages++;
+}
+
+static bool free_sent(hvdl_engine *e)
+{
+    bool any = false;
+    for (hvdl_packet **at = &e->control->sendings; *at;) {
+        hvdl_packet *packet = *at;
+        if (packet->request.active) {
+            at = &packet->next;
+            continue;
+        }
+        *at = packet->next;
+        free(packet);
+        any = true;
+    }
+    return any;
+}
+
+/* ---- receiving ---- */
+
+static void on_runs(hvdl_engine *e, int tag, uint64_t num_runs)
+{
+    hvdl_plan *plan = hvdl_plan_by_tag(e, tag);
+    if (!plan || (plan->ends_elsewhere && plan->num_runs_elsewhere <= num_runs))
+        return;
+    plan->ends_elsewhere = true;
+    plan->num_runs_elsewhere = num_runs;
+}
+
+void hvdl_announce_leave(hvdl_engine *e, int rank, bool clean)
+{
+    hvdl_entry entry = {.type = HVDL_ENTRY_LEAVE, .id = (uint64_t)rank, .arg = clean};
+    hvdl_announce(e, entry, NULL, 0);
+}
+
+/* Its sender says nothing more: it leaves, or is broken, whichever rank is the cause. */
+static bool is_last(const hvdl_engine *e, const hvdl_message *head)
+{
+    return head->type == HVDL_MSG_LEFT &&
+           (!head->clean || head->rank == hvdl_leader_of(e, head->host));
+}
+
+/* Reads the message at *at, and moves on behind its payload, which it returns. */
+static const char *next_message(const char **at, hvdl_message *message)
+{
+    size_t fixed = offsetof(hvdl_message, variants.variants);
+    memcpy(message, *at, fixed);
+    memcpy((char *)message + fixed, *at + fixed, head_bytes(message) - fixed);
+    const char *payload = *at + padded(head_bytes(message));
+    *at = payload + padded(message->payload_bytes);
+    return payload;
+}
+
+static void on_message(hvdl_engine *e, const hvdl_message *message, const char *payload)
+{
+    for (int i = 0; i < message->num_done; i++)
+        hvdl_on_done(e, message->done[i]);
+    hvdl_hear_clock(e, message->clock);
+    switch (message->type) {
+    case HVDL_MSG_POSTED: hvdl_on_posted(e, message, payload); break;
+    case HVDL_MSG_START:
+    case HVDL_MSG_RESULT:
+    case HVDL_MSG_FAILED: hvdl_on_answer(e, message, payload); break;
+    case HVDL_MSG_HOST_JOINED:
+        hvdl_on_host_joined(e, message->host, message->rank, message->clock);
+        break;
+    case HVDL_MSG_ALL_JOINED: hvdl_on_all_joined(e, message->host, message->rank); break;
+    case HVDL_MSG_FREE: hvdl_on_free(e, message->tag); break;
+    case HVDL_MSG_SHORT: hvdl_on_short(e, message->host); break;
+    case HVDL_MSG_ZERO: hvdl_on_zero(e, message); break;
+    case HVDL_MSG_RUN: hvdl_on_run(e, message->tag, message->run); break;
+    case HVDL_MSG_RUNS: on_runs(e, message->tag, message->run); break;
+    case HVDL_MSG_SPOKEN: hvdl_on_spoken(e, message->key, message->run, message->tag); break;
+    case HVDL_MSG_HEARD: hvdl_on_heard(e, message); break;
+    case HVDL_MSG_STALLED: hvdl_on_stalled(e, message->host, payload); break;
+    case HVDL_MSG_ASK: hvdl_on_ask(e, message->host, message->key, message->run); break;
+    case HVDL_MSG_STATUS:
+        hvdl_on_status(e, message->host, message->key, message->run, payload);
+        break;
+    case HVDL_MSG_GIVE_UP: hvdl_on_give_up(e, payload, message->payload_bytes); break;
+    case HVDL_MSG_ROLL_CALL:
+        hvdl_on_roll_call(e, message->host, payload, message->payload_bytes);
+        break;
+    case HVDL_MSG_ROLL_ANSWER:
+        hvdl_on_roll_answer(e, message->host, payload, message->payload_bytes);
+        break;
+    case HVDL_MSG_STANDS: hvdl_on_stands(e, message, payload); break;
+    case HVDL_MSG_STANDING: hvdl_on_standing(e, message, payload); break;
+    case HVDL_MSG_STOOD: hvdl_on_stood(e, payload); break;
+    case HVDL_MSG_ORDER: hvdl_on_order(e, message->host, message->key); break;
+    case HVDL_MSG_TURN: hvdl_on_turn(e, message->key, message->tag); break;
+    case HVDL_MSG_LEFT:
+        e->control->num_left += is_last(e, message);
+        if (!message->clean || !hvdl_hold_leave(e, message->host, message->rank))
+            hvdl_announce_leave(e, message->rank, message->clean);
+        break;
+    default: break;
+    }
+}
+
+static bool post_receive(hvdl_engine *e, int host)
+{
+    hvdl_control *control = e->control;
+    return !hvdl_wire_recv(&e->wire, control->receive_buffers + (size_t)host * control->room,
+                           control->room, hvdl_leader_of(e, host), HVDL_TAG_CONTROL,
+                           &control->receives[host]);
+}
+
+/* Takes the packet that has come from a host's leader, if one has. After a break no message is read, as no
+ * entry is: what it is about may be half made. */
+static bool receive(hvdl_engine *e, int host)
+{
+    hvdl_control *control = e->control;
+    if (!control->receives[host].ended)
+        return false;
+    control->receives[host].ended = false;
+    const char *at = control->receive_buffers + (size_t)host * control->room;
+    uint64_t num_messages;
+    bool last = false;
+    memcpy(&num_messages, at, sizeof num_messages);
+    at += sizeof num_messages;
+    for (uint64_t i = 0; i < num_messages && !e->failure.broken; i++) {
+        hvdl_message message;
+        const char *payload = next_message(&at, &message);
+        last |= is_last(e, &message);
+        on_message(e, &message, payload);
+    }
+    if (!last && !post_receive(e, host))
+        hvdl_break_for_mpi(e);
+    return true;
+}
+
+static bool receive_all(hvdl_engine *e)
+{
+    bool any = false;
+    for (int h = 0; h < e->config.num_hosts && !e->failure.broken; h++)
+        any |= receive(e, h);
+    return any;
+}
+
+void hvdl_control_step(hvdl_engine *e, bool *progressed)
+{
+    if (e->control->sendings)
+        *progressed |= free_sent(e);
+    if (!e->placement.is_leader || e->failure.broken)
+        return;
+    bool heard = receive_all(e);
+    *progressed |= heard || e->control->joins.own_join >= 0;
+    if (e->control->joins.own_join >= 0 && !e->failure.broken)
+        hvdl_tell_own_join(e, heard);
+}
+
+bool hvdl_control_busy(const hvdl_engine *e)
+{
+    return e->control->sendings != NULL;
+}
+
+/* A run of a plan begins on each host without asking the others. They must learn which ones this host
+ * has begun, and so will end: it begins no more, as a rank of it leaves. */
+static void tell_runs(hvdl_engine *e)
+{
+    e->control->has_told_runs = true;
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
+            const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            for (int h = 0; h < e->config.num_hosts; h++) {
+                hvdl_message head = {
+                    .type = HVDL_MSG_RUNS, .tag = plan->tag, .run = plan->num_runs};
+                if (h != e->placement.host)
+                    hvdl_send_message(e, h, &head, NULL, 0);
+            }
+        }
+}
+
+bool hvdl_control_run_is_lost(const hvdl_engine *e)
+{
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
+            const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            if (plan->ends_elsewhere && plan->num_active &&
+                plan->num_runs > plan->num_runs_elsewhere)
+                return true;
+        }
+    return false;
+}
+
+void hvdl_control_leave(hvdl_engine *e, int rank, bool clean)
+{
+    if (!e->placement.is_leader || e->control->has_left)
+        return;
+    if (clean && !e->control->has_told_runs)
+        tell_runs(e);
+    for (int h = 0; h < e->config.num_hosts; h++)
+        if (h != e->placement.host) {
+            hvdl_message head = {.type = HVDL_MSG_LEFT, .rank = rank, .clean = clean};
+            hvdl_send_message(e, h, &head, NULL, 0);
+        }
+    e->control->has_left = !clean || rank == e->config.rank;
+    hvdl_control_flush(e);
+}
+
+bool hvdl_control_all_left(const hvdl_engine *e)
+{
+    return e->control->num_left == e->config.num_hosts - 1;
+}
+
+/* ---- life ---- */
+
+/* The longest payload of a posting, or of a message between hosts. */
+static hvdl_err largest_payload(const hvdl_engine_config *config, size_t *bytes)
+{
+    size_t most = config->inline_bytes > HVDL_TEXT_BYTES ? config->inline_bytes : HVDL_TEXT_BYTES;
+    for (int h = 0; h < config->num_hosts; h++) {
+        size_t rows = 2 * (size_t)config->host_sizes[h] * sizeof(int64_t);
+        hvdl_err err = hvdl_multiply(rows, (size_t)config->num_ranks, &rows);
+        if (err)
+            return err;
+        most = rows > most ? rows : most;
+    }
+    *bytes = most;
+    return HVDL_OK;
+}
+
+hvdl_err hvdl_control_create(hvdl_engine *e)
+{
+    hvdl_control *control = calloc(1, sizeof *control);
+    if (!control)
+        return HVDL_ENOMEM;
+    e->control = control;
+    size_t hosts = (size_t)e->config.num_hosts, payload;
+    size_t largest = sizeof(uint64_t) + sizeof(hvdl_message);
+    hvdl_err err = hvdl_tags_make(e);
+    if (!err)
+        err = largest_payload(&e->config, &payload);
+    if (!err)
+        err = hvdl_coordinator_make(e, payload);
+    if (!err)
+        err = hvdl_host_joins_make(e);
+    if (err)
+        return err;
+    if (hvdl_add(payload, largest + 63, &control->room) || control->room > HVDL_MAX_MESSAGE_BYTES)
+        return HVDL_ENOMEM;
+    control->room = (control->room > PACKET_BYTES ? control->room : PACKET_BYTES) / 64 * 64;
+    control->packets = calloc(hosts, sizeof *control->packets);
+    control->receives = calloc(hosts, sizeof *control->receives);
+    control->receive_buffers = hvdl_new_array(e->placement.is_leader ? hosts : 0, control->room);
+    if (!control->packets || !control->receives || !control->receive_buffers)
+        return HVDL_ENOMEM;
+    for (int h = 0; e->placement.is_leader && h < e->config.num_hosts; h++)
+        if (h != e->placement.host && !post_receive(e, h))
+            return HVDL_EMPI;
+    return HVDL_OK;
+}
+
+/* What was said last (an answer, LEFT) should leave before the process goes on to other things. */
+static void flush_sends(hvdl_engine *e)
+{
+    struct timespec pause = {0, 100000};
+    hvdl_control_flush(e);
+    for (int i = 0; i < 10000 && e->control->sendings; i++) {
+        hvdl_wire_poll(&e->wire);
+        free_sent(e);
+        if (!e->control->sendings)
+            return;
+        if (i < 100)
+            sched_yield();
+        else
+            nanosleep(&pause, NULL);
+    }
+}
+
+void hvdl_control_destroy(hvdl_engine *e)
+{
+    hvdl_control *control = e->control;
+    if (!control)
+        return;
+    bool ended = true;
+    if (control->packets)
+        flush_sends(e);
+    for (int h = 0; control->receives && h < e->config.num_hosts; h++)
+        ended &= hvdl_wire_cancel_recv(&e->wire, &control->receives[h]);
+    if (ended) { /* else MPI may still write into them */
+        free(control->receive_buffers);
+        free(control->receives);
+    }
+    /* Sends that have not left are MPI's to read for the life of the process. */
+    for (int h = 0; control->packets && h < e->config.num_hosts; h++)
+        free(control->packets[h]);
+    free(control->packets);
+    hvdl_coordinator_free(&control->coordinator);
+    hvdl_tags_free(&control->tags);
+    hvdl_host_joins_free(&control->joins);
+    free(control);
+    e->control = NULL;
+}

@@ -1,0 +1,460 @@
+/* The journal: every rank of the host runs this state machine over the same entries, so all of them take
+ * the same decisions. Called by the driver. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <string.h>
+
+#include "matching/control.h"
+#include "matching/leaving.h"
+#include "matching/tiny.h"
+
+hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *e, hvdl_key key)
+{
+    hvdl_node *node = hvdl_table_first(&e->meetings.by_key, key.lo);
+    for (; node; node = hvdl_table_next(node->next, key.lo)) {
+        hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_key);
+        if (hvdl_key_equal(meeting->key, key))
+            return meeting;
+    }
+    return NULL;
+}
+
+hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *e, uint64_t id)
+{
+    hvdl_node *node = hvdl_table_first(&e->meetings.by_id, id);
+    return node ? HVDL_CONTAINER(node, hvdl_meeting, by_id) : NULL;
+}
+
+void hvdl_meeting_free(hvdl_meeting *meeting)
+{
+    free(meeting->payloads);
+    free(meeting->rows);
+    free(meeting);
+}
+
+void hvdl_meetings_free(hvdl_engine *e)
+{
+    for (size_t i = 0; i < e->meetings.by_key.num_slots; i++)
+        for (hvdl_node *node = e->meetings.by_key.slots[i], *next; node; node = next) {
+            next = node->next;
+            hvdl_meeting_free(HVDL_CONTAINER(node, hvdl_meeting, by_key));
+        }
+    free(e->meetings.by_key.slots);
+    free(e->meetings.by_id.slots);
+}
+
+void hvdl_meeting_drop(hvdl_engine *e, hvdl_meeting *meeting)
+{
+    if (meeting->plan)
+        meeting->plan->collecting = NULL;
+    else
+        hvdl_table_remove(&e->meetings.by_key, &meeting->by_key);
+    hvdl_meeting_free(meeting);
+}
+
+static hvdl_meeting *new_meeting(const hvdl_engine *e, uint64_t id)
+{
+    size_t ranks = (size_t)e->placement.local_size;
+    hvdl_meeting *meeting = calloc(1, sizeof *meeting + ranks * sizeof *meeting->posted_by);
+    if (meeting) {
+        meeting->id = id;
+        meeting->collecting = true;
+        meeting->coordinator = -1;
+    }
+    return meeting;
+}
+
+/* Fails it with a text that may ask for its name. */
+static void fail_with_name(hvdl_engine *e, hvdl_operation *op, const char *text)
+{
+    const char *here = strstr(text, HVDL_NAME_HERE);
+    char named[HVDL_TEXT_BYTES], name[HVDL_NAME_BYTES];
+    hvdl_copy_name(name, sizeof name, op->name);
+    if (here)
+        snprintf(named, sizeof named, "%.*s%s%s", (int)(here - text), text, name,
+                 here + strlen(HVDL_NAME_HERE));
+    hvdl_finish(e, op, here ? named : text);
+}
+
+static void make_plan(hvdl_engine *e, hvdl_operation *op, uint64_t id, int tag)
+{
+    if (hvdl_plan_add(e, op->plan, id, tag))
+        hvdl_out_of_memory(e);
+    else
+        hvdl_finish(e, op, NULL);
+}
+
+static bool can_take_part(const hvdl_meeting *meeting)
+{
+    return meeting->plan || (meeting->variants.count == 1 &&
+                             hvdl_can_be_joined(&meeting->variants.variants[0].desc));
+}
+
+/* This rank has joined: it needs an operation of its own for what the others do. */
+static hvdl_operation *take_part_with_zeros(hvdl_engine *e, hvdl_meeting *meeting)
+{
+    const hvdl_desc *desc =
+        meeting->plan ? &meeting->plan->posting.desc : &meeting->variants.variants[0].desc;
+    hvdl_operation *op = hvdl_zero_operation(e, meeting->key, desc);
+    if (!op) {
+        hvdl_out_of_memory(e);
+        return NULL;
+    }
+    op->plan = meeting->plan;
+    op->meeting = meeting;
+    meeting->operation = op;
+    return op;
+}
+
+/* Ranks of this host have joined, and can't take part. */
+static bool fails_by_join(hvdl_engine *e, const hvdl_meeting *meeting)
+{
+    const hvdl_desc *desc = &meeting->variants.variants[0].desc;
+    int absent = hvdl_meeting_absent(e, meeting);
+    if (absent < 0 || meeting->plan || hvdl_can_be_joined(desc))
+        return false;
+    char text[HVDL_TEXT_BYTES];
+    hvdl_describe_absent(e, desc, absent, text);
+    fail_with_name(e, meeting->operation, text);
+    return true;
+}
+
+/* One host: all splits are here. */
+static bool fails_by_splits(hvdl_engine *e, const hvdl_meeting *meeting)
+{
+    const hvdl_desc *desc = &meeting->operation->desc;
+    char text[HVDL_TEXT_BYTES];
+    if (!meeting->rows || !hvdl_sends_both_splits(desc) ||
+        !hvdl_splits_differ(e, meeting->rows, meeting->variants.variants[0].site, text))
+        return false;
+    fail_with_name(e, meeting->operation, text);
+    return true;
+}
+
+static void count_run(hvdl_engine *e, hvdl_plan *plan, hvdl_operation *op)
+{
+    op->counted = true;
+    plan->num_active++;
+    if (!plan->posting.desc.count)
+        return; /* it ends at once, also where others have joined */
+    plan->num_runs++;
+    if (e->placement.is_leader && e->config.num_hosts > 1)
+        hvdl_control_run(e, plan);
+}
+
+/* All ranks of this host have posted, or joined. */
+static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
+{
+    hvdl_operation *op = meeting->operation;
+    if (meeting->plan)
+        meeting->plan->collecting = NULL;
+    else
+        hvdl_table_remove(&e->meetings.by_key, &meeting->by_key);
+    meeting->collecting = false;
+    meeting->epoch = e->join.epoch;
+    if (!op && e->join.joined[e->placement.local] && !*e->failure.text) {
+        if (can_take_part(meeting))
+            op = take_part_with_zeros(e, meeting);
+        else if (e->placement.is_leader && e->config.num_hosts > 1)
+            hvdl_control_posted(e, meeting); /* it will fail, and this rank has no part in it */
+    }
+    if (!op) { /* it has failed here already, or has no part in it */
+        hvdl_meeting_free(meeting);
+        return;
+    }
+    if (hvdl_table_insert(&e->meetings.by_id, &meeting->by_id, meeting->id)) {
+        op->meeting = NULL;
+        hvdl_meeting_free(meeting);
+        hvdl_out_of_memory(e);
+        return;
+    }
+    if (meeting->plan)
+        count_run(e, meeting->plan, op);
+    if (e->config.num_hosts > 1 && !meeting->plan) {
+        if (e->placement.is_leader)
+            hvdl_control_posted(e, meeting);
+        else
+            meeting->coordinator = hvdl_coordinator_of(e, meeting->key);
+        return;
+    }
+    if (meeting->variants.count > 1) {
+        char text[HVDL_TEXT_BYTES];
+        hvdl_variants_describe(&meeting->variants, op->name, &e->placement.naming, text);
+        hvdl_finish(e, op, text);
+        return;
+    }
+    if (fails_by_join(e, meeting) || fails_by_splits(e, meeting))
+        return;
+    hvdl_set_state(e, op, HVDL_MATCHED);
+    if (hvdl_makes_plan(op))
+        make_plan(e, op, meeting->id, 0);
+    else if (hvdl_is_tiny(e, &op->desc, meeting->plan != NULL))
+        hvdl_complete_tiny(e, meeting);
+    else
+        hvdl_begin(e, op, meeting->plan ? meeting->plan->tag : 0, meeting->rows);
+}
+
+/* Counts a POST or RUN. */
+static void count_posted(hvdl_meeting *meeting, int from)
+{
+    meeting->posted += !meeting->posted_by[from];
+    meeting->posted_by[from] = true;
+}
+
+/* It has been counted, and its payload kept. */
+static void meeting_joined(hvdl_engine *e, hvdl_meeting *meeting, hvdl_operation *own)
+{
+    if (own) {
+        meeting->operation = own;
+        own->meeting = meeting;
+        if (hvdl_refuses(e, own->internal))
+            hvdl_finish(e, own, e->failure.text);
+    }
+    if (hvdl_meeting_complete(e, meeting))
+        meeting_full(e, meeting);
+}
+
+/* Returns the bytes of the entry that its site takes. */
+static __attribute__((noinline)) size_t read_site(const hvdl_engine *e, hvdl_meeting *meeting,
+                                                  hvdl_variant *variant, const hvdl_entry *entry)
+{
+    size_t site_bytes = hvdl_post_site_bytes(entry);
+    const char *site = (const char *)hvdl_entry_body(entry) + sizeof(hvdl_post_body);
+    meeting->has_sites = true;
+    if (variant)
+        hvdl_variant_place(variant, hvdl_rank_of_local(e, entry->from), site, site_bytes);
+    return hvdl_padded_site_bytes(site_bytes);
+}
+
+static void read_post(hvdl_engine *e, const hvdl_entry *entry)
+{
+    hvdl_post_body body;
+    memcpy(&body, hvdl_entry_body(entry), sizeof body);
+    size_t head_bytes = sizeof body;
+    hvdl_meeting *meeting = hvdl_meeting_by_key(e, body.key);
+    if (!meeting) {
+        meeting = new_meeting(e, entry->position);
+        if (!meeting || hvdl_table_insert(&e->meetings.by_key, &meeting->by_key, body.key.lo)) {
+            free(meeting);
+            hvdl_out_of_memory(e);
+            return;
+        }
+        meeting->key = body.key;
+    }
+    hvdl_operation *own = entry->from == e->placement.local ? hvdl_next_announced(e) : NULL;
+    hvdl_variant *variant =
+        hvdl_variants_add(&meeting->variants, &body.desc, hvdl_rank_of_local(e, entry->from));
+    if (hvdl_post_site_bytes(entry) || meeting->has_sites)
+        head_bytes += read_site(e, meeting, variant, entry);
+    meeting->internal = hvdl_post_is_internal(entry);
+    count_posted(meeting, entry->from);
+    if (hvdl_keep_payload(e, meeting, entry, own, &body.desc,
+                          (const char *)hvdl_entry_body(entry) + head_bytes,
+                          entry->body_bytes - head_bytes)) {
+        hvdl_out_of_memory(e);
+        return;
+    }
+    meeting_joined(e, meeting, own);
+}
+
+static void read_run(hvdl_engine *e, const hvdl_entry *entry)
+{
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, entry->id);
+    if (!plan)
+        return;
+    if (!plan->collecting) {
+        plan->collecting = new_meeting(e, entry->position);
+        if (!plan->collecting) {
+            hvdl_out_of_memory(e);
+            return;
+        }
+        plan->collecting->plan = plan;
+        plan->collecting->key = plan->key;
+        plan->collecting->variants.count = 1;
+    }
+    hvdl_operation *own = entry->from == e->placement.local ? plan->run : NULL;
+    count_posted(plan->collecting, entry->from);
+    if (hvdl_keep_payload(e, plan->collecting, entry, own, &plan->posting.desc,
+                          hvdl_entry_body(entry), entry->body_bytes)) {
+        hvdl_out_of_memory(e);
+        return;
+    }
+    meeting_joined(e, plan->collecting, own);
+}
+
+static void read_start(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *entry)
+{
+    op->meeting->coordinator = -1; /* it has answered */
+    hvdl_set_state(e, op, HVDL_MATCHED);
+    if (hvdl_makes_plan(op))
+        make_plan(e, op, entry->id, (int)entry->arg);
+    else
+        hvdl_begin(e, op, (int)entry->arg, hvdl_entry_body(entry));
+}
+
+static void read_result(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *entry)
+{
+    const hvdl_desc *desc = &op->desc;
+    const char *result = hvdl_entry_body(entry);
+    hvdl_set_state(e, op, HVDL_MATCHED);
+    hvdl_set_state(e, op, HVDL_RUNNING);
+    if (desc->place == HVDL_ORDERED) {
+        if (hvdl_say_number(op, (int64_t)entry->arg)) {
+            hvdl_out_of_memory(e);
+            return;
+        }
+    } else if (hvdl_facts_of(desc)->result == HVDL_RESULT_PARTS) {
+        size_t bytes = hvdl_data_bytes(desc);
+        for (int i = 0; bytes && i < e->config.num_ranks; i++)
+            hvdl_put_tiny_part(op, e->placement.members[i], result + (size_t)i * bytes, bytes);
+    } else if (entry->body_bytes) {
+        hvdl_range own = hvdl_tiny_part(e, op);
+        size_t esize = hvdl_dtype_bytes(desc->dtype);
+        if (hvdl_range_size(own))
+            memcpy(op->output, result + own.begin * esize, hvdl_range_size(own) * esize);
+    }
+    hvdl_finish(e, op, NULL);
+}
+
+static void read_release(hvdl_engine *e, uint64_t id)
+{
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, id);
+    if (!plan)
+        return;
+    hvdl_plan_released(e, plan);
+}
+
+static void read_free(hvdl_engine *e, uint64_t id)
+{
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, id);
+    if (!plan)
+        return;
+    hvdl_plan_remove(e, plan);
+}
+
+/* The others' operation: all ranks of this host have joined. */
+static void begin_with_zeros(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_desc *desc, int tag)
+{
+    hvdl_desc zeros = *desc;
+    /* The others' factor might change what is neutral. An Adasum's is for a slice of everyone's
+     * tensors, which this rank scales. */
+    if (desc->op != HVDL_ADASUM)
+        zeros.prescale = 1.0;
+    hvdl_operation *op = meeting ? hvdl_zero_operation(e, meeting->key, &zeros) : NULL;
+    if (!op || hvdl_table_insert(&e->meetings.by_id, &meeting->by_id, meeting->id)) {
+        free(meeting);
+        hvdl_out_of_memory(e);
+        return;
+    }
+    meeting->collecting = false;
+    meeting->operation = op;
+    meeting->epoch = e->join.epoch;
+    op->meeting = meeting;
+    op->plan = meeting->plan;
+    if (op->plan) {
+        op->counted = true;
+        op->plan->num_active++;
+    }
+    hvdl_begin(e, op, tag, NULL);
+}
+
+static void read_zero(hvdl_engine *e, const hvdl_entry *entry)
+{
+    hvdl_post_body body;
+    hvdl_meeting *meeting = new_meeting(e, entry->position);
+    memcpy(&body, hvdl_entry_body(entry), sizeof body);
+    if (meeting)
+        meeting->key = body.key;
+    begin_with_zeros(e, meeting, &body.desc, (int)entry->arg);
+}
+
+static void read_zero_run(hvdl_engine *e, const hvdl_entry *entry)
+{
+    hvdl_plan *plan = hvdl_plan_by_id(&e->plans, entry->id);
+    if (!plan)
+        return;
+    hvdl_meeting *meeting = new_meeting(e, entry->position);
+    if (meeting) {
+        meeting->key = plan->key;
+        meeting->plan = plan;
+    }
+    if (!e->placement.is_leader) /* it has counted when it was told */
+        plan->num_runs++;
+    plan->zero_run_announced = false;
+    begin_with_zeros(e, meeting, &plan->posting.desc, plan->tag);
+}
+
+void hvdl_complete_meetings(hvdl_engine *e)
+{
+    /* What is complete first, then begun: beginning may change the tables. */
+    size_t room = e->meetings.by_key.count + e->plans.by_id.count, count = 0;
+    hvdl_meeting **complete = malloc((room + 1) * sizeof *complete);
+    if (!complete) {
+        hvdl_out_of_memory(e);
+        return;
+    }
+    for (size_t i = 0; i < e->meetings.by_key.num_slots; i++)
+        for (hvdl_node *node = e->meetings.by_key.slots[i]; node; node = node->next) {
+            hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_key);
+            if (hvdl_meeting_complete(e, meeting))
+                complete[count++] = meeting;
+        }
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
+            hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_plan, by_id)->collecting;
+            if (meeting && hvdl_meeting_complete(e, meeting))
+                complete[count++] = meeting;
+        }
+    for (size_t i = 0; i < count; i++)
+        meeting_full(e, complete[i]);
+    free(complete);
+}
+
+static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
+{
+    hvdl_operation *op = NULL;
+    if (e->failure.broken)
+        return; /* what is left of it is in vain */
+    switch (entry->type) {
+    case HVDL_ENTRY_POST: read_post(e, entry); return;
+    case HVDL_ENTRY_RUN: read_run(e, entry); return;
+    case HVDL_ENTRY_FREE: read_free(e, entry->id); return;
+    case HVDL_ENTRY_RELEASE: read_release(e, entry->id); return;
+    case HVDL_ENTRY_JOIN: hvdl_read_join(e, entry->from); return;
+    case HVDL_ENTRY_ALL_JOINED: hvdl_read_all_joined(e, (int)entry->arg); return;
+    case HVDL_ENTRY_ZERO: read_zero(e, entry); return;
+    case HVDL_ENTRY_ZERO_RUN: read_zero_run(e, entry); return;
+    case HVDL_ENTRY_REPORTED: hvdl_read_reported(e, entry); return;
+    case HVDL_ENTRY_TAKEN: hvdl_read_taken(e, entry); return;
+    case HVDL_ENTRY_GIVE_UP: hvdl_read_give_up(e, entry); return;
+    case HVDL_ENTRY_ROLL_CALL: hvdl_read_roll_call(e, entry); return;
+    case HVDL_ENTRY_ROLL_ANSWER: hvdl_read_roll_answer(e, entry); return;
+    case HVDL_ENTRY_CIRCLE: hvdl_read_circle(e, entry); return;
+    case HVDL_ENTRY_LETTER: hvdl_read_letter(e, entry); return;
+    case HVDL_ENTRY_LEAVE: hvdl_read_leave(e, (int)entry->id, entry->arg); return;
+    default: break;
+    }
+    hvdl_meeting *meeting = hvdl_meeting_by_id(e, entry->id);
+    if (meeting)
+        op = meeting->operation;
+    if (!op)
+        return; /* it has failed here already */
+    switch (entry->type) {
+    case HVDL_ENTRY_START: read_start(e, op, entry); break;
+    case HVDL_ENTRY_RESULT: read_result(e, op, entry); break;
+    case HVDL_ENTRY_FAIL: fail_with_name(e, op, hvdl_entry_body(entry)); break;
+    case HVDL_ENTRY_NEXT: hvdl_piece_next(e, op); break;
+    case HVDL_ENTRY_READY: hvdl_piece_ready(e, op, entry->arg); break;
+    default: break;
+    }
+}
+
+bool hvdl_read_journal(hvdl_engine *e)
+{
+    bool any = false;
+    for (const hvdl_entry *entry; (entry = hvdl_journal_next(&e->shm)); any = true) {
+        read_entry(e, entry);
+        hvdl_journal_advance(&e->shm, entry);
+    }
+    return any;
+}

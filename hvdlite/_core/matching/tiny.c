@@ -1,0 +1,117 @@
+/* Operations whose data travels in the journal, beside their posting: what the ranks gave, and, on one
+ * host, the result. */
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "engine/state.h"
+#include "matching/tiny.h"
+#include "base/sizes.h"
+
+const char *hvdl_payload_of(const hvdl_engine *e, const hvdl_meeting *meeting, int local,
+                            size_t bytes)
+{
+    if (local == e->placement.local)
+        return meeting->operation->input;
+    if (meeting->last_payload && local == meeting->last_from)
+        return meeting->last_payload;
+    return meeting->payloads + (size_t)local * bytes;
+}
+
+static __attribute__((noinline)) hvdl_err keep_rows(const hvdl_engine *e, hvdl_meeting *meeting,
+                                                    const hvdl_entry *entry, const hvdl_desc *desc,
+                                                    const void *payload)
+{
+    size_t row = hvdl_num_rows_posted(desc, e->config.num_ranks);
+    if (!row)
+        return HVDL_OK;
+    if (!meeting->rows)
+        meeting->rows = calloc((size_t)e->placement.local_size * row, sizeof *meeting->rows);
+    if (!meeting->rows)
+        return HVDL_ENOMEM;
+    if (hvdl_facts_of(desc)->rows == HVDL_ROWS_OWN)
+        payload = &entry->rows;
+    memcpy(meeting->rows + entry->from * row, payload, row * sizeof *meeting->rows);
+    return HVDL_OK;
+}
+
+hvdl_err hvdl_keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_entry *entry,
+                           const hvdl_operation *own, const hvdl_desc *desc, const void *payload,
+                           size_t bytes)
+{
+    if (meeting->variants.count > 1)
+        return HVDL_OK; /* it fails */
+    if (hvdl_facts_of(desc)->rows != HVDL_ROWS_SAME) {
+        hvdl_err err = keep_rows(e, meeting, entry, desc, payload);
+        if (err || hvdl_sends_splits(desc))
+            return err;
+    }
+    if (!bytes)
+        return HVDL_OK;
+    if (hvdl_meeting_complete(e, meeting)) {
+        meeting->last_payload = payload;
+        meeting->last_from = entry->from;
+        return HVDL_OK;
+    }
+    if (own)
+        return HVDL_OK; /* its input is read where it is */
+    if (!meeting->payloads) {
+        meeting->payloads = hvdl_new_array((size_t)e->placement.local_size, bytes);
+        if (!meeting->payloads)
+            return HVDL_ENOMEM;
+    }
+    memcpy(meeting->payloads + entry->from * bytes, payload, bytes);
+    return HVDL_OK;
+}
+
+void hvdl_put_tiny_part(hvdl_operation *op, int rank, const char *from, size_t bytes)
+{
+    char *to = op->outputs ? op->outputs[rank] : op->output + (size_t)rank * bytes;
+    if (to != from)
+        memcpy(to, from, bytes);
+}
+
+hvdl_range hvdl_tiny_part(const hvdl_engine *e, const hvdl_operation *op)
+{
+    const hvdl_kind_facts *facts = hvdl_facts_of(&op->desc);
+    if (facts->result == HVDL_RESULT_SHARE)
+        return hvdl_own_elems(e, op);
+    if (hvdl_root_gets(facts) && op->desc.root != e->config.rank)
+        return (hvdl_range){0, 0};
+    return (hvdl_range){0, (size_t)op->desc.count};
+}
+
+void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
+{
+    hvdl_operation *op = meeting->operation;
+    const hvdl_desc *desc = &op->desc;
+    size_t bytes = hvdl_data_bytes(desc);
+    hvdl_set_state(e, op, HVDL_RUNNING);
+    if (desc->place == HVDL_ORDERED) {
+        bool joined = hvdl_meeting_absent(e, meeting) >= 0;
+        if (hvdl_say_number(op, joined ? HVDL_NO_TURN : (int64_t)hvdl_queue_turn(e))) {
+            hvdl_out_of_memory(e);
+            return;
+        }
+    }
+    if (bytes && hvdl_facts_of(desc)->result == HVDL_RESULT_PARTS) {
+        for (int r = 0; r < e->placement.local_size; r++)
+            hvdl_put_tiny_part(op, hvdl_rank_of_local(e, r), hvdl_payload_of(e, meeting, r, bytes),
+                               bytes);
+    } else if (bytes && hvdl_root_gives(hvdl_facts_of(desc))) {
+        const char *from = hvdl_payload_of(e, meeting, e->placement.local_of[desc->root], bytes);
+        if (op->output != from)
+            memcpy(op->output, from, bytes);
+    } else if (bytes) {
+        const void *inputs[HVDL_MAX_LOCAL];
+        hvdl_scale scale = hvdl_host_scale(e, desc);
+        hvdl_range own = hvdl_tiny_part(e, op);
+        int num_inputs = 0; /* ranks that have joined and not posted are left out */
+        for (int r = 0; r < e->placement.local_size; r++)
+            if (meeting->posted_by[r])
+                inputs[num_inputs++] = hvdl_payload_of(e, meeting, r, bytes) +
+                                       own.begin * hvdl_dtype_bytes(desc->dtype);
+        hvdl_reduce(desc->dtype, desc->op, op->output, inputs, num_inputs, hvdl_range_size(own),
+                    &scale);
+    }
+    hvdl_finish(e, op, NULL);
+}

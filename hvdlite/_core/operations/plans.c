@@ -1,0 +1,208 @@
+/* Plans: made and started by any thread, freed when the runs of all ranks have ended. */
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "matching/control.h"
+
+hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan **out)
+{
+    hvdl_plan *plan = calloc(1, sizeof *plan);
+    hvdl_posting making = *posting;
+    making.desc.kind = HVDL_PLAN;
+    making.owner = NULL;
+    hvdl_operation *op = plan ? hvdl_operation_new(&making) : NULL;
+    char *name = strdup(posting->name);
+    if (!op || !name) {
+        free(plan);
+        free(name);
+        if (op)
+            hvdl_operation_free(op);
+        return HVDL_ENOMEM;
+    }
+    plan->posting = *posting;
+    plan->posting.name = plan->name = name;
+    plan->posting.site = NULL; /* a run is posted elsewhere */
+    plan->key = hvdl_make_key(HVDL_KEY_OF_PLAN, name);
+    if (e->config.num_ranks == 1) {
+        plan->ready = plan->made = true;
+        hvdl_operation_free(op);
+        *out = plan;
+        return HVDL_OK;
+    }
+    op->plan = plan;
+    op->released = true; /* no caller waits for it */
+    hvdl_err err = hvdl_enqueue(e, op, true);
+    if (err) {
+        hvdl_operation_free(op);
+        free(name);
+        free(plan);
+        return err;
+    }
+    *out = plan;
+    return HVDL_OK;
+}
+
+hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, void *owner, hvdl_operation **out)
+{
+    hvdl_posting posting = plan->posting;
+    posting.owner = owner;
+    hvdl_operation *op = hvdl_operation_new(&posting);
+    if (!op)
+        return HVDL_ENOMEM;
+    op->key = plan->key;
+    op->plan = plan;
+    hvdl_err err;
+    if (e->config.num_ranks == 1) {
+        op->plan = NULL;
+        err = e->queue.closed ? HVDL_ECLOSED : hvdl_finish_alone(e, op);
+    } else {
+        err = hvdl_enqueue(e, op, true);
+    }
+    if (err)
+        hvdl_operation_free(op);
+    else
+        *out = op;
+    return err;
+}
+
+/* ---- the driver ---- */
+
+hvdl_plan *hvdl_plan_by_tag(const hvdl_engine *e, int tag)
+{
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
+            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            if (plan->tag == tag)
+                return plan;
+        }
+    return NULL;
+}
+
+hvdl_plan *hvdl_plan_by_key(const hvdl_engine *e, hvdl_key key)
+{
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
+            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            if (hvdl_key_equal(plan->key, key))
+                return plan;
+        }
+    return NULL;
+}
+
+void hvdl_plan_wait(hvdl_engine *e, hvdl_operation *run)
+{
+    run->plan->waiting = run;
+    e->plans.num_waiting_runs++;
+}
+
+void hvdl_plan_forget_waiting(hvdl_engine *e, hvdl_operation *run)
+{
+    if (!run->plan || run->plan->waiting != run)
+        return;
+    run->plan->waiting = NULL;
+    e->plans.num_waiting_runs--;
+}
+
+hvdl_err hvdl_plan_add(hvdl_engine *e, hvdl_plan *plan, uint64_t id, int tag)
+{
+    plan->id = id;
+    plan->tag = tag;
+    if (hvdl_table_insert(&e->plans.by_id, &plan->by_id, id))
+        return HVDL_ENOMEM;
+    plan->ready = true;
+    if (e->placement.is_leader && e->config.num_hosts > 1)
+        hvdl_control_plan_made(e, plan);
+    return HVDL_OK;
+}
+
+void hvdl_plan_made(hvdl_engine *e, hvdl_plan *plan, const char *error)
+{
+    hvdl_operation *waiting = plan->waiting;
+    plan->waiting = NULL;
+    e->plans.num_waiting_runs -= waiting != NULL;
+    if (error)
+        plan->error = strdup(error);
+    hvdl_queue_plan_made(e, plan);
+    if (waiting && error)
+        hvdl_finish(e, waiting, error);
+    else if (waiting)
+        hvdl_announce_run(e, waiting);
+    hvdl_join_post_held(e);
+    hvdl_queue_release(e, plan);
+}
+
+/* A run has ended here, or a local rank has freed it: is it of any more use? */
+static void settle_plan(hvdl_engine *e, hvdl_plan *plan)
+{
+    if (plan->num_released < e->placement.local_size || plan->num_active || plan->given_back)
+        return;
+    plan->given_back = true;
+    if (e->config.num_hosts == 1) {
+        hvdl_plan_remove(e, plan);
+        return;
+    }
+    /* The others may still call this host to runs, if it has joined: FREE says when it can go. */
+    hvdl_queue_drop_owner(e, plan);
+    if (e->placement.is_leader)
+        hvdl_control_tag_done(e, plan->tag);
+}
+
+void hvdl_plan_run_ended(hvdl_engine *e, hvdl_plan *plan)
+{
+    plan->num_active--;
+    if (e->failure.broken)
+        return; /* it goes when the engine does */
+    if (e->placement.is_leader && e->config.num_hosts > 1)
+        hvdl_next_zero_run(e, plan);
+    settle_plan(e, plan);
+}
+
+void hvdl_plan_released(hvdl_engine *e, hvdl_plan *plan)
+{
+    plan->num_released++;
+    settle_plan(e, plan);
+}
+
+/* ---- their end ---- */
+
+void hvdl_plan_remove(hvdl_engine *e, hvdl_plan *plan)
+{
+    hvdl_table_remove(&e->plans.by_id, &plan->by_id);
+    hvdl_plan_free(e, plan);
+}
+
+void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
+{
+    hvdl_queue_drop_owner(e, plan);
+    free(plan->name);
+    free(plan->error);
+    free(plan);
+}
+
+void hvdl_plans_end(hvdl_engine *e)
+{
+    hvdl_plan *released = hvdl_queue_end_driving(e), *next;
+    for (size_t i = 0; i < e->plans.by_id.num_slots && !e->pieces.pinned; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next)
+            hvdl_queue_drop_owner(e, HVDL_CONTAINER(node, hvdl_plan, by_id));
+    for (; released; released = next) {
+        next = released->next;
+        if (!released->ready)
+            hvdl_plan_free(e, released);
+    }
+}
+
+void hvdl_plans_free(hvdl_engine *e)
+{
+    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
+        for (hvdl_node *node = e->plans.by_id.slots[i], *next; node; node = next) {
+            hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
+            next = node->next;
+            if (plan->collecting)
+                hvdl_meeting_free(plan->collecting);
+            free(plan->name);
+            free(plan->error);
+            free(plan);
+        }
+    free(e->plans.by_id.slots);
+}

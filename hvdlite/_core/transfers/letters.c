@@ -1,0 +1,200 @@
+/* What two ranks tell each other about a message. Within a host a letter is an entry of the journal, which
+ * all read and the addressee heeds. Between hosts it goes from rank to rank over MPI, with a tag that is
+ * nothing else's; so no rank in between must be awake for it. Either way the letters of one rank to another
+ * one arrive in order: that is what keeps messages from overtaking each other.
+ *
+ * A rank hears a member of another host from its first transfer with that on. What was sent before waits in
+ * MPI. (A receive from any source, MPI's own, would do with fewer receives; see control.h for why not.) */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <string.h>
+#include <time.h>
+
+#include "matching/control.h"
+#include "base/sizes.h"
+
+#define NUM_FLUSHES 10000
+
+/* What another rank wrote is read with care: a defect there must not write to this rank's memory. */
+static bool is_sound(hvdl_engine *e, const hvdl_letter *letter, int from, size_t payload_room)
+{
+    if (letter->from == from && letter->to == e->config.rank &&
+        letter->payload_bytes <= payload_room)
+        return true;
+    hvdl_break(e, "rank %d received a letter from rank %d on %s that it can't read",
+               hvdl_own_number(e), hvdl_world_rank(e, from), e->placement.name_of[from]);
+    return false;
+}
+
+static bool is_here(const hvdl_engine *e, int member)
+{
+    return e->placement.host_of[member] == e->placement.host;
+}
+
+/* ---- within the host ---- */
+
+static void announce(hvdl_engine *e, const hvdl_letter *letter, const void *payload)
+{
+    char body[sizeof *letter + HVDL_EAGER_BYTES];
+    memcpy(body, letter, sizeof *letter);
+    if (letter->payload_bytes)
+        memcpy(body + sizeof *letter, payload, letter->payload_bytes);
+    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_LETTER, .id = (uint64_t)letter->to}, body,
+                  sizeof *letter + letter->payload_bytes);
+    if (letter->type == HVDL_LETTER_CANCEL) /* which may do nothing for a while, and must answer */
+        hvdl_shm_ring_idle(&e->shm, e->placement.local_of[letter->to]);
+}
+
+void hvdl_read_letter(hvdl_engine *e, const hvdl_entry *entry)
+{
+    bool is_own = entry->from == e->placement.local;
+    if (entry->id != (uint64_t)e->config.rank && !is_own)
+        return;
+    hvdl_letter letter = {.from = -1};
+    if (entry->body_bytes >= sizeof letter)
+        memcpy(&letter, hvdl_entry_body(entry), sizeof letter);
+    hvdl_transfer *t =
+        is_own && letter.type == HVDL_LETTER_GO ? hvdl_transfer_by_id(e, letter.receive) : NULL;
+    if (t)
+        t->is_told = true;
+    if (!is_own &&
+        is_sound(e, &letter, hvdl_rank_of_local(e, entry->from), entry->body_bytes - sizeof letter))
+        hvdl_on_letter(e, &letter, (const char *)hvdl_entry_body(entry) + sizeof letter);
+}
+
+/* ---- between hosts ---- */
+
+static void post(hvdl_engine *e, const hvdl_letter *letter, const void *payload)
+{
+    hvdl_sending *sending = malloc(sizeof *sending + letter->payload_bytes);
+    if (!sending) {
+        hvdl_out_of_memory(e);
+        return;
+    }
+    sending->letter = *letter;
+    if (letter->payload_bytes)
+        memcpy(sending->payload, payload, letter->payload_bytes);
+    if (hvdl_wire_send(&e->wire, &sending->letter, sizeof *letter + letter->payload_bytes,
+                       letter->to, HVDL_TAG_LETTER, &sending->request)) {
+        free(sending);
+        hvdl_break_for_mpi(e);
+        return;
+    }
+    sending->next = e->transfers.sendings;
+    e->transfers.sendings = sending;
+    e->wire.control_messages++;
+}
+
+static bool free_sent(hvdl_engine *e)
+{
+    bool any = false;
+    for (hvdl_sending **at = &e->transfers.sendings; *at;) {
+        hvdl_sending *sending = *at;
+        if (sending->request.active) {
+            at = &sending->next;
+            continue;
+        }
+        *at = sending->next;
+        free(sending);
+        any = true;
+    }
+    return any;
+}
+
+static void post_receive(hvdl_engine *e, hvdl_channel *channel)
+{
+    if (hvdl_wire_recv(&e->wire, &channel->received, sizeof channel->received, channel->peer,
+                       HVDL_TAG_LETTER, &channel->letter))
+        hvdl_break_for_mpi(e);
+}
+
+static void open_channel(hvdl_engine *e, int member)
+{
+    hvdl_channel *channel = calloc(1, sizeof *channel);
+    if (!channel) {
+        hvdl_out_of_memory(e);
+        return;
+    }
+    channel->peer = member;
+    e->transfers.channels[member] = channel;
+    e->transfers.open[e->transfers.num_open++] = member;
+    post_receive(e, channel);
+}
+
+void hvdl_hear_member(hvdl_engine *e, int member)
+{
+    int first = member, last = member;
+    if (e->config.num_hosts == 1)
+        return;
+    if (member == HVDL_ANY_SOURCE) {
+        first = 0;
+        last = e->config.num_ranks - 1;
+    }
+    for (int m = first; m <= last && !e->failure.broken; m++)
+        if (!is_here(e, m) && !e->transfers.channels[m])
+            open_channel(e, m);
+}
+
+static bool hear(hvdl_engine *e, hvdl_channel *channel)
+{
+    if (!channel->letter.ended)
+        return false;
+    channel->letter.ended = false;
+    if (is_sound(e, &channel->received.letter, channel->peer, sizeof channel->received.payload))
+        hvdl_on_letter(e, &channel->received.letter, channel->received.payload);
+    if (!e->failure.broken)
+        post_receive(e, channel);
+    return true;
+}
+
+bool hvdl_letters_step(hvdl_engine *e)
+{
+    bool any = e->transfers.sendings && free_sent(e);
+    for (int i = 0; i < e->transfers.num_open && !e->failure.broken; i++)
+        any |= hear(e, e->transfers.channels[e->transfers.open[i]]);
+    return any;
+}
+
+/* ---- both ---- */
+
+void hvdl_send_letter(hvdl_engine *e, hvdl_letter letter, const void *payload)
+{
+    letter.from = e->config.rank;
+    if (letter.to == letter.from)
+        hvdl_on_letter(e, &letter, payload);
+    else if (is_here(e, letter.to))
+        announce(e, &letter, payload);
+    else
+        post(e, &letter, payload);
+}
+
+/* ---- the end ---- */
+
+void hvdl_letters_end(hvdl_engine *e)
+{
+    struct timespec pause = {0, 100000};
+    for (int i = 0; i < NUM_FLUSHES && e->transfers.sendings; i++) {
+        hvdl_wire_poll(&e->wire);
+        free_sent(e);
+        if (i < 100)
+            sched_yield();
+        else
+            nanosleep(&pause, NULL);
+    }
+    for (int i = 0; i < e->transfers.num_open; i++) {
+        int member = e->transfers.open[i];
+        /* Else MPI may still write there: it stays for the life of the process. */
+        if (hvdl_wire_cancel_recv(&e->wire, &e->transfers.channels[member]->letter))
+            e->transfers.channels[member]->letter.ended = false;
+        else
+            e->transfers.channels[member] = NULL;
+    }
+}
+
+void hvdl_letters_free(hvdl_engine *e)
+{
+    for (int i = 0; i < e->transfers.num_open; i++)
+        free(e->transfers.channels[e->transfers.open[i]]);
+    free(e->transfers.channels);
+    free(e->transfers.open);
+}

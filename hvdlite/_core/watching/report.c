@@ -1,0 +1,250 @@
+/* The texts of the stall check: which ranks have posted an operation, and what the others last did. */
+#define _GNU_SOURCE
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "matching/control.h"
+#include "watching/report.h"
+
+#define MAX_DETAILED 8     /* missing ranks of a host that are described one by one */
+#define LONGEST_DETAIL 200 /* bytes of such a description */
+
+void hvdl_put(hvdl_writer *to, const char *format, ...)
+{
+    static const char dots[] = "...";
+    va_list arguments;
+    size_t room = to->room - to->used;
+    va_start(arguments, format);
+    int wrote = vsnprintf(to->text + to->used, room, format, arguments);
+    va_end(arguments);
+    if (wrote < 0)
+        return;
+    if ((size_t)wrote < room) {
+        to->used += (size_t)wrote;
+        return;
+    }
+    size_t length = to->room - sizeof dots;
+    while (length && ((unsigned char)to->text[length] & 0xc0) == 0x80)
+        length--;
+    memcpy(to->text + length, dots, sizeof dots);
+    to->used = to->room - 1;
+}
+
+void hvdl_copy_plain_name(char *to, size_t room, const char *name)
+{
+    hvdl_copy_name(to, room, name);
+    for (char *c = to; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            *c = '?';
+}
+
+/* ---- what a rank last did ---- */
+
+hvdl_shm_last hvdl_activity_of(const hvdl_operation *op, hvdl_activity activity)
+{
+    hvdl_shm_last last = {.kind = op->desc.kind, .activity = activity};
+    hvdl_copy_name(last.name, sizeof last.name, op->name);
+    return last;
+}
+
+void hvdl_note_activity(hvdl_engine *e, hvdl_shm_last last)
+{
+    last.time_ns = hvdl_now_ns();
+    hvdl_shm_rank *self = &e->shm.control->ranks[e->placement.local];
+    uint32_t sequence = atomic_load_explicit(&self->last_sequence, memory_order_relaxed);
+    /* Odd while it is written; a reader that sees a change reads again. */
+    atomic_store_explicit(&self->last_sequence, sequence + 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    self->last = last;
+    atomic_store_explicit(&self->last_sequence, sequence + 2, memory_order_release);
+}
+
+hvdl_shm_last hvdl_last_of(const hvdl_engine *e, int local)
+{
+    const hvdl_shm_rank *rank = &e->shm.control->ranks[local];
+    hvdl_shm_last last;
+    for (int tries = 0; tries < 1000; tries++) {
+        uint32_t before = atomic_load_explicit(&rank->last_sequence, memory_order_acquire);
+        last = rank->last;
+        atomic_thread_fence(memory_order_acquire);
+        if (!(before & 1) &&
+            before == atomic_load_explicit(&rank->last_sequence, memory_order_relaxed))
+            return last;
+    }
+    return (hvdl_shm_last){.activity = HVDL_DID_UNKNOWN}; /* its rank may be stopped there */
+}
+
+static void put_last(hvdl_writer *to, const hvdl_shm_last *last)
+{
+    static const char *const what[] = {
+        [HVDL_DID_NOTHING] = "has called no collective yet",
+        [HVDL_DID_POST] = "has been in",
+        [HVDL_DID_END] = "last finished",
+        [HVDL_DID_FAIL] = "last failed in",
+        [HVDL_DID_UNKNOWN] = "is just beginning or ending an operation",
+    };
+    char name[sizeof last->name];
+    hvdl_put(to, "%s", what[last->activity]);
+    if (last->activity == HVDL_DID_NOTHING || last->activity == HVDL_DID_UNKNOWN)
+        return;
+    double seconds = (double)(hvdl_now_ns() - last->time_ns) / 1e9;
+    hvdl_copy_plain_name(name, sizeof name, last->name);
+    hvdl_put(to, last->activity == HVDL_DID_POST ? " %s '%s' for %.0f s" : " %s '%s' %.0f s ago",
+             hvdl_kind_name(last->kind), name, seconds);
+}
+
+static void put_rank(hvdl_engine *e, hvdl_writer *to, int local, const hvdl_shm_last *last)
+{
+    int rank = hvdl_rank_of_local(e, local);
+    hvdl_put(to, "%srank %d on %s (which ", to->used ? ", " : "", hvdl_world_rank(e, rank),
+             e->placement.name_of[rank]);
+    put_last(to, last);
+    hvdl_put(to, ")");
+}
+
+void hvdl_put_rank(hvdl_engine *e, hvdl_writer *to, int local)
+{
+    hvdl_shm_last last = hvdl_last_of(e, local);
+    if (to->used + LONGEST_DETAIL <= to->room)
+        put_rank(e, to, local, &last);
+}
+
+/* ---- which ranks have posted ---- */
+
+uint64_t hvdl_run_of(const hvdl_operation *op)
+{
+    if (!hvdl_is_run(op))
+        return 0;
+    return op->plan->num_runs - (op->meeting && !op->meeting->collecting);
+}
+
+hvdl_meeting *hvdl_meeting_of(hvdl_engine *e, hvdl_key key, uint64_t run)
+{
+    hvdl_plan *plan = hvdl_plan_by_key(e, key);
+    hvdl_meeting *meeting = plan ? plan->collecting : hvdl_meeting_by_key(e, key);
+    if (plan ? run == plan->num_runs : meeting != NULL)
+        return meeting;
+    for (size_t i = 0; i < e->meetings.by_id.num_slots; i++)
+        for (hvdl_node *node = e->meetings.by_id.slots[i]; node; node = node->next) {
+            meeting = HVDL_CONTAINER(node, hvdl_meeting, by_id);
+            if (hvdl_key_equal(meeting->key, key))
+                return meeting;
+        }
+    return NULL;
+}
+
+bool hvdl_is_agreed(const hvdl_engine *e, const hvdl_meeting *meeting)
+{
+    if (meeting->collecting)
+        return false;
+    return e->config.num_hosts == 1 || (!meeting->plan && meeting->coordinator < 0);
+}
+
+static void put_ranks(hvdl_writer *to, int first, int last)
+{
+    const char *before = to->used ? ", " : "";
+    if (last > first + 1)
+        hvdl_put(to, "%s%d-%d", before, first, last);
+    else if (last > first)
+        hvdl_put(to, "%s%d, %d", before, first, last);
+    else
+        hvdl_put(to, "%s%d", before, first);
+}
+
+void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_last *lasts,
+                        hvdl_stall_part *answer)
+{
+    hvdl_writer posted = {answer->posted, sizeof answer->posted, 0};
+    hvdl_writer missing = {answer->missing, sizeof answer->missing, 0};
+    const hvdl_meeting *meeting = hvdl_meeting_of(e, what->key, what->run);
+    const hvdl_plan *plan = hvdl_plan_by_key(e, what->key);
+    bool is_over = !meeting && plan && what->run < plan->num_runs;
+    int num_detailed = 0, num_more = 0, first = -1, last = -1;
+    *posted.text = *missing.text = '\0';
+    if (meeting && hvdl_is_agreed(e, meeting))
+        return;
+    for (int r = 0; r < e->placement.local_size; r++) {
+        int rank = hvdl_rank_of_local(e, r), number = hvdl_world_rank(e, rank);
+        if (meeting ? meeting->posted_by[r] : is_over && !e->join.joined[r]) {
+            if (first >= 0 && number > last + 1) {
+                put_ranks(&posted, first, last);
+                first = -1;
+            }
+            first = first < 0 ? number : first;
+            last = number;
+        } else if (e->join.joined[r]) {
+            continue; /* it takes part all the same */
+        } else if (num_detailed == MAX_DETAILED || missing.used + LONGEST_DETAIL > missing.room) {
+            num_more++;
+        } else {
+            put_rank(e, &missing, r, &lasts[r]);
+            num_detailed++;
+        }
+    }
+    if (first >= 0)
+        put_ranks(&posted, first, last);
+    if (num_more)
+        hvdl_put(&missing, " and %d more on %s", num_more, e->config.host_names[e->placement.host]);
+}
+
+void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
+                        hvdl_advice advice, char text[HVDL_TEXT_BYTES])
+{
+    hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
+    bool again = what->report && !what->gives_up;
+    hvdl_put(&to, "%s '%s'", hvdl_kind_name(what->kind), what->name);
+    if (*what->site)
+        hvdl_put(&to, " (%s)", what->site);
+    hvdl_put(&to,
+             again ? " still waits, after %.0f s, for %s; called by rank%s %s; "
+                   : " has waited %.0f s for %s; called by rank%s %s; ",
+             (double)what->age_ns / 1e9, missing, strpbrk(posted, ",-") ? "s" : "", posted);
+    if (what->gives_up)
+        hvdl_put(&to, "all operations fail now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)");
+    else if (advice == HVDL_ASK_HOST)
+        hvdl_put(&to, "is that host cut off, or are its processes stopped?");
+    else if (what->is_run)
+        hvdl_put(&to,
+                 "do all ranks run the same number of backward passes? A rank that runs out of "
+                 "batches before the others must call hvd.join()");
+    else
+        hvdl_put(&to, "do all ranks take the same path through the program?");
+}
+
+void hvdl_describe_going_on(const hvdl_late *what, char text[HVDL_TEXT_BYTES])
+{
+    snprintf(text, HVDL_TEXT_BYTES, "%s '%s' goes on after %.0f s", hvdl_kind_name(what->kind),
+             what->name, (double)what->age_ns / 1e9);
+}
+
+/* ---- saying it ---- */
+
+void hvdl_say(const hvdl_engine *e, const char *text)
+{
+    char line[HVDL_TEXT_BYTES + 32];
+    snprintf(line, sizeof line, "hvdlite: %s\n", text);
+    e->config.say(line);
+}
+
+void hvdl_give_up_here(hvdl_engine *e, const char *text)
+{
+    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_GIVE_UP}, text, strlen(text) + 1);
+}
+
+void hvdl_give_up_everywhere(hvdl_engine *e, const char *text)
+{
+    for (int h = 0; e->placement.is_leader && h < e->config.num_hosts; h++)
+        if (h != e->placement.host) {
+            hvdl_message message = {.type = HVDL_MSG_GIVE_UP};
+            hvdl_send_message(e, h, &message, text, strlen(text) + 1);
+        }
+    hvdl_give_up_here(e, text);
+}
+
+void hvdl_say_going_on(hvdl_engine *e, hvdl_late what)
+{
+    char text[HVDL_TEXT_BYTES];
+    hvdl_describe_going_on(&what, text);
+    hvdl_say(e, text);
+}

@@ -1,0 +1,70 @@
+/* Ranks and hosts that should speak about a late operation and do not: how long they are waited for, and who
+ * speaks instead. The driver. */
+#ifndef HVDL_SILENCE_H
+#define HVDL_SILENCE_H
+
+#include "engine/engine.h"
+#include "watching/stall.h"
+
+/* Whoever owes an answer and gives no sign of life for so long is taken for stopped. Longer than a leader
+ * that does nothing sleeps. */
+#define HVDL_PATIENCE_NS 1500000000ull
+
+typedef struct hvdl_question hvdl_question;
+
+typedef struct {
+    uint64_t heard_ns; /* a message of the stall check has come */
+    bool silent;       /* it did not answer, and nothing has come since */
+} hvdl_host_signs;
+
+/* Written by silence.c. */
+typedef struct {
+    hvdl_host_signs *hosts;    /* several hosts */
+    uint64_t *ranks_heard_ns;  /* by local rank: when an entry about what is late was read */
+    hvdl_question *questions;  /* the leader's: another host must speak about these */
+    uint64_t looked_ns;        /* the last look */
+    uint64_t awake_ns;         /* since then there was no long time between two looks */
+    uint64_t standing_at;      /* where in the journal this rank reads */
+    uint64_t standing_from_ns; /* and since when, if it should read on or append and can't */
+    int num_standing_reports;
+} hvdl_silence;
+
+hvdl_err hvdl_silence_make(hvdl_engine *engine);
+void hvdl_silence_free(hvdl_engine *engine);
+/* Everything fails. */
+void hvdl_silence_end(hvdl_engine *engine);
+
+/* ---- ranks of this host ---- */
+
+void hvdl_heard_rank(hvdl_engine *engine, int local);
+/* Must another rank speak instead? */
+bool hvdl_speaker_is_silent(const hvdl_engine *engine, const hvdl_reporting *reporting,
+                            uint64_t now);
+
+/* ---- hosts ---- */
+
+void hvdl_heard_host(hvdl_engine *engine, int host);
+/* It was asked at `since_ns`, and has not answered. */
+bool hvdl_host_is_silent(const hvdl_engine *engine, int host, uint64_t since_ns, uint64_t now);
+/* It did not answer: it is not waited for again before it says something. */
+void hvdl_found_silent(hvdl_engine *engine, int host);
+/* The leader: the host's leader must speak about it. If it is silent, this host does. */
+void hvdl_ask_to_speak(hvdl_engine *engine, int host, const hvdl_late *what, uint64_t id);
+/* The leader, which was stopped: another rank of this host has spoken instead. */
+void hvdl_take_back_question(hvdl_engine *engine, const hvdl_late *what);
+
+/* ---- how a rank speaks: stall.c ---- */
+
+bool hvdl_report_is_due(const hvdl_engine *engine, uint64_t age_ns, int report);
+/* It describes its host and says that, as a host that should have spoken is silent, or a rank (-1). */
+void hvdl_speak_here(hvdl_engine *engine, const hvdl_late *what, uint64_t id, int silent_host);
+/* To the ranks of this host: this one has spoken, or asked another host. */
+void hvdl_announce_taken(hvdl_engine *engine, const hvdl_late *what, uint64_t id);
+/* Where the journal stands still. */
+void hvdl_say_standstill(hvdl_engine *engine, hvdl_operation *operation, const char *text,
+                         bool gives_up);
+
+/* Finds who is silent, and has this rank speak where it must. */
+void hvdl_silence_look(hvdl_engine *engine, uint64_t now);
+
+#endif

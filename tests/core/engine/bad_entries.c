@@ -1,0 +1,197 @@
+/* Two hosts of two ranks, all engines of this process, for test_bad_entries.py, which compiles it together
+ * with the core. Rank 1, on host 0, and the leader of host 1 write what no sound rank writes: roll calls, their
+ * answers, and that the caller gave up. Rank 0 reads it while it asks who has not called an operation. */
+#define _GNU_SOURCE
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "watching/report.h"
+#include "network.h"
+
+#define NUM_HOSTS 2
+#define LOCAL_SIZE 2
+#define NUM_RANKS (NUM_HOSTS * LOCAL_SIZE)
+#define BLOCK_BYTES 256
+#define INLINE_BYTES 64
+#define FAR 100000000
+
+/* As in roll_call.c, whose they are. */
+typedef struct {
+    hvdl_key key;
+    uint64_t run, number;
+    int32_t host, local, is_posted;
+} question;
+
+typedef struct {
+    uint64_t number;
+    int32_t local, host, is_decided, num_ranks;
+    uint8_t absent[LOCAL_SIZE];
+} answer;
+
+#define HEAD_BYTES offsetof(answer, absent)
+#define ANSWER_BYTES (HEAD_BYTES + LOCAL_SIZE)
+
+static hvdl_engine *engines[NUM_RANKS];
+static float data[100];
+
+static void say_nothing(const char *line)
+{
+    (void)line;
+}
+
+static hvdl_err make_engines(void)
+{
+    static const int sizes[] = {LOCAL_SIZE, LOCAL_SIZE}, ranks[] = {0, 1, 2, 3};
+    static const char *names[] = {"here", "there"};
+    hvdl_err err = HVDL_OK;
+    for (int h = 0; h < NUM_HOSTS; h++) {
+        size_t bytes, payload = hvdl_posted_payload(NUM_RANKS, INLINE_BYTES);
+        int fd = memfd_create("bad entries", 0);
+        if (fd < 0 || hvdl_shm_bytes(LOCAL_SIZE, payload, BLOCK_BYTES, &bytes) ||
+            ftruncate(fd, (off_t)bytes))
+            return HVDL_ENOMEM;
+        for (int r = h * LOCAL_SIZE; !err && r < (h + 1) * LOCAL_SIZE; r++) {
+            hvdl_wire wire = network_wire(r, 1 << 20);
+            hvdl_engine_config config = {.rank = r,
+                                         .num_ranks = NUM_RANKS,
+                                         .num_hosts = NUM_HOSTS,
+                                         .host_sizes = sizes,
+                                         .members = ranks,
+                                         .world_ranks = ranks,
+                                         .host_names = names,
+                                         .memory_fd = fd,
+                                         .wire = &wire,
+                                         .inline_bytes = INLINE_BYTES,
+                                         .block_bytes = BLOCK_BYTES,
+                                         .segment_bytes = 256,
+                                         .piece_bytes = 1024,
+                                         .say = say_nothing,
+                                         .rules = {{SIZE_MAX, HVDL_DOUBLING}},
+                                         .num_rules = 1};
+            err = hvdl_engine_create(&engines[r], &config);
+        }
+        close(fd);
+    }
+    return err;
+}
+
+static hvdl_operation *post(void)
+{
+    hvdl_operation *op = NULL;
+    hvdl_posting posting = {.name = "x", .input = data, .output = data};
+    posting.desc = (hvdl_desc){.kind = HVDL_ALLREDUCE,
+                               .dtype = HVDL_FLOAT32,
+                               .op = HVDL_SUM,
+                               .ndim = 1,
+                               .root = -1,
+                               .prescale = 1,
+                               .postscale = 1,
+                               .count = 100,
+                               .dims = {100}};
+    return hvdl_engine_post(engines[0], &posting, false, &op) ? NULL : op;
+}
+
+static void write_entry(int type, const void *body, size_t bytes)
+{
+    if (hvdl_journal_append(&engines[1]->shm, (hvdl_entry){.type = (uint16_t)type}, body, bytes,
+                            NULL, 0))
+        exit(2);
+}
+
+static void send(int type, const void *payload, size_t bytes)
+{
+    hvdl_message message = {.type = (uint8_t)type};
+    hvdl_send_message(engines[LOCAL_SIZE], 0, &message, payload, bytes);
+    hvdl_control_flush(engines[LOCAL_SIZE]);
+}
+
+static void write_bad_questions(hvdl_key key)
+{
+    const question asked = {.key = key, .number = 1, .host = 0, .local = 1, .is_posted = 1};
+    question bad[] = {asked, asked, asked, asked, asked};
+    bad[0].host = 1;
+    bad[1].host = -FAR;
+    bad[2].host = FAR;
+    bad[3].local = -1;
+    bad[4].local = LOCAL_SIZE;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        write_entry(HVDL_ENTRY_ROLL_CALL, &bad[i], sizeof bad[i]);
+        bad[i].host += i == 0 ? -1 : i > 2; /* of the other host's */
+        send(HVDL_MSG_ROLL_CALL, &bad[i], sizeof bad[i]);
+    }
+    write_entry(HVDL_ENTRY_ROLL_CALL, &asked, sizeof asked - 1);
+    send(HVDL_MSG_ROLL_CALL, &asked, sizeof asked - 1);
+    write_entry(HVDL_ENTRY_ROLL_CALL, NULL, 0);
+}
+
+static void write_bad_answers(void)
+{
+    const answer told = {.number = 1, .host = 1, .num_ranks = LOCAL_SIZE, .absent = {1, 1}};
+    answer bad[] = {told, told, told, told, told};
+    bad[0].host = -FAR;
+    bad[1].host = FAR;
+    bad[2].host = NUM_HOSTS;
+    bad[3].num_ranks = -1;
+    bad[4].num_ranks = FAR;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        write_entry(HVDL_ENTRY_ROLL_ANSWER, &bad[i], ANSWER_BYTES);
+        send(HVDL_MSG_ROLL_ANSWER, &bad[i], ANSWER_BYTES);
+    }
+    for (size_t bytes = 0; bytes < ANSWER_BYTES; bytes += HEAD_BYTES - 1) {
+        write_entry(HVDL_ENTRY_ROLL_ANSWER, &told, bytes);
+        send(HVDL_MSG_ROLL_ANSWER, &told, bytes);
+    }
+}
+
+/* Another rank of the host writes while rank 0 asks. */
+static void *write_bad_entries(void *op)
+{
+    while (!__atomic_load_n(&engines[0]->roll_calls.last_number, __ATOMIC_ACQUIRE))
+        usleep(1000);
+    write_bad_questions(((hvdl_operation *)op)->key);
+    write_bad_answers();
+    return NULL;
+}
+
+/* Prints which ranks rank 0 takes for absent, and which hosts have answered. */
+static void ask(hvdl_operation *op)
+{
+    pthread_t writer;
+    bool absent[NUM_RANKS], answered[NUM_HOSTS];
+    if (pthread_create(&writer, NULL, write_bad_entries, op))
+        exit(2);
+    hvdl_err err = hvdl_operation_missing(engines[0], op, absent, answered);
+    pthread_join(writer, NULL);
+    printf("%s; absent", err == HVDL_EAGAIN ? "not known" : "known");
+    for (int r = 0; r < NUM_RANKS; r++)
+        printf(" %d", absent[r]);
+    printf("; answered %d %d\n", answered[0], answered[1]);
+}
+
+/* A text that ends nowhere, and one that is not there. */
+static void give_up(const char *how, hvdl_operation *op)
+{
+    char text[HVDL_TEXT_BYTES + 100];
+    size_t bytes = strcmp(how, "empty") ? sizeof text : 0;
+    memset(text, 'x', sizeof text);
+    write_entry(HVDL_ENTRY_GIVE_UP, text, bytes);
+    write_entry(HVDL_ENTRY_CIRCLE + 100, text, sizeof text); /* what lies behind it */
+    for (int i = 0; i < 100 && !hvdl_operation_done(op); i++)
+        hvdl_engine_poll(engines[0]);
+    const char *error = hvdl_operation_done(op) ? hvdl_operation_error(op) : "pending";
+    printf("%s: %zu characters, %.30s\n", how, strlen(error), error);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2 || !network_begin(NUM_RANKS) || make_engines())
+        return 2;
+    hvdl_operation *op = post();
+    if (!op)
+        return 2;
+    if (!strcmp(argv[1], "ask"))
+        ask(op);
+    else
+        give_up(argv[1], op);
+    return 0;
+}

@@ -1,0 +1,35 @@
+"""What a rank reads in the journal, or in a message, that no sound rank has written.
+
+Engines of two hosts in one process, over a network in memory (bad_entries.c)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.engine.test_many_hosts import program
+from tests.harness.programs import run_program
+
+
+@pytest.fixture(scope="module")
+def bad_entries(tmp_path_factory):
+    """Runs the program with one argument, and returns what it prints."""
+    path = program(tmp_path_factory.mktemp("bad"), "bad_entries")
+
+    def run(argument):
+        finished = run_program([path, argument], 60)
+        assert finished.code == 0, finished
+        return finished.stdout
+
+    return run
+
+
+def test_a_roll_call_takes_no_answer_that_is_out_of_range(bad_entries):
+    assert bad_entries("ask") == "not known; absent 0 1 0 0; answered 1 0\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [("endless", f"1023 characters, {'x' * 30}"), ("empty", "18 characters, the caller gave up")],
+)
+def test_the_text_of_who_gives_up_has_an_end_and_is_not_empty(bad_entries, how, text):
+    assert bad_entries(how) == f"{how}: {text}\n"

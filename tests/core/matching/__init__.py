@@ -1,0 +1,1 @@
+"""hvdlite/_core/matching: ranks that disagree, join or leave."""

@@ -1,0 +1,1 @@
+"""hvdlite/_core/operations: posting, waiting, results, records."""

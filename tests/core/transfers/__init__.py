@@ -1,0 +1,1 @@
+"""hvdlite/_core/transfers: sends and receives."""

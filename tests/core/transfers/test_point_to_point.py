@@ -1,0 +1,604 @@
+"""Sends and receives: matched by source and tag, in order, within a host and between hosts."""
+
+import os
+import platform
+import random
+import re
+import signal
+import struct
+import threading
+import time
+from collections import defaultdict
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from hvdlite import _core
+from hvdlite.world import world as worlds
+from tests.core.matching.test_joined import everyone
+
+# Each side of what travels with the announcement, of a block, of a segment, of several.
+SIZES = (0, 1, 4095, 4096, 4097, 16384, 61440, 61441, 300_000, 2_000_000)
+HOSTS = ("1,1", "2,1")
+
+
+def engine():
+    return worlds.current().team.engine
+
+
+def pattern(size, seed):
+    """Bytes that differ from those of another message, and from themselves if they are shifted."""
+    return (torch.arange(size, dtype=torch.int64) * 31 + seed * 7 + torch.arange(size) // 251).to(
+        torch.uint8
+    )
+
+
+def done(*operations):
+    for operation in operations:
+        text = operation.wait()
+        assert text is None, text
+
+
+def ring(sizes, receive_first):
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    to, source = (rank + 1) % size, (rank - 1) % size
+    for i, count in enumerate(sizes):
+        into = torch.full((count,), 255, dtype=torch.uint8)
+        if receive_first:
+            received = engine().recv(into, source, i)
+            hvd.barrier()
+            sent = engine().send(pattern(count, rank + i), to, i)
+        else:
+            sent = engine().send(pattern(count, rank + i), to, i)
+            hvd.barrier()
+            received = engine().recv(into, source, i)
+        done(sent, received)
+        assert into.equal(pattern(count, source + i))
+        assert received.rows() == (source, count)
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.hosts(*HOSTS)
+@pytest.mark.parametrize("receive_first", [True, False])
+def test_a_message_of_any_size_arrives_whichever_side_comes_first(world, receive_first):
+    world.run(ring, SIZES, receive_first)
+
+
+def large_messages(blocks_past_caches):
+    """Just below the size from which copies read ahead, and above; from and to odd addresses."""
+    hvd.init()
+    other = 1 - hvd.rank()
+    counters = engine().counters
+    before = counters()["past_cache_bytes"]
+    _core.force_past_cache(blocks_past_caches)
+    try:
+        ring(((16 << 20) - 1, (16 << 20) + 77), True)
+        count = (16 << 20) + 64
+        into = torch.full((count + 2,), 255, dtype=torch.uint8)
+        odd = torch.cat([torch.zeros(1, dtype=torch.uint8), pattern(count, hvd.rank())])[1:]
+        received, sent = engine().recv(into[1:-1], other, 9), engine().send(odd, other, 9)
+        done(received, sent)
+    finally:
+        _core.force_past_cache(None)
+    assert into[1:-1].equal(pattern(count, other))
+    assert into[0] == into[-1] == 255
+    passes = blocks_past_caches and platform.machine() == "x86_64"
+    assert (counters()["past_cache_bytes"] > before) == passes
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("2")
+@pytest.mark.parametrize("blocks_past_caches", [False, True])
+def test_large_messages_arrive_past_the_caches(world, blocks_past_caches):
+    world.run(large_messages, blocks_past_caches)
+
+
+def small_blocks():
+    ring((0, 1, 63, 64, 65, 1000, 4097, 50_001), True)
+
+
+@pytest.mark.hosts("1,1")
+def test_the_units_of_the_engine_do_not_show(world):
+    knobs = {"HVDLITE_INLINE_BYTES": "64", "HVDLITE_SEGMENT_BYTES": "100"}
+    world.run(small_blocks, knobs=knobs)
+
+
+def program(seed, count):
+    """A random list of messages. Every rank posts its sides of them in an order of its own, but
+    those of one pair and tag in the list's."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    drawn = random.Random(seed)
+    messages = []
+    for number in range(count):
+        source, to, tag = drawn.randrange(size), drawn.randrange(size), drawn.randrange(3)
+        messages.append((number, source, to, tag, drawn.choice(SIZES[:-1])))
+    steps = [(m, True) for m in messages if m[1] == rank]
+    steps += [(m, False) for m in messages if m[2] == rank]
+    mixed = random.Random(f"{seed} {rank}")
+    places = [mixed.random() for _ in steps]
+    lines = defaultdict(list)  # the places that a line has, which it takes in its order
+    for at, (m, sends) in zip(places, steps, strict=True):
+        lines[m[1:4], sends].append(at)
+    for places_of_line in lines.values():
+        places_of_line.sort(reverse=True)
+    steps = sorted(((lines[m[1:4], s].pop(), m, s) for m, s in steps), key=lambda step: step[0])
+    operations = []
+    for _, (number, source, to, tag, bytes_), sends in steps:
+        tensor = pattern(bytes_, number) if sends else torch.zeros(bytes_, dtype=torch.uint8)
+        post = engine().send if sends else engine().recv
+        operations.append((post(tensor, to if sends else source, tag), tensor, number, sends))
+    for operation, tensor, number, sends in operations:
+        done(operation)
+        assert sends or tensor.equal(pattern(len(tensor), number)), number
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.hosts(*HOSTS)
+def test_messages_of_random_programs_arrive_in_order_at_their_own_receives(world):
+    for seed in range(5):
+        world.run(program, seed, 150)
+
+
+def from_any(count):
+    """Rank 0 receives from all others, by receives from any source and from each, in turns."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    large = 30_000
+    if rank:
+        sent = [
+            engine().send(pattern(4 if i % 2 else large, 100 * rank + i), 0, i % 2)
+            for i in range(count)
+        ]
+        done(*sent)
+        return
+    got = defaultdict(list)
+    waiting = []
+    for i in range(count * (size - 1)):
+        tag = i % 2
+        into = torch.zeros(4 if tag else large, dtype=torch.uint8)
+        waiting.append((engine().recv(into, -1, tag), into, tag))
+    for operation, into, tag in waiting:
+        done(operation)
+        source, bytes_ = operation.rows()
+        assert bytes_ == len(into)
+        number = 2 * len(got[source, tag]) + tag
+        assert into.equal(pattern(len(into), 100 * source + number))
+        got[source, tag].append(number)
+    assert all(len(numbers) == count // 2 for numbers in got.values())
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts(*HOSTS)
+def test_a_receive_from_any_source_takes_messages_of_each_in_order(world):
+    world.run(from_any, 40)
+
+
+def oldest_first():
+    """Of a receive from any source and one from rank 0, the one that was posted first takes the
+    message, the other one the next."""
+    hvd.init()
+    if hvd.rank() == 1:
+        for first, second in ((-1, 0), (0, -1)):
+            a, b = torch.zeros(1), torch.zeros(1)
+            operations = engine().recv(a, first, 1), engine().recv(b, second, 1)
+            hvd.barrier()
+            done(*operations)
+            assert (a.item(), b.item()) == (1.0, 2.0)
+        return
+    for _ in range(2):
+        hvd.barrier()
+        done(engine().send(torch.ones(1), 1, 1), engine().send(torch.full((1,), 2.0), 1, 1))
+
+
+@pytest.mark.hosts("1,1")
+def test_the_receive_that_was_posted_first_takes_the_message(world):
+    world.run(oldest_first)
+
+
+def thousands(count):
+    """All ranks post all of theirs before any is waited for, in opposite orders."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    others = [r for r in range(size) if r != rank]
+    order = list(range(count)) if rank % 2 else list(reversed(range(count)))
+    bytes_of = [8000 if i % 10 == 0 else 8 for i in range(count)]
+    into = {
+        (r, i): torch.zeros(bytes_of[i], dtype=torch.uint8) for r in others for i in range(count)
+    }
+    sent, received = [], []
+    for i in order:
+        for r in others:
+            sent.append(engine().send(pattern(bytes_of[i], i + rank), r, i))
+    for i in reversed(order):
+        for r in others:
+            received.append(engine().recv(into[r, i], r, i))
+    x = hvd.allreduce(torch.ones(100_000), op=hvd.Sum, name="between")
+    assert x.eq(size).all()
+    done(*sent, *received)
+    for (r, i), tensor in into.items():
+        assert tensor.equal(pattern(bytes_of[i], i + r)), (r, i)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts(*HOSTS)
+def test_thousands_are_in_flight_in_opposite_orders_and_collectives_pass_between(world):
+    world.run(thousands, 1500)
+
+
+def collective_first():
+    """Each ends while the other waits."""
+    hvd.init()
+    rank = hvd.rank()
+    x = torch.zeros(1_000_000)
+    waits = engine().recv(x, 1 - rank, 1) if rank < 2 else None
+    hvd.allreduce(torch.ones(3_000_000), name="passes")
+    summed = hvd.allreduce_async(torch.ones(10), name="late") if rank == 0 else None
+    if rank < 2:
+        sent = engine().send(torch.full((1_000_000,), float(rank)), 1 - rank, 1)
+        done(sent, waits)
+        assert x.eq(1 - rank).all()
+    if summed is not None:
+        assert not hvd.poll(summed)
+        done(engine().send(torch.ones(1), 1, 2))
+    elif rank == 1:
+        done(engine().recv(torch.ones(1), 0, 2))
+    if summed is None:
+        summed = hvd.allreduce_async(torch.ones(10), name="late")
+    hvd.synchronize(summed)
+
+
+@pytest.mark.hosts("1,1")
+def test_messages_and_collectives_do_not_wait_for_each_other(world):
+    world.run(collective_first)
+
+
+def different_sizes(sent_bytes, received_bytes):
+    hvd.init()
+    text = None
+    if hvd.rank() == 0:
+        text = engine().send(torch.zeros(sent_bytes, dtype=torch.uint8), 1, 3).wait()
+    elif hvd.rank() == 1:
+        text = engine().recv(torch.zeros(received_bytes, dtype=torch.uint8), -1, 3).wait()
+    hvd.allreduce(torch.ones(10), name="goes on")
+    return text
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+@pytest.mark.parametrize(("sent", "received"), [(5, 4), (4, 5), (0, 1), (100_000, 99_999)])
+def test_sizes_that_differ_fail_both_sides_with_one_text(world, sent, received):
+    texts = world.run(different_sizes, sent, received)
+    assert texts[0] == texts[1]
+    assert "send from rank 0 on " in texts[0]
+    assert " to rank 1 on " in texts[0]
+    assert (
+        f"with tag 3: the sender's tensor has {sent} bytes, the receiver's {received}" in texts[0]
+    )
+
+
+def withdrawals():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    peer = rank ^ 1
+    if peer >= size:
+        hvd.barrier()
+        hvd.barrier()
+        return
+    x, y = torch.ones(5000), torch.zeros(5000)
+    waits = engine().recv(y, peer, 2)
+    assert waits.withdraw()
+    assert waits.withdraw()
+    assert waits.wait() == f"recv from rank {peer} with tag 2 was withdrawn"
+    own = engine().send(x, rank, 7)
+    assert own.withdraw()
+    assert own.wait() == f"send to rank {rank} with tag 7 was withdrawn"
+    # Both know each other between hosts, too.
+    done(engine().send(x, peer, 1), engine().recv(y, peer, 1))
+    hvd.barrier()
+    for elems in (2, 5000):
+        sent = engine().send(x[:elems], peer, 3)
+        assert sent.withdraw()
+        assert sent.wait() == f"send to rank {peer} with tag 3 was withdrawn"
+    hvd.barrier()
+    # What was withdrawn is not received by what comes after it.
+    y.zero_()
+    into = engine().recv(y[:3], peer, 3)
+    done(engine().send(torch.full((3,), 9.0), peer, 3), into)
+    assert y[:3].eq(9).all()
+    assert not into.withdraw()
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.hosts("1,1")
+def test_what_is_withdrawn_before_it_is_matched_never_is(world):
+    world.run(withdrawals)
+
+
+def races_a_withdrawal(rounds):
+    """Whatever withdraw says is what happened to the other side."""
+    hvd.init()
+    rank = hvd.rank()
+    for i in range(rounds):
+        if rank == 0:
+            sent = engine().send(torch.ones(3 if i % 2 else 3000), 1, 1)
+            time.sleep(random.random() * 1e-4)
+            withdrawn = sent.withdraw()
+            assert (sent.wait() is None) is not withdrawn
+            done(engine().send(torch.tensor([int(not withdrawn)]), 1, 2))
+        elif rank == 1:
+            into = engine().recv(torch.zeros(3 if i % 2 else 3000), 0, 1)
+            told = torch.zeros(1, dtype=torch.int64)
+            done(engine().recv(told, 0, 2))
+            if told.item():
+                done(into)
+            else:
+                assert into.withdraw()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+def test_a_withdrawal_and_a_match_agree(world):
+    world.run(races_a_withdrawal, 100)
+
+
+def waits_with_a_limit(bytes_):
+    """Rank 1 calls none of what rank 0 waits for, until rank 0 has given up waiting."""
+    hvd.init()
+    rank, last = hvd.rank(), hvd.size() - 1
+    x = torch.ones(bytes_, dtype=torch.uint8)
+    texts, missing, operations = [], [], []
+    if rank == 0:
+        operations = [
+            engine().send(x, last, 3, "a.py:7"),
+            engine().recv(x.clone(), last, 4),
+            engine().recv(x.clone(), -1, 5),
+        ]
+        for operation in operations:
+            with pytest.raises(TimeoutError) as caught:
+                operation.wait(timeout_s=0.05)
+            texts.append(str(caught.value))
+            missing.append(operation.missing())
+            assert not operation.poll()
+    everyone().Barrier()
+    if rank == last:
+        operations += [
+            engine().recv(x.clone(), 0, 3),
+            engine().send(x, 0, 4),
+            engine().send(x, 0, 5),
+        ]
+    for operation in operations:
+        assert operation.wait(timeout_s=600.0) is None
+        assert operation.missing() == ()
+        assert operation.wait(timeout_s=0.0) is None
+    return texts, missing
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.hosts(*HOSTS)
+@pytest.mark.parametrize("bytes_", [3, 100_000])
+def test_a_limit_names_the_rank_that_is_awaited(world, bytes_):
+    texts, missing = world.run(waits_with_a_limit, bytes_)[0]
+    last = world.size - 1
+    late = r"has not ended within 0\.05 s:"
+    it = rf"rank {last} on \S+ has not called"
+    expected = (
+        rf"send to rank {last} with tag 3 \(a.py:7\) {late} {it} recv from rank 0 with this tag",
+        rf"recv from rank {last} with tag 4 {late} {it} send to rank 0 with this tag",
+        rf"recv from any rank with tag 5 {late} no rank has called send to rank 0 with this tag",
+    )
+    for text, pattern_of_it in zip(texts, expected, strict=True):
+        assert re.fullmatch(pattern_of_it, text), text
+    assert missing == [(last,), (last,), None]
+
+
+def leaves():
+    hvd.init()
+    rank, last = hvd.rank(), hvd.size() - 1
+    everyone().Barrier()
+    if rank == last:
+        hvd.shutdown()
+        everyone().Barrier()
+        return None
+    x = torch.zeros(5000)
+    operations = [engine().recv(x, last, 1), engine().send(x, last, 1), engine().recv(x[:5], -1, 1)]
+    operations.insert(2, engine().send(x[:5], last, 2))
+    texts = [operation.wait() for operation in operations[:3]]
+    texts.append(operations[3].wait() if last == 1 else operations[3].withdraw())
+    # The others go on.
+    if last > 1 and rank < 2:
+        y = torch.zeros(2000)
+        done(engine().send(torch.ones(2000), 1 - rank, 5), engine().recv(y, 1 - rank, 5))
+        assert y.eq(1).all()
+    everyone().Barrier()
+    hvd.shutdown()
+    return texts
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("1,1", "2,1")
+def test_a_rank_that_leaves_fails_those_that_wait_for_it(world):
+    last = world.size - 1
+    for texts in world.run(leaves)[:-1]:
+        for text, what in zip(texts, ("recv from", "send to", "send to"), strict=False):
+            assert re.match(rf"rank {last} on \S+ has left", text), text
+            assert re.search(rf": {what} rank {last} with tag \d+ can't end$", text), text
+        assert texts[3] is True if last > 1 else "all other ranks have left" in texts[3]
+
+
+def leaves_with_messages_under_way():
+    """Rank 1 leaves when its message is matched."""
+    hvd.init()
+    x = torch.zeros(4_000_000)
+    if hvd.rank() == 0:
+        received = engine().recv(x, 1, 1)
+        hvd.barrier()
+        done(received)
+        assert x.eq(3).all()
+    else:
+        hvd.barrier()
+        if hvd.rank() == 1:
+            sent = engine().send(x.fill_(3), 0, 1)
+            while not sent.poll() and not any(
+                what == "RUNNING" and name.startswith("to rank 0")
+                for _, name, what in engine().events()
+            ):
+                time.sleep(1e-4)
+    hvd.shutdown()
+    everyone().Barrier()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+def test_a_rank_that_leaves_ends_what_is_matched(world):
+    world.run(leaves_with_messages_under_way, knobs={"HVDLITE_EVENT_LOG": "1000"})
+
+
+def refused():
+    hvd.init()
+    x, last = torch.zeros(4, 4), hvd.size() - 1
+    for call, error in (
+        (lambda: engine().send(x, -1, 0), ValueError),
+        (lambda: engine().send(x, last + 1, 0), ValueError),
+        (lambda: engine().recv(x, -2, 0), ValueError),
+        (lambda: engine().recv(x, 0, -1), ValueError),
+        (lambda: engine().recv(x.t()[:, :2], 0, 1), ValueError),
+        (lambda: engine().recv(x, 0), TypeError),
+        (lambda: engine().recv(x, 0, 1, source=3), TypeError),
+    ):
+        with pytest.raises(error):
+            call()
+
+
+@pytest.mark.ranks(1)
+def test_arguments_are_checked(world):
+    world.run(refused)
+
+
+def make_engine(rank, memory, progress_thread=True, event_capacity=0, stall_shutdown_s=0.0):
+    return _core.Engine(
+        rank=rank,
+        hosts=[[0, 1]],
+        host_names=["here"],
+        world_ranks=[0, 1],
+        memory_fd=memory,
+        wire=None,
+        progress_thread=progress_thread,
+        inline_bytes=4096,
+        block_bytes=65536,
+        segment_bytes=61440,
+        piece_bytes=1 << 20,
+        algorithms=(),
+        deterministic=False,
+        event_capacity=event_capacity,
+        stall_warning_s=0,
+        stall_shutdown_s=stall_shutdown_s,
+    )
+
+
+@pytest.mark.parametrize("what", ["send", "recv", "recv from any"])
+def test_a_rank_that_dies_fails_those_that_wait_for_it_by_name(what):
+    memory = os.memfd_create("test")
+    os.ftruncate(memory, _core.memory_bytes(2, 2, 4096, 65536))
+    started, starts = os.pipe()
+    child = os.fork()
+    if not child:
+        made = make_engine(1, memory)
+        os.write(starts, b"x")
+        time.sleep(60)
+        os._exit(made is None)
+    own = make_engine(0, memory)
+    os.read(started, 1)
+    x = torch.zeros(5000)
+    waits = own.send(x, 1, 3) if what == "send" else own.recv(x, 1 if what == "recv" else -1, 3)
+    os.kill(child, signal.SIGKILL)
+    assert waits.wait() == "rank 1 on here has died"
+    os.waitpid(child, 0)
+    own.close()
+    for descriptor in (memory, started, starts):
+        os.close(descriptor)
+
+
+def stop_when_matched(memory, x, sends):
+    """A rank without a thread of its own, which stops when it has moved a part of the data."""
+    made = make_engine(1, memory, progress_thread=False, event_capacity=100)
+    operation = made.send(x, 0, 3) if sends else made.recv(x, 0, 3)
+    while not any(state == "RUNNING" for *_, state in made.events()):
+        assert not operation.poll()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def wait_until_stopped(child, limit_s=60):
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        # It stays a child that can be killed and waited for.
+        found = os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None:
+            return found.si_code == os.CLD_STOPPED
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_message_whose_data_does_not_move_is_a_standstill(sends):
+    memory = os.memfd_create("test")
+    os.ftruncate(memory, _core.memory_bytes(2, 2, 4096, 65536))
+    # Made before the fork: torch fills it with OpenMP, whose threads a child does not have.
+    x = torch.zeros(2_000_000, dtype=torch.uint8)
+    child = os.fork()
+    if not child:
+        try:
+            stop_when_matched(memory, x, sends)
+        finally:
+            os._exit(1)
+    own = make_engine(0, memory, stall_shutdown_s=1.0)
+    try:
+        operation = own.recv(x, 1, 3, "a.py:7") if sends else own.send(x, 1, 3, "a.py:7")
+        assert wait_until_stopped(child)
+        with pytest.raises(TimeoutError) as caught:
+            operation.wait(timeout_s=0.1)
+        said = "rank 1 on here has called " + ("send" if sends else "recv")
+        assert said + ", and not all data has moved" in str(caught.value)
+        what = "recv from" if sends else "send to"
+        assert re.match(
+            rf"{what} rank 1 with tag 3 has made no progress for \d s: {said}, and \w+ no data; "
+            r"called by rank 0 at a\.py:7; all operations fail now",
+            operation.wait(),
+        )
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        own.close()
+        os.close(memory)
+
+
+def test_a_block_that_names_a_place_outside_its_receive_writes_nothing():
+    memory = os.memfd_create("test")
+    size = _core.memory_bytes(2, 2, 4096, 65536)
+    os.ftruncate(memory, size)
+    mine, other = (make_engine(rank, memory, progress_thread=False) for rank in range(2))
+    whole = torch.zeros(310_000, dtype=torch.uint8)
+    received = whole[5000:305_000]
+    # The fourth block of rank 1's mailbox, the last part of the memory: for local rank 0, of its
+    # first receive; its end is inside, as the sum wraps around.
+    mailbox = -(-4 * (128 + 32768) // 4096) * 4096
+    head = struct.pack("=IIQQ", 1, 4096, 1, 2**64 - 2048)
+    os.pwrite(memory, b"\1" * 4096, size - mailbox + 4 * 128 + 3 * 32768)
+    os.pwrite(memory, head, size - mailbox + 3 * 128)
+    sent = pattern(300_000, 1)
+    receive, send = mine.recv(received, 1, 3), other.send(sent, 0, 3)
+    end = time.monotonic() + 60
+    while not all([receive.poll(), send.poll()]) and time.monotonic() < end:
+        pass
+    done(receive, send)
+    assert not whole[:5000].any()
+    assert not whole[305_000:].any()
+    assert torch.equal(received, sent)
+    # Closing waits for nobody that drives.
+    closing = threading.Thread(target=mine.close)
+    closing.start()
+    other.close()
+    closing.join()
+    os.close(memory)
