@@ -19,6 +19,13 @@ BARRIER: int
 ALLTOALL: int
 REDUCESCATTER: int
 JOIN: int
+REDUCE: int
+# As ALLGATHER and ALLTOALL, with results in the caller's memory.
+ALLGATHER_INTO: int
+ALLTOALL_INTO: int
+GATHER: int
+SCATTER: int
+# (The making of a plan, and sends and receives, have names in events but are not posted.)
 
 class Kind(NamedTuple):
     """What is true of all operations of a kind."""
@@ -30,7 +37,7 @@ class Kind(NamedTuple):
     shares: bool
     # The members' data is combined by the reduce op.
     reduces: bool
-    # One member's data counts.
+    # One member alone gives data, or gets it.
     has_root: bool
     # A rank that has joined counts as present. Else the operation fails while one has.
     joined_takes_part: bool
@@ -45,6 +52,10 @@ MIN: int
 MAX: int
 PRODUCT: int
 ADASUM: int
+# Bitwise: of integers and bool.
+BAND: int
+BOR: int
+BXOR: int
 
 # Element types.
 UINT8: int
@@ -150,6 +161,11 @@ def use_alone(is_alone: Callable[[], bool], /) -> None:
     goes on to wait: whether no other thread of this process could post an operation meanwhile. What
     it raises is raised by `wait`."""
 
+def park(native_id: int, /) -> None:
+    """Python is about to end: if the thread of this `native_id` waits for an operation, or begins
+    to, it does not come back from there, whether the operation ends or not. One thread of a
+    process. (Not its `ident`, which a later thread may get.)"""
+
 def dtype_of(tensor: object, /) -> int:
     """The element type of a dense tensor in host memory, of a type that `use_tensors` named, whose
     storage holds all of it; -1: it is something else. (A small one's storage that was shrunk, but
@@ -169,8 +185,9 @@ class Posting:
     root: int
     prescale: float
     postscale: float
-    splits: torch.Tensor | None
+    splits: torch.Tensor | tuple[int, ...] | None
     place: int
+    site: str | None
 
     def replace(self, **changes: Any) -> Posting:
         """A copy with other values, in the words of `posting`; the kind stays."""
@@ -189,21 +206,36 @@ def posting(
     splits: Any = None,
     group: tuple[int, int] | None = None,
     place: int = 0,
+    site: str = "",
 ) -> Posting:
     """Makes a `Posting`. (A function and not the class, which would take its keywords more slowly.)
 
     name: it is matched by kind and name, unnamed ones by the name alone, so that ranks that post
     different kinds under the same unnamed name fail and do not hang.
-    source: a contiguous tensor; None: barrier and join.
+    source: a contiguous tensor, or for a reducescatter a tuple of one for each member; None:
+    barrier and join.
     result: of the same dtype, and as large as the source, which it may be (broadcast: the root's
-    source is copied to its result if they differ); reducescatter: this member's rows; None if the
+    source is copied to its result if they differ); reducescatter: this member's share; None if the
     kind gathers, see `Operation.capsule`.
-    root: broadcast: a member's number.
+    ALLGATHER_INTO, ALLTOALL_INTO, GATHER, SCATTER: results in the caller's memory. What has a part
+    for each member is a tensor, in which the parts follow each other, or a tuple of as many
+    tensors: allgather's result, alltoall's source and result (neither overlaps the other), gather's
+    result (others than the root give None), scatter's source (others give None). An allgather's or
+    gather's source may be its own part of the result, and a scatter's result that of the source.
+    Parts are of the same size, unless there are splits. `post` checks all sizes.
+    root: broadcast, reduce, gather, scatter: a member's number; of a reduce the others' result is
+    None.
     place: ON_HOST, STAGED or ORDERED: where the user's tensor lies, which must be the same on all
     members. ORDERED: no data is moved, only the source's shape counts, and no tensor is kept;
     `Operation.rows` then gives the operation's turn.
-    splits: alltoall: int64 rows for each member, in host memory.
+    splits: alltoall: int64 rows for each member, in host memory. ALLGATHER_INTO: how many elements
+    each member gives, the same numbers on all members. ALLTOALL_INTO: how many elements go to each
+    member, then how many come from each; either all members give splits or none does. These two
+    take a tuple of int, too. reducescatter: elements of each member's share, the same on all
+    members; without them the rows are dealt out evenly, and a tuple's tensors are of one size.
     group: several tensors are reduced as one: their number, and a hash of their shapes.
+    site: where the script posts it ("train.py:12"), for texts about operations that differ or are
+    late; '': not known. More than 63 bytes are cut at the front.
     """
 
 @final
@@ -213,11 +245,25 @@ class Operation:
     def poll(self) -> bool:
         """Has it ended? Never blocks. (A failure is an end too: `wait` tells.)"""
 
-    def wait(self) -> str | None:
+    def wait(self, timeout_s: float = -1.0) -> str | None:
         """Blocks without the GIL until it has ended: None, or the text of the failure.
 
         Signal handlers of Python run meanwhile; what they raise is raised here.
+        timeout_s: negative: no limit. TimeoutError: it has not ended within that time, and is in
+        flight still; the text names the ranks that have not called it. To find them takes up to a
+        second more where there are several hosts.
         """
+
+    def drive(self, limit_s: float, /) -> bool:
+        """Waits, driving the engine, for at most so many seconds; whether it has ended. Asks nobody
+        why not, as `wait` does."""
+
+    def missing(self) -> tuple[int, ...] | None:
+        """The world ranks that are known not to have called it; (): all have; None: not known.
+
+        Between hosts their leaders are asked, for a second at most; ranks of hosts that do not
+        answer are left out. Of a send or recv: the rank that it names, until both are matched.
+        RuntimeError: the engine is closed."""
 
     def label(self) -> tuple[str, str]:
         """The kind's name, and the operation's."""
@@ -227,11 +273,21 @@ class Operation:
 
         Of what was posted as ORDERED, its turn alone: what all members agree on is numbered with 0,
         1, 2, ... on all of them alike; -1 where a member has joined.
+
+        Of a receive: the member that sent, and how many bytes came.
         """
 
     def capsule(self) -> Any:
         """Allgather, alltoall, after it ended: the result as a DLPack capsule, which owns it. Once.
         A result without elements: its shape."""
+
+    def withdraw(self) -> bool:
+        """Takes back a send or receive that is not matched.
+
+        True: it never will be, and has ended as failed (also when asked again). False: it is
+        matched, has ended, or is a collective. Blocks until that is known: a send's receiver
+        answers; one on another host that has never received from this rank does not, and after
+        5 s the send stays in flight (False)."""
 
 @final
 class Plan:
@@ -289,8 +345,17 @@ class Engine:
         wake: False where the caller waits for it next: it is then driven by the calling thread,
         with no hand-over to the progress thread.
         ValueError: an operation of this kind and name is in flight already; a tensor has no
-        memory.
+        memory; tensors or splits that do not fit together.
         """
+
+    def run(self, posting: Posting, timeout_s: float = -1.0) -> str | None:
+        """Posts and waits in one call, without an `Operation`: None, or the text of the failure.
+        TimeoutError: see `Operation.wait`; it goes on, and the engine keeps its tensors.
+        ValueError: as `post`; and for kinds whose result the engine makes (allgather, alltoall)."""
+
+    def give_up(self, text: str, /) -> None:
+        """All operations of this engine fail with this text, on all members, and all that are
+        posted later. The first text that a host hears of counts there. Does not wait for that."""
 
     def allreduce_in_place(
         self, tensor: Any, name: Any, op: Any, prescale: Any, postscale: Any, /
@@ -301,6 +366,40 @@ class Engine:
         NotImplemented, and nothing was done: it takes ordinary arguments only. These are contiguous
         tensors with elements, in host memory, of a type that `use_tensors` named and of any dtype
         but bool; a str; Average, Sum, Min, Max or Product; and two floats."""
+
+    def run_allreduce(
+        self,
+        tensor: Any,
+        next_name: Callable[[], str],
+        op: int,
+        prescale: float,
+        timeout_s: float,
+        site: str,
+        /,
+    ) -> str | None:
+        """As `run`, of an unnamed allreduce in place; without a `Posting`.
+
+        NotImplemented, and nothing was done: the tensor is none of those that `allreduce_in_place`
+        takes, or its dtype lacks the op. next_name: called where nothing is refused; returns what
+        the operation is posted as. Autograd does not learn that the tensor changes."""
+
+    def send(self, tensor: Any, to: int, tag: int, site: str = "", wake: bool = True) -> Operation:
+        """Sends a contiguous tensor to a member, which may be this one; never blocks.
+
+        It ends when a receive has taken the data, or, of a large message, when the tensor may be
+        changed. Messages between two members with one tag are received in the order in which they
+        were sent.
+
+        tag: 0 to 2^31-1. site: where the script calls it, for texts. wake: as in `post`.
+        It fails, as its receive does, if the two tensors differ in bytes; also if the other member
+        leaves or dies, or if it is withdrawn.
+        """
+
+    def recv(
+        self, tensor: Any, source: int, tag: int, site: str = "", wake: bool = True
+    ) -> Operation:
+        """Receives into a contiguous tensor; never blocks. source: a member, or -1: any. Of several
+        receives that could take a message, the one that was posted first takes it. See `send`."""
 
     def plan(
         self,

@@ -10,8 +10,8 @@ from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.observe import summary
 from hvdlite.state import allgather_object, attempt, gather_results, unwrap
 from hvdlite.timeline import start_timeline
-from hvdlite.world import communicators, world
-from hvdlite.world.placement import Placement
+from hvdlite.world import starting, world
+from hvdlite.world.placement import part_of
 from hvdlite.world.process_sets import ProcessSet, global_process_set
 from hvdlite.world.teams import Team, make_team, team_of_one
 
@@ -30,8 +30,9 @@ def init(
 ) -> None:
     """Makes this process a rank of the world. Does nothing where that is done already.
 
-    Collective: every process of the world calls it, and it returns when all have. Processes without
-    an MPI launcher are a world of one each, for which no MPI is needed.
+    Collective: every process of the world calls it, and it returns when all have. Without an MPI
+    launcher, the processes of this host that torchrun or its like has started, or that have a
+    process group of torch.distributed, are the world; any other process is a world of one.
 
     Also pins a GPU (knob `gpu`) and gives torch this rank's share of the host's cores, unless the
     user has chosen a number of threads.
@@ -43,8 +44,9 @@ def init(
             "dynamic" is accepted for Horovod's sake: sets can be added at any time anyway.
 
     Raises:
-        LaunchError: The processes can't become one world: a launcher of another MPI, no memory to
-            share. On every rank alike where it concerns all.
+        LaunchError: The processes can't become one world: a launcher of another MPI, several hosts
+            without MPI, ranks that do not come, no memory to share. On every rank alike where it
+            concerns all.
         ConfigError: A variable that can't be parsed.
         ValueError: `comm` does not contain this process; a process set that can't be; a timeline
             (knob `timeline`) that can't be written.
@@ -58,9 +60,10 @@ def init(
         >>> hvd.size()
         2
     """
-    if world.is_initialized():
+    if world.is_initialized() and world.current().used_by_api:
         return
-    world.begin(comm)
+    starting.begin(comm)
+    world.current().used_by_api = True
     try:
         for process_set in _sets_to_add(process_sets):
             add_process_set(process_set)
@@ -205,9 +208,9 @@ def _sets_to_add(process_sets: Any) -> list[ProcessSet | Iterable[int]]:
         return len(sets)
 
     own, failure = attempt("init", count)
-    comm = world.current().team.comm
-    # By MPI, like everything else in init: the engine is for the user's operations.
-    given = [own] if comm is None else comm.allgather(own)
+    peers = world.current().team.peers
+    # Not by the engine, like everything else in init: it is for the user's operations.
+    given = [own] if peers is None else peers.allgather(own)
     if failure is not None:
         raise failure
     numbers = list(map(unwrap, given))
@@ -306,30 +309,23 @@ def _make_team(active: world.World, added: ProcessSet) -> Team | None:
 
 def _team(active: world.World, ranks: tuple[int, ...]) -> Team:
     """Collective over the ranks."""
-    if active.mpi_runtime is None:
+    world_peers = active.team.peers
+    if world_peers is None:
         return team_of_one(active.config, active.placement)
-    world_comm = active.team.comm
-    assert world_comm is not None
     assert active.table is not None
-    comm = communicators.part(active.mpi_runtime, world_comm, ranks)
-    hosts, names = [], []
-    for host, name in zip(active.placement.hosts, active.placement.host_names, strict=True):
-        members = tuple(ranks.index(rank) for rank in host if rank in ranks)
-        if members:
-            hosts.append(members)
-            names.append(name)
-    placement = Placement(ranks.index(active.rank), tuple(hosts), tuple(names))
-    if len(hosts) > 1 and not active.mpi_runtime.threads_supported():
+    peers = world_peers.part(ranks, f"process set {active.next_process_set}")
+    placement = part_of(active.placement, ranks)
+    if len(placement.hosts) > 1 and not peers.any_thread:
         # Only the engine in which a thread waits makes progress: two ranks that wait in different
         # sets would wait forever.
-        communicators.free(comm)
+        peers.free()
         raise LaunchError(
-            f"{active.mpi_runtime.version()} lets only one thread at a time call it, so a process "
+            f"{peers.version()} lets only one thread at a time call it, so a process "
             "set on several hosts can't be used beside the global one; start MPI with "
             "MPI_THREAD_MULTIPLE"
         )
     try:
-        return make_team(active.config, active.table, active.mpi_runtime, comm, placement, ranks)
+        return make_team(active.config, active.table, peers, placement, ranks)
     except Exception:  # on every member alike
-        communicators.free(comm)
+        peers.free()
         raise

@@ -21,7 +21,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite.world import algorithm_table, communicators, world
+from hvdlite.world import algorithm_table, world
 from hvdlite.world.algorithm_table import Rules
 from hvdlite.world.teams import Team, make_team
 
@@ -102,12 +102,11 @@ def _plan(team: Team, name: str, x: torch.Tensor) -> _core.Plan:
 def _team_with(name: str) -> Team:
     """Another team of all ranks, with this algorithm for all sizes."""
     active = world.current()
-    assert active.mpi_runtime is not None
-    assert active.team.comm is not None
+    assert active.team.peers is not None
     config = dataclasses.replace(active.config, algorithm=name, deterministic=False)
-    comm = communicators.duplicate(active.mpi_runtime, active.team.comm)
+    peers = active.team.peers.duplicate()
     table = algorithm_table.from_config(config)
-    return make_team(config, table, active.mpi_runtime, comm, active.placement, active.team.ranks)
+    return make_team(config, table, peers, active.placement, active.team.ranks)
 
 
 def _problem_with(file: Path) -> str | None:

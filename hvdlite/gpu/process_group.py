@@ -108,7 +108,8 @@ class Group:
         splits = transfer.request.splits
         assert transfer.counts is not None
         assert splits is not None
-        return self.alltoall(tensor, splits.tolist(), transfer.counts)
+        sent = list(splits) if isinstance(splits, tuple) else splits.tolist()
+        return self.alltoall(tensor, sent, transfer.counts)
 
     def allreduce_(self, tensor: torch.Tensor, request: _core.Posting) -> None:
         """In place."""

@@ -78,6 +78,11 @@ def name_of(operation: object) -> str:
     return f"hvdlite::{kind}" if name.startswith("unnamed.") else f"hvdlite::{kind} {name}"
 
 
+def counting() -> contextlib.AbstractContextManager[None]:
+    """To be wrapped around a wait that has a span already: counts the time if it is counted."""
+    return contextlib.nullcontext() if _counted is None else _counted.counting()
+
+
 @contextlib.contextmanager
 def waiting(operation: Labelled | str) -> Iterator[None]:
     """To be wrapped around a wait if `observed()`. operation: it, or the name of the span."""

@@ -19,7 +19,7 @@ from hvdlite.world.config import Config
 from hvdrun.for_hvdlite import open_folder, replace
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Comm
+    from hvdlite.world.peers import Peers
 
 NUMBERS = {
     "recursive_doubling": _core.RECURSIVE_DOUBLING,
@@ -150,7 +150,7 @@ def from_config(config: Config) -> AlgorithmTable:
         ) from error
 
 
-def from_rank_0(config: Config, comm: Comm) -> AlgorithmTable:
+def from_rank_0(config: Config, peers: Peers) -> AlgorithmTable:
     """Rank 0's table, on every rank. Collective.
 
     Raises:
@@ -158,12 +158,12 @@ def from_rank_0(config: Config, comm: Comm) -> AlgorithmTable:
     """
     table: AlgorithmTable | None = None
     problem: str | None = None
-    if comm.Get_rank() == 0:
+    if peers.rank == 0:
         try:
             table = from_config(config)
         except ConfigError as error:
             problem = str(error)
-    table, problem = comm.bcast((table, problem))
+    table, problem = peers.bcast((table, problem))
     if table is None:
         raise ConfigError(problem)
     return table

@@ -1,5 +1,5 @@
 """Whether the thread that calls is the only one that can call collectives: then ranks that wait for
-each other in a circle can never go on, and fail at once (`_core/engine/circle.c`)."""
+each other in a circle can never go on, and fail at once (`_core/watching/circle.c`)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ which would receive these messages. So each member first receives everything tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from hvdlite.errors import LaunchError
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 LAST_TAG = 2
 
 _held = 0
-# In the order of retirement, which is the same on all members.
-_retired: list[Intracomm] = []
+# With their labels, see `retire`.
+_retired: list[tuple[str, Intracomm]] = []
 
 
 def num_held() -> int:
@@ -45,20 +45,27 @@ def duplicate(mpi_runtime: MpiRuntime, comm: Intracomm) -> Intracomm:
     return _made(mpi_runtime, comm.Dup)
 
 
-def part(mpi_runtime: MpiRuntime, comm: Intracomm, ranks: Sequence[int]) -> Intracomm:
-    """One of these ranks of `comm`, in this order. Collective over these ranks only."""
+def part(mpi_runtime: MpiRuntime, comm: Intracomm, ranks: Sequence[int], tag: int = 0) -> Intracomm:
+    """One of these ranks of `comm`, in this order. Collective over these ranks only.
+
+    tag: those that are made at the same time by threads of a process need different ones.
+    """
     group = comm.Get_group()
     members = group.Incl(list(ranks))
     try:
-        return _made(mpi_runtime, lambda: comm.Create_group(members))
+        return _made(mpi_runtime, lambda: comm.Create_group(members, tag))
     finally:
         members.Free()
         group.Free()
 
 
-def split(mpi_runtime: MpiRuntime, comm: Intracomm, color: int) -> Comm:
-    """One of the ranks that pass the same color, in their order. Collective over `comm`."""
-    return _made(mpi_runtime, lambda: comm.Split(color, comm.Get_rank()))
+def split(
+    mpi_runtime: MpiRuntime, comm: Intracomm, color: int, order: int | None = None
+) -> Intracomm:
+    """One of the ranks that pass the same color, by their `order`, which is by default their own.
+    Collective over `comm`."""
+    place = comm.Get_rank() if order is None else order
+    return _made(mpi_runtime, lambda: cast("Intracomm", comm.Split(color, place)))
 
 
 def split_by_host(mpi_runtime: MpiRuntime, comm: Intracomm) -> Comm:
@@ -80,9 +87,13 @@ def free_together(mpi_runtime: MpiRuntime, comm: Intracomm) -> None:
     free(comm)
 
 
-def retire(*comms: Intracomm | None) -> None:
-    """Marks them as no longer used. Every member calls it at some time, in the same order."""
-    _retired.extend(comm for comm in comms if comm is not None)
+def retire(*comms: Intracomm | None, label: str = "") -> None:
+    """Marks them as no longer used. Every member calls it at some time.
+
+    label: those with the same label are freed in the order of retirement, which is the same on all
+    members; those with another one by their labels.
+    """
+    _retired.extend((label, comm) for comm in comms if comm is not None)
 
 
 def free_retired(mpi_runtime: MpiRuntime, world_comm: Intracomm) -> None:
@@ -90,12 +101,36 @@ def free_retired(mpi_runtime: MpiRuntime, world_comm: Intracomm) -> None:
     `world_comm`; each member has retired all that it is going to retire."""
     group = world_comm.Get_group()
     try:
-        for comm in list(_retired):
+        for entry in sorted(_retired, key=lambda entry: entry[0]):
+            comm = entry[1]
             if comm == mpi_runtime.MPI.COMM_NULL:  # the user has freed it
-                _retired.remove(comm)
+                _retired.remove(entry)
             elif _is_within(mpi_runtime, comm, group):
-                _retired.remove(comm)
+                _retired.remove(entry)
                 free_together(mpi_runtime, comm)
+    finally:
+        group.Free()
+
+
+def free_common(mpi_runtime: MpiRuntime, comm: Intracomm) -> None:
+    """Frees the retired communicators with a label whose members are all in `comm` and have all
+    retired them. Collective over `comm`."""
+    group = comm.Get_group()
+    try:
+        own: dict[str, list[Intracomm]] = {}
+        for label, retired in _retired:
+            alive = label and retired != mpi_runtime.MPI.COMM_NULL
+            if alive and _is_within(mpi_runtime, retired, group):
+                own.setdefault(label, []).append(retired)
+        counts = comm.allgather({label: len(comms) for label, comms in own.items()})
+        for label in sorted(own):
+            members = own[label][0].Get_group()
+            ranks = members.Translate_ranks(None, group)
+            members.Free()
+            if all(counts[rank].get(label) == len(own[label]) for rank in ranks):
+                for retired in own[label]:
+                    _retired.remove((label, retired))
+                    free_together(mpi_runtime, retired)
     finally:
         group.Free()
 

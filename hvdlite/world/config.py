@@ -26,6 +26,7 @@ class Config:
     algorithm: str = _DEFAULTS["algorithm"]
     algorithm_table: str = _DEFAULTS["algorithm_table"]
     alone: bool = _DEFAULTS["alone"]
+    as_gloo: bool = _DEFAULTS["as_gloo"]
     block_bytes: int = _DEFAULTS["block_bytes"]
     bucket_bytes: int = _DEFAULTS["bucket_bytes"]
     deterministic: bool = _DEFAULTS["deterministic"]

@@ -54,35 +54,19 @@ class _NotedExit(SystemExit):
                 self.note(self.code)
 
 
-class Exits:
-    """Ends this process as a rank of the job; one per process, from the first init on."""
+class _ExitCode:
+    """Notes how this process is about to end, and says which rank it is; one per process."""
 
-    def __init__(self, mpi_runtime: MpiRuntime, world_comm: Intracomm, rank: int) -> None:
-        """Collective over `world_comm`, the communicator of all ranks that end together."""
-        self._mpi_runtime = mpi_runtime
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self._pid = os.getpid()
-        self._rank = rank
         self._code = 0
-        self._comm = communicators.duplicate(mpi_runtime, world_comm)
         self._leave: Callable[[], None] = lambda: None
         self._former_hook = sys.excepthook
         sys.excepthook = self._uncaught
-        _core.finish_on_exit(
-            abort=mpi_runtime.address("MPI_Abort"),
-            ibarrier=mpi_runtime.address("MPI_Ibarrier"),
-            test=mpi_runtime.address("MPI_Test"),
-            finalized=mpi_runtime.address("MPI_Finalized"),
-            finalize=mpi_runtime.address("MPI_Finalize") if mpi_runtime.finalize else 0,
-            comm=mpi_runtime.handle(self._comm),
-            supervised=is_supervised(),
-        )
         self._former_exit = sys.exit
         sys.exit = self._exit
         atexit.register(self._at_exit)
-
-    def before_finalize(self, leave: Callable[[], None]) -> None:
-        """leave: called before mpi4py finalizes MPI, unless this rank is known to have failed."""
-        self._leave = leave
 
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -97,7 +81,7 @@ class Exits:
             time.sleep(ORIGIN_FIRST_S)
         if not issubclass(kind, KeyboardInterrupt):
             print(
-                f"hvdlite: rank {self._rank} on {socket.gethostname()} failed:",
+                f"hvdlite: rank {self.rank} on {socket.gethostname()} failed:",
                 file=sys.stderr,
             )
         self._former_hook(kind, error, trace)
@@ -117,9 +101,54 @@ class Exits:
         self._code = 0 if code is None else code if isinstance(code, int) else 1
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._pid:
-            return
-        _flush()
+        if os.getpid() == self._pid:
+            _flush()
+            self._end()
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+
+class HostExits(_ExitCode):
+    """Ends this process as a rank of a world without MPI.
+
+    A rank that failed does not leave: the others notice its end when it has ended, so whoever has
+    started them sees it end first.
+    """
+
+    def __init__(self, rank: int, leave: Callable[[], None]) -> None:
+        """leave: called when the process ends, unless it is known to have failed."""
+        super().__init__(rank)
+        self._leave = leave
+
+    def _end(self) -> None:
+        if not self._code:
+            self._leave()
+
+
+class Exits(_ExitCode):
+    """Ends this process as a rank of an MPI job, from the first init on."""
+
+    def __init__(self, mpi_runtime: MpiRuntime, world_comm: Intracomm, rank: int) -> None:
+        """Collective over `world_comm`, the communicator of all ranks that end together."""
+        self._mpi_runtime = mpi_runtime
+        self._comm = communicators.duplicate(mpi_runtime, world_comm)
+        _core.finish_on_exit(
+            abort=mpi_runtime.address("MPI_Abort"),
+            ibarrier=mpi_runtime.address("MPI_Ibarrier"),
+            test=mpi_runtime.address("MPI_Test"),
+            finalized=mpi_runtime.address("MPI_Finalized"),
+            finalize=mpi_runtime.address("MPI_Finalize") if mpi_runtime.finalize else 0,
+            comm=mpi_runtime.handle(self._comm),
+            supervised=is_supervised(),
+        )
+        super().__init__(rank)
+
+    def before_finalize(self, leave: Callable[[], None]) -> None:
+        """leave: called before mpi4py finalizes MPI, unless this rank is known to have failed."""
+        self._leave = leave
+
+    def _end(self) -> None:
         if self._mpi_runtime.finalize or self._mpi_runtime.MPI.Is_finalized():
             return  # the exit handlers of the C core do the rest
         # A rank that failed does not tell the others that it leaves: the job must end with its exit

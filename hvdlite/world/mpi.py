@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvdlite.errors import ConfigError, LaunchError
+from hvdlite.errors import LaunchError
 from hvdlite.world import communicators
-from hvdlite.world.placement import Placement, hosts_of, pretended_leaders
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -51,27 +49,11 @@ def launcher_of(environ: Mapping[str, str]) -> tuple[str, int | None] | None:
     return f"{whose} ({variable}={environ[variable]})", None
 
 
-# Set by torchrun, accelerate launch and their like. Any of these but the first shows that one of
-# them started the process.
-TORCH_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
-
-
-def check_alone(environ: Mapping[str, str]) -> None:
-    """Checks that a process that no MPI launcher started is the only one of its job.
-
-    Raises:
-        LaunchError: Variables of a launcher for torch.distributed say that it is one of several.
-    """
-    size = environ.get("WORLD_SIZE", "")
-    seen = [f"{name}={environ[name]}" for name in TORCH_VARIABLES if environ.get(name)]
-    if not size.isdecimal() or int(size) < 2 or len(seen) < 2:
-        return
-    raise LaunchError(
-        f"{int(size)} processes were started without an MPI launcher ({', '.join(seen)}), so each "
-        f"would be a world of one; start them with `hvdrun -np {int(size)} python train.py` (on "
-        "several hosts with -H host1:4,host2:4) instead of torchrun, accelerate launch or whatever "
-        "set these variables, or set HVDLITE_ALONE=1 if each should be a world of one"
-    )
+def is_step_without_pmi(environ: Mapping[str, str]) -> bool:
+    """Whether srun has started this task on one node and offers MPI no way to start
+    (`srun --mpi=none`, or a Slurm without PMI)."""
+    found = {row[0] for row in TASK_VARIABLES if environ.get(row[0])}
+    return found == {"SLURM_STEP_NUM_TASKS"} and environ.get("SLURM_STEP_NUM_NODES") == "1"
 
 
 TASK_IDENTITY = (
@@ -85,6 +67,10 @@ TASK_IDENTITY = (
     "SLURM_PROCID",
     "SLURM_STEP_ID",
 )
+
+
+# Of a process group. A rank's child inherits them, unless they were not set in the rank.
+GROUP_IDENTITY = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 
 class MpiRuntime:
@@ -214,37 +200,40 @@ def world_comm(mpi_runtime: MpiRuntime, comm: Intracomm | Sequence[int] | None) 
     return communicators.part(mpi_runtime, comm_world, ranks)
 
 
-def placement_of(mpi_runtime: MpiRuntime, comm: Intracomm, host_ranks: Sequence[int]) -> Placement:
-    """Which ranks are on which host: those that can share memory are one host. Collective over
-    `comm`.
+def in_torch_order(
+    mpi_runtime: MpiRuntime, comm: Intracomm, torch_rank: tuple[int, int] | None
+) -> Intracomm:
+    """The communicator with the ranks of torch.distributed, if they are set and others than MPI's;
+    else `comm` itself. Collective; what it replaces is freed.
 
-    host_ranks: pretended hosts, for tests; empty: the real ones.
+    torch_rank: this process's rank there, and the size.
 
     Raises:
-        ConfigError: The sum of host_ranks is not the number of ranks; on every rank.
+        LaunchError: The ranks are no permutation; on every rank.
     """
     size = comm.Get_size()
-    if host_ranks:
-        if sum(host_ranks) != size:
-            raise ConfigError(
-                f"HVDLITE_HOST_RANKS adds up to {sum(host_ranks)}, but the world's size is {size}"
-            )
-        leaders = pretended_leaders(host_ranks)
-        names = [f"host{leader}" for leader in leaders]
-    else:
-        local = communicators.split_by_host(mpi_runtime, comm)
-        leader = local.bcast(comm.Get_rank(), root=0)
-        communicators.free(local)
-        leaders = comm.allgather(leader)
-        names = comm.allgather(socket.gethostname())
-    hosts = hosts_of(leaders)
-    return Placement(comm.Get_rank(), hosts, tuple(names[ranks[0]] for ranks in hosts))
+    by_rank = comm.allgather(torch_rank)
+    if any(its is None or its[1] != size for its in by_rank):
+        return comm  # they belong to something else
+    ranks = [its[0] for its in by_rank if its is not None]
+    if ranks == list(range(size)):
+        return comm
+    if sorted(ranks) != list(range(size)):
+        raise LaunchError(
+            f"RANK is {', '.join(map(str, ranks))} on the ranks 0 to {size - 1} of MPI, expected "
+            f"each number below {size} once; set RANK to a rank of its own in each process, or to "
+            "none"
+        )
+    ordered = communicators.split(mpi_runtime, comm, 0, ranks[comm.Get_rank()])
+    communicators.free(comm)
+    return ordered
 
 
 def task_identity(environ: Mapping[str, str]) -> list[str]:
     """Identifies this task. A process that a rank starts inherits these values unchanged, or lacks
     them; a process that another launcher starts has other values."""
-    return [environ.get(name, "").replace("/", "") for name in TASK_IDENTITY]
+    names = (*TASK_IDENTITY, *GROUP_IDENTITY)
+    return [environ.get(name, "").replace("/", "") for name in names]
 
 
 def rank_process(environ: Mapping[str, str]) -> str:
@@ -254,9 +243,31 @@ def rank_process(environ: Mapping[str, str]) -> str:
 
 def started_by_rank(value: str, environ: Mapping[str, str]) -> int | None:
     """The process id of the rank that started this process; None if no rank did."""
-    pid, _, identity = value.partition(":")
-    ranks, own = identity.split("/"), task_identity(environ)
-    if not pid.isdigit() or int(pid) == os.getpid() or len(ranks) != len(own):
+    rank = _rank_of_task(value, environ)
+    if rank is None:
         return None
-    inherited = all(here in (there, "") for there, here in zip(ranks, own, strict=True))
-    return int(pid) if inherited else None
+    pid, here, there = rank
+    # A program may set a group's variables after it has become a rank, or for its children.
+    same_group = all(now in (then, "") or not then for now, then in zip(here, there, strict=True))
+    return pid if same_group else None
+
+
+def is_task_of_a_rank(value: str, environ: Mapping[str, str]) -> bool:
+    """Whether the launcher's variables here belong to a rank that this process descends from, so
+    that it can't be this task in MPI."""
+    return _rank_of_task(value, environ) is not None
+
+
+def _rank_of_task(
+    value: str, environ: Mapping[str, str]
+) -> tuple[int, Sequence[str], Sequence[str]] | None:
+    """The process id of the rank whose task's variables this process has inherited, and the
+    variables of its process group: here, and in the rank."""
+    pid, _, identity = value.partition(":")
+    there, here = identity.split("/"), task_identity(environ)
+    if not pid.isdigit() or int(pid) == os.getpid() or len(there) != len(here):
+        return None
+    num_task = len(TASK_IDENTITY)
+    if any(now not in (then, "") for now, then in zip(here[:num_task], there, strict=False)):
+        return None
+    return int(pid), here[num_task:], there[num_task:]

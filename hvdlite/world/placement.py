@@ -1,9 +1,17 @@
-"""Pure: which ranks are on which host, and the numbers that follow from it."""
+"""Which ranks are on which host, and the numbers that follow from it."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hvdlite.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hvdlite.world.peers import Peers
 
 
 @dataclass(frozen=True)
@@ -72,3 +80,50 @@ def pretended_leaders(counts: Sequence[int]) -> list[int]:
     for count in counts:
         leaders += [len(leaders)] * count
     return leaders
+
+
+def own_host_name() -> str:
+    """This host's name, fit to be printed: the kernel takes any bytes for one."""
+    name = os.fsencode(socket.gethostname()).decode(errors="replace")
+    return "".join(char if char.isprintable() else "?" for char in name)
+
+
+def placement_of(peers: Peers, host_ranks: Sequence[int]) -> Placement:
+    """Which ranks are on which host: those that can share memory are one host. Collective.
+
+    host_ranks: pretended hosts, for tests; empty: the real ones.
+
+    Raises:
+        ConfigError: The sum of host_ranks is not the number of ranks, or there is no MPI to send
+            messages between pretended hosts; on every rank.
+    """
+    if host_ranks:
+        if sum(host_ranks) != peers.size:
+            raise ConfigError(
+                f"HVDLITE_HOST_RANKS adds up to {sum(host_ranks)}, but the world's size is "
+                f"{peers.size}"
+            )
+        if peers.comm is None and len(host_ranks) > 1:
+            raise ConfigError("HVDLITE_HOST_RANKS: several hosts need MPI; start with hvdrun")
+        leaders = pretended_leaders(host_ranks)
+        names = [f"host{leader}" for leader in leaders]
+    else:
+        leaders = peers.allgather(peers.host_leader())
+        names = peers.allgather(own_host_name())
+    hosts = hosts_of(leaders)
+    return Placement(peers.rank, hosts, tuple(names[ranks[0]] for ranks in hosts))
+
+
+def part_of(placement: Placement, ranks: Sequence[int]) -> Placement:
+    """Where some of the ranks are, this one among them, by their index in `ranks`."""
+    hosts = []
+    for host, name in zip(placement.hosts, placement.host_names, strict=True):
+        members = tuple(index for index, rank in enumerate(ranks) if rank in host)
+        if members:
+            hosts.append((members, name))
+    hosts.sort()
+    return Placement(
+        list(ranks).index(placement.rank),
+        tuple(members for members, _ in hosts),
+        tuple(name for _, name in hosts),
+    )

@@ -1,9 +1,10 @@
 """The memory that the ranks of a host share: the lowest rank makes it, the others open it.
 
-It is a memfd, which the others open through /proc/<pid>/fd: so no name is left after a crash, and
-the limit of a container's /dev/shm does not apply. If that fails (another PID namespace, hidepid),
-it is a file in /dev/shm, unlinked as soon as all ranks have it open. If that fails too, these ranks
-can't share memory, and the caller works without it.
+It is a memfd: so no name is left after a crash, and the limit of a container's /dev/shm does not
+apply. Without MPI its descriptor is passed over the ranks' sockets. Under MPI the others open it
+through /proc/<pid>/fd. If that fails (another PID namespace, hidepid), it is a file in /dev/shm,
+unlinked as soon as all ranks have it open. If that fails too, these ranks can't share memory, and
+the caller works without it.
 
 Before it reserves pages, the lowest rank compares the size with the available memory, because a
 reservation beyond a cgroup's limit ends in SIGKILL and not in an error. So too little memory is an
@@ -22,7 +23,7 @@ from hvdlite import _core
 from hvdrun.for_hvdlite import available_bytes, left_in_cgroup_bytes
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Comm
+    from hvdlite.world.peers import Peers
 
 NONCE_BYTES = 16
 assert NONCE_BYTES <= _core.HEADER_BYTES
@@ -30,7 +31,7 @@ assert NONCE_BYTES <= _core.HEADER_BYTES
 Offer = tuple[str, bytes]  # path, nonce
 
 
-def open_shared(local: Comm, size_bytes: int, more_bytes: int = 0) -> int | None:
+def open_shared(local: Peers, size_bytes: int, more_bytes: int = 0) -> int | None:
     """A file descriptor of memory that all ranks of `local` have open; None if they can't share.
 
     Collective over `local`. All pages are reserved, each rank reserving its own part, and are zero
@@ -41,11 +42,11 @@ def open_shared(local: Comm, size_bytes: int, more_bytes: int = 0) -> int | None
     Raises:
         MemoryError: Less memory than that is available; on every rank.
     """
-    problem = lack_of_memory(size_bytes + more_bytes) if local.Get_rank() == 0 else None
+    problem = lack_of_memory(size_bytes + more_bytes) if local.rank == 0 else None
     problem = local.bcast(problem, root=0)
     if problem:
         raise MemoryError(problem)
-    for make in (_memfd, _named_file):
+    for make in (_memfd,) if local.passes_descriptors else (_memfd, _named_file):
         descriptor = _try(local, size_bytes, make)
         if descriptor is not None:
             return descriptor
@@ -65,20 +66,24 @@ def mechanism() -> str | None:
 
 
 def _try(
-    local: Comm, size_bytes: int, make: Callable[[int], tuple[int, Offer, str | None]]
+    local: Peers, size_bytes: int, make: Callable[[int], tuple[int, Offer, str | None]]
 ) -> int | None:
     descriptor = -1
     offer: Offer | None = None
     unlink: str | None = None
-    if local.Get_rank() == 0:
+    if local.rank == 0:
         with contextlib.suppress(OSError):
             descriptor, offer, unlink = make(size_bytes)
-    offer = local.bcast(offer, root=0)
-    if offer is not None and local.Get_rank() != 0:
-        descriptor = _open(*offer)
+    if local.passes_descriptors:
+        passed = local.pass_descriptor(descriptor)
+        descriptor = descriptor if local.rank == 0 else passed
+    else:
+        offer = local.bcast(offer, root=0)
+        if offer is not None and local.rank != 0:
+            descriptor = _open(*offer)
     try:
         if descriptor >= 0:
-            _reserve_part(descriptor, size_bytes, local.Get_rank(), local.Get_size())
+            _reserve_part(descriptor, size_bytes, local.rank, local.size)
         failed = descriptor < 0
     except OSError:
         failed = True

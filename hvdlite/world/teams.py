@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError, LaunchError
-from hvdlite.world import communicators
 from hvdlite.world.algorithm_table import AlgorithmTable
 from hvdlite.world.config import Config
 from hvdlite.world.placement import Placement
 from hvdlite.world.shared_memory import lack_of_memory, open_shared
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Comm, Intracomm
+    from mpi4py.MPI import Intracomm
 
-    from hvdlite.world.mpi import MpiRuntime
+    from hvdlite.world.peers import Peers
 
 log = logging.getLogger("hvdlite")
 
@@ -66,7 +65,8 @@ class _Names(threading.local):
 class Team:
     """The members of a process set, as one of them sees them.
 
-    ranks: their world ranks, ascending; a member's index in it is its rank in the team.
+    ranks: their world ranks; a member's index in it is its rank in the team. Those of a process set
+    ascend, those of a group are in any order.
     """
 
     def __init__(
@@ -74,26 +74,29 @@ class Team:
         ranks: tuple[int, ...],
         rank: int,
         engine: _core.Engine,
-        comm: Intracomm | None,
-        engine_comm: Intracomm | None = None,
+        peers: Peers | None,
+        engine_peers: Peers | None = None,
         progress_thread: bool = True,
-        mpi_runtime: MpiRuntime | None = None,
+        label: str = "",
     ) -> None:
+        """label: of what it leaves to be freed, see `communicators.retire`."""
         self.ranks = ranks
         self.rank = rank
         self.size = len(ranks)
         self.engine = engine
-        # For exchanges in Python, and for the user; None in a world of one.
-        self.comm = comm
+        # For exchanges in Python; None for a single rank.
+        self.peers = peers
         # The engine's own; None on a single host.
-        self._engine_comm = engine_comm
-        self._mpi_runtime = mpi_runtime
+        self._engine_peers = engine_peers
+        self.label = label
         # False if only one thread may call MPI.
         self.progress_thread = progress_thread
         # Runs collectives on GPU tensors; `hvdlite.gpu` makes it at the first one.
         self.lane: GpuLane | None = None
         # Bound once, as every operation calls them.
         self.post: Callable[..., _core.Operation] = engine.post
+        self.run: Callable[..., str | None] = engine.run
+        self.run_allreduce: Callable[..., str | None] = engine.run_allreduce
         self.allreduce_in_place: Callable[..., str | None] = engine.allreduce_in_place
         # Numbers this team's optimizers, in the order in which every member makes them.
         self.optimizer_numbers = itertools.count()
@@ -139,13 +142,25 @@ class Team:
     def close_together(self) -> None:
         """Ends the team. Every member calls it; returns when none of its messages is in flight."""
         self.close(True)
-        if self._mpi_runtime is not None:
-            for comm in self.comms():
-                communicators.free_together(self._mpi_runtime, comm)
+        for peers in self._all_peers():
+            peers.free_together()
+
+    def retire(self) -> None:
+        """After `close`: what it leaves is freed when that is possible."""
+        for peers in self._all_peers():
+            peers.retire(self.label)
+
+    @property
+    def comm(self) -> Intracomm | None:
+        """An mpi4py communicator of the members, for the user; None without MPI."""
+        return None if self.peers is None else self.peers.comm
 
     def comms(self) -> list[Intracomm]:
         """The communicators to free when the team has ended; the same on every member."""
-        return [comm for comm in (self._engine_comm, self.comm) if comm is not None]
+        return [peers.comm for peers in self._all_peers() if peers.comm is not None]
+
+    def _all_peers(self) -> list[Peers]:
+        return [peers for peers in (self._engine_peers, self.peers) if peers is not None]
 
     def forked(self) -> None:
         """In a forked child: every operation raises from now on."""
@@ -157,11 +172,13 @@ class Team:
                 "can't take part in collectives; only the rank itself can"
             )
 
-        self.post = self.allreduce_in_place = refuse
+        self.post = self.run = self.run_allreduce = self.allreduce_in_place = refuse
 
 
-def team_of_one(config: Config, placement: Placement) -> Team:
-    """The team of a world of one, without MPI.
+def team_of_one(config: Config, placement: Placement, rank: int = 0) -> Team:
+    """The team of a single rank, without MPI.
+
+    placement: its own, as the only rank. rank: its world rank.
 
     Raises:
         LaunchError: There is too little memory.
@@ -169,42 +186,43 @@ def team_of_one(config: Config, placement: Placement) -> Team:
     problem = lack_of_memory(_private_bytes(config, 1))
     if problem:
         raise LaunchError(problem)
-    return Team((0,), 0, _engine(config, placement, (0,), -1, None, True, ()), None)
+    return Team((rank,), 0, _engine(config, placement, (rank,), -1, None, True, ()), None)
 
 
 def make_team(
     config: Config,
     table: AlgorithmTable,
-    mpi_runtime: MpiRuntime,
-    comm: Intracomm,
+    peers: Peers,
     placement: Placement,
     ranks: tuple[int, ...],
+    label: str = "",
 ) -> Team:
-    """Collective over `comm`, whose ranks are the members; blocks.
+    """Collective over `peers`, which are the members; blocks.
 
-    comm: the team owns it from now on. On several hosts the engine gets a duplicate of its own, so
-        that messages of the two never mix.
+    peers: the team owns them from now on. On several hosts the engine gets a duplicate of its own,
+        so that messages of the two never mix.
     table: the same on every member.
-    placement: where the members are, by their ranks in `comm`.
+    placement: where the members are, by their ranks in `peers`.
     ranks: their world ranks.
+    label: see `communicators.retire`.
 
     Raises:
         LaunchError: A member lacks memory, or MPI lacks communicators; on every member.
     """
-    local = communicators.split(mpi_runtime, comm, placement.host)
+    local = peers.split(placement.host) if len(placement.hosts) > 1 else peers
     memory_fd = -1
     try:
-        hosts, memory_fd = _share(config, comm, local, placement)
+        hosts, memory_fd = _share(config, peers, local, placement)
         shared = Placement(placement.rank, *hosts)
         several = len(shared.hosts) > 1
-        progress_thread = mpi_runtime.threads_supported() or not several
+        progress_thread = peers.any_thread or not several
         if not progress_thread and placement.rank == 0:
             log.warning(
                 "%s lets only one thread at a time call it, so collectives make progress only "
                 "inside poll() and synchronize()",
-                mpi_runtime.version(),
+                peers.version(),
             )
-        engine_comm = communicators.duplicate(mpi_runtime, comm) if several else None
+        engine_peers = peers.duplicate() if several else None
         engine, problem = None, None
         try:
             engine = _engine(
@@ -212,24 +230,25 @@ def make_team(
                 shared,
                 ranks,
                 memory_fd,
-                None if engine_comm is None else mpi_runtime.wire(engine_comm),
+                None if engine_peers is None else engine_peers.wire(),
                 progress_thread,
                 table.for_engine(len(shared.hosts)) if several else (),
             )
         except (HorovodInternalError, MemoryError, OSError, ValueError) as error:
             problem = f"rank {ranks[placement.rank]}: {error if str(error) else TOO_LARGE}"
-        problems = sorted({text for text in comm.allgather(problem) if text})
+        problems = sorted({text for text in peers.allgather(problem) if text})
         if engine is None or problems:
             if engine is not None:
                 engine.close()
-            if engine_comm is not None:
-                communicators.free_together(mpi_runtime, engine_comm)
+            if engine_peers is not None:
+                engine_peers.free_together()
             raise LaunchError("; ".join(problems))
     finally:
-        communicators.free(local)
+        if local is not peers:
+            local.free()
         if memory_fd >= 0:
             os.close(memory_fd)
-    return Team(ranks, placement.rank, engine, comm, engine_comm, progress_thread, mpi_runtime)
+    return Team(ranks, placement.rank, engine, peers, engine_peers, progress_thread, label)
 
 
 def _engine(
@@ -269,7 +288,7 @@ def _private_bytes(config: Config, num_hosts: int) -> int:
 
 
 def _share(
-    config: Config, comm: Comm, local: Comm, placement: Placement
+    config: Config, peers: Peers, local: Peers, placement: Placement
 ) -> tuple[tuple[tuple[tuple[int, ...], ...], tuple[str, ...]], int]:
     """The hosts as the engine sees them, and the descriptor of this host's memory (-1: none).
 
@@ -287,7 +306,7 @@ def _share(
             problem = lack_of_memory(own_bytes)
     except MemoryError as error:
         problem = str(error) or TOO_LARGE
-    answers = comm.allgather((problem, descriptor is not None))
+    answers = peers.allgather((problem, descriptor is not None))
     problems = sorted({text for text, _ in answers if text})
     if problems:
         if descriptor is not None and descriptor >= 0:

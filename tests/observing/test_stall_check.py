@@ -48,6 +48,27 @@ def test_an_operation_that_a_rank_has_not_posted_is_reported_once(world):
     world.run(one_silent, knobs=WARNS)
 
 
+def one_silent_that_has_a_line():
+    hvd.init()
+    said = Said()
+    tensor = torch.ones(3)
+    posting = _core.posting(
+        *(_core.ALLREDUCE, "0.7", True, _core.FLOAT32, tensor, tensor), site="train.py:12"
+    )
+    engine = worlds.current().team.engine
+    operation = engine.post(posting) if hvd.rank() == 0 else None
+    said.wait_for("allreduce '0.7' (train.py:12)")
+    operation = operation or engine.post(posting)
+    assert operation.wait() is None
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+@pytest.mark.wide_in("mpich")
+def test_a_report_names_the_line_of_the_script_where_it_is_known(world):
+    world.run(one_silent_that_has_a_line, knobs=WARNS)
+
+
 def one_silent_of_three_hosts():
     hvd.init()
     said = Said()

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 import hvdlite as hvd
 from tests.harness.needs import lacking
 from tests.harness.programs import run_program
-from tests.harness.worlds import mpiexec_command, python_of
+from tests.harness.worlds import MPIS, mpiexec_command, python_of
 
 LOOK = """
 import sys, hvdlite as hvd
@@ -51,6 +51,7 @@ def loads_data():
         hvd.barrier()
 
 
+@pytest.mark.wide_in(1)
 @pytest.mark.ranks(1, 2)
 def test_a_forked_data_loader_worker_knows_its_rank_and_may_not_communicate(world):
     world.run(loads_data)
@@ -109,14 +110,13 @@ CHILD_THAT_EXITS = """
 import os, sys, torch, hvdlite as hvd
 hvd.init()
 hvd.start_timeline(sys.argv[1])
-for leave in (bool, hvd.stop_timeline, hvd.shutdown):
-    for code in (0, 5):
-        child = os.fork()
-        if child == 0:
-            leave()
-            sys.exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
-        hvd.allreduce(torch.ones(1), name=f"after {leave.__name__}")
+for leave, code in ((bool, 0), (bool, 5), (hvd.stop_timeline, 5), (hvd.shutdown, 0)):
+    child = os.fork()
+    if child == 0:
+        leave()
+        sys.exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+    hvd.allreduce(torch.ones(1), name=f"after {leave.__name__}")
 hvd.stop_timeline()
 print("through")
 """
@@ -137,3 +137,32 @@ def test_nothing_of_the_job_ends_with_a_forked_child(mpi, tmp_path):
     assert "Traceback" not in finished.stderr
     titles = {event["name"] for event in json.loads(path.read_text())}
     assert titles >= {f"allreduce after {name}" for name in ("bool", "stop_timeline", "shutdown")}
+
+
+HELPERS = """
+import os, sys, tempfile, torch, torch.distributed as dist, torch.multiprocessing
+import hvdlite as hvd
+
+def helps(rank, path):
+    dist.init_process_group("hvdlite", init_method=f"file://{path}", rank=rank, world_size=2)
+    x = torch.full((1,), rank + 1.0)
+    dist.all_reduce(x)
+    assert x.item() == 3
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    hvd.init()
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(helps, (os.path.join(folder, "store"),), 2)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mpi", MPIS)
+def test_helpers_of_a_rank_can_be_a_process_group_of_the_worlds_size(mpi, tmp_path):
+    """They are not the task that their variables name: MPI has it already."""
+    program = tmp_path / "helpers.py"
+    program.write_text(HELPERS)
+    done = run_program([*mpiexec_command(mpi, 2), python_of(mpi), program], 120)
+    assert done.code == 0, done

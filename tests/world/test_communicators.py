@@ -8,7 +8,7 @@ import torch
 import hvdlite as hvd
 from hvdlite.world import communicators
 from hvdlite.world import world as worlds
-from tests.core.engine.test_joined import everyone
+from tests.core.matching.test_joined import everyone
 
 
 def assert_collectives_work():

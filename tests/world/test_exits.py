@@ -65,7 +65,13 @@ def test_a_rank_that_fails_ends_the_job_with_its_exit_code(mpi, end, code):
         assert "rank 0" not in finished.stderr
 
 
-@pytest.mark.parametrize("end", [FROM_A_POOL, FROM_A_SIGNAL], ids=["pool", "signal"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(FROM_A_POOL, id="pool"),
+        pytest.param(FROM_A_SIGNAL, id="signal", marks=pytest.mark.wide),
+    ],
+)
 def test_an_exit_from_a_thread_pool_or_a_signal_handler_gives_the_job_its_code(end):
     assert run(MPIS[-1], OWN + OTHERS_WAIT + end).code == 5
 

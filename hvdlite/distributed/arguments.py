@@ -1,0 +1,189 @@
+"""Turns the arguments of c10d's calls into what the engine takes: memory, ops, seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
+
+from hvdlite import _core
+from hvdlite.ops import DTYPES
+
+Tensor = torch.Tensor
+
+# Options hold this where the caller gave no timeout (kUnsetTimeout).
+UNSET = AllreduceOptions().timeout
+
+_STRIDED = torch.strided
+_BITWISE = ("BAND", "BOR", "BXOR")
+_NAMES = {
+    ReduceOp.SUM: "SUM",
+    ReduceOp.AVG: "AVERAGE",
+    ReduceOp.MIN: "MIN",
+    ReduceOp.MAX: "MAX",
+    ReduceOp.PRODUCT: "PRODUCT",
+    ReduceOp.PREMUL_SUM: "SUM",
+    **{getattr(ReduceOp, name): name for name in _BITWISE},
+}
+# The engine's number of each of c10d's ops.
+OPS: dict[Any, int] = {op: getattr(_core, name) for op, name in _NAMES.items()}
+_REAL_OPS = {_core.SUM, _core.AVERAGE}
+_SUM = ReduceOp.SUM
+_PREMUL_SUM = ReduceOp.PREMUL_SUM
+_SUM_AS_IT_IS = _core.SUM, 1.0
+
+
+def reduce_op(form: str, op: Any, dtype: torch.dtype) -> tuple[int, float]:
+    """The engine's op, and the factor by which each rank's tensor is multiplied first.
+
+    Raises:
+        ValueError: There is no such op for this dtype.
+    """
+    if op == _SUM:  # of any dtype; c10d's objects are slow to look up in a table
+        return _SUM_AS_IT_IS
+    kind = getattr(op, "op", op)
+    code = OPS.get(kind)
+    if code is None:
+        raise ValueError(f"{form}: the reduce op {kind} is not supported")
+    factor = 1.0
+    if kind == _PREMUL_SUM:
+        factor = float(op.__getstate__()[1])
+    if dtype.is_complex and code not in _REAL_OPS:
+        raise ValueError(f"{form}: {dtype} has no {kind.name}; complex numbers can be summed")
+    if kind.name in _BITWISE and dtype.is_floating_point:
+        raise ValueError(f"{form}: {dtype} has no {kind.name}; it takes integers and bool")
+    if dtype is torch.bool and (code == _core.AVERAGE or kind == _PREMUL_SUM):
+        raise ValueError(f"{form}: {dtype} has no {kind.name}; use MAX (or), MIN (and)")
+    return code, factor
+
+
+def seconds(timeout: timedelta, default_s: float) -> float:
+    """The timeout of one call; that of the group if the call has none."""
+    return default_s if timeout == UNSET else timeout.total_seconds()
+
+
+def reducible(form: str, tensor: Tensor) -> tuple[Tensor, int]:
+    """A contiguous tensor of the same values that the engine can reduce, and its dtype's number;
+    the tensor itself, or a view of it, where its memory has this form.
+
+    Raises:
+        ValueError: A dtype that can't be reduced, or a sparse tensor.
+    """
+    code = DTYPES.get(tensor.dtype)
+    if code is not None and _is_plain(tensor):
+        return tensor, code
+    _check_dense(form, tensor)
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
+        code = DTYPES.get(tensor.dtype)
+    if code is None:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise ValueError(f"{form}: {tensor.dtype} can't be reduced; expected one of {known}")
+    return tensor.detach().resolve_neg().contiguous(), code
+
+
+def movable(form: str, tensor: Tensor) -> Tensor:
+    """The values of a tensor of any dtype as one dimension of a dtype that the engine has: the
+    tensor, or a view of it, where it is contiguous, else a copy.
+
+    Raises:
+        ValueError: A sparse tensor.
+    """
+    if tensor.dtype in DTYPES and _is_plain(tensor):
+        return tensor if tensor.dim() == 1 else tensor.detach().view(-1)
+    _check_dense(form, tensor)
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    flat = tensor.resolve_neg().contiguous().view(-1)
+    return flat if flat.dtype in DTYPES else flat.view(torch.uint8)
+
+
+def landing(form: str, tensor: Tensor) -> Tensor:
+    """As `movable`, for a result: memory that is not the tensor's holds no values."""
+    if not _is_plain(tensor):
+        _check_dense(form, tensor)
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    return movable(form, tensor)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether the tensor's memory holds its values, one after the other."""
+    return tensor.layout is _STRIDED and tensor.is_contiguous() and not tensor.is_neg()
+
+
+def _check_dense(form: str, tensor: Tensor) -> None:
+    if tensor.layout is not _STRIDED:
+        raise ValueError(f"{form}: a {tensor.layout} tensor; expected a dense one")
+
+
+def is_in_place(tensor: Tensor, flat: Tensor) -> bool:
+    """Whether what is written to `flat` (from `movable` or `reducible`) changes the tensor."""
+    return flat.numel() == 0 or flat.data_ptr() == tensor.data_ptr()
+
+
+def fill(tensor: Tensor, flat: Tensor) -> None:
+    """Writes values that came from `movable` or `reducible` into a tensor of any strides."""
+    tensor = tensor.detach()
+    if tensor.dtype.is_complex:
+        tensor.copy_(torch.view_as_complex(flat.view(*tensor.shape, 2)))
+    else:
+        values = flat if flat.dtype == tensor.dtype else flat.view(tensor.dtype)
+        tensor.copy_(values.view(tensor.shape))
+
+
+def one_device(form: str, tensors: Sequence[Tensor]) -> bool:
+    """Whether the tensors lie in host memory. (False: on a GPU.)
+
+    Raises:
+        ValueError: Neither, or on both.
+    """
+    kinds = {tensor.device.type for tensor in tensors}
+    if kinds <= {"cpu"}:
+        return True
+    if kinds == {"cuda"}:
+        return False
+    raise ValueError(f"{form}: tensors on {', '.join(sorted(kinds))}; expected cpu or cuda")
+
+
+def same_dtype(form: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> None:
+    """Raises ValueError unless all tensors have this dtype."""
+    for index, tensor in enumerate(tensors):
+        if tensor.dtype is not dtype:
+            raise ValueError(
+                f"{form}: invalid tensor type at index {index}: {tensor.dtype}, expected {dtype}"
+            )
+
+
+def single(form: str, things: Sequence[Any]) -> Any:
+    """The only element: c10d's calls take a list with a tensor for each device of this process."""
+    if len(things) != 1:
+        raise ValueError(f"{form}: expected a list of one, got {len(things)}")
+    return things[0]
+
+
+def counts(form: str, which: str, splits: Sequence[int], tensor: Tensor, size: int) -> list[int]:
+    """How many rows of a tensor each member sends or receives; all the same if none are given.
+
+    Raises:
+        ValueError: They do not fit the tensor.
+    """
+    rows = tensor.size(0) if tensor.dim() else 0
+    if not splits:
+        if rows % size:
+            raise ValueError(
+                f"{form}: the {which} has {rows} rows, not a multiple of the {size} ranks"
+            )
+        return [rows // size] * size
+    if len(splits) != size:
+        raise ValueError(f"{form}: {len(splits)} split sizes for {size} ranks ({which})")
+    if sum(splits) != rows or min(splits) < 0:
+        raise ValueError(
+            f"{form}: the split sizes {list(splits)} do not add up to the {rows} rows of the "
+            f"{which}"
+        )
+    return list(splits)
