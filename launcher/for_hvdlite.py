@@ -10,6 +10,7 @@ from hvdrun.machine.environment import ENDING
 from hvdrun.machine.own_files import Identity, identity, open_file, open_folder, replace
 from hvdrun.machine.processes import die_with_parent
 from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
+from hvdrun.machine.socket_users import is_trusted, user_of
 from hvdrun.machine.topology import cores, tightest_quota
 from hvdrun.summary import summary_of
 
@@ -22,6 +23,7 @@ __all__ = [
     "cores",
     "die_with_parent",
     "identity",
+    "is_trusted",
     "left_in_cgroup_bytes",
     "notes",
     "open_file",
@@ -29,4 +31,5 @@ __all__ = [
     "replace",
     "summary_of",
     "tightest_quota",
+    "user_of",
 ]

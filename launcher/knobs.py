@@ -126,6 +126,13 @@ KNOBS: tuple[Knob, ...] = (
         "without an MPI launcher: a world of one process, even if WORLD_SIZE is larger",
     ),
     Knob(
+        "as_gloo",
+        "bool",
+        False,
+        "at import torch: torch.distributed's name gloo means hvdlite, for programs and libraries"
+        " that take no other name on CPUs",
+    ),
+    Knob(
         "block_bytes",
         "int",
         262144,

@@ -33,8 +33,8 @@ from hvdrun.agent.frames import (
     send,
     unpack,
 )
-from hvdrun.agent.peers import is_trusted
 from hvdrun.agent.signals import pack
+from hvdrun.machine.socket_users import is_trusted
 
 CLEAN_UP_S = 1.0  # for all keepers of a host together, from KILL on
 Deliver = Callable[[bytes, int, bytes], None]

@@ -13,6 +13,8 @@ import os
 import struct
 import time
 
+from hvdrun.machine.socket_users import is_trusted, user_of
+
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 else:  # see frames
     import _socket as socket
 
-CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 TIME = struct.Struct("ll")  # seconds, microseconds
 # How long the listener's queue may stay full: all ranks of a host connect at once.
@@ -65,17 +66,6 @@ def _keyed_hash(key: bytes, data: bytes) -> bytes:
         import hmac
 
         return hmac.digest(key, data, "sha256")[:16]
-
-
-def user_of(sock: socket.socket) -> int:
-    """The user at the other end: of a listening socket, the user that called listen."""
-    given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return int(CREDENTIALS.unpack(given)[1])
-
-
-def is_trusted(sock: socket.socket) -> bool:
-    """Whether the other end is this user or root: an abstract socket has no permissions."""
-    return user_of(sock) in (os.geteuid(), 0)
 
 
 def connect(secret: str) -> socket.socket | None:

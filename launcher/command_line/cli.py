@@ -21,7 +21,6 @@ from hvdrun.errors import (
     NoMpi,
     UsageError,
 )
-from hvdrun.job import lacking
 from hvdrun.output.terminal import open_standard_files
 from hvdrun.plan import facts, flavour, schedulers, stdin_programs
 from hvdrun.plan.command import build
@@ -30,6 +29,7 @@ from hvdrun.plan.job_hosts import is_remote, with_hosts_in_use
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Allocation
+from hvdrun.reports import lacking
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -196,9 +196,9 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         path = request.variable("PATH", found.environ) or ""
         program.check(request.command, found.cwd, path)
     command = lacking.within_limits(command, mpi, found, files_before)
-    from hvdrun.job.attempts import supervise
     from hvdrun.job.supervision import Supervision
     from hvdrun.output.screen import Screen
+    from hvdrun.running.attempts import supervise
 
     screen = Screen(request, command.num_proc, found.environ)
     output = screen.output

@@ -1,4 +1,4 @@
-"""Runs the job: starts it, watches its ranks and hosts, ends it, and reports why it failed.
+"""Decides what to do as a job goes on, and how it went: events in, actions out; no I/O, no clock.
 
-May import output, plan, agent, machine and the shared modules at the top.
+May import reports, output, plan, agent, machine and the shared modules at the top.
 """

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from hvdrun import summary
 from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
 from hvdrun.errors import LaunchError
-from hvdrun.job import lacking
 from hvdrun.job.actions import (
     Action,
     EndAll,
@@ -26,7 +25,6 @@ from hvdrun.job.actions import (
     Say,
     SignalMpirun,
 )
-from hvdrun.job.closed_files import ClosedFiles, runs_on
 from hvdrun.job.ending import Ending, grace_s
 from hvdrun.job.events import (
     Event,
@@ -58,16 +56,6 @@ from hvdrun.job.events import (
     ToPassOn,
     ToStop,
 )
-from hvdrun.job.failure_report import (
-    Failure,
-    gave_up,
-    host_silent,
-    interrupted,
-    missing_program,
-    not_started,
-    paused,
-    unstoppable,
-)
 from hvdrun.job.far_hosts import FarHost, FarHosts, failure_of
 from hvdrun.job.init_watch import InitWatch, limits
 from hvdrun.job.leaving import Leaving
@@ -78,6 +66,18 @@ from hvdrun.job.signs_of_life import QUIET_S
 from hvdrun.job.supervision import Supervision
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
+from hvdrun.reports import lacking
+from hvdrun.reports.closed_files import ClosedFiles, runs_on
+from hvdrun.reports.failure_report import (
+    Failure,
+    gave_up,
+    host_silent,
+    interrupted,
+    missing_program,
+    not_started,
+    paused,
+    unstoppable,
+)
 
 # After mpirun has ended, keepers and hosts have this long to report how their ranks ended.
 REPORTS_S = 2.0
@@ -162,10 +162,11 @@ class Course:
                 self.hosts.quiet.add(now, host, silent_s, limit_s)
             case HostBack(host, silent_s):
                 self.hosts.quiet.came_back(now, host, silent_s)
-            case HostSilent(host):
+            case HostSilent(host, silent_s, limit_s):
                 known = self.hosts.remove(host)
                 self.ranks.lose(host)
-                silent = host_silent(event, sorted(self.hosts.quiet.since), known.ssh_said)
+                others = sorted(self.hosts.quiet.since)
+                silent = host_silent(host, silent_s, limit_s, others, known.ssh_said)
                 self._fail(now, silent, SILENT_GRACE_S)
             case HostGaveUp(host, silent_s, at):
                 self.hosts.give_up(at, gave_up(host, silent_s, self._recent_pause_s(now)))

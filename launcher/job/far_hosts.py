@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hvdrun.errors import LaunchError
-from hvdrun.job import lacking
 from hvdrun.job.events import HostEnded
-from hvdrun.job.failure_report import daemon_failed, held_by_another, host_lost, unreachable
-from hvdrun.job.quiet_hosts import QuietHosts
+from hvdrun.reports import lacking
+from hvdrun.reports.failure_report import daemon_failed, held_by_another, host_lost, unreachable
+from hvdrun.reports.quiet_hosts import QuietHosts
 
 SSH_SAID_BYTES = 1 << 16
 

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from hvdrun.errors import LaunchError
-from hvdrun.job.failure_report import left_early
-from hvdrun.job.init_report import (
+from hvdrun.job.ranks import Ranks
+from hvdrun.knobs import KNOBS
+from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
+from hvdrun.reports.failure_report import left_early
+from hvdrun.reports.init_report import (
     Look,
     activity,
     gathered,
@@ -23,9 +26,6 @@ from hvdrun.job.init_report import (
     read_look,
     waiting,
 )
-from hvdrun.job.ranks import Ranks
-from hvdrun.knobs import KNOBS
-from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
 
 # The first report comes after this time, or after the stall check's warning time if that is less;
 # each pause between two is twice as long as the one before, up to the longest.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from hvdrun.errors import LaunchError
-from hvdrun.job.failure_report import left_early, run_on
 from hvdrun.job.init_watch import InitWatch
 from hvdrun.job.ranks import Ranks
+from hvdrun.reports.failure_report import left_early, run_on
 
 # After a rank has left without MPI_Finalize, the others have this long to leave, too.
 LEAVE_S = 3.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hvdrun.job.failure_report import Failure
 from hvdrun.plan.command import Command
+from hvdrun.reports.failure_report import Failure
 
 
 class Ranks:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hvdrun.errors import HostLost, LaunchError, MpirunFailed
-from hvdrun.job.closed_files import broke_mpi, it_had_closed, lost_a_running_rank
 from hvdrun.job.course import Course
-from hvdrun.job.failure_report import (
+from hvdrun.reports.closed_files import broke_mpi, it_had_closed, lost_a_running_rank
+from hvdrun.reports.failure_report import (
     Failure,
     aborted,
     first_failure,
@@ -22,7 +22,7 @@ from hvdrun.job.failure_report import (
     missed_a_peer,
     rank_failed,
 )
-from hvdrun.job.lacking import in_words
+from hvdrun.reports.lacking import in_words
 from hvdrun.summary import summary_of
 
 

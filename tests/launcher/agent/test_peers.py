@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import selectors
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from hvdrun.agent import peers
 from hvdrun.agent.frames import BYE, MAGIC, REFUSED, frame
 from hvdrun.agent.host_agent import HostAgent
 from hvdrun.agent.local_ranks import LocalRanks
+from hvdrun.machine import socket_users
 from hvdrun.machine.environment import LINK
 from tests.harness.needs import lacking
 from tests.harness.programs import run_program
@@ -105,8 +107,35 @@ def test_who_listens_is_asked_of_the_kernel(secret):
 @pytest.mark.parametrize(("user", "trusted"), [(0, True), (7, True), (8, False), (65534, False)])
 def test_root_and_the_same_user_are_trusted(monkeypatch, user, trusted):
     monkeypatch.setattr(os, "geteuid", lambda: 7)
-    monkeypatch.setattr(peers, "user_of", lambda _: user)
+    monkeypatch.setattr(socket_users, "_peer", lambda _: (1, user))
     assert peers.is_trusted(None) == trusted
+
+
+UNMAPPED = """
+import os, socket, sys
+sys.path.insert(0, sys.argv[1])
+from hvdrun.machine.socket_users import is_trusted, user_of
+ours, theirs = socket.socketpair()
+sock = socket.socket(fileno=int(sys.argv[2]))
+print(os.geteuid(), user_of(sock), is_trusted(sock), user_of(ours), is_trusted(ours))
+"""
+
+
+def test_in_a_user_namespace_a_stranger_with_the_same_number_is_not_trusted(secret):
+    """There all users without a number have one number, also the user of this process."""
+    if os.geteuid():
+        lacking("only root can start a process of another user")
+    in_namespace = [shutil.which("unshare"), "--user", sys.executable, "-c", UNMAPPED]
+    with stranger(peers.address(secret)), socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(peers.address(secret))
+        done = subprocess.run(
+            [*in_namespace, os.pathsep.join(sys.path), str(sock.fileno())],
+            pass_fds=[sock.fileno()],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    assert done.stdout.split() == ["65534", "65534", "False", "65534", "True"], done
 
 
 def test_a_name_that_somebody_has_and_does_not_answer_by_is_an_error(secret, monkeypatch):
@@ -219,7 +248,7 @@ def test_a_host_agent_says_that_another_user_has_its_name_and_starts_nothing(sec
 
 @pytest.mark.parametrize(("user", "heard"), [(OTHER_USER, False), (0, True)])
 def test_another_user_that_connects_to_a_supervisor_is_not_heard(secret, monkeypatch, user, heard):
-    monkeypatch.setattr(peers, "user_of", lambda _: user)
+    monkeypatch.setattr(socket_users, "_peer", lambda _: (1, user))
     with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as sock:
         local_ranks = LocalRanks(peers.listen(secret), selector, lambda *_: None, lambda: os.dup(0))
         sock.connect(peers.address(secret))

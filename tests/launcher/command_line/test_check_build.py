@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 
+import pytest
+
 from hvdlite import _core
 from hvdlite.check_build import cpu_info
 from hvdrun.command_line import cli
@@ -16,6 +18,7 @@ def line_of(text, name):
     return match.groups()
 
 
+@pytest.mark.wide_in("mpich")
 def test_it_says_which_mpi_works_and_what_the_host_has(hvdrun, python):
     done = hvdrun("-cb")
     assert done.code == 0, done

@@ -293,7 +293,7 @@ HVDRUN = str(Path(sys.executable).with_name("hvdrun"))
     ],
     ids=["hvdrun", "python -m hvdrun", "hvdlite.run"],
 )
-@pytest.mark.parametrize("at", [0, 1, 10, 60, "hvdrun.plan.facts", "hvdrun.job.supervise"])
+@pytest.mark.parametrize("at", [0, 1, 10, 60, "hvdrun.plan.facts", "hvdrun.running.supervise"])
 def test_ctrl_c_before_the_start_is_answered_wherever_it_falls(at, command, tmp_path):
     done = interrupted(tmp_path, at, *command, "-np", "2", "echo", "started")
     said = "hvdrun: Ctrl-C: no rank has been started"

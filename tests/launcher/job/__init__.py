@@ -1,1 +1,1 @@
-"""launcher/job: a running job, how it ends, and what the user reads about it."""
+"""launcher/job: what hvdrun decides as a job goes on, and how it went."""

@@ -23,16 +23,18 @@ from hvdrun.agent.frames import (
 )
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.silence import Silence, clock
-from hvdrun.job import host_link, signs_of_life
+from hvdrun.job import signs_of_life
 from hvdrun.job.events import HostBack, HostQuiet, HostSilent, SshSaid
-from hvdrun.job.mpirun_output import LINE_BYTES, MpirunOutput, Source
-from hvdrun.job.quiet_hosts import names
+from hvdrun.job.mpirun_output import LINE_BYTES, MpirunOutput
 from hvdrun.job.signs_of_life import Pauses, SignsOfLife
-from hvdrun.job.supervise import Supervisor
 from hvdrun.job.supervision import Supervision
 from hvdrun.output.folding import HEADER
 from hvdrun.output.output import Output
 from hvdrun.output.writer import Writer
+from hvdrun.reports.quiet_hosts import names
+from hvdrun.running import host_link
+from hvdrun.running.mpirun_pipe import Source
+from hvdrun.running.supervise import Supervisor
 
 HOSTS = 5
 FLOODS = {

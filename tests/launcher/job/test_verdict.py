@@ -43,12 +43,8 @@ from hvdrun.job.supervision import Supervision
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
 from tests.launcher.job.closing_histories import CLOSING
 from tests.launcher.job.histories import (
-    HOSTS,
     ILL_LUCK,
     INT,
-    LEFT,
-    MPIRUN,
-    RANKS,
     TERM,
     USR1,
     asked,
@@ -57,7 +53,10 @@ from tests.launcher.job.histories import (
     over,
     play,
 )
+from tests.launcher.job.host_histories import HOSTS
 from tests.launcher.job.init_histories import INIT
+from tests.launcher.job.mpirun_histories import MPIRUN
+from tests.launcher.job.rank_histories import LEFT, RANKS
 from tests.launcher.job.signal_histories import PASSED_ON, USER
 from tests.launcher.job.silence_histories import SILENCE
 

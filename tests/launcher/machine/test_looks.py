@@ -9,9 +9,9 @@ import sys
 import psutil
 import pytest
 
-from hvdrun.job.init_report import activity, read_look
 from hvdrun.machine import looks
 from hvdrun.machine.looks import MOST_PROCESSES, look
+from hvdrun.reports.init_report import activity, read_look
 
 # Computes while a child of it sleeps; each says when it is up.
 WORKS = """

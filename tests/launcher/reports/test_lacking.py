@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvdrun.errors import LacksResource
-from hvdrun.job.lacking import check_temporary_folder, in_words, of
+from hvdrun.reports.lacking import check_temporary_folder, in_words, of
 from tests.harness.needs import lacking
 from tests.harness.programs import run_program
 

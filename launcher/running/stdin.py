@@ -7,7 +7,7 @@ import os
 import selectors
 
 from hvdrun.agent.frames import CHUNK, STDIN
-from hvdrun.job.host_link import HostLink
+from hvdrun.running.host_link import HostLink
 
 
 class Stdin:

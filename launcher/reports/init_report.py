@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hvdrun.errors import MpirunFailed, StartTimeout
-from hvdrun.job.failure_report import duration
 from hvdrun.output.folding import spans
+from hvdrun.reports.failure_report import duration
 
 # A process that uses this share of a core computes.
 BUSY = 0.05

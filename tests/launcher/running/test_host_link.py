@@ -32,9 +32,9 @@ from hvdrun.agent.frames import (
 from hvdrun.agent.silence import clock
 from hvdrun.agent.ssh import split_ssh
 from hvdrun.job.events import HostGaveUp, SshSaid
-from hvdrun.job.host_link import LINE_EVERY_S, HostLink
 from hvdrun.machine.environment import LINK
 from hvdrun.machine.remote_words import hex_of
+from hvdrun.running.host_link import LINE_EVERY_S, HostLink
 from tests.harness.needs import lacking
 from tests.harness.worlds import ROOT, end_tree
 

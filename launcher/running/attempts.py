@@ -6,11 +6,11 @@ import signal
 
 from hvdrun.agent.frames import Waker
 from hvdrun.agent.signals import PASSED_ON
-from hvdrun.job.supervise import StartedBadly, Supervisor, heeded
 from hvdrun.job.supervision import Supervision
 from hvdrun.machine.processes import set_subreaper
 from hvdrun.output.screen import Screen
 from hvdrun.plan.command import Command
+from hvdrun.running.supervise import StartedBadly, Supervisor, heeded
 
 ATTEMPTS = 3
 

@@ -13,7 +13,7 @@ from hvdrun.errors import (
     UsageError,
     exit_codes,
 )
-from hvdrun.job.failure_report import (
+from hvdrun.reports.failure_report import (
     Failure,
     aborted,
     daemon_failed,

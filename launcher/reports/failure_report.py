@@ -19,11 +19,10 @@ from hvdrun.errors import (
     SshFailed,
     StartTimeout,
 )
-from hvdrun.job.events import HostSilent
-from hvdrun.job.quiet_hosts import names
 from hvdrun.output.folding import spans
 from hvdrun.plan.schedulers import trouble
 from hvdrun.plan.shared_memory import REMEDY, size
+from hvdrun.reports.quiet_hosts import names
 from hvdrun.ssh_errors import LOGIN, OTHER, last_words
 
 LINES = 30
@@ -259,13 +258,15 @@ def rank_failed(
     return "\n".join(lines)
 
 
-def host_silent(event: HostSilent, others: Sequence[str], ssh_said: bytes) -> HostLost:
+def host_silent(
+    host: str, silent_s: float, limit_s: float, others: Sequence[str], ssh_said: bytes
+) -> HostLost:
     """`others`: more hosts that are silent."""
     too = f" (nor has {names(others)})" if others else ""
     return host_lost(
-        event.host,
-        f"it has given no sign of life for {event.silent_s:.0f} s{too}, and the limit is"
-        f" {event.limit_s:g} s (--host-timeout)",
+        host,
+        f"it has given no sign of life for {silent_s:.0f} s{too}, and the limit is"
+        f" {limit_s:g} s (--host-timeout)",
         ssh_said,
     )
 

@@ -33,6 +33,7 @@ def test_the_output_of_each_rank_keeps_its_stream_and_its_tag(hvdrun):
     assert sorted(done.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
 
 
+@pytest.mark.wide_in("mpich")
 def test_each_rank_has_its_files_with_exactly_what_it_wrote(hvdrun, tmp_path):
     options = ("-np", "2", "--output-filename", tmp_path / "logs")
     done = hvdrun(*options, *shell("echo out $RANK; printf 'err\\r' >&2"))
@@ -48,6 +49,7 @@ def test_each_rank_has_its_files_with_exactly_what_it_wrote(hvdrun, tmp_path):
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} "
 
 
+@pytest.mark.wide_in("openmpi")
 def test_each_line_has_its_time_where_it_is_wanted(hvdrun, tmp_path):
     options = ("-np", "2", "--output-dir", tmp_path, "-prefix-timestamp")
     done = hvdrun(*options, *shell("echo out; printf 'a\nb' >&2"))
@@ -58,6 +60,7 @@ def test_each_line_has_its_time_where_it_is_wanted(hvdrun, tmp_path):
         assert re.fullmatch(f"{TIME}a\n{TIME}b", (tmp_path / f"rank.{rank}/stderr").read_text())
 
 
+@pytest.mark.wide_in("mpich")
 def test_a_folder_for_the_output_that_cannot_be_made_is_said_before_anything_runs(hvdrun):
     done = hvdrun("-np", "1", "--output-dir", "/dev/full/logs", "echo", "ran")
     assert (done.code, done.stdout) == (64, "")
@@ -82,6 +85,7 @@ def test_ranks_that_all_leave_with_0_are_no_failure(hvdrun, python):
     assert (done.code, done.stderr) == (0, "")
 
 
+@pytest.mark.wide_in("openmpi")
 def test_one_rank_has_no_tag(hvdrun):
     assert hvdrun("-np", "1", "echo", "hello").stdout == "hello\n"
 
@@ -134,6 +138,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(hvdrun):
     assert done.stderr.count("why\n") == 1
 
 
+@pytest.mark.wide_in("mpich")
 def test_the_last_lines_are_repeated_where_much_else_was_shown_after_them(hvdrun):
     fails = "echo why >&2; sleep 1; exit 3"
     talks = "sleep 0.5; seq 100 >&2; exec sleep 60"
@@ -158,12 +163,14 @@ def test_a_traceback_is_shown_once(hvdrun, python, pause_s):
     assert "rank 1 on localhost ended with exit code 1" in done.stderr
 
 
+@pytest.mark.wide_in("openmpi")
 def test_a_rank_that_ended_with_0_is_no_cause_of_anothers_own_failure(hvdrun):
     done = hvdrun("-np", "2", *shell("[ $RANK = 0 ] || { sleep 1; echo why >&2; exit 3; }"))
     assert done.code == 3
     assert "this is the cause" not in done.stderr, done
 
 
+@pytest.mark.wide_in("mpich")
 def test_a_rank_that_a_signal_ends_counts_as_128_and_the_signal(hvdrun):
     done = hvdrun("-np", "2", *shell("[ $RANK = 1 ] && kill -SEGV $$; exec sleep 60"))
     assert done.code == 128 + signal.SIGSEGV
@@ -219,6 +226,7 @@ def test_a_script_without_its_interpreter_is_said_how_to_start(hvdrun, tmp_path,
     assert asked in done.stderr
 
 
+@pytest.mark.wide_in("mpich")
 def test_a_program_that_is_not_there_is_named(hvdrun):
     done = hvdrun("-np", "2", "no-such-program")
     assert done.code == 69
@@ -271,6 +279,7 @@ def test_a_folder_that_needs_no_quotes_changes_nothing():
     assert safe_prefix("/opt/venv/bin/prted -x", "/opt/venv") == "/opt/venv/bin/prted -x"
 
 
+@pytest.mark.wide_in("openmpi")
 def test_arguments_and_values_run_no_command(hvdrun, python, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = [*HOSTILE, "--", "-np", "\t", "\\", "%s", "\x7f"]
@@ -296,6 +305,7 @@ def test_standard_input_is_that_of_rank_0(python):
     assert sorted(done.stdout.splitlines()) == expected, done
 
 
+@pytest.mark.wide_in("openmpi")
 def test_nothing_of_a_megabyte_is_lost_or_out_of_order(hvdrun, python):
     code = "import os\nfor i in range(12500): print(i, 'x' * 70)"
     done = hvdrun("-np", "4", python, "-u", "-c", code)
@@ -306,6 +316,7 @@ def test_nothing_of_a_megabyte_is_lost_or_out_of_order(hvdrun, python):
         assert [line[4:] for line in lines if line.startswith(tag)] == expected
 
 
+@pytest.mark.wide_in("mpich")
 def test_a_reader_that_leaves_ends_the_job(python):
     process = subprocess.Popen(
         [python.with_name("hvdrun"), "-np", "2", "yes"], stdout=subprocess.PIPE
@@ -357,6 +368,7 @@ def test_a_signal_to_hvdrun_ends_everything(running, number):
     assert not psutil.wait_procs(family, timeout=10)[1]
 
 
+@pytest.mark.wide_in("openmpi")
 def test_under_nohup_the_end_of_the_terminal_ends_nothing(python, tmp_path):
     over = tmp_path / "over"
     waits = f"while not os.path.exists({str(over)!r}): time.sleep(0.01)"

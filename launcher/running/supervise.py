@@ -69,10 +69,7 @@ from hvdrun.job.events import (
     ToPassOn,
     ToStop,
 )
-from hvdrun.job.host_link import HostLink
-from hvdrun.job.mpirun_output import Source
 from hvdrun.job.signs_of_life import Pauses
-from hvdrun.job.stdin import Stdin
 from hvdrun.job.supervision import Supervision
 from hvdrun.machine.environment import LINK
 from hvdrun.machine.processes import (
@@ -86,6 +83,9 @@ from hvdrun.machine.resources import temporary_path
 from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import Terminal
 from hvdrun.plan.command import Command
+from hvdrun.running.host_link import HostLink
+from hvdrun.running.mpirun_pipe import Source
+from hvdrun.running.stdin import Stdin
 
 # These end a job. TSTP (Ctrl-Z) only makes a line: hosts would take a stopped launcher for dead.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from hvdrun.errors import MpirunFailed
-from hvdrun.job.failure_report import Failure, duration
+from hvdrun.reports.failure_report import Failure, duration
 
 # A rank that still runs this long after is spoken of: the others may wait for it without an end.
 SAY_S = 5.0

@@ -1,0 +1,175 @@
+"""Histories of hosts that are silent, break off or never connect."""
+
+from hvdrun.errors import (
+    HostLost,
+    HostSetupError,
+    LacksResource,
+    MpirunFailed,
+    SshFailed,
+    StartTimeout,
+)
+from hvdrun.job.actions import Finish, HangUp
+from hvdrun.job.events import (
+    HostConnected,
+    HostEnded,
+    HostSilent,
+    HostTalks,
+    KeepersHere,
+    MpirunEnded,
+    MpirunOutputEnded,
+    MpirunSaid,
+    RankEnded,
+    RankStarted,
+    SshSaid,
+)
+from tests.launcher.job.histories import (
+    LOST_A_PEER,
+    History,
+    asked,
+    begun,
+    ends,
+    over,
+    well,
+)
+
+HOSTS = {
+    "a host is silent": History(
+        [*begun(), (10.0, HostSilent("b", 30.2, 30.0)), *asked(10.2, 0, 1), *over(10.3, 1)[::2]],
+        ends(10.0, grace_s=2.0),
+        72,
+        error=HostLost,
+        words=("b is lost: it has given no sign of life for 30 s, and the limit is 30 s (--host-",),
+    ),
+    "a connection ends": History(
+        [
+            *begun(),
+            (9.9, SshSaid("b", b"Connection to b closed.\n")),
+            (10.0, HostEnded("b")),
+            *asked(10.2, 0, 1),
+        ],
+        ends(10.0),
+        72,
+        error=HostLost,
+        words=("b is lost: the connection to it was closed (Connection to b closed.)",),
+    ),
+    "ssh does not get through": History(
+        [
+            (0.1, HostConnected("b")),
+            (0.5, SshSaid("b", b"ssh: connect to host b port 22: Connection refused\n")),
+            (0.5, HostEnded("b")),
+        ],
+        ends(0.5),
+        70,
+        error=SshFailed,
+        words=("b can't be reached by ssh",),
+    ),
+    "the agent of a host can't start MPI's daemon": History(
+        [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "lacks 24"))],
+        ends(0.5),
+        76,
+        error=LacksResource,
+        words=("hvdrun's agent on b can't open any more files;",),
+    ),
+    "another user holds the socket of a host": History(
+        [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "ann has it"))],
+        ends(0.5),
+        71,
+        error=HostSetupError,
+        words=("b can't run ranks: ann has it",),
+    ),
+    "MPI's daemon can't start": History(
+        [
+            (0.1, HostConnected("b")),
+            (0.2, HostTalks("b")),
+            (0.3, MpirunSaid(b"orted: not found\n")),
+            (0.4, HostEnded("b", "", 127, b"orted: not found\n")),
+        ],
+        ends(0.4),
+        71,
+        error=HostSetupError,
+        words=("MPI's daemon ended there with exit code 127: orted: not found",),
+    ),
+    "MPI's daemon fails after ranks have started, and mpirun says the rest": History(
+        [
+            *begun(),
+            (1.0, HostEnded("b", "", 1)),
+            (1.1, RankEnded(0, "code 9", 1.0)),
+            (1.1, KeepersHere(0)),
+            (1.2, MpirunEnded(1)),
+            (1.2, MpirunOutputEnded()),
+        ],
+        ends(1.1, over_at=1.2),
+        9,
+        culprit=0,
+    ),
+    "a rank fails, and a host is lost without a report": History(
+        [*begun(), (2.0, LOST_A_PEER), (2.0, RankEnded(0, "code 14", 2.0)), *over(2.1, 14)],
+        ends(2.0, over_at=2.1),
+        72,
+        error=HostLost,
+        words=("b is lost: its ranks ended without a report",),
+    ),
+    "a rank fails of one that was killed and whose shim MPI had ended": History(
+        [
+            *begun(),
+            (2.0, RankEnded(2, "late signal 9", 1.9)),
+            (2.0, LOST_A_PEER),
+            (2.0, RankEnded(0, "code 14", 2.0)),
+            *over(2.1, 14),
+        ],
+        ends(2.0, over_at=2.1),
+        137,
+        culprit=2,
+        words=("rank 2 on b was ended by SIGKILL",),
+    ),
+    "a rank fails of one that left with 0": History(
+        [
+            *begun(),
+            *well(1.9, 2),
+            (2.0, LOST_A_PEER),
+            (2.0, RankEnded(0, "code 14", 2.0)),
+            *over(2.1, 14),
+        ],
+        ends(2.0, over_at=2.1),
+        73,
+        error=MpirunFailed,
+        words=("rank 2 on b ended with exit code 0 after 1.9 s, in mid-job",),
+    ),
+    "a host is silent while the job is ended for another reason": History(
+        [
+            *begun(),
+            (2.0, RankEnded(1, "code 4", 2.0)),
+            (2.5, HostSilent("b", 30.0, 30.0)),
+            (2.6, KeepersHere(0)),
+            (2.6, MpirunEnded(1)),
+            (2.6, MpirunOutputEnded()),
+        ],
+        ends(2.0, over_at=2.6),
+        4,
+        culprit=1,
+    ),
+    "a host comes up while the job is being ended": History(
+        [
+            (0.1, KeepersHere(2)),
+            (0.1, RankStarted(0)),
+            (0.2, RankEnded(0, "code 4", 0.2)),
+            (0.3, HostConnected("b")),
+            *over(0.5, 1),
+        ],
+        [*ends(0.2), (0.3, HangUp("b")), (0.5, Finish())],
+        4,
+        culprit=0,
+    ),
+    "ranks do not start in time": History(
+        [
+            *begun(0.1, (0, 1)),
+            (30.0, HostEnded("b", "", 0)),
+            (30.0, HostConnected("b")),
+            (30.0, SshSaid("b", b"debug\nwaiting\n")),
+        ],
+        ends(60.0),
+        75,
+        error=StartTimeout,
+        words=("not started within 60 s", "b: 2 ranks not started: ssh has not connected (wait"),
+    ),
+}

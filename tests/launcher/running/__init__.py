@@ -1,0 +1,1 @@
+"""launcher/running: jobs that run, for real."""
