@@ -4,7 +4,7 @@ NP ?= 2
 PYTEST_ARGS ?=
 # Sanitized code is slow: one world of each shape, and no tensors of gigabytes. It keeps what is freed:
 # no measuring of memory.
-SANITIZE_TESTS ?= --world 3 --world 2,1,1 --deselect tests/core/engine/test_large.py \
+SANITIZE_TESTS ?= --world 3 --world 2,1,1 --deselect tests/core/courses/test_large.py \
     --deselect tests/core/engine/test_memory.py
 
 VENV := .venv
@@ -21,8 +21,8 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --progress-bar
 PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wide test-rig test-gpu test-properties check docs format build clean
-.PHONY: bench bench-quick bench-instructions tune
+.PHONY: help demo test test-wide test-rig test-c10d test-gpu test-properties check docs format build clean
+.PHONY: bench bench-quick bench-c10d bench-instructions tune
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
 
@@ -32,13 +32,15 @@ help:
 	@echo '                PYTEST_ARGS=--show-worlds prints which tests run in which worlds)'
 	@echo 'make test-wide  what make test leaves out: the same in more shapes of the world'
 	@echo 'make test-rig   hosts that fail in all ways; needs root, sshd and ip'
+	@echo 'make test-c10d  the tests of torch.distributed that PyTorch ships, on hvdlite'
 	@echo 'make test-gpu  what needs a GPU, with an interpreter that has CUDA: PYTHON=/path/to/it'
 	@echo 'make test-properties  random programs of collectives, PROGRAMS=20000 of them'
 	@echo 'make check      formatters, linters, types, C warnings as errors'
 	@echo 'make docs       the documentation as a site: build/site/index.html'
 	@echo 'make format     let the formatters change the files'
 	@echo 'make bench      compare with torch.distributed and plain MPI, Open MPI and MPICH'
-	@echo 'make bench-quick  a look in less than two minutes'
+	@echo 'make bench-quick  a look in some two minutes'
+	@echo 'make bench-c10d   only operations and steps of torch.distributed, beside Gloo'
 	@echo 'make bench-instructions  count the instructions of an operation (callgrind)'
 	@echo 'make tune HOSTS=server1:1,server2:1  measure which algorithm suits these hosts'
 	@echo 'make sanitize   the C core under ASan, UBSan and TSan'
@@ -49,17 +51,23 @@ help:
 demo: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/hvdrun -np $(NP) $(BIN)/python examples/digits.py
 
-# Some six minutes; what is wide is chosen in tests/harness/wide.py and by the marks of the tests.
+# Some ten minutes; what is wide is chosen in tests/harness/wide.py and by the marks of the tests.
 # Two sessions of pytest at the same time: tests on worlds of ranks, and all others.
 test: build
 	@$(BIN)/python -m tests.harness.side_by_side -m 'not wide and not long' $(PYTEST_ARGS)
 
-test-wide: build
+test-wide: build $(VENV)/.frameworks
 	@$(BIN)/python -m tests.harness.side_by_side -m 'wide and not long' $(PYTEST_ARGS)
 
-# Several hosts at length, with real failures of each: what ssh, the network or a host can do.
+# Several hosts at length, with real failures of each: what ssh, the network or a host can do. And
+# torchrun, of which each test imports torch five times or more.
 test-rig: build $(VENV)/.notebook
-	@$(BIN)/python -m pytest -m long tests/rig tests/launcher $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m long tests/rig tests/launcher tests/world $(PYTEST_ARGS)
+
+# Some two minutes: under the names hvdlite and gloo, with 3 and 4 ranks. C10D_ARGS=--help.
+C10D_ARGS ?=
+test-c10d: $(VENV)/.installed $(EXTENSION)
+	@$(BIN)/python -m tests.c10d $(C10D_ARGS)
 
 # Some hundred of them are in make test, the same ones each time; these begin with a random seed.
 # They are played in so many shapes of the world:
@@ -79,12 +87,16 @@ test-gpu:
 docs: $(VENV)/.docs $(EXTENSION)
 	@$(BIN)/python -m docs.generator build/site
 
-# Some twenty minutes; writes benchmarks/results and the figures in docs/benchmarks.md.
+# Some twenty-five minutes; writes benchmarks/results and the figures in docs/benchmarks.md.
 bench: build
 	@$(BIN)/python -m benchmarks --mpich $(VENV_MPICH)/bin/python --page docs/benchmarks.md
 
 bench-quick: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/python -m benchmarks --plan quick --output build/bench-quick
+
+# Some eight minutes; of what `make bench` writes it replaces the figures of torch.distributed.
+bench-c10d: build
+	@$(BIN)/python -m benchmarks --only c10d --only wrapped --only rig --merge --page docs/benchmarks.md
 
 bench-instructions: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/python -m benchmarks --only instructions --output build/bench-instructions
@@ -116,6 +128,12 @@ $(VENV)/.installed: $(PACKAGING)
 $(VENV)/.notebook: $(VENV)/.installed
 	@echo "installing a notebook's kernel into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) 'ipykernel; python_version >= "3.11"'
+	@touch $@
+
+$(VENV)/.frameworks: $(VENV)/.installed
+	@echo 'installing Accelerate, Lightning and Transformers into $(VENV)'
+	@# What the extra `frameworks` has, without building the C core once more.
+	@$(BIN)/python $(PIP_INSTALL) accelerate lightning transformers
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

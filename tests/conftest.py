@@ -17,7 +17,7 @@ import pytest
 from tests.harness import show_worlds
 from tests.harness.needs import lacking
 from tests.harness.side_by_side import PARTS
-from tests.harness.wide import Shape, Variant, by_turn, slow_to_start
+from tests.harness.wide import Shape, Variant, by_turn, repeated, slow_to_start
 from tests.harness.worlds import (
     MPIS,
     SESSION_VARIABLE,
@@ -96,6 +96,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-rerunfailures looks at its options
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "ranks(*sizes): the numbers of ranks of the fixture `world`, all on one host",
@@ -110,6 +111,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[SESSION_VARIABLE] = str(uuid.uuid4())
     if config.option.show_worlds:
         config.option.markexpr = ""  # also those that -m would leave out
+    if config.option.usepdb:
+        config.option.reruns = 0  # the plugin refuses both together
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -147,6 +150,8 @@ def pytest_collection_modifyitems(
     tests with the same knobs follow each other, so that hvdlite is seldom shut down.
     """
     mark_wide(items)
+    if not config.getoption("--mpi"):
+        leave_out_repeats(config, items)
     keep_part(config, items)
 
     def order(item: pytest.Item) -> tuple[Any, ...]:
@@ -205,6 +210,27 @@ def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
         kept[in_first == (part == "worlds")].append(item)
     items[:] = kept[True]
     config.hook.pytest_deselected(items=kept[False])
+
+
+def leave_out_repeats(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects what runs in the same large world under the other MPI (tests/harness/wide.py)."""
+    left_out = {
+        item
+        for runs in by_test(items).values()
+        for (item, _), repeats in zip(runs, repeated([run[1] for run in runs]), strict=True)
+        if repeats
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def by_test(items: list[pytest.Item]) -> dict[str, list[tuple[pytest.Item, Variant]]]:
+    """The runs of each test that runs under an MPI."""
+    tests: dict[str, list[tuple[pytest.Item, Variant]]] = {}
+    for item in items:
+        if variant := variant_of(item):
+            tests.setdefault(test_of(item), []).append((item, variant))
+    return tests
 
 
 def mark_wide(items: list[pytest.Item]) -> None:

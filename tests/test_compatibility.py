@@ -110,20 +110,22 @@ def parameters_of(text):
 
 # What an optimizer takes that it hands to the wrapped one is what torch's own takes.
 METHODS = """
-import inspect, json, sys, torch
+import inspect, json, torch
 import hvdlite.torch as hvd
 hvd.init()
-wrapped = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-optimizer = hvd.DistributedOptimizer(wrapped, op=getattr(hvd, sys.argv[1]))
-found = {}
-for name in dir(optimizer):
-    if not name.startswith("_") and inspect.isroutine(method := getattr(optimizer, name)):
-        parameters = list(inspect.signature(method).parameters.values())
-        if str(inspect.signature(method)).startswith("(*args"):
-            method = getattr(torch.optim.SGD([torch.zeros(1)], lr=0.1), name)
+def methods(op):
+    wrapped = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    optimizer = hvd.DistributedOptimizer(wrapped, op=op)
+    found = {}
+    for name in dir(optimizer):
+        if not name.startswith("_") and inspect.isroutine(method := getattr(optimizer, name)):
             parameters = list(inspect.signature(method).parameters.values())
-        found[name] = [(p.name, p.default is p.empty or repr(p.default)) for p in parameters]
-print(json.dumps(found))
+            if str(inspect.signature(method)).startswith("(*args"):
+                method = getattr(torch.optim.SGD([torch.zeros(1)], lr=0.1), name)
+                parameters = list(inspect.signature(method).parameters.values())
+            found[name] = [(p.name, p.default is p.empty or repr(p.default)) for p in parameters]
+    return found
+print(json.dumps({op: methods(getattr(hvd, op)) for op in ("Average", "Adasum")}))
 """
 
 
@@ -132,9 +134,9 @@ run_once = functools.cache(run_program)
 
 def optimizer_methods(op):
     """The methods of a distributed optimizer and their parameters, from a process of its own."""
-    finished = run_once((sys.executable, "-c", METHODS, op), limit_s=60)
+    finished = run_once((sys.executable, "-c", METHODS), limit_s=60)
     assert finished.code == 0, finished
-    return json.loads(finished.stdout)
+    return json.loads(finished.stdout)[op]
 
 
 def hvdlites_parameters(name, op="Average"):

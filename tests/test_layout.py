@@ -27,15 +27,21 @@ for_hvdlite  | launcher/for_hvdlite.py                | machine knobs
 plan         | launcher/plan/                         | machine agent knobs failures
 output       | launcher/output/                       | machine failures plan
 preflight    | launcher/preflight/                    | machine agent failures plan
+reports      | launcher/reports/                      | machine failures plan output
 job          | launcher/job/                          | machine agent knobs failures plan output
+             |                                        | reports
+running      | launcher/running/                      | machine agent plan output job
 command_line | launcher/command_line/ launcher/__main__.py |
-             |                                        | knobs failures plan output preflight job
+             |                                        | knobs failures plan output preflight reports
+             |                                        | job running
 
 base         | hvdlite/_core/base/                    |
 kernels      | hvdlite/_core/kernels/                 | base
 host         | hvdlite/_core/host/                    | base kernels
 net          | hvdlite/_core/net/                     | base kernels
-engine       | hvdlite/_core/engine/                  | base kernels host net
+engine       | hvdlite/_core/engine/ hvdlite/_core/operations/ hvdlite/_core/matching/ |
+             | hvdlite/_core/courses/ hvdlite/_core/transfers/ hvdlite/_core/watching/ |
+             |                                        | base kernels host net
 python       | hvdlite/_core/python/                  | kernels host engine
 
 core         | hvdlite/_core.pyi                      |
@@ -49,6 +55,7 @@ buckets      | hvdlite/optimizer/buckets/             | core words world gpu col
 checks       | hvdlite/optimizer/checks/              | core words world collectives buckets
 optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
              |                                        | observe
+distributed  | hvdlite/distributed/                   | core words world observe
 api          | hvdlite/                               | for_hvdlite core words world collectives
              |                                        | optimizer observe
 
@@ -57,9 +64,19 @@ core_tests   | tests/core/                            | harness core words world
 more_tests   | tests/                                 | harness core_tests
 """
 
-# Tests may import what they test. (Within the room `engine` the files call each other in a circle:
-# they are one state machine.)
+# Tests may import what they test.
 TESTS = {"harness", "core_tests", "more_tests"}
+
+# The folders of the room `engine` are one state machine and call each other in circles: which has
+# functions that which others call.
+CALLS = """
+engine     | operations matching courses transfers watching
+operations | engine matching courses transfers watching
+matching   | engine operations courses transfers watching
+courses    | engine operations matching
+transfers  | engine operations matching watching
+watching   | engine operations matching courses transfers
+"""
 
 
 class Room(NamedTuple):
@@ -176,6 +193,25 @@ def test_a_c_file_includes_from_its_room_and_those_that_the_map_allows(path):
     ours = [core / name for name in includes_of(path) if "/" in name and (core / name).exists()]
     if room not in TESTS:
         assert {room_of(file) for file in ours} <= {room, *ROOMS[room].imports}
+
+
+def code_of(path: Path) -> str:
+    """A C file without its comments."""
+    return re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+
+
+def test_the_folders_of_the_state_machine_call_each_other_as_the_table_says():
+    table = dict(line.split("|") for line in CALLS.strip().splitlines())
+    expected = {caller.strip(): set(called.split()) for caller, called in table.items()}
+    codes = {name: list((ROOT / "hvdlite/_core" / name).glob("*.c")) for name in expected}
+    texts = {name: "\n".join(map(code_of, files)) for name, files in codes.items()}
+    public = re.compile(r"^(?!static\b)\w[\w *]*?\b(hvdl_\w+)\(", re.M)
+    home = {function: name for name, text in texts.items() for function in public.findall(text)}
+    used = {
+        name: {home[word] for word in re.findall(r"\bhvdl_\w+", text) if word in home} - {name}
+        for name, text in texts.items()
+    }
+    assert used == expected
 
 
 def test_no_room_may_import_what_it_does_not():

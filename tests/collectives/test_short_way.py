@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite import _core
 from hvdlite.ops import DTYPES
 from hvdlite.world.process_sets import team_of
 
@@ -57,6 +58,19 @@ def resized(count, begin=0, size_bytes=0):
     return view
 
 
+def run(tensor, next_name=lambda: "run", op=hvd.Sum, prescale=1.0, timeout_s=-1.0, site=""):
+    engine = team_of("allreduce_", hvd.global_process_set).engine
+    return engine.run_allreduce(tensor, next_name, op, prescale, timeout_s, site)
+
+
+def test_a_process_groups_short_way_does_not_tell_autograd():
+    tensor = torch.full((2, 3), 2.0)
+    version = tensor._version
+    assert run(tensor, prescale=0.5) is None
+    assert tensor.equal(torch.ones(2, 3))
+    assert tensor._version == version  # as with c10d's other backends
+
+
 REFUSED = {
     "a list": [1.0],
     "a subclass": torch.ones(2).as_subclass(Subclass),
@@ -83,6 +97,36 @@ REFUSED = {
 @pytest.mark.parametrize("tensor", REFUSED.values(), ids=REFUSED)
 def test_leaves_other_tensors_to_the_long_way(tensor):
     assert short_way(tensor) is NotImplemented
+
+
+@pytest.mark.parametrize("tensor", REFUSED.values(), ids=REFUSED)
+def test_a_refused_tensor_takes_no_name(tensor):
+    assert run(tensor, next_name=pytest.fail) is NotImplemented
+
+
+def test_a_process_groups_op_that_a_dtype_lacks_is_left_to_the_long_way():
+    assert run(torch.ones(2), next_name=pytest.fail, op=_core.BAND) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    ("argument", "error"),
+    [
+        pytest.param({"next_name": lambda: 3}, TypeError, id="name of a number"),
+        pytest.param({"next_name": None}, TypeError, id="no name"),
+        pytest.param({"next_name": lambda: "x\0y"}, ValueError, id="name with a NUL"),
+        pytest.param({"op": 99}, ValueError, id="op out of range"),
+        pytest.param({"op": "SUM"}, TypeError, id="op of a str"),
+        pytest.param({"op": hvd.Average, "prescale": "1"}, TypeError, id="factor of a str"),
+        pytest.param({"timeout_s": None}, TypeError, id="no timeout"),
+        pytest.param({"site": 3}, TypeError, id="site of a number"),
+        pytest.param({"site": "x\0y"}, ValueError, id="site with a NUL"),
+    ],
+)
+def test_a_process_groups_bad_arguments_are_errors(argument, error):
+    tensor = torch.ones(2)
+    with pytest.raises(error):
+        run(tensor, **argument)
+    assert tensor.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

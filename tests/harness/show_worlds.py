@@ -2,7 +2,7 @@
 
 One table for each test function, a row for each MPI, a column for each shape of the world:
 
-    tests/core/engine/test_disagreement.py::test_a_disagreement_is_one_error (7 parameters)
+    tests/core/matching/test_disagreement.py::test_a_disagreement_is_one_error (7 parameters)
                2    1,1  4
       openmpi  3/7  4/7  wide
       mpich    4/7  4/7  wide

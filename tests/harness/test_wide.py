@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.conftest import mark_wide
-from tests.harness.wide import Variant, by_turn, slow_to_start
+from tests.harness.wide import Variant, by_turn, repeated, slow_to_start
 from tests.harness.worlds import MPIS
 
 pytest_plugins = ["pytester"]
@@ -23,10 +23,8 @@ def kept(shapes, others, mpis=MPIS):
 @pytest.mark.parametrize(
     ("shapes", "first"),
     [
-        (ONE_HOST, 2),
         (SEVERAL, "1,1"),
         (ONE_HOST + SEVERAL, "1,1"),
-        ([3], 3),
         ([None], None),
     ],
 )
@@ -36,6 +34,14 @@ def test_every_variant_is_run_once_and_the_first_under_every_mpi(shapes, first, 
     expected = [*itertools.product(shapes, range(parameters)), (first, 0)]
     assert sorted(variants, key=str) == sorted(expected, key=str)
     assert {run.mpi for run in runs if (run.shape, run.others) == (first, 0)} == set(MPIS)
+
+
+@pytest.mark.parametrize("parameters", [1, 2, 3])
+@pytest.mark.parametrize("shapes", [ONE_HOST, [3]])
+def test_on_one_host_every_variant_is_run_under_one_mpi(shapes, parameters):
+    runs = kept(shapes, range(parameters))
+    variants = [(run.shape, run.others) for run in runs]
+    assert sorted(variants) == sorted(itertools.product(shapes, range(parameters)))
 
 
 def test_with_two_parameters_every_mpi_sees_every_shape_of_two_or_three_ranks():
@@ -107,3 +113,37 @@ def test_what_pytest_collects_is_marked(pytester):
 )
 def test_the_largest_of_several_worlds_are_wide(shapes, slow):
     assert slow_to_start(shapes) == slow
+
+
+LARGE = [4, 7, 1, "2,2", "2,1,1"]
+SMALL = [2, 3, "1,1", "2,1"]
+
+
+def run_anywhere(shapes, others, mpis=MPIS):
+    variants = [Variant(*parts) for parts in itertools.product(mpis, shapes, others)]
+    return [v for v, left in zip(variants, repeated(variants), strict=True) if not left]
+
+
+@pytest.mark.parametrize("parameters", [1, 2, 5])
+def test_small_worlds_run_under_both_mpis_and_large_ones_under_one(parameters):
+    runs = run_anywhere(SMALL + LARGE, range(parameters))
+    small = itertools.product(MPIS, SMALL, range(parameters))
+    assert {(v.mpi, v.shape, v.others) for v in runs if v.shape in SMALL} == {*small}
+    large = [(v.shape, v.others) for v in runs if v.shape in LARGE]
+    assert sorted(large, key=str) == sorted(itertools.product(LARGE, range(parameters)), key=str)
+    assert {v.mpi for v in runs if v.shape in (4, 7, 1)} == {"mpich"}
+
+
+def test_with_two_parameters_every_mpi_runs_large_worlds_on_several_hosts():
+    runs = run_anywhere(SMALL + LARGE, ["a", "b"])
+    seen = {(v.mpi, v.shape) for v in runs if v.shape in ("2,2", "2,1,1")}
+    assert seen == {*itertools.product(MPIS, ["2,2", "2,1,1"])}
+
+
+@pytest.mark.parametrize("shapes", [[4], ["2,2", "2,1,1"], [1], [2, 4], [None]])
+def test_a_test_without_several_smaller_worlds_runs_in_all_under_both(shapes):
+    assert len(run_anywhere(shapes, ["a", "b"])) == len(shapes) * 4
+
+
+def test_nothing_is_left_out_where_there_is_one_mpi():
+    assert len(run_anywhere(SMALL + LARGE, ["a"], MPIS[:1])) == len(SMALL + LARGE)

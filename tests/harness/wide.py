@@ -6,10 +6,15 @@ the largest of several worlds, as many ranks take long to start. And MPIs take t
 
 The variants of a test are the shapes of its world times its other parameters. `make test` runs each
 of them under one MPI, and the MPIs take turns, so that with two parameters or more each MPI sees
-each shape. One variant it runs under every MPI: the first on several hosts, as what is between them
-goes through MPI; where the test has none of these, its first. Worlds of one rank and of more than
-three are started under one MPI only: a single rank sends nothing, and the many ranks take long to
-come up, while the smaller worlds show what an MPI does between ranks and between hosts.
+each shape. One variant it runs under every MPI: the first on several hosts, as what is between
+them goes through MPI, or the first of processes that are no world of the harness. Where all worlds
+are on one host there is none, as data does not go through MPI there. Worlds of one rank and of more
+than three are started under one MPI only: a single rank sends nothing, and the many ranks take long
+to come up, while the smaller worlds show what an MPI does between ranks and between hosts.
+
+Nor does `make test-wide` run these large worlds under both MPIs (`repeated`): on one host they run
+under one MPI, as their data does not go through it, and on several hosts the MPIs take turns once
+more. `--mpi` names an MPI that then runs everything.
 """
 
 from __future__ import annotations
@@ -69,8 +74,29 @@ def by_turn(variants: Sequence[Variant]) -> list[bool]:
     return [
         variant.mpi != MPI_OF_OTHER_SIZES
         if under_one_mpi(variant.shape)
-        else number > 0 and (number + MPIS.index(variant.mpi)) % len(MPIS) != 0
+        else (number > 0 or isinstance(variant.shape, int))
+        and (number + MPIS.index(variant.mpi)) % len(MPIS) != 0
         for number, variant in zip(numbers, variants, strict=True)
+    ]
+
+
+def repeated(variants: Sequence[Variant]) -> list[bool]:
+    """For each variant of one test: whether it is left out, because the other MPI runs it in the
+    same large world, or in that of a single rank, and the test has smaller ones under both."""
+    if len({variant.mpi for variant in variants}) < 2:
+        return [False] * len(variants)
+    shapes = _numbers(variant.shape for variant in variants)
+    others = _numbers(variant.others for variant in variants)
+    large = slow_to_start({variant.shape for variant in variants}) | (
+        {1} if len(shapes) > 1 else set()
+    )
+    turns = [
+        shapes[variant.shape] + others[variant.others] if variant.on_several_hosts else 0
+        for variant in variants
+    ]
+    return [
+        variant.shape in large and (turn + (variant.mpi != MPI_OF_OTHER_SIZES)) % len(MPIS) != 0
+        for turn, variant in zip(turns, variants, strict=True)
     ]
 
 

@@ -166,7 +166,10 @@ class World:
                 ready = wait([listener, ended], max(0.0, deadline - time.monotonic()))
                 if listener in ready:
                     connection = Connection(listener.accept()[0].detach())
-                    rank, pid = connection.recv()
+                    try:
+                        rank, pid = connection.recv()
+                    except EOFError:  # the rank has died; mpiexec's end, just below, says why
+                        continue
                     self._ranks[rank] = connection
                     self._pids[rank] = pid
                     continue
@@ -312,7 +315,7 @@ def _named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def end_tree(launcher: subprocess.Popen[bytes], others: Iterable[int] = ()) -> None:
+def end_tree(launcher: subprocess.Popen[Any], others: Iterable[int] = ()) -> None:
     """Ends a launcher with all that it started: TERM, so that it can clean up, then KILL."""
     family: list[psutil.Process] = []
     for pid in {launcher.pid, *others}:

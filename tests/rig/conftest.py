@@ -24,6 +24,7 @@ from tests.harness.worlds import MPIS, ROOT, end_tree, python_of
 
 HOSTS = 3
 LIMIT_S = 90.0
+FAILED_START_S = 10.0
 # For each command that damages a host, the command that restores it.
 REMEDIES = {"cut": "heal", "kill": "start"}
 
@@ -37,25 +38,39 @@ WAITS = "from mpi4py import MPI\nimport time\nprint('up', flush=True)\ntime.slee
 
 
 @contextlib.contextmanager
-def three_waiting_ranks(command: Sequence[str | Path]) -> Iterator[subprocess.Popen[bytes]]:
-    """The command, which starts WAITS on three ranks, once all of them are up."""
+def job(command: Sequence[str | Path], ranks: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """The command that starts a job, with pipes to read, once so many ranks have printed "up". At
+    the end, however it comes, all its processes are ended and the pipes closed."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )
     assert process.stdout
     assert process.stderr
     try:
-        for _ in range(3):
-            assert process.stdout.readline().endswith(b" up\n")
+        for _ in range(ranks):
+            line = process.stdout.readline()
+            if not line.endswith(" up\n"):
+                pytest.fail(f"the job did not start:\n{line}{_said_until_its_end(process)}")
         yield process
     finally:
         end_tree(process)
         process.stdout.close()
         process.stderr.close()
+
+
+def _said_until_its_end(process: subprocess.Popen[str]) -> str:
+    """What a job has still printed, which has some time to end by itself."""
+    assert process.stdout
+    assert process.stderr
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(FAILED_START_S)
+    end_tree(process)
+    return f"{process.stdout.read()}-- stderr\n{process.stderr.read()}"
 
 
 class Rig:

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from hvdrun.job.course import ONE_ACT_S
-from tests.harness.worlds import ROOT, end_tree
+from tests.harness.worlds import ROOT
+from tests.rig.conftest import job
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
 
@@ -141,23 +142,11 @@ hvd.allreduce(torch.ones(3))
 def table():
     rows: dict[str, list[str]] = {}
     yield rows
+    (ROOT / "build").mkdir(exist_ok=True)
     for mpi, lines in rows.items():
         heads = ("failure", "exit code", "hvdrun said", "hvdrun ended", "all ended", "left behind")
         text = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *lines]
         (ROOT / "build" / f"rig-failures-{mpi}.md").write_text("\n".join(text) + "\n")
-
-
-def start(rig, *words):
-    process = subprocess.Popen(
-        rig.inside("server1", *words),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout
-    return process
 
 
 @pytest.mark.parametrize("case", [*CASES, *WITH_HVDLITE], ids=lambda case: case.name)
@@ -169,10 +158,7 @@ def test_a_job_that_fails_in_the_middle(rig, python, table, case):
         go=str(go), end=case.end, ignores_term=case.ignores_term
     )
     hvdrun = [python.with_name("hvdrun"), "-H", HOSTS, *case.options, python, "-c", text]
-    process = start(rig, *hvdrun)
-    try:
-        for _ in range(SIZE):
-            assert process.stdout.readline().endswith(" up\n"), process.stderr.read()
+    with job(rig.inside("server1", *hvdrun), SIZE) as process:
         begin = time.monotonic()
         if case.act is None:
             go.touch()
@@ -182,8 +168,6 @@ def test_a_job_that_fails_in_the_middle(rig, python, table, case):
         ended_s = time.monotonic() - begin
         rig.assert_nothing_left()
         gone_s = time.monotonic() - begin
-    finally:
-        end_tree(process)
     assert process.returncode in (case.code, case.or_code), said
     assert re.search(case.says, said), said
     assert case.act is not None or "the reason" in said, said
@@ -205,11 +189,9 @@ def test_what_hvdrun_did_not_start_is_not_touched(rig, python):
         while sum(map(len, rig.processes().values())) < 2:
             time.sleep(0.05)
         command = ["-H", HOSTS, "sh", "-c", "echo up; exec sleep 987"]
-        process = start(rig, python.with_name("hvdrun"), *command)
-        for _ in range(SIZE):
-            assert process.stdout.readline().endswith(" up\n")
-        rig("exec", "server1", "pkill", "-TERM", "-f", "bin/hvdrun -H")
-        process.communicate(timeout=LIMIT_S)
+        with job(rig.inside("server1", python.with_name("hvdrun"), *command), SIZE) as process:
+            rig("exec", "server1", "pkill", "-TERM", "-f", "bin/hvdrun -H")
+            process.communicate(timeout=LIMIT_S)
         assert rig.processes() == {"server1": ["sleep 987"], "server2": ["sleep 987"]}
     finally:
         for other in others:
@@ -243,16 +225,11 @@ def test_a_reader_that_stands_still_costs_no_host(rig, python):
     lines = 200_000
     code = f"import os\nfor i in range({lines}): print(i, 'x' * 70)"
     hvdrun = [python.with_name("hvdrun"), "-H", "server1:1,server2:1", *SOON]
-    process = start(rig, *hvdrun, python, "-c", code)
-    try:
+    with job(rig.inside("server1", *hvdrun, python, "-c", code)) as process:
         assert process.stdout.readline()
         time.sleep(10)
         stdout, stderr = process.stdout.read(), process.stderr.read()
         process.wait(LIMIT_S)
-    finally:
-        end_tree(process)
-        process.stdout.close()
-        process.stderr.close()
     assert process.returncode == 0, stderr
     assert len(stdout.splitlines()) == 2 * lines - 1
 

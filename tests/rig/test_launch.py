@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from tests.harness.worlds import ROOT
-from tests.rig.conftest import WAITS, three_waiting_ranks
+from tests.rig.conftest import WAITS, job
 
 pytestmark = pytest.mark.rig
 
@@ -40,7 +40,7 @@ def script(text):
         pytest.param(
             "server3:1,server2:2", ["server3", "server2", "server2"], marks=pytest.mark.wide
         ),
-        ("10.77.0.1:1,10.77.0.2:1", ["server1", "server2"]),
+        pytest.param("10.77.0.1:1,10.77.0.2:1", ["server1", "server2"], marks=pytest.mark.wide),
     ],
 )
 def test_ranks_are_placed_host_by_host(hvdrun, python, hosts, expected):
@@ -62,6 +62,7 @@ INHERITED = {
 }
 
 
+@pytest.mark.wide_in("mpich")
 def test_on_several_hosts_the_place_in_another_job_is_replaced(hvdrun, monkeypatch):
     for name, value in INHERITED.items():
         monkeypatch.setenv(name, value)
@@ -134,16 +135,20 @@ def test_the_hosts_of_other_schedulers_are_found(
     ], done
 
 
+@pytest.mark.wide_in("openmpi")
 def test_a_hostfile_says_where_too(hvdrun, rig):
     (rig.share / "hosts").write_text("# two hosts\nserver1 slots=1\nserver2 slots=2 max_slots=4\n")
     done = hvdrun("--hostfile", rig.share / "hosts", "sh", "-c", "hostname")
     assert sorted(done.stdout.splitlines()) == ["[0] server1", "[1] server2", "[2] server2"], done
 
 
-def test_remote_ranks_have_the_same_folder_path_and_variables(hvdrun, python, monkeypatch):
+@pytest.mark.wide_in("openmpi")
+def test_remote_ranks_have_the_same_folder_path_and_variables(rig, hvdrun, python, monkeypatch):
+    temporary = rig.share / "temporary"
+    temporary.mkdir(exist_ok=True)
     monkeypatch.setenv("ODD", 'a b;$x"\n,c:')
     monkeypatch.setenv("PATH", f"{python.parent}:/bin")
-    monkeypatch.setenv("TMPDIR", "/of/this/host")
+    monkeypatch.setenv("TMPDIR", str(temporary))
     names = ["ODD", "GIVEN", "PATH", "TMPDIR", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK"]
     code = f"import os; print(os.getcwd(), [os.environ.get(n) for n in {names}], sep='|')"
     done = hvdrun("-H", "server1:1,server2:2", "-x", "GIVEN=x=y z", "python", "-c", code)
@@ -216,12 +221,14 @@ def test_an_exception_on_the_other_host_is_shown_last(hvdrun, python):
 def running(rig, python):
     """hvdrun on server1 with ranks that wait on two hosts."""
     hvdrun = [python.with_name("hvdrun"), "-H", "server1:1,server2:2", "--host-timeout", "6"]
-    with three_waiting_ranks(rig.inside("server1", *hvdrun, python, "-c", WAITS)) as process:
+    with job(rig.inside("server1", *hvdrun, python, "-c", WAITS), ranks=3) as process:
         yield process
 
 
 @pytest.mark.wide_in("openmpi")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.wide)], ids=str
+)
 def test_a_signal_leaves_nothing_on_any_host(running, rig, number):
     running.send_signal(number)
     assert running.wait(LIMIT_S) == 128 + number
@@ -249,5 +256,5 @@ def test_when_hvdrun_is_killed_nothing_stays_on_any_host(running, rig):
 def test_a_host_that_is_lost_ends_the_job_everywhere(running, rig, how):
     rig(how[0], "server2", *how[1:])
     assert running.wait(LIMIT_S) == 72
-    assert running.stderr.read().startswith(b"hvdrun: server2 is lost: ")
+    assert running.stderr.read().startswith("hvdrun: server2 is lost: ")
     rig.assert_nothing_left()

@@ -15,7 +15,8 @@ RANKS = {"-np 3": 3, ":2,server2:2": 4, ":1,server2:1": 2, "hosts.txt": 4}
 
 
 @pytest.mark.parametrize("line", commands("several-hosts.md"))
-@pytest.mark.wide_in("mpich")
+@pytest.mark.wide
+@pytest.mark.parametrize("python", ["openmpi"], indirect=True)
 def test_the_commands_for_two_servers_run(line, rig, python):
     (hostfile,) = blocks("several-hosts.md", "text")
     (rig.share / "hosts.txt").write_text(hostfile)

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.rig
 LIMIT_S = 60.0
 BOTH = "server1:1,server2:1"
 ALL = "server1:1,server2:1,server3:1"
+# Where hvdrun ends before an MPI starts, or its MPI makes no difference.
+UNDER_ONE_MPI = pytest.mark.parametrize("python", ["mpich"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +48,7 @@ def only_finding(done, host="server2"):
     return what, *rest
 
 
+@UNDER_ONE_MPI
 @pytest.mark.parametrize(
     ("words", "cause", "remedy"),
     [
@@ -68,6 +71,7 @@ def test_ssh_that_fails_is_said_with_its_cause_and_remedy(hvdrun, files, words, 
     assert remedy in helps
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 @pytest.mark.parametrize("changed", [True, False])
 def test_a_host_key_that_changed_is_told_from_one_that_is_unknown(hvdrun, rig, files, changed):
@@ -90,6 +94,7 @@ def test_a_host_key_that_changed_is_told_from_one_that_is_unknown(hvdrun, rig, f
 
 
 # ssh counts the seconds.
+@UNDER_ONE_MPI
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["kill", "cut"])
 def test_a_host_that_is_down_is_said(hvdrun, rig, how):
@@ -102,6 +107,7 @@ def test_a_host_that_is_down_is_said(hvdrun, rig, how):
     assert "ping server2" in helps
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 def test_a_shell_that_hangs_over_there_is_given_up(hvdrun, rig):
     # Debian's bash reads this file for sshd's commands, too. The loop ends with the connection.
@@ -148,6 +154,7 @@ def test_a_job_starts_after_start_up_files_that_read_or_set_things(hvdrun, rig, 
     assert "oh" not in done.stderr.split()
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 def test_a_login_that_runs_something_else_is_said_with_its_words(hvdrun, rig, python, files):
     login_shell(rig, "server2", "/usr/sbin/nologin")
@@ -167,6 +174,7 @@ def test_a_login_that_runs_something_else_is_said_with_its_words(hvdrun, rig, py
     assert "same installation" not in done.stderr
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 def test_a_start_up_file_that_reads_all_input_is_said(hvdrun, rig, python):
     rig.cover("server2", Path("/root/.bashrc"), "cat > /dev/null\n")
@@ -200,6 +208,7 @@ def firewall(rig):
         rig("exec", host, "iptables", "-w", "-F", "INPUT")
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("host", "target", "words"),
@@ -276,6 +285,7 @@ def test_forwardings_in_the_users_configuration_are_not_in_the_way(hvdrun, rig, 
     assert sorted(done.stdout.splitlines()) == ["[0] server1", "[1] server2"]
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 def test_a_folder_that_one_host_lacks_is_said(rig, python, files):
     rig("exec", "server1", "mkdir", "/tmp/my job")
@@ -288,6 +298,7 @@ def test_a_folder_that_one_host_lacks_is_said(rig, python, files):
     assert "share the folder" in helps
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["program", "script"])
 def test_a_program_or_script_that_one_host_lacks_is_said(hvdrun, rig, python, files, kind):
@@ -300,6 +311,7 @@ def test_a_program_or_script_that_one_host_lacks_is_said(hvdrun, rig, python, fi
     assert (what, found) == ("program", f"'{path}': there is no such file")
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 def test_a_host_without_the_interpreter_is_said(hvdrun, rig, python, files):
     (rig.share / "empty").mkdir(exist_ok=True)
@@ -313,6 +325,7 @@ def test_a_host_without_the_interpreter_is_said(hvdrun, rig, python, files):
     assert "install it on server2" in helps
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 def test_another_python_is_said(hvdrun, rig, python, files):
     real = "/run/real"
@@ -336,7 +349,11 @@ def test_another_python_is_said(hvdrun, rig, python, files):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("package", ["hvdlite", "mpi4py", "MPI"])
+@pytest.mark.parametrize(
+    ("python", "package"),
+    [("openmpi", "hvdlite"), ("mpich", "mpi4py"), ("openmpi", "MPI"), ("mpich", "MPI")],
+    indirect=["python"],
+)
 def test_another_version_of_a_package_is_said(hvdrun, rig, python, files, package):
     if package == "MPI":
         package = "mpich" if "mpich" in str(python) else "openmpi"
@@ -442,6 +459,7 @@ def ssh_stand_in(rig, monkeypatch):
     return stand_in
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 def test_slots_are_the_gpus_of_each_host_and_a_clock_that_is_wrong_is_said(hvdrun, ssh_stand_in):
     ssh_stand_in('s/"gpus": 0/"gpus": 3/; s/"time_s": [0-9.]*/"time_s": 1000000000.5/')
@@ -453,6 +471,7 @@ def test_slots_are_the_gpus_of_each_host_and_a_clock_that_is_wrong_is_said(hvdru
     assert re.search(r"^hvdrun: warning: server2: its clock is \d+ s behind; set it", done.stderr)
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 def test_good_answers_are_remembered_until_something_goes_wrong(hvdrun, rig, ssh_stand_in):
     asked = ssh_stand_in()
@@ -472,6 +491,7 @@ def test_good_answers_are_remembered_until_something_goes_wrong(hvdrun, rig, ssh
     assert only_finding(done)[0] == "login shell"
 
 
+@UNDER_ONE_MPI
 @pytest.mark.long
 def test_check_shows_all_findings_and_starts_nothing(hvdrun, rig):
     before = rig.files("server2")

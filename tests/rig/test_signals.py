@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.harness.worlds import end_tree
-from tests.rig.test_failures import HOSTS, LIMIT_S, SIZE, start, to_hvdrun
+from tests.rig.conftest import job
+from tests.rig.test_failures import HOSTS, LIMIT_S, SIZE, to_hvdrun
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
 
@@ -33,26 +33,16 @@ HVDLITE = "import torch, hvdlite as hvd; hvd.init()", "rank and hvd.allreduce(to
 def running(rig, python, request):
     begin, wait = request.param
     hvdrun = [python.with_name("hvdrun"), "-H", HOSTS, "--grace-period", "30"]
-    job = start(rig, *hvdrun, python, "-u", "-c", JOB.format(start=begin, wait=wait))
-    try:
-        read(job, " up")
-        yield job
-    finally:
-        end_tree(job)
-        job.stdout.close()
-        job.stderr.close()
-
-
-def read(job, end, count=SIZE):
-    for _ in range(count):
-        line = job.stdout.readline()
-        assert line.endswith(f"{end}\n"), (line, job.stderr.read())
+    command = [*hvdrun, python, "-u", "-c", JOB.format(start=begin, wait=wait)]
+    with job(rig.inside("server1", *command), SIZE) as process:
+        yield process
 
 
 @pytest.mark.parametrize("running", [MPI], ids=["MPI"], indirect=True)
 def test_usr2_goes_to_the_ranks_of_all_hosts_that_handle_it(running, rig):
     to_hvdrun("USR2")(rig)  # not USR1, for which MPICH has a handler
-    read(running, "got it", 2)
+    for _ in range(2):
+        assert running.stdout.readline().endswith("got it\n")
     assert running.stderr.readline() == (
         "hvdrun: SIGUSR2 was sent to 2 of 4 ranks; ranks 0 and 2 have no handler for it, which"
         " would have ended them\n"

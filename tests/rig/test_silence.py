@@ -1,13 +1,12 @@
 """Hosts that are silent for a while; an hvdrun or a host agent that does not run for a while."""
 
+import contextlib
 import signal
-import subprocess
 import time
 
 import pytest
 
-from tests.harness.worlds import end_tree
-from tests.rig.conftest import LIMIT_S
+from tests.rig.conftest import LIMIT_S, job
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
 
@@ -34,25 +33,22 @@ print("right for", longest_s, flush=True)
 """
 
 
-class Job:
+@contextlib.contextmanager
+def learning(rig, python, *options, within=None, is_idle=False):
     """A job on two hosts that goes on until it is told to end."""
+    go = rig.share / "go"
+    go.unlink(missing_ok=True)
+    hvdrun = within or rig.inside("server1", python.with_name("hvdrun"), "-H", HOSTS)
+    program = LEARNING.format(go=str(go), is_idle=is_idle)
+    with job([*hvdrun, *options, python, "-c", program], ranks=2) as process:
+        yield Learning(rig, go, process)
 
-    def __init__(self, rig, python, *options, within=None, is_idle=False):
-        self.rig = rig
-        self.go = rig.share / "go"
-        self.go.unlink(missing_ok=True)
-        hvdrun = within or rig.inside("server1", python.with_name("hvdrun"), "-H", HOSTS)
-        program = LEARNING.format(go=str(self.go), is_idle=is_idle)
-        self.process = subprocess.Popen(
-            [*hvdrun, *options, python, "-c", program],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        for _ in range(2):
-            assert self.process.stdout.readline().endswith(" up\n"), self.process.stderr.read()
+
+class Learning:
+    """Such a job, once its ranks are up."""
+
+    def __init__(self, rig, go, process):
+        self.rig, self.go, self.process = rig, go, process
 
     def without(self, host, words, for_s):
         """The processes on the host with these words in their command do not run for some time."""
@@ -67,10 +63,7 @@ class Job:
     def ends(self):
         """Its exit code, each rank's longest step in seconds, and what hvdrun said."""
         self.go.touch()
-        try:
-            out, said = self.process.communicate(timeout=LIMIT_S)
-        finally:
-            end_tree(self.process)
+        out, said = self.process.communicate(timeout=LIMIT_S)
         self.rig.assert_nothing_left()
         return self.process.returncode, [float(line.split()[-1]) for line in out.splitlines()], said
 
@@ -88,13 +81,13 @@ QUIET = (
 )
 
 
-@pytest.mark.parametrize("down_s", [11, pytest.param(20, marks=pytest.mark.wide)])
-def test_a_link_that_was_down_costs_a_job_nothing_but_time(rig, python, down_s):
-    job = Job(rig, python)
-    rig("cut", "server2")
-    time.sleep(down_s)
-    rig.restore()
-    code, longest_s, said = job.ends()
+def test_a_link_that_was_down_costs_a_job_nothing_but_time(rig, python):
+    down_s = 20
+    with learning(rig, python) as running:
+        rig("cut", "server2")
+        time.sleep(down_s)
+        rig.restore()
+        code, longest_s, said = running.ends()
     assert code == 0, said
     assert min(longest_s) > down_s - 1
     first, second = said.splitlines()
@@ -105,22 +98,22 @@ def test_a_link_that_was_down_costs_a_job_nothing_but_time(rig, python, down_s):
 @pytest.mark.wide
 def test_connections_that_were_idle_during_a_cut_work_after_it(rig, python):
     """MPI looks after them itself, if it is not told otherwise."""
-    job = Job(rig, python, is_idle=True)
-    rig("cut", "server2")
-    time.sleep(22)
-    rig.restore()
-    time.sleep(5)
-    code, _, said = job.ends()
+    with learning(rig, python, is_idle=True) as running:
+        rig("cut", "server2")
+        time.sleep(22)
+        rig.restore()
+        time.sleep(5)
+        code, _, said = running.ends()
     assert code == 0, said
 
 
 @pytest.mark.wide_in("mpich")
 def test_an_hvdrun_that_was_stopped_blames_nobody(rig, python):
     """For longer than hosts may be silent when it is not."""
-    job = Job(rig, python, "--host-timeout", "20")
-    job.without("server1", hvdrun, 8)
-    time.sleep(3)
-    code, longest_s, said = job.ends()
+    with learning(rig, python, "--host-timeout", "20") as running:
+        running.without("server1", hvdrun, 8)
+        time.sleep(3)
+        code, longest_s, said = running.ends()
     assert code == 0, said
     assert max(longest_s) < 8
     assert said.startswith("hvdrun: hvdrun itself did not run for 8 s")
@@ -129,9 +122,9 @@ def test_an_hvdrun_that_was_stopped_blames_nobody(rig, python):
 
 @pytest.mark.wide_in("openmpi")
 def test_hosts_that_end_their_ranks_while_hvdrun_is_stopped_say_why(rig, python):
-    job = Job(rig, python, "--host-timeout", "3")
-    job.without("server1", hvdrun, 8)
-    code, _, said = job.ends()
+    with learning(rig, python, "--host-timeout", "3") as running:
+        running.without("server1", hvdrun, 8)
+        code, _, said = running.ends()
     assert code == 72, said
     assert "server2 has ended its ranks, as it heard nothing from hvdrun for 3 s" in said
     assert "hvdrun itself did not run for 8 s: it was stopped, or its machine was" in said
@@ -139,10 +132,10 @@ def test_hosts_that_end_their_ranks_while_hvdrun_is_stopped_say_why(rig, python)
 
 @pytest.mark.wide_in("openmpi")
 def test_a_host_agent_that_was_stopped_goes_on(rig, python):
-    job = Job(rig, python)
-    job.without("server2", host_agent, 8)
-    time.sleep(2)
-    code, longest_s, said = job.ends()
+    with learning(rig, python) as running:
+        running.without("server2", host_agent, 8)
+        time.sleep(2)
+        code, longest_s, said = running.ends()
     assert code == 0, said
     assert max(longest_s) < 8
     first, second = said.splitlines()

@@ -9,17 +9,22 @@ import pytest
 
 from tests.harness.needs import lacking
 from tests.harness.programs import run_program
-from tests.harness.worlds import ROOT
+from tests.harness.worlds import MPIS, ROOT
 from tests.rig import slurm as slurms
 from tests.rig.attack import attack
-from tests.rig.conftest import HOSTS, WAITS, three_waiting_ranks
+from tests.rig.conftest import HOSTS, WAITS, job
 from tests.rig.test_launch import WHERE, script
-from tests.rig.test_silence import Job
+from tests.rig.test_silence import learning
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
 
 LIMIT_S = 60.0
 WAYS = {"mpirun": (), "srun": ("--mpi", "slurm")}
+# For what neither depends on: each way and each MPI once. The tests without this mark have shown
+# that each way starts the ranks of each MPI, knows their places and ends them.
+EACH_ONCE = pytest.mark.parametrize(
+    ("python", "way"), [("openmpi", "mpirun"), ("mpich", "srun")], indirect=True
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +63,20 @@ def run(within):
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("python", "way", "options", "expected"),
     [
-        (["-N3", "--ntasks-per-node=1"], ["server1", "server2", "server3"]),
-        (["-N3", "-n5", "--exclusive"], ["server1", "server1", "server2", "server2", "server3"]),
-        (["-N3", "-n5"], ["server1", "server1", "server1", "server2", "server3"]),
-        (["-w", "server2", "-n2"], ["server2", "server2"]),  # salloc's shell is not in it
+        (mpi, way, options, expected)
+        for number, (options, expected) in enumerate(
+            [
+                (["-N3", "--ntasks-per-node=1"], ["server1", "server2", "server3"]),
+                (["-N3", "-n5", "--exclusive"], [*2 * ["server1"], *2 * ["server2"], "server3"]),
+                (["-N3", "-n5"], [*3 * ["server1"], "server2", "server3"]),
+                (["-w", "server2", "-n2"], ["server2", "server2"]),  # salloc's shell is not in it
+            ]
+        )
+        for mpi, way in zip(MPIS, list(WAYS)[:: -1 if number % 2 else 1], strict=True)
     ],
+    indirect=["python", "way"],
 )
 def test_hosts_and_slots_are_those_of_the_allocation(run, python, way, options, expected):
     done = run(options, *way, python, *script(WHERE))
@@ -79,6 +91,7 @@ def test_hosts_and_slots_are_those_of_the_allocation(run, python, way, options, 
     assert done.stderr == ""
 
 
+@EACH_ONCE
 def test_fewer_ranks_than_tasks_fill_host_by_host_and_more_are_an_error(run, way):
     done = run(["-N3", "-n5"], *way, "-np", "4", "sh", "-c", "hostname")
     expected = ["[0] server1", "[1] server1", "[2] server1", "[3] server2"]
@@ -89,6 +102,7 @@ def test_fewer_ranks_than_tasks_fill_host_by_host_and_more_are_an_error(run, way
     assert "ask Slurm for more (--ntasks)" in done.stderr
 
 
+@EACH_ONCE
 def test_where_no_tasks_were_asked_for_processors_are_no_limit(run, way):
     done = run(["-N2"], *way, "true")
     assert done.code == 0, done
@@ -99,6 +113,7 @@ def test_where_no_tasks_were_asked_for_processors_are_no_limit(run, way):
     assert done.stderr == "hvdrun: 5 processes on server1, which has 4 cores: they share them\n"
 
 
+@EACH_ONCE
 def test_a_host_list_places_unequal_ranks_within_the_allocation(run, way):
     words = ["sh", "-c", "hostname; echo err >&2"]
     done = run(["-N3", "--ntasks-per-node=1"], *way, "-H", "server1:2,server3:1", *words)
@@ -140,6 +155,7 @@ def test_an_allreduce_goes_between_its_hosts(run, python, way):
     assert [done.of_rank(rank).stdout for rank in range(3)] == expected, done
 
 
+@EACH_ONCE
 def test_the_batch_script_of_the_page_runs_as_it_stands(rig, conf, python, way):
     page = (ROOT / "docs/how-to/slurm.md").read_text()
     script, sbatch = page.partition("$ cat train.sh\n")[2].partition("\n\n    $ sbatch ")[::2]
@@ -170,6 +186,7 @@ def test_the_first_failure_is_reported_and_its_code_returned(run, rig, python, w
     rig.assert_nothing_left()
 
 
+@EACH_ONCE
 def test_standard_input_is_rank_0s(within, rig, python, way):
     code = "import os, sys; print(os.environ['RANK'], len(sys.stdin.read()))"
     done = subprocess.run(
@@ -182,6 +199,7 @@ def test_standard_input_is_rank_0s(within, rig, python, way):
     assert sorted(done.stdout.splitlines()) == ["[0] 0 300000", "[1] 1 0"], done
 
 
+@EACH_ONCE
 def test_another_user_of_the_hosts_runs_nothing_as_the_owner_of_a_job(run, rig, way):
     with attack(rig) as attacker:
         done = run(["-w", "server[1-2]", "-n3"], *way, "bash", "-c", "sleep 0.5; echo ok")
@@ -196,7 +214,7 @@ def running(within, python, way):
     """hvdrun in an allocation, with ranks that wait on two hosts."""
     options = [*way, "--host-timeout", "6"]
     command = [*within("-w", "server[1-2]", "-n3"), *options, python, "-c", WAITS]
-    with three_waiting_ranks(command) as process:
+    with job(command, ranks=3) as process:
         yield process
 
 
@@ -219,25 +237,28 @@ def test_when_hvdrun_is_killed_nothing_stays_on_any_host(running, rig):
 def test_a_host_that_is_cut_off_ends_the_job(running, rig, conf):
     rig("cut", "server2")
     assert running.wait(LIMIT_S) == 72
-    assert running.stderr.read().startswith(b"hvdrun: server2 is lost: ")
+    assert running.stderr.read().startswith("hvdrun: server2 is lost: ")
     rig.restore()
     slurms.wait_until_idle(rig, conf, HOSTS)
     rig.assert_nothing_left()
 
 
+@EACH_ONCE
 @pytest.mark.wide
 def test_a_link_that_was_down_costs_a_job_nothing_but_time(within, rig, conf, python, way):
-    job = Job(rig, python, *way, within=within("-w", "server[1-2]", "-n2"))
-    rig("cut", "server2")
-    time.sleep(11)
-    rig.restore()
-    code, longest_s, said = job.ends()
+    salloc = within("-w", "server[1-2]", "-n2")
+    with learning(rig, python, *way, within=salloc) as running:
+        rig("cut", "server2")
+        time.sleep(11)
+        rig.restore()
+        code, longest_s, said = running.ends()
     assert code == 0, said
     assert min(longest_s) > 10
     assert "hvdrun: server2 is back after " in said
     slurms.wait_until_idle(rig, conf, HOSTS)
 
 
+@EACH_ONCE
 def test_in_a_step_of_its_own_hvdrun_has_the_whole_job(rig, conf, python, way):
     options = ["-w", "server[1-2]", "-n3", "srun", "--mpi=none", "-n1", "-N1"]
     inside = ["env", f"SLURM_CONF={conf}", "salloc", "-Q", *options, python.with_name("hvdrun")]
@@ -247,6 +268,7 @@ def test_in_a_step_of_its_own_hvdrun_has_the_whole_job(rig, conf, python, way):
     assert lines == ["[0] server1", "[1] server1", "[2] server2"], done
 
 
+@pytest.mark.parametrize("python", ["mpich"], indirect=True)
 def test_srun_may_start_hvdrun_once_only(rig, conf, python):
     inside = ["env", f"SLURM_CONF={conf}", "srun", "-n3", python.with_name("hvdrun"), "true"]
     done = run_program(rig.inside("server1", *inside), LIMIT_S)

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from tests.harness.worlds import end_tree
-from tests.rig.test_failures import start
+from tests.rig.conftest import job
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
 
@@ -49,9 +48,8 @@ def test_a_host_that_is_cut_off_is_reported_and_ends_the_wait(rig, python, first
     go.unlink(missing_ok=True)
     hosts = sorted(("server1", "server2"), reverse=first == "server2")
     text = JOB.format(go=str(go), waits=hosts.index("server1"))
-    process = start(rig, *mpirun(python, hosts, python, "-c", text))
     said = []
-    try:
+    with job(rig.inside("server1", *mpirun(python, hosts, python, "-c", text))) as process:
         shown = ""  # mpirun may put both ranks' words into one line
         while shown.count("up") < 2:
             line = process.stdout.readline()
@@ -63,10 +61,6 @@ def test_a_host_that_is_cut_off_is_reported_and_ends_the_wait(rig, python, first
             said.append(line.rstrip())
             if line.endswith("over\n"):
                 break
-    finally:
-        end_tree(process)
-        process.stdout.close()
-        process.stderr.close()
     waited = r"has waited \d+ s for server2, which does not answer"
     for i in range(12):
         assert any(re.search(f"hvdlite: allreduce 'late {i}' {waited}", line) for line in said), (

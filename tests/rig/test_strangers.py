@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from tests.rig.attack import attack
-from tests.rig.conftest import WAITS, three_waiting_ranks
+from tests.rig.conftest import WAITS, job
 
 pytestmark = [pytest.mark.rig, pytest.mark.long]
 
@@ -26,7 +26,7 @@ def test_another_user_of_the_hosts_runs_nothing_as_the_owner_of_a_job(rig, hvdru
 def test_no_command_line_on_any_host_holds_the_secret_of_a_job(rig, python):
     secrets, lines = set(), []
     command = [python.with_name("hvdrun"), *HOSTS, python, "-c", WAITS]
-    with three_waiting_ranks(rig.inside("server1", *command)) as running:
+    with job(rig.inside("server1", *command), ranks=3) as running:
         for _, process in rig.members():
             with contextlib.suppress(psutil.Error):
                 secrets.add(process.environ().get("HVDRUN_LINK"))
