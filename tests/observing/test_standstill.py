@@ -50,8 +50,8 @@ KINDS = [
 # Where a leader stops under way: so many messages that there is time to stop between two of them.
 MANY_ELEMS = 10_000_000
 SMALL = {"HVDLITE_SEGMENT_BYTES": "4096"}
-# Where another rank stops before all have posted it. It is soon as far as it gets without that rank:
-# many small messages kept a slow machine busy for longer than leaders wait for an answer.
+# Where another rank stops before all have posted it: it is soon as far as it gets without that
+# rank. Many small messages kept a slow machine busy for longer than leaders wait for an answer.
 ELEMS = 100_000
 # A rank may be so much later than another; no standstill is shorter anyway.
 FAILS_STANDING = {**FAILS, **SMALL, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "3"}
