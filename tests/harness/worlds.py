@@ -137,6 +137,8 @@ class World:
             ADDRESS_VARIABLE: address,
             "HVDLITE_TEST_FOLDER": self._folder.name,
             "OMP_NUM_THREADS": "1",
+            # torch.compile leaves no pool of processes behind, whose thread would stay for later cases.
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "PYTHONPATH": str(ROOT),
         }
         # The runtime of a sanitizer belongs into the ranks, not into mpiexec (`make sanitize`).
@@ -192,7 +194,8 @@ class World:
         case before, so that `init` reads them.
         """
         __tracebackhide__ = True
-        for who in ("mpiexec", *self._ranks):
+        writers: list[str | int] = ["mpiexec", *self._ranks]
+        for who in writers:
             log = self._log(who)
             self._written[who] = log.stat().st_size if log.exists() else 0
         try:
