@@ -234,10 +234,10 @@ def leave_out_repeats(config: pytest.Config, items: list[pytest.Item]) -> None:
     for runs in by_test(items).values():
         leave_out(runs, repeated([variant for _, variant in runs]))
         first = runs[0][0]
-        if not DIFFERS_WITH_MPI & set(first.path.parts):
+        above_mpi = first.get_closest_marker("above_mpi") is not None
+        if above_mpi or not DIFFERS_WITH_MPI & set(first.path.parts):
             left = [run for run in runs if run[0] not in left_out]
             wide = [item.get_closest_marker("wide") is not None for item, _ in left]
-            above_mpi = first.get_closest_marker("above_mpi") is not None
             variants = [variant for _, variant in left]
             leave_out(left, shown_by_the_other(variants, wide, above_mpi))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])

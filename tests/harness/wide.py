@@ -109,7 +109,7 @@ def shown_by_the_other(
     """For each variant of one test: whether it is left out, because the other MPI runs the same and
     MPI makes no difference. What is not wide is never left out.
 
-    above_mpi: nor does it make one between hosts.
+    above_mpi: nor does it make one between hosts, or in a job of hvdrun.
     """
     shapes = _numbers(variant.shape for variant in variants)
     others = _numbers(variant.others for variant in variants)
@@ -119,9 +119,7 @@ def shown_by_the_other(
     left_out = []
     for variant, is_wide in zip(variants, wide, strict=True):
         same = runs[variant.shape, variant.others]
-        makes_no_difference = isinstance(variant.shape, int) or (
-            above_mpi and variant.on_several_hosts
-        )
+        makes_no_difference = above_mpi or isinstance(variant.shape, int)
         if not is_wide or not makes_no_difference or len(same) < len(MPIS):
             left_out.append(False)
         elif not all(same.values()):

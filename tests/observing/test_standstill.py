@@ -160,7 +160,7 @@ def may_name_several(world, kind):
     return kind == "alltoall" and world.mpi == "mpich" and world.hosts in ("2,2", "1,2")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["allreduce"])  # the error below has the texts of all
 @pytest.mark.ranks(2, 3)
 @pytest.mark.hosts("2,2", "1,1", "1,2")
 @pytest.mark.wide_in(3, "1,1", "1,2", "mpich")
