@@ -90,6 +90,10 @@ class PlacedWorld:
         world = self._pool.world(Key(self.mpi, self.size))
         return world.run(case, *args, knobs=placed, **kwargs)
 
+    def end(self) -> None:
+        """Later cases get a new world: the processes of this one are no longer as they were."""
+        self._pool.close()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--mpi", action="append", help="only the worlds under this MPI")

@@ -52,6 +52,7 @@ def trains_compiled(rank, size):
 @pytest.mark.mpis("mpich")
 def test_a_compiled_ddp_model_trains_as_one_process(world, tmp_path):
     world.run(trains_compiled, tmp_path, limit_s=COMPILING_S)
+    world.end()
 
 
 @in_a_group
@@ -77,3 +78,4 @@ def computes_compiled(rank, size):
 @pytest.mark.mpis("mpich")
 def test_compiled_functional_collectives_give_what_eager_ones_do(world, tmp_path):
     world.run(computes_compiled, tmp_path, limit_s=COMPILING_S)
+    world.end()
