@@ -55,6 +55,7 @@ from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.optimizer.distributed import DistributedOptimizer
 from hvdlite.registry import add_process_set, init, remove_process_set
 from hvdlite.run_function import run
+from hvdlite.shared import is_shared, share_parameters
 from hvdlite.state import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from hvdlite.timeline import start_timeline, stop_timeline
@@ -128,6 +129,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "is_shared",
     "join",
     "local_rank",
     "local_size",
@@ -142,6 +144,7 @@ __all__ = [
     "remove_process_set",
     "rocm_built",
     "run",
+    "share_parameters",
     "shutdown",
     "size",
     "sparse_allreduce_async",
