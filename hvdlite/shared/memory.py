@@ -111,6 +111,15 @@ def place_at(address: int) -> Place | None:
     return None if known is None or known.read_only else (known.nonce, address - known.begin)
 
 
+def place_of(tensor: torch.Tensor) -> Place | None:
+    """Where a tensor in a region begins, alike on every rank of its host; None if it is in none."""
+    try:
+        address = tensor.data_ptr() if tensor.device.type == "cpu" else 0
+    except (RuntimeError, AttributeError):  # one without memory, or no tensor at all
+        return None
+    return place_at(address)
+
+
 def open_region(operation: str, size_bytes: int, advice: str) -> Region:
     """A region that the ranks of this host have in common, of zeros after its first page.
 

@@ -21,6 +21,7 @@ from hvdlite.shared.memory import (
     Region,
     open_region,
     place_at,
+    place_of,
 )
 from hvdlite.shared.words import which_ranks
 from hvdlite.world import world
@@ -95,18 +96,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
         >>> hvd.is_shared(model.weight)
         False
     """
-    return place_of(tensor) is not None
-
-
-def place_of(tensor: torch.Tensor) -> Place | None:
-    """Where a shared tensor begins, alike on every rank of its host; None if it is not shared."""
-    if id(tensor) in _noted and tensor.numel() == 0:
-        return b"", 0
-    try:
-        address = tensor.data_ptr()
-    except (RuntimeError, AttributeError):  # a tensor without memory, or none at all
-        return None
-    return place_at(address) if tensor.device.type == "cpu" else None
+    return place_of(tensor) is not None or (tensor.numel() == 0 and id(tensor) in _noted)
 
 
 def require_shared(named: Iterable[tuple[str, torch.Tensor]]) -> None:
