@@ -12,7 +12,7 @@ from hvdlite.collectives.barrier import barrier
 from hvdlite.collectives.objects import gather_results
 from hvdlite.collectives.posting import require_memory
 from hvdlite.errors import HorovodInternalError
-from hvdlite.shared import check, loading
+from hvdlite.shared import check, loading, spawned
 from hvdlite.shared.changed_buffers import changed_by_forward
 from hvdlite.shared.memory import (
     ALIGNMENT_BYTES,
@@ -75,6 +75,7 @@ def share_parameters(model: torch.nn.Module, buffers: bool = False) -> None:
         raise HorovodInternalError(f"{_FORM}: {difference}")
     hosts = world.current().placement.hosts
     sizes = [_sizes_to_move([everyones[rank] for rank in ranks]) for ranks in hosts]
+    spawned.allow()
     if any(sizes):
         own = next(size for size, ranks in zip(sizes, hosts, strict=True) if team.rank in ranks)
         total_bytes = sum(map(_aligned, own.values()))
