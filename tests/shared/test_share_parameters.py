@@ -150,6 +150,7 @@ def refused():
         hvd.share_parameters([])
 
 
+@pytest.mark.wide_in("2,1")
 def test_a_parameter_that_is_not_ordinary_is_refused_by_name(world):
     world.run(refused)
 
@@ -178,6 +179,7 @@ def differ():
         hvd.share_parameters(model)
 
 
+@pytest.mark.wide_in("2,1")
 def test_models_that_differ_are_an_error_on_every_rank(world):
     world.run(differ)
 
@@ -214,6 +216,7 @@ def buffers():
         hvd.share_parameters(nn.Sequential(Table(), layer))
 
 
+@pytest.mark.wide_in("2,1")
 def test_buffers_are_shared_on_demand_but_not_those_that_forward_changes(world):
     world.run(buffers)
 
@@ -244,6 +247,7 @@ def in_workers(method):
     assert model.weight.data_ptr() == address
 
 
+@pytest.mark.wide_in("2,1")
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.wide)])
 def test_a_data_loaders_workers_have_the_same_parameters(world, method):
     world.run(in_workers, method)
@@ -263,6 +267,7 @@ def compiled():
         assert torch.compile(model, backend="aot_eager")(x).eq(4).all()
 
 
+@pytest.mark.wide_in("2,1")
 def test_a_compiled_model_sees_the_shared_parameters(world):
     world.run(compiled)
 
@@ -296,6 +301,7 @@ def checked(how):
         raise AssertionError("not reached")
 
 
+@pytest.mark.wide_in("2,1")
 @pytest.mark.parametrize("how", ["one rank", "all ranks", "numpy"])
 def test_the_check_names_what_was_changed_and_by_whom(world, how):
     world.run(checked, how, knobs={"HVDLITE_CHECK_SHARED": "1"})
