@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hvdlite as hvd
+from hvdlite.shared import memory
 from tests.harness.needs import lacking
 
 MIB = 1 << 20
@@ -86,6 +87,26 @@ def test_another_user_reaches_none_of_it(world):
     if os.geteuid() != 0:
         lacking("only root can become another user")
     world.run(memfd)
+
+
+def separate():
+    hvd.init()
+    model = nn.Linear(2, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "open_shared", lambda *arguments, **options: None)
+        for share in (lambda: hvd.share_parameters(model), lambda: hvd.shared_tensor(3)):
+            with pytest.raises(hvd.HorovodInternalError, match=r"can't share memory: .*--ipc"):
+                share()
+    assert not hvd.is_shared(model.weight)
+    hvd.share_parameters(model)
+    assert hvd.is_shared(model.weight)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("2,1")
+@pytest.mark.mpis("mpich")
+def test_ranks_that_can_not_share_memory_get_an_error_that_says_what_to_do(world):
+    world.run(separate)
 
 
 WITHOUT_MPI = """
