@@ -137,8 +137,6 @@ class World:
             ADDRESS_VARIABLE: address,
             "HVDLITE_TEST_FOLDER": self._folder.name,
             "OMP_NUM_THREADS": "1",
-            # torch.compile leaves no pool of processes behind, whose thread would stay for later cases.
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "PYTHONPATH": str(ROOT),
         }
         # The runtime of a sanitizer belongs into the ranks, not into mpiexec (`make sanitize`).
