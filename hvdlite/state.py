@@ -1,27 +1,35 @@
-"""Gives all ranks the same state: parameters, an optimizer's state, any Python object."""
+"""Gives all ranks the same state: parameters and an optimizer's state."""
 
 from __future__ import annotations
 
 import copy
-import io
-import pickle
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import torch
 
-from hvdlite.collectives.allgather import allgather_async
-from hvdlite.collectives.broadcast import broadcast_, broadcast_async_, checked_root
-from hvdlite.collectives.handles import Handle, rows_of, synchronize
+from hvdlite.collectives.barrier import barrier
+from hvdlite.collectives.broadcast import broadcast_async_, checked_root
+from hvdlite.collectives.handles import Handle, synchronize
+from hvdlite.collectives.objects import broadcast_object, gather_results
 from hvdlite.collectives.posting import require_memory
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
+from hvdlite.shared import check
+from hvdlite.shared.broadcasting import (
+    Passed,
+    Shared,
+    chunks,
+    is_sent,
+    is_shared_somewhere,
+    problem_with,
+    scratch_chunks,
+    writes,
+)
 from hvdlite.world import world
 from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
-
-Thing = TypeVar("Thing")
+from hvdlite.world.teams import Team
 
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor]
 
@@ -32,7 +40,8 @@ def broadcast_parameters(
     """Overwrites the tensors with those of rank `root_rank`, in place. Blocks.
 
     Every rank passes the same names with tensors of the same shape and dtype; any dtype that torch
-    has, also non-contiguous, expanded, or a lazily conjugated or negated view.
+    has, also non-contiguous, expanded, or a lazily conjugated or negated view. Shared ones
+    (`share_parameters`) are written once per host.
 
     Args:
         params: A state dict; or a list or an iterator of `(name, tensor)`, as
@@ -51,25 +60,62 @@ def broadcast_parameters(
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     team = team_of("broadcast_parameters", process_set)
-    places: list[tuple[str | None, torch.Tensor, torch.Tensor]] = []
+    # With its name, or its number where it has none.
+    tensors: list[tuple[str | int, torch.Tensor]] = []
 
-    def look() -> None:
+    def look() -> dict[str | int, Shared]:
         checked_root("broadcast_parameters", root_rank, team, process_set)
-        for name, tensor in _pairs(params):
+        for index, (name, tensor) in enumerate(_pairs(params)):
             if tensor is not None:
-                memory = _memory_of(name, tensor)
-                place = memory.resolve_conj().resolve_neg().contiguous()
-                places.append((name, place, memory))
+                tensors.append((index if name is None else str(name), _memory_of(name, tensor)))
+        found = {key: Shared.of(memory) for key, memory in tensors}
+        return {key: shared for key, shared in found.items() if shared is not None}
 
-    gather_results("broadcast_parameters", look, None, process_set)
+    # When this returns, no rank computes with its tensors any more.
+    passed = gather_results("broadcast_parameters", look, None, process_set)
+    if not any(passed):
+        _broadcast(tensors, passed, team, root_rank, process_set)
+        return
+    if problem := problem_with(passed, team.ranks):
+        raise HorovodInternalError(f"broadcast_parameters: {problem}")
+    with check.writing("broadcast_parameters", process_set):
+        _broadcast(tensors, passed, team, root_rank, process_set)
+        # None goes on before the memory of its host is written.
+        barrier(process_set)
+
+
+def _broadcast(
+    tensors: Sequence[tuple[str | int, torch.Tensor]],
+    passed: Passed,
+    team: Team,
+    root_rank: int,
+    process_set: ProcessSet,
+) -> None:
+    """passed: the members' shared tensors."""
     started: list[Handle] = []
-    for name, place, _ in places:
-        label = None if name is None else f"broadcast_parameters.{name}"
-        started.append(broadcast_async_(_known_dtype(place), root_rank, label, process_set))
-    for handle, (_, place, memory) in zip(started, places, strict=True):
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    root = team.ranks.index(root_rank)
+    for key, memory in tensors:
+        is_shared = is_shared_somewhere(passed, key)
+        if is_shared and not is_sent(passed, key):
+            continue
+        if writes(passed, key, team.rank, root):
+            place = memory.resolve_conj().resolve_neg().contiguous()
+            if place is not memory:
+                copies.append((memory, place))
+            wire = _known_dtype(place)
+            parts = chunks(wire) if is_shared else [wire]
+        else:
+            one = _known_dtype(torch.empty(1, dtype=memory.dtype, device="cpu"))
+            parts = scratch_chunks(one.dtype, one.numel() * memory.numel())
+        label = f"broadcast_parameters.{key}" if isinstance(key, str) else None
+        for number, part in enumerate(parts):
+            name = label if label is None or number == 0 else f"{label}.chunk {number}"
+            started.append(broadcast_async_(part, root_rank, name, process_set))
+    for handle in started:
         synchronize(handle)
-        if place is not memory:
-            memory.copy_(place)
+    for memory, place in copies:
+        memory.copy_(place)
 
 
 def broadcast_optimizer_state(
@@ -118,127 +164,6 @@ def broadcast_optimizer_state(
     broadcast_parameters(named, root_rank, process_set)
     if not is_root:
         _load(optimizer, frame)
-
-
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Gives every rank the object of rank `root_rank`: a copy, on the root the object itself.
-
-    Every rank calls it. Blocks. The object travels by cloudpickle, so that functions and classes of
-    `__main__` do too.
-
-    Args:
-        obj: Anything that can be pickled; what other ranks than the root pass does not count.
-        root_rank: A rank of the world, also in a process set.
-        name: As for `allreduce`.
-        process_set: The ranks that take part.
-
-    Raises:
-        ValueError: No such rank.
-        HorovodInternalError: The ranks' operations do not match; on every rank. Or the root's
-            object can't be pickled, and there this is raised as pickle raises it.
-
-    Example:
-        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None, root_rank=0)
-        {'epoch': 3}
-    """
-    is_root = world.rank() == root_rank
-    payload, failure = _sendable(obj) if is_root else (_nothing(), None)
-    size_bytes = torch.tensor([payload.numel()], dtype=torch.int64, device="cpu")
-    size_name = name and f"{name}.size"
-    if failure is not None:
-        started = [
-            broadcast_async_(size_bytes, root_rank, size_name, process_set),
-            broadcast_async_(payload, root_rank, name, process_set),
-        ]
-        _leave(started, failure)
-    broadcast_(size_bytes, root_rank, size_name, process_set)
-    if not is_root:
-        payload = torch.empty(int(size_bytes), dtype=torch.uint8, device="cpu")
-    broadcast_(payload, root_rank, name, process_set)
-    return obj if is_root else _unpickled("broadcast_object", payload, root_rank)
-
-
-def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
-    """Gives every rank the objects of all ranks, by rank; each a copy. Blocks.
-
-    Every rank calls it.
-
-    Args:
-        obj: Anything that can be pickled.
-        name: As for `allreduce`.
-        process_set: The ranks that take part.
-
-    Raises:
-        HorovodInternalError: The ranks' operations do not match; on every rank. Or a rank's object
-            can't be pickled, and there this is raised as pickle raises it.
-
-    Example:
-        With two ranks:
-
-        >>> hvd.allgather_object(f"rank {hvd.rank()}")
-        ['rank 0', 'rank 1']
-    """
-    payload, failure = _sendable(obj)
-    handle = allgather_async(payload, name, process_set)
-    if failure is not None:
-        _leave([handle], failure)
-    return _everyones_objects("allgather_object", handle, process_set)
-
-
-def gather_results(
-    operation: str, make: Callable[[], Thing], name: str | None, process_set: ProcessSet
-) -> list[Thing]:
-    """What `make` returns on each member, in their order. Collective; blocks.
-
-    For functions that check their arguments before they communicate: if a check fails on one rank,
-    the others must not wait for it.
-
-    make: may raise anything; what it returns is copied by pickle.
-
-    Raises:
-        HorovodInternalError: It has raised on another rank; the text names the first such rank. On
-            a rank where it raises, its own exception.
-    """
-    given, failure = attempt(operation, make)
-    payload = torch.frombuffer(bytearray(pickle.dumps(given)), dtype=torch.uint8)
-    handle = allgather_async(payload, name, process_set)
-    if failure is not None:
-        _leave([handle], failure)
-    return _everyones_objects(operation, handle, process_set)
-
-
-def attempt(operation: str, make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """What `make` returns, to be sent to the other ranks, and None. If it raises: an object that
-    makes `unwrap` raise on the other ranks, and the exception, which this rank must raise after it
-    has sent the object."""
-    try:
-        return make(), None
-    except BaseException as error:
-        return _Failure(f"{operation} failed on rank {world.rank()}: ", error), error
-
-
-def unwrap(thing: Any) -> Any:
-    """The result of another rank's `attempt`.
-
-    Raises:
-        HorovodInternalError: It has raised on that rank.
-    """
-    if isinstance(thing, _Failure):
-        raise HorovodInternalError(thing.text)
-    return thing
-
-
-def _everyones_objects(operation: str, handle: Handle, process_set: ProcessSet) -> list[Any]:
-    parts = torch.split(synchronize(handle), list(rows_of(handle)))
-    ranks = team_of(operation, process_set).ranks
-    return [_unpickled(operation, part, rank) for part, rank in zip(parts, ranks, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -381,43 +306,3 @@ def _known_dtype(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype.is_complex:
         return torch.view_as_real(tensor)
     return tensor.reshape(-1).view(torch.uint8)
-
-
-class _Failure:
-    """Sent to the other ranks instead of an object, so that they don't wait for one."""
-
-    def __init__(self, where: str, error: BaseException) -> None:
-        # As at the end of a traceback, which also works if the exception's own __str__ raises.
-        self.text = where + "".join(traceback.format_exception_only(error)).strip()
-
-
-def _leave(started: Sequence[Handle], failure: BaseException) -> NoReturn:
-    """Raises this rank's own failure, after the operations that send it to the other ranks."""
-    # An interrupted rank does not wait: the others may have been interrupted before they get here.
-    if isinstance(failure, Exception):
-        for handle in started:
-            synchronize(handle)
-    raise failure
-
-
-def _sendable(obj: Any) -> tuple[torch.Tensor, BaseException | None]:
-    """The pickled object and None; or a failure to send instead, and the exception to raise."""
-    import cloudpickle
-
-    failure = None
-    buffer = io.BytesIO()
-    try:
-        cloudpickle.dump(obj, buffer)
-    except BaseException as error:
-        failure = error
-        buffer = io.BytesIO()
-        pickle.dump(_Failure(f"rank {world.rank()}'s object can't be sent: ", error), buffer)
-    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8), failure
-
-
-def _nothing() -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cpu")
-
-
-def _unpickled(operation: str, payload: torch.Tensor, rank: int) -> Any:
-    return unwrap(pickle.loads(payload.numpy().data))
