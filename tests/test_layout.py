@@ -55,9 +55,11 @@ buckets      | hvdlite/optimizer/buckets/             | core words world gpu col
 checks       | hvdlite/optimizer/checks/              | core words world collectives buckets
 optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
              |                                        | observe
+state        | hvdlite/state.py                       | core words world collectives
+asynchronous | hvdlite/asynchronous/                  | core words world collectives optimizer state
 distributed  | hvdlite/distributed/                   | core words world observe
 api          | hvdlite/                               | for_hvdlite core words world collectives
-             |                                        | optimizer observe
+             |                                        | optimizer observe state asynchronous
 
 harness      | tests/__init__.py tests/conftest.py tests/harness/ |
 core_tests   | tests/core/                            | harness core words world
