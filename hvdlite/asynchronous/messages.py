@@ -30,7 +30,11 @@ class Kind(IntEnum):
     JOIN = 9
     BYE = 10  # the worker leaves: its last message
     RELEASE = 11  # this worker does not use an optimizer any more
-    # From a server.
+    # From the server that decides to the others of an optimizer: whose gradients make a step, or
+    # whose come too late; and that it has ended.
+    DECIDED = 16
+    END = 17
+    # From a server to a worker.
     STEP = 32  # the parameters that a PUSH has asked for
     ANSWER = 33  # to anything else
 

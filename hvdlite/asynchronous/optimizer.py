@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from hvdlite.asynchronous import blueprint
 from hvdlite.asynchronous.arguments import (
+    check_alike,
     checked_optimizer,
     checked_partitioner,
     checked_replicas,
     checked_servers,
     checked_staleness,
-    check_alike,
 )
 from hvdlite.asynchronous.partitioners import Partitioner
 from hvdlite.asynchronous.worker import Worker

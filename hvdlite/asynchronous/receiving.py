@@ -66,7 +66,7 @@ def receive(team: Team, source: int, tag: int, tensor: torch.Tensor) -> torch.Te
 
 
 class Receiver:
-    """Takes in what one worker sends."""
+    """Takes in what one worker sends; or, as worker 0's, what the first server tells the others."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Receiver:
     def _run(self) -> None:
         try:
             kind = None
-            while kind is not Kind.BYE:
+            while kind not in (Kind.BYE, Kind.END):
                 header = read_header(self._receive(REQUEST_TAG, empty_header()), self._worker)
                 kind = header.kind
                 self._inbox.put(self._rest(header))
@@ -102,7 +102,8 @@ class Receiver:
             return Request(self._worker, header, self._push(header))
         if header.kind is Kind.PULL:
             self._served_of(header)
-        body, values = None, None
+        body: Any = None
+        values: torch.Tensor | None = None
         if header.body_bytes:
             body = pickle.loads(
                 self._body(torch.empty(header.body_bytes, dtype=torch.uint8)).numpy().data

@@ -22,6 +22,8 @@ class Record:
 
     number: The same on all ranks. layout: Of this server's parts.
     staleness: None: no bound. replicas: How many workers' gradients make a step; None: each alone.
+    servers: All of this optimizer, by their ranks. The first one decides whose gradients make a step,
+        if not all workers' do.
     state: By part.
     """
 
@@ -31,6 +33,7 @@ class Record:
     staleness: int | None
     replicas: int | None
     num_workers: int
+    servers: tuple[int, ...]
     state: list[dict[str, Any]]
 
 

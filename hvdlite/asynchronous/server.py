@@ -6,8 +6,10 @@ worker: what it can't answer yet, it answers when another worker's push makes th
 
 from __future__ import annotations
 
+import collections
 import logging
 import queue
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -24,10 +26,18 @@ from hvdlite.world.roles import Everyone
 log = logging.getLogger("hvdlite")
 
 
+@dataclass(frozen=True)
+class _Decision:
+    """workers: those whose next gradients here make a step together; or whose are dropped."""
+
+    workers: tuple[int, ...]
+    is_drop: bool
+
+
 class _Job:
     """One optimizer: its parameters here, and who has made which steps."""
 
-    def __init__(self, record: Record, local_workers: list[int]) -> None:
+    def __init__(self, record: Record, local_workers: list[int], is_first: bool) -> None:
         self.record = record
         self.served = Served(record, local_workers)
         self.clocks = Clocks(record.num_workers)
@@ -36,8 +46,14 @@ class _Job:
             if record.replicas is None
             else Rounds(record.num_workers, min(record.replicas, record.num_workers))
         )
-        # Of the current round, by worker.
+        # Those of the first server that this one has not carried out, see `_follow`.
+        self.decisions: collections.deque[_Decision] = collections.deque()
+        # Not applied yet, by worker.
         self.pushes: dict[int, Push] = {}
+        # Whether the first server decides whose gradients make a step.
+        self.follows = (
+            self.rounds is not None and self.rounds.quorum < record.num_workers and not is_first
+        )
         # By worker: what the parameters must contain that it waits for.
         self.waiting: dict[int, int] = {}
         # By worker: the version that it got last.
@@ -72,9 +88,12 @@ class Server:
             HorovodInternalError: A worker has died. Or something failed here: then every worker's
                 next call fails, too, with a text that names this server and the cause.
         """
+        first, *others = self._everyone.roles.servers
+        is_first = self._team.rank == first
+        sources = list(enumerate(self._workers)) + ([] if is_first else [(0, first)])
         receivers = [
             Receiver(self._team, rank, number, self._served, self._inbox)
-            for number, rank in enumerate(self._workers)
+            for number, rank in sources
         ]
         try:
             while len(self._gone) < len(self._workers):
@@ -82,6 +101,8 @@ class Server:
                 if isinstance(request, Failure):
                     raise request.error
                 self._handle(request)
+            for other in others if is_first else ():
+                self._send(other, messages.REQUEST_TAG, Header(Kind.END, 0).tensor())
         except Exception as error:
             text = f"{self._everyone.name_of(self._team.rank)} failed: {_text_of(error)}"
             self._team.engine.give_up(text)
@@ -103,18 +124,26 @@ class Server:
             for job in self._jobs.values():
                 self._let_go(job, worker)
             return
+        if kind is Kind.END:
+            return
         if kind is Kind.SETUP:
             self._answer(request, self._set_up(request))
             return
-        job = self._jobs.get(number)
-        if job is None:
+        found = self._jobs.get(number)
+        if found is None:
+            if kind is Kind.DECIDED:
+                return  # all workers have released it
             raise messages.BadMessage(f"{kind.name} of worker {worker} for no optimizer {number}")
+        job = found
         if kind is Kind.PUSH:
             self._on_push(job, request.body)
         elif kind is Kind.PULL:
             self._send_newest(job, worker)
         elif kind is Kind.OPTIONS:
             job.served.set_options(worker, request.body)
+        elif kind is Kind.DECIDED:
+            job.decisions.append(request.body)
+            self._go_on(job)
         elif kind is Kind.JOIN:
             if job.clocks.join(worker):
                 self._resume(job)
@@ -155,7 +184,7 @@ class Server:
         """What went wrong, in words."""
         record: Record = request.body
         try:
-            job = _Job(record, self._local)
+            job = _Job(record, self._local, self._team.rank == record.servers[0])
         except Exception as error:
             return f"{self._everyone.name_of(self._team.rank)}: {_text_of(error)}"
         assert request.values is not None
@@ -174,23 +203,62 @@ class Server:
         if job.rounds is None:
             job.served.apply(push)
             job.clocks.step(push.worker)
-        elif job.rounds.give(push.worker, push.clock):
+        elif job.follows or job.rounds.give(push.worker, push.clock):
             job.pushes[push.worker] = push
+        else:
+            self._tell_others(job, _Decision((push.worker,), True))
         self._go_on(job)
 
     def _go_on(self, job: _Job) -> None:
-        """Does what has become possible: ends a round, and answers who has waited for it."""
+        """Does what has become possible: ends rounds, and answers who has waited for it."""
         rounds = job.rounds
-        if rounds is not None and rounds.is_complete(job.clocks.counted()):
-            pushes = [job.pushes[worker] for worker in rounds.finish()]
-            job.pushes.clear()
-            job.served.apply(mean(pushes, job.served.layout))
-            for worker in range(job.record.num_workers):
-                job.clocks.made[worker] = rounds.round
+        if rounds is not None and job.follows:
+            self._follow(job, rounds)
+        elif rounds is not None and rounds.is_complete(job.clocks.counted()):
+            workers = tuple(rounds.finish())
+            self._tell_others(job, _Decision(workers, False))
+            self._end_round(job, rounds, workers)
         for worker, needs in list(job.waiting.items()):
-            if rounds.round >= needs if rounds is not None else job.clocks.holds(needs):
+            if job.follows:
+                is_due = worker not in job.pushes
+            elif rounds is not None:
+                is_due = rounds.round >= needs
+            else:
+                is_due = job.clocks.holds(needs)
+            if is_due:
                 del job.waiting[worker]
                 self._send_step(job, worker)
+
+    def _end_round(self, job: _Job, rounds: Rounds, workers: tuple[int, ...]) -> None:
+        pushes = [job.pushes.pop(worker) for worker in workers]
+        job.served.apply(mean(pushes, job.served.layout))
+        job.clocks.made = [rounds.round] * job.record.num_workers
+
+    def _follow(self, job: _Job, rounds: Rounds) -> None:
+        """Carries out the first server's decisions, in their order, once the gradients are here:
+        so each step has the gradients of the same workers on all servers. The first server has got
+        them, so they come. A worker has one push on its way at most, and each is in one decision."""
+        while job.decisions:
+            decision = job.decisions[0]
+            if not all(worker in job.pushes for worker in decision.workers):
+                return
+            job.decisions.popleft()
+            if decision.is_drop:
+                del job.pushes[decision.workers[0]]
+                rounds.dropped += 1
+            else:
+                rounds.round += 1
+                self._end_round(job, rounds, decision.workers)
+
+    def _tell_others(self, job: _Job, decision: _Decision) -> None:
+        assert job.rounds is not None
+        if job.rounds.quorum == job.record.num_workers:
+            return  # every server waits for all workers
+        body = messages.bytes_tensor(cloudpickle.dumps(decision))
+        header = Header(Kind.DECIDED, 0, job.record.number, body_bytes=body.numel()).tensor()
+        for server in job.record.servers[1:]:
+            self._send(server, messages.REQUEST_TAG, header)
+            self._send(server, messages.BODY_TAG, body)
 
     def _let_go(self, job: _Job, worker: int) -> None:
         """The others do not wait for this worker any more."""

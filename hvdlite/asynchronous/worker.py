@@ -12,8 +12,8 @@ from hvdlite.asynchronous import blueprint
 from hvdlite.asynchronous.messages import Kind
 from hvdlite.asynchronous.partitioners import Partitioner
 from hvdlite.asynchronous.parts import Part, cut, deal
-from hvdlite.asynchronous.server_link import ServerLink
 from hvdlite.asynchronous.served import Record
+from hvdlite.asynchronous.server_link import ServerLink
 from hvdlite.asynchronous.waiting import Waiting
 from hvdlite.collectives.allreduce import allreduce
 from hvdlite.errors import HorovodInternalError
@@ -102,6 +102,7 @@ class Worker:
                 for link, places in zip(self.links, self._targets, strict=True):
                     record = Record(
                         *(number, link.layout, described, staleness, replicas, world.size()),
+                        tuple(each.server for each in self.links),
                         self._state_of(link, optimizer.state, self.params),
                     )
                     problem = link.set_up(record, places)
@@ -135,7 +136,8 @@ class Worker:
         for link in self.links:
             own = [_gradient_of(part, gradients[part.param]) for part in link.layout.parts]
             if self.in_rounds:
-                link.push(own, link.clock, link.clock + 1, options)
+                # The first server's round: it is the one that decides.
+                link.push(own, self.clock - 1, self.clock, options)
             else:
                 needs = 0 if self._staleness is None else self.clock + 1 - self._staleness
                 link.push(own, self.clock - 1, max(0, needs), options)
@@ -169,7 +171,7 @@ class Worker:
     def look(self) -> list[dict[str, Any]]:
         return [link.look() for link in self.links]
 
-    def full_state(self) -> dict[str, Any]:
+    def full_state(self) -> dict[int, dict[str, Any]]:
         """torch's format, from the servers."""
         by_param: dict[int, list[tuple[Part, dict[str, Any]]]] = {}
         for link in self.links:
@@ -220,9 +222,6 @@ class Worker:
     def _after_joining(self) -> None:
         clock = torch.tensor([self.clock], dtype=torch.int64)
         self.clock = int(allreduce(clock, op=Max, name=f"{self._name}.clock"))
-        for link in self.links:
-            if self.in_rounds:
-                link.clock = self.clock
 
     def close(self) -> None:
         """This optimizer is not used any more on this worker. Does not wait."""

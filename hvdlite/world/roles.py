@@ -51,9 +51,9 @@ class Everyone:
 
 
 def roles_of(placement: Placement, num_servers: int) -> Roles:
-    """The servers are the last ranks of the hosts, from the last host backwards, one of each host in
-    turn: on one host the last ranks. So they spread over the hosts, and share each host's network
-    with as few others as possible.
+    """The servers are the last ranks of the hosts, from the last host backwards, one of each host
+    in turn: on one host the last ranks. So they spread over the hosts, and each has as much of its
+    host's network as possible.
 
     Raises:
         LaunchError: No rank is left to be a worker.
