@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from hvdlite.asynchronous.leaving import tell_servers_at_the_end
 from hvdlite.asynchronous.server import serve
+from hvdlite.collectives.objects import allgather_object, attempt, gather_results, unwrap
 from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.observe import summary
-from hvdlite.state import allgather_object, attempt, gather_results, unwrap
 from hvdlite.timeline import start_timeline
 from hvdlite.world import starting, world
 from hvdlite.world.placement import part_of

@@ -18,9 +18,9 @@ from hvdlite.asynchronous.arguments import (
 )
 from hvdlite.asynchronous.partitioners import Partitioner
 from hvdlite.asynchronous.worker import Worker
+from hvdlite.collectives.objects import gather_results
 from hvdlite.optimizer.arguments import checked_names
 from hvdlite.optimizer.wrapping import Wrapper, wrap
-from hvdlite.state import gather_results
 from hvdlite.world import world
 from hvdlite.world.process_sets import global_process_set
 

@@ -16,10 +16,10 @@ from hvdlite.asynchronous.served import Record
 from hvdlite.asynchronous.server_link import ServerLink
 from hvdlite.asynchronous.waiting import Waiting
 from hvdlite.collectives.allreduce import allreduce
+from hvdlite.collectives.objects import broadcast_object
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import Max
 from hvdlite.optimizer.arguments import ParameterNames
-from hvdlite.state import broadcast_object
 from hvdlite.world import world
 from hvdlite.world.roles import Everyone
 

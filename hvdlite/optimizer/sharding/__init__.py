@@ -1,1 +1,1 @@
-"""Optimizers of which each rank has a part: of the reduced gradients, of the state, of the update."""
+"""Optimizers of which each rank has a part: of the gradients, the state and the update."""

@@ -17,6 +17,6 @@ class Part:
     end: int
 
 
-# The parts of each owner. The owners are the members of a process set, in its order, or the ranks of
-# a host; each element has exactly one.
+# The parts of each owner. The owners are the members of a process set, in its order, or the ranks
+# of a host; each element has exactly one.
 Cut = tuple[tuple[Part, ...], ...]
