@@ -86,12 +86,28 @@ def checked_servers(servers: object, active: World) -> tuple[int, ...]:
             f"AsyncOptimizer: servers={number}, but the job has {len(there)}; start it with "
             f"hvdrun -np {active.size + number} --servers {number}"
         )
-    if not number:
-        raise ValueError(
-            "AsyncOptimizer: the job has no servers; start it with hvdrun -np "
-            f"{active.size + 1} --servers 1 (so many of the processes are servers)"
-        )
     return there[:number]
+
+
+def check_without_servers(active: World, staleness: int | None, replicas: int | None) -> None:
+    """Raises ValueError if the workers can't do without servers."""
+    start = f"start the job with hvdrun -np {active.size + 1} --servers 1"
+    hosts = len(active.placement.hosts)
+    if hosts > 1:
+        raise ValueError(
+            f"AsyncOptimizer: the job has no servers, and its workers are on {hosts} hosts, which "
+            f"share no memory; {start}"
+        )
+    if replicas is not None or staleness == 0:
+        raise ValueError(
+            "AsyncOptimizer: without servers the workers make no steps together (max_staleness=0, "
+            f"sync_replicas); {start}, or use DistributedOptimizer"
+        )
+    if active.config.check_shared:
+        raise ValueError(
+            "AsyncOptimizer: HVDLITE_CHECK_SHARED=1 finds changes of shared parameters, which is "
+            f"what workers without servers do; unset it, or {start}"
+        )
 
 
 def checked_partitioner(partitioner: Any) -> Partitioner | None:

@@ -83,8 +83,8 @@ def cut(
     count = partitioner.num_parts(shape, param.element_size()) if partitioner is not None else 1
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= max(1, rows):
         raise ValueError(
-            f"{type(partitioner).__name__}.num_parts gave {count!r} for parameter {name!r} of shape "
-            f"{list(shape)}; expected a number from 1 to {max(1, rows)}"
+            f"{type(partitioner).__name__}.num_parts gave {count!r} for parameter {name!r} of "
+            f"shape {list(shape)}; expected a number from 1 to {max(1, rows)}"
         )
     each, more = divmod(rows, count)
     parts = []

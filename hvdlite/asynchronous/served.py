@@ -22,8 +22,8 @@ class Record:
 
     number: The same on all ranks. layout: Of this server's parts.
     staleness: None: no bound. replicas: How many workers' gradients make a step; None: each alone.
-    servers: All of this optimizer, by their ranks. The first one decides whose gradients make a step,
-        if not all workers' do.
+    servers: All of this optimizer, by their ranks. The first one decides whose gradients make a
+        step, if not all workers' do.
     state: By part.
     """
 

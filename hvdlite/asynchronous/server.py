@@ -237,7 +237,7 @@ class Server:
     def _follow(self, job: _Job, rounds: Rounds) -> None:
         """Carries out the first server's decisions, in their order, once the gradients are here:
         so each step has the gradients of the same workers on all servers. The first server has got
-        them, so they come. A worker has one push on its way at most, and each is in one decision."""
+        them, so they come. A worker has one push on its way at most; each is in one decision."""
         while job.decisions:
             decision = job.decisions[0]
             if not all(worker in job.pushes for worker in decision.workers):

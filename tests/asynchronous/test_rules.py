@@ -109,8 +109,8 @@ def test_a_partitioner_refuses_what_is_no_number(make, number):
 @given(st.integers(1, 5), st.integers(0, 4), st.integers(0, 2**32))
 @settings(deadline=None)
 def test_no_worker_goes_on_before_the_bound_holds(workers, staleness, seed):
-    """A simulation in which workers step, join and wait in any order. The oracle counts steps on its
-    own, and knows the invariant only."""
+    """Workers step, join and wait in any order. The oracle counts steps on its own, and knows the
+    invariant only."""
     draw = random.Random(seed)
     clocks = Clocks(workers)
     made, computing, joined = [0] * workers, [True] * workers, [False] * workers
