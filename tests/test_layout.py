@@ -56,7 +56,7 @@ buckets      | hvdlite/optimizer/buckets/             | core words world gpu col
 checks       | hvdlite/optimizer/checks/              | core words world collectives buckets
 optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
              |                                        | observe
-asynchronous | hvdlite/asynchronous/                  | core words world collectives shared
+asynchronous | hvdlite/asynchronous/                  | words world collectives shared
              |                                        | optimizer
 distributed  | hvdlite/distributed/                   | core words world observe
 api          | hvdlite/                               | for_hvdlite core words world collectives

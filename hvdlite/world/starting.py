@@ -140,6 +140,12 @@ def _world_without_mpi(config: Config, place: store_meeting.Place | None) -> Wor
         if place is None:
             torch_place.check_alone(os.environ)
     if place is None or place.size == 1:
+        if config.servers and not config.alone:
+            raise LaunchError(
+                f"HVDLITE_SERVERS={config.servers}, but this process is the only one of its job, "
+                "and no launcher has started it; start with hvdrun -np "
+                f"{config.servers + 1} --servers {config.servers}, or unset the variable"
+            )
         return _world_of_one(config)
     warn_s = 0.0 if config.stall_check_disable else config.stall_check_time_seconds
     peers = store_meeting.meet(place, warn_s)

@@ -202,6 +202,7 @@ def trains_sparse(make, staleness):
 
 @pytest.mark.ranks(4)
 @pytest.mark.hosts("2,1")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("make", [sparse_sgd, sparse_adagrad, sparse_adam])
 def test_rows_train_as_in_one_process(world, make):
     knobs = servers(2 if world.size == 4 else 1)
