@@ -29,7 +29,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=600, help="of all workers together")
     parser.add_argument("--batch-size", type=int, default=32, help="images per step and worker")
-    parser.add_argument("--lr", type=float, default=0.05, help="learning rate of SGD")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate of SGD")
     parser.add_argument(
         "--max-staleness",
         type=int,
@@ -52,7 +52,7 @@ def main() -> int:
     torch.manual_seed(0)
     images, labels = load_digits()[0].tensors
     model = DigitsNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     if args.allreduce:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
