@@ -17,6 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 CORE = Path(__file__).parent.parent / "hvdlite" / "_core.abi3.so"
 WHAT = (
     "allreduce",
+    "reducescatter",
     "types",
     "tail",
     "training",

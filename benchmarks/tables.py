@@ -9,6 +9,7 @@ from benchmarks.figures import (
     BOUND,
     DDP,
     FLOOR,
+    HALVES,
     OURS,
     PASSES,
     PERCENTILES,
@@ -49,6 +50,7 @@ def tables(report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[Table
     found = [targets(verdicts)]
     found += [allreduce(place, rows) for place, rows in rows_by_place(runs).items()]
     found += cores(rows_by_place(runs))
+    found += [halves(run) for run in runs if run.get("reducescatter")]
     found += [types(run) for run in runs if run.get("types")]
     found += [training(run) for run in runs if run.get("training")]
     found += [operations(run) for run in runs if run.get("c10d")]
@@ -114,6 +116,23 @@ def bound_speed(row: Row, place: Place) -> str:
         sent_bytes = wire_bytes(row.size_bytes, place.hosts)
         return f"{digits(8e-9 * sent_bytes / row.time_s[BOUND])} Gbit/s"
     return f"{digits(1e-9 * row.size_bytes / row.time_s[BOUND])} GB/s"
+
+
+def halves(run: Mapping[str, Any]) -> Table:
+    names = [name for pair in HALVES.items() for name in reversed(pair)]
+    cells = []
+    for row in run["reducescatter"]:
+        times_s, sent_bytes = row["median_s"], row["sent_bytes"]
+        shares = [
+            f"{of[half] / of[whole]:.0%}"
+            for of in (times_s, sent_bytes)
+            for half, whole in HALVES.items()
+        ]
+        times = [time_text(times_s[name]) for name in names]
+        cells.append([size_text(row["bytes"]), *times, *shares, str(row["rounds"])])
+    ratios = [f"{what}, {half}" for what in ("time", "bytes") for half in HALVES]
+    title = f"Reducescatter beside allreduce, {Place(**run['place'])}, {run['mpi']}"
+    return Table(title, ["size", *names, *ratios, "rounds"], cells)
 
 
 def types(run: Mapping[str, Any]) -> Table:

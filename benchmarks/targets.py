@@ -14,6 +14,7 @@ from benchmarks.figures import (
     BOUND,
     DDP,
     FLOOR,
+    HALVES,
     IDLE,
     OPTIMIZER,
     OURS,
@@ -93,6 +94,7 @@ def verdicts(report: Mapping[str, Any]) -> list[Verdict]:
         *on_one_host(places),
         *types([row for run in runs for row in run.get("types", ())]),
         *between_hosts(places),
+        *halves(runs),
         *training([row for run in runs for row in run.get("training", ())]),
         *operations(runs),
         *wrapped(runs),
@@ -191,6 +193,23 @@ def between_hosts(places: Mapping[Place, Sequence[Row]]) -> list[Verdict]:
         at_least(1, PEER, "2 hosts, unshaped, from 64 KiB", free),
         at_least(0.25, PLAIN_MPI, free_small, figures((2,), "", 0, 64 * KIB - 1, plain_mpi)),
         at_least(1, GLOO, free_small, figures((2,), "", 0, 64 * KIB - 1, gloo)),
+    ]
+
+
+def halves(runs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """A reducescatter beside the allreduce of as much."""
+    times: list[tuple[str, float]] = []
+    sent: list[tuple[str, float]] = []
+    for run in runs:
+        for row in run.get("reducescatter", ()):
+            where = f"{Place(**run['place'])}, {size_text(row['bytes'])}"
+            for half, whole in HALVES.items():
+                times.append((where, row["median_s"][half] / row["median_s"][whole]))
+                sent.append((where, row["sent_bytes"][half] / row["sent_bytes"][whole]))
+    work = "reducescatter, 2 and 4 hosts, 1 Gbit/s, ≥ 1 MiB"
+    return [
+        at_most(0.55, Scale("×", "the bytes of our allreduce"), work, sent),
+        at_most(0.65, Scale("×", "the time of our allreduce"), work, times),
     ]
 
 
