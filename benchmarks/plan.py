@@ -94,6 +94,7 @@ class Plan:
     between: Effort  # for each size of an allreduce between hosts
     halves_from_bytes: int  # the least size of a reducescatter between hosts
     instruction_counts: tuple[int, int]  # how many operations, in two runs
+    asynchronous_s: float = 8.0  # how long each contender trains beside a slow worker
 
 
 C10D_BYTES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
@@ -131,6 +132,7 @@ FULL = Plan(
 )
 QUICK = replace(
     FULL,
+    asynchronous_s=3.0,
     ranks=(2,),
     sizes_bytes=(4, KIB, 16 * KIB, 256 * KIB, MIB, 16 * MIB, 64 * MIB),
     allreduce=Effort(max_rounds=30, budget_s=0.7),
@@ -151,6 +153,7 @@ QUICK = replace(
 # For the tests of the benchmark itself: everything once, no figures.
 TINY = replace(
     QUICK,
+    asynchronous_s=0.2,
     sizes_bytes=(4, 256 * KIB),
     allreduce=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
     types_bytes=(MIB,),

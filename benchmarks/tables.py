@@ -1,5 +1,6 @@
 """The tables of a report, as texts, for the terminal and for the page. Pure."""
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from benchmarks.figures import (
     BOUND,
     DDP,
+    FLOOR,
     HALVES,
     OURS,
     PASSES,
@@ -58,6 +60,8 @@ def tables(report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[Table
         found.append(upkeep(run for run in runs if "upkeep" in run))
     if report.get("memory"):
         found.append(memory(report["memory"]))
+    if report.get("asynchronous"):
+        found.append(asynchronous(report["asynchronous"]))
     if report.get("instructions"):
         found.append(instructions(report["instructions"]))
     return found
@@ -264,6 +268,22 @@ def memory(measured: Mapping[str, Any]) -> Table:
     title = f"Memory of a step, 2 ranks: {TASKS['deep'].title} ({gradients})"
     columns = ["", "PSS per rank, MiB", "above the step without, MiB", "in sets of buckets"]
     return Table(title, columns, cells)
+
+
+def asynchronous(measured: Mapping[str, Any]) -> Table:
+    slow, moved = measured["straggler"], measured["throughput"]
+    size = f"{measured['bytes'] // MIB} MiB"
+    named = {
+        "one worker 5 times slower: each for itself": slow[FLOOR],
+        "one worker 5 times slower: allreduce in each step": slow["allreduce"],
+        "one worker 5 times slower: AsyncOptimizer": slow[OURS],
+        f"{size} pushed and pulled: only copied": statistics.median(moved[BOUND]),
+        f"{size} pushed and pulled: copied, and updated by each": statistics.median(moved[FLOOR]),
+        f"{size} pushed and pulled: AsyncOptimizer": statistics.median(moved[OURS]),
+    }
+    cells = [[name, digits(steps)] for name, steps in named.items()]
+    title = f"Asynchronous training, {measured['workers']} workers and 1 server on one host"
+    return Table(title, ["", "steps per second, of all workers"], cells)
 
 
 def instructions(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -5,11 +5,13 @@ was measured with several MPIs, the least favourable of its runs counts, and of 
 worst.
 """
 
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.figures import (
+    BOUND,
     DDP,
     FLOOR,
     HALVES,
@@ -98,6 +100,7 @@ def verdicts(report: Mapping[str, Any]) -> list[Verdict]:
         *wrapped(runs),
         *upkeep(runs),
         *memory(report.get("memory")),
+        *asynchronous(report.get("asynchronous")),
     ]
 
 
@@ -346,6 +349,21 @@ def memory(measured: Mapping[str, Any] | None) -> list[Verdict]:
     limit = round(1 + 32 * MIB / buckets_bytes, 2)
     excess = excess_bytes(measured, OURS) / buckets_bytes
     return [at_most(limit, scale, f"{work}: one set + 32 MiB", [("2 ranks", excess)])]
+
+
+def asynchronous(measured: Mapping[str, Any] | None) -> list[Verdict]:
+    """4 workers and a server on one host; computing is simulated by sleeping in the first."""
+    apart, pushed = [], []
+    if measured is not None:
+        slow, moved = measured["straggler"], measured["throughput"]
+        apart = [("4 workers", slow[OURS] / slow[FLOOR])]
+        of_copies = statistics.median(moved[OURS]) / statistics.median(moved[BOUND])
+        pushed = [("64 MiB", 100 * of_copies)]
+    each = Scale("×", "the steps of each worker for itself")
+    return [
+        at_least(0.9, each, "asynchronous, one worker 5 times slower", apart),
+        at_least(60, COPY, "pushes and pulls, 4 workers, 1 server", pushed),
+    ]
 
 
 def excess_bytes(measured: Mapping[str, Any], variant: str) -> float:
