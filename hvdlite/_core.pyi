@@ -57,6 +57,19 @@ BAND: int
 BOR: int
 BXOR: int
 
+# Forms of plans: an allreduce, or a half of one. PLAN_TO_OWNERS gives each rank the sums of the
+# elements that it owns (Engine.owned), with the bits of the allreduce; what the rest of its output then
+# holds is not specified. PLAN_UNITE is the other half, in place: each rank's elements reach all ranks.
+# With the forms of a host, each host's ranks own everything among them, and only they unite it.
+# PLAN_UNITE_SHARED is PLAN_UNITE of a buffer that lies once on each host, in memory which its ranks
+# share: each element reaches each host once, and on one host the run only waits for all ranks.
+PLAN_WHOLE: int
+PLAN_TO_OWNERS: int
+PLAN_TO_HOST_OWNERS: int
+PLAN_UNITE: int
+PLAN_UNITE_ON_HOST: int
+PLAN_UNITE_SHARED: int
+
 # Element types.
 UINT8: int
 INT8: int
@@ -413,9 +426,22 @@ class Engine:
         postscale: float,
         owner: object,
         /,
+        form: int = ...,
+        cut_as: int = -1,
     ) -> Plan:
-        """Prepares an allreduce of `count` elements. Collective, matched by name like an operation,
-        but does not block: a start before all members have made the plan waits for them."""
+        """Prepares an allreduce of `count` elements, or one of its halves: see PLAN_TO_OWNERS.
+        Collective, matched by name like an operation, but does not block: a start before all
+        members have made the plan waits for them. A plan that unites is not collective: its runs
+        are, and fail while a rank has joined.
+
+        cut_as: Of a plan that unites, the dtype whose `owned` counts; -1: its own."""
+
+    def owned(
+        self, count: int, dtype: int, form: int, member: int, cut_as: int = -1, /
+    ) -> list[tuple[int, int]]:
+        """The elements that a member owns in the buffer of such a plan, as ranges (begin, end):
+        ascending, none empty, none touching the next. Each element has one owner, or, with a form
+        of each host's owners, one on each host. The same on every member for the same arguments."""
 
     def record(self, capacity: int, /) -> None:
         """From now on keeps the latest `capacity` events: an event is an operation that reaches a
@@ -432,8 +458,9 @@ class Engine:
 
         (time.monotonic_ns(), the operation's number, its kind, its name, its state, the bytes of
         its tensor on this rank). Names come again, numbers do not; a long name is cut and ends in
-        dots. The kind of a plan's making is 'plan', and its runs are 'allreduce'. Operations that
-        were posted before recording was switched on are there from their next state on.
+        dots. The kind of a plan's making is 'plan', and its runs are 'allreduce', 'reducescatter'
+        or 'allgather'. Operations that were posted before recording was switched on are there from
+        their next state on.
         """
 
     def counters(self) -> dict[str, int]:

@@ -117,6 +117,7 @@ static void put(writer *to, const char *format, ...)
 
 static void put_tensor(writer *to, const hvdl_desc *desc)
 {
+    bool has_owners = hvdl_facts_of(desc)->owners || hvdl_facts_of_kind(desc->runs)->owners;
     static const char *const names[HVDL_NUM_DTYPES] = {"uint8",   "int8",    "int16",    "int32",
                                                        "int64",   "float16", "bfloat16", "float32",
                                                        "float64", "bool"};
@@ -142,6 +143,17 @@ static void put_tensor(writer *to, const hvdl_desc *desc)
             desc->dims[0] < 0 ? " in a row" : "");
     else
         put(to, "]");
+    if (has_owners && desc->cut_as != desc->dtype)
+        put(to, " cut as %s", names[desc->cut_as]);
+}
+
+/* The kind, told from others of the same name. */
+static void put_kind(writer *to, const hvdl_desc *desc)
+{
+    const hvdl_kind_facts *facts =
+        hvdl_facts_of_kind(desc->kind == HVDL_PLAN ? desc->runs : desc->kind);
+    put(to, desc->kind == HVDL_PLAN ? "plan of %s" : "%s",
+        facts->called ? facts->called : facts->name);
 }
 
 /* The fields in which the descriptors differ, and their names in the text. */
@@ -149,10 +161,10 @@ enum { KIND = 1, DTYPE = 2, SHAPE = 4, OP = 8, ROOT = 16, SCALE = 32, PLACE = 64
 
 static int difference(const hvdl_desc *a, const hvdl_desc *b)
 {
-    if (a->kind != b->kind)
+    if (a->kind != b->kind || a->runs != b->runs)
         return KIND;
     int found = 0;
-    if (a->dtype != b->dtype)
+    if (a->dtype != b->dtype || a->cut_as != b->cut_as)
         found |= DTYPE;
     if (a->ndim != b->ndim || a->count != b->count || memcmp(a->dims, b->dims, sizeof a->dims) ||
         a->num_tensors != b->num_tensors || a->layout != b->layout)
@@ -179,7 +191,7 @@ static void put_values(writer *to, const hvdl_desc *desc, int differing, const h
                                          "a tensor on a GPU"};
     const char *between = "";
     if (differing & KIND) {
-        put(to, "%s", hvdl_kind_name(desc->kind));
+        put_kind(to, desc);
         return;
     }
     if (differing & (DTYPE | SHAPE)) {

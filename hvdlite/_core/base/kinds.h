@@ -19,8 +19,14 @@ typedef enum {
     HVDL_ALLTOALL_INTO,
     HVDL_GATHER,
     HVDL_SCATTER,
-    /* The making of a plan, whose runs are HVDL_ALLREDUCE. From here on callers can't post them. */
+    /* The making of a plan. From here on callers can't post them. */
     HVDL_PLAN,
+    /* Of plans, beside HVDL_ALLREDUCE: each rank owns some elements of a buffer. See courses/owners.h. */
+    HVDL_REDUCE_TO_OWNERS,
+    HVDL_REDUCE_TO_HOST_OWNERS,
+    HVDL_UNITE,
+    HVDL_UNITE_ON_HOST,
+    HVDL_UNITE_SHARED,
     /* Messages: they are no postings and meet no other operations; see transfers/transfers.h. */
     HVDL_SEND,
     HVDL_RECV,
@@ -51,14 +57,19 @@ typedef enum {
  * a root, only the root's. */
 enum { HVDL_PARTS_IN = 1, HVDL_PARTS_OUT = 2 };
 
+/* Who owns the elements of a buffer: one of all ranks each, or one of each host's ranks. */
+typedef enum { HVDL_NO_OWNERS, HVDL_OWNERS_OF_ALL, HVDL_OWNERS_OF_HOST } hvdl_owners;
+
 /* Whether the data travels with the posting. */
 typedef enum { HVDL_TINY_NEVER, HVDL_TINY_IF_SMALL, HVDL_TINY_ALWAYS } hvdl_tiny;
 
 typedef struct {
     const char *name;     /* in texts, events and the timeline */
     const char *constant; /* its name in the module; NULL: `name` in capitals */
+    const char *called;   /* where it must be told from others of its name; NULL: `name` */
     uint8_t result, rows, tiny;
     uint8_t parts;          /* HVDL_PARTS_IN, HVDL_PARTS_OUT */
+    uint8_t owners;         /* hvdl_owners */
     bool reduces;           /* the data of all ranks is combined by the descriptor's op */
     bool has_root;          /* the descriptor's root alone gives data, or gets it */
     bool joined_takes_part; /* a rank that has joined counts as present and gives nothing */
@@ -115,6 +126,33 @@ static inline const hvdl_kind_facts *hvdl_facts_of_kind(int kind)
                           .parts = HVDL_PARTS_IN,
                           .has_root = true},
         [HVDL_PLAN] = {.name = "plan"},
+        [HVDL_REDUCE_TO_OWNERS] = {.name = "reducescatter",
+                                   .called = "reducescatter to owners among all ranks",
+                                   .result = HVDL_RESULT_WHOLE,
+                                   .tiny = HVDL_TINY_IF_SMALL,
+                                   .owners = HVDL_OWNERS_OF_ALL,
+                                   .reduces = true,
+                                   .joined_takes_part = true},
+        [HVDL_REDUCE_TO_HOST_OWNERS] = {.name = "reducescatter",
+                                        .called = "reducescatter to owners on each host",
+                                        .result = HVDL_RESULT_WHOLE,
+                                        .tiny = HVDL_TINY_IF_SMALL,
+                                        .owners = HVDL_OWNERS_OF_HOST,
+                                        .reduces = true,
+                                        .joined_takes_part = true},
+        [HVDL_UNITE] = {.name = "allgather",
+                        .called = "allgather from owners among all ranks",
+                        .result = HVDL_RESULT_WHOLE,
+                        .owners = HVDL_OWNERS_OF_ALL},
+        [HVDL_UNITE_ON_HOST] = {.name = "allgather",
+                                .called = "allgather from owners on each host",
+                                .result = HVDL_RESULT_WHOLE,
+                                .owners = HVDL_OWNERS_OF_HOST},
+        [HVDL_UNITE_SHARED] = {.name = "allgather",
+                               .called = "allgather from owners among all ranks, into memory that "
+                                         "the ranks of each host share",
+                               .result = HVDL_RESULT_WHOLE,
+                               .owners = HVDL_OWNERS_OF_ALL},
         [HVDL_SEND] = {.name = "send", .result = HVDL_RESULT_WHOLE},
         [HVDL_RECV] = {.name = "recv", .result = HVDL_RESULT_WHOLE},
     };
@@ -129,6 +167,13 @@ static inline const hvdl_kind_facts *hvdl_facts_of(const hvdl_desc *desc)
 static inline const char *hvdl_kind_name(int kind)
 {
     return hvdl_facts_of_kind(kind)->name;
+}
+
+/* Can the runs of a plan be of this kind? */
+static inline bool hvdl_is_kind_of_runs(int kind)
+{
+    return kind == HVDL_ALLREDUCE ||
+           (kind > HVDL_PLAN && kind < HVDL_NUM_KINDS && hvdl_facts_of_kind(kind)->owners);
 }
 
 static inline bool hvdl_root_gives(const hvdl_kind_facts *kind)

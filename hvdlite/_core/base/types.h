@@ -80,7 +80,9 @@ typedef struct {
     int32_t root;                  /* broadcast: rank; else -1 */
     int32_t num_tensors;           /* of a group that is reduced as one; 0: no group */
     uint8_t place;                 /* hvdl_place */
-    uint8_t zeros[3];
+    uint8_t runs;                  /* the making of a plan: the kind of its runs; else 0 */
+    uint8_t cut_as; /* kinds with owners: the hvdl_dtype whose cut says who owns what; else 0 */
+    uint8_t zero;
     uint64_t layout; /* of a group: a hash of its tensors' shapes */
     double prescale, postscale;
     int64_t count;               /* elements; of one row where rows travel beside it */

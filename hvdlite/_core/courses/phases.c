@@ -17,16 +17,21 @@ static size_t piece_bytes(const hvdl_engine *e, const hvdl_desc *desc)
     return e->placement.max_local_size == 1 && all ? all : e->config.piece_bytes / 64 * 64;
 }
 
-hvdl_range hvdl_piece_range(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
-                            size_t total, size_t esize)
+hvdl_range hvdl_piece_range(const hvdl_engine *e, const hvdl_desc *desc, uint64_t k, size_t total,
+                            size_t esize)
 {
-    size_t unit = piece_bytes(e, &op->desc) / esize, begin = k * unit;
+    size_t unit = piece_bytes(e, desc) / esize, begin = k * unit;
     return (hvdl_range){begin, total - begin < unit ? total : begin + unit};
+}
+
+uint64_t hvdl_pieces_of(const hvdl_engine *e, const hvdl_desc *desc)
+{
+    return hvdl_ceil_div(hvdl_desc_bytes(desc), piece_bytes(e, desc));
 }
 
 uint64_t hvdl_count_pieces(const hvdl_engine *e, hvdl_operation *op)
 {
-    return hvdl_ceil_div(hvdl_desc_bytes(&op->desc), piece_bytes(e, &op->desc));
+    return hvdl_pieces_of(e, &op->desc);
 }
 
 /* ---- what pieces.c asks ---- */
@@ -109,7 +114,7 @@ void hvdl_put_slice(const hvdl_engine *e, hvdl_range range, uint64_t k, char *bu
 
 static hvdl_range bytes_of(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
 {
-    return hvdl_piece_range(e, op, k, hvdl_desc_bytes(&op->desc), 1);
+    return hvdl_piece_range(e, &op->desc, k, hvdl_desc_bytes(&op->desc), 1);
 }
 
 static hvdl_pass *share_from_root(const hvdl_engine *e, const hvdl_operation *op, hvdl_range range)

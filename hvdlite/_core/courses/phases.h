@@ -9,6 +9,8 @@
  *   broadcast       SHARE from the root
  *   allgather       SHARE from all
  *   alltoall        PARTS; so are gather and scatter, where most parts are empty
+ *   to owners       SCATTER of what each owns
+ *   unite           SHARE from the owners
  *   several hosts
  *   allreduce       SCATTER: rails get sums       ring or direct           SHARE from the rails
  *   reduce          SCATTER: rails get sums       half of that, to the     root's host: SHARE
@@ -18,6 +20,10 @@
  *   broadcast       root's host: SHARE            chain from root's host   others: SHARE from rails
  *   allgather       SHARE from all                gather of host blocks    SHARE from the rails
  *   alltoall        PARTS                         pairwise, every rank
+ *   to owners       as allreduce                  the first half of        SHARE, where a host has
+ *                                                 allreduce's              more ranks than rails
+ *   unite           SHARE, where a host has       gather of the owners'    as allreduce
+ *                   more ranks than rails         chunks
  *
  * Rails are the first `num_rails` ranks of each host, as many as the smallest host has; rail i of
  * each host exchanges slice i with rail i of the others, all rails at once.
@@ -63,7 +69,9 @@ struct hvdl_course {
 
 extern const hvdl_course hvdl_course_allreduce, hvdl_course_reduce, hvdl_course_reducescatter,
     hvdl_course_broadcast, hvdl_course_allgather, hvdl_course_allgather_into, hvdl_course_alltoall,
-    hvdl_course_alltoall_into, hvdl_course_gather, hvdl_course_scatter, hvdl_course_adasum;
+    hvdl_course_alltoall_into, hvdl_course_gather, hvdl_course_scatter, hvdl_course_adasum,
+    hvdl_course_reduce_to_owners, hvdl_course_unite, hvdl_course_unite_on_host,
+    hvdl_course_unite_shared;
 
 static inline const hvdl_course *hvdl_course_of(const hvdl_desc *desc)
 {
@@ -78,6 +86,11 @@ static inline const hvdl_course *hvdl_course_of(const hvdl_desc *desc)
         [HVDL_ALLTOALL_INTO] = &hvdl_course_alltoall_into,
         [HVDL_GATHER] = &hvdl_course_gather,
         [HVDL_SCATTER] = &hvdl_course_scatter,
+        [HVDL_REDUCE_TO_OWNERS] = &hvdl_course_reduce_to_owners,
+        [HVDL_REDUCE_TO_HOST_OWNERS] = &hvdl_course_reduce_to_owners,
+        [HVDL_UNITE] = &hvdl_course_unite,
+        [HVDL_UNITE_ON_HOST] = &hvdl_course_unite_on_host,
+        [HVDL_UNITE_SHARED] = &hvdl_course_unite_shared,
     };
     return desc->op == HVDL_ADASUM && desc->kind == HVDL_ALLREDUCE ? &hvdl_course_adasum
                                                                    : courses[desc->kind];
@@ -99,8 +112,9 @@ hvdl_err hvdl_make_exchange(hvdl_engine *engine, const hvdl_operation *operation
 /* ---- phases.c: what several courses use ---- */
 
 /* Of `total` elements of this size. */
-hvdl_range hvdl_piece_range(const hvdl_engine *engine, const hvdl_operation *operation,
-                            uint64_t piece, size_t total, size_t esize);
+hvdl_range hvdl_piece_range(const hvdl_engine *engine, const hvdl_desc *desc, uint64_t piece,
+                            size_t total, size_t esize);
+uint64_t hvdl_pieces_of(const hvdl_engine *engine, const hvdl_desc *desc);
 uint64_t hvdl_count_pieces(const hvdl_engine *engine, hvdl_operation *operation);
 /* What the rails hold of a piece, in place: elements of `dtype`. */
 hvdl_pass *hvdl_share_from_rails(const hvdl_engine *engine, char *buffer, hvdl_range range,
@@ -108,6 +122,18 @@ hvdl_pass *hvdl_share_from_rails(const hvdl_engine *engine, char *buffer, hvdl_r
 /* This rail's slice of a piece, whose elements are of spec->dtype. */
 void hvdl_put_slice(const hvdl_engine *engine, hvdl_range range, uint64_t piece, char *buffer,
                     hvdl_exchange_spec *spec);
+
+/* ---- reducing.c: the allreduce's, of which another course is the first half ---- */
+
+bool hvdl_allreduce_has_pass(const hvdl_engine *engine, const hvdl_operation *operation,
+                             uint64_t piece, int phase);
+hvdl_pass *hvdl_allreduce_make_pass(const hvdl_engine *engine, const hvdl_operation *operation,
+                                    uint64_t piece, int phase);
+void hvdl_allreduce_describe_exchange(const hvdl_engine *engine, const hvdl_operation *operation,
+                                      uint64_t piece, hvdl_exchange_spec *spec, size_t *table);
+/* A pass that adds up the operation's elements. */
+hvdl_pass *hvdl_reducing_pass(const hvdl_engine *engine, const hvdl_operation *operation,
+                              hvdl_pass_type type, int num_sources);
 
 /* ---- rows.c, parts.c: what other courses use that gather rows, or send some to each rank ---- */
 

@@ -11,7 +11,7 @@
 static hvdl_range elems_of(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)
 {
     const hvdl_desc *desc = &op->desc;
-    return hvdl_piece_range(e, op, k, (size_t)desc->count, hvdl_dtype_bytes(desc->dtype));
+    return hvdl_piece_range(e, desc, k, (size_t)desc->count, hvdl_dtype_bytes(desc->dtype));
 }
 
 /* Sums in the order of the hosts, rounded once, are formed by the direct exchange; and by recursive
@@ -27,8 +27,8 @@ static hvdl_algorithm reduce_algorithm(const hvdl_engine *e, const hvdl_desc *de
     return fits ? chosen : HVDL_DIRECT;
 }
 
-static hvdl_pass *new_pass(const hvdl_engine *e, const hvdl_operation *op, hvdl_pass_type type,
-                           int num_sources)
+hvdl_pass *hvdl_reducing_pass(const hvdl_engine *e, const hvdl_operation *op, hvdl_pass_type type,
+                              int num_sources)
 {
     const hvdl_desc *desc = &op->desc;
     hvdl_pass *pass = hvdl_pass_new(type, num_sources);
@@ -48,7 +48,7 @@ static hvdl_pass *scatter_to_rails(const hvdl_engine *e, const hvdl_operation *o
 {
     int rails = e->placement.num_rails;
     size_t esize = hvdl_dtype_bytes(op->desc.dtype);
-    hvdl_pass *pass = new_pass(e, op, HVDL_PASS_SCATTER, rails);
+    hvdl_pass *pass = hvdl_reducing_pass(e, op, HVDL_PASS_SCATTER, rails);
     for (int rail = 0; pass && rail < rails; rail++) {
         hvdl_range slice = hvdl_slice(hvdl_range_size(range), rails, rail, op->desc.dtype);
         size_t at = (range.begin + slice.begin) * esize;
@@ -65,7 +65,7 @@ static hvdl_pass *reduce_whole(const hvdl_engine *e, const hvdl_operation *op, h
                                char *to)
 {
     size_t at = range.begin * hvdl_dtype_bytes(op->desc.dtype);
-    hvdl_pass *pass = new_pass(e, op, HVDL_PASS_ALLREDUCE, 0);
+    hvdl_pass *pass = hvdl_reducing_pass(e, op, HVDL_PASS_ALLREDUCE, 0);
     if (!pass)
         return NULL;
     pass->in = op->input + at;
@@ -97,8 +97,7 @@ static void scatter_between_hosts(const hvdl_engine *e, const hvdl_operation *op
 
 /* ---- allreduce ---- */
 
-static bool allreduce_has_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
-                               int phase)
+bool hvdl_allreduce_has_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k, int phase)
 {
     (void)k;
     bool in_place = op->input == op->output && op->desc.prescale == 1.0;
@@ -107,8 +106,8 @@ static bool allreduce_has_pass(const hvdl_engine *e, const hvdl_operation *op, u
     return e->placement.local_size > 1 && e->config.num_hosts > 1;
 }
 
-static hvdl_pass *allreduce_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
-                                      int phase)
+hvdl_pass *hvdl_allreduce_make_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                                    int phase)
 {
     hvdl_range range = elems_of(e, op, k);
     if (phase == HVDL_PHASE_C)
@@ -117,8 +116,8 @@ static hvdl_pass *allreduce_make_pass(const hvdl_engine *e, const hvdl_operation
                                    : reduce_whole(e, op, range, op->output);
 }
 
-static void allreduce_describe_exchange(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
-                                        hvdl_exchange_spec *spec, size_t *table)
+void hvdl_allreduce_describe_exchange(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
+                                      hvdl_exchange_spec *spec, size_t *table)
 {
     (void)table;
     describe_reduction(e, op, spec);
@@ -129,9 +128,9 @@ static void allreduce_describe_exchange(const hvdl_engine *e, const hvdl_operati
 
 const hvdl_course hvdl_course_allreduce = {
     .count_pieces = hvdl_count_pieces,
-    .has_pass = allreduce_has_pass,
-    .make_pass = allreduce_make_pass,
-    .describe_exchange = allreduce_describe_exchange,
+    .has_pass = hvdl_allreduce_has_pass,
+    .make_pass = hvdl_allreduce_make_pass,
+    .describe_exchange = hvdl_allreduce_describe_exchange,
 };
 
 /* ---- reduce ---- */
@@ -176,7 +175,7 @@ static hvdl_pass *reduce_to_root(const hvdl_engine *e, const hvdl_operation *op,
     size_t bytes = hvdl_range_size(range) * esize;
     if (e->placement.local_size > 2 && bytes > ROOT_ALONE_BYTES)
         return reduce_whole(e, op, range, is_root(e, op) ? op->output : NULL);
-    hvdl_pass *pass = new_pass(e, op, HVDL_PASS_SCATTER, 1);
+    hvdl_pass *pass = hvdl_reducing_pass(e, op, HVDL_PASS_SCATTER, 1);
     if (pass)
         pass->sources[0] = (hvdl_source){.local = e->placement.local_of[op->desc.root],
                                          .from = op->input + at,
@@ -391,7 +390,7 @@ static hvdl_pass *reduce_parts(const hvdl_engine *e, const hvdl_operation *op, u
 {
     size_t esize = hvdl_dtype_bytes(op->desc.dtype);
     bool several_hosts = e->config.num_hosts > 1;
-    hvdl_pass *pass = new_pass(e, op, HVDL_PASS_SCATTER, e->config.num_ranks);
+    hvdl_pass *pass = hvdl_reducing_pass(e, op, HVDL_PASS_SCATTER, e->config.num_ranks);
     hvdl_source *source = pass ? pass->sources : NULL;
     for (int rail = 0; pass && rail < e->placement.num_rails; rail++) {
         char *to = NULL;

@@ -7,6 +7,7 @@
 #define HVDL_ENGINE_H
 
 #include "base/kinds.h"
+#include "base/schedule.h"
 #include "net/exchange.h"
 
 typedef struct hvdl_engine hvdl_engine;
@@ -99,12 +100,18 @@ hvdl_err hvdl_engine_post_message(hvdl_engine *engine, const hvdl_message_postin
 /* A send or receive that is not matched will not be any more: it fails. False: it is matched, or has ended. */
 bool hvdl_operation_withdraw(hvdl_engine *engine, hvdl_operation *operation);
 
+/* The posting's kind is that of its runs: hvdl_is_kind_of_runs. */
 hvdl_err hvdl_plan_create(hvdl_engine *engine, const hvdl_posting *posting, hvdl_plan **out);
 /* HVDL_EDUP: the previous run has not ended. */
 hvdl_err hvdl_plan_start(hvdl_engine *engine, hvdl_plan *plan, void *owner, hvdl_operation **out);
 /* The plan's memory goes when its last run has ended, also after close. Its posting's owner comes back
  * from reap. */
 void hvdl_plan_release(hvdl_engine *engine, hvdl_plan *plan);
+
+/* What a member owns of the buffer of a plan of this descriptor, whose kind has owners: ranges of elements,
+ * ascending, none of which is empty or touches the next. They are the caller's to free(). */
+hvdl_err hvdl_engine_owned(const hvdl_engine *engine, const hvdl_desc *desc, int member,
+                           hvdl_range **ranges, size_t *count);
 
 bool hvdl_operation_done(const hvdl_operation *operation);
 /* Drives the engine, or sleeps while another thread does, until the operation is done or timeout_ns

@@ -155,14 +155,14 @@ bool hvdl_can_be_joined(const hvdl_desc *desc)
     return hvdl_facts_of(desc)->joined_takes_part;
 }
 
-/* "allreduce and barrier": the kinds in which a rank that has joined takes part. */
+/* "allreduce and barrier": the kinds that callers post in which a rank that has joined takes part. */
 static void put_kinds_of_joined(char *to, size_t room)
 {
     size_t used = 0;
     int left = 0;
-    for (int kind = 0; kind < HVDL_NUM_KINDS; kind++)
+    for (int kind = 0; kind < HVDL_PLAN; kind++)
         left += hvdl_facts_of_kind(kind)->joined_takes_part;
-    for (int kind = 0; kind < HVDL_NUM_KINDS && used < room; kind++)
+    for (int kind = 0; kind < HVDL_PLAN && used < room; kind++)
         if (hvdl_facts_of_kind(kind)->joined_takes_part) {
             const char *after = --left > 1 ? ", " : left == 1 ? " and " : "";
             used += (size_t)snprintf(to + used, room - used, "%s%s", hvdl_kind_name(kind), after);

@@ -9,6 +9,7 @@ hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan
     hvdl_plan *plan = calloc(1, sizeof *plan);
     hvdl_posting making = *posting;
     making.desc.kind = HVDL_PLAN;
+    making.desc.runs = posting->desc.kind;
     making.owner = NULL;
     hvdl_operation *op = plan ? hvdl_operation_new(&making) : NULL;
     char *name = strdup(posting->name);
@@ -23,7 +24,9 @@ hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan
     plan->posting.name = plan->name = name;
     plan->posting.site = NULL; /* a run is posted elsewhere */
     plan->key = hvdl_make_key(HVDL_KEY_OF_PLAN, name);
-    if (e->config.num_ranks == 1) {
+    if (hvdl_plan_is_posted(plan)) /* so that it meets the making of another kind of plan */
+        plan->key = op->key;
+    if (e->config.num_ranks == 1 || hvdl_plan_is_posted(plan)) {
         plan->ready = plan->made = true;
         hvdl_operation_free(op);
         *out = plan;
@@ -50,7 +53,7 @@ hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, void *owner, hvdl_oper
     if (!op)
         return HVDL_ENOMEM;
     op->key = plan->key;
-    op->plan = plan;
+    op->plan = hvdl_plan_is_posted(plan) ? NULL : plan;
     hvdl_err err;
     if (e->config.num_ranks == 1) {
         op->plan = NULL;

@@ -39,6 +39,13 @@ typedef struct {
     int num_waiting_runs; /* for their plans to be made */
 } hvdl_plans;
 
+/* Are its runs matched one by one, and the plan itself is known to this rank only? So it is where a rank
+ * that has joined can't take part: only an operation that the ranks agree on can be refused. */
+static inline bool hvdl_plan_is_posted(const hvdl_plan *plan)
+{
+    return !hvdl_facts_of(&plan->posting.desc)->joined_takes_part;
+}
+
 static inline hvdl_plan *hvdl_plan_by_id(const hvdl_plans *plans, uint64_t id)
 {
     hvdl_node *node = hvdl_table_first(&plans->by_id, id);

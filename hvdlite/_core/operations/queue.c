@@ -173,7 +173,7 @@ void hvdl_queue_release(hvdl_engine *e, hvdl_plan *plan)
 
 void hvdl_plan_release(hvdl_engine *e, hvdl_plan *plan)
 {
-    if (e->config.num_ranks == 1) {
+    if (e->config.num_ranks == 1 || hvdl_plan_is_posted(plan)) {
         hvdl_plan_free(e, plan);
         return;
     }

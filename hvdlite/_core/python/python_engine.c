@@ -323,21 +323,49 @@ static PyObject *engine_post(PyObject *object, PyObject *const *args, Py_ssize_t
     return hvdl_py_operation(self, NULL, ((PostingObject *)args[0])->shape, operation);
 }
 
-static PyObject *engine_plan(PyObject *object, PyObject *args)
+/* form: the kind of a plan's runs. cut_as: -1, or the dtype whose cut says who owns what. */
+static int to_owned_desc(const char *name, Py_ssize_t count, int dtype, int form, int cut_as,
+                         hvdl_desc *desc)
 {
+    bool has_owners = hvdl_is_kind_of_runs(form) && hvdl_facts_of_kind(form)->owners;
+    if (dtype < 0 || dtype >= HVDL_NUM_DTYPES || count < 0 || !hvdl_is_kind_of_runs(form) ||
+        cut_as < -1 || cut_as >= HVDL_NUM_DTYPES) {
+        PyErr_Format(PyExc_ValueError, "%s: dtype, op, count, form or cut_as out of range", name);
+        return -1;
+    }
+    if (cut_as >= 0 && cut_as != dtype && (!has_owners || hvdl_facts_of_kind(form)->reduces)) {
+        PyErr_Format(PyExc_ValueError, "%s: only what is united can be cut as another dtype", name);
+        return -1;
+    }
+    desc->kind = (uint8_t)form;
+    desc->dtype = (uint8_t)dtype;
+    if (has_owners)
+        desc->cut_as = (uint8_t)(cut_as < 0 ? dtype : cut_as);
+    desc->root = -1;
+    desc->ndim = 1;
+    desc->dims[0] = desc->count = count;
+    return 0;
+}
+
+static PyObject *engine_plan(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"", "", "", "", "", "", "", "", "", "form", "cut_as", NULL};
     EngineObject *self = (EngineObject *)object;
     hvdl_engine *engine = hvdl_py_engine(self);
     hvdl_posting posting = {0};
     hvdl_desc *desc = &posting.desc;
-    int dtype, op;
+    int dtype, op, form = HVDL_ALLREDUCE, cut_as = -1;
     Py_ssize_t count;
     PyObject *input, *output, *owner;
     void *address;
-    if (!engine || !PyArg_ParseTuple(args, "siiOOnddO:plan", &posting.name, &dtype, &op, &input,
-                                     &output, &count, &desc->prescale, &desc->postscale, &owner))
+    if (!engine ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "siiOOnddO|ii:plan", names, &posting.name,
+                                     &dtype, &op, &input, &output, &count, &desc->prescale,
+                                     &desc->postscale, &owner, &form, &cut_as) ||
+        to_owned_desc("plan", count, dtype, form, cut_as, desc))
         return NULL;
-    if (dtype < 0 || dtype >= HVDL_NUM_DTYPES || op < 0 || op > HVDL_PRODUCT || count < 0) {
-        PyErr_SetString(PyExc_ValueError, "plan: dtype, op or count out of range");
+    if (op < 0 || op > HVDL_PRODUCT) {
+        PyErr_SetString(PyExc_ValueError, "plan: dtype, op, count, form or cut_as out of range");
         return NULL;
     }
     if (hvdl_py_pointer(input, &address) || hvdl_py_pointer(output, &posting.output))
@@ -345,12 +373,13 @@ static PyObject *engine_plan(PyObject *object, PyObject *args)
     posting.input = address;
     desc->prescale = hvdl_py_factor(desc->prescale);
     desc->postscale = hvdl_py_factor(desc->postscale);
-    desc->kind = HVDL_ALLREDUCE;
-    desc->dtype = (uint8_t)dtype;
     desc->op = (uint8_t)op;
-    desc->root = -1;
-    desc->ndim = 1;
-    desc->dims[0] = desc->count = count;
+    if (!hvdl_facts_of(desc)->reduces && (address != posting.output || op != HVDL_SUM ||
+                                          desc->prescale != 1.0 || desc->postscale != 1.0)) {
+        PyErr_SetString(PyExc_ValueError, "plan: a buffer is united in place, as a sum (SUM) with "
+                                          "scale factors 1.0");
+        return NULL;
+    }
     hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
     PlanObject *plan = PyObject_New(PlanObject, state->plan_type);
     if (!plan)
@@ -370,6 +399,45 @@ static PyObject *engine_plan(PyObject *object, PyObject *args)
     Py_INCREF(self);
     plan->engine = self;
     return (PyObject *)plan;
+}
+
+/* owned(count, dtype, form, member, cut_as=-1) */
+static PyObject *engine_owned(PyObject *object, PyObject *args)
+{
+    hvdl_engine *engine = hvdl_py_engine((EngineObject *)object);
+    hvdl_desc desc = {0};
+    int dtype, form, member, cut_as = -1;
+    Py_ssize_t count;
+    hvdl_range *ranges;
+    size_t num;
+    if (!engine || !PyArg_ParseTuple(args, "niii|i:owned", &count, &dtype, &form, &member, &cut_as))
+        return NULL;
+    if (member < 0 || member >= hvdl_engine_num_ranks(engine) ||
+        !hvdl_facts_of_kind(hvdl_is_kind_of_runs(form) ? form : HVDL_ALLREDUCE)->owners) {
+        PyErr_SetString(PyExc_ValueError, "owned: no such member, or a form without owners");
+        return NULL;
+    }
+    if (to_owned_desc("owned", count, dtype, form, -1, &desc))
+        return NULL;
+    if (cut_as >= HVDL_NUM_DTYPES) {
+        PyErr_SetString(PyExc_ValueError, "owned: cut_as out of range");
+        return NULL;
+    }
+    if (cut_as >= 0)
+        desc.cut_as = (uint8_t)cut_as;
+    if (hvdl_engine_owned(engine, &desc, member, &ranges, &num))
+        return PyErr_NoMemory();
+    PyObject *list = PyList_New((Py_ssize_t)num);
+    for (size_t i = 0; list && i < num; i++) {
+        PyObject *pair =
+            Py_BuildValue("(nn)", (Py_ssize_t)ranges[i].begin, (Py_ssize_t)ranges[i].end);
+        if (!pair)
+            Py_CLEAR(list);
+        else
+            PyList_SetItem(list, (Py_ssize_t)i, pair);
+    }
+    free(ranges);
+    return list;
 }
 
 /* ---- Engine: looking in ---- */
@@ -478,7 +546,8 @@ static PyMethodDef engine_methods[] = {
     {"recv", (PyCFunction)(void (*)(void))hvdl_py_recv, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"run", (PyCFunction)(void (*)(void))hvdl_py_run, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"give_up", hvdl_py_give_up, METH_O, NULL},
-    {"plan", engine_plan, METH_VARARGS, NULL},
+    {"plan", (PyCFunction)(void (*)(void))engine_plan, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"owned", engine_owned, METH_VARARGS, NULL},
     {"record", engine_record, METH_VARARGS, NULL},
     {"events", engine_events, METH_NOARGS, NULL},
     {"drain_events", engine_drain_events, METH_NOARGS, NULL},

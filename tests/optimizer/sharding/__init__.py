@@ -1,0 +1,1 @@
+"""Sharded optimizers: what each rank owns of gradients, state and update."""
