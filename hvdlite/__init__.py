@@ -21,6 +21,7 @@ from hvdlite.built import (
 from hvdlite.collectives import (
     allgather,
     allgather_async,
+    allgather_object,
     allreduce,
     allreduce_,
     allreduce_async,
@@ -32,6 +33,7 @@ from hvdlite.collectives import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    broadcast_object,
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
@@ -53,12 +55,8 @@ from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.optimizer.distributed import DistributedOptimizer
 from hvdlite.registry import add_process_set, init, remove_process_set
 from hvdlite.run_function import run
-from hvdlite.state import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from hvdlite.shared import is_shared, share_parameters
+from hvdlite.state import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from hvdlite.timeline import start_timeline, stop_timeline
 from hvdlite.world.process_sets import ProcessSet, global_process_set
@@ -131,6 +129,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "is_shared",
     "join",
     "local_rank",
     "local_size",
@@ -145,6 +144,7 @@ __all__ = [
     "remove_process_set",
     "rocm_built",
     "run",
+    "share_parameters",
     "shutdown",
     "size",
     "sparse_allreduce_async",

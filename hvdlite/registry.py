@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hvdlite.collectives.objects import allgather_object, attempt, gather_results, unwrap
 from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.observe import summary
-from hvdlite.state import allgather_object, attempt, gather_results, unwrap
 from hvdlite.timeline import start_timeline
 from hvdlite.world import starting, world
 from hvdlite.world.placement import part_of

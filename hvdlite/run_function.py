@@ -25,9 +25,9 @@ from typing import IO, Any, TypeVar
 
 import cloudpickle
 
+from hvdlite.collectives import broadcast_object
 from hvdlite.errors import LaunchError, RankError
 from hvdlite.registry import init
-from hvdlite.state import broadcast_object
 from hvdlite.world import world
 from hvdrun.for_hvdlite import die_with_parent
 

@@ -1,27 +1,21 @@
-"""Gives all ranks the same state: parameters, an optimizer's state, any Python object."""
+"""Gives all ranks the same state: parameters and an optimizer's state."""
 
 from __future__ import annotations
 
 import copy
-import io
-import pickle
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import torch
 
-from hvdlite.collectives.allgather import allgather_async
-from hvdlite.collectives.broadcast import broadcast_, broadcast_async_, checked_root
-from hvdlite.collectives.handles import Handle, rows_of, synchronize
+from hvdlite.collectives.broadcast import broadcast_async_, checked_root
+from hvdlite.collectives.handles import Handle, synchronize
+from hvdlite.collectives.objects import broadcast_object, gather_results
 from hvdlite.collectives.posting import require_memory
-from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
 from hvdlite.world import world
 from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
-
-Thing = TypeVar("Thing")
 
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor]
 
@@ -118,127 +112,6 @@ def broadcast_optimizer_state(
     broadcast_parameters(named, root_rank, process_set)
     if not is_root:
         _load(optimizer, frame)
-
-
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Gives every rank the object of rank `root_rank`: a copy, on the root the object itself.
-
-    Every rank calls it. Blocks. The object travels by cloudpickle, so that functions and classes of
-    `__main__` do too.
-
-    Args:
-        obj: Anything that can be pickled; what other ranks than the root pass does not count.
-        root_rank: A rank of the world, also in a process set.
-        name: As for `allreduce`.
-        process_set: The ranks that take part.
-
-    Raises:
-        ValueError: No such rank.
-        HorovodInternalError: The ranks' operations do not match; on every rank. Or the root's
-            object can't be pickled, and there this is raised as pickle raises it.
-
-    Example:
-        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None, root_rank=0)
-        {'epoch': 3}
-    """
-    is_root = world.rank() == root_rank
-    payload, failure = _sendable(obj) if is_root else (_nothing(), None)
-    size_bytes = torch.tensor([payload.numel()], dtype=torch.int64, device="cpu")
-    size_name = name and f"{name}.size"
-    if failure is not None:
-        started = [
-            broadcast_async_(size_bytes, root_rank, size_name, process_set),
-            broadcast_async_(payload, root_rank, name, process_set),
-        ]
-        _leave(started, failure)
-    broadcast_(size_bytes, root_rank, size_name, process_set)
-    if not is_root:
-        payload = torch.empty(int(size_bytes), dtype=torch.uint8, device="cpu")
-    broadcast_(payload, root_rank, name, process_set)
-    return obj if is_root else _unpickled("broadcast_object", payload, root_rank)
-
-
-def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
-    """Gives every rank the objects of all ranks, by rank; each a copy. Blocks.
-
-    Every rank calls it.
-
-    Args:
-        obj: Anything that can be pickled.
-        name: As for `allreduce`.
-        process_set: The ranks that take part.
-
-    Raises:
-        HorovodInternalError: The ranks' operations do not match; on every rank. Or a rank's object
-            can't be pickled, and there this is raised as pickle raises it.
-
-    Example:
-        With two ranks:
-
-        >>> hvd.allgather_object(f"rank {hvd.rank()}")
-        ['rank 0', 'rank 1']
-    """
-    payload, failure = _sendable(obj)
-    handle = allgather_async(payload, name, process_set)
-    if failure is not None:
-        _leave([handle], failure)
-    return _everyones_objects("allgather_object", handle, process_set)
-
-
-def gather_results(
-    operation: str, make: Callable[[], Thing], name: str | None, process_set: ProcessSet
-) -> list[Thing]:
-    """What `make` returns on each member, in their order. Collective; blocks.
-
-    For functions that check their arguments before they communicate: if a check fails on one rank,
-    the others must not wait for it.
-
-    make: may raise anything; what it returns is copied by pickle.
-
-    Raises:
-        HorovodInternalError: It has raised on another rank; the text names the first such rank. On
-            a rank where it raises, its own exception.
-    """
-    given, failure = attempt(operation, make)
-    payload = torch.frombuffer(bytearray(pickle.dumps(given)), dtype=torch.uint8)
-    handle = allgather_async(payload, name, process_set)
-    if failure is not None:
-        _leave([handle], failure)
-    return _everyones_objects(operation, handle, process_set)
-
-
-def attempt(operation: str, make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """What `make` returns, to be sent to the other ranks, and None. If it raises: an object that
-    makes `unwrap` raise on the other ranks, and the exception, which this rank must raise after it
-    has sent the object."""
-    try:
-        return make(), None
-    except BaseException as error:
-        return _Failure(f"{operation} failed on rank {world.rank()}: ", error), error
-
-
-def unwrap(thing: Any) -> Any:
-    """The result of another rank's `attempt`.
-
-    Raises:
-        HorovodInternalError: It has raised on that rank.
-    """
-    if isinstance(thing, _Failure):
-        raise HorovodInternalError(thing.text)
-    return thing
-
-
-def _everyones_objects(operation: str, handle: Handle, process_set: ProcessSet) -> list[Any]:
-    parts = torch.split(synchronize(handle), list(rows_of(handle)))
-    ranks = team_of(operation, process_set).ranks
-    return [_unpickled(operation, part, rank) for part, rank in zip(parts, ranks, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -381,43 +254,3 @@ def _known_dtype(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype.is_complex:
         return torch.view_as_real(tensor)
     return tensor.reshape(-1).view(torch.uint8)
-
-
-class _Failure:
-    """Sent to the other ranks instead of an object, so that they don't wait for one."""
-
-    def __init__(self, where: str, error: BaseException) -> None:
-        # As at the end of a traceback, which also works if the exception's own __str__ raises.
-        self.text = where + "".join(traceback.format_exception_only(error)).strip()
-
-
-def _leave(started: Sequence[Handle], failure: BaseException) -> NoReturn:
-    """Raises this rank's own failure, after the operations that send it to the other ranks."""
-    # An interrupted rank does not wait: the others may have been interrupted before they get here.
-    if isinstance(failure, Exception):
-        for handle in started:
-            synchronize(handle)
-    raise failure
-
-
-def _sendable(obj: Any) -> tuple[torch.Tensor, BaseException | None]:
-    """The pickled object and None; or a failure to send instead, and the exception to raise."""
-    import cloudpickle
-
-    failure = None
-    buffer = io.BytesIO()
-    try:
-        cloudpickle.dump(obj, buffer)
-    except BaseException as error:
-        failure = error
-        buffer = io.BytesIO()
-        pickle.dump(_Failure(f"rank {world.rank()}'s object can't be sent: ", error), buffer)
-    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8), failure
-
-
-def _nothing() -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cpu")
-
-
-def _unpickled(operation: str, payload: torch.Tensor, rank: int) -> Any:
-    return unwrap(pickle.loads(payload.numpy().data))

@@ -17,10 +17,10 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from hvdlite.collectives import allgather_object, broadcast_object
 from hvdlite.collectives.barrier import barrier
 from hvdlite.observe import trace_file
 from hvdlite.observe.trace_file import TraceFile, encoded
-from hvdlite.state import allgather_object, broadcast_object
 from hvdlite.world import communicators, world
 from hvdlite.world.teams import Team
 

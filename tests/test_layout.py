@@ -51,13 +51,14 @@ world        | hvdlite/world/                         | for_hvdlite core words
 gpu          | hvdlite/gpu/                           | core words world
 observe      | hvdlite/observe/                       | for_hvdlite world
 collectives  | hvdlite/collectives/                   | core words world gpu observe
+shared       | hvdlite/shared/                        | words world collectives
 buckets      | hvdlite/optimizer/buckets/             | core words world gpu collectives observe
 checks       | hvdlite/optimizer/checks/              | core words world collectives buckets
 optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
              |                                        | observe
 distributed  | hvdlite/distributed/                   | core words world observe
 api          | hvdlite/                               | for_hvdlite core words world collectives
-             |                                        | optimizer observe
+             |                                        | optimizer observe shared
 
 harness      | tests/__init__.py tests/conftest.py tests/harness/ |
 core_tests   | tests/core/                            | harness core words world

@@ -23,6 +23,7 @@ from hvdlite.collectives.grouped_allreduce import (
 )
 from hvdlite.collectives.handles import Handle, poll, rows_of, synchronize
 from hvdlite.collectives.join import join
+from hvdlite.collectives.objects import allgather_object, broadcast_object
 from hvdlite.collectives.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
@@ -35,6 +36,7 @@ __all__ = [
     "Handle",
     "allgather",
     "allgather_async",
+    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
@@ -46,6 +48,7 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "broadcast_object",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",

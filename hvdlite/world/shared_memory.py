@@ -30,19 +30,23 @@ assert NONCE_BYTES <= _core.HEADER_BYTES
 
 Offer = tuple[str, bytes]  # path, nonce
 
+SMALLER_ENGINE = "set HVDLITE_BLOCK_BYTES (or HVDLITE_EVENT_LOG) to a smaller value"
 
-def open_shared(local: Peers, size_bytes: int, more_bytes: int = 0) -> int | None:
+
+def open_shared(
+    local: Peers, size_bytes: int, more_bytes: int = 0, advice: str = SMALLER_ENGINE
+) -> int | None:
     """A file descriptor of memory that all ranks of `local` have open; None if they can't share.
 
     Collective over `local`. All pages are reserved, each rank reserving its own part, and are zero
     but for the nonce at their start. The caller closes the descriptor.
 
-    more_bytes: what these ranks allocate besides.
+    more_bytes: what these ranks allocate besides. advice: what to do where that is too much.
 
     Raises:
         MemoryError: Less memory than that is available; on every rank.
     """
-    problem = lack_of_memory(size_bytes + more_bytes) if local.rank == 0 else None
+    problem = lack_of_memory(size_bytes + more_bytes, advice=advice) if local.rank == 0 else None
     problem = local.bcast(problem, root=0)
     if problem:
         raise MemoryError(problem)
@@ -153,7 +157,7 @@ def _reserve_part(descriptor: int, size_bytes: int, rank: int, size: int) -> Non
         os.posix_fallocate(descriptor, begin, end - begin)
 
 
-def lack_of_memory(size_bytes: int, root: str = "/") -> str | None:
+def lack_of_memory(size_bytes: int, root: str = "/", advice: str = SMALLER_ENGINE) -> str | None:
     """The text of an error if less than this is available; None if there is enough."""
     for available, what in (
         (available_bytes(root), "available on this host"),
@@ -162,7 +166,6 @@ def lack_of_memory(size_bytes: int, root: str = "/") -> str | None:
         if available is not None and available < size_bytes:
             return (
                 f"the ranks of {os.uname().nodename} need {size_bytes >> 20} MiB of memory, but "
-                f"{available >> 20} MiB are {what}; set HVDLITE_BLOCK_BYTES (or "
-                "HVDLITE_EVENT_LOG) to a smaller value, or start fewer ranks"
+                f"{available >> 20} MiB are {what}; {advice}, or start fewer ranks"
             )
     return None

@@ -1,0 +1,8 @@
+"""Tensors that the ranks of a host have in common: parameters (`parameters`) and data (`tensors`),
+in memory of the host (`memory`), how they are written once (`loading`), and the check that nobody
+writes them otherwise (`check`). It may import the collectives, the world and the C core.
+"""
+
+from hvdlite.shared.parameters import is_shared, place_of, require_shared, share_parameters
+
+__all__ = ["is_shared", "place_of", "require_shared", "share_parameters"]

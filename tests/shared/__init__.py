@@ -1,0 +1,1 @@
+"""Parameters and data that the ranks of a host have in common."""
