@@ -11,7 +11,15 @@ import torch
 from hvdlite.collectives import alltoall
 from hvdlite.collectives.objects import allgather_object
 from hvdlite.optimizer.sharding.cut import Part
-from hvdlite.optimizer.sharding.pieces import State, Whole, in_memory_order, recut, shaped
+from hvdlite.optimizer.sharding.pieces import (
+    State,
+    Whole,
+    in_memory_order,
+    is_dense,
+    is_strided,
+    recut,
+    shaped,
+)
 from hvdlite.world.process_sets import ProcessSet
 
 # How much of one tensor is under way at a time, beside the result.
@@ -26,11 +34,15 @@ class _Member:
     """What one rank tells the others: what it has, without the elements, and what it wants."""
 
     circle: int
-    pieces: list[Piece]
+    pieces: Sequence[Piece]
     wanted: list[Part]
 
     def has(self, index: int) -> list[Piece]:
         return [piece for piece in self.pieces if piece[0].index == index]
+
+    def gives(self, index: int) -> list[Part]:
+        """The parts that it has a state of."""
+        return [part for part, state in self.has(index) if state]
 
     def wants(self, index: int) -> list[Part]:
         return [part for part in self.wanted if part.index == index]
@@ -97,14 +109,14 @@ class Move:
                 continue
             template = templates.get(self._circle, {})
             places = [place for place, part in enumerate(wanted) if part.index == index]
-            mine = [state for part, state in own if part.index == index]
+            mine = [state for part, state in own if part.index == index and state]
             for place in places:
                 # Each part has numbers of its own, as an optimizer changes them in place.
                 result[place].update({key: _own(value) for key, value in template.items()})
             for key, like in next(filter(None, templates.values())).items():
                 if not _is_elsewhere(like):
                     continue
-                held = [[part for part, _ in member.has(index)] for member in members]
+                held = [member.gives(index) for member in members]
                 wants = [member.wants(index) for member in members]
                 is_cut = not dealt_whole and tuple(like.shape) == (whole.numel,)
                 if not is_cut:
@@ -174,7 +186,7 @@ def _templates(
         if not any(state for _, state in pieces):
             result[circle] = {}
         elif dealt_whole:
-            result[circle] = dict(pieces[0][1])
+            result[circle] = dict(next(state for _, state in pieces if state))
         else:
             result[circle] = recut(pieces, whole, 0, whole.numel)
     return result
@@ -184,12 +196,12 @@ def _described(state: Mapping[str, Any]) -> State:
     """A state with its numbers, and without the elements of its tensors."""
     result: State = {}
     for key, value in state.items():
-        if not isinstance(value, torch.Tensor):
+        if not is_strided(value):
             result[key] = value
         elif value.dim() == 0 or key == "step":
             result[key] = value.detach().cpu()
         else:
-            stride = value.stride() if _is_dense(value) else value.contiguous().stride()
+            stride = value.stride() if is_dense(value) else value.contiguous().stride()
             result[key] = torch.empty_strided(value.shape, stride, dtype=value.dtype, device="meta")
     return result
 
@@ -203,13 +215,7 @@ def _own(value: Any) -> Any:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return in_memory_order(tensor if _is_dense(tensor) else tensor.contiguous())
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its memory has no gaps, so that strides and elements in that order describe it."""
-    steps = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    return tensor.numel() == 1 + sum(steps)
+    return in_memory_order(tensor if is_dense(tensor) else tensor.contiguous())
 
 
 def _held_by_first(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -20,7 +20,8 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Whole:
-    """One parameter. Its memory has no gaps: some order of the dimensions makes it contiguous."""
+    """One parameter. stride: where its memory has gaps, that of a contiguous one, as its state has
+    it."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +29,8 @@ class Whole:
 
     @classmethod
     def of(cls, name: str, param: torch.Tensor) -> Whole:
-        return cls(name, tuple(param.shape), tuple(param.stride()))
+        stride = param.stride() if is_dense(param) else torch.empty_like(param).stride()
+        return cls(name, tuple(param.shape), tuple(stride))
 
     @property
     def numel(self) -> int:
@@ -50,6 +52,12 @@ class MissingElements(ValueError):
         self.begin, self.end = begin, end
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its memory has no gaps: some order of the dimensions makes it contiguous."""
+    steps = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return not tensor.numel() or tensor.numel() == 1 + sum(steps)
+
+
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     """A view of one dimension of a tensor whose memory has no gaps."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
@@ -63,7 +71,7 @@ def part_of_state(state: Mapping[str, Any], whole: Whole, begin: int, end: int) 
     """
     result: State = {}
     for key, value in state.items():
-        if not isinstance(value, torch.Tensor):
+        if not is_strided(value):
             result[key] = value
         elif key != "step" and tuple(value.shape) == whole.shape:
             result[key] = _as_laid_out(value, whole)[begin:end].clone()
@@ -75,6 +83,31 @@ def part_of_state(state: Mapping[str, Any], whole: Whole, begin: int, end: int) 
                 f"{list(whole.shape)}, the parameter's: it is the state of another model"
             )
     return result
+
+
+def is_strided(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether it is a tensor, and none of those that have no order of memory (sparse ones)."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def all_of_state(state: Mapping[str, Any], whole: Whole) -> State:
+    """The state of all elements as that of a part, from that of the whole parameter; in the same
+    memory where that is possible."""
+    return {
+        key: _as_laid_out(value, whole)
+        if is_strided(value) and key != "step" and tuple(value.shape) == whole.shape
+        else value
+        for key, value in state.items()
+    }
+
+
+def shaped_state(state: Mapping[str, Any], whole: Whole) -> State:
+    """The inverse of `all_of_state`."""
+    part = Part(0, 0, whole.numel)
+    return {
+        key: shaped(value, whole) if is_cut_tensor(key, value, part) else value
+        for key, value in state.items()
+    }
 
 
 def whole_state(pieces: Sequence[tuple[Part, Mapping[str, Any]]], whole: Whole) -> State:
@@ -99,7 +132,7 @@ def recut(
     pieces: Sequence[tuple[Part, Mapping[str, Any]]], whole: Whole, begin: int, end: int
 ) -> State:
     """The state of the elements from `begin` to `end` of one parameter, from parts that were cut in
-    another way. Parts may overlap; then their elements are equal. No state: an empty one.
+    another way. Parts may overlap; then their elements are equal, or one has no state.
 
     Raises:
         MissingElements: The parts have not all of these elements.
@@ -134,8 +167,7 @@ def recut(
 
 def is_cut_tensor(key: str, value: object, part: Part) -> bool:
     """Whether this may be state of the part's elements, and not of the whole parameter."""
-    is_tensor = isinstance(value, torch.Tensor) and key != "step"
-    return is_tensor and tuple(value.shape) == (part.end - part.begin,)  # type: ignore[attr-defined]
+    return is_strided(value) and key != "step" and tuple(value.shape) == (part.end - part.begin,)
 
 
 def same(a: object, b: object) -> bool:
@@ -144,7 +176,7 @@ def same(a: object, b: object) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         if a.is_meta or b.is_meta:
             return a.dtype == b.dtype and a.shape == b.shape
-        a, b = a.detach().cpu(), b.detach().cpu()
+        a, b = (each.detach().cpu().to_dense() for each in (a, b))
         return a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, 0, 0, True)
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
@@ -168,7 +200,7 @@ def _covering(
 ) -> Iterator[tuple[Part, Mapping[str, Any]]]:
     """Those of the pieces, by their first elements, that bring the elements of a range."""
     reached = begin
-    for part, state in sorted(pieces, key=lambda piece: (piece[0].begin, -piece[0].end)):
+    for part, state in sorted(pieces, key=lambda p: (p[0].begin, -p[0].end, not p[1])):
         if part.end <= reached or part.begin >= end:
             continue
         if part.begin > reached:

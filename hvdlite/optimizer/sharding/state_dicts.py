@@ -1,11 +1,12 @@
 """The state dicts of sharded optimizers: one rank's shard, marked as such, and what loads from it.
 
-A shard loads under the cut that it was saved under; all shards of a training, or the state dict of
-one process, load under any cut.
+A rank that gets its own shard takes the cut that it was saved under; from all shards of a training,
+or from the state dict of one process, it takes what its cut needs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -62,6 +63,7 @@ class Sharding:
     owner: Whose shard it is, counted from 0.
     dealt_whole: The optimizer looks at whole tensors: each parameter has one part, and a state of
         any shape.
+    undivided: The numbers of parameters whose state several owners have in full.
     """
 
     optimizer: str
@@ -70,6 +72,7 @@ class Sharding:
     cut: Cut
     owner: int
     dealt_whole: bool = False
+    undivided: frozenset[int] = frozenset()
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -88,6 +91,7 @@ class Sharding:
             "strides": [list(whole.stride) for whole in self.wholes],
             "group_sizes": list(self.group_sizes),
             "dealt_whole": self.dealt_whole,
+            "undivided": sorted(self.undivided),
         }
 
     @classmethod
@@ -107,6 +111,7 @@ class Sharding:
             tuple(tuple(Part(*numbers) for numbers in parts) for parts in mark["cut"]),
             mark["owner"],
             mark["dealt_whole"],
+            frozenset(mark["undivided"]),
         )
 
 
@@ -132,10 +137,12 @@ def is_shard(given: object) -> bool:
 class Loaded:
     """What a rank takes from what it was given.
 
+    sharding: Of which its parts are: its own, or that of its shard.
     groups: The options of the parameter groups, without "params".
-    states: The state of each of its parts, in their order; empty where there is none.
+    states: The state of each part, in their order; empty where there is none.
     """
 
+    sharding: Sharding
     groups: list[dict[str, Any]]
     states: list[State]
 
@@ -145,8 +152,8 @@ def loaded(given: object, own: Sharding) -> Loaded:
     shards that together have what it needs.
 
     Raises:
-        ValueError: It is of another optimizer or model, another rank's shard, a shard of another
-            cut, or elements are missing.
+        ValueError: It is of another optimizer or model, another rank's shard, one of another
+            number of them, or elements are missing.
     """
     if isinstance(given, Mapping):
         return _from_own_shard(given, own) if is_shard(given) else _from_full(given, own)
@@ -170,7 +177,7 @@ def full_states(
         if not any(state for _, state in pieces):
             continue
         if first.dealt_whole:
-            yield index, dict(pieces[0][1])
+            yield index, dict(next(state for _, state in pieces if state))
         else:
             yield index, whole_state(pieces, whole)
 
@@ -191,7 +198,7 @@ def _from_full(given: Mapping[str, Any], own: Sharding) -> Loaded:
         if not own.dealt_whole:
             state = part_of_state(state, own.wholes[part.index], part.begin, part.end)
         states.append(dict(state))
-    return Loaded(groups, states)
+    return Loaded(own, groups, states)
 
 
 def _from_own_shard(given: Mapping[str, Any], own: Sharding) -> Loaded:
@@ -206,17 +213,20 @@ def _from_own_shard(given: Mapping[str, Any], own: Sharding) -> Loaded:
             f"the shard is one of {len(saved.cut)}, and here {_counted(len(own.cut), 'rank')} "
             f"share the state: {of_all}"
         )
-    if saved.cut == own.cut and saved.owner != own.owner:
+    if saved.owner != own.owner:
         raise ValueError(
             f"the shard is that of owner {saved.owner} of {len(saved.cut)}, and this rank is owner "
             f"{own.owner} (counted from 0): load the file that this rank has saved"
         )
-    if saved.parts != own.parts or _steps(saved) != _steps(own):
+    if _steps(saved) != _steps(own):
         raise ValueError(
-            f"the shard has other elements of the parameters than this rank owns now: {of_all}"
+            "the parameters lay in memory in another order (memory_format) when the shard was "
+            f"saved: {of_all}"
         )
-    states = [dict(given["state"].get(number, {})) for number in range(len(own.parts))]
-    return Loaded(_options(given), states)
+    states = [dict(given["state"].get(number, {})) for number in range(len(saved.parts))]
+    return Loaded(
+        dataclasses.replace(own, cut=saved.cut, undivided=saved.undivided), _options(given), states
+    )
 
 
 def _from_shards(given: Sequence[Mapping[str, Any]], own: Sharding) -> Loaded:
@@ -251,7 +261,7 @@ def _from_shards(given: Sequence[Mapping[str, Any]], own: Sharding) -> Loaded:
                 f"and owner {lacking[0] if lacking else 'unknown'} has them; give load_state_dict "
                 "the shards of all owners"
             ) from None
-    return Loaded(_options(given[0]), states)
+    return Loaded(own, _options(given[0]), states)
 
 
 def _state_of(
@@ -265,7 +275,7 @@ def _state_of(
     if own.dealt_whole:
         if not pieces:
             raise MissingElements(whole.name, part.begin, part.end)
-        return dict(pieces[0][1])
+        return dict(next((state for _, state in pieces if state), {}))
     if whole.steps == own.wholes[part.index].steps:
         return recut(pieces, whole, part.begin, part.end)
     state = whole_state(pieces, whole)

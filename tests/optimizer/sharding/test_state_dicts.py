@@ -217,10 +217,20 @@ def test_a_shard_of_another_number_of_ranks_asks_for_all_of_them():
     assert "load_state_dict([torch.load(file) for file in files])" in words
 
 
-def test_a_shard_of_another_cut_asks_for_all_of_them():
+def test_a_rank_takes_the_cut_of_its_shard():
     _, _, shards, own = case()
     other = dataclasses.replace(own[0], cut=(own[0].cut[1], own[0].cut[0], own[0].cut[2]))
-    assert "the shard has other elements of the parameters" in refused(shards[0], other)
+    found = loaded(shards[0], other)
+    assert found.sharding == own[0]
+    assert same(found.states, loaded(shards[0], own[0]).states)
+
+
+def test_a_shard_of_another_order_of_memory_asks_for_all_of_them():
+    _, full, shards, own = case()
+    turned = cuts.wholes_of(cuts.params_of([(2, 3), (5,)], transposed={0}))
+    other = dataclasses.replace(own[0], wholes=turned)
+    assert "lay in memory in another order (memory_format)" in refused(shards[0], other)
+    assert same(loaded(shards, other).states, loaded(full, other).states)
 
 
 def test_the_shard_of_another_optimizer_is_refused():
