@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn.utils import clip_grad
 from torch.nn.utils import clip_grad_norm_ as imported_before
@@ -50,6 +50,7 @@ def clipped_by_owners(params, cut, *args, **kwargs):
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.complex64]),
 )
 def test_the_norm_and_the_clipped_gradients_are_those_of_one_process(data, shapes, order, dtype):
+    assume(order or not dtype.is_complex)  # torch warns there of its own doing
     without = data.draw(st.sets(st.integers(0, len(shapes) - 1)))
     params = params_with_grads(shapes, dtype, without)
     alone = params_with_grads(shapes, dtype, without)
