@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,16 @@ def recursive_doubling(hosts: int, slice_bytes: float) -> Terms:
     return steps, 0, steps * slice_bytes, (rounds + folded) * slice_bytes
 
 
+def half_ring(hosts: int, slice_bytes: float) -> Terms:
+    part = (hosts - 1) / hosts * slice_bytes
+    return hosts - 1, 0, part, part
+
+
+def half_direct(hosts: int, slice_bytes: float) -> Terms:
+    part = (hosts - 1) / hosts * slice_bytes
+    return 1, hosts - 2, part, part
+
+
 def chain(hosts: int, slice_bytes: float) -> Terms:
     return hosts - 1, 0, slice_bytes + (hosts - 2) * min(slice_bytes, SEGMENT_BYTES), 0
 
@@ -77,6 +88,58 @@ ALLREDUCES: dict[str, Callable[[int, float], Terms]] = {
     "direct": direct,
     "ring": ring,
 }
+
+
+UNSHARDED, SHARDED_ON_HOST, SHARDED = "unsharded", '`shard="host"`', "`shard=True`"
+SHARDINGS = (UNSHARDED, SHARDED_ON_HOST, SHARDED)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Training. parameter_bytes: of all parameters, whose gradients are as large; state: how many
+    times as large the optimizer's state is. Each host has local_size ranks."""
+
+    hosts: int
+    local_size: int
+    parameter_bytes: int
+    state: float = 2.0  # Adam
+
+    @property
+    def slice_bytes(self) -> float:
+        return self.parameter_bytes / self.local_size
+
+
+def sent_before_update(job: Job, sharding: str) -> float:
+    """Bytes that a rank sends to other hosts for the gradients, with the ring or the direct
+    exchange."""
+    half = half_ring(job.hosts, job.slice_bytes)[2]
+    return half if sharding == SHARDED else 2 * half
+
+
+def sent_after_update(job: Job, sharding: str) -> float:
+    """For the parameters, while the next forward runs."""
+    chunk_bytes = job.slice_bytes / job.hosts
+    return gather(job.hosts, chunk_bytes)[2] if sharding == SHARDED else 0.0
+
+
+def messages(job: Job, sharding: str) -> tuple[int, int]:
+    """How many a rank sends before and after the update; of one bucket with all gradients."""
+    chunk_bytes = job.slice_bytes / job.hosts
+    half = (job.hosts - 1) * math.ceil(chunk_bytes / SEGMENT_BYTES)
+    return (half, half) if sharding == SHARDED else (2 * half, 0)
+
+
+def updated_bytes(job: Job, sharding: str, shared: bool) -> float:
+    """Of the parameters that a rank updates. Shared ones are updated by one rank of the host."""
+    owners = {UNSHARDED: job.local_size if shared else 1, SHARDED_ON_HOST: job.local_size}
+    return job.parameter_bytes / owners.get(sharding, job.local_size * job.hosts)
+
+
+def memory_bytes(job: Job, sharding: str, shared: bool) -> float:
+    """Of a rank, its part of shared memory included: parameters, gradients in their buckets, and
+    the state of what it updates."""
+    parameters = job.parameter_bytes / (job.local_size if shared else 1)
+    return parameters + job.parameter_bytes + job.state * updated_bytes(job, sharding, shared)
 
 
 def seconds(terms: Terms, p: Parameters, rails: int = 1) -> float:
@@ -193,6 +256,23 @@ def other_kinds(p: Parameters) -> str:
     return table(head, rows)
 
 
+def sharded_training(parameters: int = 100_000_000, local_size: int = 4) -> str:
+    """What a step sends and holds: pure counts, whatever the network."""
+    rows = []
+    for hosts in (1, 2, 4, 16, 64):
+        job = Job(hosts, local_size, 4 * parameters)
+        for sharding in SHARDINGS:
+            before, after = sent_before_update(job, sharding), sent_after_update(job, sharding)
+            own, shared = (memory_bytes(job, sharding, is_shared) for is_shared in (False, True))
+            megabytes = [before, after, local_size * (before + after), own, shared]
+            of_rank = " + ".join(map(str, messages(job, sharding)))
+            cells = [f"{count / 1e6:.0f}" for count in megabytes]
+            rows.append([str(hosts), sharding, of_rank, *cells])
+    head = ("hosts", "", "messages of a rank", "MB of a rank, before the update", "after it")
+    more = ("MB of a host", "MB in the memory of a rank", "with shared parameters")
+    return table([*head, *more], rows)
+
+
 @click.command(context_settings={"show_default": True})
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--kappa-gbyte-s", default=3.0, help="Through a host's memory, GB/s of a tensor.")
@@ -215,6 +295,7 @@ def main(file: Path, kappa_gbyte_s: float, overhead_us: float) -> None:
     for local_size in (1, 8):
         click.echo(f"ms, ranks on each host: {local_size}\n\n{prediction(p, local_size)}\n")
     click.echo(f"ms\n\n{other_kinds(p)}\n")
+    click.echo(f"a step of 100 M parameters with Adam\n\n{sharded_training()}\n")
     for hosts in (2, 3, 4, 16, 64, 256, 4096):
         click.echo(f"{hosts} hosts: {limits(hosts, p)}")
 

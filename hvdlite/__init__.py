@@ -55,7 +55,7 @@ from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.optimizer.distributed import DistributedOptimizer
 from hvdlite.registry import add_process_set, init, remove_process_set
 from hvdlite.run_function import run
-from hvdlite.shared import is_shared, share_parameters
+from hvdlite.shared import is_shared, share_parameters, shared_tensor
 from hvdlite.state import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from hvdlite.timeline import start_timeline, stop_timeline
@@ -145,6 +145,7 @@ __all__ = [
     "rocm_built",
     "run",
     "share_parameters",
+    "shared_tensor",
     "shutdown",
     "size",
     "sparse_allreduce_async",

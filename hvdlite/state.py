@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hvdlite.collectives.barrier import barrier
 from hvdlite.collectives.broadcast import broadcast_async_, checked_root
 from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.objects import broadcast_object, gather_results
 from hvdlite.collectives.posting import require_memory
+from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
+from hvdlite.shared import check
+from hvdlite.shared.broadcasting import (
+    Passed,
+    Shared,
+    chunks,
+    is_sent,
+    is_shared_somewhere,
+    problem_with,
+    scratch_chunks,
+    writes,
+)
 from hvdlite.world import world
 from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams import Team
 
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor]
 
@@ -26,7 +40,8 @@ def broadcast_parameters(
     """Overwrites the tensors with those of rank `root_rank`, in place. Blocks.
 
     Every rank passes the same names with tensors of the same shape and dtype; any dtype that torch
-    has, also non-contiguous, expanded, or a lazily conjugated or negated view.
+    has, also non-contiguous, expanded, or a lazily conjugated or negated view. Shared ones
+    (`share_parameters`) are written once per host.
 
     Args:
         params: A state dict; or a list or an iterator of `(name, tensor)`, as
@@ -45,25 +60,62 @@ def broadcast_parameters(
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     team = team_of("broadcast_parameters", process_set)
-    places: list[tuple[str | None, torch.Tensor, torch.Tensor]] = []
+    # With its name, or its number where it has none.
+    tensors: list[tuple[str | int, torch.Tensor]] = []
 
-    def look() -> None:
+    def look() -> dict[str | int, Shared]:
         checked_root("broadcast_parameters", root_rank, team, process_set)
-        for name, tensor in _pairs(params):
+        for index, (name, tensor) in enumerate(_pairs(params)):
             if tensor is not None:
-                memory = _memory_of(name, tensor)
-                place = memory.resolve_conj().resolve_neg().contiguous()
-                places.append((name, place, memory))
+                tensors.append((index if name is None else str(name), _memory_of(name, tensor)))
+        found = {key: Shared.of(memory) for key, memory in tensors}
+        return {key: shared for key, shared in found.items() if shared is not None}
 
-    gather_results("broadcast_parameters", look, None, process_set)
+    # When this returns, no rank computes with its tensors any more.
+    passed = gather_results("broadcast_parameters", look, None, process_set)
+    if not any(passed):
+        _broadcast(tensors, passed, team, root_rank, process_set)
+        return
+    if problem := problem_with(passed, team.ranks):
+        raise HorovodInternalError(f"broadcast_parameters: {problem}")
+    with check.writing("broadcast_parameters", process_set):
+        _broadcast(tensors, passed, team, root_rank, process_set)
+        # None goes on before the memory of its host is written.
+        barrier(process_set)
+
+
+def _broadcast(
+    tensors: Sequence[tuple[str | int, torch.Tensor]],
+    passed: Passed,
+    team: Team,
+    root_rank: int,
+    process_set: ProcessSet,
+) -> None:
+    """passed: the members' shared tensors."""
     started: list[Handle] = []
-    for name, place, _ in places:
-        label = None if name is None else f"broadcast_parameters.{name}"
-        started.append(broadcast_async_(_known_dtype(place), root_rank, label, process_set))
-    for handle, (_, place, memory) in zip(started, places, strict=True):
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    root = team.ranks.index(root_rank)
+    for key, memory in tensors:
+        is_shared = is_shared_somewhere(passed, key)
+        if is_shared and not is_sent(passed, key):
+            continue
+        if writes(passed, key, team.rank, root):
+            place = memory.resolve_conj().resolve_neg().contiguous()
+            if place is not memory:
+                copies.append((memory, place))
+            wire = _known_dtype(place)
+            parts = chunks(wire) if is_shared else [wire]
+        else:
+            one = _known_dtype(torch.empty(1, dtype=memory.dtype, device="cpu"))
+            parts = scratch_chunks(one.dtype, one.numel() * memory.numel())
+        label = f"broadcast_parameters.{key}" if isinstance(key, str) else None
+        for number, part in enumerate(parts):
+            name = label if label is None or number == 0 else f"{label}.chunk {number}"
+            started.append(broadcast_async_(part, root_rank, name, process_set))
+    for handle in started:
         synchronize(handle)
-        if place is not memory:
-            memory.copy_(place)
+    for memory, place in copies:
+        memory.copy_(place)
 
 
 def broadcast_optimizer_state(

@@ -152,6 +152,13 @@ KNOBS: tuple[Knob, ...] = (
         maximum=TIB,
     ),
     Knob(
+        "check_shared",
+        "bool",
+        False,
+        "find changes of shared parameters that are not made by a step, load_state_dict or"
+        " broadcast_parameters; takes time",
+    ),
+    Knob(
         "deterministic",
         "bool",
         False,

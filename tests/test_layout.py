@@ -55,7 +55,7 @@ shared       | hvdlite/shared/                        | words world collectives
 buckets      | hvdlite/optimizer/buckets/             | core words world gpu collectives observe
 checks       | hvdlite/optimizer/checks/              | core words world collectives buckets
 optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
-             |                                        | observe
+             |                                        | observe shared
 distributed  | hvdlite/distributed/                   | core words world observe
 api          | hvdlite/                               | for_hvdlite core words world collectives
              |                                        | optimizer observe shared

@@ -35,7 +35,8 @@ Place = tuple[bytes, int]
 
 
 class Region:
-    """The mapping of one region in this process; `tensor` and `storage` give parts of it."""
+    """A region that this process has mapped, and keeps mapped as long as this object lives or a
+    storage in it does."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         """descriptor: is the region's from now on."""
@@ -44,71 +45,99 @@ class Region:
         except BaseException:
             os.close(descriptor)
             raise
-        self.size_bytes = size_bytes
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         nonce = self._map[:NONCE_BYTES]
-        _enter(_Known(self.address, self.address + size_bytes, nonce, descriptor))
-        weakref.finalize(self._map, _forget, self.address).atexit = False
+        self._mapping = Mapping(
+            begin, begin + size_bytes, nonce, descriptor, weakref.ref(self._map)
+        )
+        _enter(self._mapping)
+        weakref.finalize(self._map, _forget, begin).atexit = False
 
     def storage(self, offset_bytes: int, size_bytes: int) -> torch.UntypedStorage:
-        """Some bytes of the region, which then lasts at least as long as they."""
-        flat = torch.frombuffer(self._map, dtype=torch.uint8, offset=offset_bytes, count=size_bytes)
-        return flat.untyped_storage()
+        """Some bytes of the region, at least one."""
+        return _storage(self._map, offset_bytes, size_bytes)
 
     def make_read_only(self) -> None:
         """Ends all writing by this process: a later write is SIGSEGV."""
         # Not by a mapping that is read-only from the start: torch warns of its buffer.
-        if _libc.mprotect(
-            ctypes.c_void_p(self.address), ctypes.c_size_t(self.size_bytes), mmap.PROT_READ
-        ):
+        begin, size_bytes = self._mapping.begin, self._mapping.end - self._mapping.begin
+        if _libc.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(size_bytes), mmap.PROT_READ):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), "mprotect")
-        _regions[self.address].read_only = True
+        self._mapping.read_only = True
 
 
 @dataclass
-class _Known:
-    """A region that this process has mapped, and the descriptor by which others get it."""
+class Mapping:
+    """Where this process has a region. descriptor: by which others get it."""
 
     begin: int
     end: int
     nonce: bytes
     descriptor: int
+    map: weakref.ref[mmap.mmap]
     read_only: bool = False
+
+    def storage(self, offset_bytes: int, size_bytes: int) -> torch.UntypedStorage | None:
+        """As of `Region`; None if it is just being unmapped."""
+        memory = self.map()
+        return None if memory is None else _storage(memory, offset_bytes, size_bytes)
+
+
+def _storage(memory: mmap.mmap, offset_bytes: int, size_bytes: int) -> torch.UntypedStorage:
+    # The storage holds the mapping.
+    flat = torch.frombuffer(memory, dtype=torch.uint8, offset=offset_bytes, count=size_bytes)
+    return flat.untyped_storage()
 
 
 # By their first addresses, which are also in a list, ascending.
-_regions: dict[int, _Known] = {}
+_mappings: dict[int, Mapping] = {}
 _begins: list[int] = []
 
 
-def _enter(known: _Known) -> None:
-    _regions[known.begin] = known
-    bisect.insort(_begins, known.begin)
+def _enter(mapping: Mapping) -> None:
+    _mappings[mapping.begin] = mapping
+    bisect.insort(_begins, mapping.begin)
 
 
 def _forget(begin: int) -> None:
-    """A region's mapping ends now: later its addresses may be something else's."""
-    known = _regions.pop(begin)
+    """A region is unmapped now: later its addresses may be something else's."""
+    mapping = _mappings.pop(begin)
     _begins.remove(begin)
     with contextlib.suppress(OSError):
-        os.close(known.descriptor)
+        os.close(mapping.descriptor)
 
 
-def region_at(address: int) -> _Known | None:
-    """The region that has this address."""
+def mapping_at(address: int) -> Mapping | None:
+    """The mapping that has this address."""
     index = bisect.bisect_right(_begins, address) - 1
     if index >= 0:
-        known = _regions[_begins[index]]
-        if address < known.end:
-            return known
+        mapping = _mappings[_begins[index]]
+        if address < mapping.end:
+            return mapping
     return None
+
+
+def mapping_of(nonce: bytes) -> Mapping | None:
+    """The mapping of the region with this nonce."""
+    return next((mapping for mapping in _mappings.values() if mapping.nonce == nonce), None)
 
 
 def place_at(address: int) -> Place | None:
     """The place of an address; None if it is in no region that can be written."""
-    known = region_at(address)
-    return None if known is None or known.read_only else (known.nonce, address - known.begin)
+    mapping = mapping_at(address)
+    if mapping is None or mapping.read_only:
+        return None
+    return mapping.nonce, address - mapping.begin
+
+
+def place_of(tensor: torch.Tensor) -> Place | None:
+    """Where a tensor in a region begins, alike on every rank of its host; None if it is in none."""
+    try:
+        address = tensor.data_ptr() if tensor.device.type == "cpu" else 0
+    except (RuntimeError, AttributeError):  # one without memory, or no tensor at all
+        return None
+    return place_at(address)
 
 
 def open_region(operation: str, size_bytes: int, advice: str) -> Region:

@@ -12,7 +12,7 @@ from hvdlite.collectives.barrier import barrier
 from hvdlite.collectives.objects import gather_results
 from hvdlite.collectives.posting import require_memory
 from hvdlite.errors import HorovodInternalError
-from hvdlite.shared import check, loading
+from hvdlite.shared import check, loading, spawned
 from hvdlite.shared.changed_buffers import changed_by_forward
 from hvdlite.shared.memory import (
     ALIGNMENT_BYTES,
@@ -21,6 +21,7 @@ from hvdlite.shared.memory import (
     Region,
     open_region,
     place_at,
+    place_of,
 )
 from hvdlite.shared.words import which_ranks
 from hvdlite.world import world
@@ -74,6 +75,7 @@ def share_parameters(model: torch.nn.Module, buffers: bool = False) -> None:
         raise HorovodInternalError(f"{_FORM}: {difference}")
     hosts = world.current().placement.hosts
     sizes = [_sizes_to_move([everyones[rank] for rank in ranks]) for ranks in hosts]
+    spawned.allow()
     if any(sizes):
         own = next(size for size, ranks in zip(sizes, hosts, strict=True) if team.rank in ranks)
         total_bytes = sum(map(_aligned, own.values()))
@@ -95,18 +97,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
         >>> hvd.is_shared(model.weight)
         False
     """
-    return place_of(tensor) is not None
-
-
-def place_of(tensor: torch.Tensor) -> Place | None:
-    """Where a shared tensor begins, alike on every rank of its host; None if it is not shared."""
-    if id(tensor) in _noted and tensor.numel() == 0:
-        return b"", 0
-    try:
-        address = tensor.data_ptr()
-    except (RuntimeError, AttributeError):  # a tensor without memory, or none at all
-        return None
-    return place_at(address) if tensor.device.type == "cpu" else None
+    return place_of(tensor) is not None or (tensor.numel() == 0 and id(tensor) in _noted)
 
 
 def require_shared(named: Iterable[tuple[str, torch.Tensor]]) -> None:

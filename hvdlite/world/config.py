@@ -29,6 +29,7 @@ class Config:
     as_gloo: bool = _DEFAULTS["as_gloo"]
     block_bytes: int = _DEFAULTS["block_bytes"]
     bucket_bytes: int = _DEFAULTS["bucket_bytes"]
+    check_shared: bool = _DEFAULTS["check_shared"]
     deterministic: bool = _DEFAULTS["deterministic"]
     event_log: int = _DEFAULTS["event_log"]
     first_bucket_bytes: int = _DEFAULTS["first_bucket_bytes"]

@@ -1,5 +1,7 @@
 """The cost model: it finds the parameters that times were made from, and the limits follow."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks import cost
@@ -34,3 +36,29 @@ def test_rails_share_a_link():
     terms = cost.ring(4, 256 * KIB)
     twice = cost.seconds(terms, MADE, rails=2) - cost.seconds(terms, MADE)
     assert twice == pytest.approx(terms[2] * MADE.beta_s)
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "design" / "cost.md"
+
+
+def test_the_page_has_the_table_of_sharded_training():
+    assert cost.sharded_training() in PAGE.read_text()
+
+
+def test_sharding_divides_the_state_and_sharing_the_parameters_too():
+    one, n = cost.Job(1, 1, 1000), 1000
+    assert cost.memory_bytes(one, cost.UNSHARDED, False) == 4 * n  # of one process with Adam
+    job = cost.Job(hosts=2, local_size=4, parameter_bytes=n)
+    of_rank = {
+        (sharding, shared): cost.memory_bytes(job, sharding, shared)
+        for sharding in cost.SHARDINGS
+        for shared in (False, True)
+    }
+    assert of_rank == {
+        (cost.UNSHARDED, False): 4 * n,
+        (cost.UNSHARDED, True): n / 4 + n + 2 * n / 4,
+        (cost.SHARDED_ON_HOST, False): 2 * n + 2 * n / 4,
+        (cost.SHARDED_ON_HOST, True): n / 4 + n + 2 * n / 4,
+        (cost.SHARDED, False): 2 * n + 2 * n / 8,
+        (cost.SHARDED, True): n / 4 + n + 2 * n / 8,
+    }

@@ -1,6 +1,10 @@
-"""Plans that reduce to owners, and that unite what the owners have: the two halves of an allreduce."""
+"""Plans that reduce to owners, and plans that unite what the owners have: the halves of an
+allreduce."""
 
 import itertools
+import random
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,29 +22,37 @@ OPS = {
 TO_OWNERS = {"all": _core.PLAN_TO_OWNERS, "host": _core.PLAN_TO_HOST_OWNERS}
 UNITE = {"all": _core.PLAN_UNITE, "host": _core.PLAN_UNITE_ON_HOST}
 COUNTS = (0, 1, 2, 5, 33, 251, 1001, 4097)
+LAYOUTS = ("1,1", "2,1", "2,2", "1,1,1", "3,1", "1,3,3")
+
+on_hosts = pytest.mark.hosts(*LAYOUTS)
+on_few_hosts = pytest.mark.hosts("1,1", "3,1", "1,1,1")
 
 
 def engine():
     return worlds.current().team.engine
 
 
-def run(name, form, tensor, op=_core.SUM, prescale=1.0, postscale=1.0, output=None, **cut):
+def number_of(dtype):
+    return getattr(_core, str(dtype).removeprefix("torch.").upper())
+
+
+def plan_of(name, form, tensor, op=_core.SUM, prescale=1.0, postscale=1.0, output=None, **cut):
     to = tensor if output is None else output
-    number = getattr(_core, str(tensor.dtype).removeprefix("torch.").upper())
-    plan = engine().plan(
-        *(name, number, op, tensor.data_ptr(), to.data_ptr(), tensor.numel(), prescale, postscale),
-        (tensor, to),
+    return engine().plan(
+        *(name, number_of(tensor.dtype), op, tensor.data_ptr(), to.data_ptr(), tensor.numel()),
+        *(prescale, postscale, (tensor, to)),
         form=form,
         **cut,
     )
-    return plan.start((tensor, to)).wait()
 
 
-def members_of(owners):
-    """Of all ranks, or of this rank's host."""
-    hosts = worlds.current().placement.hosts
-    own = [ranks for ranks in hosts if hvd.rank() in ranks]
-    return list(range(hvd.size())) if owners == "all" else list(own[0])
+def run(name, form, tensor, *factors, **options):
+    """The text of its failure, or None."""
+    return plan_of(name, form, tensor, *factors, **options).start(tensor).wait()
+
+
+def own_of(tensor, form, *cut):
+    return engine().owned(tensor.numel(), number_of(tensor.dtype), form, hvd.rank(), *cut)
 
 
 def given(rank, count, dtype):
@@ -54,45 +66,370 @@ def bits(tensor):
     return tensor.view(torch.uint8).tolist()
 
 
-def reduce_and_unite(dtype_name, counts):
+# ---- what comes out ----
+
+
+def halves_of_an_allreduce(dtype_name):
     hvd.init()
     wrong = []
-    dtype, number = getattr(torch, dtype_name), getattr(_core, dtype_name.upper())
-    for count, (op_name, op), owners in itertools.product(counts, OPS.items(), TO_OWNERS):
+    dtype = getattr(torch, dtype_name)
+    for count, (op_name, op), owners in itertools.product(COUNTS, OPS.items(), TO_OWNERS):
         name = f"{count} {op_name} {owners}"
-        whole = given(hvd.rank(), count, dtype)
-        half, apart = whole.clone(), torch.full_like(whole, 7)
-        source = whole.clone()
+        source = given(hvd.rank(), count, dtype)
+        whole, half, apart = source.clone(), source.clone(), torch.full_like(source, 7)
         texts = [
             run(f"{name} whole", _core.PLAN_WHOLE, whole, *op),
             run(f"{name} half", TO_OWNERS[owners], half, *op),
             run(f"{name} apart", TO_OWNERS[owners], source, *op, output=apart),
         ]
-        own = engine().owned(count, number, TO_OWNERS[owners], hvd.rank())
-        for begin, end in own:
+        united = torch.full_like(half, 5)
+        for begin, end in own_of(half, TO_OWNERS[owners]):
+            united[begin:end] = half[begin:end]
             if bits(half[begin:end]) != bits(whole[begin:end]):
                 wrong.append(f"{name}: {begin}:{end}, in place")
             if bits(apart[begin:end]) != bits(whole[begin:end]):
                 wrong.append(f"{name}: {begin}:{end}, from input to output")
         if bits(source) != bits(given(hvd.rank(), count, dtype)):
             wrong.append(f"{name}: the input has changed")
-        theirs = torch.full_like(half, 5)
-        for begin, end in own:
-            theirs[begin:end] = half[begin:end]
-        texts.append(run(f"{name} united", UNITE[owners], theirs))
-        if bits(theirs) != bits(whole):
+        texts.append(run(f"{name} united", UNITE[owners], united))
+        if bits(united) != bits(whole):
             wrong.append(f"{name}: united")
         wrong += [text for text in texts if text]
     return wrong
 
 
-@pytest.mark.ranks(2, 3, 4, 7)
-@pytest.mark.hosts("1,1", "2,1", "2,2", "1,1,1", "3,1", "1,3,3")
-@pytest.mark.parametrize("algorithm", ["auto", "ring", "direct", "recursive_doubling"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("knobs", limits.KNOBS)
-def test_the_owners_get_the_bits_of_the_allreduce_and_uniting_gives_them_to_all(
+DTYPES = [
+    "float32",
+    *(pytest.param(name, marks=pytest.mark.wide) for name in ("bfloat16", "float64")),
+]
+KNOBS = ["tiny knobs", pytest.param("default knobs", marks=pytest.mark.wide)]
+
+
+@pytest.mark.ranks(1, 2, 3, 4, 7)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("knobs", KNOBS)
+def test_on_one_host_owners_get_the_bits_of_an_allreduce_and_uniting_gives_them_to_all(
+    world, knobs, dtype
+):
+    knobs = limits.KNOBS[knobs]
+    assert world.run(halves_of_an_allreduce, dtype, knobs=knobs) == [[]] * world.size
+
+
+@on_hosts
+@pytest.mark.wide_in("2,1", "2,2", "1,3,3")
+@pytest.mark.parametrize(
+    "algorithm",
+    ["ring", "direct", "recursive_doubling", pytest.param("auto", marks=pytest.mark.wide)],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("knobs", KNOBS)
+def test_on_several_hosts_owners_get_the_bits_of_an_allreduce_and_uniting_gives_them_to_all(
     world, knobs, dtype, algorithm
 ):
-    chosen = {**limits.KNOBS[knobs], "HVDLITE_ALGORITHM": algorithm}
-    assert world.run(reduce_and_unite, dtype, COUNTS, knobs=chosen) == [[]] * world.size
+    knobs = {**limits.KNOBS[knobs], "HVDLITE_ALGORITHM": algorithm}
+    assert world.run(halves_of_an_allreduce, dtype, knobs=knobs) == [[]] * world.size
+
+
+def unite_as_another_dtype():
+    """Parameters of 32 bits, whose gradients travelled as 16."""
+    hvd.init()
+    for count, owners in itertools.product(COUNTS, UNITE):
+        form, cut = UNITE[owners], _core.BFLOAT16
+        ranges = own_of(torch.empty(count, dtype=torch.bfloat16), TO_OWNERS[owners])
+        united = torch.zeros(count)
+        assert own_of(united, form, cut) == ranges
+        for begin, end in ranges:
+            united[begin:end] = torch.arange(begin + 1, end + 1)
+        assert run(f"cut {count} {owners}", form, united, cut_as=cut) is None
+        assert torch.equal(united, torch.arange(1, count + 1).float())
+
+
+@pytest.mark.ranks(3)
+@on_few_hosts
+def test_a_buffer_is_united_by_the_cut_of_another_dtype(world):
+    world.run(unite_as_another_dtype, knobs=limits.TINY)
+
+
+def unite_what_is_shared(folder):
+    """Each host's ranks have one file in common."""
+    hvd.init()
+    (host,) = (i for i, ranks in enumerate(worlds.current().placement.hosts) if hvd.rank() in ranks)
+    for count in COUNTS[1:]:
+        path = str(Path(folder, f"{host} {count}"))
+        shared = torch.from_file(path, shared=True, size=count, dtype=torch.int32)
+        for begin, end in own_of(shared, _core.PLAN_UNITE_SHARED):
+            shared[begin:end] = torch.arange(begin + 1, end + 1)
+        assert run(f"shared {count}", _core.PLAN_UNITE_SHARED, shared) is None
+        assert torch.equal(shared, torch.arange(1, count + 1, dtype=torch.int32))
+
+
+@pytest.mark.ranks(3)
+@on_few_hosts
+def test_memory_that_the_ranks_of_each_host_share_is_whole_when_any_of_them_goes_on(world):
+    with tempfile.TemporaryDirectory() as folder:
+        world.run(unite_what_is_shared, folder, knobs=limits.TINY)
+
+
+# ---- who owns what ----
+
+
+def all_owned():
+    hvd.init()
+    numbers = random.Random(1)
+    counts = [*range(20), *(numbers.randrange(1 << numbers.randrange(4, 21)) for _ in range(60))]
+    forms = (*TO_OWNERS.values(), *UNITE.values(), _core.PLAN_UNITE_SHARED)
+    hosts = worlds.current().placement.hosts
+    said = {}
+    for count, dtype, form in itertools.product(counts, (_core.UINT8, _core.FLOAT64), forms):
+        ranges = [engine().owned(count, dtype, form, member) for member in range(hvd.size())]
+        said[count, dtype, form] = ranges
+        for own in ranges:
+            ends = list(itertools.chain.from_iterable(own))
+            assert ends == sorted(set(ends)), "not ascending, or two ranges touch"
+        of_host = form in (_core.PLAN_TO_HOST_OWNERS, _core.PLAN_UNITE_ON_HOST)
+        for members in hosts if of_host else [range(hvd.size())]:
+            owned = sorted(itertools.chain.from_iterable(ranges[member] for member in members))
+            assert [begin for begin, _ in owned] == [0, *(end for _, end in owned)][: len(owned)]
+            assert count == (owned[-1][1] if owned else 0), "something is owned by none"
+        if len(hosts) == 1:
+            assert all(len(own) <= 1 for own in ranges)
+            assert all(
+                own[0][0] * (8 if dtype == _core.FLOAT64 else 1) % 64 == 0 for own in ranges if own
+            )
+        sizes = [sum(end - begin for begin, end in own) for own in ranges]
+        if count > 1 << 16 and len({len(members) for members in hosts}) == 1:
+            assert max(sizes) < 1.1 * min(sizes)
+    return said
+
+
+@pytest.mark.ranks(1, 2, 3, 4, 7)
+@on_hosts
+@pytest.mark.wide_in("2,1", "2,2")
+@pytest.mark.parametrize("knobs", limits.KNOBS)
+def test_every_element_has_one_owner_and_all_ranks_agree_on_it(world, knobs):
+    first, *others = world.run(all_owned, knobs=limits.KNOBS[knobs])
+    assert all(said == first for said in others)
+
+
+def owned_by_further_ranks():
+    hvd.init()
+    return [
+        sum(end - begin for begin, end in engine().owned(96_000, _core.FLOAT32, form, member))
+        for form in TO_OWNERS.values()
+        for member in range(hvd.size())
+    ]
+
+
+@pytest.mark.hosts("3,1")
+def test_ranks_of_a_host_with_more_ranks_than_another_share_its_half(world):
+    sizes = world.run(owned_by_further_ranks)[0]
+    assert sizes == [16_000, 16_000, 16_000, 48_000, 32_000, 32_000, 32_000, 96_000]
+
+
+# ---- what travels ----
+
+
+def sent_bytes():
+    """What this rank sends to other hosts, by form."""
+    hvd.init()
+    sent = {}
+    forms = {"whole": _core.PLAN_WHOLE, **{f"to owners of {who}": TO_OWNERS[who] for who in UNITE}}
+    forms |= {f"unite {who}": UNITE[who] for who in UNITE} | {"shared": _core.PLAN_UNITE_SHARED}
+    for name, form in forms.items():
+        before = engine().counters()["data_bytes"]
+        assert run(name, form, torch.ones(12 << 16)) is None
+        sent[name] = engine().counters()["data_bytes"] - before
+    return sent
+
+
+@pytest.mark.hosts("1,1", "2,2", "1,1,1", "1,1,1,1")
+@pytest.mark.parametrize("algorithm", ["auto", pytest.param("ring", marks=pytest.mark.wide)])
+def test_each_half_sends_half_of_what_an_allreduce_sends_between_hosts(world, algorithm):
+    by_rank = world.run(sent_bytes, knobs={"HVDLITE_ALGORITHM": algorithm})
+    sent = {name: sum(of_rank[name] for of_rank in by_rank) for name in by_rank[0]}
+    assert sent["whole"] > 0
+    for half in ("to owners of all", "unite all", "shared"):
+        assert sent[half] <= 0.55 * sent["whole"], half
+    assert sent["to owners of host"] == sent["whole"]
+    assert sent["unite host"] == 0
+
+
+# ---- ranks that disagree, have joined, or have left ----
+
+FORMS = {
+    "reducescatters": (_core.PLAN_TO_OWNERS, _core.PLAN_TO_HOST_OWNERS),
+    "a reducescatter and an allreduce": (_core.PLAN_WHOLE, _core.PLAN_TO_OWNERS),
+    "allgathers": (_core.PLAN_UNITE, _core.PLAN_UNITE_ON_HOST),
+    "an allgather and an allreduce": (_core.PLAN_WHOLE, _core.PLAN_UNITE),
+}
+CALLED = {
+    _core.PLAN_WHOLE: "plan of allreduce",
+    _core.PLAN_TO_OWNERS: "plan of reducescatter to owners among all ranks",
+    _core.PLAN_TO_HOST_OWNERS: "plan of reducescatter to owners on each host",
+    _core.PLAN_UNITE: "allgather from owners among all ranks",
+    _core.PLAN_UNITE_ON_HOST: "allgather from owners on each host",
+}
+
+
+def disagree(forms):
+    hvd.init()
+    texts = []
+    for turn in range(2):
+        form = forms[(hvd.rank() + turn) % 2]
+        texts.append(run("disputed", form, torch.ones(5)))
+        assert hvd.allreduce(torch.ones(7), op=hvd.Sum).tolist() == [hvd.size()] * 7
+    return texts
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1", "2,1")
+@pytest.mark.parametrize("forms", FORMS.values(), ids=FORMS)
+def test_ranks_that_give_a_plan_two_forms_get_one_text_that_names_both(world, forms):
+    first, *others = world.run(disagree, forms)
+    assert all(texts == first for texts in others)
+    for text in first:
+        assert "operation 'disputed': rank " in text
+        assert all(CALLED[form] in text for form in forms), text
+        assert "call the same operations in the same order on every rank" in text
+
+
+def unite_different_buffers():
+    hvd.init()
+    odd = hvd.rank() == 1
+    cut = _core.BFLOAT16 if odd else _core.FLOAT32
+    texts = [
+        run("disputed", _core.PLAN_UNITE, torch.ones(6 if odd else 5)),
+        run("disputed", _core.PLAN_UNITE, torch.ones(5), cut_as=cut),
+    ]
+    assert run("disputed", _core.PLAN_UNITE, torch.ones(5)) is None
+    return texts
+
+
+@pytest.mark.hosts("2,1")
+def test_ranks_that_unite_different_buffers_get_one_text_that_names_both(world):
+    (size, cut), *others = world.run(unite_different_buffers)
+    assert all(texts == [size, cut] for texts in others)
+    for text, words in ((size, "float32[6]"), (cut, "float32[5] cut as bfloat16")):
+        assert (
+            f"allgather 'disputed': rank 1 on host0 sent {words}, the other 2 ranks float32[5]"
+            in text
+        )
+
+
+def call_with_one_joined():
+    """Which rank joins first is made sure by MPI, which the engine knows nothing of."""
+    from mpi4py import MPI
+
+    hvd.init()
+    last, count = hvd.size() - 1, 1000
+    joined = given(hvd.rank(), count, torch.float32)
+    whole, texts = joined.clone(), None
+    plans = [plan_of(f"form {form}", form, joined) for form in TO_OWNERS.values()]
+    warm = plan_of("whole", _core.PLAN_WHOLE, whole)
+    for tensor, plan in zip((whole, joined, joined), (warm, *plans), strict=True):
+        assert plan.start(tensor).wait() is None
+    MPI.COMM_WORLD.Barrier()
+    if hvd.rank() < last:
+        texts = []
+        whole.copy_(given(hvd.rank(), count, torch.float32))
+        assert warm.start(whole).wait() is None
+        for form, plan in zip(TO_OWNERS.values(), plans, strict=True):
+            joined.copy_(given(hvd.rank(), count, torch.float32))
+            assert plan.start(joined).wait() is None
+            for begin, end in own_of(joined, form):
+                assert bits(joined[begin:end]) == bits(whole[begin:end])
+        for form in (*UNITE.values(), _core.PLAN_UNITE_SHARED):
+            texts.append(run(f"united {form}", form, joined))
+    hvd.join()
+    assert run("afterwards", _core.PLAN_UNITE, joined) is None
+    return texts
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("1,1", "2,1", "2,2")
+@pytest.mark.parametrize("knobs", limits.KNOBS)
+def test_a_joined_rank_adds_zeros_to_what_the_owners_get_and_lets_no_buffer_be_united(world, knobs):
+    *others, last = world.run(call_with_one_joined, knobs=limits.KNOBS[knobs])
+    assert last is None
+    for texts in others:
+        for text in texts:
+            assert "allgather 'united " in text
+            assert f"rank {world.size - 1} on " in text
+            assert "has joined, and a joined rank takes part only in allreduce and barrier" in text
+
+
+# ---- the life of such a plan ----
+
+
+def start_and_release():
+    hvd.init()
+    tensor = torch.ones(1000)
+    engine().record(1000)
+    for form in (*TO_OWNERS.values(), *UNITE.values(), _core.PLAN_UNITE_SHARED):
+        plan = plan_of("plan", form, tensor)
+        if hvd.size() > 1 and hvd.rank() == 0:
+            first = plan.start(tensor)
+            with pytest.raises(RuntimeError, match="previous run"):
+                plan.start(tensor)
+            assert hvd.broadcast(torch.ones(1), 0) == 1
+        else:
+            hvd.size() > 1 and hvd.broadcast(torch.ones(1), 0)
+            first = plan.start(tensor)
+        assert first.wait() is None
+        runs = [plan.start(tensor).wait() for _ in range(2)]
+        assert runs == [None, None]
+        run_of_last = plan.start(tensor)
+        del plan  # before its run has ended
+        assert run_of_last.wait() is None
+    done = [
+        event[2]
+        for event in engine().drain_events()[0]
+        if event[4] == "DONE" and event[3] == "plan"
+    ]
+    engine().record(0)
+    return [kind for kind, _ in itertools.groupby(done)]
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.hosts("2,1")
+def test_plans_with_owners_are_started_again_released_and_recorded_as_others_are(world):
+    kinds = world.run(start_and_release)
+    runs = ["reducescatter", "allgather"]
+    made = ["plan", "reducescatter", "plan", "reducescatter", "allgather"]
+    assert kinds == [runs if world.size == 1 else made] * world.size
+
+
+def refuse():
+    hvd.init()
+    tensor, other = torch.ones(4), torch.ones(4)
+    cases = {
+        "united in place": [
+            {"form": _core.PLAN_UNITE, "output": other},
+            {"form": _core.PLAN_UNITE_ON_HOST, "prescale": 2.0},
+            {"form": _core.PLAN_UNITE_SHARED, "op": _core.AVERAGE},
+        ],
+        "form or cut_as out of range": [
+            {"form": _core.BROADCAST},
+            {"form": 99},
+            {"form": -1},
+            {"form": _core.PLAN_UNITE, "cut_as": 99},
+        ],
+        "only what is united can be cut as another dtype": [
+            {"form": _core.PLAN_TO_OWNERS, "cut_as": _core.BFLOAT16},
+            {"form": _core.PLAN_WHOLE, "cut_as": _core.BFLOAT16},
+        ],
+    }
+    for text, options in cases.items():
+        for option in options:
+            with pytest.raises(ValueError, match=text):
+                plan_of("refused", option.pop("form"), tensor, **option)
+    for arguments in ((4, 7, _core.PLAN_WHOLE, 0), (4, 7, _core.PLAN_UNITE, hvd.size())):
+        with pytest.raises(ValueError, match="no such member, or a form without owners"):
+            engine().owned(*arguments)
+    with pytest.raises(ValueError, match="out of range"):
+        engine().owned(-1, 7, _core.PLAN_UNITE, 0)
+
+
+@pytest.mark.ranks(1)
+def test_what_a_plan_can_not_be_is_refused_where_it_is_made(world):
+    world.run(refuse)

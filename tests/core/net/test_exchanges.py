@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from pathlib import Path
 
 import pytest
@@ -433,6 +434,70 @@ def test_a_gather_hands_all_parts_but_one_to_the_next_host(network, hosts):
     assert torch.equal(network.bytes, 128 * (hosts - 1) * to_next)
 
 
+def chunks_of_owners(hosts, count, item_bytes):
+    """Host h owns the chunk that the ring's first half completes there: the next host's."""
+    starts = [0, *itertools.accumulate(map(len, torch.empty(count).tensor_split(hosts)))]
+    owned = [(host + 1) % hosts for host in range(hosts)]
+    begins = torch.tensor([item_bytes * starts[chunk] for chunk in owned])
+    sizes = torch.tensor([item_bytes * (starts[chunk + 1] - starts[chunk]) for chunk in owned])
+    return None, None, begins, sizes
+
+
+WHOLES = {"ring": (RING, HALF_RING), "direct": (DIRECT, HALF_DIRECT)}
+
+
+@by_hosts
+@pytest.mark.parametrize(("algorithm", "half"), WHOLES.values(), ids=WHOLES)
+def test_an_allreduce_is_its_half_for_the_owners_and_a_gather_bit_by_bit(
+    network, hosts, algorithm, half
+):
+    for count in (1, hosts - 1, 5 * hosts + 3):
+        given = random_floats(hosts, count)
+        whole, halves = ([each.clone() for each in given] for _ in range(2))
+        network.run(algorithm, whole, seed=hosts)
+        tables = chunks_of_owners(hosts, count, 4)
+        network.run(half, halves, tables=tables, seed=hosts + 1)
+        united = [torch.full_like(each, 7) for each in given]
+        for host, (begin, size) in enumerate(
+            zip(*(each.tolist() for each in tables[2:]), strict=True)
+        ):
+            own = slice(begin // 4, (begin + size) // 4)
+            assert torch.equal(halves[host][own], whole[host][own]), (count, host)
+            united[host][own] = halves[host][own]
+        network.run(GATHER, united, tables=tables, seed=hosts + 2)
+        assert all(torch.equal(each, whole[0]) for each in united), count
+
+
+@by_hosts
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize(("algorithm", "half"), WHOLES.values(), ids=WHOLES)
+def test_sharded_training_sends_what_the_model_counts_before_and_after_the_update(
+    network, hosts, algorithm, half, segments
+):
+    count = 16 * segments * hosts
+    job = cost.Job(hosts, 1, 4 * count)
+    scale = cost.SEGMENT_BYTES / 64  # the model's segments are larger
+    scaled = cost.Job(hosts, 1, round(4 * count * scale))
+    tables = chunks_of_owners(hosts, count, 4)
+
+    def sent(*algorithms):
+        network.messages.zero_(), network.bytes.zero_()
+        for one in algorithms:
+            network.run(one, [torch.ones(count) for _ in range(hosts)], tables=tables)
+        return network.messages.sum(1).tolist(), network.bytes.sum(1).tolist()
+
+    of_whole, of_half, of_gather = sent(algorithm), sent(half), sent(GATHER)
+    for sharding in (cost.UNSHARDED, cost.SHARDED_ON_HOST):
+        assert cost.messages(scaled, sharding) == (of_whole[0][0], 0)
+        assert [cost.sent_before_update(job, sharding)] * hosts == pytest.approx(of_whole[1])
+        assert cost.sent_after_update(job, sharding) == 0
+    before, after = cost.messages(scaled, cost.SHARDED)
+    assert ([before] * hosts, [after] * hosts) == (of_half[0], of_gather[0])
+    assert [cost.sent_before_update(job, cost.SHARDED)] * hosts == pytest.approx(of_half[1])
+    assert [cost.sent_after_update(job, cost.SHARDED)] * hosts == pytest.approx(of_gather[1])
+    assert sum(of_half[1]) <= 0.55 * sum(of_whole[1])
+
+
 @by_few_hosts
 def test_an_alltoall_sends_each_part_once_some_at_a_time(network, hosts):
     inputs, tables, expected, sent = pairwise_case(hosts, lambda a, b: 64 * (a != b))
@@ -440,6 +505,18 @@ def test_an_alltoall_sends_each_part_once_some_at_a_time(network, hosts):
     assert torch.equal(network.messages, sent // 64)
     assert torch.equal(network.bytes, sent)
     assert network.ticks == -(-(hosts - 1) // ACTIVE)
+
+
+@by_half
+@by_hosts
+def test_the_model_counts_the_same_of_half_an_exchange(network, hosts, half):
+    elems = 16 * hosts
+    tables = tables_of([16] * hosts, 4)
+    network.run(half, [torch.ones(elems) for _ in range(hosts)], tables=tables)
+    model = cost.half_ring if half == HALF_RING else cost.half_direct
+    alphas, _, wire_bytes, _ = model(hosts, 4 * elems)
+    assert network.ticks == alphas
+    assert network.bytes.sum(1).tolist() == pytest.approx([wire_bytes] * hosts)
 
 
 COSTS = {RING: cost.ring, DIRECT: cost.direct, DOUBLING: cost.recursive_doubling}

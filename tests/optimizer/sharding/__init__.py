@@ -1,1 +1,1 @@
-"""Sharded optimizers: what each rank owns of gradients, state and update."""
+"""Tests of sharded optimizers, and of shared parameters."""
