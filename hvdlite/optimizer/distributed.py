@@ -22,8 +22,10 @@ from hvdlite.optimizer.arguments import (
 from hvdlite.optimizer.buckets.bucket import Combining, Form
 from hvdlite.optimizer.gradient_optimizer import Calls, GradientOptimizer
 from hvdlite.optimizer.reducer import Reducer, release
+from hvdlite.optimizer.sharding import clip_guard
 from hvdlite.optimizer.sharding.elementwise import require_shardable
 from hvdlite.optimizer.sharding.optimizer import ShardedOptimizer
+from hvdlite.optimizer.sharding.part_states import PartStates
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.sharding.update import Update
 from hvdlite.optimizer.wrapping import Wrapper, wrap
@@ -137,6 +139,7 @@ def DistributedOptimizer(
         require_shardable(optimizer)
     if is_member:
         release(params)
+        clip_guard.release(params)
     kind = type(optimizer).__name__
     if op is Adasum:
         deltas = Deltas(
@@ -162,7 +165,12 @@ def DistributedOptimizer(
     if shards is None:
         result = wrap(optimizer, GradientOptimizer, **own)
     else:
-        result = wrap(optimizer, ShardedOptimizer, _hvdlite_update=Update(shards), **own)
+        update = Update(shards)
+        states = PartStates(shards, update, names.of)
+        own |= {"_hvdlite_update": update, "_hvdlite_states": states}
+        result = wrap(optimizer, ShardedOptimizer, **own)
+        if shard:
+            clip_guard.guard(params, result)
     weakref.finalize(result, reducer.detach).atexit = False
     return result
 

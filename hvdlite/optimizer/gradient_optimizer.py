@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from hvdlite.optimizer.arguments import checked_passes
 from hvdlite.optimizer.reducer import Reducer
 from hvdlite.optimizer.wrapping import Wrapper
@@ -80,6 +82,19 @@ class GradientOptimizer(Wrapper):
     def _update(self, is_reduced: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The wrapped class's step. is_reduced: its gradients are reduced ones."""
         return super().step(*args, **kwargs)
+
+    def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """`torch.nn.utils.clip_grad_norm_` for all parameters of the optimizer, after their
+        gradients are reduced.
+
+        Args:
+            args: max_norm, norm_type, error_if_nonfinite and foreach, as torch's function has them.
+
+        Returns:
+            The norm before clipping.
+        """
+        self._finish()
+        return super().clip_grad_norm_(*args, **kwargs)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """That of the wrapped class; the next backward starts anew.
@@ -163,6 +178,10 @@ class GradientOptimizer(Wrapper):
                     stacklevel=4,
                 )
         reducer.finish()
+
+    def _is_first(self) -> bool:
+        team = self._hvdlite_reducer.gradients.process_set.team
+        return team is not None and team.rank == 0
 
     def _synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         """The closure, followed by the reduction of its gradients and its loss. The optimizer may

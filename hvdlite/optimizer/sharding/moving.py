@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.collectives import alltoall
+from hvdlite.collectives.alltoall import alltoall
 from hvdlite.collectives.objects import allgather_object
 from hvdlite.optimizer.sharding.cut import Part
 from hvdlite.optimizer.sharding.pieces import (

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvdlite.optimizer.gradient_optimizer import GradientOptimizer
-from hvdlite.optimizer.sharding.update import Update
+from hvdlite.optimizer.sharding.whole_methods import WholeMethods
 from hvdlite.optimizer.sharding.words import closure_of_whole, nothing_reduced
 
 
@@ -28,10 +27,8 @@ class GradientPart(NamedTuple):
     grad: torch.Tensor
 
 
-class ShardedOptimizer(GradientOptimizer):
+class ShardedOptimizer(WholeMethods):
     """The methods that a distributed optimizer whose update is divided adds to its class."""
-
-    _hvdlite_update: Update
 
     def _update(self, is_reduced: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         update = self._hvdlite_update
@@ -50,6 +47,9 @@ class ShardedOptimizer(GradientOptimizer):
         elif not is_reduced:
             raise RuntimeError(nothing_reduced())
         update.begin(self._hvdlite_reducer)
+        assert update.division is not None
+        name = f"{self._hvdlite_reducer.gradients.name}.state"
+        self._hvdlite_states.follow(self, update.division, name)
         result = self._with_own_parts(functools.partial(self._wrapped_step, *args, **kwargs))
         update.finish()
         return result
@@ -70,9 +70,7 @@ class ShardedOptimizer(GradientOptimizer):
 
         def put(params: list[Any]) -> None:
             # In one call into C: no signal's exception finds half of it done.
-            collections.deque(
-                map(dict.__setitem__, groups, itertools.repeat("params"), params), 0
-            )
+            collections.deque(map(dict.__setitem__, groups, itertools.repeat("params"), params), 0)
 
         def enter(*_: Any) -> None:
             put(own)

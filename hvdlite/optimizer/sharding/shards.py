@@ -75,6 +75,14 @@ class Shards:
 
     def look_at(self, team: Team, params: Sequence[torch.Tensor], slots: Sequence[Slot]) -> None:
         """Before buckets are made: marks the slots whose gradients are sharded."""
+        self.know_members(team)
+        self._shared = {id(param): param for param in params if is_shared(param)}
+        for slot in slots:
+            slot.is_sharded = bool(self.shard) and self._is_divided(slot)
+            slot.in_parts = slot.is_sharded and self.elementwise
+
+    def know_members(self, team: Team) -> None:
+        """Who the owners are."""
         ranks = set(world.current().placement.local_ranks)
         self.local_members = tuple(i for i, rank in enumerate(team.ranks) if rank in ranks)
         everyone = tuple(range(team.size))
@@ -82,10 +90,6 @@ class Shards:
         by_all = self.shard is True or (self.shard and not self.elementwise)
         self.members = everyone if by_all else self.local_members
         self.owner = self.members.index(team.rank)
-        self._shared = {id(param): param for param in params if is_shared(param)}
-        for slot in slots:
-            slot.is_sharded = bool(self.shard) and self._is_divided(slot)
-            slot.in_parts = slot.is_sharded and self.elementwise
 
     def is_shared(self, param: torch.Tensor) -> bool:
         """Whether it was shared when the buckets were made."""
@@ -121,8 +125,7 @@ class Shards:
                 raise HorovodInternalError(joined())
 
     def take_gradients(self, gradients: Gradients, has_result: Callable[[Slot], bool]) -> None:
-        """After a round: unsets `.grad` of what this rank does not have whole. May be called again.
-        """
+        """After a round: unsets `.grad` of what this rank does not have whole. May be called again."""
         owner_of: dict[int, int] | None = None
         for slot in gradients.slots:
             if not slot.is_sharded or not has_result(slot):

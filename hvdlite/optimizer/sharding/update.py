@@ -68,7 +68,9 @@ class Update:
         shards = self.shards
         by_index: dict[int, list[torch.Tensor]] = {}
         for part in self.division.own:
-            by_index.setdefault(part.index, []).append(self.key_of(part))
+            by_index.setdefault(part.index, []).append(
+                self.key_of(self.shards.params[part.index], part)
+            )
         divided = {part.index for parts in self.division.cut for part in parts}
         result = []
         index = 0
@@ -95,9 +97,8 @@ class Update:
         if whole_again is not None:
             whole_again.run()
 
-    def key_of(self, part: Part) -> torch.Tensor:
-        """By what the wrapped optimizer keeps the state of a part."""
-        param = self.shards.params[part.index]
+    def key_of(self, param: torch.Tensor, part: Part) -> torch.Tensor:
+        """By what the wrapped optimizer keeps the state of a part of a parameter."""
         if not self.shards.elementwise:
             return param
         memory = in_memory_order(param)[part.begin : part.end]
@@ -132,6 +133,25 @@ class Update:
                 if grad is not None:
                     yield part.begin, part.end, grad
 
+    def owned_gradients(self, reducer: Reducer) -> Iterator[tuple[int, torch.Tensor, bool]]:
+        """All reduced gradients that this rank has, whole or in part: the parameter's number, the
+        values, and whether this owner is the first that has them."""
+        reducer.learn_if_due()
+        division = self.shards.divide(reducer.gradients)
+        slots = {id(slot.param): slot for slot in reducer.gradients.slots}
+        for part in division.own:
+            slot = slots.get(id(self.shards.params[part.index]))
+            if slot is None:
+                continue
+            is_whole = not self.shards.elementwise
+            grad = slot.param.grad if is_whole else self._gradient_of(reducer, slot, part)
+            if grad is not None:
+                yield part.index, grad, True
+        divided = {part.index for parts in division.cut for part in parts}
+        for index, param in enumerate(self.shards.params):
+            if index not in divided and param.grad is not None:
+                yield index, param.grad, self.shards.owner == 0
+
     def _set_gradients(self, reducer: Reducer) -> None:
         assert self.division is not None
         if not self.shards.elementwise:
@@ -140,7 +160,9 @@ class Update:
         for part in self.division.own:
             slot = slots.get(id(self.shards.params[part.index]))
             if slot is not None:
-                self.key_of(part).grad = self._gradient_of(reducer, slot, part)
+                self.key_of(self.shards.params[part.index], part).grad = self._gradient_of(
+                    reducer, slot, part
+                )
 
     def _gradient_of(self, reducer: Reducer, slot: Slot, part: Part) -> torch.Tensor | None:
         bucket = slot.bucket
