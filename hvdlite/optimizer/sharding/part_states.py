@@ -118,7 +118,8 @@ class PartStates:
         before = self._now(optimizer)
         after = self._held_by(division, before)
         state: dict[Any, Any] = optimizer.state
-        if after != before:
+        # Where each host's ranks divide it among them, another host's division may have changed.
+        if after != before or len(self._shards.members) < self._team().size:
             keys = self._keys(before)
             by_number = {n: state[key] for n, key in enumerate(keys) if state.get(key)}
             wanted = after.cut[self._shards.owner]
