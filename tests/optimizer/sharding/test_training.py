@@ -108,7 +108,13 @@ def saves_and_loads(shard, shared):
     else:
         assert full == {}
     full = hvd.broadcast_object(full)
-    for given in (own, full, hvd.allgather_object(own)):
+    cut_as_here = own["hvdlite_shard"]["cut"]
+    shards = [
+        shard
+        for shard in hvd.allgather_object(own)
+        if shard["hvdlite_shard"]["cut"] == cut_as_here
+    ]
+    for given in (own, full, shards):
         again = odd()
         again.load_state_dict(net.state_dict())
         if shared:
