@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -254,7 +255,8 @@ class Bucket:
         elif self.carries:
             assert isinstance(plan, LanePlan)
             plan.carry((position.phase, position.rounds))
-        self.runs.extend(map(type(plan).start, self.plans, self.memories()))
+        start: Any = type(plan).start
+        self.runs.extend(map(start, self.plans, self.memories()))
 
     def memories(self) -> Sequence[torch.Tensor]:
         """By plan, the memory that its runs need."""

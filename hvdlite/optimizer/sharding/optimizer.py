@@ -12,6 +12,7 @@ import torch
 
 from hvdlite.optimizer.sharding.whole_methods import WholeMethods
 from hvdlite.optimizer.sharding.words import closure_of_whole, nothing_reduced
+from hvdlite.shared.check import writing
 
 
 class GradientPart(NamedTuple):
@@ -46,12 +47,14 @@ class ShardedOptimizer(WholeMethods):
                 args = (lambda: loss, *args[1:])
         elif not is_reduced:
             raise RuntimeError(nothing_reduced())
-        update.begin(self._hvdlite_reducer)
-        assert update.division is not None
-        name = f"{self._hvdlite_reducer.gradients.name}.state"
-        self._hvdlite_states.follow(self, update.division, name)
-        result = self._with_own_parts(functools.partial(self._wrapped_step, *args, **kwargs))
-        update.finish()
+        step = functools.partial(self._wrapped_step, *args, **kwargs)
+        gradients = self._hvdlite_reducer.gradients
+        with writing("optimizer.step", gradients.process_set):
+            update.begin(self._hvdlite_reducer)
+            assert update.division is not None
+            self._hvdlite_states.follow(self, update.division, f"{gradients.name}.state")
+            result = self._with_own_parts(step)
+            update.finish()
         return result
 
     def _wrapped_step(self, *args: Any, **kwargs: Any) -> Any:

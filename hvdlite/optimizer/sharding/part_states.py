@@ -118,28 +118,29 @@ class PartStates:
         before = self._now(optimizer)
         after = self._held_by(division, before)
         state: dict[Any, Any] = optimizer.state
-        wholes = self._wholes()
-        keys = self._keys(before)
-        by_number = {n: state[key] for n, key in enumerate(keys) if state.get(key)}
-        wanted = after.cut[self._shards.owner]
-        # Also where nothing changes on this rank: on another host it may.
-        states = self._move(name).states(
-            wholes,
-            self._pieces(before, by_number),
-            wanted,
-            dealt_whole=not self._shards.elementwise,
-        )
-        old = set(map(id, keys))
-        new = {key: value for key, value in state.items() if id(key) not in old}
-        for part, key, moved in zip(wanted, self._keys(after), states, strict=True):
-            if moved:
-                if part.index in after.undivided and self._shards.elementwise:
-                    moved = shaped_state(moved, wholes[part.index])
-                new[key] = self._on_device(optimizer, part.index, moved)
-        # In the same dict: the user may have it.
-        state.clear()
-        state.update(new)
-        self._held = after
+        # Where each host's ranks divide it among them, another host's division may have changed.
+        if after != before or len(self._shards.members) < self._team().size:
+            keys = self._keys(before)
+            by_number = {n: state[key] for n, key in enumerate(keys) if state.get(key)}
+            wanted = after.cut[self._shards.owner]
+            states = self._move(name).states(
+                self._wholes(),
+                self._pieces(before, by_number),
+                wanted,
+                dealt_whole=not self._shards.elementwise,
+            )
+            old = set(map(id, keys))
+            new = {key: value for key, value in state.items() if id(key) not in old}
+            wholes = self._wholes()
+            for part, key, moved in zip(wanted, self._keys(after), states, strict=True):
+                if moved:
+                    if part.index in after.undivided and self._shards.elementwise:
+                        moved = shaped_state(moved, wholes[part.index])
+                    new[key] = self._on_device(optimizer, part.index, moved)
+            # In the same dict: the user may have it. Nothing communicates from here on.
+            state.clear()
+            state.update(new)
+            self._held = after
         self._followed = division
 
     def _now(self, optimizer: Any) -> _Held:
@@ -300,7 +301,6 @@ class PartStates:
             self._shards.owner,
             dealt_whole=not self._shards.elementwise,
             undivided=held.undivided,
-            in_hosts=self._shards.shard is not True,
         )
 
     def _wholes(self) -> tuple[Whole, ...]:

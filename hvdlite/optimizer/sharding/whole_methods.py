@@ -122,7 +122,10 @@ class WholeMethods(GradientOptimizer):
         vars(self)["param_groups"] = groups
 
     def _groups_for_scaler(self) -> list[dict[str, Any]]:
-        self._finish()
+        # A GradScaler's step asks first, so that the step which it makes next counts as skipped
+        # already: `_finish` would forget its gradients.
+        if not self._hvdlite_reducer.has_communicated():
+            self._finish()
         shards = self._hvdlite_update.shards
         device = next(
             param.device for group in vars(self)["param_groups"] for param in group["params"]
