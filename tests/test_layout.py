@@ -55,7 +55,7 @@ shared       | hvdlite/shared/                        | words world collectives
 buckets      | hvdlite/optimizer/buckets/             | core words world gpu collectives observe
 checks       | hvdlite/optimizer/checks/              | core words world collectives buckets
 optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
-             |                                        | observe
+             |                                        | observe shared
 asynchronous | hvdlite/asynchronous/                  | words world collectives shared
              |                                        | optimizer
 distributed  | hvdlite/distributed/                   | core words world observe

@@ -47,7 +47,7 @@ class Deltas:
         self._names = names
         self._combining = combining
         self._options = (("optimizer", optimizer), *combining.options())
-        self._process_set = process_set
+        self.process_set = process_set
         # A rank that is not a member makes its steps alone.
         self._is_member = included("DistributedOptimizer", process_set)
         # What follows was made for this team and these parameters.
@@ -110,7 +110,7 @@ class Deltas:
         # nothing: then the next step compares again.
         numbers = torch.zeros(team.size + 1, dtype=torch.int32, device="cpu")
         numbers[team.rank], numbers[-1] = self._start_hash, 1
-        allreduce_(numbers, name=f"{self._name}.starts", op=Sum, process_set=self._process_set)
+        allreduce_(numbers, name=f"{self._name}.starts", op=Sum, process_set=self.process_set)
         *hashes, members = numbers.tolist()
         if members < team.size:
             return
@@ -133,7 +133,7 @@ class Deltas:
             delta = _real(param - start)
             delta = delta.to(self._combining.compression.travels_as(delta.dtype))
             name = f"{self._name}.delta.{index}"
-            handle = allreduce_async(delta, name=name, op=Adasum, process_set=self._process_set)
+            handle = allreduce_async(delta, name=name, op=Adasum, process_set=self.process_set)
             started.append((param, start, handle))
         for param, start, handle in started:
             delta = synchronize(handle)
@@ -145,9 +145,9 @@ class Deltas:
         same = len(params) == len(self._params)
         same = same and all(a is b for a, b in zip(params, self._params, strict=True))
         failed = self._consistency is not None and self._consistency.failed
-        if same and self._process_set.team is self._team and not failed:
+        if same and self.process_set.team is self._team and not failed:
             return
-        team = team_of("DistributedOptimizer", self._process_set)
+        team = team_of("DistributedOptimizer", self.process_set)
         if team is not self._team:
             self._number = next(team.optimizer_numbers)
             self._generation = 0
@@ -234,6 +234,10 @@ class DeltaOptimizer(Wrapper):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes nothing: no backward communicates, however many there are before a step."""
         self._hvdlite_passes[0] = checked_passes(passes)
+
+    def _is_first(self) -> bool:
+        team = self._hvdlite_deltas.process_set.team
+        return team is not None and team.rank == 0
 
     def _own_step(self, *args: Any, **kwargs: Any) -> Any:
         """The step that GradScaler and the wrapped class make together in one process."""

@@ -49,6 +49,18 @@ def checked_passes(passes: object) -> int:
     return passes
 
 
+def checked_shard(shard: object, op: ReduceOp) -> bool | str:
+    """Raises ValueError unless it is True, False or "host", and goes with the reduce op."""
+    if shard is not True and shard is not False and shard != "host":
+        raise ValueError(f'shard={shard!r:.40}: expected True, False or "host"')
+    if shard and op is Adasum:
+        raise ValueError(
+            f"shard={shard!r} does not go with op=Adasum, where every rank makes a step of its own "
+            "with whole parameters; use op=Average or shard=False"
+        )
+    return "host" if shard == "host" else bool(shard)
+
+
 class ParameterNames:
     """The user's names of the parameters; gives a name also to parameters added later."""
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import sys
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,180 +16,21 @@ from hvdlite.optimizer.arguments import (
     checked_names,
     checked_op,
     checked_passes,
+    checked_shard,
     groups_by_id,
 )
 from hvdlite.optimizer.buckets.bucket import Combining, Form
+from hvdlite.optimizer.gradient_optimizer import Calls, GradientOptimizer
 from hvdlite.optimizer.reducer import Reducer, release
+from hvdlite.optimizer.sharding import clip_guard
+from hvdlite.optimizer.sharding.elementwise import require_shardable
+from hvdlite.optimizer.sharding.optimizer import ShardedOptimizer
+from hvdlite.optimizer.sharding.part_states import PartStates
+from hvdlite.optimizer.sharding.shards import Shards
+from hvdlite.optimizer.sharding.update import Update
 from hvdlite.optimizer.wrapping import Wrapper, wrap
+from hvdlite.shared import is_shared
 from hvdlite.world.process_sets import ProcessSet, global_process_set, included
-
-
-@dataclass
-class _Calls:
-    """The user's earlier calls that matter to `step`."""
-
-    synchronized: bool = False
-    skip: bool = False
-    warned: bool = False
-    # Some step had all its backward_passes_per_step, or its lack was reported: a step that has
-    # fewer after this is the end of an epoch.
-    accumulated: bool = False
-
-
-class GradientOptimizer(Wrapper):
-    """The methods that a distributed optimizer which reduces gradients adds to its class."""
-
-    _hvdlite_reducer: Reducer
-    _hvdlite_calls: _Calls
-
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        """The step of the wrapped class, with reduced gradients on every rank.
-
-        A closure runs first, and its gradients are reduced, before the step. The loss that it
-        returns is averaged over the ranks (with op=Sum: added, as the gradients are), so that an
-        optimizer which looks at it does the same on every rank; `step` returns this loss. Every
-        rank calls `step`, with a closure or without, as the others do.
-
-        Raises:
-            HorovodInternalError: The reduction failed, on every rank.
-        """
-        reducer, calls = self._hvdlite_reducer, self._hvdlite_calls
-        if reducer.step_is_due and _grad_scaler_calls(5):
-            reducer.step_is_due = False
-        closure = kwargs.get("closure", args[0] if args else None)
-        if callable(closure):
-            if "closure" in kwargs:
-                kwargs["closure"] = self._synchronizing(closure)
-            else:
-                args = (self._synchronizing(closure), *args[1:])
-        elif not calls.skip:
-            if calls.synchronized and not calls.warned:
-                calls.warned = True
-                warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() after "
-                    "optimizer.synchronize(): the gradients are not reduced again; wrap step() in "
-                    "`with optimizer.skip_synchronize():` if this is intended",
-                    stacklevel=3,
-                )
-            self._finish()
-        else:
-            reducer.settle()
-        # A rank may make steps with its own unreduced gradients as often as it likes.
-        is_shared = callable(closure) or reducer.has_communicated()
-        if is_shared:
-            reducer.begin_step()
-        result = super().step(*args, **kwargs)
-        calls.synchronized = False
-        if is_shared:
-            reducer.end_step()
-        else:
-            reducer.next_step()
-        return result
-
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """That of the wrapped class; the next backward starts anew.
-
-        If the last backward has raised when other ranks were reducing its gradients already, that
-        reduction is ended first. Blocks then.
-
-        Raises:
-            RuntimeError: Inside a backward that reduces gradients.
-            HorovodInternalError: That reduction failed, on every rank.
-        """
-        self._hvdlite_reducer.settle()
-        super().zero_grad(*args, **kwargs)
-        self._hvdlite_calls.synchronized = False
-        self._hvdlite_reducer.next_step()
-
-    def add_param_group(self, *args: Any, **kwargs: Any) -> None:
-        """That of the wrapped class; the gradients of the new parameters are reduced too."""
-        super().add_param_group(*args, **kwargs)
-        self._hvdlite_reducer.note_parameters()
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Whether `step` itself handles infinite gradients for GradScaler, which asks when it is
-        told to make a step. That is the only way to learn of steps that it then skips."""
-        if _grad_scaler_calls(1):
-            self._hvdlite_reducer.expect_step()
-        inherited = getattr(super(), "_step_supports_amp_scaling", False)
-        return bool(vars(self).get("_step_supports_amp_scaling", inherited))
-
-    @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, value: bool) -> None:
-        vars(self)["_step_supports_amp_scaling"] = value
-
-    def synchronize(self) -> None:
-        """Returns when this step's gradients are reduced: at once after a backward that
-        communicated; else it reduces them now, and every rank must call it."""
-        self._finish()
-        self._hvdlite_calls.synchronized = True
-
-    @contextlib.contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Inside, `step` does not reduce: `synchronize` was called before."""
-        self._hvdlite_calls.skip = True
-        try:
-            yield
-        finally:
-            self._hvdlite_calls.skip = False
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backwards inside accumulate on this rank only; the next one outside reduces it all."""
-        reducer = self._hvdlite_reducer
-        before, reducer.communicates = reducer.communicates, False
-        try:
-            yield
-        finally:
-            reducer.communicates = before
-
-    @property
-    def backward_passes_per_step(self) -> int:
-        """N, where gradients are reduced every N backward passes."""
-        return self._hvdlite_reducer.passes_per_step
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """From now on every `passes`-th backward communicates; counted from now."""
-        self._hvdlite_reducer.set_passes_per_step(checked_passes(passes))
-
-    def _finish(self) -> None:
-        """Reduces the gradients of this step; warns if the first step comes too early."""
-        reducer, calls = self._hvdlite_reducer, self._hvdlite_calls
-        if not calls.accumulated and reducer.passes_per_step > 1:
-            short = reducer.short_of_passes()
-            calls.accumulated = short is not None or reducer.has_communicated()
-            if short is not None:
-                warnings.warn(
-                    f"optimizer.step() after {short[0]} of backward_passes_per_step={short[1]} "
-                    "backward passes: the gradients are reduced now, and nothing is accumulated; "
-                    f"call zero_grad() and step() once every {short[1]} backward passes, or leave "
-                    "out backward_passes_per_step",
-                    stacklevel=4,
-                )
-        reducer.finish()
-
-    def _synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """The closure, followed by the reduction of its gradients and its loss. The optimizer may
-        call it several times: equally often on all ranks, if these results decide it."""
-
-        @functools.wraps(closure)
-        def synchronized(*args: Any, **kwargs: Any) -> Any:
-            loss = closure(*args, **kwargs)
-            self._finish()
-            return self._hvdlite_reducer.loss_of_all(loss)
-
-        return synchronized
-
-
-def _grad_scaler_calls(depth: int) -> bool:
-    """Whether torch's GradScaler is among the nearest `depth` callers of the calling function."""
-    frame = sys._getframe(1).f_back
-    while frame is not None and depth:
-        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
-            return True
-        frame, depth = frame.f_back, depth - 1
-    return False
 
 
 def DistributedOptimizer(
@@ -210,6 +46,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     *,
     check_start: bool = True,
+    shard: bool | str = False,
 ) -> Any:
     """Makes an optimizer reduce its gradients over all ranks, while backward still runs.
 
@@ -248,14 +85,28 @@ def DistributedOptimizer(
         check_start: Whether the ranks compare their parameters in the first reduction. Where they
             differ, rank 0 warns, or with HVDLITE_STRICT=1 all ranks raise an error.
 
+        shard: True: each rank owns a part of every bucket. It gets the reduced gradients of its
+            part only, keeps the optimizer's state of its part only, and updates its part, with the
+            bits that an unsharded step gives; then the parameters are made whole again on every
+            rank. "host": the same among the ranks of each host. False: every rank does all of
+            this; only parameters of `share_parameters` are updated once per host, each element by
+            one of its ranks, which alone has its state.
+
+    With `shard`, `.grad` is None when a communicating `backward()` returns. What this rank has of
+    a gradient is `optimizer.sharded_grad(param)`. torch's own element-wise optimizers (SGD, Adam,
+    AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adagrad, Adadelta, ASGD) are cut anywhere, and so
+    are classes that set `hvdlite_elementwise = True`; any other class gets whole parameters, dealt
+    out by size. Parameters with sparse gradients are not divided. `hvd.join` is an error.
+
     Returns:
         An instance of the optimizer's own class, with the methods synchronize, skip_synchronize,
-        no_sync and set_backward_passes_per_step besides.
+        no_sync and set_backward_passes_per_step besides; with `shard` or shared parameters also
+        sharded_grad.
 
     Raises:
         ValueError: Names that are no pairs, duplicate or missing; fewer than one pass per step;
             another op; predivide with an op other than Average; a parameter in two groups; a
-            process set that is not registered.
+            process set that is not registered; shard with Adasum or LBFGS.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -280,15 +131,24 @@ def DistributedOptimizer(
         groups_by_id(groups, num_groups, params),
     )
     passes = checked_passes(backward_passes_per_step)
+    shard = checked_shard(shard, op)
     is_member = included("DistributedOptimizer", process_set)
+    # On other ranks the optimizer is the wrapped one.
+    divides = is_member and (bool(shard) or any(map(is_shared, params)))
+    if divides:
+        require_shardable(optimizer)
     if is_member:
         release(params)
+        clip_guard.release(params)
     kind = type(optimizer).__name__
     if op is Adasum:
         deltas = Deltas(
             lambda: optimizer.param_groups, names, combining, kind, process_set, check_start
         )
         return wrap(optimizer, DeltaOptimizer, _hvdlite_deltas=deltas, _hvdlite_passes=[passes])
+    shards = None
+    if divides:
+        shards = Shards(type(optimizer), shard, lambda: optimizer.param_groups, process_set)
     reducer = Reducer(
         lambda: optimizer.param_groups,
         names,
@@ -299,8 +159,18 @@ def DistributedOptimizer(
         optimizer=kind,
         process_set=process_set,
         check_start=check_start,
+        shards=shards,
     )
-    result = wrap(optimizer, GradientOptimizer, _hvdlite_reducer=reducer, _hvdlite_calls=_Calls())
+    own: dict[str, Any] = {"_hvdlite_reducer": reducer, "_hvdlite_calls": Calls()}
+    if shards is None:
+        result = wrap(optimizer, GradientOptimizer, **own)
+    else:
+        update = Update(shards)
+        states = PartStates(shards, update, names.of)
+        own |= {"_hvdlite_update": update, "_hvdlite_states": states}
+        result = wrap(optimizer, ShardedOptimizer, **own)
+        if shard:
+            clip_guard.guard(params, result)
     weakref.finalize(result, reducer.detach).atexit = False
     return result
 

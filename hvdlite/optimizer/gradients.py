@@ -17,6 +17,7 @@ from hvdlite.optimizer.buckets.bucket import (
     Bucket,
     Combining,
     Form,
+    MakeBucket,
     Sizing,
     Slot,
     lay_out,
@@ -25,6 +26,7 @@ from hvdlite.optimizer.buckets.bucket import (
 from hvdlite.optimizer.checks.consistency import ConsistencyCheck, Model, parameters_of
 from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
+from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.world import world
 from hvdlite.world.process_sets import ProcessSet, included, team_of
 from hvdlite.world.teams import Team
@@ -69,11 +71,12 @@ class Gradients:
         process_set: ProcessSet,
         check_start: bool,
         hook: Hook,
+        shards: Shards | None = None,
     ) -> None:
         """groups: gives the optimizer's current param_groups. first_form: the assumed form of a
         gradient before the first one has come. optimizer: the name of its class. check_start:
         whether the ranks compare the values from which they start. hook: called with each gradient
-        that autograd has accumulated."""
+        that autograd has accumulated. shards: decides which gradients are sharded."""
         self._groups = groups
         self._names = names
         self.combining = combining
@@ -83,7 +86,9 @@ class Gradients:
             ("optimizer", optimizer),
             *combining.options(),
             ("sparse_as_dense", repr(sparse_as_dense)),
+            ("shard", repr(shards.shard if shards is not None else False)),
         )
+        self.shards = shards
         self.process_set = process_set
         self._hook = hook
         self.slots: list[Slot] = []
@@ -100,7 +105,7 @@ class Gradients:
         self.stale = False
         # The number of the optimizer in its team, and how often the buckets were made.
         self._number = -1
-        self._generation = 0
+        self.generation = 0
         self.name = ""
         self._consistency: ConsistencyCheck | None = None
         # A build was begun and is not finished; and what it has prepared.
@@ -179,7 +184,9 @@ class Gradients:
         # Computing on a GPU leaves the cores free.
         self._overlaps = spare or any(bucket.in_lane for bucket in self.buckets)
         better = lay_out(self.slots, self.combining, self._sizing(self.team))
-        if [set(map(id, slots)) for slots in better] == [
+        # Until now the buckets were whole on every rank.
+        cuts = self.shards is not None and any(slot.in_parts for slot in self.slots)
+        if not cuts and [set(map(id, slots)) for slots in better] == [
             set(map(id, bucket.slots)) for bucket in self.buckets
         ]:
             self.backward_order = None
@@ -260,7 +267,7 @@ class Gradients:
         self._params, self._frozen = build.params, build.frozen
         self._consistency, self.backward_order = build.consistency, build.backward_order
         self.team, self.name, self.stale = team, name, False
-        self._generation, self._next_build, self._building = self._generation + 1, None, False
+        self.generation, self._next_build, self._building = self.generation + 1, None, False
         if team.rank == 0:
             describe(team.ranks[0], name, build.buckets)
 
@@ -269,10 +276,10 @@ class Gradients:
         team = team_of("DistributedOptimizer", self.process_set)
         if team is not self._numbered_by:
             self._number, self._numbered_by = next(team.optimizer_numbers), team
-            self._generation = 0
+            self.generation = 0
         if team is not self.team:
             self._overlaps = True
-            self._start = StartValues(self._name_of)
+            self._start = StartValues(self.name_of)
             # What was learnt with the ranks of another world does not count.
             for slot in (*self.slots, *self._frozen):
                 slot.form = self._first_form
@@ -285,21 +292,27 @@ class Gradients:
             if id(param) in former:
                 slot = former.pop(id(param))
             else:
-                slot = Slot(self._name_of(param, index), param, self._first_form)
+                slot = Slot(self.name_of(param, index), param, self._first_form)
                 if self.team is not None and param.requires_grad and param.grad is not None:
                     # A new parameter: a backward may have reached it before it had a hook.
                     slot.unreduced_round = round_number
             (slots if param.requires_grad else frozen).append(slot)
-        name = f"DistributedOptimizer.{self._number}.{self._generation}"
-        buckets = make_buckets(slots, self.combining, self._sizing(team))
+        name = f"DistributedOptimizer.{self._number}.{self.generation}"
+        is_order_known = team.size == 1 or all(slot.backward_index is not None for slot in slots)
+        make: MakeBucket = Bucket
+        if self.shards is not None:
+            self.shards.look_at(team, params, slots)
+            # A round that may show other buckets, or other forms, gives all to every rank.
+            make = self.shards.make_bucket if is_order_known else Bucket
+        buckets = make_buckets(slots, self.combining, self._sizing(team), make)
         carrier = backward_order = consistency = None
         if team.size > 1:
             if buckets:
                 carrier = buckets[-1]
                 carrier.carry_position()
-            if any(slot.backward_index is None for slot in slots):
+            if not is_order_known:
                 backward_order = BackwardOrder(team, f"{name}.order", slots, self._start_hash)
-            parameters = parameters_of(params, self._name_of, self.combining.group_of)
+            parameters = parameters_of(params, self.name_of, self.combining.group_of)
             consistency = ConsistencyCheck(team, name, Model(self._options, parameters))
         return _Build(
             team,
@@ -324,7 +337,8 @@ class Gradients:
         hosts = sum(not set(ranks).isdisjoint(team.ranks) for ranks in here.placement.hosts)
         return Sizing(here.config, hosts > 1, self._overlaps)
 
-    def _name_of(self, param: torch.Tensor, index: int) -> str:
+    def name_of(self, param: torch.Tensor, index: int) -> str:
+        """The parameter's name. index: its index among the optimizer's parameters."""
         return self._names.of(param, index)
 
 

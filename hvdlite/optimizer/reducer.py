@@ -34,6 +34,7 @@ from hvdlite.optimizer.buckets.bucket import Combining, Form, Slot
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.losses import loss_of_all
 from hvdlite.optimizer.rounds import Rounds
+from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.world.process_sets import ProcessSet
 
 _alive: weakref.WeakSet[Reducer] = weakref.WeakSet()
@@ -55,6 +56,7 @@ class Reducer(Rounds):
         optimizer: str,
         process_set: ProcessSet,
         check_start: bool,
+        shards: Shards | None = None,
     ) -> None:
         """passes: the number of backward passes per round. For the other arguments see
         `Gradients`."""
@@ -69,6 +71,7 @@ class Reducer(Rounds):
                 process_set,
                 check_start,
                 self._on_gradient,
+                shards,
             )
         )
         self.passes_per_step = passes
@@ -112,7 +115,7 @@ class Reducer(Rounds):
         if not self._open:
             if self._communicated and not self._has_unreduced:
                 return
-            self._gradients.rebuild_if_changed(self._round)
+            self.gradients.rebuild_if_changed(self._round)
             self._open_round()
         try:
             self._finish_rounds()
@@ -132,7 +135,7 @@ class Reducer(Rounds):
 
     def loss_of_all(self, loss: Any) -> Any:
         """After `finish`: the combined loss of all ranks. Blocks."""
-        gradients = self._gradients
+        gradients = self.gradients
         if gradients.team is None or gradients.team.size == 1:
             return loss
         name, op = f"{gradients.name}.loss", gradients.combining.op
@@ -178,18 +181,18 @@ class Reducer(Rounds):
 
     def detach(self) -> None:
         """Removes the hooks; from now on the reducer does nothing."""
-        self._gradients.detach()
+        self.gradients.detach()
         _alive.discard(self)
 
     def release(self, params: Mapping[int, torch.Tensor]) -> None:
         """Stops reducing the gradients of these parameters. params: by their ids."""
-        if not self._gradients.release(params):
+        if not self.gradients.release(params):
             self.detach()
 
     def note_parameters(self) -> None:
         """The optimizer may have new parameters, and the next backward may reach only these."""
         if not self._open:
-            self._gradients.rebuild_if_changed(self._round)
+            self.gradients.rebuild_if_changed(self._round)
 
     # Hooks.
 
@@ -210,7 +213,7 @@ class Reducer(Rounds):
             if not self._open:
                 slot.unreduced_round = self._round
                 return
-            backward_order = self._gradients.backward_order
+            backward_order = self.gradients.backward_order
             if backward_order is not None:
                 backward_order.note(slot)
             bucket = slot.bucket
@@ -239,7 +242,7 @@ class Reducer(Rounds):
                     "optimizer's step() or zero_grad() before the next backward()"
                 )
             self._cancel_round()
-        self._gradients.rebuild_if_changed(self._round)
+        self.gradients.rebuild_if_changed(self._round)
         self._task = task
         self._backward = BackwardPass(self._end_backward, self._withdraw_grads)
         # A backward that raises does not count as a pass, but may leave gradients.

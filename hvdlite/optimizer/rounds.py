@@ -22,6 +22,7 @@ from hvdlite.optimizer.buckets.bucket import Bucket, Form, Slot
 from hvdlite.optimizer.buckets.positions import Position
 from hvdlite.optimizer.checks.position_exchange import PositionExchange, difference, with_advice
 from hvdlite.optimizer.gradients import Gradients
+from hvdlite.optimizer.sharding.words import mixed_forms
 from hvdlite.optimizer.sparse_gradients import (
     Contribution,
     RowExchange,
@@ -36,7 +37,7 @@ class Rounds:
     """Runs one round at a time. Hooks bring the gradients: see `Reducer`."""
 
     def __init__(self, gradients: Gradients) -> None:
-        self._gradients = gradients
+        self.gradients = gradients
         # Since the last round: the backward passes that count for passes_per_step, that is, those
         # outside no_sync(); and whether there was any backward pass.
         self._passes = 0
@@ -67,7 +68,7 @@ class Rounds:
 
     def _open_round(self) -> None:
         """A round begins; other ranks don't know of it yet."""
-        gradients = self._gradients
+        gradients = self.gradients
         for bucket in gradients.buckets:
             bucket.reset()
         team = gradients.team
@@ -80,7 +81,7 @@ class Rounds:
 
     def _has_started(self) -> bool:
         """Whether other ranks may wait for the rest of the open round."""
-        gradients = self._gradients
+        gradients = self.gradients
         first = gradients.buckets[0].runs if gradients.buckets else self._exchanges
         backward_order = gradients.backward_order
         begun = bool(first) or (backward_order is not None and backward_order.posted())
@@ -117,26 +118,30 @@ class Rounds:
 
     def _is_reduced(self, slot: Slot, grad: torch.Tensor) -> bool:
         """Whether this gradient is the result of a round of this step."""
-        return slot.last_round >= self._first_round and grad is slot.round_grad
+        return self.has_result(slot) and (grad is slot.round_grad or slot.is_sharded)
+
+    def has_result(self, slot: Slot) -> bool:
+        """Whether a round of this step has reduced its gradient."""
+        return slot.last_round >= self._first_round
 
     def _start_complete(self) -> None:
-        if not self._gradients.known_alike():
+        if not self.gradients.known_alike():
             return
-        buckets = self._gradients.buckets
+        buckets = self.gradients.buckets
         while self._next < len(buckets) and not buckets[self._next].pending:
             buckets[self._next].start(self._position)
             self._next += 1
 
     def _start_rest(self) -> None:
         """Starts the buckets that have not started; waits only for the ranks' consistency check."""
-        self._gradients.require_alike()
-        for bucket in self._gradients.buckets[self._next :]:
+        self.gradients.require_alike()
+        for bucket in self.gradients.buckets[self._next :]:
             if bucket.pending and not bucket.runs:
                 self._fill_absent(bucket)
             bucket.start(self._position)
             self._next += 1
-        if self._gradients.backward_order is not None:
-            self._gradients.backward_order.post()
+        if self.gradients.backward_order is not None:
+            self.gradients.backward_order.post()
 
     def _fill_absent(self, bucket: Bucket) -> None:
         """Fills the places for which this backward pass brought no gradient."""
@@ -173,21 +178,23 @@ class Rounds:
         try:
             part()
         except BaseException as error:
-            if isinstance(error, HorovodInternalError) or not self._gradients.are_current():
+            if isinstance(error, HorovodInternalError) or not self.gradients.are_current():
                 self._cancel_round()
             raise
 
     def _collect(self) -> None:
         """Waits for everything, and gives all gradients their reduced values."""
         if waits.observed():
-            with waits.waiting(f"hvdlite::{self._gradients.name} waits for its gradients"):
+            with waits.waiting(f"hvdlite::{self.gradients.name} waits for its gradients"):
                 self._collect_unobserved()
         else:
             self._collect_unobserved()
 
     def _collect_unobserved(self) -> None:
-        gradients = self._gradients
+        gradients = self.gradients
         self._wait()
+        if gradients.shards is not None:
+            gradients.shards.require_all_members(gradients)
         if self._grads_withdrawn:
             self._restore_grads()
         for bucket in gradients.buckets:
@@ -202,7 +209,7 @@ class Rounds:
 
     def _close_round(self) -> None:
         """The round has its result: closes it."""
-        position, backward_order = self._position, self._gradients.backward_order
+        position, backward_order = self._position, self.gradients.backward_order
         # In one statement, so that an exception finds the round either open or closed.
         (
             self._open,
@@ -214,14 +221,24 @@ class Rounds:
             self._backward,
         ) = (False, self._round + 1, position.rounds + 1, True, 0, False, None)
         if backward_order is not None:
-            self._gradients.learn_order(self._round)
+            self.gradients.learn_order(self._round)
+        if self.gradients.shards is not None:
+            self.gradients.shards.take_gradients(self.gradients, self.has_result)
+
+    def learn_if_due(self) -> None:
+        """What an interruption has kept the last round from learning. Collective then."""
+        order = self.gradients.backward_order
+        if not self._open and order is not None and order.posted():
+            self.gradients.learn_order(self._round)
+        if self.gradients.shards is not None:
+            self.gradients.shards.take_gradients(self.gradients, self.has_result)
 
     def _cancel_round(self) -> None:
         """Ends a round without a result; none of it is in flight. Gradients that have come count in
         the next round."""
-        if self._gradients.backward_order is not None:
-            self._gradients.backward_order.forget()
-        for slot in self._gradients.slots:
+        if self.gradients.backward_order is not None:
+            self.gradients.backward_order.forget()
+        for slot in self.gradients.slots:
             if slot.last_round == self._round:
                 slot.last_round, slot.unreduced_round = -1, self._round
             if slot.unreduced_round == self._round:
@@ -234,7 +251,7 @@ class Rounds:
         Raises:
             HorovodInternalError: A reduction failed, or the ranks are at different positions.
         """
-        gradients = self._gradients
+        gradients = self.gradients
         failures = [bucket.wait() for bucket in gradients.buckets]
         if gradients.backward_order is not None:
             failures.append(gradients.backward_order.wait())
@@ -254,7 +271,7 @@ class Rounds:
     def _require_one(self, positions: Sequence[tuple[int, int]], ranks: Sequence[int]) -> None:
         """Raises HorovodInternalError if the positions differ; from then on all ranks count from
         the phase of the rank that is furthest."""
-        team = self._gradients.team
+        team = self.gradients.team
         text = difference(positions, ranks, team.era if team else 0)
         if text is not None:
             self._position.restart(max(phase for phase, _ in positions))
@@ -262,7 +279,7 @@ class Rounds:
 
     def _read_presences(self, bucket: Bucket) -> None:
         """Learns from the summed presences which ranks have which gradient, and in which form."""
-        gradients = self._gradients
+        gradients = self.gradients
         assert gradients.team is not None
         totals = bucket.totals()
         # Only what all ranks can learn counts: a joined rank learns nothing.
@@ -294,7 +311,7 @@ class Rounds:
 
     def _exchange_rows(self) -> None:
         """Reduces the sparse gradients, including those that this round has shown to be sparse."""
-        gradients = self._gradients
+        gradients = self.gradients
         assert gradients.team is not None
         if self._exchanges is None:
             self._exchanges = [
@@ -313,6 +330,8 @@ class Rounds:
                     grad = grad.to_dense()
                 if Contribution.REDUCED in contributions:
                     assert slot.view is not None
+                    if slot.in_parts:
+                        raise HorovodInternalError(mixed_forms(slot))
                     grad += slot.view
                 slot.param.grad = slot.round_grad = grad
                 slot.last_round = self._round
@@ -324,7 +343,7 @@ class Rounds:
         gradients.sparse = [slot for slot in gradients.sparse if slot.form is Form.SPARSE]
 
     def _exchange(self, label: str, slot: Slot) -> tuple[Slot, RowExchange]:
-        gradients = self._gradients
+        gradients = self.gradients
         assert gradients.team is not None
         what, grad = self._contribution(slot)
         exchange = RowExchange(
@@ -358,14 +377,14 @@ class Rounds:
         if not self._open or not self._has_started():
             return
         self._grads_withdrawn = True
-        for bucket in self._gradients.buckets:
+        for bucket in self.gradients.buckets:
             for slot in bucket.slots if bucket.runs else ():
                 if slot.param.grad is slot.view:
                     slot.param.grad = None
 
     def _restore_grads(self) -> None:
         """Undoes `_withdraw_grads`."""
-        for slot in self._gradients.slots:
+        for slot in self.gradients.slots:
             if slot.last_round == self._round and slot.round_grad is slot.view is not None:
                 slot.param.grad = slot.round_grad
         for slot in self._with_graph:

@@ -31,6 +31,29 @@ class Wrapper(torch.optim.Optimizer):
             "copy or save its state_dict(), or copy the optimizer before wrapping it"
         )
 
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        """`torch.nn.utils.clip_grad_norm_` for all parameters of the optimizer; returns the norm
+        before clipping. With `shard`, where torch's function can't work, every rank calls it."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        return torch.nn.utils.clip_grad_norm_(
+            params, max_norm, norm_type, error_if_nonfinite, foreach
+        )
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The `state_dict()` of all parameters on rank 0 (the first rank of the process set), {} on
+        the others. With `shard` every rank calls it."""
+        return self.state_dict() if self._is_first() else {}
+
+    def _is_first(self) -> bool:
+        """Whether this is the first rank of the process set."""
+        raise NotImplementedError
+
 
 def wrap(optimizer: torch.optim.Optimizer, kind: type[Wrapper], **attributes: Any) -> Any:
     """An instance of a new subclass of the optimizer's class, in which methods of `kind` come

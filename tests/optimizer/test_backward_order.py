@@ -46,7 +46,7 @@ def wrong_gradients(params, order, factor=1.0):
 def buckets_of(optimizer):
     return [
         [int(slot.name) for slot in bucket.slots]
-        for bucket in optimizer._hvdlite_reducer._gradients.buckets
+        for bucket in optimizer._hvdlite_reducer.gradients.buckets
     ]
 
 
@@ -54,7 +54,7 @@ def outside(optimizer, params):
     """The parameters whose `.grad` does not lie in the bucket that is reduced."""
     memory = {
         slot.name: bucket.flat.untyped_storage().data_ptr()
-        for bucket in optimizer._hvdlite_reducer._gradients.buckets
+        for bucket in optimizer._hvdlite_reducer.gradients.buckets
         for slot in bucket.slots
     }
     return [
@@ -110,7 +110,7 @@ def expected_order():
     hvd.init()
     params = parameters()
     optimizer = optimizer_of(params)
-    gradients = optimizer._hvdlite_reducer._gradients
+    gradients = optimizer._hvdlite_reducer.gradients
     for _ in range(3):
         before = gradients.buckets
         backward_in(list(reversed(range(COUNT))), params)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -84,6 +85,8 @@ class Slot:
         "backward_index",
         "bucket",
         "form",
+        "in_parts",
+        "is_sharded",
         "last_round",
         "made_for",
         "name",
@@ -100,6 +103,10 @@ class Slot:
         self.name = name
         self.param = param
         self.form = form
+        # Of its reduced gradient each rank has a part, in a bucket that is reduced to owners; and
+        # some ranks have none of it, or only a part.
+        self.in_parts = False
+        self.is_sharded = False
         # Removes the hook of autograd; None if there is none.
         self.unhook: Callable[[], None] | None = None
         # Both are None if the gradients are sparse.
@@ -164,6 +171,9 @@ class Bucket:
     `_unload` copy there and back.
     """
 
+    # Gradients on a GPU are reduced there.
+    uses_lanes = True
+
     def __init__(
         self, layout: BucketLayout, slots: Sequence[Slot], compression: type[Compressor]
     ) -> None:
@@ -184,7 +194,7 @@ class Bucket:
         self.presence = self.flat[layout.presence_offset_elems : layout.position_offset_elems]
         real = real_view(self.flat)
         dtype = compression.travels_as(real.dtype)
-        self.in_lane = goes_by_gpu(like)
+        self.in_lane = self.uses_lanes and goes_by_gpu(like)
         stays = like.is_cpu or self.in_lane
         self.wire = real
         if dtype is not real.dtype or not stays:
@@ -245,7 +255,12 @@ class Bucket:
         elif self.carries:
             assert isinstance(plan, LanePlan)
             plan.carry((position.phase, position.rounds))
-        self.runs.extend(map(plan.start, (self.wire,)))
+        start: Any = type(plan).start
+        self.runs.extend(map(start, self.plans, self.memories()))
+
+    def memories(self) -> Sequence[torch.Tensor]:
+        """By plan, the memory that its runs need."""
+        return (self.wire,)
 
     def wait(self) -> str | None:
         """Blocks until the reduced gradients are in their places. Returns the text of the failure,
@@ -314,6 +329,9 @@ class Sizing:
         return size if size >= 0 else measured, first if first >= 0 else first_measured
 
 
+MakeBucket = Callable[[BucketLayout, Sequence[Slot], type[Compressor]], Bucket]
+
+
 def lay_out(slots: Sequence[Slot], combining: Combining, sizing: Sizing) -> list[list[Slot]]:
     """The slots of each bucket, in the order of the buckets; only slots that need a place."""
     placed = in_backward_order(slots)
@@ -336,7 +354,7 @@ def _layouts(
         Item(
             slot.param.numel() + (slot.param.shape[0] if slot.form is Form.ROWS else 0),
             slot.param.element_size(),
-            (slot.param.dtype, slot.param.device),
+            (slot.param.dtype, slot.param.device, slot.in_parts),
             combining.group_of.get(id(slot.param)),
         )
         for slot in placed
@@ -344,7 +362,9 @@ def _layouts(
     return assign(items, *sizing.limits_bytes(sum(item.elems * item.elem_bytes for item in items)))
 
 
-def make_buckets(slots: Sequence[Slot], combining: Combining, sizing: Sizing) -> list[Bucket]:
+def make_buckets(
+    slots: Sequence[Slot], combining: Combining, sizing: Sizing, make: MakeBucket = Bucket
+) -> list[Bucket]:
     """Buckets for the slots that need a place, without their plans. Not collective; may be called
     again.
 
@@ -357,7 +377,7 @@ def make_buckets(slots: Sequence[Slot], combining: Combining, sizing: Sizing) ->
         slot.note_parameter()
     placed = in_backward_order(slots)
     layouts = _layouts(placed, combining, sizing)
-    return [Bucket(layout, placed, combining.compression) for layout in layouts]
+    return [make(layout, placed, combining.compression) for layout in layouts]
 
 
 def check_reducible(name: str, param: torch.Tensor) -> None:

@@ -1,0 +1,206 @@
+"""The methods of optimizers that reduce gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdlite.optimizer.arguments import checked_passes
+from hvdlite.optimizer.reducer import Reducer
+from hvdlite.optimizer.wrapping import Wrapper
+
+
+@dataclass
+class Calls:
+    """The user's earlier calls that matter to `step`."""
+
+    synchronized: bool = False
+    skip: bool = False
+    warned: bool = False
+    # Some step had all its backward_passes_per_step, or its lack was reported: a step that has
+    # fewer after this is the end of an epoch.
+    accumulated: bool = False
+
+
+class GradientOptimizer(Wrapper):
+    """The methods that a distributed optimizer which reduces gradients adds to its class."""
+
+    _hvdlite_reducer: Reducer
+    _hvdlite_calls: Calls
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """The step of the wrapped class, with reduced gradients on every rank.
+
+        A closure runs first, and its gradients are reduced, before the step. The loss that it
+        returns is averaged over the ranks (with op=Sum: added, as the gradients are), so that an
+        optimizer which looks at it does the same on every rank; `step` returns this loss. Every
+        rank calls `step`, with a closure or without, as the others do.
+
+        Raises:
+            HorovodInternalError: The reduction failed, on every rank.
+        """
+        reducer, calls = self._hvdlite_reducer, self._hvdlite_calls
+        if reducer.step_is_due and _grad_scaler_calls(5):
+            reducer.step_is_due = False
+        closure = kwargs.get("closure", args[0] if args else None)
+        if callable(closure):
+            if "closure" in kwargs:
+                kwargs["closure"] = self._synchronizing(closure)
+            else:
+                args = (self._synchronizing(closure), *args[1:])
+        elif not calls.skip:
+            if calls.synchronized and not calls.warned:
+                calls.warned = True
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() after "
+                    "optimizer.synchronize(): the gradients are not reduced again; wrap step() in "
+                    "`with optimizer.skip_synchronize():` if this is intended",
+                    stacklevel=3,
+                )
+            self._finish()
+        else:
+            reducer.settle()
+        # A rank may make steps with its own unreduced gradients as often as it likes.
+        is_shared = callable(closure) or reducer.has_communicated()
+        if is_shared:
+            reducer.begin_step()
+        result = self._update(is_shared, args, kwargs)
+        calls.synchronized = False
+        if is_shared:
+            reducer.end_step()
+        else:
+            reducer.next_step()
+        return result
+
+    def _update(self, is_reduced: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The wrapped class's step. is_reduced: its gradients are reduced ones."""
+        return super().step(*args, **kwargs)
+
+    def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """`torch.nn.utils.clip_grad_norm_` for all parameters of the optimizer, after their
+        gradients are reduced.
+
+        Args:
+            args: max_norm, norm_type, error_if_nonfinite and foreach, as torch's function has them.
+
+        Returns:
+            The norm before clipping.
+        """
+        self._finish()
+        return super().clip_grad_norm_(*args, **kwargs)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """That of the wrapped class; the next backward starts anew.
+
+        If the last backward has raised when other ranks were reducing its gradients already, that
+        reduction is ended first. Blocks then.
+
+        Raises:
+            RuntimeError: Inside a backward that reduces gradients.
+            HorovodInternalError: That reduction failed, on every rank.
+        """
+        self._hvdlite_reducer.settle()
+        super().zero_grad(*args, **kwargs)
+        self._hvdlite_calls.synchronized = False
+        self._hvdlite_reducer.next_step()
+
+    def add_param_group(self, *args: Any, **kwargs: Any) -> None:
+        """That of the wrapped class; the gradients of the new parameters are reduced too."""
+        super().add_param_group(*args, **kwargs)
+        self._hvdlite_reducer.note_parameters()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether `step` itself handles infinite gradients for GradScaler, which asks when it is
+        told to make a step. That is the only way to learn of steps that it then skips."""
+        if _grad_scaler_calls(1):
+            self._hvdlite_reducer.expect_step()
+        inherited = getattr(super(), "_step_supports_amp_scaling", False)
+        return bool(vars(self).get("_step_supports_amp_scaling", inherited))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        vars(self)["_step_supports_amp_scaling"] = value
+
+    def synchronize(self) -> None:
+        """Returns when this step's gradients are reduced: at once after a backward that
+        communicated; else it reduces them now, and every rank must call it."""
+        self._finish()
+        self._hvdlite_calls.synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Inside, `step` does not reduce: `synchronize` was called before."""
+        self._hvdlite_calls.skip = True
+        try:
+            yield
+        finally:
+            self._hvdlite_calls.skip = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside accumulate on this rank only; the next one outside reduces it all."""
+        reducer = self._hvdlite_reducer
+        before, reducer.communicates = reducer.communicates, False
+        try:
+            yield
+        finally:
+            reducer.communicates = before
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """N, where gradients are reduced every N backward passes."""
+        return self._hvdlite_reducer.passes_per_step
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """From now on every `passes`-th backward communicates; counted from now."""
+        self._hvdlite_reducer.set_passes_per_step(checked_passes(passes))
+
+    def _finish(self) -> None:
+        """Reduces the gradients of this step; warns if the first step comes too early."""
+        reducer, calls = self._hvdlite_reducer, self._hvdlite_calls
+        if not calls.accumulated and reducer.passes_per_step > 1:
+            short = reducer.short_of_passes()
+            calls.accumulated = short is not None or reducer.has_communicated()
+            if short is not None:
+                warnings.warn(
+                    f"optimizer.step() after {short[0]} of backward_passes_per_step={short[1]} "
+                    "backward passes: the gradients are reduced now, and nothing is accumulated; "
+                    f"call zero_grad() and step() once every {short[1]} backward passes, or leave "
+                    "out backward_passes_per_step",
+                    stacklevel=4,
+                )
+        reducer.finish()
+
+    def _is_first(self) -> bool:
+        team = self._hvdlite_reducer.gradients.process_set.team
+        return team is not None and team.rank == 0
+
+    def _synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """The closure, followed by the reduction of its gradients and its loss. The optimizer may
+        call it several times: equally often on all ranks, if these results decide it."""
+
+        @functools.wraps(closure)
+        def synchronized(*args: Any, **kwargs: Any) -> Any:
+            loss = closure(*args, **kwargs)
+            self._finish()
+            return self._hvdlite_reducer.loss_of_all(loss)
+
+        return synchronized
+
+
+def _grad_scaler_calls(depth: int) -> bool:
+    """Whether torch's GradScaler is among the nearest `depth` callers of the calling function."""
+    frame = sys._getframe(1).f_back
+    while frame is not None and depth:
+        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
+            return True
+        frame, depth = frame.f_back, depth - 1
+    return False

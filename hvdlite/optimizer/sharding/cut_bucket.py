@@ -1,0 +1,98 @@
+"""A bucket whose sums each rank gets a part of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import starmap
+
+import torch
+
+from hvdlite import _core
+from hvdlite.compression import Compressor
+from hvdlite.observe import waits
+from hvdlite.ops import DTYPES, ReduceOp
+from hvdlite.optimizer.buckets.bucket import Bucket, Slot
+from hvdlite.optimizer.buckets.layout import BucketLayout
+from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
+from hvdlite.optimizer.sharding.memory import has_gaps
+from hvdlite.world.teams import Team
+
+
+class CutBucket(Bucket):
+    """Its gradients are reduced to their owners. Presences and position, which every rank reads,
+    are reduced in `tail`, beside it.
+
+    Its place in the flat memory stays free: with it the buffer has the size that it has unsharded,
+    so that the sums are rounded in the same order between hosts.
+    """
+
+    # Gradients on a GPU pass through host memory: lanes have no owners.
+    uses_lanes = False
+
+    def __init__(
+        self,
+        layout: BucketLayout,
+        slots: Sequence[Slot],
+        compression: type[Compressor],
+        form: int,
+    ) -> None:
+        """form: PLAN_TO_OWNERS or PLAN_TO_HOST_OWNERS."""
+        super().__init__(layout, slots, compression)
+        self.form = form
+        self.offsets_elems = layout.offsets_elems
+        count = len(self.slots) + 1
+        self.tail = torch.zeros(count + POSITION_ELEMS, dtype=self.wire.dtype, device="cpu")
+        self.presence, self.position = self.tail[:count], self.tail[count:]
+        self._team: Team | None = None
+
+    def make_plan(self, team: Team, name: str, op: ReduceOp, prescale: float, post: float) -> None:
+        self._team = team
+        if self.plans:
+            return
+        made = (
+            (name, self.wire, self.form),
+            (f"{name}.tail", self.tail, _core.PLAN_WHOLE),
+        )
+        # One call makes and stores both: no signal's exception can come in between.
+        self.plans.extend(
+            starmap(
+                team.engine.plan,
+                [
+                    (
+                        *(label, DTYPES[memory.dtype], op, memory.data_ptr(), memory.data_ptr()),
+                        *(memory.numel(), prescale, post, memory, form),
+                    )
+                    for label, memory, form in made
+                ],
+            )
+        )
+
+    def memories(self) -> Sequence[torch.Tensor]:
+        return self.wire, self.tail
+
+    def wait(self) -> str | None:
+        if waits.observed():
+            with waits.waiting(self.runs[0]):
+                texts = [run.wait() for run in self.runs]
+        else:
+            texts = [run.wait() for run in self.runs]
+        text = next((text for text in texts if text is not None), None)
+        if text is None:
+            self._unload()
+        return text
+
+    def owned(self, member: int) -> list[tuple[int, int]]:
+        """The elements of `flat` of which a member gets the sums, ascending."""
+        assert self._team is not None
+        wire = self.wire
+        ranges = self._team.engine.owned(wire.numel(), DTYPES[wire.dtype], self.form, member)
+        if not self.flat.is_complex():
+            return ranges
+        # A complex number is never cut in two, as all cuts are at cache lines.
+        assert all(end % 2 == 0 or end == wire.numel() for _, end in ranges)
+        return [(begin // 2, -(-end // 2)) for begin, end in ranges]
+
+
+def can_be_cut(param: torch.Tensor) -> bool:
+    """Whether its gradient's place has the order of its memory."""
+    return not has_gaps(param)

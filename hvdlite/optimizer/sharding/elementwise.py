@@ -1,0 +1,39 @@
+"""Which optimizers compute each element of a parameter by itself."""
+
+from __future__ import annotations
+
+import torch
+
+_KNOWN = frozenset(
+    (
+        torch.optim.SGD,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.Adamax,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.Adagrad,
+        torch.optim.Adadelta,
+        torch.optim.ASGD,
+    )
+)
+
+
+def is_elementwise(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer of this class updates an element of a parameter by nothing but this
+    element's value, gradient and state: then a parameter can be cut anywhere.
+
+    A subclass may do anything, so it counts only if it says so itself.
+    """
+    return kind in _KNOWN or vars(kind).get("hvdlite_elementwise") is True
+
+
+def require_shardable(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError if parts of the update can't be left to other ranks."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "LBFGS can't be sharded, nor train parameters of share_parameters: each of its steps "
+            "computes with all parameters at once; use it with shard=False and ordinary parameters"
+        )

@@ -1,0 +1,177 @@
+"""One step of an optimizer whose update is divided.
+
+    begin:   every rank is here; the division is that of the present buckets
+    own:     the wrapped optimizer updates views of what this rank owns
+    finish:  the parameters are whole again on every rank
+
+Shared parameters change only between `begin` and the end of `finish`, where all ranks meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hvdlite.optimizer.buckets.bucket import Slot
+from hvdlite.optimizer.reducer import Reducer
+from hvdlite.optimizer.sharding.cut import Part
+from hvdlite.optimizer.sharding.cut_bucket import CutBucket
+from hvdlite.optimizer.sharding.division import Division
+from hvdlite.optimizer.sharding.memory import in_memory_order, laid_out_as
+from hvdlite.optimizer.sharding.shards import Shards
+from hvdlite.optimizer.sharding.whole_again import WholeAgain
+from hvdlite.shared import require_shared
+
+
+class Update:
+    """The updates of one optimizer, one at a time."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
+        self.division: Division | None = None
+        self._whole_again: WholeAgain | None = None
+        # Set while a step is not at its end.
+        self._unfinished: WholeAgain | None = None
+        # By a parameter's id, begin and end: what the wrapped optimizer updates, and by which its
+        # state is kept. Beside it the parameter, which so keeps its id.
+        self._views: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def begin(self, reducer: Reducer) -> None:
+        """Every rank calls it, after the gradients are reduced. Blocks if parameters are shared.
+
+        Raises:
+            RuntimeError: A parameter was shared, and has other memory now.
+        """
+        shards, gradients = self.shards, reducer.gradients
+        reducer.learn_if_due()
+        assert gradients.team is not None
+        division = shards.divide(gradients)
+        if shards.shares_any:
+            named = ((slot.name, slot.param) for slot in gradients.slots)
+            require_shared(named)
+        if division is not self.division:
+            self._whole_again = WholeAgain(
+                shards, division, gradients.buckets, gradients.team, gradients.name
+            )
+            self.division = division
+        assert self._whole_again is not None
+        self._unfinished = self._whole_again
+        if shards.shares_any:
+            self._whole_again.updating.meet()
+        self._set_gradients(reducer)
+
+    def own_by_group(self, groups: list[dict[str, Any]]) -> list[list[torch.Tensor]]:
+        """By group, what this rank updates."""
+        assert self.division is not None
+        shards = self.shards
+        by_index: dict[int, list[torch.Tensor]] = {}
+        for part in self.division.own:
+            by_index.setdefault(part.index, []).append(
+                self.key_of(self.shards.params[part.index], part)
+            )
+        divided = {part.index for parts in self.division.cut for part in parts}
+        result = []
+        index = 0
+        for group in groups:
+            own: list[torch.Tensor] = []
+            for param in group["params"]:
+                if index in divided:
+                    own += by_index.get(index, ())
+                elif not shards.is_shared(param) or shards.is_leader:
+                    own.append(param)
+                index += 1
+            result.append(own)
+        return result
+
+    def end_own(self, blocks: bool) -> None:
+        """The wrapped optimizer has updated what this rank owns."""
+        for view, _ in self._views.values():
+            view.grad = None
+        self.finish()
+
+    def finish(self) -> None:
+        """Blocks until the parameters are whole. Does nothing if they are."""
+        whole_again, self._unfinished = self._unfinished, None
+        if whole_again is not None:
+            whole_again.run()
+
+    def key_of(self, param: torch.Tensor, part: Part) -> torch.Tensor:
+        """By what the wrapped optimizer keeps the state of a part of a parameter."""
+        if not self.shards.elementwise:
+            return param
+        memory = in_memory_order(param)[part.begin : part.end]
+        key = (id(param), part.begin, part.end)
+        known = self._views.get(key)
+        if known is None:
+            self._views[key] = memory, param
+            return memory
+        view = known[0]
+        if view.data_ptr() != memory.data_ptr() or view.dtype != memory.dtype:
+            # The parameter has got other memory.
+            view.grad = None
+            view.data = memory
+        return view
+
+    def gradients_of(
+        self, reducer: Reducer, param: torch.Tensor
+    ) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """What this rank has of a parameter's reduced gradient: begin, end, values."""
+        reducer.learn_if_due()
+        division = self.shards.divide(reducer.gradients)
+        index = next((i for i, p in enumerate(self.shards.params) if p is param), None)
+        if index is None:
+            raise ValueError(
+                "sharded_grad: the tensor is not a parameter of this optimizer; pass one of "
+                "model.parameters()"
+            )
+        slot = next((slot for slot in reducer.gradients.slots if slot.param is param), None)
+        for part in division.own:
+            if part.index == index and slot is not None:
+                grad = self._gradient_of(reducer, slot, part)
+                if grad is not None:
+                    yield part.begin, part.end, grad
+
+    def owned_gradients(self, reducer: Reducer) -> Iterator[tuple[int, torch.Tensor, bool]]:
+        """All reduced gradients that this rank has, whole or in part: the parameter's number, the
+        values, and whether this owner is the first that has them."""
+        reducer.learn_if_due()
+        division = self.shards.divide(reducer.gradients)
+        slots = {id(slot.param): slot for slot in reducer.gradients.slots}
+        for part in division.own:
+            slot = slots.get(id(self.shards.params[part.index]))
+            if slot is None:
+                continue
+            is_whole = not self.shards.elementwise
+            grad = slot.param.grad if is_whole else self._gradient_of(reducer, slot, part)
+            if grad is not None:
+                yield part.index, grad, True
+        divided = {part.index for parts in division.cut for part in parts}
+        for index, param in enumerate(self.shards.params):
+            if index not in divided and param.grad is not None:
+                yield index, param.grad, self.shards.owner == 0
+
+    def _set_gradients(self, reducer: Reducer) -> None:
+        assert self.division is not None
+        if not self.shards.elementwise:
+            return
+        slots = {id(slot.param): slot for slot in reducer.gradients.slots}
+        for part in self.division.own:
+            slot = slots.get(id(self.shards.params[part.index]))
+            if slot is not None:
+                self.key_of(self.shards.params[part.index], part).grad = self._gradient_of(
+                    reducer, slot, part
+                )
+
+    def _gradient_of(self, reducer: Reducer, slot: Slot, part: Part) -> torch.Tensor | None:
+        bucket = slot.bucket
+        if isinstance(bucket, CutBucket):
+            if not reducer.has_result(slot):
+                return None
+            offset = bucket.offsets_elems[slot.position]
+            return bucket.flat[offset + part.begin : offset + part.end]
+        grad = slot.param.grad
+        if grad is None:
+            return None
+        return laid_out_as(grad, slot.param)[part.begin : part.end]

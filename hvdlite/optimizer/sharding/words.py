@@ -1,0 +1,39 @@
+"""Texts of errors about sharded optimizers."""
+
+from __future__ import annotations
+
+from hvdlite.optimizer.buckets.bucket import Slot
+
+
+def mixed_forms(slot: Slot) -> str:
+    return (
+        f"DistributedOptimizer: the gradient of {slot.name!r} is sparse on some ranks and dense on "
+        "others, and with shard no rank has all of the dense one; pass sparse_as_dense=True, or "
+        "make its gradient sparse (or dense) on every rank"
+    )
+
+
+def joined() -> str:
+    return (
+        "DistributedOptimizer: a rank has called hvd.join(), so nobody updates the part of the "
+        "parameters that it owns; where ranks have parts (shard, or share_parameters), every rank "
+        "must run as many steps as the others: give all the same number of batches, as "
+        "torch.utils.data.DistributedSampler does"
+    )
+
+
+def nothing_reduced() -> str:
+    return (
+        "optimizer.step() inside skip_synchronize(), but nothing was reduced in this step: a "
+        "sharded optimizer has no gradients of its own to go by; call optimizer.synchronize() "
+        "first, on every rank"
+    )
+
+
+def closure_of_whole(kind: str) -> str:
+    return (
+        f"step(closure) of {kind} with parameters that are dealt out to the ranks: each rank "
+        "updates only its own inside the step, so the closure would read the others' old values; "
+        f"run forward and backward before step(), or, if {kind} computes each element by itself "
+        "and calls its closure once, first, set hvdlite_elementwise = True in its class"
+    )

@@ -1,0 +1,1 @@
+"""Tests of sharded optimizers, and of shared parameters."""

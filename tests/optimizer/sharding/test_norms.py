@@ -1,0 +1,181 @@
+"""Norms of gradients in parts, and clipping by them; torch's own clipping is kept away."""
+
+import gc
+import re
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.nn.utils import clip_grad
+from torch.nn.utils import clip_grad_norm_ as imported_before
+from torch.nn.utils import clip_grad_value_ as imported_before_too
+
+from hvdlite.optimizer.sharding import clip_guard, norms
+from hvdlite.optimizer.sharding.pieces import in_memory_order
+from tests.optimizer.sharding import cuts
+
+ORDERS = [2.0, 1.0, 3.0, 0.5, float("inf"), float("-inf"), 0.0]
+
+
+def params_with_grads(shapes, dtype, without=()):
+    params = [torch.nn.Parameter(param.detach().to(dtype)) for param in cuts.params_of(shapes)]
+    for index, param in enumerate(params):
+        generator = torch.Generator().manual_seed(index)
+        if index not in without:
+            param.grad = torch.randn(param.shape, generator=generator).to(dtype)
+    return params
+
+
+def clipped_by_owners(params, cut, *args, **kwargs):
+    """What every owner returns; the gradients of all are clipped in place."""
+    grads = [
+        [
+            (part.index, in_memory_order(params[part.index].grad)[part.begin : part.end])
+            for part in parts
+            if params[part.index].grad is not None
+        ]
+        for parts in cut
+    ]
+    order = args[1] if len(args) > 1 else 2.0
+    rows = torch.cat([norms.rows_of_norms(each, float(order)) for each in grads])
+    return [norms.clip_grad_norm_(each, params, lambda _: rows, *args, **kwargs) for each in grads]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.data(),
+    cuts.shapes,
+    st.sampled_from(ORDERS),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.complex64]),
+)
+def test_the_norm_and_the_clipped_gradients_are_those_of_one_process(data, shapes, order, dtype):
+    assume(order or not dtype.is_complex)  # torch warns there of its own doing
+    without = data.draw(st.sets(st.integers(0, len(shapes) - 1)))
+    params = params_with_grads(shapes, dtype, without)
+    alone = params_with_grads(shapes, dtype, without)
+    cut = data.draw(cuts.cuts(cuts.wholes_of(params)))
+    found = clipped_by_owners(params, cut, 0.5, order)
+    wanted = torch.nn.utils.clip_grad_norm_(alone, 0.5, order)
+    tolerance = 2 * torch.finfo(dtype).eps
+    for norm in found:
+        assert norm.dtype == wanted.dtype
+        assert torch.equal(norm, found[0])
+        torch.testing.assert_close(norm, wanted, rtol=tolerance, atol=0.0)
+    for param, other in zip(params, alone, strict=True):
+        torch.testing.assert_close(param.grad, other.grad, rtol=2 * tolerance, atol=0.0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_parameters_that_are_not_cut_give_the_very_norm_of_torch(order):
+    shapes = [(3, 50), (1000,), (7,)]
+    params, alone = (params_with_grads(shapes, torch.float32) for _ in range(2))
+    wholes = cuts.wholes_of(params)
+    cut = ((cuts.Part(1, 0, 1000),), (cuts.Part(0, 0, 150), cuts.Part(2, 0, wholes[2].numel)))
+    found = clipped_by_owners(params, cut, 0.5, order)
+    wanted = torch.nn.utils.clip_grad_norm_(alone, 0.5, order)
+    assert all(torch.equal(norm, wanted) for norm in found)
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(params, alone, strict=True))
+
+
+@pytest.mark.parametrize("order", [2.0, float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_norm_that_is_not_finite_is_so_on_every_owner_and_an_error_if_asked(order, bad):
+    params, alone = (params_with_grads([(6,), (4,)], torch.float32) for _ in range(2))
+    params[0].grad[4] = alone[0].grad[4] = bad
+    cut = cuts.halves(cuts.wholes_of(params), 3)
+    with pytest.raises(RuntimeError, match=rf"the norm of order {order:g} of all gradients is"):
+        clipped_by_owners(params, cut, 1.0, order, error_if_nonfinite=True)
+    assert torch.equal(params[1].grad, alone[1].grad)
+    found = clipped_by_owners(params, cut, 1.0, order)
+    wanted = torch.nn.utils.clip_grad_norm_(alone, 1.0, order)
+    for norm in found:
+        torch.testing.assert_close(norm, wanted, equal_nan=True)
+    torch.testing.assert_close(params[0].grad, alone[0].grad, equal_nan=True)
+
+
+def test_gradients_whose_squares_overflow_have_a_norm_as_in_torch():
+    params, alone = (params_with_grads([(6,)], torch.float32) for _ in range(2))
+    for param in (*params, *alone):
+        param.grad.fill_(1e25)
+    found = clipped_by_owners(params, cuts.halves(cuts.wholes_of(params), 2), 1.0, 2.0)
+    wanted = torch.nn.utils.clip_grad_norm_(alone, 1.0, 2.0)
+    assert wanted.isinf() == found[0].isinf()
+
+
+def test_without_gradients_the_norm_is_zero():
+    assert norms.clip_grad_norm_([], [], lambda rows: rows, 1.0) == 0.0
+
+
+class Owner:
+    """What shards the gradients."""
+
+
+@pytest.fixture
+def guarded():
+    param = torch.nn.Parameter(torch.ones(3))
+    owner = Owner()
+    clip_guard.guard([param], owner)
+    yield param, owner
+    clip_guard.release([param])
+
+
+TORCHS = {
+    "clip_grad_norm_": lambda p: torch.nn.utils.clip_grad_norm_([torch.zeros(1), p], 1.0),
+    "of the module": lambda p: clip_grad.clip_grad_norm_((p,), 1.0),
+    "one tensor": lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0),
+    "by keyword": lambda p: torch.nn.utils.clip_grad_norm_(max_norm=1.0, parameters=[p]),
+    "a generator": lambda p: torch.nn.utils.clip_grad_norm_((q for q in [p]), 1.0),
+    "imported before": lambda p: imported_before([p], 1.0),
+    "value, imported before": lambda p: imported_before_too([p], 1.0),
+    "clip_grad_value_": lambda p: torch.nn.utils.clip_grad_value_([p], 1.0),
+    "clip_grads_with_norm_": lambda p: torch.nn.utils.clip_grads_with_norm_(
+        [p], 1.0, torch.ones(())
+    ),
+}
+
+
+@pytest.mark.parametrize("how", TORCHS)
+def test_clipping_of_torch_refuses_sharded_parameters_and_names_ours(guarded, how):
+    if how == "clip_grads_with_norm_" and not hasattr(torch.nn.utils, how):
+        pytest.skip("this torch has no clip_grads_with_norm_")
+    words = (
+        "their gradients are sharded by DistributedOptimizer(shard=...), so .grad is None, and "
+        "each rank has parts only. Call the optimizer's clip_grad_norm_(max_norm) instead"
+    )
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        TORCHS[how](guarded[0])
+
+
+def test_clipping_of_torch_works_for_other_parameters(guarded):
+    param = torch.nn.Parameter(torch.ones(3))
+    param.grad = torch.tensor([3.0, 0.0, 4.0])
+    assert imported_before((p for p in [param]), 1.0) == 5.0
+    torch.nn.utils.clip_grad_value_([param], 0.5)
+    assert param.grad.tolist() == pytest.approx([0.5, 0.0, 0.5])
+    with pytest.warns(UserWarning, match="empty generator"):
+        torch.nn.utils.clip_grad_norm_((p for p in []), 1.0)
+
+
+def test_parameters_are_given_back_when_their_optimizer_goes():
+    param = torch.nn.Parameter(torch.ones(3))
+    owner = Owner()
+    clip_guard.guard([param], owner)
+    assert clip_guard.is_guarded(param)
+    clip_guard.release([param])
+    assert not clip_guard.is_guarded(param)
+    clip_guard.guard([param], owner)
+    del owner
+    gc.collect()
+    assert not clip_guard.is_guarded(param)
+    assert torch.nn.utils.clip_grad_norm_([param], 1.0) == 0.0
+
+
+def test_the_guard_keeps_no_parameter_alive_and_forgets_it():
+    owner = Owner()
+    param = torch.nn.Parameter(torch.ones(3))
+    clip_guard.guard([param], owner)
+    before = len(clip_guard._sharded)
+    del param
+    gc.collect()
+    assert len(clip_guard._sharded) == before - 1

@@ -1,0 +1,319 @@
+"""Shards of an optimizer's state: cut, united, cut anew; marked, checked, saved and loaded."""
+
+import dataclasses
+import io
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdlite.optimizer.sharding.cut import Part
+from hvdlite.optimizer.sharding.pieces import Whole, part_of_state, recut, same, whole_state
+from hvdlite.optimizer.sharding.state_dicts import (
+    MARK,
+    Sharding,
+    ShardStateDict,
+    full_states,
+    loaded,
+    shard_state_dict,
+)
+from tests.optimizer.sharding import cuts
+
+KINDS = {
+    "Adam": lambda params: torch.optim.Adam(params),
+    "AdamW amsgrad": lambda params: torch.optim.AdamW(params, amsgrad=True),
+    "SGD momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1),
+    "RMSprop": lambda params: torch.optim.RMSprop(params, centered=True),
+    "Adagrad": lambda params: torch.optim.Adagrad(params),
+    "ASGD": lambda params: torch.optim.ASGD(params),
+    "NAdam": lambda params: torch.optim.NAdam(params),
+    "Rprop": lambda params: torch.optim.Rprop(params),
+}
+
+
+def assert_same_state(states, wanted):
+    assert states.keys() == wanted.keys()
+    for index, state in states.items():
+        assert state.keys() == wanted[index].keys()
+        for key, value in state.items():
+            expected = wanted[index][key]
+            assert same(value, expected), (index, key, value, expected)
+            if isinstance(value, torch.Tensor):
+                assert Whole.of(key, value).steps == Whole.of(key, expected).steps
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data(), cuts.shapes, st.sampled_from(list(KINDS)))
+def test_cutting_and_uniting_are_inverse(data, shapes, kind):
+    transposed = data.draw(st.sets(st.integers(0, len(shapes) - 1)))
+    params = cuts.params_of(shapes, transposed)
+    wholes = cuts.wholes_of(params)
+    full = cuts.trained(params, KINDS[kind]).state_dict()
+    shards = cuts.shards_of(full, data.draw(cuts.cuts(wholes)), wholes)
+    wanted = {index: state for index, state in full["state"].items() if state}
+    assert_same_state(dict(full_states(shards)), wanted)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data(), cuts.shapes)
+def test_a_cut_made_anew_from_shards_is_that_made_from_the_whole(data, shapes):
+    params = cuts.params_of(shapes)
+    wholes = cuts.wholes_of(params)
+    full = cuts.trained(params, KINDS["Adam"]).state_dict()
+    shards = cuts.shards_of(full, data.draw(cuts.cuts(wholes)), wholes)
+    # As if the parameters of the second training had another memory format.
+    transposed = data.draw(st.sets(st.integers(0, len(shapes) - 1)))
+    wholes = cuts.wholes_of(cuts.params_of(shapes, transposed))
+    cut = data.draw(cuts.cuts(wholes))
+    order = data.draw(st.permutations(shards))
+    for owner in range(len(cut)):
+        own = Sharding("Adam", wholes, (len(wholes),), cut, owner)
+        from_shards, from_full = loaded(order, own), loaded(full, own)
+        assert_same_state(dict(enumerate(from_shards.states)), dict(enumerate(from_full.states)))
+        assert from_shards.groups == from_full.groups
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data(), cuts.shapes)
+def test_a_rank_needs_only_the_shards_that_have_its_elements(data, shapes):
+    params = cuts.params_of(shapes)
+    wholes = cuts.wholes_of(params)
+    full = cuts.trained(params, KINDS["Adam"]).state_dict()
+    before = data.draw(cuts.cuts(wholes))
+    shards = cuts.shards_of(full, before, wholes)
+    cut = data.draw(cuts.cuts(wholes))
+    left_out = data.draw(st.integers(0, len(shards) - 1))
+    for owner, parts in enumerate(cut):
+        needs = any(
+            each.index == part.index and each.begin < part.end and part.begin < each.end
+            for each in before[left_out]
+            for part in parts
+        )
+        own = Sharding("Adam", wholes, (len(wholes),), cut, owner)
+        rest = shards[:left_out] + shards[left_out + 1 :]
+        if needs and rest:
+            with pytest.raises(ValueError, match=f"of {len(before)}, and owner {left_out} has"):
+                loaded(rest, own)
+        elif rest:
+            assert_same_state(
+                dict(enumerate(loaded(rest, own).states)), dict(enumerate(loaded(full, own).states))
+            )
+
+
+def test_the_elements_of_a_part_are_counted_in_the_order_of_memory():
+    param = torch.zeros(2, 3).t()  # shape [3, 2], memory [2, 3]
+    state = {"buffer": torch.arange(6.0).reshape(2, 3).t(), "step": torch.tensor(4.0)}
+    whole = Whole.of("w", param)
+    part = part_of_state(state, whole, 1, 4)
+    assert part["buffer"].tolist() == [1.0, 2.0, 3.0]
+    assert part["step"].shape == ()
+    contiguous = {**state, "buffer": state["buffer"].contiguous()}
+    assert same(part_of_state(contiguous, whole, 1, 4), part)
+
+
+def test_a_part_of_one_element_does_not_make_a_number_of_a_tensor():
+    whole = Whole("w", (3,), (1,))
+    count = torch.tensor([7.0])
+    pieces = [
+        (Part(0, 0, 1), {"buffer": torch.tensor([1.0]), "count": count}),
+        (Part(0, 1, 3), {"buffer": torch.tensor([2.0, 3.0]), "count": count}),
+    ]
+    state = whole_state(pieces, whole)
+    assert state["buffer"].tolist() == [1.0, 2.0, 3.0]
+    assert state["count"].tolist() == [7.0]
+
+
+def test_parts_of_different_steps_do_not_unite():
+    whole = Whole("w", (4,), (1,))
+    pieces = [
+        (Part(0, 0, 2), {"step": torch.tensor(3.0)}),
+        (Part(0, 2, 4), {"step": torch.tensor(4.0)}),
+    ]
+    words = (
+        "the state 'step' of 'w' is 3.0 for the elements 0 to 1, but 4.0 for 2 to 3: these states "
+        "were not saved in the same step"
+    )
+    with pytest.raises(ValueError, match=re.escape(words)):
+        recut(pieces, whole, 0, 4)
+    assert recut(pieces, whole, 1, 2)["step"] == 3.0
+    pieces[1] = (pieces[1][0], {})
+    with pytest.raises(ValueError, match=r"has \['step'\] for the elements 0 to 1, but \[\] for"):
+        recut(pieces, whole, 0, 4)
+
+
+def test_the_state_of_another_model_is_no_state_of_a_part():
+    state = {"exp_avg": torch.zeros(3, 3)}
+    words = "the state 'exp_avg' of 'w' has the shape [3, 3], expected [2, 3]"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        part_of_state(state, Whole("w", (2, 3), (3, 1)), 0, 2)
+
+
+def case(owners=3, make=KINDS["Adam"]):
+    params = cuts.params_of([(2, 3), (5,)])
+    wholes = cuts.wholes_of(params)
+    full = cuts.trained(params, make).state_dict()
+    cut = cuts.halves(wholes, owners)
+    shards = cuts.shards_of(full, cut, wholes)
+    return (
+        params,
+        full,
+        shards,
+        [Sharding("Adam", wholes, (2,), cut, owner) for owner in range(owners)],
+    )
+
+
+def test_a_shard_survives_a_file_that_is_read_with_weights_only():
+    _, full, shards, own = case()
+    file = io.BytesIO()
+    torch.save({"optimizer": shards[1], "epoch": 3}, file)
+    file.seek(0)
+    read = torch.load(file, weights_only=True)["optimizer"]
+    assert type(read) is ShardStateDict
+    assert read[MARK] == shards[1][MARK]
+    found = loaded(read, own[1])
+    assert_same_state(dict(enumerate(found.states)), dict(enumerate(loaded(full, own[1]).states)))
+    assert found.groups[0]["lr"] == 0.001
+
+
+def test_a_plain_optimizer_refuses_a_shard_in_plain_words():
+    params, _, shards, _ = case()
+    plain = torch.optim.Adam(params)
+    with pytest.raises(ValueError, match=r"shard 1 of 3 of the state .*full_state_dict\(\) gives"):
+        plain.load_state_dict(shards[1])
+
+
+def test_a_plain_optimizer_refuses_a_shard_of_which_a_framework_made_a_plain_dict():
+    params, _, shards, _ = case()
+    plain = torch.optim.Adam(params)
+    with pytest.raises(ValueError, match="parameter group that doesn't match the size"):
+        plain.load_state_dict(dict(shards[1]))
+
+
+def test_a_plain_dict_of_a_shard_loads_as_the_shard():
+    _, _, shards, own = case()
+    assert loaded(dict(shards[1]), own[1]).states[0].keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def refused(given, own):
+    with pytest.raises(ValueError, match=r"shard|state.dict") as caught:
+        loaded(given, own)
+    return str(caught.value)
+
+
+def test_the_shard_of_another_rank_is_refused():
+    _, _, shards, own = case()
+    words = "the shard is that of owner 0 of 3, and this rank is owner 1 (counted from 0)"
+    assert words in refused(shards[0], own[1])
+
+
+def test_a_shard_of_another_number_of_ranks_asks_for_all_of_them():
+    _, _, shards, _ = case(3)
+    _, _, _, own = case(2)
+    words = refused(shards[0], own[0])
+    assert words.startswith("the shard is one of 3, and here 2 ranks share the state: on every")
+    assert "load_state_dict([torch.load(file) for file in files])" in words
+
+
+def test_a_rank_takes_the_cut_of_its_shard():
+    _, _, shards, own = case()
+    other = dataclasses.replace(own[0], cut=(own[0].cut[1], own[0].cut[0], own[0].cut[2]))
+    found = loaded(shards[0], other)
+    assert found.sharding == own[0]
+    assert same(found.states, loaded(shards[0], own[0]).states)
+
+
+def test_a_shard_of_another_order_of_memory_asks_for_all_of_them():
+    _, full, shards, own = case()
+    turned = cuts.wholes_of(cuts.params_of([(2, 3), (5,)], transposed={0}))
+    other = dataclasses.replace(own[0], wholes=turned)
+    assert "lay in memory in another order (memory_format)" in refused(shards[0], other)
+    assert same(loaded(shards, other).states, loaded(full, other).states)
+
+
+def test_the_shard_of_another_optimizer_is_refused():
+    _, _, shards, own = case()
+    words = "the shard is of the optimizer Adam, and this one is SGD"
+    assert words in refused(shards[0], dataclasses.replace(own[0], optimizer="SGD"))
+
+
+def test_the_shard_of_another_model_is_refused_with_the_parameter():
+    _, _, shards, own = case()
+    wholes = (own[0].wholes[0], Whole("p1", (6,), (1,)))
+    words = (
+        "the shard is of another model: parameter 1 is 'p1' of shape [5] there, and 'p1' of shape "
+        "[6] here"
+    )
+    for saved in (shards[0], shards):
+        assert words in refused(saved, dataclasses.replace(own[0], wholes=wholes))
+
+
+def test_names_count_only_where_both_have_some():
+    _, _, shards, own = case()
+    unnamed = tuple(
+        dataclasses.replace(whole, name=f"parameter {index}")
+        for index, whole in enumerate(own[0].wholes)
+    )
+    loaded(shards[0], dataclasses.replace(own[0], wholes=unnamed))
+    renamed = tuple(dataclasses.replace(whole, name="x") for whole in own[0].wholes)
+    words = "parameter 0 is 'p0' of shape [2, 3] there, and 'x' of shape [2, 3] here"
+    assert words in refused(shards[0], dataclasses.replace(own[0], wholes=renamed))
+
+
+def test_other_parameter_groups_are_refused():
+    _, full, shards, own = case()
+    words = "has 1 parameter group with [2] parameters, and this optimizer 2 with [1, 1]"
+    for saved in (full, shards[0], shards):
+        assert words in refused(saved, dataclasses.replace(own[0], group_sizes=(1, 1)))
+
+
+def test_shards_that_were_not_saved_together_are_refused():
+    _, _, shards, own = case()
+    _, _, others, _ = case(2)
+    assert "were not saved together: one has 3 owners, another 2" in refused(
+        [shards[0], others[1]], own[0]
+    )
+
+
+def test_hosts_may_have_divided_the_state_in_different_ways():
+    _, full, shards, own = case()
+    _, _, others, _ = case(2)
+    for shard in (*shards, *others):
+        shard[MARK]["in_hosts"] = True
+    assert same(loaded([*others, *shards], own[1]).states, loaded(full, own[1]).states)
+
+
+def test_a_newer_format_is_refused_with_both_versions():
+    _, _, shards, own = case()
+    shard = {**shards[0], MARK: {**shards[0][MARK], "version": 9}}
+    assert "has version 9 of the format, and this hvdlite reads version 1" in refused(shard, own[0])
+
+
+@pytest.mark.parametrize("given", [None, 3, [], [{}]])
+def test_what_is_no_state_dict_is_refused(given):
+    assert "expected what optimizer.state_dict() or full_state_dict()" in refused(
+        given, case()[3][0]
+    )
+
+
+def test_the_empty_dict_of_full_state_dict_is_refused_with_its_reason():
+    assert "full_state_dict() gives {} on all ranks but rank 0" in refused({}, case()[3][0])
+
+
+def test_parameters_that_are_dealt_whole_keep_a_state_of_any_shape():
+    wholes = (Whole("a", (2, 3), (3, 1)), Whole("b", (4,), (1,)))
+    cut = ((Part(1, 0, 4),), (Part(0, 0, 6),))
+    states = [{"row": torch.ones(2), "step": 3}, {"momentum": torch.ones(4)}]
+    groups = [{"lr": 0.1, "params": [0, 1]}]
+    own = [Sharding("Muon", wholes, (2,), cut, owner, dealt_whole=True) for owner in (0, 1)]
+    shards = [
+        shard_state_dict(own[0], groups, [states[1]]),
+        shard_state_dict(own[1], groups, [states[0]]),
+    ]
+    full = {"state": dict(full_states(shards)), "param_groups": groups}
+    assert_same_state(full["state"], {0: states[0], 1: states[1]})
+    for saved in (shards[1], shards[::-1], full):
+        assert same(loaded(saved, own[1]).states, [states[0]])
+    assert "owner 1 has them" in refused(shards[:1], own[1])
