@@ -57,9 +57,6 @@ class ShardedOptimizer(WholeMethods):
             update.finish()
         return result
 
-    def _wrapped_step(self, *args: Any, **kwargs: Any) -> Any:
-        return super()._update(True, args, kwargs)
-
     def _with_own_parts(self, step: Callable[[], Any]) -> Any:
         """Runs the wrapped step on what this rank owns. The user's hooks, which the wrapped step
         calls first and last, see the whole parameters."""
