@@ -110,9 +110,7 @@ def saves_and_loads(shard, shared):
     full = hvd.broadcast_object(full)
     cut_as_here = own["hvdlite_shard"]["cut"]
     shards = [
-        shard
-        for shard in hvd.allgather_object(own)
-        if shard["hvdlite_shard"]["cut"] == cut_as_here
+        shard for shard in hvd.allgather_object(own) if shard["hvdlite_shard"]["cut"] == cut_as_here
     ]
     for given in (own, full, shards):
         again = odd()
