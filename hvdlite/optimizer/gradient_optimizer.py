@@ -14,7 +14,9 @@ import torch
 
 from hvdlite.optimizer.arguments import checked_passes
 from hvdlite.optimizer.reducer import Reducer
+from hvdlite.optimizer.sharding.words import shared_too_late
 from hvdlite.optimizer.wrapping import Wrapper
+from hvdlite.shared.parameters import is_shared, shares_any
 
 
 @dataclass
@@ -80,7 +82,18 @@ class GradientOptimizer(Wrapper):
         return result
 
     def _update(self, is_reduced: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The wrapped class's step. is_reduced: its gradients are reduced ones."""
+        """The wrapped class's step. is_reduced: its gradients are reduced ones.
+
+        Raises:
+            RuntimeError: Parameters are shared that were not when the optimizer was made.
+        """
+        if shares_any():
+            for slot in self._hvdlite_reducer.gradients.slots:
+                if is_shared(slot.param):
+                    raise RuntimeError(shared_too_late(slot.name))
+        return self._wrapped_step(*args, **kwargs)
+
+    def _wrapped_step(self, *args: Any, **kwargs: Any) -> Any:
         return super().step(*args, **kwargs)
 
     def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> torch.Tensor:

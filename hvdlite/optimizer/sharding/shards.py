@@ -125,7 +125,7 @@ class Shards:
                 raise HorovodInternalError(joined())
 
     def take_gradients(self, gradients: Gradients, has_result: Callable[[Slot], bool]) -> None:
-        """After a round: unsets `.grad` of what this rank does not have whole. May be called again."""
+        """After a round: unsets `.grad` of what this rank has not whole. May be called again."""
         owner_of: dict[int, int] | None = None
         for slot in gradients.slots:
             if not slot.is_sharded or not has_result(slot):

@@ -124,7 +124,7 @@ def plain_of(name, model, full, net=None):
 @pytest.mark.parametrize(
     ("name", "shard"),
     [
-        ("Adam", True),
+        pytest.param("Adam", True, marks=pytest.mark.wide_in(2, "2,1")),
         pytest.param("Adam", "host", marks=pytest.mark.wide_in(2, 3)),
         *(
             pytest.param(name, True, marks=pytest.mark.wide)

@@ -35,11 +35,12 @@ def clips(shard, order):
 
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("2,1")
+@pytest.mark.wide_in("2,1")
 @pytest.mark.parametrize(
     ("shard", "order"),
     [
         (True, 2.0),
-        pytest.param("host", 2.0, marks=pytest.mark.wide_in(3)),
+        pytest.param("host", 2.0, marks=pytest.mark.wide),
         pytest.param(True, float("inf"), marks=pytest.mark.wide),
         pytest.param(True, 1.0, marks=pytest.mark.wide),
     ],
@@ -88,14 +89,14 @@ def scales(make, shard, passes):
     assert scalers[1].get_scale() == 256.0 * 2 / 2 * 2
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 @pytest.mark.hosts("2,1")
-@pytest.mark.wide_in(2)
+@pytest.mark.wide_in("2,1")
 @pytest.mark.parametrize(
     ("make", "shard", "passes"),
     [
         ("SGD", True, 1),
-        pytest.param("fused", True, 2, marks=pytest.mark.wide_in("2,1")),
+        pytest.param("fused", True, 2, marks=pytest.mark.wide),
         pytest.param("SGD", "host", 1, marks=pytest.mark.wide),
     ],
 )
