@@ -16,6 +16,7 @@ A *contender* is one way to do the work, hvdlite among them; a *peer* is any con
     wrapped.py       times steps of DDP and FSDP2 on them
     upkeep.py        CPU time of ranks that are idle or wait
     memory.py        the memory that a training step needs; a program of its own
+    asynchronous.py  steps with and without waiting for a slow worker; a program of its own
     worker.py        what each rank runs: all of these
     rig.py           several hosts on this machine
     starting.py      starts the workers

@@ -17,6 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 CORE = Path(__file__).parent.parent / "hvdlite" / "_core.abi3.so"
 WHAT = (
     "allreduce",
+    "reducescatter",
     "types",
     "tail",
     "training",
@@ -24,6 +25,7 @@ WHAT = (
     "wrapped",
     "upkeep",
     "memory",
+    "asynchronous",
     "instructions",
     "rig",
 )
@@ -48,6 +50,11 @@ def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[s
     if "memory" in wanted:
         with starting.noting(failed, "memory"):
             found["memory"] = starting.run_memory(flavours[0].python)
+    if "asynchronous" in wanted:
+        with starting.noting(failed, "asynchronous"):
+            found["asynchronous"] = starting.run_asynchronous(
+                flavours[0].python, plan.asynchronous_s
+            )
     found["failed"] = failed
     versions = {run["mpi"].split(",")[0]: run["mpi_version"] for run in found["runs"]}
     found["host"].update(versions)

@@ -18,6 +18,12 @@ OPTIMIZER = "DistributedOptimizer"
 IDLE = "a group that does nothing"
 FLOOR = "no communication"  # what no contender can beat
 BOUND = "bound"  # a copy, or streams between the hosts: likewise
+# Between hosts: an allreduce, and its first half (halves.py).
+ALLREDUCE = "allreduce"
+REDUCESCATTER = "reducescatter"
+WHOLE_PLAN = "plan of an allreduce"
+TO_OWNERS = "plan of a reducescatter"
+HALVES = {REDUCESCATTER: ALLREDUCE, TO_OWNERS: WHOLE_PLAN}
 PASSES = "passes"  # what an allreduce through shared memory can't beat on one host
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
 BINS_PER_DECADE = 10

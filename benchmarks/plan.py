@@ -44,6 +44,7 @@ class Place:
         return f"{self.hosts} hosts with {each} each, {link}"
 
 
+SLOWEST = "1gbit"
 TRAINED_BETWEEN = Place(1, 2, "1gbit")  # where steps of FSDP2 between hosts are timed
 
 
@@ -91,7 +92,9 @@ class Plan:
     links: tuple[tuple[str, tuple[int, ...]], ...]  # of the rig: rate, sizes in bytes
     shapes: tuple[tuple[int, int], ...]  # of the rig: hosts, ranks on each
     between: Effort  # for each size of an allreduce between hosts
+    halves_from_bytes: int  # the least size of a reducescatter between hosts
     instruction_counts: tuple[int, int]  # how many operations, in two runs
+    asynchronous_s: float = 8.0  # how long each contender trains beside a slow worker
 
 
 C10D_BYTES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
@@ -124,10 +127,12 @@ FULL = Plan(
     ),
     shapes=((2, 1), (2, 2), (4, 1), (4, 2)),
     between=Effort(max_rounds=60, budget_s=1.5, min_rounds=5),
+    halves_from_bytes=MIB,
     instruction_counts=(500, 1500),
 )
 QUICK = replace(
     FULL,
+    asynchronous_s=3.0,
     ranks=(2,),
     sizes_bytes=(4, KIB, 16 * KIB, 256 * KIB, MIB, 16 * MIB, 64 * MIB),
     allreduce=Effort(max_rounds=30, budget_s=0.7),
@@ -148,6 +153,7 @@ QUICK = replace(
 # For the tests of the benchmark itself: everything once, no figures.
 TINY = replace(
     QUICK,
+    asynchronous_s=0.2,
     sizes_bytes=(4, 256 * KIB),
     allreduce=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
     types_bytes=(MIB,),
@@ -168,6 +174,7 @@ TINY = replace(
     late_s=0.1,
     links=(("1gbit", (64 * KIB,)),),
     between=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
+    halves_from_bytes=KIB,
     instruction_counts=(10, 30),
 )
 PLANS = {"full": FULL, "quick": QUICK, "tiny": TINY}
@@ -235,14 +242,21 @@ def host_jobs(
 def rig_jobs(
     plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores: int
 ) -> Iterator[Job]:
-    """The allreduce between hosts, unless only training steps between them are wanted."""
-    basic = ("allreduce",) if "allreduce" in wanted or "wrapped" not in wanted else ()
+    """The allreduce between hosts, unless only other parts are wanted that are measured there;
+    where links are slow, a reducescatter beside it."""
+    others = {"wrapped", "reducescatter"} & set(wanted)
+    basic = ("allreduce",) if "allreduce" in wanted or not others else ()
     for rate, sizes_bytes in plan.links:
         for hosts, ranks in plan.shapes:
             place = Place(ranks, hosts, rate)
             for flavour in fitting(flavours, place, cores):
                 trains = place == TRAINED_BETWEEN and flavour == flavours[0] and "wrapped" in wanted
-                parts = (*basic, "wrapped") if trains else basic
+                halved = rate == SLOWEST and flavour in firsts(flavours)
+                parts = (
+                    *basic,
+                    *(("reducescatter",) if halved and "reducescatter" in wanted else ()),
+                    *(("wrapped",) if trains else ()),
+                )
                 if parts:
                     yield Job(place, flavour, parts, sizes_bytes)
 

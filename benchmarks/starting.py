@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import memory
+from benchmarks import asynchronous, memory
 from benchmarks.plan import Job, Plan, request_of
 from benchmarks.rig import ROOT, Rig, rig
 
@@ -91,3 +91,16 @@ def run_memory(python: str) -> dict[str, Any]:
             run(command, {"GLOO_SOCKET_IFNAME": "lo"})
             pss[variant] = json.loads(Path(folder, "pss.json").read_text())
     return {"buckets_bytes": memory.gradient_bytes(), "pss_bytes": pss}
+
+
+def run_asynchronous(python: str, seconds: float) -> dict[str, Any]:
+    """Steps per second with a server, and without waiting for a slow worker, on this host."""
+    print("  asynchronous training", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
+        output = Path(folder, "result.json")
+        hvdrun = str(Path(python).with_name("hvdrun"))
+        counts = ("-np", str(asynchronous.PROCESSES), "--servers", str(asynchronous.SERVERS))
+        program = ("-m", "benchmarks.asynchronous", str(output), str(seconds))
+        run([hvdrun, *counts, python, *program], YIELDING)
+        found: dict[str, Any] = json.loads(output.read_text())
+        return found

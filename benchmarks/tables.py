@@ -1,5 +1,6 @@
 """The tables of a report, as texts, for the terminal and for the page. Pure."""
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from benchmarks.figures import (
     BOUND,
     DDP,
+    FLOOR,
+    HALVES,
     OURS,
     PASSES,
     PERCENTILES,
@@ -47,6 +50,7 @@ def tables(report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[Table
     found = [targets(verdicts)]
     found += [allreduce(place, rows) for place, rows in rows_by_place(runs).items()]
     found += cores(rows_by_place(runs))
+    found += [halves(run) for run in runs if run.get("reducescatter")]
     found += [types(run) for run in runs if run.get("types")]
     found += [training(run) for run in runs if run.get("training")]
     found += [operations(run) for run in runs if run.get("c10d")]
@@ -56,6 +60,8 @@ def tables(report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[Table
         found.append(upkeep(run for run in runs if "upkeep" in run))
     if report.get("memory"):
         found.append(memory(report["memory"]))
+    if report.get("asynchronous"):
+        found.append(asynchronous(report["asynchronous"]))
     if report.get("instructions"):
         found.append(instructions(report["instructions"]))
     return found
@@ -110,6 +116,23 @@ def bound_speed(row: Row, place: Place) -> str:
         sent_bytes = wire_bytes(row.size_bytes, place.hosts)
         return f"{digits(8e-9 * sent_bytes / row.time_s[BOUND])} Gbit/s"
     return f"{digits(1e-9 * row.size_bytes / row.time_s[BOUND])} GB/s"
+
+
+def halves(run: Mapping[str, Any]) -> Table:
+    names = [name for pair in HALVES.items() for name in reversed(pair)]
+    cells = []
+    for row in run["reducescatter"]:
+        times_s, sent_bytes = row["median_s"], row["sent_bytes"]
+        shares = [
+            f"{of[half] / of[whole]:.0%}"
+            for of in (times_s, sent_bytes)
+            for half, whole in HALVES.items()
+        ]
+        times = [time_text(times_s[name]) for name in names]
+        cells.append([size_text(row["bytes"]), *times, *shares, str(row["rounds"])])
+    ratios = [f"{what}, {half}" for what in ("time", "bytes") for half in HALVES]
+    title = f"Reducescatter beside allreduce, {Place(**run['place'])}, {run['mpi']}"
+    return Table(title, ["size", *names, *ratios, "rounds"], cells)
 
 
 def types(run: Mapping[str, Any]) -> Table:
@@ -245,6 +268,22 @@ def memory(measured: Mapping[str, Any]) -> Table:
     title = f"Memory of a step, 2 ranks: {TASKS['deep'].title} ({gradients})"
     columns = ["", "PSS per rank, MiB", "above the step without, MiB", "in sets of buckets"]
     return Table(title, columns, cells)
+
+
+def asynchronous(measured: Mapping[str, Any]) -> Table:
+    slow, moved = measured["straggler"], measured["throughput"]
+    size = f"{measured['bytes'] // MIB} MiB"
+    named = {
+        "one worker 5 times slower: each for itself": slow[FLOOR],
+        "one worker 5 times slower: allreduce in each step": slow["allreduce"],
+        "one worker 5 times slower: AsyncOptimizer": slow[OURS],
+        f"{size} pushed and pulled: only copied": statistics.median(moved[BOUND]),
+        f"{size} pushed and pulled: copied, and updated by each": statistics.median(moved[FLOOR]),
+        f"{size} pushed and pulled: AsyncOptimizer": statistics.median(moved[OURS]),
+    }
+    cells = [[name, digits(steps)] for name, steps in named.items()]
+    title = f"Asynchronous training, {measured['workers']} workers and 1 server on one host"
+    return Table(title, ["", "steps per second, of all workers"], cells)
 
 
 def instructions(rows: Sequence[Mapping[str, Any]]) -> Table:

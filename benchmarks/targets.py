@@ -5,13 +5,16 @@ was measured with several MPIs, the least favourable of its runs counts, and of 
 worst.
 """
 
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.figures import (
+    BOUND,
     DDP,
     FLOOR,
+    HALVES,
     IDLE,
     OPTIMIZER,
     OURS,
@@ -91,11 +94,13 @@ def verdicts(report: Mapping[str, Any]) -> list[Verdict]:
         *on_one_host(places),
         *types([row for run in runs for row in run.get("types", ())]),
         *between_hosts(places),
+        *halves(runs),
         *training([row for run in runs for row in run.get("training", ())]),
         *operations(runs),
         *wrapped(runs),
         *upkeep(runs),
         *memory(report.get("memory")),
+        *asynchronous(report.get("asynchronous")),
     ]
 
 
@@ -188,6 +193,23 @@ def between_hosts(places: Mapping[Place, Sequence[Row]]) -> list[Verdict]:
         at_least(1, PEER, "2 hosts, unshaped, from 64 KiB", free),
         at_least(0.25, PLAIN_MPI, free_small, figures((2,), "", 0, 64 * KIB - 1, plain_mpi)),
         at_least(1, GLOO, free_small, figures((2,), "", 0, 64 * KIB - 1, gloo)),
+    ]
+
+
+def halves(runs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """A reducescatter beside the allreduce of as much."""
+    times: list[tuple[str, float]] = []
+    sent: list[tuple[str, float]] = []
+    for run in runs:
+        for row in run.get("reducescatter", ()):
+            where = f"{Place(**run['place'])}, {size_text(row['bytes'])}"
+            for half, whole in HALVES.items():
+                times.append((where, row["median_s"][half] / row["median_s"][whole]))
+                sent.append((where, row["sent_bytes"][half] / row["sent_bytes"][whole]))
+    work = "reducescatter, 2 and 4 hosts, 1 Gbit/s, ≥ 1 MiB"
+    return [
+        at_most(0.55, Scale("×", "the bytes of our allreduce"), work, sent),
+        at_most(0.65, Scale("×", "the time of our allreduce"), work, times),
     ]
 
 
@@ -327,6 +349,21 @@ def memory(measured: Mapping[str, Any] | None) -> list[Verdict]:
     limit = round(1 + 32 * MIB / buckets_bytes, 2)
     excess = excess_bytes(measured, OURS) / buckets_bytes
     return [at_most(limit, scale, f"{work}: one set + 32 MiB", [("2 ranks", excess)])]
+
+
+def asynchronous(measured: Mapping[str, Any] | None) -> list[Verdict]:
+    """4 workers and a server on one host; computing is simulated by sleeping in the first."""
+    apart, pushed = [], []
+    if measured is not None:
+        slow, moved = measured["straggler"], measured["throughput"]
+        apart = [("4 workers", slow[OURS] / slow[FLOOR])]
+        of_copies = statistics.median(moved[OURS]) / statistics.median(moved[BOUND])
+        pushed = [("64 MiB", 100 * of_copies)]
+    each = Scale("×", "the steps of each worker for itself")
+    return [
+        at_least(0.9, each, "asynchronous, one worker 5 times slower", apart),
+        at_least(60, COPY, "pushes and pulls, 4 workers, 1 server", pushed),
+    ]
 
 
 def excess_bytes(measured: Mapping[str, Any], variant: str) -> float:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import hvdlite as hvd
-from benchmarks import allreduce, c10d, tail, training, upkeep, wrapped
+from benchmarks import allreduce, c10d, halves, tail, training, upkeep, wrapped
 from benchmarks.figures import (
     FLOOR,
     GLOO,
@@ -97,6 +97,20 @@ def measure_allreduce(bench: Bench) -> list[dict[str, Any]]:
             size_bytes // 4, effort, bench.comm, {**contenders, **bounds}, cpu_s
         )
         rows.append({"bytes": size_bytes, **bench.summary(times_s), **bench.cores(times_s, cpu_s)})
+    return rows
+
+
+def measure_halves(bench: Bench) -> list[dict[str, Any]]:
+    """Of large tensors: small ones are limited by the number of messages, not by their bytes."""
+    rows = []
+    for size_bytes in bench.job.sizes_bytes:
+        if size_bytes < bench.plan.halves_from_bytes:
+            continue
+        bench.progress(f"reducescatter of {size_text(size_bytes)}")
+        times_s, sent_bytes = halves.time_halves(size_bytes, bench.plan.between, bench.comm)
+        of_ranks = bench.comm.allgather(sent_bytes)
+        sent = {name: sum(of[name] for of in of_ranks) for name in sent_bytes}
+        rows.append({"bytes": size_bytes, **bench.summary(times_s), "sent_bytes": sent})
     return rows
 
 
@@ -195,6 +209,7 @@ def measure_wrapped(bench: Bench) -> list[dict[str, Any]]:
 PARTS = {
     "upkeep": measure_upkeep,
     "allreduce": measure_allreduce,
+    "reducescatter": measure_halves,
     "tail": measure_tail,
     "types": measure_types,
     "training": measure_training,

@@ -6,6 +6,12 @@ Importing it starts nothing: no MPI, no thread. `init` does.
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from hvdlite.asynchronous.optimizer import AsyncOptimizer
+from hvdlite.asynchronous.partitioners import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+)
 from hvdlite.built import (
     ccl_built,
     cuda_built,
@@ -79,13 +85,17 @@ __version__ = _version("hvdlite")
 
 __all__ = [
     "Adasum",
+    "AsyncOptimizer",
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "FixedShardsPartitioner",
     "HorovodInternalError",
     "HvdliteError",
     "Max",
+    "MaxSizePartitioner",
     "Min",
+    "MinSizePartitioner",
     "ProcessSet",
     "Product",
     "RankError",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from hvdlite.asynchronous.leaving import tell_servers_at_the_end
+from hvdlite.asynchronous.server import serve
 from hvdlite.collectives.objects import allgather_object, attempt, gather_results, unwrap
 from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.observe import summary
@@ -29,6 +32,9 @@ def init(
     process_sets: Sequence[ProcessSet | Iterable[int]] | str | None = None,
 ) -> None:
     """Makes this process a rank of the world. Does nothing where that is done already.
+
+    In a server (hvdrun --servers) it does not return: it serves until all workers have left, and
+    then ends the process with the exit code 0, by SystemExit.
 
     Collective: every process of the world calls it, and it returns when all have. Without an MPI
     launcher, the processes of this host that torchrun or its like has started, or that have a
@@ -63,7 +69,12 @@ def init(
     if world.is_initialized() and world.current().used_by_api:
         return
     starting.begin(comm)
-    world.current().used_by_api = True
+    active = world.current()
+    if active.is_server:
+        _serve(active)
+    active.used_by_api = True
+    if active.everyone is not None:
+        tell_servers_at_the_end(active)
     try:
         for process_set in _sets_to_add(process_sets):
             add_process_set(process_set)
@@ -76,6 +87,16 @@ def init(
     except BaseException:
         world.shutdown()
         raise
+
+
+def _serve(active: world.World) -> NoReturn:
+    """What `init` does on a server: it serves until all workers have left, and ends the process."""
+    assert active.everyone is not None
+    try:
+        serve(active.everyone)
+    finally:
+        world.shutdown()
+    sys.exit(0)
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int] | Intracomm) -> ProcessSet:

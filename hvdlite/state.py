@@ -16,6 +16,7 @@ from hvdlite.collectives.objects import broadcast_object, gather_results
 from hvdlite.collectives.posting import require_memory
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
+from hvdlite.optimizer.sharding.optimizer import ShardedOptimizer
 from hvdlite.shared import check
 from hvdlite.shared.broadcasting import (
     Passed,
@@ -136,7 +137,8 @@ def broadcast_optimizer_state(
         process_set: The ranks that take part.
 
     Raises:
-        ValueError: LBFGS, whose state is a history that can't be shared.
+        ValueError: LBFGS, whose state is a history that can't be shared; an optimizer whose
+            state is divided among the ranks.
         HorovodInternalError: Another rank has raised, a ValueError or what the root's `state_dict`
             raises; the text names the rank.
 
@@ -153,6 +155,13 @@ def broadcast_optimizer_state(
         nonlocal frame
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("broadcast_optimizer_state does not support LBFGS")
+        if isinstance(optimizer, ShardedOptimizer):
+            raise ValueError(
+                "broadcast_optimizer_state: the state of this optimizer is divided among the ranks "
+                "(shard=..., or shared parameters), so no rank has it all; to load what one rank "
+                "has read, call optimizer.load_state_dict(hvd.broadcast_object(state_dict)) on "
+                "every rank"
+            )
         if is_root:
             frame = _without_tensors(optimizer.state_dict(), tensors)
 

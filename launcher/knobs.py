@@ -246,6 +246,15 @@ KNOBS: tuple[Knob, ...] = (
         maximum=GIB,
     ),
     Knob(
+        "servers",
+        "int",
+        0,
+        "so many of the processes hold the parameters of hvd.AsyncOptimizer; the others are"
+        " the workers, which hvd.rank() and hvd.size() count",
+        flag="--servers",
+        maximum=999_999,
+    ),
+    Knob(
         "stall_check_disable",
         "bool",
         False,

@@ -17,7 +17,14 @@ import pytest
 from tests.harness import show_worlds
 from tests.harness.needs import lacking
 from tests.harness.side_by_side import PARTS
-from tests.harness.wide import Shape, Variant, by_turn, repeated, slow_to_start
+from tests.harness.wide import (
+    Shape,
+    Variant,
+    by_turn,
+    repeated,
+    shown_by_the_other,
+    slow_to_start,
+)
 from tests.harness.worlds import (
     MPIS,
     SESSION_VARIABLE,
@@ -83,6 +90,10 @@ class PlacedWorld:
         world = self._pool.world(Key(self.mpi, self.size))
         return world.run(case, *args, knobs=placed, **kwargs)
 
+    def end(self) -> None:
+        """Later cases get a new world: the processes of this one are no longer as they were."""
+        self._pool.close()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--mpi", action="append", help="only the worlds under this MPI")
@@ -105,6 +116,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "wide: repeats what another test shows: runs in `make test-wide`, not in `make test`",
         "long: takes long, mostly on several hosts: runs in `make test-rig`, not in `make test`",
         "wide_in(*where): wide with so many ranks (3), on these hosts ('2,1') or under that MPI",
+        "above_mpi: what it tests is the same under each MPI, also between hosts",
         "breaks_the_world: after it new ranks have to be started",
     ):
         config.addinivalue_line("markers", line)
@@ -212,14 +224,26 @@ def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=kept[False])
 
 
+# How an MPI's processes start, meet and end.
+DIFFERS_WITH_MPI = {"world", "launcher", "harness", "rig"}
+
+
 def leave_out_repeats(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what runs in the same large world under the other MPI (tests/harness/wide.py)."""
-    left_out = {
-        item
-        for runs in by_test(items).values()
-        for (item, _), repeats in zip(runs, repeated([run[1] for run in runs]), strict=True)
-        if repeats
-    }
+    """Deselects what the other MPI shows as well (tests/harness/wide.py)."""
+
+    def leave_out(runs: list[tuple[pytest.Item, Variant]], which: list[bool]) -> None:
+        left_out.update(item for (item, _), out in zip(runs, which, strict=True) if out)
+
+    left_out: set[pytest.Item] = set()
+    for runs in by_test(items).values():
+        leave_out(runs, repeated([variant for _, variant in runs]))
+        first = runs[0][0]
+        above_mpi = first.get_closest_marker("above_mpi") is not None
+        if above_mpi or not DIFFERS_WITH_MPI & set(first.path.parts):
+            left = [run for run in runs if run[0] not in left_out]
+            wide = [item.get_closest_marker("wide") is not None for item, _ in left]
+            variants = [variant for _, variant in left]
+            leave_out(left, shown_by_the_other(variants, wide, above_mpi))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

@@ -56,9 +56,11 @@ buckets      | hvdlite/optimizer/buckets/             | core words world gpu col
 checks       | hvdlite/optimizer/checks/              | core words world collectives buckets
 optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
              |                                        | observe shared
+asynchronous | hvdlite/asynchronous/                  | words world collectives shared
+             |                                        | optimizer
 distributed  | hvdlite/distributed/                   | core words world observe
 api          | hvdlite/                               | for_hvdlite core words world collectives
-             |                                        | optimizer observe shared
+             |                                        | optimizer observe shared asynchronous
 
 harness      | tests/__init__.py tests/conftest.py tests/harness/ |
 core_tests   | tests/core/                            | harness core words world

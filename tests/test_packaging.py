@@ -152,18 +152,12 @@ def test_the_wheel_works_when_installed(wheel, environment, only_a_compiler):
     check_installed(environment, environment.parent.parent)
 
 
-# These two compile the core once more: what differs from the wheel is pip's doing, and `make build`
-# installs the tree, too.
+# It compiles the core once more: what differs from the wheel is pip's doing. An editable install is
+# what `make build` makes.
 @pytest.mark.wide
 def test_pip_install_of_the_folder_needs_only_a_c_compiler(source, environment, only_a_compiler):
     pip_install(environment, source, path=only_a_compiler)
     check_installed(environment, environment.parent.parent)
-
-
-@pytest.mark.wide
-def test_an_editable_install_uses_the_tree(source, environment, only_a_compiler):
-    pip_install(environment, "-e", source, path=only_a_compiler)
-    check_installed(environment, source)
 
 
 def test_the_version_stands_in_one_place():

@@ -44,7 +44,10 @@ def join(device: int = -1) -> int:
         raise ValueError(f"join: device={device!r}, expected the number of a GPU, or -1")
     # The world's team is first: it refuses a second thread of this rank before anything is posted,
     # and may need this thread to drive it, while the engines of sets have their own threads.
-    teams = world.current().teams()
+    active = world.current()
+    for tell in active.before_joining:
+        tell()
+    teams = active.teams()
     for team in teams:
         if team.lane is not None:
             # Its transfers may still post operations, which must come before the join.
@@ -60,6 +63,8 @@ def join(device: int = -1) -> int:
     for failure in failures:
         if failure is not None:
             raise HorovodInternalError(failure)
+    for tell in active.after_joining:
+        tell()
     return teams[0].ranks[rows_of(handles[0])[0]]
 
 

@@ -23,6 +23,7 @@ import torch
 from hvdlite.collectives.barrier import barrier
 from hvdlite.collectives.objects import gather_results
 from hvdlite.errors import HorovodInternalError
+from hvdlite.shared.memory import place_of
 from hvdlite.shared.words import ranks_in_words
 from hvdlite.world import world
 from hvdlite.world.process_sets import ProcessSet, global_process_set
@@ -146,9 +147,10 @@ def _changes() -> tuple[list[str], list[str]]:
 
 
 def _alive() -> Iterator[tuple[_Watched, torch.Tensor]]:
+    """Those that are still there, and still shared: `require_shared` is about the others."""
     for key, watched in list(_watched.items()):
         tensor = watched.tensor()
-        if tensor is None:
+        if tensor is None or (tensor.numel() and place_of(tensor) is None):
             del _watched[key]
         else:
             yield watched, tensor

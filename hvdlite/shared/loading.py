@@ -25,7 +25,7 @@ from hvdlite.world import world
 from hvdlite.world.process_sets import global_process_set
 
 # The stall check and the errors about ranks that have left print it.
-_WHAT = "load_state_dict of a model with shared parameters"
+_WHAT = "load_state_dict (shared parameters: on every rank)"
 
 
 @dataclass

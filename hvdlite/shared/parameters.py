@@ -151,6 +151,7 @@ class _Form:
         text = f"{self.dtype}{list(self.shape)}"
         if any((o.kind, o.name) != (self.kind, self.name) for o in others):
             text = f"{self.kind} {self.name!r} {text}"
+        others = [o for o in others if (o.dtype, o.shape) == (self.dtype, self.shape)]
         if any(other.strides != self.strides for other in others):
             text += f" with strides {list(self.strides)}"
         if any(other.storage != self.storage for other in others):

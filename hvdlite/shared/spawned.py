@@ -8,6 +8,8 @@ has the memory anyway; and a plain pickle, as in torch.save, has the values.)
 from __future__ import annotations
 
 import os
+from multiprocessing import popen_spawn_posix
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
@@ -27,8 +29,29 @@ def _reduce(storage: torch.UntypedStorage) -> Any:
     mapping = mapping_at(address)
     if mapping is None:
         return reductions.reduce_storage(storage)  # type: ignore[no-untyped-call]
-    region = (DupFd(mapping.descriptor), mapping.end - mapping.begin, mapping.nonce)
+    region = (_sendable(mapping.descriptor), mapping.end - mapping.begin, mapping.nonce)
     return _rebuild, (*region, mapping.read_only, address - mapping.begin, storage.nbytes())
+
+
+def _sendable(descriptor: int) -> Any:
+    """What is pickled of a descriptor: its `detach` gives one to the process that unpickles it."""
+    popen = get_spawning_popen()
+    if not isinstance(popen, popen_spawn_posix.Popen):
+        return DupFd(descriptor)
+    # A spawned process inherits it, and must not be told of it twice.
+    if descriptor not in popen._fds:  # type: ignore[attr-defined]
+        popen.duplicate_for_child(descriptor)
+    return _Inherited(descriptor)
+
+
+class _Inherited:
+    """A descriptor that this process has from its parent. Several tensors may come by it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def detach(self) -> int:
+        return os.dup(self._descriptor)
 
 
 def _rebuild(

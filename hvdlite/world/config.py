@@ -41,6 +41,7 @@ class Config:
     piece_bytes: int = _DEFAULTS["piece_bytes"]
     rank_process: str = _DEFAULTS["rank_process"]
     segment_bytes: int = _DEFAULTS["segment_bytes"]
+    servers: int = _DEFAULTS["servers"]
     stall_check_disable: bool = _DEFAULTS["stall_check_disable"]
     stall_check_time_seconds: int = _DEFAULTS["stall_check_time_seconds"]
     stall_shutdown_time_seconds: int = _DEFAULTS["stall_shutdown_time_seconds"]

@@ -57,6 +57,22 @@ def open_shared(
     return None
 
 
+def offer_memory(size_bytes: int) -> tuple[int, Offer]:
+    """New memory that other processes of this host may open: its descriptor, and what they need.
+    They can as long as this process keeps the descriptor open.
+
+    Raises:
+        OSError: There are no memfds.
+    """
+    descriptor, offer, _ = _memfd(size_bytes)
+    return descriptor, offer
+
+
+def open_offer(offer: Offer) -> int:
+    """The descriptor of offered memory, which the caller closes; -1: this process can't open it."""
+    return _open(*offer)
+
+
 def mechanism() -> str | None:
     """How the ranks of this host would share memory, in words; None if they can't."""
     for make, name in ((_memfd, "memfd, without a name or a limit"), (_named_file, "/dev/shm")):

@@ -5,6 +5,7 @@ docs/design/starting-and-ending.md has the table of which world a process belong
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,9 @@ from hvdlite.world import (
 from hvdlite.world.config import Config
 from hvdlite.world.exits import Exits, HostExits
 from hvdlite.world.peers import MpiPeers, Peers
-from hvdlite.world.placement import Placement, own_host_name, placement_of
-from hvdlite.world.teams import make_team, team_of_one
+from hvdlite.world.placement import Placement, own_host_name, part_of, placement_of
+from hvdlite.world.roles import Everyone, Roles, roles_of
+from hvdlite.world.teams import Team, make_team, team_of_one
 from hvdlite.world.world import World
 from hvdrun.for_hvdlite import notes
 
@@ -138,6 +140,12 @@ def _world_without_mpi(config: Config, place: store_meeting.Place | None) -> Wor
         if place is None:
             torch_place.check_alone(os.environ)
     if place is None or place.size == 1:
+        if config.servers and not config.alone:
+            raise LaunchError(
+                f"HVDLITE_SERVERS={config.servers}, but this process is the only one of its job, "
+                "and no launcher has started it; start with hvdrun -np "
+                f"{config.servers + 1} --servers {config.servers}, or unset the variable"
+            )
         return _world_of_one(config)
     warn_s = 0.0 if config.stall_check_disable else config.stall_check_time_seconds
     peers = store_meeting.meet(place, warn_s)
@@ -204,18 +212,62 @@ def _world_on(mpi_runtime: mpi.MpiRuntime, world_comm: Intracomm, config: Config
 
 def _world_of_peers(peers: Peers, config: Config, mpi_runtime: mpi.MpiRuntime | None) -> World:
     """Collective. peers: the world owns them from now on."""
-    placement = placement_of(peers, config.host_ranks)
+    placement = whole = placement_of(peers, config.host_ranks)
     _check_settings(peers, config)
+    # On all ranks, as the setting is the same.
+    roles = roles_of(placement, config.servers) if config.servers else None
     table = algorithm_table.from_rank_0(config, peers)
     facts = peers.allgather((cpu_threads.own_cores(), gpu_pinning.visible_devices(config.gpu)))
     local_cores = [facts[rank][0] for rank in placement.local_ranks]
     local_devices = [facts[rank][1] for rank in placement.local_ranks]
     _pin_together(peers, local_devices, placement.local_rank, config)
     ranks = tuple(range(placement.size))
-    team = make_team(config, table, peers, placement, ranks)
-    _divide_cores(local_cores, placement.local_rank)
-    cpus_per_rank = cpu_threads.cpus_per_rank(local_cores, placement.local_rank)
-    return World(placement, team, config, mpi_runtime, table, cpus_per_rank)
+    everyone = None
+    if roles is None:
+        team = make_team(config, table, peers, placement, ranks)
+    else:
+        everyone = _everyone(config, table, peers, placement, roles)
+        team = everyone.team
+        if not everyone.is_server:
+            placement = part_of(placement, roles.workers)
+            team = _team_of_workers(config, table, peers, placement, roles)
+    _divide_cores(local_cores, whole.local_rank)
+    cpus_per_rank = cpu_threads.cpus_per_rank(local_cores, whole.local_rank)
+    return World(placement, team, config, mpi_runtime, table, cpus_per_rank, everyone)
+
+
+def _everyone(
+    config: Config,
+    table: algorithm_table.AlgorithmTable,
+    peers: Peers,
+    placement: Placement,
+    roles: Roles,
+) -> Everyone:
+    """The team of workers and servers. Collective over them."""
+    if len(placement.hosts) > 1 and not peers.any_thread:
+        raise LaunchError(
+            f"{peers.version()} lets only one thread at a time call it, so a job on several hosts "
+            "can't have servers (--servers); start MPI with MPI_THREAD_MULTIPLE"
+        )
+    # A server waits for its workers for as long as they compute, so nothing there is late.
+    quiet = dataclasses.replace(config, stall_check_disable=True)
+    ranks = tuple(range(placement.size))
+    team = make_team(quiet, table, peers, placement, ranks, "everyone")
+    return Everyone(team, placement, roles)
+
+
+def _team_of_workers(
+    config: Config,
+    table: algorithm_table.AlgorithmTable,
+    peers: Peers,
+    placement: Placement,
+    roles: Roles,
+) -> Team:
+    """Collective over the workers. placement: theirs."""
+    ranks = tuple(range(len(roles.workers)))
+    if len(ranks) == 1:
+        return team_of_one(config, placement)
+    return make_team(config, table, peers.part(roles.workers, "workers"), placement, ranks)
 
 
 def _check_settings(peers: Peers, config: Config) -> None:

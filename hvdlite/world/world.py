@@ -17,6 +17,7 @@ from hvdlite.world.alone import is_alone
 from hvdlite.world.config import Config
 from hvdlite.world.placement import Placement
 from hvdlite.world.process_sets import ProcessSet, global_process_set
+from hvdlite.world.roles import Everyone
 from hvdlite.world.teams import Team
 
 
@@ -31,6 +32,7 @@ class World:
         mpi_runtime: mpi.MpiRuntime | None,
         table: AlgorithmTable | None = None,
         cpus_per_rank: float = 1.0,
+        everyone: Everyone | None = None,
     ) -> None:
         self.placement = placement
         self.team = team
@@ -40,6 +42,8 @@ class World:
         self.table = table
         # Hardware threads of this host per rank, if all its ranks may use as many as this one.
         self.cpus_per_rank = cpus_per_rank
+        # In a job with servers: workers and servers. A server has no other team.
+        self.everyone = everyone
         self.rank = placement.rank
         self.size = placement.size
         # The registered process sets, by number; 0 is the global one.
@@ -48,10 +52,15 @@ class World:
         self.next_process_set = 1
         # The groups of this rank, see `groups`.
         self.groups: list[Team] = []
+        # The number of the next asynchronous optimizer; the same on all workers.
+        self.next_async_optimizer = 0
         # Whether the user has called `hvdlite.init`, and not only made a process group.
         self.used_by_api = False
         # Called when this rank leaves the world, while the engines still work.
         self.before_leaving: list[Callable[[], None]] = []
+        # Called by `join`, before it posts anything, and after all ranks have joined.
+        self.before_joining: list[Callable[[], None]] = []
+        self.after_joining: list[Callable[[], None]] = []
         # Called when a team is added or removed.
         self.teams_changed: list[Callable[[], None]] = []
 
@@ -61,11 +70,22 @@ class World:
         sets = [s.team for s in self.process_sets.values() if s.team is not None]
         return [*sets, *sorted(self.groups, key=lambda team: team.label)]
 
+    def all_teams(self) -> list[Team]:
+        """`teams`, and that of workers and servers."""
+        if self.everyone is None or self.everyone.is_server:
+            return self.teams()
+        return [self.everyone.team, *self.teams()]
+
+    @property
+    def is_server(self) -> bool:
+        return self.everyone is not None and self.everyone.is_server
+
     def on_teams_changed(self) -> None:
         """A team was added or removed. When the process ends, it leaves all teams in good order:
         the same order on every rank, the world last."""
-        if self.size > 1 and (self.mpi_runtime is None or self.mpi_runtime.finalize):
-            _core.close_on_exit(tuple(team.engine for team in reversed(self.teams())))
+        has_others = self.size > 1 or self.everyone is not None
+        if has_others and (self.mpi_runtime is None or self.mpi_runtime.finalize):
+            _core.close_on_exit(tuple(team.engine for team in reversed(self.all_teams())))
         for tell in self.teams_changed:
             tell()
 
@@ -116,7 +136,7 @@ def shutdown() -> None:
         for leave in world.before_leaving:
             leave()
         _core.close_on_exit(())
-        for team in world.teams():
+        for team in world.all_teams():
             team.close()
             team.retire()
         for process_set in world.process_sets.values():
@@ -128,7 +148,7 @@ def leave_for_good() -> None:
     if active is not None:
         for leave in active.before_leaving:
             leave()
-        for team in reversed(active.teams()):
+        for team in reversed(active.all_teams()):
             team.close(True)
 
 
@@ -247,7 +267,7 @@ def is_homogeneous() -> bool:
 
 def _after_fork_in_child() -> None:
     if active is not None:
-        for team in active.teams():
+        for team in active.all_teams():
             team.forked()
 
 

@@ -22,7 +22,7 @@ from hvdrun.errors import (
     UsageError,
 )
 from hvdrun.output.terminal import open_standard_files
-from hvdrun.plan import facts, flavour, schedulers, stdin_programs
+from hvdrun.plan import facts, flavour, schedulers, server_count, stdin_programs
 from hvdrun.plan.command import build
 from hvdrun.plan.hosts import Host, parse_hostfile
 from hvdrun.plan.job_hosts import is_remote, with_hosts_in_use
@@ -186,6 +186,7 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         found = seen.within(found)
     command = build(request, mpi, found)
     stdin_programs.check(request.command, command.num_proc)
+    server_count.check(request, command.num_proc, found.environ)
     if dry_run:
         click.echo(command.show(found))
         if seen and (unknown := seen.unknown(request)):

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import instructions, passes, rig
 from benchmarks.allreduce import PERIODS, Contender, expected_sum, pattern, time_count
-from benchmarks.figures import BOUND, DDP, FLOOR, OURS, PASSES, PLAN
+from benchmarks.figures import BOUND, DDP, FLOOR, HALVES, OURS, PASSES, PLAN
 from benchmarks.plan import MIB, TINY, Effort, Flavour, Job, Place
 from benchmarks.starting import run_jobs
 from benchmarks.streams import PART_BYTES, Streams
@@ -223,16 +223,22 @@ def test_memory_is_read_with_and_without_hvdlite(tmp_path):
 
 
 @pytest.mark.wide
-def test_between_hosts_the_streams_take_part(tmp_path):
+def test_between_hosts_the_streams_and_halves_take_part(tmp_path):
     if reason := rig.lacking():
         lacking(reason)
-    report, stdout = run_tiny(tmp_path, "--only", "rig")
+    report, stdout = run_tiny(
+        tmp_path, "--only", "rig", "--only", "allreduce", "--only", "reducescatter"
+    )
     (run,) = report["runs"]
     assert run["place"] == {"ranks": 1, "hosts": 2, "rate": "1gbit"}
     (row,) = run["allreduce"]
     assert set(row["median_s"]) == set(row["cores"]) == {OURS, "Gloo", run["mpi"], PLAN, BOUND}
     assert all(0 < busy <= 2 * len(os.sched_getaffinity(0)) for busy in row["cores"].values())
     assert "2 hosts with one rank each, 1 Gbit/s" in stdout
+    (row,) = run["reducescatter"]
+    assert set(row["median_s"]) == set(row["sent_bytes"]) == {*HALVES, *HALVES.values()}
+    for half, whole in HALVES.items():
+        assert row["sent_bytes"][half] == 0.5 * row["sent_bytes"][whole]
 
 
 @pytest.mark.wide

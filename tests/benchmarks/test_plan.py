@@ -77,7 +77,7 @@ def test_only_what_is_wanted_is_measured():
     assert jobs(FULL, [OPEN_MPI], {"memory"}, cores=2) == []
 
 
-def test_of_torch_distributed_operations_and_steps_are_measured_and_nothing_else():
+def test_a_part_that_is_wanted_is_measured_and_nothing_else():
     found = jobs(FULL, [OPEN_MPI, MPICH], {"c10d", "wrapped", "rig"}, cores=2)
     assert [(job.place, job.parts) for job in found] == [
         (Place(2), ("c10d", "wrapped")),
@@ -85,6 +85,10 @@ def test_of_torch_distributed_operations_and_steps_are_measured_and_nothing_else
         (Place(1, 2, "1gbit"), ("wrapped",)),
     ]
     assert {job.flavour for job in found} == {OPEN_MPI}
+    found = jobs(FULL, [OPEN_MPI, MPICH, SERIALIZED], {"reducescatter", "rig"}, cores=8)
+    assert {job.parts for job in found} == {("reducescatter",)}
+    assert {job.flavour for job in found} == {OPEN_MPI, MPICH}
+    assert {job.place for job in found} == {Place(r, h, "1gbit") for h, r in FULL.shapes}
     (allreduce, *_) = jobs(FULL, [OPEN_MPI], {"rig"}, cores=2)
     assert allreduce.parts == ("allreduce",)
 

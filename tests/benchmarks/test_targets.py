@@ -2,7 +2,20 @@
 
 import pytest
 
-from benchmarks.figures import ANY_CORE, BOUND, DDP, FLOOR, GLOO, IDLE, OPTIMIZER, OURS
+from benchmarks.figures import (
+    ALLREDUCE,
+    ANY_CORE,
+    BOUND,
+    DDP,
+    FLOOR,
+    GLOO,
+    IDLE,
+    OPTIMIZER,
+    OURS,
+    REDUCESCATTER,
+    TO_OWNERS,
+    WHOLE_PLAN,
+)
 from benchmarks.plan import MIB
 from benchmarks.targets import horovod_s, verdicts
 
@@ -72,6 +85,18 @@ def test_between_hosts_the_wire_counts():
     where = "(4 hosts with 2 ranks each, 1 Gbit/s, 16 MiB)"
     assert list(said.values()) == [(f"94.0 % {where}", False), (f"1.30× {where}", True)]
     assert found(run(MIB, 1.0, **there)) == {}
+
+
+@pytest.mark.parametrize(("of_whole", "met"), [(0.55, [True, True]), (0.66, [False, False])])
+def test_a_reducescatter_is_compared_with_the_allreduce_in_bytes_and_in_time(of_whole, met):
+    def beside(share):
+        return {ALLREDUCE: 2.0, REDUCESCATTER: 2 * share, WHOLE_PLAN: 8.0, TO_OWNERS: 8 * of_whole}
+
+    row = {"bytes": MIB, "median_s": beside(0.5), "sent_bytes": beside(0.5), "rounds": 3}
+    place = {"ranks": 1, "hosts": 4, "rate": "1gbit"}
+    said = found({"place": place, "mpi": "MPI", "reducescatter": [row]})
+    where = "(4 hosts with one rank each, 1 Gbit/s, 1 MiB)"
+    assert list(said.values()) == [(f"{of_whole:.3f}× {where}", verdict) for verdict in met]
 
 
 def test_on_two_hosts_without_limits_the_target_changes_at_64_kib():

@@ -26,7 +26,7 @@ def _a_compiler():
 @contextlib.contextmanager
 def no_warnings():
     """torch's compiler warns of its own use of torch.jit. It compiles in this process, without
-    helpers, which would outlive the case."""
+    processes of its own, which would outlive the case."""
     inductor = importlib.import_module("torch._inductor.config")  # takes long
     inductor.compile_threads = 1
     with warnings.catch_warnings():
@@ -47,10 +47,12 @@ def trains_compiled(rank, size):
 
 
 @pytest.mark.wide
+@pytest.mark.breaks_the_world  # the compiler leaves threads
 @pytest.mark.ranks(2)
 @pytest.mark.mpis("mpich")
 def test_a_compiled_ddp_model_trains_as_one_process(world, tmp_path):
     world.run(trains_compiled, tmp_path, limit_s=COMPILING_S)
+    world.end()
 
 
 @in_a_group
@@ -71,7 +73,9 @@ def computes_compiled(rank, size):
 
 
 @pytest.mark.wide
+@pytest.mark.breaks_the_world  # the compiler leaves threads
 @pytest.mark.ranks(2)
 @pytest.mark.mpis("mpich")
 def test_compiled_functional_collectives_give_what_eager_ones_do(world, tmp_path):
     world.run(computes_compiled, tmp_path, limit_s=COMPILING_S)
+    world.end()

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.above_mpi
+
 
 def digest(run):
     return run.find(r"^Digest of the parameters: (\w+)$")

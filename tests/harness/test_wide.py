@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.conftest import mark_wide
-from tests.harness.wide import Variant, by_turn, repeated, slow_to_start
+from tests.harness.wide import Variant, by_turn, repeated, shown_by_the_other, slow_to_start
 from tests.harness.worlds import MPIS
 
 pytest_plugins = ["pytester"]
@@ -147,3 +147,35 @@ def test_a_test_without_several_smaller_worlds_runs_in_all_under_both(shapes):
 
 def test_nothing_is_left_out_where_there_is_one_mpi():
     assert len(run_anywhere(SMALL + LARGE, ["a"], MPIS[:1])) == len(SMALL + LARGE)
+
+
+@pytest.mark.parametrize("above_mpi", [False, True])
+@pytest.mark.parametrize("parameters", [1, 2, 5])
+def test_what_is_above_mpi_runs_once_in_both_targets_together(parameters, above_mpi):
+    variants = [Variant(*p) for p in itertools.product(MPIS, SMALL, range(parameters))]
+    wide = by_turn(variants)
+    left_out = shown_by_the_other(variants, wide, above_mpi)
+    assert not any(out and not is_wide for out, is_wide in zip(left_out, wide, strict=True))
+    runs = [variant for variant, out in zip(variants, left_out, strict=True) if not out]
+    where = [(v.shape, v.others) for v in runs if above_mpi or not v.on_several_hosts]
+    first = [("1,1", 0)] if above_mpi else []  # make test runs it under both
+    shapes = SMALL if above_mpi else [2, 3]
+    expected = [*itertools.product(shapes, range(parameters)), *first]
+    assert sorted(where, key=str) == sorted(expected, key=str)
+    if not above_mpi:
+        between = itertools.product(MPIS, ["1,1", "2,1"], range(parameters))
+        assert {(v.mpi, v.shape, v.others) for v in runs if v.on_several_hosts} == {*between}
+
+
+def test_where_all_is_wide_the_mpis_take_turns():
+    variants = [Variant(*p) for p in itertools.product(MPIS, [2, 3], ["a", "b"])]
+    left_out = shown_by_the_other(variants, [True] * len(variants), False)
+    runs = [variant for variant, out in zip(variants, left_out, strict=True) if not out]
+    assert {(v.shape, v.others) for v in runs} == {*itertools.product([2, 3], ["a", "b"])}
+    assert len(runs) == 4
+    assert {(v.mpi, v.shape) for v in runs} == {*itertools.product(MPIS, [2, 3])}
+
+
+def test_what_runs_under_one_mpi_only_is_not_left_out():
+    variants = [Variant("openmpi", shape) for shape in SMALL]
+    assert not any(shown_by_the_other(variants, [True] * len(variants), True))

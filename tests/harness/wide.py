@@ -14,7 +14,10 @@ to come up, while the smaller worlds show what an MPI does between ranks and bet
 
 Nor does `make test-wide` run these large worlds under both MPIs (`repeated`): on one host they run
 under one MPI, as their data does not go through it, and on several hosts the MPIs take turns once
-more. `--mpi` names an MPI that then runs everything.
+more. What is above MPI it runs once (`shown_by_the_other`): any variant on one host, and with the
+mark `above_mpi` also on several. `make test` has run it under one MPI then, or the MPIs take turns.
+Not so in the folders that test how an MPI's processes start, meet and end. `--mpi` names an MPI
+that then runs everything.
 """
 
 from __future__ import annotations
@@ -98,6 +101,33 @@ def repeated(variants: Sequence[Variant]) -> list[bool]:
         variant.shape in large and (turn + (variant.mpi != MPI_OF_OTHER_SIZES)) % len(MPIS) != 0
         for turn, variant in zip(turns, variants, strict=True)
     ]
+
+
+def shown_by_the_other(
+    variants: Sequence[Variant], wide: Sequence[bool], above_mpi: bool
+) -> list[bool]:
+    """For each variant of one test: whether it is left out, because the other MPI runs the same and
+    MPI makes no difference. What is not wide is never left out.
+
+    above_mpi: nor does it make one between hosts, or in a job of hvdrun.
+    """
+    shapes = _numbers(variant.shape for variant in variants)
+    others = _numbers(variant.others for variant in variants)
+    runs: dict[tuple[Shape, Hashable], dict[str, bool]] = {}
+    for variant, is_wide in zip(variants, wide, strict=True):
+        runs.setdefault((variant.shape, variant.others), {})[variant.mpi] = is_wide
+    left_out = []
+    for variant, is_wide in zip(variants, wide, strict=True):
+        same = runs[variant.shape, variant.others]
+        makes_no_difference = above_mpi or isinstance(variant.shape, int)
+        if not is_wide or not makes_no_difference or len(same) < len(MPIS):
+            left_out.append(False)
+        elif not all(same.values()):
+            left_out.append(True)
+        else:
+            turn = shapes[variant.shape] + others[variant.others]
+            left_out.append((turn + MPIS.index(variant.mpi)) % len(MPIS) != 0)
+    return left_out
 
 
 def under_one_mpi(shape: Shape) -> bool:

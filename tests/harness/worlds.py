@@ -121,6 +121,8 @@ class World:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._ranks: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
+        # The sizes of the logs when the last case began, in bytes.
+        self._written: dict[str | int, int] = {}
         try:
             self._start()
         except BaseException:
@@ -190,6 +192,10 @@ class World:
         case before, so that `init` reads them.
         """
         __tracebackhide__ = True
+        writers: list[str | int] = ["mpiexec", *self._ranks]
+        for who in writers:
+            log = self._log(who)
+            self._written[who] = log.stat().st_size if log.exists() else 0
         try:
             for connection in self._ranks.values():
                 connection.send(
@@ -244,12 +250,13 @@ class World:
             if answer.failure:
                 failures.setdefault(answer.failure, []).append(rank)
         lines = [f"{case.__qualname__} on {self}:"]
-        for failure, ranks in failures.items():
-            lines += [f"---- {_named(ranks)}:", failure.rstrip()]
         if hung:
             since = f"{GRACE_S:g} s after the first failure" if failures else f"after {limit_s:g} s"
             lines += [f"---- {_named(hung)} had not ended {since}"]
         lines += [self._output()]
+        # They come last: long reports are often cut at their beginning.
+        for failure, ranks in failures.items():
+            lines += [f"---- {_named(ranks)}:", failure.rstrip()]
         return "\n".join(lines)
 
     def _ask_for_stacks(self, ranks: Sequence[int]) -> None:
@@ -271,10 +278,12 @@ class World:
         return self._log(rank).stat().st_size
 
     def _output(self) -> str:
+        """What it has written since the last case began."""
         lines = []
         for who in ("mpiexec", *range(self.key.size)):
             path = self._log(who)
-            text = path.read_text(errors="replace").strip() if path.exists() else ""
+            written = path.read_bytes()[self._written.get(who, 0) :] if path.exists() else b""
+            text = written.decode(errors="replace").strip()
             if text:
                 lines += [f"---- output of {who if who == 'mpiexec' else f'rank {who}'}:"]
                 lines += [text[-8000:]]

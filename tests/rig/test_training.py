@@ -12,6 +12,7 @@ THREE = "server1:1,server2:2,server3:1"
 
 
 @pytest.mark.wide
+@pytest.mark.above_mpi
 @pytest.mark.parametrize("hosts", [THREE, EQUAL, UNEQUAL])
 def test_the_collectives_agree_with_the_oracles(hvdrun, python, hosts):
     done = hvdrun("-H", hosts, python, "-m", "tests.rig.collectives")
@@ -28,6 +29,7 @@ def test_the_digits_are_learned_across_hosts(hvdrun, python):
 
 
 @pytest.mark.wide
+@pytest.mark.above_mpi
 @pytest.mark.parametrize("hosts", [EQUAL, UNEQUAL])
 def test_they_are_learned_as_well_as_on_one_host(hvdrun, python, hosts):
     done = hvdrun("-H", hosts, python, "examples/digits.py", "--expect-accuracy", "97")

@@ -101,6 +101,8 @@ def part_of_a_host():
     hvd.init()
     model = nn.Linear(2, 1)
     hvd.share_parameters(model)
+    if hvd.size() == 1:
+        return
     last = hvd.add_process_set([hvd.size() - 1])
     if last.included() and hvd.local_size() > 1:
         text = r"share parameters, but the process set has only \[.*\] of them"

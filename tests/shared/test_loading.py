@@ -133,3 +133,21 @@ def load_checked():
 
 def test_a_change_in_place_is_found(world):
     world.run(load_checked, knobs={"HVDLITE_CHECK_SHARED": "1"})
+
+
+def one_rank_alone():
+    model = shared_net()
+    wanted = values(model, 1.0)
+
+    def broadcast(state_dict):
+        hvd.broadcast_parameters(state_dict, 0)
+
+    call = model.load_state_dict if hvd.rank() == 0 else broadcast
+    with pytest.raises(hvd.HorovodInternalError, match="shared parameters: on every rank"):
+        call(wanted)
+    hvd.shutdown()  # the ranks have called different operations
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_loads_alone_is_told_that_all_must(world):
+    world.run(one_rank_alone)

@@ -195,6 +195,7 @@ def in_workers(method):
     assert not wrong
 
 
+@pytest.mark.wide_in("2,1")
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.wide)])
 def test_a_data_loaders_workers_have_the_same_memory(world, method):
     world.run(in_workers, method)

@@ -64,6 +64,8 @@ class Sharding:
     dealt_whole: The optimizer looks at whole tensors: each parameter has one part, and a state of
         any shape.
     undivided: The numbers of parameters whose state several owners have in full.
+    in_hosts: The ranks of each host have all of the state among them; hosts may divide it in
+        different ways.
     """
 
     optimizer: str
@@ -73,6 +75,7 @@ class Sharding:
     owner: int
     dealt_whole: bool = False
     undivided: frozenset[int] = frozenset()
+    in_hosts: bool = False
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -92,6 +95,7 @@ class Sharding:
             "group_sizes": list(self.group_sizes),
             "dealt_whole": self.dealt_whole,
             "undivided": sorted(self.undivided),
+            "in_hosts": self.in_hosts,
         }
 
     @classmethod
@@ -112,6 +116,7 @@ class Sharding:
             mark["owner"],
             mark["dealt_whole"],
             frozenset(mark["undivided"]),
+            mark["in_hosts"],
         )
 
 
@@ -235,7 +240,8 @@ def _from_shards(given: Sequence[Mapping[str, Any]], own: Sharding) -> Loaded:
         _check_model(saved, own)
     first = marks[0]
     for saved in marks:
-        if saved.cut != first.cut or _steps(saved) != _steps(first):
+        is_alike = saved.cut == first.cut or (saved.in_hosts and first.in_hosts)
+        if not is_alike or _steps(saved) != _steps(first):
             raise ValueError(
                 f"these shards were not saved together: one has {_counted(len(first.cut), 'owner')}"
                 f", another {len(saved.cut)}, or they divide the parameters in different ways"

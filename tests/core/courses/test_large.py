@@ -29,5 +29,6 @@ def reduce_more_than_2_gib():
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("1,1")
 @pytest.mark.wide
+@pytest.mark.above_mpi  # a message is a segment at most
 def test_a_tensor_of_more_than_2_to_the_31_bytes_is_reduced(world):
     world.run(reduce_more_than_2_gib, limit_s=200)

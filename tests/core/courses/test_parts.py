@@ -324,5 +324,6 @@ def move_more_than_2_gib():
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("1,1")
 @pytest.mark.wide
+@pytest.mark.above_mpi  # a message is a segment at most
 def test_parts_of_more_than_2_to_the_31_bytes_arrive(world):
     world.run(move_more_than_2_gib, limit_s=200)

@@ -194,8 +194,8 @@ def sent_bytes(count, kind):
     return engine.counters()["data_bytes"] - before
 
 
-@pytest.mark.hosts("1,1", "2,2", "1,1,1")
-@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+@pytest.mark.hosts("1,1", "2,2", "1,1,1", "1,1,1,1")
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "direct"])
 def test_only_shares_are_sent_between_hosts(world, algorithm):
     knobs = {"HVDLITE_ALGORITHM": algorithm}
     count = 12 * (1 << 16)

@@ -25,7 +25,7 @@ def everyone():
     return MPI.COMM_WORLD
 
 
-def plan_of(tensor, name):
+def plan_of(tensor, name, form=_core.PLAN_WHOLE):
     return worlds.current().team.engine.plan(
         name,
         _core.FLOAT32,
@@ -36,6 +36,7 @@ def plan_of(tensor, name):
         1.0,
         1.0,
         tensor,
+        form=form,
     )
 
 

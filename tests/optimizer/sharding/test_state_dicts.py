@@ -277,6 +277,14 @@ def test_shards_that_were_not_saved_together_are_refused():
     )
 
 
+def test_hosts_may_have_divided_the_state_in_different_ways():
+    _, full, shards, own = case()
+    _, _, others, _ = case(2)
+    for shard in (*shards, *others):
+        shard[MARK]["in_hosts"] = True
+    assert same(loaded([*others, *shards], own[1]).states, loaded(full, own[1]).states)
+
+
 def test_a_newer_format_is_refused_with_both_versions():
     _, _, shards, own = case()
     shard = {**shards[0], MARK: {**shards[0][MARK], "version": 9}}

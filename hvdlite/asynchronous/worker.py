@@ -1,0 +1,280 @@
+"""One optimizer on one worker: its parts, its links to the servers, its clock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hvdlite.asynchronous import blueprint
+from hvdlite.asynchronous.messages import Kind
+from hvdlite.asynchronous.partitioners import Partitioner
+from hvdlite.asynchronous.parts import Part, cut, deal
+from hvdlite.asynchronous.served import Record
+from hvdlite.asynchronous.server_link import ServerLink
+from hvdlite.asynchronous.waiting import Waiting
+from hvdlite.collectives.allreduce import allreduce
+from hvdlite.collectives.objects import broadcast_object
+from hvdlite.errors import HorovodInternalError
+from hvdlite.ops import Max
+from hvdlite.optimizer.arguments import ParameterNames
+from hvdlite.world import world
+from hvdlite.world.roles import Everyone
+
+# Numbers are 16 bits in a header.
+_MOST_OPTIMIZERS = 1 << 16
+
+
+class Worker:
+    """What a worker keeps of an optimizer whose parameters live on servers.
+
+    The invariant of `clocks` holds with these steps: `step` number t (from 0) sends the gradients
+    of step t. With a bound s > 0, or none, it asks for parameters that contain the first
+    t + 2 - s steps of every worker, and loads what the `step` before has asked for: so they come
+    while step t + 1 is computed, and serve for step t + 2. With s = 0 it waits for what it asks for
+    itself.
+    """
+
+    def __init__(
+        self,
+        everyone: Everyone,
+        optimizer: torch.optim.Optimizer,
+        names: ParameterNames,
+        *,
+        servers: Sequence[int],
+        partitioner: Partitioner | None,
+        staleness: int | None,
+        replicas: int | None,
+    ) -> None:
+        """Collective over the workers. servers: their ranks in the job.
+
+        Raises:
+            HorovodInternalError: A server can't build the optimizer; on every worker.
+        """
+        active = world.current()
+        self.params = [p for group in optimizer.param_groups for p in group["params"]]
+        self._num_params = len(self.params)
+        self._staleness = staleness
+        # Whether all workers make each step together.
+        self.in_rounds = replicas is not None
+        self.clock = 0
+        if not blueprint.is_elementwise(optimizer):
+            partitioner = None
+        layouts = deal(_parts(optimizer, names, partitioner), len(servers))
+        number = active.next_async_optimizer
+        active.next_async_optimizer += 1
+        if number >= _MOST_OPTIMIZERS:
+            raise ValueError(f"AsyncOptimizer: more than {_MOST_OPTIMIZERS} optimizers")
+        self._name = f"hvdlite.async.{number}"
+        wait = Waiting(everyone, active.config, staleness)
+        self.links = [
+            ServerLink(everyone, server, number, layout, wait)
+            for server, layout in zip(servers, layouts, strict=True)
+        ]
+        self._targets = [self._places(link) for link in self.links]
+        self._set_up(optimizer, number, staleness, replicas)
+        for link in self.links:
+            link.attach()
+        self.pull()
+        self._is_open = True
+        active.before_joining.append(self._before_joining)
+        active.after_joining.append(self._after_joining)
+
+    def _places(self, link: ServerLink) -> list[torch.Tensor]:
+        """By part of a link, its place in the model."""
+        return [part.of(self.params[part.param].data) for part in link.layout.parts]
+
+    def _set_up(
+        self,
+        optimizer: torch.optim.Optimizer,
+        number: int,
+        staleness: int | None,
+        replicas: int | None,
+    ) -> None:
+        """Worker 0 gives the servers the optimizer; all learn whether that went well."""
+        problems: list[str] = []
+        failure: Exception | None = None
+        if world.rank() == 0:
+            try:
+                described = blueprint.describe(optimizer)
+                for link, places in zip(self.links, self._targets, strict=True):
+                    record = Record(
+                        *(number, link.layout, described, staleness, replicas, world.size()),
+                        tuple(each.server for each in self.links),
+                        self._state_of(link, optimizer.state, self.params),
+                    )
+                    problem = link.set_up(record, places)
+                    problems += [problem] if problem else []
+            except Exception as error:
+                failure = error
+                problems.append(f"worker 0: {type(error).__name__}: {error}")
+        problems = broadcast_object(problems, 0, f"{self._name}.set_up")
+        if problems:
+            raise HorovodInternalError(
+                f"AsyncOptimizer: the servers can't take the optimizer: {'; '.join(problems)}"
+            ) from failure
+        optimizer.state.clear()  # it is the servers' from now on
+
+    def _state_of(
+        self, link: ServerLink, state: Mapping[Any, Any], keys: Sequence[Any]
+    ) -> list[dict[str, Any]]:
+        """By part of a link, its part of an optimizer's state. keys: by parameter, where it is."""
+        return [
+            blueprint.state_of(state, keys[part.param], part, tuple(self.params[part.param].shape))
+            for part in link.layout.parts
+        ]
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Sends the gradients, and loads parameters that are new enough for the next step."""
+        options = blueprint.options_of(optimizer)
+        if not self.in_rounds:
+            self._finish_reply()
+        gradients = [_readable(param.grad) for param in self.params]
+        self.clock += 1
+        for link in self.links:
+            own = [_gradient_of(part, gradients[part.param]) for part in link.layout.parts]
+            if self.in_rounds:
+                # The first server's round: it is the one that decides.
+                link.push(own, self.clock - 1, self.clock, options)
+            else:
+                needs = 0 if self._staleness is None else self.clock + 1 - self._staleness
+                link.push(own, self.clock - 1, max(0, needs), options)
+        if self.in_rounds:
+            self._finish_reply()
+            self.clock = self.links[0].clock
+
+    def _finish_reply(self) -> None:
+        for link, places in zip(self.links, self._targets, strict=True):
+            link.take_reply()
+            with torch.no_grad():
+                link.load(places)
+        self._note_change()
+
+    def _note_change(self) -> None:
+        """Tells autograd that the parameters have changed."""
+        for param in self.params:
+            torch.autograd.graph.increment_version(param)
+
+    def pull(self) -> None:
+        for link, places in zip(self.links, self._targets, strict=True):
+            with torch.no_grad():
+                link.pull(places)
+        self._note_change()
+
+    def synchronize(self) -> None:
+        """Returns when the servers have applied everything that this worker has sent."""
+        for link in self.links:
+            link.look()
+
+    def counters(self) -> dict[str, Any]:
+        found = self.links[0].look()
+        return {"steps": found["made"], "dropped": found["dropped"]}
+
+    def full_state(self) -> dict[int, dict[str, Any]]:
+        """torch's format, from the servers."""
+        by_param: dict[int, list[tuple[Part, dict[str, Any]]]] = {}
+        for link in self.links:
+            for part, state in zip(link.layout.parts, link.state(), strict=True):
+                by_param.setdefault(part.param, []).append((part, state))
+        whole = {
+            index: blueprint.whole_state(sorted(pieces, key=lambda piece: piece[0].begin))
+            for index, pieces in sorted(by_param.items())
+        }
+        return {index: state for index, state in whole.items() if state}
+
+    def load_state(self, state: Mapping[int, Any]) -> None:
+        """Collective over the workers. The servers take this state, and the values that worker 0's
+        parameters have now; then all workers have these values."""
+        self.settle()
+        # Before: nobody's step may come after the new state.
+        self._agree("before_load", None)
+        problem: str | None = None
+        if world.rank() == 0:
+            try:
+                for link, places in zip(self.links, self._targets, strict=True):
+                    keys = list(range(self._num_params))
+                    link.load_state(self._state_of(link, state, keys), places)
+            except Exception as error:
+                problem = f"worker 0: {type(error).__name__}: {error}"
+        self._agree("load", problem)
+        for link in self.links:
+            link.forget_options()
+        self.pull()
+
+    def _agree(self, what: str, problem: str | None) -> None:
+        """Waits for all workers. Raises HorovodInternalError if worker 0 has a problem."""
+        allreduce(torch.zeros(1), op=Max, name=f"{self._name}.{what}")
+        problem = broadcast_object(problem, 0, f"{self._name}.{what}.problem")
+        if problem:
+            raise HorovodInternalError(f"AsyncOptimizer.load_state_dict: {problem}")
+
+    def settle(self) -> None:
+        """Takes the reply that is awaited, and waits until everything sent has been applied."""
+        if not self.in_rounds:
+            self._finish_reply()
+        self.synchronize()
+
+    def _before_joining(self) -> None:
+        for link in self.links:
+            link.tell(Kind.JOIN)
+
+    def _after_joining(self) -> None:
+        clock = torch.tensor([self.clock], dtype=torch.int64)
+        self.clock = int(allreduce(clock, op=Max, name=f"{self._name}.clock"))
+
+    def close(self) -> None:
+        """This optimizer is not used any more on this worker. Does not wait."""
+        if self._is_open:
+            self._is_open = False
+            active = world.active
+            if active is None or self._before_joining not in active.before_joining:
+                return
+            active.before_joining.remove(self._before_joining)
+            active.after_joining.remove(self._after_joining)
+            # The engine is closed once the worker has left.
+            with contextlib.suppress(RuntimeError):
+                for link in self.links:
+                    link.tell(Kind.RELEASE)
+
+
+def _parts(
+    optimizer: torch.optim.Optimizer, names: ParameterNames, partitioner: Partitioner | None
+) -> list[Part]:
+    parts: list[Part] = []
+    index = 0
+    for number, group in enumerate(optimizer.param_groups):
+        for param in group["params"]:
+            parts += cut(index, names.of(param, index), number, param, partitioner)
+            index += 1
+    return parts
+
+
+def _readable(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Sparse ones with ascending rows, each once."""
+    if gradient is None or not gradient.is_sparse:
+        return gradient
+    if gradient.sparse_dim() != 1:
+        raise ValueError(
+            f"AsyncOptimizer: a sparse gradient with {gradient.sparse_dim()} sparse dimensions; "
+            "only rows can be sparse, as those of nn.Embedding(sparse=True)"
+        )
+    return gradient.coalesce()
+
+
+def _gradient_of(part: Part, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A part's rows of a gradient."""
+    if gradient is None or not gradient.is_sparse:
+        return gradient if gradient is None else part.of(gradient)
+    if part.shape[0] == gradient.shape[0]:
+        return gradient
+    rows, values = gradient.indices()[0], gradient.values()
+    begin, end = torch.searchsorted(rows, torch.tensor([part.begin, part.end], device=rows.device))
+    return torch.sparse_coo_tensor(
+        (rows[begin:end] - part.begin)[None],
+        values[begin:end],
+        part.shape,
+        is_coalesced=True,
+        check_invariants=False,
+    )

@@ -1,0 +1,24 @@
+"""Checks the number of servers (--servers) before the start, as each rank would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hvdrun.errors import UsageError
+from hvdrun.plan.request import Request
+
+_VARIABLE = "HVDLITE_SERVERS"
+
+
+def check(request: Request, num_proc: int, environ: Mapping[str, str]) -> None:
+    """Raises UsageError if no process is left to be a worker.
+
+    environ: hvdrun's own. A variable that is no number is an error of `hvdlite.init`.
+    """
+    given = request.settings.get(_VARIABLE) or request.variable(_VARIABLE, environ) or "0"
+    if given.isdecimal() and num_proc <= int(given):
+        what = "--servers" if _VARIABLE in request.settings else f"{_VARIABLE}="
+        raise UsageError(
+            f"{what} {given}: the job has {num_proc} processes, servers included, so no worker is"
+            f" left; use -np {int(given) + 1} or more, or fewer servers"
+        )

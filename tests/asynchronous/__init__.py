@@ -1,0 +1,1 @@
+"""Servers and workers: roles, parts, clocks, and training with AsyncOptimizer."""

@@ -1,0 +1,40 @@
+"""Cases that run in jobs with servers."""
+
+import functools
+import warnings
+
+import hvdlite as hvd
+
+SERVED = "served"
+
+
+def in_a_job(case):
+    """The decorated case runs on the workers, after `init`; a server serves them, and returns
+    SERVED. Needs the knob HVDLITE_SERVERS, if there are to be servers."""
+
+    @functools.wraps(case)
+    def run(*args, **kwargs):
+        hvd.shutdown()
+        with warnings.catch_warnings():
+            # torch's Adagrad warns of it, whoever uses it.
+            warnings.filterwarnings("ignore", message="Sparse invariant checks")
+            try:
+                hvd.init()
+            except SystemExit as ended:
+                return SERVED if ended.code == 0 else ended.code
+            try:
+                return case(*args, **kwargs)
+            finally:
+                hvd.shutdown()
+
+    return run
+
+
+def servers(count):
+    """Knobs."""
+    return {"HVDLITE_SERVERS": str(count)}
+
+
+def of_workers(results):
+    """The results of the workers, in their order."""
+    return [result for result in results if result != SERVED]

@@ -1,0 +1,187 @@
+"""What fails, and what the texts say."""
+
+import functools
+import logging
+import threading
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from hvdlite.errors import HorovodInternalError
+from tests.asynchronous.job import in_a_job, of_workers, servers
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
+        if any(group["lr"] < 0.5 for group in self.param_groups):
+            raise ZeroDivisionError("the learning rate is too small")
+
+
+class Unbuildable(torch.optim.SGD):
+    def __setstate__(self, state):
+        raise TypeError("never on a server")
+
+
+def expect_failure(case):
+    """On a server, what `init` raises counts as a result."""
+
+    @functools.wraps(case)
+    def run(*args):
+        try:
+            return in_a_job(case)(*args)
+        except HorovodInternalError as error:
+            return f"server: {error}"
+
+    return run
+
+
+@expect_failure
+def steps_until_it_fails():
+    model = torch.nn.Linear(2, 2)
+    optimizer = hvd.AsyncOptimizer(Failing(model.parameters(), lr=1.0), max_staleness=1)
+    for step in range(6):
+        if step == 3:
+            optimizer.param_groups[0]["lr"] = 0.1
+        model(torch.ones(1, 2)).sum().backward()
+        try:
+            optimizer.step()
+            optimizer.pull()
+        except HorovodInternalError as error:
+            assert step >= 3
+            return str(error)
+    return None
+
+
+@pytest.mark.ranks(3)
+def test_an_optimizer_that_fails_on_a_server_fails_every_worker(world):
+    results = world.run(steps_until_it_fails, knobs=servers(1))
+    for text in results:
+        assert "server 0 (rank 2 of the job, on " in text
+        assert "failed: ZeroDivisionError: the learning rate is too small" in text
+
+
+@in_a_job
+def cannot_be_built():
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(HorovodInternalError) as caught:
+        hvd.AsyncOptimizer(Unbuildable(model.parameters(), lr=1.0))
+    # The job goes on.
+    optimizer = hvd.AsyncOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    optimizer.pull()
+    return str(caught.value)
+
+
+@pytest.mark.ranks(3)
+def test_an_optimizer_that_no_server_can_build_is_an_error_on_every_worker(world):
+    for text in of_workers(world.run(cannot_be_built, knobs=servers(1))):
+        assert "the servers can't take the optimizer: server 0 (rank 2 of the job, on" in text
+        assert "TypeError: never on a server" in text
+
+
+@in_a_job
+def different_workers(what):
+    model = torch.nn.Linear(2, 2 + (what == "shape" and hvd.rank()))
+    kind = torch.optim.Adam if what == "kind" and hvd.rank() else torch.optim.SGD
+    staleness = 2 + hvd.rank() if what == "staleness" else 2
+    with pytest.raises(HorovodInternalError) as caught:
+        hvd.AsyncOptimizer(
+            kind(model.parameters(), lr=0.1), model.named_parameters(), max_staleness=staleness
+        )
+    return str(caught.value)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("shape", "worker 1 passes weight (0, 'torch.float32', [3, 2]), worker 0 passes weight"),
+        ("kind", "worker 1 passes optimizer Adam, worker 0 passes optimizer SGD"),
+        ("staleness", "worker 1 passes max_staleness 3, worker 0 passes max_staleness 2"),
+    ],
+)
+def test_workers_that_differ_learn_how(world, what, text):
+    for found in of_workers(world.run(different_workers, what, knobs=servers(1))):
+        assert text in found
+
+
+@in_a_job
+def bad_use():
+    model = torch.nn.Linear(2, 2)
+
+    def sgd(**options):
+        return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+    def refused(text, make):
+        with pytest.raises(ValueError, match=text):
+            make()
+
+    good = hvd.AsyncOptimizer(sgd(), max_staleness=1)
+    refused("already distributed or asynchronous", lambda: hvd.AsyncOptimizer(good))
+    refused("already distributed", lambda: hvd.DistributedOptimizer(good))
+    distributed = hvd.DistributedOptimizer(sgd())
+    refused("already distributed or asynchronous", lambda: hvd.AsyncOptimizer(distributed))
+    refused("LBFGS", lambda: hvd.AsyncOptimizer(torch.optim.LBFGS(model.parameters())))
+    refused("got int", lambda: hvd.AsyncOptimizer(3))
+    for number in (-1, 1.5, True):
+        refused("max_staleness=", lambda n=number: hvd.AsyncOptimizer(sgd(), max_staleness=n))
+    refused("servers=2, but the job has 1", lambda: hvd.AsyncOptimizer(sgd(), servers=2))
+    refused("sync_replicas=3, but the job", lambda: hvd.AsyncOptimizer(sgd(), sync_replicas=3))
+    refused(
+        "leave out max_staleness",
+        lambda: hvd.AsyncOptimizer(sgd(), max_staleness=2, sync_replicas=1),
+    )
+    refused("partitioner=5, expected", lambda: hvd.AsyncOptimizer(sgd(), partitioner=5))
+    refused("a closure can't be used", lambda: good.step(lambda: 0))
+    refused("parameters can't be added", lambda: good.add_param_group({"params": []}))
+    model(torch.ones(1, 2)).sum().backward()
+    good.step()  # it still works
+
+
+@pytest.mark.ranks(3)
+def test_bad_use_is_a_clear_error(world):
+    world.run(bad_use, knobs=servers(1))
+
+
+@in_a_job
+def one_is_late():
+    said = threading.Event()
+    texts = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            texts.append(record.getMessage())
+            said.set()
+
+    handler = Handler()
+    logging.getLogger("hvdlite").addHandler(handler)
+    try:
+        param = torch.nn.Parameter(torch.zeros(2))
+        optimizer = hvd.AsyncOptimizer(torch.optim.SGD([param], lr=1.0), max_staleness=1)
+        param.grad = torch.ones(2)
+        if hvd.rank() == 0:
+            # The other worker goes on when this one has said for whom it waits.
+            waits = threading.Thread(target=lambda: [optimizer.step() for _ in range(4)])
+            waits.start()
+            assert said.wait(50)
+        hvd.barrier()
+        if hvd.rank() == 0:
+            waits.join()
+        else:
+            for _ in range(4):
+                optimizer.step()
+    finally:
+        logging.getLogger("hvdlite").removeHandler(handler)
+    return texts
+
+
+@pytest.mark.ranks(3)
+def test_a_worker_that_waits_for_long_says_for_whom(world):
+    knobs = {**servers(1), "HVDLITE_STALL_CHECK_TIME_SECONDS": "1"}
+    texts, others, _ = world.run(one_is_late, knobs=knobs)
+    assert others == []
+    assert len(texts) == 1
+    assert "worker 0 (on " in texts[0]
+    assert "which waits for their step 0 from: worker 1 (on " in texts[0]
+    assert "(max_staleness=1)" in texts[0]

@@ -1,0 +1,139 @@
+"""Clipping, GradScaler and broadcasts of sharded optimizers, beside those of unsharded ones."""
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from tests.optimizer.sharding.models import batch, differences, groups_of, odd
+
+SMALL_BUCKETS = {"HVDLITE_BUCKET_BYTES": "6000", "HVDLITE_FIRST_BUCKET_BYTES": "500"}
+
+
+def clips(shard, order):
+    hvd.init()
+    alone, net = odd(torch.float64), odd(torch.float64)
+    plain = hvd.DistributedOptimizer(torch.optim.SGD(groups_of(alone), lr=0.1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups_of(net), lr=0.1), shard=shard)
+    for step in range(3):
+        for each, own in ((alone, plain), (net, optimizer)):
+            own.zero_grad()
+            each(batch(step, torch.float64)).square().mean().backward()
+        wanted = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1, order)
+        with pytest.raises(RuntimeError, match="are sharded by DistributedOptimizer"):
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1, order)
+        norm = optimizer.clip_grad_norm_(0.1, order)
+        torch.testing.assert_close(norm, wanted, rtol=1e-13, atol=0.0)
+        everyones = hvd.allgather(norm.view(torch.int64)[None])
+        assert (everyones == everyones[0]).all()
+        plain.step()
+        optimizer.step()
+        for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-13)
+    del optimizer, own
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.hosts("2,1")
+@pytest.mark.parametrize(
+    ("shard", "order"),
+    [
+        (True, 2.0),
+        pytest.param("host", 2.0, marks=pytest.mark.wide_in(3)),
+        pytest.param(True, float("inf"), marks=pytest.mark.wide),
+        pytest.param(True, 1.0, marks=pytest.mark.wide),
+    ],
+)
+def test_clipping_has_the_norm_of_one_process_on_every_rank(world, shard, order):
+    world.run(clips, shard, order, knobs=SMALL_BUCKETS)
+
+
+MAKE = {
+    "SGD": lambda net: torch.optim.SGD(groups_of(net), lr=0.1, momentum=0.9),
+    "fused": lambda net: torch.optim.Adam(groups_of(net), lr=0.01, fused=True),
+}
+
+
+def scales(make, shard, passes):
+    """One rank overflows in one step; some steps unscale before the step."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    nets = odd(), odd()
+    optimizers = [
+        hvd.DistributedOptimizer(
+            MAKE[make](net), shard=each, op=hvd.Sum, backward_passes_per_step=passes
+        )
+        for net, each in zip(nets, (False, shard), strict=True)
+    ]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2) for _ in nets]
+    for step in range(6):
+        for net, optimizer, scaler in zip(nets, optimizers, scalers, strict=True):
+            before = [param.detach().clone() for param in net.parameters()]
+            optimizer.zero_grad()
+            for number in range(passes):
+                loss = net(batch(passes * step + number)).square().mean()
+                if step == 2 and rank == size - 1:
+                    loss = loss * float("inf")
+                scaler.scale(loss).backward()
+            if step % 2:
+                scaler.unscale_(optimizer)
+                if shard != "host":  # which adds in another order between the hosts
+                    optimizer.clip_grad_norm_(1e6)
+            scaler.step(optimizer)
+            scaler.update()
+            same = all(torch.equal(*pair) for pair in zip(before, net.parameters(), strict=True))
+            assert same == (step == 2), (step, optimizer is optimizers[1])
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+        assert differences(nets[1], nets[0]) == [], step
+    assert scalers[1].get_scale() == 256.0 * 2 / 2 * 2
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("2,1")
+@pytest.mark.wide_in(2)
+@pytest.mark.parametrize(
+    ("make", "shard", "passes"),
+    [
+        ("SGD", True, 1),
+        pytest.param("fused", True, 2, marks=pytest.mark.wide_in("2,1")),
+        pytest.param("SGD", "host", 1, marks=pytest.mark.wide),
+    ],
+)
+def test_all_ranks_skip_a_step_in_which_one_overflows(world, make, shard, passes):
+    world.run(scales, make, shard, passes, knobs=SMALL_BUCKETS)
+
+
+def one_part_overflows():
+    """Only what rank 1 owns is infinite, after the reduction."""
+    hvd.init()
+    param = torch.nn.Parameter(torch.zeros(1000))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0), shard=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for bad in (False, True, False):
+        optimizer.zero_grad()
+        weights = torch.ones(1000)
+        weights[-1] = float("inf") if bad else 1.0
+        scaler.scale((param * weights).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    assert torch.equal(param.detach(), torch.full((1000,), -2.0))
+    assert scaler.get_scale() == 2.0
+
+
+@pytest.mark.ranks(2)
+def test_an_overflow_in_the_part_of_one_owner_stops_all(world):
+    world.run(one_part_overflows)
+
+
+def broadcasts():
+    hvd.init()
+    net = odd()
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters()), shard=True)
+    with pytest.raises(ValueError, match=r"optimizer.load_state_dict\(hvd.broadcast_object"):
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+
+@pytest.mark.ranks(2)
+def test_the_state_of_a_sharded_optimizer_is_not_broadcast(world):
+    world.run(broadcasts)
