@@ -1,9 +1,11 @@
-"""Train on a dataset of which each host has one copy, whatever the number of its ranks.
+"""Train a model, on a dataset, of both of which each host has one copy for all its ranks.
 
     hvdrun -np 4 python examples/shared.py
 
 One rank per host reads the data into memory that all its ranks have in common, read-only. How much
 that takes is printed at the end; a copy in each rank would take the number of ranks times as much.
+The model's parameters lie once per host, too, and each rank updates a part of them with its part of
+the optimizer's state.
 """
 
 import argparse
@@ -74,8 +76,11 @@ def main() -> int:
     sampler = DistributedSampler(train, hvd.size(), hvd.rank())
     loader = DataLoader(train, batch_size=max(1, args.batch_size // hvd.size()), sampler=sampler)
     model = DigitsNet()
+    hvd.share_parameters(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), shard=True
+    )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)

@@ -48,7 +48,7 @@ def shares_too_late():
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters()))
     hvd.share_parameters(net)
     net(torch.ones(1, 40)).sum().backward()
-    with pytest.raises(RuntimeError, match="before hvd.DistributedOptimizer"):
+    with pytest.raises(RuntimeError, match=r"before hvd\.DistributedOptimizer"):
         optimizer.step()
 
 
@@ -83,7 +83,7 @@ def joins():
         hvd.join()
         return
     optimizer.zero_grad()
-    with pytest.raises(hvd.HorovodInternalError, match="a rank has called hvd.join"):
+    with pytest.raises(hvd.HorovodInternalError, match=r"a rank has called hvd\.join"):
         net(torch.ones(1, 40)).sum().backward()
     hvd.join()
 
