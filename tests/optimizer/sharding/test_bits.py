@@ -77,6 +77,14 @@ def test_every_element_wise_optimizer_has_the_bits_of_the_unsharded_one(world, n
     assert name == "SGD" or alone[0]
 
 
+@pytest.mark.hosts("2,1", "1,1,1")
+@pytest.mark.mpis("mpich")
+@pytest.mark.wide_in("1,1,1")
+@pytest.mark.parametrize("name", ["fused", "fused momentum"])
+def test_between_hosts_fused_optimizers_have_the_bits_of_the_unsharded_ones(world, name):
+    world.run(trains_alike, name, True, knobs=SMALL_BUCKETS)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("2,1")
 @pytest.mark.wide_in(2)
