@@ -37,8 +37,6 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, samples: torch.Tens
 def import_everything(variant: str) -> None:
     """Also what torch imports with the first step of an optimizer."""
     if variant != ALONE:
-        import mpi4py.MPI
-
         import hvdlite  # noqa: F401
     model = nn.Linear(1, 1)
     step(model, torch.optim.Adam(model.parameters()), torch.ones(1, 1))
