@@ -99,8 +99,8 @@ def run_copies(python: str, plan: Plan) -> dict[str, Any]:
     for variant, ranks in copies.VARIANTS.items():
         print(f"  memory of one copy per host: {variant}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
-            request = {"variant": variant, "folder": folder}
-            request |= {"layers": plan.copied_layers, "dataset_bytes": plan.dataset_bytes}
+            sizes = {"layers": plan.copied_layers, "dataset_bytes": plan.dataset_bytes}
+            request = {"variant": variant, "folder": folder, **sizes}
             hvdrun = str(Path(python).with_name("hvdrun"))
             program = [python, "-m", "benchmarks.copies", json.dumps(request)]
             run([hvdrun, "-np", str(ranks), *program], YIELDING)
