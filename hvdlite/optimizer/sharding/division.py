@@ -59,8 +59,9 @@ def ranges_in(bucket: CutBucket, member: int) -> list[tuple[Slot, int, int, int]
     for slot, offset in zip(bucket.slots, bucket.offsets_elems, strict=True):
         last = offset + slot.param.numel()
         for begin, end in ranges:
-            if begin < last and end > offset:
-                found.append((slot, offset, max(begin, offset), min(end, last)))
+            low, high = max(begin, offset), min(end, last)
+            if low < high:
+                found.append((slot, offset, low, high))
     return found
 
 

@@ -74,7 +74,7 @@ class Move:
         """
         everything = [Part(index, 0, whole.numel) for index, whole in enumerate(wholes)]
         wanted = everything if self._member == 0 else []
-        states = self._moved(wholes, own, wanted, dealt_whole, shaped)
+        states = self._moved(wholes, own, wanted, dealt_whole, shaped, copies=True)
         return {part.index: state for part, state in zip(wanted, states, strict=True) if state}
 
     def states(
@@ -96,6 +96,7 @@ class Move:
         wanted: list[Part],
         dealt_whole: bool,
         finish: Any,
+        copies: bool = False,
     ) -> list[State]:
         described = [(part, _described(state)) for part, state in own]
         here = _Member(self._circle, described, wanted)
@@ -124,7 +125,7 @@ class Move:
                     held = _held_by_first(members, held, like.numel())
                     wants = [[Part(index, 0, like.numel())] * len(parts) for parts in wants]
                 tensors = [_flat(state[key]) for state in mine[: len(held[self._member])]]
-                came = self._elements(like, members, held, wants, tensors)
+                came = self._elements(like, members, held, wants, tensors, copies)
                 for place, elements in zip(places, came, strict=True):
                     if is_cut:
                         result[place][key] = finish(elements, whole)
@@ -139,14 +140,17 @@ class Move:
         held: Sequence[Parts],
         wants: Sequence[Parts],
         tensors: Sequence[torch.Tensor],
+        copies: bool,
     ) -> list[torch.Tensor]:
         """The elements of the parts that this member wants.
 
-        held, wants: By member. tensors: The elements of the parts that this member has.
+        held, wants: By member. tensors: The elements of the parts that this member has. copies:
+            whether the result is in host memory of its own, also where nothing moves.
         """
         own = self._member
         if all(list(a) == list(b) for a, b in zip(held, wants, strict=True)):
-            return list(tensors)
+            # The state that moves nowhere stays; a full one must not change with the next steps.
+            return [part.to("cpu", copy=True) for part in tensors] if copies else list(tensors)
         result = [
             torch.empty(part.end - part.begin, dtype=like.dtype, device="cpu")
             for part in wants[own]
@@ -165,7 +169,11 @@ class Move:
                     rows.append(tensors[number][low - first : high - first].cpu())
                     splits[to] += high - low
             name = f"{self._name}.elements"
-            row, _ = alltoall(torch.cat(rows), splits, name, self._process_set)
+            # As bytes: the state may have any dtype.
+            sent = torch.cat(rows).view(torch.uint8)
+            size_bytes = like.element_size()
+            row, _ = alltoall(sent, splits * size_bytes, name, self._process_set)
+            row = row.view(like.dtype)
             for giver, member in enumerate(members):
                 if member.circle != self._circle:
                     continue

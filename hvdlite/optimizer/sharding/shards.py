@@ -149,7 +149,9 @@ class Shards:
 
     def divide(self, gradients: Gradients) -> Division:
         """Who updates what, by the present buckets. The same object while nothing has changed."""
-        if self._division is not None and self._made_for == gradients.generation:
+        # A new world counts generations anew, and what was made for the former one is closed.
+        made_for = gradients.team, gradients.generation
+        if self._division is not None and self._made_for == made_for:
             return self._division
         params = [param for group in self._groups() for param in group["params"]]
         index_of = {id(param): index for index, param in enumerate(params)}
@@ -173,7 +175,7 @@ class Shards:
         cut = tuple(tuple(sorted(each)) for each in parts)
         self.params = params
         self._division = Division(cut, self.members, self.owner)
-        self._made_for = gradients.generation
+        self._made_for = made_for
         return self._division
 
     def _keep_frozen(

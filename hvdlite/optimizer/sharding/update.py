@@ -76,7 +76,8 @@ class Update:
             for param in group["params"]:
                 if index in divided:
                     own += by_index.get(index, ())
-                elif not shards.is_shared(param) or shards.is_leader:
+                elif param.numel() and (not shards.is_shared(param) or shards.is_leader):
+                    # (One without elements has nothing to update, and no state.)
                     own.append(param)
                 index += 1
             result.append(own)
