@@ -8,7 +8,7 @@ worst.
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.figures import (
     ALONE,
@@ -34,6 +34,7 @@ from benchmarks.figures import (
     size_text,
     waiting_share,
 )
+from benchmarks.limits import Scale, Verdict, at_least, at_most
 from benchmarks.networks import TASKS
 from benchmarks.plan import KIB, MIB, Place
 
@@ -43,53 +44,11 @@ HOROVOD_SPEEDUPS = {"mlp": (1.18,), "deep": (0.90, 1.28)}
 MOST = 1 << 40
 
 
-@dataclass(frozen=True)
-class Verdict:
-    work: str
-    target: str
-    found: str  # the worst figure, and where
-    met: bool | None  # None: not measured in this run
-
-
-Figures = Sequence[tuple[str, float]]  # where, and how much
-
-
-class Scale(NamedTuple):
-    """What a figure is measured in."""
-
-    unit: str
-    of: str
-
-
 PEER = Scale("×", "as fast as the best peer")
 GLOO = Scale("×", "as fast as Gloo")
 PLAIN_MPI = Scale("×", "as fast as mpi4py's Allreduce")
 COPY = Scale(" %", "of the copy bound")
 WIRE = Scale(" %", "of the wire")
-
-
-def at_least(limit: float, scale: Scale, work: str, figures: Figures) -> Verdict:
-    worst = min(figures, key=_amount, default=None)
-    return _verdict(f"≥ {limit:g}", scale, work, worst, worst is not None and worst[1] >= limit)
-
-
-def at_most(limit: float, scale: Scale, work: str, figures: Figures) -> Verdict:
-    worst = max(figures, key=_amount, default=None)
-    return _verdict(f"≤ {limit:g}", scale, work, worst, worst is not None and worst[1] <= limit)
-
-
-def _amount(figure: tuple[str, float]) -> float:
-    return figure[1]
-
-
-def _verdict(
-    limit: str, scale: Scale, work: str, worst: tuple[str, float] | None, met: bool
-) -> Verdict:
-    target = f"{limit}{scale.unit} {scale.of}"
-    if worst is None:
-        return Verdict(work, target, "not measured", None)
-    where, amount = worst
-    return Verdict(work, target, f"{digits(amount)}{scale.unit} ({where})", met)
 
 
 def verdicts(report: Mapping[str, Any]) -> list[Verdict]:
