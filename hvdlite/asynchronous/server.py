@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import logging
 import queue
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,15 @@ import torch
 from hvdlite.asynchronous import messages
 from hvdlite.asynchronous.clocks import Clocks, Rounds
 from hvdlite.asynchronous.messages import DENSE, Form, Header, Kind
-from hvdlite.asynchronous.receiving import Failure, Receiver, Request
+from hvdlite.asynchronous.receiving import Failure, Lost, Receiver, Request
 from hvdlite.asynchronous.served import Push, Record, Served, mean
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world.roles import Everyone
 
 log = logging.getLogger("hvdlite")
+
+# After a failure, for the receivers to learn of it.
+_FAILED_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -95,23 +99,39 @@ class Server:
             Receiver(self._team, rank, number, self._served, self._inbox)
             for number, rank in sources
         ]
+        failed = False
         try:
             while len(self._gone) < len(self._workers):
                 request = self._inbox.get()
                 if isinstance(request, Failure):
                     raise request.error
                 self._handle(request)
-            for other in others if is_first else ():
-                self._send(other, messages.REQUEST_TAG, Header(Kind.END, 0).tensor())
+            end = Header(Kind.END, 0).tensor()
+            told = [
+                self._team.engine.send(end, other, messages.REQUEST_TAG)
+                for other in (others if is_first else ())
+            ]
+            for operation in told:
+                operation.wait()  # else this server's departure could overtake it
+        except Lost as error:
+            # The others learn by themselves who has died or left.
+            name = self._everyone.name_of(self._team.rank)
+            raise HorovodInternalError(f"{name}: {error}") from None
         except Exception as error:
             text = f"{self._everyone.name_of(self._team.rank)} failed: {_text_of(error)}"
             self._team.engine.give_up(text)
+            failed = True
             if isinstance(error, HorovodInternalError):
                 raise
             raise HorovodInternalError(text) from error
         finally:
             if len(self._gone) < len(self._workers):
-                self._team.close()  # so that the receivers end
+                # When they have ended, all ranks of this host hear of the failure before they hear
+                # that this one has left.
+                deadline = time.monotonic() + _FAILED_LIMIT_S
+                for receiver in receivers:
+                    receiver.thread.join(max(0.0, deadline - time.monotonic()) if failed else 0.0)
+                self._team.close()  # so that the rest ends
             for receiver in receivers:
                 receiver.thread.join()
             for served in self._served.values():

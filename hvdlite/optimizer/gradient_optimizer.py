@@ -14,7 +14,9 @@ import torch
 
 from hvdlite.optimizer.arguments import checked_passes
 from hvdlite.optimizer.reducer import Reducer
+from hvdlite.optimizer.sharding.words import shared_too_late
 from hvdlite.optimizer.wrapping import Wrapper
+from hvdlite.shared.parameters import is_shared, shares_any
 
 
 @dataclass
@@ -80,21 +82,32 @@ class GradientOptimizer(Wrapper):
         return result
 
     def _update(self, is_reduced: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The wrapped class's step. is_reduced: its gradients are reduced ones."""
+        """The wrapped class's step. is_reduced: its gradients are reduced ones.
+
+        Raises:
+            RuntimeError: Parameters are shared that were not when the optimizer was made.
+        """
+        if shares_any():
+            for slot in self._hvdlite_reducer.gradients.slots:
+                if is_shared(slot.param):
+                    raise RuntimeError(shared_too_late(slot.name))
+        return self._wrapped_step(*args, **kwargs)
+
+    def _wrapped_step(self, *args: Any, **kwargs: Any) -> Any:
         return super().step(*args, **kwargs)
 
-    def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """`torch.nn.utils.clip_grad_norm_` for all parameters of the optimizer, after their
-        gradients are reduced.
-
-        Args:
-            args: max_norm, norm_type, error_if_nonfinite and foreach, as torch's function has them.
-
-        Returns:
-            The norm before clipping.
-        """
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        """`torch.nn.utils.clip_grad_norm_` for all parameters of the optimizer, when their
+        gradients are reduced; returns the norm before clipping. Reduces them if they are not
+        yet, and so every rank calls it."""
         self._finish()
-        return super().clip_grad_norm_(*args, **kwargs)
+        return super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """That of the wrapped class; the next backward starts anew.

@@ -100,6 +100,11 @@ def is_shared(tensor: torch.Tensor) -> bool:
     return place_of(tensor) is not None or (tensor.numel() == 0 and id(tensor) in _noted)
 
 
+def shares_any() -> bool:
+    """Whether this process has shared parameters at all; cheap."""
+    return bool(_noted)
+
+
 def require_shared(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Raises RuntimeError if one of these was shared and is no longer.
 

@@ -49,7 +49,6 @@ def steps_until_it_fails():
             optimizer.step()
             optimizer.pull()
         except HorovodInternalError as error:
-            assert step >= 3
             return str(error)
     return None
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
 ONE_BY_ONE = {"HVDLITE_BUCKET_BYTES": "0", "HVDLITE_FIRST_BUCKET_BYTES": "0"}
 FILES = (
-    *("reducer", "rounds", "gradients", "sparse_gradients", "distributed", "backward_pass"),
+    *("reducer", "rounds", "gradients", "sparse_gradients", "gradient_optimizer", "backward_pass"),
     *("bucket", "backward_order", "positions", "consistency", "position_exchange"),
     *("start_values", "host_sum", "host_gather"),
 )
@@ -59,7 +59,7 @@ def in_flight_and_visible(optimizer):
     reducer = optimizer._hvdlite_reducer
     return [
         slot.name
-        for slot in reducer._gradients.slots
+        for slot in reducer.gradients.slots
         if reducer._open and slot.bucket is not None and slot.bucket.runs
         if slot.param.grad is slot.view
     ]

@@ -66,3 +66,11 @@ def test_sys_exit_on_another_host_gives_its_code(hvdrun, python):
     done = hvdrun("-H", TWO, python, "-c", textwrap.dedent(text))
     assert done.code == 3, done
     assert "rank 1 on server2 ended with exit code 3" in done.stderr, done
+
+
+@pytest.mark.wide_in("mpich")
+def test_servers_spread_over_the_hosts(hvdrun, python):
+    program = (python, "examples/asynchronous.py", "--steps", "300", "--expect-loss", "1.0")
+    done = hvdrun("-H", EQUAL, "--servers", "2", *program)
+    assert done.code == 0, done
+    assert "Steps of each worker: [" in done.stdout

@@ -137,6 +137,8 @@ def test_a_change_in_place_is_found(world):
 
 def one_rank_alone():
     model = shared_net()
+    if hvd.cross_size() > 1 or hvd.size() != 2:
+        return  # two ranks wait for each other: a circle that the engine sees
     wanted = values(model, 1.0)
 
     def broadcast(state_dict):

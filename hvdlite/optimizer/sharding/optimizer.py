@@ -57,9 +57,6 @@ class ShardedOptimizer(WholeMethods):
             update.finish()
         return result
 
-    def _wrapped_step(self, *args: Any, **kwargs: Any) -> Any:
-        return super()._update(True, args, kwargs)
-
     def _with_own_parts(self, step: Callable[[], Any]) -> Any:
         """Runs the wrapped step on what this rank owns. The user's hooks, which the wrapped step
         calls first and last, see the whole parameters."""
@@ -80,7 +77,7 @@ class ShardedOptimizer(WholeMethods):
 
         def leave(*_: Any) -> None:
             put(whole)
-            update.end_own(blocks=len(after) > 1)
+            update.end_own()
 
         try:
             before[key] = enter
@@ -91,6 +88,11 @@ class ShardedOptimizer(WholeMethods):
             put(whole)
             before.pop(key, None)
             after.pop(key, None)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        super().zero_grad(*args, **kwargs)
+        # A step that an exception has ended on this rank: the others wait for its end.
+        self._hvdlite_update.finish()
 
     def sharded_grad(self, param: torch.Tensor) -> tuple[GradientPart, ...]:
         """What this rank has of the reduced gradient of a parameter, between the backward that has

@@ -301,6 +301,7 @@ class PartStates:
             self._shards.owner,
             dealt_whole=not self._shards.elementwise,
             undivided=held.undivided,
+            in_hosts=self._shards.shard is not True,
         )
 
     def _wholes(self) -> tuple[Whole, ...]:

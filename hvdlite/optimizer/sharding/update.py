@@ -48,18 +48,15 @@ class Update:
         reducer.learn_if_due()
         assert gradients.team is not None
         division = shards.divide(gradients)
-        if shards.shares_any:
-            named = ((slot.name, slot.param) for slot in gradients.slots)
-            require_shared(named)
+        require_shared((slot.name, slot.param) for slot in gradients.slots)
         if division is not self.division:
             self._whole_again = WholeAgain(
                 shards, division, gradients.buckets, gradients.team, gradients.name
             )
             self.division = division
         assert self._whole_again is not None
+        self._whole_again.begin()
         self._unfinished = self._whole_again
-        if shards.shares_any:
-            self._whole_again.updating.meet()
         self._set_gradients(reducer)
 
     def own_by_group(self, groups: list[dict[str, Any]]) -> list[list[torch.Tensor]]:
@@ -85,17 +82,18 @@ class Update:
             result.append(own)
         return result
 
-    def end_own(self, blocks: bool) -> None:
+    def end_own(self) -> None:
         """The wrapped optimizer has updated what this rank owns."""
         for view, _ in self._views.values():
             view.grad = None
         self.finish()
 
     def finish(self) -> None:
-        """Blocks until the parameters are whole. Does nothing if they are."""
-        whole_again, self._unfinished = self._unfinished, None
-        if whole_again is not None:
-            whole_again.run()
+        """Blocks until the parameters are whole. Does nothing if they are. Where an exception has
+        ended an update on this rank, the others wait for this."""
+        if self._unfinished is not None:
+            self._unfinished.run()
+            self._unfinished = None
 
     def key_of(self, param: torch.Tensor, part: Part) -> torch.Tensor:
         """By what the wrapped optimizer keeps the state of a part of a parameter."""

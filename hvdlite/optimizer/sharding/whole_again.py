@@ -20,23 +20,31 @@ from hvdlite.world.teams import Team
 
 
 class Meeting:
-    """A barrier of the team that can be met again and again; interrupted, it goes on."""
+    """A barrier of the team, once per update; interrupted, it goes on."""
 
     def __init__(self, team: Team, name: str) -> None:
         self._team = team
         self._posting = _core.posting(_core.BARRIER, name, False, _core.UINT8)
         self._operations: list[_core.Operation] = []
+        self._is_over = False
+
+    def reset(self) -> None:
+        """An update begins."""
+        self._operations, self._is_over = [], False
 
     def meet(self) -> None:
-        """Blocks until every member is here.
+        """Blocks until every member is here. Does nothing if they have met in this update.
 
         Raises:
             HorovodInternalError: A member has left.
         """
+        if self._is_over:
+            return
         if not self._operations:
+            # No bytecode between post and store, so no signal handler can raise there.
             self._operations.extend(map(self._team.post, (self._posting,)))
         text = self._operations[0].wait()
-        self._operations.clear()
+        self._is_over = True
         if text is not None:
             raise HorovodInternalError(text)
 
@@ -75,14 +83,15 @@ class Union:
 
     def wait(self) -> str | None:
         """Blocks until the parameters are whole. Returns the text of the failure, or None."""
-        if not self._runs:
-            return None
         text = self._runs[0].wait()
         if text is None:
             for each in self._others:
                 each.values().copy_(self._flat[each.begin : each.end])
-        self._runs.clear()
         return text
+
+    def reset(self) -> None:
+        """An update begins."""
+        self._runs.clear()
 
 
 class _Range:
@@ -125,7 +134,7 @@ class WholeAgain:
         self._name = name
         self._process_set = shards.process_set
         self._team = team
-        self.updating = Meeting(team, f"{name}.updating")
+        self._updating = Meeting(team, f"{name}.updating")
         self._updated = Meeting(team, f"{name}.updated")
         self._unions: list[Union] = []
         self._dealt: list[tuple[int, torch.Tensor]] = []
@@ -145,8 +154,17 @@ class WholeAgain:
             ):
                 self._unions.append(Union(bucket, team, f"{name}.whole.{number}", shards))
 
+    def begin(self) -> None:
+        """An update begins. If parameters are shared, blocks until every member is here."""
+        for union in self._unions:
+            union.reset()
+        self._updating.reset()
+        self._updated.reset()
+        if self._shards.shares_any:
+            self._updating.meet()
+
     def run(self) -> None:
-        """Blocks until all parameters are whole.
+        """Blocks until all parameters are whole. After an interruption it may be called again.
 
         Raises:
             HorovodInternalError: It failed; on every rank.

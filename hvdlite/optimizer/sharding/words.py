@@ -37,3 +37,11 @@ def closure_of_whole(kind: str) -> str:
         f"run forward and backward before step(), or, if {kind} computes each element by itself "
         "and calls its closure once, first, set hvdlite_elementwise = True in its class"
     )
+
+
+def shared_too_late(name: str) -> str:
+    return (
+        f"optimizer.step(): parameter {name!r} is shared by the ranks of this host, but was not "
+        "when DistributedOptimizer was made, so every rank would update it; call "
+        "hvd.share_parameters(model) before hvd.DistributedOptimizer"
+    )

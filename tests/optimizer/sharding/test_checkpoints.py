@@ -124,11 +124,11 @@ def plain_of(name, model, full, net=None):
 @pytest.mark.parametrize(
     ("name", "shard"),
     [
-        ("Adam", True),
+        pytest.param("Adam", True, marks=pytest.mark.wide_in(2, "2,1")),
         pytest.param("Adam", "host", marks=pytest.mark.wide_in(2, 3)),
         *(
             pytest.param(name, True, marks=pytest.mark.wide)
-            for name in ("SGD", "momentum", "NAdam", "Adagrad", "ASGD", "fused", "Rprop")
+            for name in ("SGD", "momentum", "NAdam", "Adagrad", "ASGD", "Rprop")
         ),
     ],
 )
