@@ -165,6 +165,35 @@ def test_a_step_has_the_gradients_of_the_fastest_workers_on_all_servers(world):
         assert pushed == dropped + rounds
 
 
+@in_a_job
+def loads_late():
+    param = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.AsyncOptimizer(torch.optim.SGD([param], lr=1.0), sync_replicas=1)
+    param.grad = -torch.ones(3)
+    if hvd.rank() == 1:
+        hvd.barrier()
+        while optimizer.counters()["steps"][1] < 3:
+            optimizer.step()
+        hvd.barrier()
+        return None
+    link = optimizer._hvdlite_worker.links[0]
+    load = link.load
+
+    def load_when_the_next_rounds_are_over(places):
+        hvd.barrier()
+        hvd.barrier()
+        load(places)
+
+    link.load = load_when_the_next_rounds_are_over
+    optimizer.step()
+    return param.tolist()
+
+
+@pytest.mark.ranks(3)
+def test_a_round_that_not_all_wait_for_is_read_as_it_was(world):
+    assert of_workers(world.run(loads_late, knobs=servers(1)))[0] == [1, 1, 1]
+
+
 def embedding_and_data():
     torch.manual_seed(2)
     model = torch.nn.Sequential(
