@@ -14,8 +14,10 @@ A *contender* is one way to do the work, hvdlite among them; a *peer* is any con
     turns.py         what happens between the contenders' turns
     c10d.py          times operations of torch.distributed on them
     wrapped.py       times steps of DDP and FSDP2 on them
+    sharded.py       times steps whose update is divided, and ZeRO's and FSDP2's
     upkeep.py        CPU time of ranks that are idle or wait
     memory.py        the memory that a training step needs; a program of its own
+    copies.py        memory of what a host has once; a program of its own
     asynchronous.py  steps with and without waiting for a slow worker; a program of its own
     worker.py        what each rank runs: all of these
     rig.py           several hosts on this machine

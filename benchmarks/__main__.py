@@ -23,8 +23,10 @@ WHAT = (
     "training",
     "c10d",
     "wrapped",
+    "sharded",
     "upkeep",
     "memory",
+    "copies",
     "asynchronous",
     "instructions",
     "rig",
@@ -50,6 +52,9 @@ def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[s
     if "memory" in wanted:
         with starting.noting(failed, "memory"):
             found["memory"] = starting.run_memory(flavours[0].python)
+    if "copies" in wanted:
+        with starting.noting(failed, "copies"):
+            found["copies"] = starting.run_copies(flavours[0].python, plan)
     if "asynchronous" in wanted:
         with starting.noting(failed, "asynchronous"):
             found["asynchronous"] = starting.run_asynchronous(

@@ -24,6 +24,13 @@ REDUCESCATTER = "reducescatter"
 WHOLE_PLAN = "plan of an allreduce"
 TO_OWNERS = "plan of a reducescatter"
 HALVES = {REDUCESCATTER: ALLREDUCE, TO_OWNERS: WHOLE_PLAN}
+# Training whose update is divided (sharded.py), and one copy per host (copies.py).
+SHARDED = "hvdlite, shard=True"
+SHARED = "hvdlite, shard=True, shared parameters"
+ZERO = "DDP with ZeroRedundancyOptimizer"
+FSDP2 = "FSDP2"
+ALONE = "one process"
+DATASET = "dataset"
 PASSES = "passes"  # what an allreduce through shared memory can't beat on one host
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
 BINS_PER_DECADE = 10

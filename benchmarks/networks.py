@@ -94,6 +94,13 @@ TASKS = {
         partial(SGD, lr=3e-4),
         64,
     ),
+    "deep, Adam": Task(
+        "12 layers 1024×1024, Adam, batch 64",
+        partial(linear_layers, *(1024,) * 13),
+        (1024,),
+        partial(ADAM, lr=1e-4),
+        64,
+    ),
     "resnet": Task(
         "ResNet-20, 32×32 images, SGD, batch 64",
         resnet20,

@@ -94,6 +94,9 @@ class Plan:
     between: Effort  # for each size of an allreduce between hosts
     halves_from_bytes: int  # the least size of a reducescatter between hosts
     instruction_counts: tuple[int, int]  # how many operations, in two runs
+    sharded: Effort = Effort(max_rounds=40, budget_s=25.0, min_rounds=5)
+    copied_layers: int = 24  # of copies.py: 100 million parameters
+    dataset_bytes: int = 2048 * MIB
     asynchronous_s: float = 8.0  # how long each contender trains beside a slow worker
 
 
@@ -133,6 +136,9 @@ FULL = Plan(
 QUICK = replace(
     FULL,
     asynchronous_s=3.0,
+    sharded=Effort(max_rounds=10, budget_s=4.0),
+    copied_layers=6,
+    dataset_bytes=256 * MIB,
     ranks=(2,),
     sizes_bytes=(4, KIB, 16 * KIB, 256 * KIB, MIB, 16 * MIB, 64 * MIB),
     allreduce=Effort(max_rounds=30, budget_s=0.7),
@@ -154,6 +160,9 @@ QUICK = replace(
 TINY = replace(
     QUICK,
     asynchronous_s=0.2,
+    sharded=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
+    copied_layers=1,
+    dataset_bytes=MIB,
     sizes_bytes=(4, 256 * KIB),
     allreduce=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
     types_bytes=(MIB,),
@@ -182,7 +191,7 @@ PLANS = {"full": FULL, "quick": QUICK, "tiny": TINY}
 
 def plan_from(fields: dict[str, Any]) -> Plan:
     """What asdict() and JSON have made of a plan, as a plan again."""
-    efforts = ("allreduce", "tail", "training", "between", "c10d_effort", "wrapped_effort")
+    efforts = tuple(name for name, default in vars(FULL).items() if isinstance(default, Effort))
     return Plan(**{**fields, **{name: Effort(**fields[name]) for name in efforts}})
 
 
@@ -231,7 +240,7 @@ def host_jobs(
             parts = ["allreduce"]
             if place.size == 2:
                 parts += ["tail"] if flavour in firsts(flavours) else []
-                parts += ["types", "training"] if flavour == flavours[0] else []
+                parts += ["types", "training", "sharded"] if flavour == flavours[0] else []
             if place.size in (2, 4):
                 parts += ["c10d", "wrapped"] if flavour == flavours[0] else []
             chosen = tuple(part for part in parts if part in wanted)

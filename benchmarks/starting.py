@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import asynchronous, memory
+from benchmarks import asynchronous, copies, memory
 from benchmarks.plan import Job, Plan, request_of
 from benchmarks.rig import ROOT, Rig, rig
 
@@ -91,6 +91,25 @@ def run_memory(python: str) -> dict[str, Any]:
             run(command, {"GLOO_SOCKET_IFNAME": "lo"})
             pss[variant] = json.loads(Path(folder, "pss.json").read_text())
     return {"buckets_bytes": memory.gradient_bytes(), "pss_bytes": pss}
+
+
+def run_copies(python: str, plan: Plan) -> dict[str, Any]:
+    """PSS in bytes by variant and rank, beyond what the imports take, on this host."""
+    pss = {}
+    for variant, ranks in copies.VARIANTS.items():
+        print(f"  memory of one copy per host: {variant}", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
+            sizes = {"layers": plan.copied_layers, "dataset_bytes": plan.dataset_bytes}
+            request = {"variant": variant, "folder": folder, **sizes}
+            hvdrun = str(Path(python).with_name("hvdrun"))
+            program = [python, "-m", "benchmarks.copies", json.dumps(request)]
+            run([hvdrun, "-np", str(ranks), *program], YIELDING)
+            pss[variant] = json.loads(Path(folder, "pss.json").read_text())
+    return {
+        "gradients_bytes": plan.copied_layers * copies.LAYER_BYTES,
+        "dataset_bytes": plan.dataset_bytes,
+        "pss_bytes": pss,
+    }
 
 
 def run_asynchronous(python: str, seconds: float) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.figures import (
+    ALONE,
     BOUND,
+    DATASET,
     DDP,
     FLOOR,
     HALVES,
@@ -30,7 +32,7 @@ from benchmarks.figures import (
 )
 from benchmarks.networks import TASKS
 from benchmarks.plan import MIB, Place
-from benchmarks.targets import Verdict, excess_bytes, horovod_s
+from benchmarks.targets import Verdict, excess_bytes, horovod_s, without_gradients
 
 LARGE_BYTES = 16 * MIB  # from here on the table of cores begins
 SAID = {True: "met", False: "missed", None: "–"}
@@ -55,11 +57,14 @@ def tables(report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[Table
     found += [training(run) for run in runs if run.get("training")]
     found += [operations(run) for run in runs if run.get("c10d")]
     found += [wrapped(run) for run in runs if run.get("wrapped")]
+    found += [sharded(run) for run in runs if run.get("sharded")]
     found += [tail(run) for run in runs if run.get("tail")]
     if any("upkeep" in run for run in runs):
         found.append(upkeep(run for run in runs if "upkeep" in run))
     if report.get("memory"):
         found.append(memory(report["memory"]))
+    if report.get("copies"):
+        found.append(copies(report["copies"]))
     if report.get("asynchronous"):
         found.append(asynchronous(report["asynchronous"]))
     if report.get("instructions"):
@@ -213,6 +218,23 @@ def wrapped(run: Mapping[str, Any]) -> Table:
     return Table(title, ["step", *names, "ratio", "rounds"], cells)
 
 
+def sharded(run: Mapping[str, Any]) -> Table:
+    (row,) = run["sharded"]
+    steps_s, updates_s = row["median_s"], row["update_s"]
+    cells = [
+        [
+            name,
+            time_text(step_s),
+            time_text(updates_s[name]) if name in updates_s else "–",
+            digits(steps_s[OURS] / step_s),
+        ]
+        for name, step_s in steps_s.items()
+    ]
+    title = f"Steps with a divided update, {row['title']}, {Place(**run['place'])}, {run['mpi']}"
+    columns = ["", "step", "the update alone", "as fast as unsharded"]
+    return Table(title, columns, cells)
+
+
 def tail(run: Mapping[str, Any]) -> Table:
     cells = [
         [
@@ -267,6 +289,32 @@ def memory(measured: Mapping[str, Any]) -> Table:
     gradients = f"{digits(buckets_bytes / MIB)} MiB of gradients"
     title = f"Memory of a step, 2 ranks: {TASKS['deep'].title} ({gradients})"
     columns = ["", "PSS per rank, MiB", "above the step without, MiB", "in sets of buckets"]
+    return Table(title, columns, cells)
+
+
+def copies(measured: Mapping[str, Any]) -> Table:
+    pss = measured["pss_bytes"]
+    alone = without_gradients(measured, ALONE)
+    cells = []
+    for variant, of_ranks in pss.items():
+        whole = sum(of_ranks)
+        dataset = variant == DATASET
+        rest = whole if dataset else without_gradients(measured, variant)
+        once = measured["dataset_bytes"] if dataset else alone
+        ranks = len(of_ranks)
+        cells.append(
+            [
+                f"{variant}, {ranks} ranks" if ranks > 1 else variant,
+                *[digits(size / MIB) for size in (whole, rest)],
+                digits(rest / once),
+            ]
+        )
+    gradients, data = (digits(measured[of] / MIB) for of in ("gradients_bytes", "dataset_bytes"))
+    title = (
+        f"Memory of one host beyond imports: {gradients} MiB of parameters with Adam; "
+        f"a dataset of {data} MiB"
+    )
+    columns = ["", "PSS of all ranks, MiB", "without gradients, MiB", "copies"]
     return Table(title, columns, cells)
 
 

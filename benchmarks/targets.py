@@ -11,13 +11,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.figures import (
+    ALONE,
     BOUND,
+    DATASET,
     DDP,
     FLOOR,
+    FSDP2,
     HALVES,
     IDLE,
     OPTIMIZER,
     OURS,
+    SHARDED,
+    SHARED,
+    ZERO,
     Row,
     digits,
     idle_in_10_s,
@@ -98,8 +104,10 @@ def verdicts(report: Mapping[str, Any]) -> list[Verdict]:
         *training([row for run in runs for row in run.get("training", ())]),
         *operations(runs),
         *wrapped(runs),
+        *sharded([row for run in runs for row in run.get("sharded", ())]),
         *upkeep(runs),
         *memory(report.get("memory")),
+        *copies(report.get("copies")),
         *asynchronous(report.get("asynchronous")),
     ]
 
@@ -349,6 +357,62 @@ def memory(measured: Mapping[str, Any] | None) -> list[Verdict]:
     limit = round(1 + 32 * MIB / buckets_bytes, 2)
     excess = excess_bytes(measured, OURS) / buckets_bytes
     return [at_most(limit, scale, f"{work}: one set + 32 MiB", [("2 ranks", excess)])]
+
+
+def sharded(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """A divided update on 2 ranks of one host, with ordinary parameters and with shared ones; a
+    peer's time is the better of those on its rank's cores and on any."""
+
+    def times(name: str, over: Callable[[Mapping[str, float]], float]) -> Figures:
+        return [(name, over(row["median_s"]) / row["median_s"][name]) for row in rows]
+
+    def best(peer: str) -> Callable[[Mapping[str, float]], float]:
+        return lambda medians_s: min(s for name, s in medians_s.items() if name.startswith(peer))
+
+    of_unsharded = Scale("×", "the time unsharded")
+    updates = [
+        (name, row["update_s"][name] / row["update_s"][OURS])
+        for name in (SHARDED, SHARED)
+        for row in rows
+    ]
+    work = "step with a divided update, Adam, 12 × 1024², 2 ranks"
+    whole = [figure for name in (SHARDED, SHARED) for figure in times(name, best(ZERO))]
+    against_fsdp2 = [figure for name in (SHARDED, SHARED) for figure in times(name, best(FSDP2))]
+    unsharded = [figure for name in (SHARDED, SHARED) for figure in times(name, unsharded_s)]
+    return [
+        at_most(0.6, of_unsharded, "divided update alone, Adam, 12 × 1024², 2 ranks", updates),
+        at_least(2, Scale("×", f"as fast as {ZERO}, Gloo"), work, whole),
+        at_least(2, Scale("×", f"as fast as {FSDP2}, Gloo"), work, against_fsdp2),
+        at_least(1.15, Scale("×", "as fast as unsharded"), work, unsharded),
+    ]
+
+
+def unsharded_s(medians_s: Mapping[str, float]) -> float:
+    return medians_s[OURS]
+
+
+def copies(measured: Mapping[str, Any] | None) -> list[Verdict]:
+    """Sums over the ranks of one host."""
+    state, data = [], []
+    if measured is not None:
+        alone, shared = (without_gradients(measured, variant) for variant in (ALONE, SHARED))
+        state = [("4 ranks", shared / alone)]
+        dataset = sum(measured["pss_bytes"][DATASET])
+        data = [("4 ranks", dataset / measured["dataset_bytes"])]
+    process = Scale("×", "one process")
+    dataset_scale = Scale("×", "the dataset")
+    return [
+        at_most(1.3, process, "memory (PSS) of parameters and Adam's state, all ranks", state),
+        at_most(1.05, dataset_scale, "memory (PSS) of a dataset, all ranks", data),
+    ]
+
+
+def without_gradients(measured: Mapping[str, Any], variant: str) -> float:
+    """PSS of all ranks in bytes. hvdlite keeps the memory of gradients, in buckets, for the next
+    step; one process gives it back."""
+    pss = measured["pss_bytes"][variant]
+    kept = 0 if variant == ALONE else len(pss) * measured["gradients_bytes"]
+    return float(sum(pss) - kept)
 
 
 def asynchronous(measured: Mapping[str, Any] | None) -> list[Verdict]:

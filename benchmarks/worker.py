@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import hvdlite as hvd
-from benchmarks import allreduce, c10d, halves, tail, training, upkeep, wrapped
+from benchmarks import allreduce, c10d, halves, sharded, tail, training, upkeep, wrapped
 from benchmarks.figures import (
     FLOOR,
     GLOO,
@@ -205,6 +205,20 @@ def measure_wrapped(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
+def measure_sharded(bench: Bench) -> list[dict[str, Any]]:
+    task = TASKS["deep, Adam"]
+    effort = bench.plan.sharded
+    bench.progress(f"update of {task.title}")
+    updates_s = bench.summary(sharded.time_updates(task, effort, bench.comm))
+    bench.progress(f"step with a divided update, {task.title}")
+    groups = make_groups()
+    contenders = {**sharded.ours(), **sharded.peers(groups), FLOOR: training.Trainer}
+    times_s = training.time_task(task, effort, bench.comm, contenders, reference=OURS)
+    close_groups(groups)
+    steps_s = bench.summary(times_s)
+    return [{"title": task.title, "update_s": updates_s["median_s"], **steps_s}]
+
+
 # In this order; Gloo, whose threads would count, comes after the first.
 PARTS = {
     "upkeep": measure_upkeep,
@@ -213,6 +227,7 @@ PARTS = {
     "tail": measure_tail,
     "types": measure_types,
     "training": measure_training,
+    "sharded": measure_sharded,
     "c10d": measure_c10d,
     "wrapped": measure_wrapped,
 }

@@ -1,11 +1,12 @@
-"""Train a model, on a dataset, of both of which each host has one copy for all its ranks.
+"""Train with one copy per host of the data, the parameters and the optimizer's state, whatever the
+number of its ranks.
 
     hvdrun -np 4 python examples/shared.py
 
-One rank per host reads the data into memory that all its ranks have in common, read-only. How much
-that takes is printed at the end; a copy in each rank would take the number of ranks times as much.
-The model's parameters lie once per host, too, and each rank updates a part of them with its part of
-the optimizer's state.
+One rank per host reads the data into memory that all its ranks have in common, read-only. The
+parameters lie in such memory, too. Each rank owns a part of every gradient, has the state of that
+part only, and updates it for all. How much all of this takes is printed at the end; a copy in each
+rank would take the number of ranks times as much.
 """
 
 import argparse
@@ -58,6 +59,12 @@ def load_labels(labels: torch.Tensor) -> None:
     labels.copy_(torch.tensor(load_digits().target))
 
 
+def elements_of_state(optimizer: torch.optim.Optimizer) -> int:
+    """Of Adam's two averages, as far as this rank has them."""
+    names = ("exp_avg", "exp_avg_sq")
+    return sum(state[name].numel() for state in optimizer.state.values() for name in names)
+
+
 def main() -> int:
     args = parse_args()
     hvd.init()
@@ -77,11 +84,11 @@ def main() -> int:
     loader = DataLoader(train, batch_size=max(1, args.batch_size // hvd.size()), sampler=sampler)
     model = DigitsNet()
     hvd.share_parameters(model)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), shard=True
     )
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         for batch, targets in loader:
@@ -95,9 +102,13 @@ def main() -> int:
         hits = (model(images[0, tested]).argmax(dim=1) == labels[0, tested]).sum()
     total = NUM_IMAGES - NUM_IMAGES * 3 // 4
     percent = 100 * hvd.allreduce(hits, op=hvd.Sum, name="hits").item() / total
+    numel = sum(param.numel() for param in model.parameters())
+    held = hvd.allgather(torch.tensor([elements_of_state(optimizer)]), name="state").tolist()
     if hvd.rank() == 0:
         print(f"Trained on {hvd.size()} rank(s).")
         print(f"One copy of the data per host: {(images.nbytes + labels.nbytes) / 2**20:.1f} MiB")
+        print(f"One copy of the parameters per host: {numel} elements")
+        print(f"State of the optimizer, in each rank: {', '.join(map(str, held))} elements")
         print(f"Test accuracy: {percent:.2f} %")
     return int(percent < args.expect_accuracy)
 

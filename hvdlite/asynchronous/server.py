@@ -106,8 +106,13 @@ class Server:
                 if isinstance(request, Failure):
                     raise request.error
                 self._handle(request)
-            for other in others if is_first else ():
-                self._send(other, messages.REQUEST_TAG, Header(Kind.END, 0).tensor())
+            end = Header(Kind.END, 0).tensor()
+            told = [
+                self._team.engine.send(end, other, messages.REQUEST_TAG)
+                for other in (others if is_first else ())
+            ]
+            for operation in told:
+                operation.wait()  # else this server's departure could overtake it
         except Lost as error:
             # The others learn by themselves who has died or left.
             name = self._everyone.name_of(self._team.rank)

@@ -96,18 +96,18 @@ class GradientOptimizer(Wrapper):
     def _wrapped_step(self, *args: Any, **kwargs: Any) -> Any:
         return super().step(*args, **kwargs)
 
-    def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """`torch.nn.utils.clip_grad_norm_` for all parameters of the optimizer, after their
-        gradients are reduced.
-
-        Args:
-            args: max_norm, norm_type, error_if_nonfinite and foreach, as torch's function has them.
-
-        Returns:
-            The norm before clipping.
-        """
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        """`torch.nn.utils.clip_grad_norm_` for all parameters of the optimizer, when their
+        gradients are reduced; returns the norm before clipping. Reduces them if they are not
+        yet, and so every rank calls it."""
         self._finish()
-        return super().clip_grad_norm_(*args, **kwargs)
+        return super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """That of the wrapped class; the next backward starts anew.

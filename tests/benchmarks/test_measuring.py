@@ -13,7 +13,22 @@ import torch
 
 from benchmarks import instructions, passes, rig
 from benchmarks.allreduce import PERIODS, Contender, expected_sum, pattern, time_count
-from benchmarks.figures import BOUND, DDP, FLOOR, HALVES, OURS, PASSES, PLAN
+from benchmarks.copies import VARIANTS
+from benchmarks.figures import (
+    ALONE,
+    BOUND,
+    DATASET,
+    DDP,
+    FLOOR,
+    FSDP2,
+    HALVES,
+    OURS,
+    PASSES,
+    PLAN,
+    SHARDED,
+    SHARED,
+    ZERO,
+)
 from benchmarks.plan import MIB, TINY, Effort, Flavour, Job, Place
 from benchmarks.starting import run_jobs
 from benchmarks.streams import PART_BYTES, Streams
@@ -220,6 +235,22 @@ def test_memory_is_read_with_and_without_hvdlite(tmp_path):
     # A rank holds the parameters and the gradients at least.
     assert min(min(values) for values in pss.values()) > 2 * report["memory"]["buckets_bytes"]
     assert "Memory of a step" in stdout
+
+
+@pytest.mark.wide
+def test_a_divided_update_and_one_copy_per_host_are_measured_beside_their_peers(tmp_path):
+    report, stdout = run_tiny(tmp_path, "--only", "sharded", "--only", "copies")
+    (run,) = report["runs"]
+    (row,) = run["sharded"]
+    assert set(row["update_s"]) == {OURS, SHARDED, SHARED}
+    assert {*row["update_s"], ZERO, FSDP2, FLOOR} <= set(row["median_s"])
+    pss = report["copies"]["pss_bytes"]
+    assert {variant: len(values) for variant, values in pss.items()} == VARIANTS
+    # Parameters and two averages; a dataset is there once at least.
+    assert sum(pss[ALONE]) >= 3 * report["copies"]["gradients_bytes"]
+    assert sum(pss[DATASET]) >= report["copies"]["dataset_bytes"]
+    for title in ("Steps with a divided update", "Memory of one host"):
+        assert title in stdout
 
 
 @pytest.mark.wide

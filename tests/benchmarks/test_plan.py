@@ -54,6 +54,12 @@ def test_every_place_is_measured_under_every_mpi():
     assert found == [(place, flavour) for place in places for flavour in flavours]
 
 
+def test_a_divided_update_is_timed_on_two_ranks_under_the_first_mpi():
+    found = jobs(FULL, [OPEN_MPI, MPICH], {"sharded", "rig"}, cores=2)
+    at = [(job.place, job.flavour) for job in found if "sharded" in job.parts]
+    assert at == [(Place(2), OPEN_MPI)]
+
+
 def test_where_ranks_outnumber_the_cores_threads_are_not_serialized():
     found = jobs(FULL, [OPEN_MPI, MPICH, SERIALIZED], ALL, cores=2)
     assert {job.place.size for job in found if job.flavour == SERIALIZED} == {2}

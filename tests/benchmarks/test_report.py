@@ -6,7 +6,18 @@ import pytest
 from rich.console import Console
 
 from benchmarks import host, plots, report
-from benchmarks.figures import BOUND, DDP, FLOOR, OURS
+from benchmarks.figures import (
+    ALONE,
+    BOUND,
+    DATASET,
+    DDP,
+    FLOOR,
+    FSDP2,
+    OURS,
+    SHARDED,
+    SHARED,
+    ZERO,
+)
 from benchmarks.tables import tables
 from benchmarks.targets import verdicts
 
@@ -46,6 +57,13 @@ RUN = {
             "histogram": [[1e-6, 999], [5e-3, 1]],
         }
     ],
+    "sharded": [
+        {
+            "title": "a network",
+            "update_s": {OURS: 1e-3, SHARDED: 6e-4, SHARED: 5e-4},
+            "median_s": {OURS: 3e-3, SHARDED: 2e-3, SHARED: 2e-3, ZERO: 6e-3, FSDP2: 6e-3},
+        }
+    ],
     "upkeep": {
         "idle_for_s": 10.0,
         "idle": [
@@ -66,6 +84,11 @@ REPORT = {
     "memory": {
         "buckets_bytes": 10 * MIB,
         "pss_bytes": {"without": [100 * MIB, 90 * MIB], OURS: [105 * MIB, 110 * MIB]},
+    },
+    "copies": {
+        "gradients_bytes": MIB,
+        "dataset_bytes": 8 * MIB,
+        "pss_bytes": {ALONE: [3 * MIB], SHARED: [2 * MIB, 3 * MIB], DATASET: [4 * MIB, 5 * MIB]},
     },
     "instructions": [{"operation": "post", "core": 1000.0, "all": 1234.4}],
 }
@@ -161,7 +184,28 @@ def test_every_part_has_a_table(title, row):
 
 
 def test_memory_is_shown_above_that_of_the_step_without():
-    assert rows_of("Memory") == [["without", "100", "0", "0"], [OURS, "110", "10.0", "1.00"]]
+    assert rows_of("Memory of a step") == [
+        ["without", "100", "0", "0"],
+        [OURS, "110", "10.0", "1.00"],
+    ]
+
+
+def test_steps_with_a_divided_update_are_shown_beside_the_unsharded_one():
+    assert rows_of("Steps with a divided update, a network, 4 ranks on one host, Some MPI") == [
+        [OURS, "3.00 ms", "1.00 ms", "1.00"],
+        [SHARDED, "2.00 ms", "600 µs", "1.50"],
+        [SHARED, "2.00 ms", "500 µs", "1.50"],
+        [ZERO, "6.00 ms", "–", "0.500"],
+        [FSDP2, "6.00 ms", "–", "0.500"],
+    ]
+
+
+def test_what_a_host_has_once_is_shown_in_copies():
+    assert rows_of("Memory of one host") == [
+        [ALONE, "3.00", "3.00", "1.00"],
+        [f"{SHARED}, 2 ranks", "5.00", "3.00", "1.00"],
+        [f"{DATASET}, 2 ranks", "9.00", "9.00", "1.12"],
+    ]
 
 
 def test_targets_are_said_to_be_met_missed_or_not_measured():

@@ -4,17 +4,23 @@ import pytest
 
 from benchmarks.figures import (
     ALLREDUCE,
+    ALONE,
     ANY_CORE,
     BOUND,
+    DATASET,
     DDP,
     FLOOR,
+    FSDP2,
     GLOO,
     IDLE,
     OPTIMIZER,
     OURS,
     REDUCESCATTER,
+    SHARDED,
+    SHARED,
     TO_OWNERS,
     WHOLE_PLAN,
+    ZERO,
 )
 from benchmarks.plan import MIB
 from benchmarks.targets import horovod_s, verdicts
@@ -210,3 +216,29 @@ def test_memory_may_be_one_set_of_buckets_and_32_mib_above_the_step_without(mib,
     pss = {"without": [90 * MIB, 100 * MIB], OURS: [mib * MIB, 150 * MIB]}
     ((_, verdict),) = found(memory={"buckets_bytes": 48 * MIB, "pss_bytes": pss}).values()
     assert verdict == met
+
+
+def divided(update=0.6, step=1.0, **medians_s):
+    row = {
+        "title": "a step",
+        "update_s": {OURS: 1.0, SHARDED: update, SHARED: 0.1},
+        "median_s": {SHARDED: step, SHARED: 0.5, **medians_s},
+    }
+    return {"place": {"ranks": 2}, "sharded": [row]}
+
+
+def test_a_divided_update_is_compared_with_the_whole_one_by_the_slower_of_its_ways():
+    medians_s = {OURS: 1.15, ZERO: 2.5, f"{ZERO}, any core": 2.0, FSDP2: 2.0}
+    said = found(divided(**medians_s))
+    assert [met for _, met in said.values()] == [True] * 4
+    assert {text.partition("×")[0] for text, _ in said.values()} == {"0.600", "2.00", "1.15"}
+    said = found(divided(update=0.61, step=1.01, **medians_s))
+    assert [met for _, met in said.values()] == [False] * 4
+
+
+@pytest.mark.parametrize(("extra", "met"), [(0, True), (4, False)])
+def test_what_a_host_has_once_counts_over_all_ranks_and_without_kept_gradients(extra, met):
+    kept = [100 * MIB + 98 * MIB + extra * MIB] * 4  # of which 100 MiB are gradients
+    pss = {ALONE: [304 * MIB], SHARED: kept, DATASET: [(52 + extra) * MIB] * 4}
+    measured = {"gradients_bytes": 100 * MIB, "dataset_bytes": 200 * MIB, "pss_bytes": pss}
+    assert [verdict for _, verdict in found(copies=measured).values()] == [met, met]

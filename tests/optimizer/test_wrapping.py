@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
 def shares_everything():
     hvd.init()
+    torch.manual_seed(0)
     net = nn.Linear(3, 2)
     wrapped = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     optimizer = hvd.DistributedOptimizer(wrapped, net.named_parameters())
@@ -187,6 +188,7 @@ def test_hooks_of_the_step_run_once(world):
 
 def lives_and_dies():
     hvd.init()
+    torch.manual_seed(0)
     net = nn.Linear(2, 2)
     x = torch.ones(1, 2)
     first = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), op=hvd.Sum)

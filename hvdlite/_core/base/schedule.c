@@ -11,6 +11,11 @@ hvdl_range hvdl_part(size_t count, size_t parts, size_t index, size_t align)
     return range;
 }
 
+hvdl_range hvdl_chunk(size_t count, int num_hosts, int chunk, size_t elem_bytes)
+{
+    return hvdl_part(count, (size_t)num_hosts, (size_t)chunk, 64 / elem_bytes);
+}
+
 int hvdl_ring_send_chunk(int host, int step, int num_hosts)
 {
     return ((host - step) % num_hosts + num_hosts) % num_hosts;

@@ -18,6 +18,10 @@ typedef struct {
  * The parts follow each other and cover everything; the last ones may be empty. */
 hvdl_range hvdl_part(size_t count, size_t parts, size_t index, size_t align);
 
+/* A host's chunk of a slice of `count` elements. Cuts are at cache lines of the slice, as a vector
+ * loop that updates one owner's elements treats what is left at an end in another way. */
+hvdl_range hvdl_chunk(size_t count, int num_hosts, int chunk, size_t elem_bytes);
+
 static inline size_t hvdl_range_size(hvdl_range range)
 {
     return range.end - range.begin;

@@ -62,10 +62,12 @@ static hvdl_range slice_of(const hvdl_engine *e, const hvdl_desc *desc, uint64_t
 static hvdl_range chunk_of(const hvdl_engine *e, const hvdl_desc *desc, uint64_t k, int rail,
                            int host)
 {
-    size_t hosts = (size_t)e->config.num_hosts, chunk = ((size_t)host + 1) % hosts;
+    int hosts = e->config.num_hosts, chunk = (host + 1) % hosts;
+    size_t elem_bytes = hvdl_dtype_bytes(cut_of(desc).dtype);
     hvdl_range slice = slice_of(e, desc, k, rail);
-    return on_each_host(desc) ? slice
-                              : within(slice, hvdl_part(hvdl_range_size(slice), hosts, chunk, 1));
+    return on_each_host(desc)
+               ? slice
+               : within(slice, hvdl_chunk(hvdl_range_size(slice), hosts, chunk, elem_bytes));
 }
 
 /* One host: the parts of the ranks' shares that piece k takes. */

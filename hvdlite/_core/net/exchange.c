@@ -56,7 +56,7 @@ static hvdl_range segment_at(const hvdl_exchange *x, int chunk, size_t segment)
     }
     hvdl_range whole = {0, spec->count};
     if (!sends_whole_slice(spec))
-        whole = hvdl_part(spec->count, (size_t)spec->num_hosts, (size_t)chunk, 1);
+        whole = hvdl_chunk(spec->count, spec->num_hosts, chunk, x->esize);
     hvdl_range part = hvdl_part(hvdl_range_size(whole), x->num_segments, segment, 1);
     return (hvdl_range){(whole.begin + part.begin) * x->esize, (whole.begin + part.end) * x->esize};
 }
@@ -67,7 +67,7 @@ static size_t largest_chunk_bytes(const hvdl_exchange *x)
     if (sends_whole_slice(spec))
         return spec->count * x->esize;
     if (!x->chunks) /* the first chunk is never smaller than another */
-        return hvdl_range_size(hvdl_part(spec->count, (size_t)spec->num_hosts, 0, 1)) * x->esize;
+        return hvdl_range_size(hvdl_chunk(spec->count, spec->num_hosts, 0, x->esize)) * x->esize;
     size_t largest = 0;
     for (int h = 0; h < spec->num_hosts; h++)
         if (x->chunks[spec->num_hosts + h] > largest)

@@ -54,6 +54,7 @@ class Shards:
         self.members: tuple[int, ...] = ()
         self.owner = 0
         self.local_members: tuple[int, ...] = ()
+        self._several_hosts = False
         # By id, the parameters that were shared when the buckets were made.
         self._shared: dict[int, torch.Tensor] = {}
         self._division: Division | None = None
@@ -86,6 +87,7 @@ class Shards:
         ranks = set(world.current().placement.local_ranks)
         self.local_members = tuple(i for i, rank in enumerate(team.ranks) if rank in ranks)
         everyone = tuple(range(team.size))
+        self._several_hosts = self.local_members != everyone
         # Whole parameters come from their owners by broadcasts of all, also with shard="host".
         by_all = self.shard is True or (self.shard and not self.elementwise)
         self.members = everyone if by_all else self.local_members
@@ -207,5 +209,8 @@ class Shards:
         if slot.form in (Form.SPARSE, Form.ROWS):
             return False
         if not self.shard and not self.is_shared(slot.param):
+            return False
+        if self.elementwise and slot.param.is_complex() and self._several_hosts:
+            # Between hosts a complex number might be cut in two.
             return False
         return not (self.elementwise and has_gaps(slot.param))

@@ -137,12 +137,19 @@ def test_the_average_is_divided_once_and_the_largest_of_all_is_found(network, ho
     assert all(torch.equal(buffer, torch.full((100,), hosts - 1)) for buffer in buffers)
 
 
+def cut(tensor, hosts):
+    """The hosts' chunks: whole cache lines but for the last one, the first ones a line longer."""
+    lines = tensor.split(64 // tensor.element_size())
+    parts = torch.arange(len(lines)).tensor_split(hosts)
+    return [torch.cat([tensor[:0], *(lines[line] for line in part)]) for part in parts]
+
+
 def sum_along_the_ring(given):
     """Chunk c begins its way at host c."""
     hosts = len(given)
     chunks = []
     for chunk in range(hosts):
-        order = [given[(chunk + step) % hosts].tensor_split(hosts)[chunk] for step in range(hosts)]
+        order = [cut(given[(chunk + step) % hosts], hosts)[chunk] for step in range(hosts)]
         chunks.append(functools.reduce(torch.add, order))
     return torch.cat(chunks)
 
@@ -436,7 +443,7 @@ def test_a_gather_hands_all_parts_but_one_to_the_next_host(network, hosts):
 
 def chunks_of_owners(hosts, count, item_bytes):
     """Host h owns the chunk that the ring's first half completes there: the next host's."""
-    starts = [0, *itertools.accumulate(map(len, torch.empty(count).tensor_split(hosts)))]
+    starts = [0, *itertools.accumulate(map(len, cut(torch.empty(count), hosts)))]
     owned = [(host + 1) % hosts for host in range(hosts)]
     begins = torch.tensor([item_bytes * starts[chunk] for chunk in owned])
     sizes = torch.tensor([item_bytes * (starts[chunk + 1] - starts[chunk]) for chunk in owned])

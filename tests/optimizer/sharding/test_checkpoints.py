@@ -128,7 +128,7 @@ def plain_of(name, model, full, net=None):
         pytest.param("Adam", "host", marks=pytest.mark.wide_in(2, 3)),
         *(
             pytest.param(name, True, marks=pytest.mark.wide)
-            for name in ("SGD", "momentum", "NAdam", "Adagrad", "ASGD", "fused", "Rprop")
+            for name in ("SGD", "momentum", "NAdam", "Adagrad", "ASGD", "Rprop")
         ),
     ],
 )

@@ -57,7 +57,7 @@ def test_the_norm_and_the_clipped_gradients_are_those_of_one_process(data, shape
     cut = data.draw(cuts.cuts(cuts.wholes_of(params)))
     found = clipped_by_owners(params, cut, 0.5, order)
     wanted = torch.nn.utils.clip_grad_norm_(alone, 0.5, order)
-    tolerance = 2 * torch.finfo(dtype).eps
+    tolerance = 8 * torch.finfo(dtype).eps
     for norm in found:
         assert norm.dtype == wanted.dtype
         assert torch.equal(norm, found[0])

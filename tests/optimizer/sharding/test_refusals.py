@@ -48,7 +48,7 @@ def shares_too_late():
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters()))
     hvd.share_parameters(net)
     net(torch.ones(1, 40)).sum().backward()
-    with pytest.raises(RuntimeError, match=r"before hvd.DistributedOptimizer"):
+    with pytest.raises(RuntimeError, match=r"before hvd\.DistributedOptimizer"):
         optimizer.step()
 
 

@@ -57,6 +57,7 @@ def clips(shard):
 
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("2,1")
+@pytest.mark.wide_in(2)
 @pytest.mark.parametrize("shard", [True, "host", False])
 def test_the_norm_is_that_of_all_gradients(world, shard):
     world.run(clips, shard)
@@ -82,6 +83,7 @@ def scales(shard, bad_rank, explicit, fused):
 
 
 @pytest.mark.ranks(2, 3)
+@pytest.mark.mpis("mpich")
 @pytest.mark.wide_in(3)
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
@@ -134,6 +136,7 @@ def saves_and_loads(shard, shared):
 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.hosts("2,1")
+@pytest.mark.wide_in(1, 2)
 @pytest.mark.parametrize(("shard", "shared"), [(True, False), ("host", True), (False, True)])
 def test_what_is_saved_loads_and_goes_on_with_the_same_bits(world, shard, shared):
     world.run(saves_and_loads, shard, shared)
@@ -194,6 +197,7 @@ def deals(shard, shared):
 
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("2,1", "1,1")
+@pytest.mark.wide_in(2, "1,1")
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("shard", [True, "host", False])
 def test_an_optimizer_that_looks_at_whole_tensors_gets_whole_parameters(world, shard, shared):
