@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,6 +82,7 @@ class Worker:
         for link in self.links:
             link.attach()
         self.pull()
+        self._pid = os.getpid()
         self._is_open = True
         active.before_joining.append(self._before_joining)
         active.after_joining.append(self._after_joining)
@@ -246,8 +248,9 @@ class Worker:
         self.clock = int(allreduce(clock, op=Max, name=f"{self._name}.clock"))
 
     def close(self) -> None:
-        """This optimizer is not used any more on this worker. Does not wait."""
-        if self._is_open:
+        """This optimizer is not used any more on this worker. Does not wait. In a process that was
+        forked off it does nothing."""
+        if self._is_open and os.getpid() == self._pid:
             self._is_open = False
             active = world.active
             if active is None or self._before_joining not in active.before_joining:
