@@ -4,6 +4,7 @@ A *contender* is one way to do the work, hvdlite among them; a *peer* is any con
 
     plan.py          pure: what is measured, where, how long
     figures.py       pure: medians, bandwidths, ratios
+    limits.py        pure: how a figure is held against a target
     targets.py       pure: the targets, and whether a run meets them
     allreduce.py     times the contenders' allreduce, and checks every result
     streams.py       the bound between hosts: plain TCP

@@ -22,6 +22,9 @@ YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 # page by page, in some training steps and not in others: more luck than contenders differ by.
 KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_MMAP_THRESHOLD_": "4000000000"}
 
+# The opposite: what is freed is given back at once, so that memory in use is all that is counted.
+GIVING_BACK_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+
 
 def run(command: Sequence[str], variables: Mapping[str, str]) -> None:
     """Raises CalledProcessError or TimeoutExpired; hvdrun has said why."""
@@ -103,7 +106,7 @@ def run_copies(python: str, plan: Plan) -> dict[str, Any]:
             request = {"variant": variant, "folder": folder, **sizes}
             hvdrun = str(Path(python).with_name("hvdrun"))
             program = [python, "-m", "benchmarks.copies", json.dumps(request)]
-            run([hvdrun, "-np", str(ranks), *program], YIELDING)
+            run([hvdrun, "-np", str(ranks), *program], {**YIELDING, **GIVING_BACK_MEMORY})
             pss[variant] = json.loads(Path(folder, "pss.json").read_text())
     return {
         "gradients_bytes": plan.copied_layers * copies.LAYER_BYTES,

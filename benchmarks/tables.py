@@ -30,9 +30,10 @@ from benchmarks.figures import (
     waiting_share,
     wire_bytes,
 )
+from benchmarks.limits import Verdict
 from benchmarks.networks import TASKS
 from benchmarks.plan import MIB, Place
-from benchmarks.targets import Verdict, excess_bytes, horovod_s, without_gradients
+from benchmarks.targets import excess_bytes, horovod_s, without_gradients
 
 LARGE_BYTES = 16 * MIB  # from here on the table of cores begins
 SAID = {True: "met", False: "missed", None: "–"}

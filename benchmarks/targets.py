@@ -8,7 +8,7 @@ worst.
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.figures import (
     ALONE,
@@ -34,6 +34,7 @@ from benchmarks.figures import (
     size_text,
     waiting_share,
 )
+from benchmarks.limits import Scale, Verdict, at_least, at_most
 from benchmarks.networks import TASKS
 from benchmarks.plan import KIB, MIB, Place
 
@@ -43,53 +44,11 @@ HOROVOD_SPEEDUPS = {"mlp": (1.18,), "deep": (0.90, 1.28)}
 MOST = 1 << 40
 
 
-@dataclass(frozen=True)
-class Verdict:
-    work: str
-    target: str
-    found: str  # the worst figure, and where
-    met: bool | None  # None: not measured in this run
-
-
-Figures = Sequence[tuple[str, float]]  # where, and how much
-
-
-class Scale(NamedTuple):
-    """What a figure is measured in."""
-
-    unit: str
-    of: str
-
-
 PEER = Scale("×", "as fast as the best peer")
 GLOO = Scale("×", "as fast as Gloo")
 PLAIN_MPI = Scale("×", "as fast as mpi4py's Allreduce")
 COPY = Scale(" %", "of the copy bound")
 WIRE = Scale(" %", "of the wire")
-
-
-def at_least(limit: float, scale: Scale, work: str, figures: Figures) -> Verdict:
-    worst = min(figures, key=_amount, default=None)
-    return _verdict(f"≥ {limit:g}", scale, work, worst, worst is not None and worst[1] >= limit)
-
-
-def at_most(limit: float, scale: Scale, work: str, figures: Figures) -> Verdict:
-    worst = max(figures, key=_amount, default=None)
-    return _verdict(f"≤ {limit:g}", scale, work, worst, worst is not None and worst[1] <= limit)
-
-
-def _amount(figure: tuple[str, float]) -> float:
-    return figure[1]
-
-
-def _verdict(
-    limit: str, scale: Scale, work: str, worst: tuple[str, float] | None, met: bool
-) -> Verdict:
-    target = f"{limit}{scale.unit} {scale.of}"
-    if worst is None:
-        return Verdict(work, target, "not measured", None)
-    where, amount = worst
-    return Verdict(work, target, f"{digits(amount)}{scale.unit} ({where})", met)
 
 
 def verdicts(report: Mapping[str, Any]) -> list[Verdict]:
@@ -360,35 +319,29 @@ def memory(measured: Mapping[str, Any] | None) -> list[Verdict]:
 
 
 def sharded(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """A divided update on 2 ranks of one host, with ordinary parameters and with shared ones; a
-    peer's time is the better of those on its rank's cores and on any."""
-
-    def times(name: str, over: Callable[[Mapping[str, float]], float]) -> Figures:
-        return [(name, over(row["median_s"]) / row["median_s"][name]) for row in rows]
-
-    def best(peer: str) -> Callable[[Mapping[str, float]], float]:
-        return lambda medians_s: min(s for name, s in medians_s.items() if name.startswith(peer))
-
-    of_unsharded = Scale("×", "the time unsharded")
-    updates = [
-        (name, row["update_s"][name] / row["update_s"][OURS])
-        for name in (SHARDED, SHARED)
-        for row in rows
-    ]
-    work = "step with a divided update, Adam, 12 × 1024², 2 ranks"
-    whole = [figure for name in (SHARDED, SHARED) for figure in times(name, best(ZERO))]
-    against_fsdp2 = [figure for name in (SHARDED, SHARED) for figure in times(name, best(FSDP2))]
-    unsharded = [figure for name in (SHARDED, SHARED) for figure in times(name, unsharded_s)]
-    return [
-        at_most(0.6, of_unsharded, "divided update alone, Adam, 12 × 1024², 2 ranks", updates),
-        at_least(2, Scale("×", f"as fast as {ZERO}, Gloo"), work, whole),
-        at_least(2, Scale("×", f"as fast as {FSDP2}, Gloo"), work, against_fsdp2),
-        at_least(1.15, Scale("×", "as fast as unsharded"), work, unsharded),
-    ]
+    """A divided update on 2 ranks of one host, with ordinary parameters and with shared ones."""
+    found = []
+    for name, ways in ((SHARDED, "ordinary parameters"), (SHARED, "shared parameters")):
+        what = f"{ways}, Adam, 12 × 1024², 2 ranks"
+        updates = [("2 ranks", row["update_s"][name] / row["update_s"][OURS]) for row in rows]
+        of_unsharded = Scale("×", "the time unsharded")
+        found.append(at_most(0.6, of_unsharded, f"divided update alone, {what}", updates))
+        for limit, other, said in (
+            (2.0, ZERO, f"{ZERO} (Gloo)"),
+            (2.0, FSDP2, f"{FSDP2} (Gloo)"),
+            (1.15, OURS, "unsharded"),
+        ):
+            speedups = [
+                ("2 ranks", best_s(row["median_s"], other) / row["median_s"][name]) for row in rows
+            ]
+            scale = Scale("×", f"as fast as {said}")
+            found.append(at_least(limit, scale, f"step with a divided update, {what}", speedups))
+    return found
 
 
-def unsharded_s(medians_s: Mapping[str, float]) -> float:
-    return medians_s[OURS]
+def best_s(medians_s: Mapping[str, float], peer: str) -> float:
+    """The time of hvdlite unsharded, or of a peer, on its rank's cores or on any."""
+    return min(medians_s[name] for name in (peer, f"{peer}, any core") if name in medians_s)
 
 
 def copies(measured: Mapping[str, Any] | None) -> list[Verdict]:

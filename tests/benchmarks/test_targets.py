@@ -218,22 +218,28 @@ def test_memory_may_be_one_set_of_buckets_and_32_mib_above_the_step_without(mib,
     assert verdict == met
 
 
-def divided(update=0.6, step=1.0, **medians_s):
+def divided(way, update, step, **medians_s):
+    both = {SHARDED: 0.1, SHARED: 0.1}
     row = {
         "title": "a step",
-        "update_s": {OURS: 1.0, SHARDED: update, SHARED: 0.1},
-        "median_s": {SHARDED: step, SHARED: 0.5, **medians_s},
+        "update_s": {**both, way: update, OURS: 1.0},
+        "median_s": {**both, way: step, **medians_s},
     }
     return {"place": {"ranks": 2}, "sharded": [row]}
 
 
-def test_a_divided_update_is_compared_with_the_whole_one_by_the_slower_of_its_ways():
+@pytest.mark.parametrize(("way", "said"), [(SHARDED, "ordinary"), (SHARED, "shared")])
+def test_a_divided_update_is_compared_with_the_whole_one_and_with_torchs_ways(way, said):
     medians_s = {OURS: 1.15, ZERO: 2.5, f"{ZERO}, any core": 2.0, FSDP2: 2.0}
-    said = found(divided(**medians_s))
-    assert [met for _, met in said.values()] == [True] * 4
-    assert {text.partition("×")[0] for text, _ in said.values()} == {"0.600", "2.00", "1.15"}
-    said = found(divided(update=0.61, step=1.01, **medians_s))
-    assert [met for _, met in said.values()] == [False] * 4
+
+    def of_way(*times_s):
+        verdicts_of_all = found(divided(way, *times_s, **medians_s))
+        return [v for (work, _), v in verdicts_of_all.items() if f"{said} parameters" in work]
+
+    assert of_way(0.6, 1.0) == [
+        (f"{figure}× (2 ranks)", True) for figure in ("0.600", "2.00", "2.00", "1.15")
+    ]
+    assert [met for _, met in of_way(0.61, 1.01)] == [False] * 4
 
 
 @pytest.mark.parametrize(("extra", "met"), [(0, True), (4, False)])
