@@ -334,3 +334,22 @@ def scaled():
 @pytest.mark.ranks(2)
 def test_a_step_that_grad_scaler_skips_is_none(world):
     assert of_workers(world.run(scaled, knobs=servers(1))) == [[2]]
+
+
+@in_a_job
+def loads_what_only_worker_0_has():
+    model = torch.nn.Linear(2, 2)
+    optimizer = hvd.AsyncOptimizer(torch.optim.Adam(model.parameters(), lr=0.5), max_staleness=1)
+    saved = optimizer.full_state_dict()
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.load_state_dict(saved)
+    model.double()
+    with pytest.raises(RuntimeError, match=r"parameter 'parameter 0' is now .*float64"):
+        optimizer.pull()
+    return optimizer.param_groups[0]["lr"], len(saved)
+
+
+@pytest.mark.ranks(3)
+def test_every_worker_loads_what_worker_0_has(world):
+    results = of_workers(world.run(loads_what_only_worker_0_has, knobs=servers(1)))
+    assert results == [(0.5, 2), (0.5, 0)]
