@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import time
 from typing import Any
 
@@ -25,8 +26,8 @@ from hvdlite.world import world
 
 log = logging.getLogger("hvdlite")
 
-# A clock of a worker that does not count: one that has joined or left.
-_AWAY = (1 << 62) - 1
+# Is added to the clock of a worker that does not count: one that has joined or left.
+_AWAY = 1 << 62
 _FIRST_PAUSE_S = 20e-6
 _LONGEST_PAUSE_S = 1e-3
 # How often a worker that waits asks whether another one has died.
@@ -86,6 +87,7 @@ class HogwildWorker:
         flat = torch.empty(0, dtype=torch.int64).set_(region.storage(PAGE_BYTES, 8 * active.size))
         self._clocks = flat
         self.made = 0
+        self._pid = os.getpid()
         active.before_joining.append(self._leave)
         active.after_joining.append(self._after_joining)
         active.before_leaving.append(self._leave)
@@ -132,8 +134,10 @@ class HogwildWorker:
         )
 
     def _leave(self) -> None:
-        """This worker does not count, until `_after_joining`."""
-        self._clocks[self._own] = _AWAY
+        """This worker does not count, until `_after_joining`. In a process that was forked off this
+        does nothing: its end is not the worker's."""
+        if os.getpid() == self._pid:
+            self._clocks[self._own] = _AWAY + self.made
 
     def _after_joining(self) -> None:
         clock = torch.tensor([self.made], dtype=torch.int64)
@@ -148,8 +152,7 @@ class HogwildWorker:
         """Each step is done when it returns."""
 
     def counters(self) -> dict[str, Any]:
-        clocks = [self.made if made == _AWAY else made for made in self._clocks.tolist()]
-        return {"steps": clocks, "dropped": 0}
+        return {"steps": [made % _AWAY for made in self._clocks.tolist()], "dropped": 0}
 
     def close(self) -> None:
         """This optimizer is not used any more on this worker."""

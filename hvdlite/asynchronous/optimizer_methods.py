@@ -108,8 +108,9 @@ class AsyncMethods(Wrapper):
             ValueError: It does not fit this optimizer.
             HorovodInternalError: It failed on rank 0.
         """
-        super().load_state_dict({**state_dict, "state": {}})
-        self._hvdlite_worker.load_state(state_dict["state"])
+        options = self._hvdlite_worker.options_to_load(state_dict)
+        super().load_state_dict({**options, "state": {}})
+        self._hvdlite_worker.load_state(state_dict.get("state", {}))
         self.state.clear()
 
     @property

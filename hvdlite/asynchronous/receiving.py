@@ -119,6 +119,9 @@ class Receiver:
         push = Push(self._worker, header.clock, header.needs)
         place = served.place_for(self._worker)
         gradients = layout.views(place)
+        offer = served.offer
+        if header.form is Form.SHARED and (offer is None or self._worker not in offer.workers):
+            raise BadMessage(f"worker {self._worker} shares no memory with this server")
         if header.form in (Form.SHARED, Form.WHOLE):
             if header.form is Form.WHOLE:
                 self._body(place)

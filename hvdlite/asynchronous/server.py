@@ -303,7 +303,7 @@ class Server:
         is_whole = all(entry == DENSE for entry in table)
         form = Form.PARTS
         if is_whole:
-            form = Form.SHARED if served.offer and worker in served.offer.workers else Form.WHOLE
+            form = self._form_for(job, worker)
         clock = job.clocks.made[worker] if job.rounds is None else job.rounds.round
         self._send(rank, messages.step_tag(number), self._header(job, worker, form, clock).tensor())
         if form is Form.WHOLE:
@@ -320,6 +320,16 @@ class Server:
                     self._send(rank, tag, rows)
                     self._send(rank, tag, param[rows])
 
+    def _form_for(self, job: _Job, worker: int) -> Form:
+        """How all parameters get to a worker. Those of a round that not all workers wait for are
+        sent as copies: they must not be read where the next round is applied meanwhile."""
+        offer, rounds = job.served.offer, job.rounds
+        if offer is None or worker not in offer.workers:
+            return Form.WHOLE
+        if rounds is not None and rounds.quorum < job.record.num_workers:
+            return Form.PARTS
+        return Form.SHARED
+
     def _send_newest(self, job: _Job, worker: int) -> None:
         number, rank = job.record.number, self._workers[worker]
         job.known[worker] = job.served.version
@@ -332,7 +342,7 @@ class Server:
         for, a copy: a worker must not get half of the next one. Without rounds a push may be
         contained in part."""
         rounds = job.rounds
-        if rounds is not None and rounds.quorum < len(job.clocks.counted()):
+        if rounds is not None and rounds.quorum < job.record.num_workers:
             return job.served.memory.clone()
         return job.served.memory
 

@@ -38,11 +38,11 @@ class ServerLink:
         server: int,
         number: int,
         layout: Layout,
-        wait: Callable[[ServerLink | None, Any], None],
+        wait: Callable[[ServerLink, Any, bool], None],
     ) -> None:
         """server: its rank in the job. number: the optimizer's.
-        wait: waits for an operation, and raises if it fails. It gets the link where the server
-            may wait for other workers."""
+        wait: waits for an operation, and raises if it fails. It learns whether the server may
+            wait for other workers."""
         self.server = server
         self.layout = layout
         self.name = everyone.name_of(server)
@@ -173,7 +173,7 @@ class ServerLink:
         if self._reply is None:
             return
         receive, tensor = self._reply
-        self._wait(self, receive)
+        self._wait(self, receive, True)
         self._reply = None
         header = messages.read_header(tensor, self._worker)
         if header.kind is not Kind.STEP or header.digest != self._digest:
@@ -181,7 +181,7 @@ class ServerLink:
         following: list[Any] = []
         if header.form is Form.WHOLE:
             whole, self._whole = self._whole, None
-            self._wait(None, whole)
+            self._wait(self, whole, False)
         elif header.form is Form.PARTS:
             following = self._receive_parts()
         self.clock = header.clock
@@ -208,7 +208,7 @@ class ServerLink:
         if tensor.numel():
             memory = tensor.view(-1).view(torch.uint8)
             tag = messages.parts_tag(self._number)
-            self._wait(None, self._engine.recv(memory, self.server, tag, "", False))
+            self._wait(self, self._engine.recv(memory, self.server, tag, "", False), False)
         return tensor
 
     def load(self, targets: Sequence[torch.Tensor]) -> None:
@@ -301,5 +301,5 @@ class ServerLink:
             self._engine.send(tensor.contiguous().view(-1).view(torch.uint8), self.server, tag)
 
     def _receive(self, tag: int, tensor: torch.Tensor) -> torch.Tensor:
-        self._wait(None, self._engine.recv(tensor, self.server, tag, "", False))
+        self._wait(self, self._engine.recv(tensor, self.server, tag, "", False), False)
         return tensor

@@ -24,21 +24,21 @@ class Waiting:
         self._shutdown_s = 0.0 if disabled else float(config.stall_shutdown_time_seconds)
         self._staleness = staleness
 
-    def __call__(self, link: ServerLink | None, operation: Any) -> None:
-        """Waits for an operation. link: of which server, if that may wait for other workers.
+    def __call__(self, link: ServerLink, operation: Any, for_workers: bool) -> None:
+        """Waits for an operation with a server. for_workers: it may wait for other workers.
 
         Raises:
             HorovodInternalError: It failed: the server, or another rank, has failed or left; or it
                 has waited for as long as the knob `stall_shutdown_time_seconds` says.
         """
-        if link is None or not self._warning_s:
-            failure = operation.wait()
+        if self._warning_s or self._shutdown_s:
+            failure = self._wait_watching(link, operation, for_workers)
         else:
-            failure = self._wait_watching(link, operation)
+            failure = operation.wait()
         if failure is not None:
             raise HorovodInternalError(f"AsyncOptimizer: {failure}")
 
-    def _wait_watching(self, link: ServerLink, operation: Any) -> str | None:
+    def _wait_watching(self, link: ServerLink, operation: Any, for_workers: bool) -> str | None:
         begun = time.monotonic()
         warned = False
         while True:
@@ -50,12 +50,19 @@ class Waiting:
                 return failure
             except TimeoutError:
                 passed_s = time.monotonic() - begun
-            text = self._text(link, passed_s)
+            text = self._text(link, passed_s) if for_workers else self._no_answer(link, passed_s)
             if self._shutdown_s and passed_s >= self._shutdown_s:
                 self._everyone.team.engine.give_up(text)
                 raise HorovodInternalError(text)
             log.warning("%s", text)
             warned = True
+
+    def _no_answer(self, link: ServerLink, passed_s: float) -> str:
+        own = self._everyone.name_of(self._everyone.team.rank)
+        return (
+            f"{own} has waited {passed_s:.0f} s for an answer of {link.name}, which gives it at "
+            "once if it can: is it stopped, or in a long step of the optimizer?"
+        )
 
     def _text(self, link: ServerLink, passed_s: float) -> str:
         found = link.look()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,10 @@ class Worker:
         active = world.current()
         self.params = [p for group in optimizer.param_groups for p in group["params"]]
         self._num_params = len(self.params)
+        self._forms = [
+            (names.of(param, index), param.shape, param.dtype)
+            for index, param in enumerate(self.params)
+        ]
         self._staleness = staleness
         # Whether all workers make each step together.
         self.in_rounds = replicas is not None
@@ -73,17 +78,28 @@ class Worker:
             ServerLink(everyone, server, number, layout, wait)
             for server, layout in zip(servers, layouts, strict=True)
         ]
-        self._targets = [self._places(link) for link in self.links]
         self._set_up(optimizer, number, staleness, replicas)
         for link in self.links:
             link.attach()
         self.pull()
+        self._pid = os.getpid()
         self._is_open = True
         active.before_joining.append(self._before_joining)
         active.after_joining.append(self._after_joining)
 
     def _places(self, link: ServerLink) -> list[torch.Tensor]:
-        """By part of a link, its place in the model."""
+        """By part of a link, its place in the model: where the parameter lies now.
+
+        Raises:
+            RuntimeError: A parameter has got another shape or dtype, as by `model.to()`.
+        """
+        for param, (name, shape, dtype) in zip(self.params, self._forms, strict=True):
+            if param.shape != shape or param.dtype != dtype:
+                raise RuntimeError(
+                    f"AsyncOptimizer: parameter {name!r} is now {list(param.shape)}, {param.dtype};"
+                    f" the servers have it as {list(shape)}, {dtype}; change the model before you "
+                    "make its optimizer asynchronous"
+                )
         return [part.of(self.params[part.param].data) for part in link.layout.parts]
 
     def _set_up(
@@ -99,13 +115,13 @@ class Worker:
         if world.rank() == 0:
             try:
                 described = blueprint.describe(optimizer)
-                for link, places in zip(self.links, self._targets, strict=True):
+                for link in self.links:
                     record = Record(
                         *(number, link.layout, described, staleness, replicas, world.size()),
                         tuple(each.server for each in self.links),
                         self._state_of(link, optimizer.state, self.params),
                     )
-                    problem = link.set_up(record, places)
+                    problem = link.set_up(record, self._places(link))
                     problems += [problem] if problem else []
             except Exception as error:
                 failure = error
@@ -146,10 +162,10 @@ class Worker:
             self.clock = self.links[0].clock
 
     def _finish_reply(self) -> None:
-        for link, places in zip(self.links, self._targets, strict=True):
+        for link in self.links:
             link.take_reply()
             with torch.no_grad():
-                link.load(places)
+                link.load(self._places(link))
         self._note_change()
 
     def _note_change(self) -> None:
@@ -158,9 +174,9 @@ class Worker:
             torch.autograd.graph.increment_version(param)
 
     def pull(self) -> None:
-        for link, places in zip(self.links, self._targets, strict=True):
+        for link in self.links:
             with torch.no_grad():
-                link.pull(places)
+                link.pull(self._places(link))
         self._note_change()
 
     def synchronize(self) -> None:
@@ -184,6 +200,13 @@ class Worker:
         }
         return {index: state for index, state in whole.items() if state}
 
+    def options_to_load(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Collective over the workers: what worker 0's argument has besides the state, which goes
+        to the servers. It fits, or does not, on all workers alike."""
+        options = {name: value for name, value in state_dict.items() if name != "state"}
+        found: dict[str, Any] = broadcast_object(options, 0, f"{self._name}.options")
+        return found
+
     def load_state(self, state: Mapping[int, Any]) -> None:
         """Collective over the workers. The servers take this state, and the values that worker 0's
         parameters have now; then all workers have these values."""
@@ -193,9 +216,9 @@ class Worker:
         problem: str | None = None
         if world.rank() == 0:
             try:
-                for link, places in zip(self.links, self._targets, strict=True):
-                    keys = list(range(self._num_params))
-                    link.load_state(self._state_of(link, state, keys), places)
+                keys = list(range(self._num_params))
+                for link in self.links:
+                    link.load_state(self._state_of(link, state, keys), self._places(link))
             except Exception as error:
                 problem = f"worker 0: {type(error).__name__}: {error}"
         self._agree("load", problem)
@@ -225,8 +248,9 @@ class Worker:
         self.clock = int(allreduce(clock, op=Max, name=f"{self._name}.clock"))
 
     def close(self) -> None:
-        """This optimizer is not used any more on this worker. Does not wait."""
-        if self._is_open:
+        """This optimizer is not used any more on this worker. Does not wait. In a process that was
+        forked off it does nothing."""
+        if self._is_open and os.getpid() == self._pid:
             self._is_open = False
             active = world.active
             if active is None or self._before_joining not in active.before_joining:

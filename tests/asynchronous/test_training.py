@@ -165,6 +165,35 @@ def test_a_step_has_the_gradients_of_the_fastest_workers_on_all_servers(world):
         assert pushed == dropped + rounds
 
 
+@in_a_job
+def loads_late():
+    param = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.AsyncOptimizer(torch.optim.SGD([param], lr=1.0), sync_replicas=1)
+    param.grad = -torch.ones(3)
+    if hvd.rank() == 1:
+        hvd.barrier()
+        while optimizer.counters()["steps"][1] < 3:
+            optimizer.step()
+        hvd.barrier()
+        return None
+    link = optimizer._hvdlite_worker.links[0]
+    load = link.load
+
+    def load_when_the_next_rounds_are_over(places):
+        hvd.barrier()
+        hvd.barrier()
+        load(places)
+
+    link.load = load_when_the_next_rounds_are_over
+    optimizer.step()
+    return param.tolist()
+
+
+@pytest.mark.ranks(3)
+def test_a_round_that_not_all_wait_for_is_read_as_it_was(world):
+    assert of_workers(world.run(loads_late, knobs=servers(1)))[0] == [1, 1, 1]
+
+
 def embedding_and_data():
     torch.manual_seed(2)
     model = torch.nn.Sequential(
@@ -305,3 +334,22 @@ def scaled():
 @pytest.mark.ranks(2)
 def test_a_step_that_grad_scaler_skips_is_none(world):
     assert of_workers(world.run(scaled, knobs=servers(1))) == [[2]]
+
+
+@in_a_job
+def loads_what_only_worker_0_has():
+    model = torch.nn.Linear(2, 2)
+    optimizer = hvd.AsyncOptimizer(torch.optim.Adam(model.parameters(), lr=0.5), max_staleness=1)
+    saved = optimizer.full_state_dict()
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.load_state_dict(saved)
+    model.double()
+    with pytest.raises(RuntimeError, match=r"parameter 'parameter 0' is now .*float64"):
+        optimizer.pull()
+    return optimizer.param_groups[0]["lr"], len(saved)
+
+
+@pytest.mark.ranks(3)
+def test_every_worker_loads_what_worker_0_has(world):
+    results = of_workers(world.run(loads_what_only_worker_0_has, knobs=servers(1)))
+    assert results == [(0.5, 2), (0.5, 0)]
