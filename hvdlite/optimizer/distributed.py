@@ -84,7 +84,6 @@ def DistributedOptimizer(
             methods, and communicates nothing.
         check_start: Whether the ranks compare their parameters in the first reduction. Where they
             differ, rank 0 warns, or with HVDLITE_STRICT=1 all ranks raise an error.
-
         shard: True: each rank owns a part of every bucket. It gets the reduced gradients of its
             part only, keeps the optimizer's state of its part only, and updates its part, with the
             bits that an unsharded step gives; then the parameters are made whole again on every

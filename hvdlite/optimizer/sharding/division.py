@@ -20,8 +20,8 @@ ALIGNMENT_ELEMS = 64
 class Division:
     """Who updates what.
 
-    members: of the team, the owners, in order. owner: this rank's index among them.
-    everywhere: the numbers of the parameters that are not divided.
+    members: of the team, the owners, in order. owner: this rank's index among them. Parameters that
+    are not divided have no part.
     """
 
     cut: Cut
