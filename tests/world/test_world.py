@@ -188,7 +188,7 @@ def too_little_memory():
     hvd.shutdown()
     before = shared_memory.lack_of_memory
 
-    def lacks(*_):
+    def lacks(*_, **__):
         return "the ranks of this host need more"
 
     shared_memory.lack_of_memory = lacks
