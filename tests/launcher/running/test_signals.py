@@ -118,8 +118,8 @@ IN_HVDLITE = """
     hvd.init()
     model = torch.nn.Linear(3, 1)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    print("up")
     try:
+        print("up")
         if hvd.rank() == 0:
             {}
         time.sleep(60)
