@@ -226,6 +226,8 @@ def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 # How an MPI's processes start, meet and end.
 DIFFERS_WITH_MPI = {"world", "launcher", "harness", "rig"}
+# What only uses the engine, and what only looks at it.
+ABOVE_MPI = {"optimizer", "shared", "asynchronous", "observing", "examples"}
 
 
 def leave_out_repeats(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -238,8 +240,9 @@ def leave_out_repeats(config: pytest.Config, items: list[pytest.Item]) -> None:
     for runs in by_test(items).values():
         leave_out(runs, repeated([variant for _, variant in runs]))
         first = runs[0][0]
-        above_mpi = first.get_closest_marker("above_mpi") is not None
-        if above_mpi or not DIFFERS_WITH_MPI & set(first.path.parts):
+        folders = set(first.path.relative_to(config.rootpath).parts)
+        above_mpi = bool(ABOVE_MPI & folders) or bool(first.get_closest_marker("above_mpi"))
+        if above_mpi or not DIFFERS_WITH_MPI & folders:
             left = [run for run in runs if run[0] not in left_out]
             wide = [item.get_closest_marker("wide") is not None for item, _ in left]
             variants = [variant for _, variant in left]

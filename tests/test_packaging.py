@@ -146,17 +146,10 @@ def test_the_wheel_has_the_core_its_types_and_the_launcher_and_no_sources(wheel)
     assert not [name for name in names if name.endswith((".c", ".h")) or "launcher/" in name]
 
 
+# The tree itself is what `make build` installs.
 @pytest.mark.wide
 def test_the_wheel_works_when_installed(wheel, environment, only_a_compiler):
     pip_install(environment, wheel, path=only_a_compiler)
-    check_installed(environment, environment.parent.parent)
-
-
-# It compiles the core once more: what differs from the wheel is pip's doing. An editable install is
-# what `make build` makes.
-@pytest.mark.wide
-def test_pip_install_of_the_folder_needs_only_a_c_compiler(source, environment, only_a_compiler):
-    pip_install(environment, source, path=only_a_compiler)
     check_installed(environment, environment.parent.parent)
 
 

@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.above_mpi
-
 
 def accuracy(run):
     return float(run.find(r"^Test accuracy in \w+: (\S+) %$"))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-pytestmark = [pytest.mark.wide_in("mpich"), pytest.mark.above_mpi]
+pytestmark = pytest.mark.wide_in("mpich")
 
 
 def accuracy(run):

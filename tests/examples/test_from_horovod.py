@@ -7,8 +7,6 @@ import pytest
 
 from tests.harness.worlds import ROOT
 
-pytestmark = pytest.mark.above_mpi
-
 # Of what `horovod.torch` offers, as its documentation lists it.
 HOROVODS_NAMES = {
     *("init", "rank", "size", "local_rank", "allreduce", "DistributedOptimizer"),

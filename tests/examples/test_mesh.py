@@ -8,8 +8,6 @@ from tests.distributed.backend import BACKEND
 from tests.harness.programs import run_program
 from tests.harness.worlds import MPIS, python_of
 
-pytestmark = pytest.mark.above_mpi
-
 LAYOUTS = ["one process", "data parallel", "model parallel"]
 ARGUMENTS = ["--steps", "4", "--backend", BACKEND]
 

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.above_mpi
-
 
 def digest(run):
     return run.find(r"^Digest of the parameters: (\w+)$")

@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.above_mpi
-
 FEW = ["--num-iters", "3", "--num-batches-per-iter", "2", "--num-warmup-batches", "1"]
 
 

@@ -37,9 +37,6 @@ def begin(kind, elems):
     return hvd.reducescatter_async(tensor, name="x", op=hvd.Sum), each.sum()
 
 
-# The check is the core's, above MPI.
-pytestmark = pytest.mark.above_mpi
-
 KINDS = [
     "allreduce",
     *(

@@ -24,6 +24,7 @@ UNITE = {"all": _core.PLAN_UNITE, "host": _core.PLAN_UNITE_ON_HOST}
 COUNTS = (0, 1, 2, 5, 33, 251, 1001, 4097)
 LAYOUTS = ("1,1", "2,1", "2,2", "1,1,1", "3,1", "1,3,3")
 
+pytestmark = pytest.mark.above_mpi  # the bits, and who owns what
 on_hosts = pytest.mark.hosts(*LAYOUTS)
 on_few_hosts = pytest.mark.hosts("1,1", "3,1", "1,1,1")
 
