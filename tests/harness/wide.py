@@ -15,9 +15,9 @@ to come up, while the smaller worlds show what an MPI does between ranks and bet
 Nor does `make test-wide` run these large worlds under both MPIs (`repeated`): on one host they run
 under one MPI, as their data does not go through it, and on several hosts the MPIs take turns once
 more. What is above MPI it runs once (`shown_by_the_other`): any variant on one host, and with the
-mark `above_mpi`, or in the folders that only use the engine, also on several. `make test` has run it under one MPI then, or the MPIs take turns.
-Not so in the folders that test how an MPI's processes start, meet and end. `--mpi` names an MPI
-that then runs everything.
+mark `above_mpi`, or in the folders that only use the engine, also on several. `make test` has run
+it under one MPI then, or the MPIs take turns. Not so in the folders that test how an MPI's
+processes start, meet and end. `--mpi` names an MPI that then runs everything.
 """
 
 from __future__ import annotations
