@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 
 import hvdlite as hvd
@@ -28,6 +29,18 @@ OF_A_RUN = (
     r"before the others must call hvd\.join\(\)"
 )
 GIVES_UP = r"; all operations fail now \(HVDLITE_STALL_SHUTDOWN_TIME_SECONDS\)"
+
+
+def works_again():
+    """After a failure: the ranks meet in a new world and work there. It has no short limits, as a
+    rank that was stopped may come late. All ranks call it."""
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in FAILS:
+            patch.delenv(variable, raising=False)
+        hvd.init()
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+    hvd.shutdown()
 
 
 class Said:

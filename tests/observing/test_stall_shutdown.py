@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from tests.observing.reports import DEADLINE_S, FAILS, GIVES_UP, Said, host_of
+from tests.observing.reports import DEADLINE_S, FAILS, GIVES_UP, Said, host_of, works_again
 
 
 def start(name, process_set=hvd.global_process_set):
@@ -64,10 +64,7 @@ def the_last_rank_stays_away(names, comes_later):
         rf"{host_of(0)[:3]}.*; called by ranks? [-0-9, ]+{GIVES_UP}"
     )
     assert re.search(pattern, texts[0]), (pattern, texts[0])
-    # A new world works.
-    hvd.shutdown()
-    hvd.init()
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+    works_again()
     return texts, warnings
 
 
