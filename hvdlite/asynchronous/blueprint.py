@@ -13,32 +13,17 @@ from typing import Any
 import torch
 
 from hvdlite.asynchronous.parts import Part
+from hvdlite.optimizer.sharding.elementwise import is_elementwise
 
-# They treat each element (SparseAdam: each row) by itself, so that their parameters can be cut.
-_ELEMENTWISE = frozenset(
-    {
-        torch.optim.SGD,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.Adamax,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.Adagrad,
-        torch.optim.Adadelta,
-        torch.optim.ASGD,
-        torch.optim.SparseAdam,
-    }
-)
 # A scheduler puts these among an optimizer's attributes.
 _OF_SCHEDULERS = {"step", "_opt_called"}
 
 State = list[dict[str, Any]]
 
 
-def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer) in _ELEMENTWISE
+def can_be_cut(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its parameters can be cut along the first dimension."""
+    return type(optimizer) is torch.optim.SparseAdam or is_elementwise(type(optimizer))
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Worker:
         # Whether all workers make each step together.
         self.in_rounds = replicas is not None
         self.clock = 0
-        if not blueprint.is_elementwise(optimizer):
+        if not blueprint.can_be_cut(optimizer):
             partitioner = None
         layouts = deal(_parts(optimizer, names, partitioner), len(servers))
         number = active.next_async_optimizer
