@@ -30,7 +30,7 @@ class Clocks:
         self.made[worker] += 1
 
     def slowest(self) -> int | None:
-        """The steps of the worker that has made the fewest; None: nobody counts."""
+        """The steps of the worker that has made the fewest; None if no worker counts."""
         return min((self.made[worker] for worker in self.counted()), default=None)
 
     def holds(self, needs: int) -> bool:

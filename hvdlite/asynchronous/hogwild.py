@@ -117,8 +117,8 @@ class HogwildWorker:
                 warned = now
 
     def _look_for_the_dead(self) -> None:
-        """Raises HorovodInternalError if a worker has died: then a message that nobody sends is
-        known not to come."""
+        """Raises HorovodInternalError if a worker has died: no worker
+        sends this message, and it fails when one of them has gone."""
         receive = self._team.engine.recv(torch.empty(1, dtype=torch.uint8), -1, _TAG)
         if self._team.size > 1 and receive.drive(0.01):
             failure = receive.wait()
