@@ -69,6 +69,9 @@ class Union:
             cut_as=-1 if cut_as == dtype else cut_as,
         )
         self._runs: list[_core.Operation] = []
+        # The parameters are whole, or that has failed with this text.
+        self._is_over = False
+        self._text: str | None = None
         own = team.rank
         self._own = [_Range(*each) for each in ranges_in(bucket, own)]
         self._others = list(_written_here(bucket, shards, own))
@@ -82,16 +85,21 @@ class Union:
         self._runs.extend(map(self._plan.start, (self._memory,)))
 
     def wait(self) -> str | None:
-        """Blocks until the parameters are whole. Returns the text of the failure, or None."""
-        text = self._runs[0].wait()
-        if text is None:
-            for each in self._others:
-                each.values().copy_(self._flat[each.begin : each.end])
-        return text
+        """After `start`: blocks until the parameters are whole. Returns the text of the failure, or
+        None. After an interruption it goes on; when it is over, it returns the same at once, as
+        the gradients' memory may be in use again."""
+        if not self._is_over:
+            self._text = self._runs[0].wait()
+            if self._text is None:
+                for each in self._others:
+                    each.values().copy_(self._flat[each.begin : each.end])
+            self._is_over = True
+        return self._text
 
     def reset(self) -> None:
         """An update begins."""
         self._runs.clear()
+        self._is_over, self._text = False, None
 
 
 class _Range:
@@ -136,6 +144,7 @@ class WholeAgain:
         self._team = team
         self._updating = Meeting(team, f"{name}.updating")
         self._updated = Meeting(team, f"{name}.updated")
+        # Forward needs the last buckets first.
         self._unions: list[Union] = []
         self._dealt: list[tuple[int, torch.Tensor]] = []
         if team.size == 1:
@@ -147,7 +156,7 @@ class WholeAgain:
                     if not (shards.is_shared(param) and shards.owners_are_near):
                         self._dealt.append((owner, param))
             return
-        for number, bucket in enumerate(buckets):
+        for number, bucket in reversed(tuple(enumerate(buckets))):
             if isinstance(bucket, CutBucket) and (
                 not shards.owners_are_near
                 or not all(shards.is_shared(slot.param) for slot in bucket.slots)
@@ -169,17 +178,30 @@ class WholeAgain:
         Raises:
             HorovodInternalError: It failed; on every rank.
         """
+        self.start()
         with torch.no_grad():
-            # Forward needs the last buckets first.
-            for union in reversed(self._unions):
-                union.start()
             self._broadcast()
-            texts = [union.wait() for union in reversed(self._unions)]
+        self.wait()
+        if self._shards.shares_any:
+            self._updated.meet()
+
+    def start(self) -> None:
+        """Starts all unions, in the order in which forward needs them; does not block."""
+        with torch.no_grad():
+            for union in self._unions:
+                union.start()
+
+    def wait(self) -> None:
+        """After `start`: blocks until all unions are over.
+
+        Raises:
+            HorovodInternalError: One has failed; on every rank.
+        """
+        with torch.no_grad():
+            texts = [union.wait() for union in self._unions]
         text = next((text for text in texts if text is not None), None)
         if text is not None:
             raise HorovodInternalError(text)
-        if self._shards.shares_any:
-            self._updated.meet()
 
     def _broadcast(self) -> None:
         """Whole parameters, each from its owner."""
