@@ -105,7 +105,7 @@ def DistributedOptimizer(
     Raises:
         ValueError: Names that are no pairs, duplicate or missing; fewer than one pass per step;
             another op; predivide with an op other than Average; a parameter in two groups; a
-            process set that is not registered; shard with Adasum or LBFGS.
+            process set that is not registered; shard with Adasum, LBFGS or differentiable=True.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

@@ -37,3 +37,9 @@ def require_shardable(optimizer: torch.optim.Optimizer) -> None:
             "LBFGS can't be sharded, nor train parameters of share_parameters: each of its steps "
             "computes with all parameters at once; use it with shard=False and ordinary parameters"
         )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ValueError(
+            f"{type(optimizer).__name__} with differentiable=True can't be sharded, nor train "
+            "parameters of share_parameters: autograd does not see how the other ranks update "
+            "their parts; leave differentiable out"
+        )

@@ -72,12 +72,20 @@ class ShardedOptimizer(WholeMethods):
             # In one call into C: no signal's exception finds half of it done.
             collections.deque(map(dict.__setitem__, groups, itertools.repeat("params"), params), 0)
 
+        # A subclass's step calls that of its base inside, which runs the hooks again.
+        depth = 0
+
         def enter(*_: Any) -> None:
+            nonlocal depth
+            depth += 1
             put(own)
 
         def leave(*_: Any) -> None:
-            put(whole)
-            update.end_own()
+            nonlocal depth
+            depth -= 1
+            if not depth:
+                put(whole)
+                update.end_own()
 
         try:
             before[key] = enter

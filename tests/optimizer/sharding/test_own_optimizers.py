@@ -1,0 +1,191 @@
+"""Optimizers of the user's own that say that they are element-wise, and options of torch's."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite as hvd
+from tests.optimizer.sharding.alike import differing, same_states, train_alike
+from tests.optimizer.sharding.models import batch, odd
+
+
+class Signs(torch.optim.Optimizer):
+    """Goes by the sign of an average; options of its own; written as torch's tutorials do it."""
+
+    hvdlite_elementwise = True
+
+    def __init__(self, params, lr=0.01, beta=0.9):
+        super().__init__(params, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = self.state[param]
+                if not state:
+                    state["calls"] = 0
+                    state["average"] = torch.zeros_like(param)
+                state["calls"] += 1
+                state["average"].lerp_(param.grad, 1 - group["beta"])
+                param.add_(state["average"].sign(), alpha=-group["lr"] / state["calls"])
+        return loss
+
+
+class Decayed(torch.optim.Adam):
+    """Adam with something before and after its step."""
+
+    hvdlite_elementwise = True
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.mul_(1 - group["lr"])
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.clamp_(-0.25, 0.25)
+        return loss
+
+
+class Renamed(torch.optim.SGD):
+    """Nothing but a name."""
+
+    hvdlite_elementwise = True
+
+
+def half_and_half(net, kind, **options):
+    params = list(net.parameters())
+    return kind(
+        [{"params": params[::2]}, {"params": params[1::2], "lr": 0.003}], lr=0.01, **options
+    )
+
+
+def square(net, step):
+    return net(batch(step)).square().mean()
+
+
+KINDS = {"own": Signs, "around Adam's step": Decayed, "of SGD": Renamed}
+
+
+def own_optimizer_trains(kind, shard, shared):
+    hvd.init()
+    # Its step has torch's hooks then, which run also where a subclass calls it.
+    torch.optim.Adam(odd().parameters())
+    plain, cut = train_alike(
+        odd(), lambda net: half_and_half(net, KINDS[kind]), square, shard=shard, shared=shared
+    )
+    assert cut._hvdlite_update.shards.elementwise
+    same_states(cut, plain)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("2,1")
+@pytest.mark.wide_in(2)
+@pytest.mark.parametrize(("shard", "shared"), [(True, False), ("host", True), (False, True)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_own_element_wise_optimizers_have_the_bits_of_unsharded_ones(world, kind, shard, shared):
+    world.run(own_optimizer_trains, kind, shard, shared)
+
+
+OPTIONS = {
+    "maximize": (torch.optim.Adam, {"maximize": True}),
+    "amsgrad": (torch.optim.AdamW, {"amsgrad": True, "maximize": True}),
+    "tensor": (torch.optim.Adam, {"lr": torch.tensor(0.01), "foreach": False}),
+    "fused tensor": (torch.optim.Adam, {"lr": torch.tensor(0.01), "fused": True}),
+    "tensor SGD": (torch.optim.SGD, {"lr": torch.tensor(0.01), "momentum": 0.5}),
+}
+
+
+def option_trains(name):
+    hvd.init()
+    kind, options = OPTIONS[name]
+    schedulers = []
+
+    def make(net):
+        own = {key: v.clone() if isinstance(v, torch.Tensor) else v for key, v in options.items()}
+        optimizer = kind(net.parameters(), **{"lr": 0.01, **own})
+        schedulers.append(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6))
+        return optimizer
+
+    def lower(optimizer, step):
+        # Both share their attributes with the optimizer that was wrapped.
+        next(s for s in schedulers if vars(s.optimizer) is vars(optimizer)).step()
+
+    plain, cut = train_alike(odd(), make, square, after=lower)
+    same_states(cut, plain)
+    rates = [each.param_groups[0]["lr"] for each in (plain, cut)]
+    assert rates[0] == rates[1] < 0.01
+    assert type(rates[0]) is type(rates[1]) is type(options.get("lr", 0.01))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.mpis("mpich")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_have_the_effect_that_they_have_unsharded(world, name):
+    world.run(option_trains, name)
+
+
+def refuses_differentiable():
+    hvd.init()
+    net = odd()
+    with pytest.raises(ValueError, match="Adam with differentiable=True can't be sharded"):
+        hvd.DistributedOptimizer(
+            torch.optim.Adam(net.parameters(), differentiable=True), shard=True
+        )
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.mpis("mpich")
+def test_a_differentiable_update_is_refused(world):
+    world.run(refuses_differentiable)
+
+
+def compiled_step_trains():
+    hvd.init()
+
+    def make(net):
+        return torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+
+    def loss(net, step):
+        return net(torch.ones(2, 5) * (hvd.rank() + step)).square().mean()
+
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(5, 33), nn.Tanh(), nn.Linear(33, 3))
+    alone = copy.deepcopy(net)
+    plain = hvd.DistributedOptimizer(make(alone))
+    cut = hvd.DistributedOptimizer(make(net), shard=True)
+
+    @torch.compile(backend="eager")
+    def compiled_step():
+        cut.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what Dynamo can't trace, and so runs as it is
+        for step in range(3):
+            for model, optimizer, make_step in (
+                (alone, plain, plain.step),
+                (net, cut, compiled_step),
+            ):
+                optimizer.zero_grad()
+                loss(model, step).backward()
+                make_step()
+            assert differing(net, alone) == [], step
+
+
+@pytest.mark.wide
+@pytest.mark.ranks(2)
+@pytest.mark.mpis("mpich")
+def test_a_compiled_step_has_the_bits_of_an_unsharded_one(world):
+    world.run(compiled_step_trains, limit_s=120)
