@@ -234,20 +234,14 @@ class Server:
         rounds = job.rounds
         if rounds is not None and job.follows:
             self._follow(job, rounds)
-        elif rounds is not None and rounds.is_complete(job.clocks.counted()):
+            return
+        if rounds is not None and rounds.is_complete(job.clocks.counted()):
             workers = tuple(rounds.finish())
             self._tell_others(job, _Decision(workers, False))
             self._end_round(job, rounds, workers)
         for worker, needs in list(job.waiting.items()):
-            if job.follows:
-                is_due = worker not in job.pushes
-            elif rounds is not None:
-                is_due = rounds.round >= needs
-            else:
-                is_due = job.clocks.holds(needs)
-            if is_due:
-                del job.waiting[worker]
-                self._send_step(job, worker)
+            if job.clocks.holds(needs) if rounds is None else rounds.round >= needs:
+                self._send_awaited(job, worker)
 
     def _end_round(self, job: _Job, rounds: Rounds, workers: tuple[int, ...]) -> None:
         pushes = [job.pushes.pop(worker) for worker in workers]
@@ -269,6 +263,8 @@ class Server:
             else:
                 rounds.round += 1
                 self._end_round(job, rounds, decision.workers)
+            for worker in decision.workers:
+                self._send_awaited(job, worker)
 
     def _tell_others(self, job: _Job, decision: _Decision) -> None:
         assert job.rounds is not None
@@ -295,8 +291,13 @@ class Server:
         for push in early:
             self._on_push(job, push)
 
+    def _send_awaited(self, job: _Job, worker: int) -> None:
+        """The parameters that a push has asked for; nothing to a worker that has left."""
+        if job.waiting.pop(worker, None) is not None:
+            self._send_step(job, worker)
+
     def _send_step(self, job: _Job, worker: int) -> None:
-        """The parameters that a push has asked for: what has changed since the worker's last."""
+        """What has changed since the worker's last parameters."""
         served, number, rank = job.served, job.record.number, self._workers[worker]
         table, rows_by_part = served.news(job.known[worker])
         job.known[worker] = served.version

@@ -166,6 +166,45 @@ def test_a_step_has_the_gradients_of_the_fastest_workers_on_all_servers(world):
 
 
 @in_a_job
+def second_server_hears_late():
+    model = Steps(2)  # one on each server
+    optimizer = hvd.AsyncOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), sync_replicas=1
+    )
+    first, second = optimizer._hvdlite_worker.links
+    model.backward(hvd.rank())
+    if hvd.rank() == 1:
+        optimizer.step()
+        hvd.barrier()
+        hvd.barrier()
+        optimizer.step()
+        return None
+    hvd.barrier()
+    push = second.push
+
+    def push_after_the_next_round(*arguments):
+        while not first.look()["dropped"]:
+            pass
+        hvd.barrier()
+        while first.look()["made"][1] < 2:
+            pass
+        # What the first server has told the second one comes before this worker's next questions.
+        for _ in range(20):
+            second.look()
+        push(*arguments)
+
+    second.push = push_after_the_next_round
+    optimizer.step()
+    return model.contained()[1], [count.sum().item() for count in model.counts]
+
+
+@pytest.mark.ranks(4)
+def test_a_late_worker_gets_the_parameters_of_one_round_from_all_servers(world):
+    late = of_workers(world.run(second_server_hears_late, knobs=servers(2)))[0]
+    assert late == (1, [3, 3])
+
+
+@in_a_job
 def loads_late():
     param = torch.nn.Parameter(torch.zeros(3))
     optimizer = hvd.AsyncOptimizer(torch.optim.SGD([param], lr=1.0), sync_replicas=1)
