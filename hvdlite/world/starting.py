@@ -92,6 +92,12 @@ def _begin(comm: Intracomm | Sequence[int] | None, place: store_meeting.Place | 
     """place: where the world's ranks meet without MPI, if the caller knows it."""
     config = Config.from_env()
     logs.set_level(config)
+    if comm is None and place is None and world.servers_have_ended:
+        raise LaunchError(
+            "init: this process has left a job with servers (HVDLITE_SERVERS, hvdrun --servers), "
+            "which end when the workers leave; call init() once and shutdown() at the end only, or "
+            "start a new job"
+        )
     parent = mpi.started_by_rank(config.rank_process, os.environ)
     if comm is None and place is None and parent is not None:
         _warn_child_of_rank(parent)

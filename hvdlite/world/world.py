@@ -94,6 +94,8 @@ class World:
 _core.use_alone(is_alone)
 
 active: World | None = None
+# This process has left a world with servers: they have ended, and so that world can't be made again.
+servers_have_ended = False
 
 
 def current() -> World:
@@ -122,7 +124,7 @@ def shutdown() -> None:
 
     This rank's pending operations fail; an operation of other ranks that needs this rank fails
     there, with an error that says that it has left. `init` works again afterwards, if all ranks
-    call it. Runs by itself when the process ends.
+    call it; not in a job with servers, which end. Runs by itself when the process ends.
 
     Example:
         >>> hvd.shutdown()
@@ -130,9 +132,10 @@ def shutdown() -> None:
         False
         >>> hvd.init()
     """
-    global active
+    global active, servers_have_ended
     world, active = active, None
     if world is not None:
+        servers_have_ended |= world.everyone is not None
         for leave in world.before_leaving:
             leave()
         _core.close_on_exit(())

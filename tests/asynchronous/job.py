@@ -4,6 +4,7 @@ import functools
 import warnings
 
 import hvdlite as hvd
+from hvdlite.world import world
 
 SERVED = "served"
 
@@ -20,12 +21,12 @@ def in_a_job(case):
             warnings.filterwarnings("ignore", message="Sparse invariant checks")
             try:
                 hvd.init()
+                return case(*args, **kwargs)
             except SystemExit as ended:
                 return SERVED if ended.code == 0 else ended.code
-            try:
-                return case(*args, **kwargs)
             finally:
                 hvd.shutdown()
+                world.servers_have_ended = False  # this process outlives the job
 
     return run
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite.errors import HorovodInternalError
+from hvdlite.errors import HorovodInternalError, LaunchError
 from tests.asynchronous.job import in_a_job, of_workers, servers
 
 
@@ -184,3 +184,16 @@ def test_a_worker_that_waits_for_long_says_for_whom(world):
     assert "worker 0 (on " in texts[0]
     assert "which waits for their step 0 from: worker 1 (on " in texts[0]
     assert "(max_staleness=1)" in texts[0]
+
+
+@in_a_job
+def begins_again():
+    hvd.shutdown()
+    with pytest.raises(LaunchError, match="this process has left a job with servers"):
+        hvd.init()
+    return "refused"
+
+
+@pytest.mark.ranks(2)
+def test_a_job_whose_servers_have_ended_can_not_begin_again(world):
+    assert world.run(begins_again, knobs=servers(1)) == ["refused", "served"]
