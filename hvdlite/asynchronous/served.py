@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,17 +25,17 @@ class Record:
     staleness: None: no bound. replicas: How many workers' gradients make a step; None: each alone.
     servers: All of this optimizer, by their ranks. The first one decides whose gradients make a
         step, if not all workers' do.
-    state: By part.
+    described: A pickle of the optimizer's `Blueprint` and of its state, by part. By itself, so that
+        one which can't be read here is a problem of this optimizer alone.
     """
 
     number: int
     layout: Layout
-    blueprint: Blueprint
+    described: bytes
     staleness: int | None
     replicas: int | None
     num_workers: int
     servers: tuple[int, ...]
-    state: list[dict[str, Any]]
 
 
 @dataclass
@@ -81,7 +82,9 @@ class Served:
     """One optimizer's parameters on this server. Used by one thread, but for `place_for`."""
 
     def __init__(self, record: Record, local_workers: Sequence[int]) -> None:
-        """local_workers: those on this host."""
+        """local_workers: those on this host. Raises what the optimizer's own code raises."""
+        blueprint: Blueprint
+        blueprint, state = pickle.loads(record.described)
         self.record = record
         self.layout = record.layout
         self.digest = record.layout.digest()
@@ -94,11 +97,15 @@ class Served:
             self.memory = shared.parameters
             self._places = dict(zip(local_workers, shared.gradients, strict=True))
         self.params = self.layout.views(self.memory)
-        by_group: list[list[torch.Tensor]] = [[] for _ in record.blueprint.options]
+        by_group: list[list[torch.Tensor]] = [[] for _ in blueprint.options]
         for part, param in zip(self.layout.parts, self.params, strict=True):
             by_group[part.group].append(param)
-        self.optimizer = record.blueprint.build(by_group)
-        self.set_state(record.state)
+        try:
+            self.optimizer = blueprint.build(by_group)
+        except BaseException:
+            self.close()
+            raise
+        self.set_state(state)
         self._options: dict[int, list[dict[str, Any]]] = {}
         # How often anything has changed; by part, when all of it has, and when each row has (None:
         # only whole parts have).

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import pickle
 import queue
 import time
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class Server:
     def __init__(self, everyone: Everyone) -> None:
         self._everyone = everyone
         self._team = everyone.team
+        self._name = everyone.name_of(self._team.rank)
         self._workers = everyone.roles.workers
         own_host = everyone.host_of(self._team.rank)
         self._local = [
@@ -194,10 +196,7 @@ class Server:
                 "applied": job.served.version - 1,
             }
         if kind is Kind.LOAD:
-            assert request.values is not None
-            job.served.memory.copy_(request.values)
-            job.served.overwrite(request.body)
-            return None
+            return self._load(job, request)
         raise messages.BadMessage(f"{kind.name} from worker {request.worker}")
 
     def _set_up(self, request: Request) -> str | None:
@@ -206,13 +205,24 @@ class Server:
         try:
             job = _Job(record, self._local, self._team.rank == record.servers[0])
         except Exception as error:
-            return f"{self._everyone.name_of(self._team.rank)}: {_text_of(error)}"
+            return f"{self._name}: {_text_of(error)}"
         assert request.values is not None
         job.served.memory.copy_(request.values)
         for worker in self._gone:
             job.clocks.leave(worker)
         self._jobs[record.number] = job
         self._served[record.number] = job.served
+        return None
+
+    def _load(self, job: _Job, request: Request) -> str | None:
+        """What went wrong, in words."""
+        try:
+            state = pickle.loads(request.body)
+        except Exception as error:
+            return f"{self._name}: {_text_of(error)}"
+        assert request.values is not None
+        job.served.memory.copy_(request.values)
+        job.served.overwrite(state)
         return None
 
     def _on_push(self, job: _Job, push: Push) -> None:

@@ -248,8 +248,10 @@ class ServerLink:
         state: list[dict[str, Any]] = self._ask(Kind.STATE)
         return state
 
-    def load_state(self, state: list[dict[str, Any]], values: Sequence[torch.Tensor]) -> None:
-        self._ask(Kind.LOAD, state, values)
+    def load_state(self, state: list[dict[str, Any]], values: Sequence[torch.Tensor]) -> str | None:
+        """What went wrong there, in words: then the server keeps what it had."""
+        failure: str | None = self._ask(Kind.LOAD, cloudpickle.dumps(state), values)
+        return failure
 
     def look(self) -> dict[str, Any]:
         """Who has made how many steps."""

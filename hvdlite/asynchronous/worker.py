@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import torch
 
 from hvdlite.asynchronous import blueprint
@@ -110,26 +111,31 @@ class Worker:
         replicas: int | None,
     ) -> None:
         """Worker 0 gives the servers the optimizer; all learn whether that went well."""
-        problems: list[str] = []
+        problems: list[str | None] = []  # by link
         failure: Exception | None = None
         if world.rank() == 0:
             try:
-                described = blueprint.describe(optimizer)
+                plan = blueprint.describe(optimizer)
                 for link in self.links:
+                    state = self._state_of(link, optimizer.state, self.params)
+                    described = cloudpickle.dumps((plan, state))
                     record = Record(
                         *(number, link.layout, described, staleness, replicas, world.size()),
                         tuple(each.server for each in self.links),
-                        self._state_of(link, optimizer.state, self.params),
                     )
-                    problem = link.set_up(record, self._places(link))
-                    problems += [problem] if problem else []
+                    problems.append(link.set_up(record, self._places(link)))
             except Exception as error:
                 failure = error
-                problems.append(f"worker 0: {type(error).__name__}: {error}")
+                text = f"worker 0: {type(error).__name__}: {error}"
+                problems += [text] * (len(self.links) - len(problems))
         problems = broadcast_object(problems, 0, f"{self._name}.set_up")
-        if problems:
+        if any(problems):
+            for link, problem in zip(self.links, problems, strict=True):
+                if not problem:
+                    link.tell(Kind.RELEASE)
             raise HorovodInternalError(
-                f"AsyncOptimizer: the servers can't take the optimizer: {'; '.join(problems)}"
+                "AsyncOptimizer: the servers can't take the optimizer: "
+                + "; ".join(dict.fromkeys(filter(None, problems)))
             ) from failure
         optimizer.state.clear()  # it is the servers' from now on
 
@@ -218,7 +224,8 @@ class Worker:
             try:
                 keys = list(range(self._num_params))
                 for link in self.links:
-                    link.load_state(self._state_of(link, state, keys), self._places(link))
+                    own = self._state_of(link, state, keys)
+                    problem = problem or link.load_state(own, self._places(link))
             except Exception as error:
                 problem = f"worker 0: {type(error).__name__}: {error}"
         self._agree("load", problem)

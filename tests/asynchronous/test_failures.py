@@ -24,6 +24,17 @@ class Unbuildable(torch.optim.SGD):
         raise TypeError("never on a server")
 
 
+def refuse():
+    raise LookupError("no such thing on a server")
+
+
+class Unreadable:
+    """Can be pickled, and not be read."""
+
+    def __reduce__(self):
+        return refuse, ()
+
+
 def expect_failure(case):
     """On a server, what `init` raises counts as a result."""
 
@@ -62,21 +73,62 @@ def test_an_optimizer_that_fails_on_a_server_fails_every_worker(world):
 
 
 @in_a_job
-def cannot_be_built():
-    model = torch.nn.Linear(2, 2)
+def cannot_be_set_up(what):
+    params = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]  # one on each server
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    good = torch.optim.SGD(params, lr=1.0)
+    if what == "class":
+        optimizer = Unbuildable(params, lr=1.0)
+    elif what == "attribute":
+        optimizer.thing = Unreadable()
+    elif what == "state":
+        optimizer.state[params[1]]["thing"] = Unreadable()
     with pytest.raises(HorovodInternalError) as caught:
-        hvd.AsyncOptimizer(Unbuildable(model.parameters(), lr=1.0))
+        hvd.AsyncOptimizer(optimizer)
     # The job goes on.
-    optimizer = hvd.AsyncOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    optimizer = hvd.AsyncOptimizer(good)
     optimizer.pull()
     return str(caught.value)
 
 
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    ("what", "servers_", "error"),
+    [
+        ("class", (0, 1), "TypeError: never on a server"),
+        ("attribute", (0, 1), "LookupError: no such thing on a server"),
+        ("state", (1,), "LookupError: no such thing on a server"),
+    ],
+)
+def test_an_optimizer_that_a_server_can_not_have_is_an_error_on_every_worker(
+    world, what, servers_, error
+):
+    for text in of_workers(world.run(cannot_be_set_up, what, knobs=servers(2))):
+        assert "the servers can't take the optimizer: server " in text
+        for server in (0, 1):
+            named = f"server {server} (rank {2 + server} of the job, on "
+            assert (named in text) == (server in servers_)
+        assert text.count(error) == len(servers_)
+
+
+@in_a_job
+def cannot_be_loaded():
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.AsyncOptimizer(torch.optim.SGD([param], lr=1.0), max_staleness=1)
+    saved = optimizer.state_dict()
+    param.data.zero_()
+    with pytest.raises(HorovodInternalError) as caught:
+        optimizer.load_state_dict({**saved, "state": {0: {"thing": Unreadable()}}})
+    optimizer.pull()
+    return str(caught.value), param.tolist()
+
+
 @pytest.mark.ranks(3)
-def test_an_optimizer_that_no_server_can_build_is_an_error_on_every_worker(world):
-    for text in of_workers(world.run(cannot_be_built, knobs=servers(1))):
-        assert "the servers can't take the optimizer: server 0 (rank 2 of the job, on" in text
-        assert "TypeError: never on a server" in text
+def test_a_state_that_a_server_can_not_read_changes_nothing_there(world):
+    for text, values in of_workers(world.run(cannot_be_loaded, knobs=servers(1))):
+        assert "AsyncOptimizer.load_state_dict: server 0 (rank 2 of the job, on " in text
+        assert "LookupError: no such thing on a server" in text
+        assert values == [1, 1]
 
 
 @in_a_job

@@ -168,9 +168,7 @@ def test_a_step_has_the_gradients_of_the_fastest_workers_on_all_servers(world):
 @in_a_job
 def second_server_hears_late():
     model = Steps(2)  # one on each server
-    optimizer = hvd.AsyncOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0), sync_replicas=1
-    )
+    optimizer = hvd.AsyncOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), sync_replicas=1)
     first, second = optimizer._hvdlite_worker.links
     model.backward(hvd.rank())
     if hvd.rank() == 1:
