@@ -32,7 +32,7 @@ from hvdlite.world.teams import Team
 
 
 class Lost(RuntimeError):
-    """A message did not come, as its sender has left or died."""
+    """A message did not come, or can't be used. The text says why."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Failure:
-    """A receiver has ended with an error."""
+    """A receiver has ended with an error. source: the rank from which it receives."""
 
-    worker: int
+    source: int
     error: BaseException
 
 
@@ -95,7 +95,7 @@ class Receiver:
                 kind = header.kind
                 self._inbox.put(self._rest(header))
         except BaseException as error:
-            self._inbox.put(Failure(self._worker, error))
+            self._inbox.put(Failure(self._rank, error))
 
     def _rest(self, header: Header) -> Request:
         if header.kind is Kind.PUSH:

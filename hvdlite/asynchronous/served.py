@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.sparse import check_sparse_tensor_invariants
 
 from hvdlite.asynchronous.blueprint import Blueprint
 from hvdlite.asynchronous.messages import ABSENT, DENSE
@@ -164,7 +165,10 @@ class Served:
             self.params[index].grad = torch.sparse_coo_tensor(
                 rows[None], values, shape, is_coalesced=True, check_invariants=False
             )
-        with torch.no_grad():
+        # torch's Adagrad makes sparse tensors, and torch warns if nobody has said whether it is to
+        # check them: it is what it is.
+        as_it_is = check_sparse_tensor_invariants(check_sparse_tensor_invariants.is_enabled())
+        with torch.no_grad(), as_it_is:
             self.optimizer.step()
         for param in self.params:
             param.grad = None

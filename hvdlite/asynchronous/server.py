@@ -106,7 +106,10 @@ class Server:
             while len(self._gone) < len(self._workers):
                 request = self._inbox.get()
                 if isinstance(request, Failure):
-                    raise request.error
+                    sender = self._everyone.name_of(request.source)
+                    raise Lost(
+                        f"receiving from {sender}: {_text_of(request.error)}"
+                    ) from request.error
                 self._handle(request)
             end = Header(Kind.END, 0).tensor()
             told = [
@@ -115,12 +118,8 @@ class Server:
             ]
             for operation in told:
                 operation.wait()  # else this server's departure could overtake it
-        except Lost as error:
-            # The others learn by themselves who has died or left.
-            name = self._everyone.name_of(self._team.rank)
-            raise HorovodInternalError(f"{name}: {error}") from None
         except Exception as error:
-            text = f"{self._everyone.name_of(self._team.rank)} failed: {_text_of(error)}"
+            text = f"{self._name} failed: {_text_of(error)}"
             self._team.engine.give_up(text)
             failed = True
             if isinstance(error, HorovodInternalError):
@@ -387,4 +386,4 @@ def serve(everyone: Everyone) -> None:
 
 
 def _text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, Lost) else f"{type(error).__name__}: {error}"

@@ -94,7 +94,7 @@ class World:
 _core.use_alone(is_alone)
 
 active: World | None = None
-# This process has left a world with servers: they have ended, and so that world can't be made again.
+# This process has left a world with servers: they have ended, so that world can't be made again.
 servers_have_ended = False
 
 

@@ -1,7 +1,6 @@
 """Cases that run in jobs with servers."""
 
 import functools
-import warnings
 
 import hvdlite as hvd
 from hvdlite.world import world
@@ -16,17 +15,14 @@ def in_a_job(case):
     @functools.wraps(case)
     def run(*args, **kwargs):
         hvd.shutdown()
-        with warnings.catch_warnings():
-            # torch's Adagrad warns of it, whoever uses it.
-            warnings.filterwarnings("ignore", message="Sparse invariant checks")
-            try:
-                hvd.init()
-                return case(*args, **kwargs)
-            except SystemExit as ended:
-                return SERVED if ended.code == 0 else ended.code
-            finally:
-                hvd.shutdown()
-                world.servers_have_ended = False  # this process outlives the job
+        try:
+            hvd.init()
+            return case(*args, **kwargs)
+        except SystemExit as ended:
+            return SERVED if ended.code == 0 else ended.code
+        finally:
+            hvd.shutdown()
+            world.servers_have_ended = False  # this process outlives the job
 
     return run
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite.asynchronous.messages import HEADER_BYTES, REQUEST_TAG, Kind
 from hvdlite.errors import HorovodInternalError, LaunchError
+from hvdlite.world import world as hvd_world
 from tests.asynchronous.job import in_a_job, of_workers, servers
 
 
@@ -70,6 +72,43 @@ def test_an_optimizer_that_fails_on_a_server_fails_every_worker(world):
     for text in results:
         assert "server 0 (rank 2 of the job, on " in text
         assert "failed: ZeroDivisionError: the learning rate is too small" in text
+
+
+@expect_failure
+def sends_nonsense(what):
+    param = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.AsyncOptimizer(torch.optim.SGD([param], lr=1.0), max_staleness=1)
+    link = optimizer._hvdlite_worker.links[0]
+    hvd.barrier()
+    if hvd.rank() == 1:
+        if what == "options":
+            link._request(Kind.OPTIONS, Unreadable())
+        else:
+            engine = hvd_world.current().everyone.team.engine
+            size = 3 if what == "size" else HEADER_BYTES
+            engine.send(torch.zeros(size, dtype=torch.uint8), link.server, REQUEST_TAG)
+    param.grad = torch.ones(2)
+    with pytest.raises(HorovodInternalError) as caught:
+        while True:
+            optimizer.step()
+            optimizer.pull()
+    return str(caught.value)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("size", "the sender's tensor has 3 bytes, the receiver's 64"),
+        ("header", "BadMessage: a header that is none, where one of worker 1 was expected"),
+        ("options", "LookupError: no such thing on a server"),
+    ],
+)
+def test_what_a_server_can_not_receive_is_told_to_every_worker(world, what, text):
+    for found in world.run(sends_nonsense, what, knobs=servers(1)):
+        assert "server 0 (rank 2 of the job, on " in found
+        assert "failed: receiving from worker 1 (on " in found
+        assert text in found
 
 
 @in_a_job
