@@ -51,6 +51,8 @@ class Waiting:
             except TimeoutError:
                 passed_s = time.monotonic() - begun
             text = self._text(link, passed_s) if for_workers else self._no_answer(link, passed_s)
+            if operation.poll():
+                continue  # it has ended while the server was asked: it waits for nobody
             if self._shutdown_s and passed_s >= self._shutdown_s:
                 self._everyone.team.engine.give_up(text)
                 raise HorovodInternalError(text)
