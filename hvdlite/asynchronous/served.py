@@ -167,8 +167,8 @@ class Served:
             )
         # torch's Adagrad makes sparse tensors, and torch warns if nobody has said whether it is to
         # check them: it is what it is.
-        as_it_is = check_sparse_tensor_invariants(check_sparse_tensor_invariants.is_enabled())
-        with torch.no_grad(), as_it_is:
+        checks: Any = check_sparse_tensor_invariants
+        with torch.no_grad(), checks(checks.is_enabled()):
             self.optimizer.step()
         for param in self.params:
             param.grad = None

@@ -390,3 +390,44 @@ def loads_what_only_worker_0_has():
 def test_every_worker_loads_what_worker_0_has(world):
     results = of_workers(world.run(loads_what_only_worker_0_has, knobs=servers(1)))
     assert results == [(0.5, 2), (0.5, 0)]
+
+
+class Held(torch.optim.SGD):
+    """Its steps on a server wait for a file."""
+
+    def __init__(self, params, path):
+        super().__init__(params, lr=1.0)
+        self.path = path
+
+    def step(self, closure=None):
+        deadline = time.monotonic() + 40
+        while not self.path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        super().step()
+
+
+@in_a_job
+def meets_with_pushes_under_way(path, staleness):
+    model = Steps(1)
+    optimizer = hvd.AsyncOptimizer(Held(model.parameters(), path), max_staleness=staleness)
+    model.backward(hvd.rank())
+    optimizer.step()
+    hvd.barrier()
+    hvd.join()
+    assert not path.exists()
+    hvd.barrier()  # nobody is between
+    path.touch()
+    optimizer.step()  # all count again
+    optimizer.synchronize()
+    hvd.barrier()
+    optimizer.pull()
+    return model.contained(), optimizer.counters()["steps"]
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("staleness", [1, None])
+def test_neither_barrier_nor_join_waits_for_pushes(world, staleness, tmp_path):
+    path = tmp_path / "go"
+    results = world.run(meets_with_pushes_under_way, path, staleness, knobs=servers(1))
+    assert of_workers(results) == [([2, 2], [2, 2])] * 2

@@ -1,5 +1,6 @@
 """Workers of one host that share their parameters."""
 
+import logging
 import random
 import time
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite.errors import HorovodInternalError
 from tests.asynchronous.job import in_a_job
 
 
@@ -75,3 +77,45 @@ def test_what_needs_servers_says_how_to_start_them(world):
     for texts in world.run(refusals, several):
         assert all("hvdrun -np 3 --servers 1" in text for text in texts)
         assert ("share no memory" in texts[0]) == several
+
+
+@in_a_job
+def waits_for_a_stopped_worker(path):
+    said = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+
+    param = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.AsyncOptimizer(torch.optim.SGD([param], lr=1.0), max_staleness=1)
+    hvd.barrier()
+    if hvd.rank() == 1:
+        deadline = time.monotonic() + 40
+        while not path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return None
+    handler = Handler()
+    logging.getLogger("hvdlite").addHandler(handler)
+    try:
+        optimizer.step()
+        with pytest.raises(HorovodInternalError) as caught:
+            optimizer.step()
+    finally:
+        logging.getLogger("hvdlite").removeHandler(handler)
+        path.touch()
+    return said, str(caught.value)
+
+
+@pytest.mark.ranks(2)
+def test_a_worker_that_waits_for_long_says_for_whom_and_gives_up(world, tmp_path):
+    knobs = {
+        "HVDLITE_STALL_CHECK_TIME_SECONDS": "1",
+        "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2",
+    }
+    said, failure = world.run(waits_for_a_stopped_worker, tmp_path / "go", knobs=knobs)[0]
+    assert len(said) == 1
+    for text in (said[0], failure):
+        assert text.startswith("worker 0 (on ")
+        assert " s for step 0 of worker 1 (max_staleness=1)" in text

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,55 +20,17 @@ import torch.multiprocessing
 import hvdlite as hvd
 from hvdlite import _core
 from hvdlite.world import communicators, groups, starting
-from tests.harness.programs import Finished, run_program
+from tests.harness.programs import run_program
+from tests.harness.without_mpi import job_without_mpi, run_ranks
 from tests.harness.worlds import mpiexec_command, python_of
 
 LIMIT_S = 120
-FROM_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-def run_ranks(
-    code: str, size: int, variables: Mapping[str, str], *arguments: object
-) -> list[Finished]:
-    """Plain processes with a RANK each."""
-    environ = {name: value for name, value in os.environ.items() if name not in FROM_TORCH}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            env={
-                **environ,
-                "OMP_NUM_THREADS": "1",
-                **variables,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        ends = [process.communicate(timeout=LIMIT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [
-        Finished(process.returncode, *end) for process, end in zip(processes, ends, strict=True)
-    ]
 
 
 @pytest.fixture
 def job():
-    """The variables of a job whose Store is in this process, as torchrun's agent has it."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    yield {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    del store
+    with job_without_mpi() as variables:
+        yield variables
 
 
 API = """
