@@ -28,19 +28,29 @@ WHAT = (
     "memory",
     "copies",
     "asynchronous",
+    "servers",
     "instructions",
     "rig",
 )
 
 
+def lacking(wanted: set[str]) -> dict[str, str]:
+    """What of the wanted can't be measured here, and why."""
+    reasons = {
+        **dict.fromkeys(("rig", "reducescatter", "servers"), rig.lacking()),
+        "instructions": instructions.lacking(),
+    }
+    return {what: reason for what, reason in reasons.items() if what in wanted and reason}
+
+
 def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[str, Any]:
     """The report; it names what can't be measured here."""
     plan = PLANS[plan_name]
-    reasons = {"rig": rig.lacking(), "instructions": instructions.lacking()}
-    not_measured = [reason for what, reason in reasons.items() if what in wanted and reason]
+    reasons = lacking(wanted)
+    not_measured = list(dict.fromkeys(reasons.values()))
     for reason in not_measured:
         print(reason, file=sys.stderr)
-    wanted = {what for what in wanted if not reasons.get(what)}
+    wanted = wanted - reasons.keys()
     begin = time.monotonic()
     failed: list[str] = []
     found: dict[str, Any] = {"host": host.describe(), "not_measured": not_measured}
@@ -57,9 +67,10 @@ def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[s
             found["copies"] = starting.run_copies(flavours[0].python, plan)
     if "asynchronous" in wanted:
         with starting.noting(failed, "asynchronous"):
-            found["asynchronous"] = starting.run_asynchronous(
-                flavours[0].python, plan.asynchronous_s
-            )
+            found["asynchronous"] = starting.run_asynchronous(flavours[0].python, plan)
+    if "servers" in wanted:
+        with starting.noting(failed, "servers"):
+            found["servers"] = starting.run_servers(flavours[0].python, plan)
     found["failed"] = failed
     versions = {run["mpi"].split(",")[0]: run["mpi_version"] for run in found["runs"]}
     found["host"].update(versions)

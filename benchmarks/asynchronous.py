@@ -1,12 +1,14 @@
 """Asynchronous training beside synchronous: a program of its own, which each rank runs.
 
-    hvdrun -np 5 --servers 1 python -m benchmarks.asynchronous OUTPUT [SECONDS]
+    hvdrun -np 5 --servers 1 python -m benchmarks.asynchronous '{"seconds": 8, …}'
 
-Rank 0 writes the figures to OUTPUT. In the first part computing is simulated by sleeping, as the
-processes may be more than the machine's cores.
+Worker 0 writes the figures to the file "output". In the parts with a slow worker computing is
+simulated by sleeping, as the processes may be more than the machine's cores. With "between" only
+what a server takes and gives is measured, beside plain TCP: the server has a host of its own.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,9 +18,10 @@ from typing import Any
 import torch
 
 import hvdlite as hvd
-from benchmarks.figures import BOUND, FLOOR, OURS
+from benchmarks import reaching
+from benchmarks.figures import BOUND, FLOOR, OURS, SYNCHRONOUS
+from benchmarks.star import Centre, Ray
 
-SYNCHRONOUS = "allreduce"
 PROCESSES, SERVERS = 5, 1
 FAST_S, SLOW_S = 0.02, 0.1
 LAYERS, WIDTH = 4, 128  # of the first part: some 260 KB of parameters
@@ -44,9 +47,14 @@ def steps_per_s(step: Callable[[], Any], seconds: float, together: bool) -> floa
     return float(hvd.allreduce(torch.tensor(own, dtype=torch.float64), op=hvd.Sum))
 
 
+def computing_s() -> float:
+    """Of this worker's step. One worker computes five times as long as the others."""
+    return SLOW_S if hvd.rank() == hvd.size() - 1 else FAST_S
+
+
 def straggler(seconds: float) -> dict[str, float]:
-    """Steps per second of all workers, of which one computes five times as long."""
-    compute_s = SLOW_S if hvd.rank() == hvd.size() - 1 else FAST_S
+    """Steps per second of all workers, of which one is slow."""
+    compute_s = computing_s()
 
     def stepper(wrap: Callable[[Any], Any]) -> Callable[[], None]:
         model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
@@ -74,45 +82,75 @@ def straggler(seconds: float) -> dict[str, float]:
     return found
 
 
-def throughput(seconds: float) -> dict[str, list[float]]:
+def throughput(
+    seconds: float, bounds: Callable[[torch.Tensor, torch.Tensor], dict[str, Callable[[], Any]]]
+) -> dict[str, list[float]]:
     """Steps per second of all workers, which do nothing but push gradients and pull parameters.
-    Beside it what these processes do if both are only copied; and if each makes the update, too,
-    which is the server's work otherwise."""
+    bounds: from a parameter and its gradient, what takes part beside that."""
     param = torch.nn.Parameter(torch.zeros(ELEMS))
     param.grad = torch.ones(ELEMS)
     optimizer = hvd.AsyncOptimizer(torch.optim.SGD([param], lr=1e-3))
-    to, source = torch.zeros(ELEMS), torch.zeros(ELEMS)
-    gradient = param.grad
-
-    def copies() -> None:
-        to.copy_(gradient)
-        param.data.copy_(source)
-
-    def copies_and_update() -> None:
-        copies()
-        source.add_(to, alpha=-1e-3)
-
-    contenders = {BOUND: copies, FLOOR: copies_and_update, OURS: optimizer.step}
+    contenders = {**bounds(param.data, param.grad), OURS: optimizer.step}
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS):
         for name, step in contenders.items():
             step()  # the first one is slow
             found[name].append(steps_per_s(step, seconds, False))
+        optimizer.synchronize()
     return found
+
+
+def copying(param: torch.Tensor, gradient: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """What these processes do on one host if both are only copied; and if each makes the update,
+    too, which is the server's work otherwise."""
+    to, source = torch.zeros(ELEMS), torch.zeros(ELEMS)
+
+    def copies() -> None:
+        to.copy_(gradient)
+        param.copy_(source)
+
+    def copies_and_update() -> None:
+        copies()
+        source.add_(to, alpha=-1e-3)
+
+    return {BOUND: copies, FLOOR: copies_and_update}
+
+
+def measure_on_one_host(request: dict[str, Any]) -> dict[str, Any]:
+    hvd.init()
+    seconds, loss = request["seconds"], request["loss"]
+    return {
+        "straggler": straggler(seconds),
+        "loss": loss,
+        "loss_s": reaching.time_to_loss(loss, computing_s()),
+        "throughput": throughput(seconds / 4, copying),
+    }
+
+
+def measure_between_hosts(request: dict[str, Any]) -> dict[str, Any]:
+    """The last process is the server."""
+    address = Path(request["output"]).with_name("address")
+    if int(os.environ["RANK"]) == PROCESSES - 1:
+        Centre(address)  # it does not return from init
+    hvd.init()
+    ray = Ray(address)
+
+    def wire(param: torch.Tensor, gradient: torch.Tensor) -> dict[str, Callable[[], Any]]:
+        return {BOUND: lambda: ray.exchange(gradient.nbytes)}
+
+    found = throughput(request["seconds"], wire)
+    ray.close()
+    return {"throughput": found}
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 8.0
-    hvd.init()
-    found = {
-        "workers": hvd.size(),
-        "straggler": straggler(seconds),
-        "throughput": throughput(seconds / 4),
-        "bytes": 4 * ELEMS,
-    }
+    request = json.loads(sys.argv[1])
+    measure = measure_between_hosts if request["between"] else measure_on_one_host
+    found = measure(request)
+    about = {"workers": hvd.size(), "bytes": 4 * ELEMS}
     if hvd.rank() == 0:
-        Path(sys.argv[1]).write_text(json.dumps(found))
+        Path(request["output"]).write_text(json.dumps({**about, **found}))
 
 
 if __name__ == "__main__":

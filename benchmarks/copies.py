@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.figures import ALONE, DATASET, OURS, SHARED
+from benchmarks.figures import ALONE, DATASET, DATASETS, OURS, SHARED
 from benchmarks.memory import meet, pss_bytes
 
 # In this order; by variant the number of ranks.
-VARIANTS = {ALONE: 1, OURS: 4, SHARED: 4, DATASET: 4}
+VARIANTS = {ALONE: 1, OURS: 4, SHARED: 4, DATASETS: 4, DATASET: 4}
 WIDTH = 2048
 LAYER_BYTES = 4 * WIDTH * (WIDTH + 1)
 STEPS = 2
@@ -62,8 +62,9 @@ def train(variant: str, layers: int) -> Any:
     return model, optimizer
 
 
-def load(size_bytes: int) -> Any:
-    """A dataset of which the host has one copy; every rank reads all of it."""
+def load(variant: str, size_bytes: int) -> Any:
+    """A dataset of which the host has one copy, or each rank has its own; every rank reads all of
+    it."""
     import hvdlite as hvd
 
     def fill(elements: torch.Tensor) -> None:
@@ -71,7 +72,11 @@ def load(size_bytes: int) -> Any:
             part = elements[begin : begin + (1 << 24)]
             part.fill_(begin >> 24)
 
-    dataset = hvd.shared_tensor(size_bytes // 4, torch.float32, fill)
+    if variant == DATASET:
+        dataset = hvd.shared_tensor(size_bytes // 4, torch.float32, fill)
+    else:
+        dataset = torch.empty(size_bytes // 4)
+        fill(dataset)
     found = sum(float(part.sum()) for part in dataset.split(1 << 24))
     wanted = sum(float(len(part) * number) for number, part in enumerate(dataset.split(1 << 24)))
     if found != wanted:
@@ -103,8 +108,8 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     variant, folder = request["variant"], Path(request["folder"])
-    if variant == DATASET:
-        measure(variant, folder, lambda: load(request["dataset_bytes"]))
+    if variant in (DATASET, DATASETS):
+        measure(variant, folder, lambda: load(variant, request["dataset_bytes"]))
     else:
         measure(variant, folder, lambda: train(variant, request["layers"]))
 

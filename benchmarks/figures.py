@@ -31,6 +31,10 @@ ZERO = "DDP with ZeroRedundancyOptimizer"
 FSDP2 = "FSDP2"
 ALONE = "one process"
 DATASET = "dataset"
+DATASETS = "dataset in each rank"
+# Training beside a slow worker (asynchronous.py, reaching.py).
+SYNCHRONOUS = "allreduce in each step"
+SCALED = "allreduce in each step, learning rate times the workers"
 PASSES = "passes"  # what an allreduce through shared memory can't beat on one host
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
 BINS_PER_DECADE = 10

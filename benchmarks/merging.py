@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 # What a report has outside of its runs.
-OUTSIDE = ("memory", "copies", "asynchronous", "instructions")
+OUTSIDE = ("memory", "copies", "asynchronous", "servers", "instructions")
 # What a run has beside its parts.
 ABOUT_A_RUN = ("place", "mpi", "mpi_version")
 

@@ -40,8 +40,16 @@ class Place:
         if self.hosts == 1:
             return f"{self.ranks} ranks on one host"
         each = "one rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        link = self.rate.replace("gbit", " Gbit/s") if self.rate else "unshaped"
-        return f"{self.hosts} hosts with {each} each, {link}"
+        return f"{self.hosts} hosts with {each} each, {rate_text(self.rate)}"
+
+
+def rate_text(rate: str) -> str:
+    """Of a link.
+
+    >>> rate_text("10gbit"), rate_text("")
+    ('10 Gbit/s', 'unshaped')
+    """
+    return rate.replace("gbit", " Gbit/s") if rate else "unshaped"
 
 
 SLOWEST = "1gbit"
@@ -98,6 +106,7 @@ class Plan:
     copied_layers: int = 24  # of copies.py: 100 million parameters
     dataset_bytes: int = 2048 * MIB
     asynchronous_s: float = 8.0  # how long each contender trains beside a slow worker
+    asynchronous_loss: float = 0.5  # which they then reach
 
 
 C10D_BYTES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
@@ -136,6 +145,7 @@ FULL = Plan(
 QUICK = replace(
     FULL,
     asynchronous_s=3.0,
+    asynchronous_loss=1.0,
     sharded=Effort(max_rounds=10, budget_s=4.0),
     copied_layers=6,
     dataset_bytes=256 * MIB,
@@ -160,6 +170,7 @@ QUICK = replace(
 TINY = replace(
     QUICK,
     asynchronous_s=0.2,
+    asynchronous_loss=10.0,
     sharded=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
     copied_layers=1,
     dataset_bytes=MIB,
@@ -209,13 +220,14 @@ def request_of(plan: Plan, job: Job) -> dict[str, Any]:
 def jobs(plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores: int) -> list[Job]:
     """The jobs to start, in this order: this host's, then those of the rig.
 
-    wanted: parts of worker.PARTS, and "rig". What does not depend on the MPI is measured under the
-    first only, what the waiting depends on under the first of each Python.
+    wanted: parts of worker.PARTS, and "rig", for those of several hosts. What does not depend on
+    the MPI is measured under the first only, what the waiting depends on under the first of each
+    Python.
     """
     return [
         *upkeep_jobs(plan, flavours, wanted),
         *host_jobs(plan, flavours, wanted, cores),
-        *(rig_jobs(plan, flavours, wanted, cores) if "rig" in wanted else ()),
+        *rig_jobs(plan, flavours, wanted, cores),
     ]
 
 
@@ -252,19 +264,22 @@ def rig_jobs(
     plan: Plan, flavours: Sequence[Flavour], wanted: Collection[str], cores: int
 ) -> Iterator[Job]:
     """The allreduce between hosts, unless only other parts are wanted that are measured there;
-    where links are slow, a reducescatter beside it."""
+    where links are slow, a reducescatter beside it, which is wanted there only."""
+    if not {"rig", "reducescatter"} & set(wanted):
+        return
     others = {"wrapped", "reducescatter"} & set(wanted)
-    basic = ("allreduce",) if "allreduce" in wanted or not others else ()
+    everywhere = "rig" in wanted and ("allreduce" in wanted or not others)
+    basic = ("allreduce",) if everywhere else ()
     for rate, sizes_bytes in plan.links:
         for hosts, ranks in plan.shapes:
             place = Place(ranks, hosts, rate)
             for flavour in fitting(flavours, place, cores):
-                trains = place == TRAINED_BETWEEN and flavour == flavours[0] and "wrapped" in wanted
+                trains = {"rig", "wrapped"} <= set(wanted) and place == TRAINED_BETWEEN
                 halved = rate == SLOWEST and flavour in firsts(flavours)
                 parts = (
                     *basic,
                     *(("reducescatter",) if halved and "reducescatter" in wanted else ()),
-                    *(("wrapped",) if trains else ()),
+                    *(("wrapped",) if trains and flavour == flavours[0] else ()),
                 )
                 if parts:
                     yield Job(place, flavour, parts, sizes_bytes)

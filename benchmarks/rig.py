@@ -57,9 +57,12 @@ class Rig:
             self.cluster("slow", f"server{number}", *(("--rate", rate) if rate else ()))
 
     def command(self, place: Place, command: Sequence[str]) -> list[str]:
-        """Returns a function that runs an hvdrun command line on the place's hosts, from the
-        first of them."""
-        where = ",".join(f"server{number + 1}:{place.ranks}" for number in range(place.hosts))
+        """An hvdrun command line as one that runs on the place's hosts, from the first of them."""
+        return self.command_on([place.ranks] * place.hosts, command)
+
+    def command_on(self, ranks: Sequence[int], command: Sequence[str]) -> list[str]:
+        """The same, with so many ranks on each host."""
+        where = ",".join(f"server{number + 1}:{count}" for number, count in enumerate(ranks))
         folder = f"CLUSTER_DIR={self._environment['CLUSTER_DIR']}"
         inside = ["env", folder, str(ROOT / "tests" / "cluster"), "exec", "server1", "--"]
         hvdrun, *rest = command

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import asynchronous, copies, memory
-from benchmarks.plan import Job, Plan, request_of
+from benchmarks.plan import SLOWEST, Job, Plan, request_of
 from benchmarks.rig import ROOT, Rig, rig
 
 LIMIT_S = 900.0  # of one command
@@ -115,14 +115,38 @@ def run_copies(python: str, plan: Plan) -> dict[str, Any]:
     }
 
 
-def run_asynchronous(python: str, seconds: float) -> dict[str, Any]:
-    """Steps per second with a server, and without waiting for a slow worker, on this host."""
+def run_asynchronous(python: str, plan: Plan) -> dict[str, Any]:
+    """Training with a server, and without waiting for a slow worker, on this host."""
     print("  asynchronous training", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
-        output = Path(folder, "result.json")
-        hvdrun = str(Path(python).with_name("hvdrun"))
-        counts = ("-np", str(asynchronous.PROCESSES), "--servers", str(asynchronous.SERVERS))
-        program = ("-m", "benchmarks.asynchronous", str(output), str(seconds))
-        run([hvdrun, *counts, python, *program], YIELDING)
-        found: dict[str, Any] = json.loads(output.read_text())
-        return found
+        command = [str(Path(python).with_name("hvdrun")), "-np", str(asynchronous.PROCESSES)]
+        return _run_asynchronous(command, python, plan, Path(folder), between=False)
+
+
+def run_servers(python: str, plan: Plan) -> dict[str, Any]:
+    """How much a server takes and gives whose host has the slowest link, and no worker."""
+    print(f"  a server on another host, {SLOWEST}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
+        workers = asynchronous.PROCESSES - asynchronous.SERVERS
+        ranks = [workers - workers // 2, workers // 2, asynchronous.SERVERS]
+        with rig(Path(folder), len(ranks)) as hosts:
+            hosts.shape(SLOWEST)
+            command = hosts.command_on(ranks, [str(Path(python).with_name("hvdrun"))])
+            found = _run_asynchronous(command, python, plan, Path(folder, "share"), between=True)
+    return {**found, "rate": SLOWEST, "ranks": ranks}
+
+
+def _run_asynchronous(
+    hvdrun: Sequence[str], python: str, plan: Plan, folder: Path, between: bool
+) -> dict[str, Any]:
+    output = folder / "result.json"
+    request = {
+        "output": str(output),
+        "seconds": plan.asynchronous_s,
+        "loss": plan.asynchronous_loss,
+        "between": between,
+    }
+    program = [python, "-m", "benchmarks.asynchronous", json.dumps(request)]
+    run([*hvdrun, "--servers", str(asynchronous.SERVERS), *program], YIELDING)
+    found: dict[str, Any] = json.loads(output.read_text())
+    return found

@@ -9,12 +9,15 @@ from benchmarks.figures import (
     ALONE,
     BOUND,
     DATASET,
+    DATASETS,
     DDP,
     FLOOR,
     HALVES,
     OURS,
     PASSES,
     PERCENTILES,
+    SCALED,
+    SYNCHRONOUS,
     Row,
     busbw,
     digits,
@@ -32,7 +35,7 @@ from benchmarks.figures import (
 )
 from benchmarks.limits import Verdict
 from benchmarks.networks import TASKS
-from benchmarks.plan import MIB, Place
+from benchmarks.plan import MIB, Place, rate_text
 from benchmarks.targets import excess_bytes, horovod_s, without_gradients
 
 LARGE_BYTES = 16 * MIB  # from here on the table of cores begins
@@ -67,7 +70,9 @@ def tables(report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[Table
     if report.get("copies"):
         found.append(copies(report["copies"]))
     if report.get("asynchronous"):
-        found.append(asynchronous(report["asynchronous"]))
+        found += asynchronous(report["asynchronous"])
+    if report.get("servers"):
+        found.append(servers(report["servers"]))
     if report.get("instructions"):
         found.append(instructions(report["instructions"]))
     return found
@@ -299,7 +304,7 @@ def copies(measured: Mapping[str, Any]) -> Table:
     cells = []
     for variant, of_ranks in pss.items():
         whole = sum(of_ranks)
-        dataset = variant == DATASET
+        dataset = variant in (DATASET, DATASETS)
         rest = whole if dataset else without_gradients(measured, variant)
         once = measured["dataset_bytes"] if dataset else alone
         ranks = len(of_ranks)
@@ -319,20 +324,44 @@ def copies(measured: Mapping[str, Any]) -> Table:
     return Table(title, columns, cells)
 
 
-def asynchronous(measured: Mapping[str, Any]) -> Table:
-    slow, moved = measured["straggler"], measured["throughput"]
-    size = f"{measured['bytes'] // MIB} MiB"
+def asynchronous(measured: Mapping[str, Any]) -> list[Table]:
+    steps, times_s = measured["straggler"], measured["loss_s"]
+    where = f"{measured['workers']} workers and 1 server on one host"
     named = {
-        "one worker 5 times slower: each for itself": slow[FLOOR],
-        "one worker 5 times slower: allreduce in each step": slow["allreduce"],
-        "one worker 5 times slower: AsyncOptimizer": slow[OURS],
-        f"{size} pushed and pulled: only copied": statistics.median(moved[BOUND]),
-        f"{size} pushed and pulled: copied, and updated by each": statistics.median(moved[FLOOR]),
-        f"{size} pushed and pulled: AsyncOptimizer": statistics.median(moved[OURS]),
+        FLOOR: "each for itself",
+        SYNCHRONOUS: SYNCHRONOUS,
+        SCALED: SCALED,
+        OURS: "AsyncOptimizer",
     }
-    cells = [[name, digits(steps)] for name, steps in named.items()]
-    title = f"Asynchronous training, {measured['workers']} workers and 1 server on one host"
-    return Table(title, ["", "steps per second, of all workers"], cells)
+    cells = [
+        [
+            title,
+            digits(steps[name]) if name in steps else "–",
+            time_text(times_s[name]) if name in times_s else "–",
+        ]
+        for name, title in named.items()
+    ]
+    columns = ["", "steps per second, of all workers", f"until the loss is {measured['loss']:g}"]
+    peers = {BOUND: "only copied", FLOOR: "copied, and updated by each"}
+    return [
+        Table(f"One worker is 5 times slower, {where}", columns, cells),
+        pushes(measured, peers, where),
+    ]
+
+
+def servers(measured: Mapping[str, Any]) -> Table:
+    link = rate_text(measured["rate"])
+    where = f"{measured['workers']} workers, 1 server on another host, {link}"
+    return pushes(measured, {BOUND: "plain TCP streams"}, where)
+
+
+def pushes(measured: Mapping[str, Any], peers: Mapping[str, str], where: str) -> Table:
+    cells = []
+    for name, title in {**peers, OURS: "AsyncOptimizer"}.items():
+        steps = statistics.median(measured["throughput"][name])
+        cells.append([title, digits(steps), digits(1e-9 * steps * measured["bytes"])])
+    title = f"{measured['bytes'] // MIB} MiB of gradients pushed, parameters pulled, {where}"
+    return Table(title, ["", "steps per second, of all workers", "GB/s each way"], cells)
 
 
 def instructions(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -68,6 +68,7 @@ def verdicts(report: Mapping[str, Any]) -> list[Verdict]:
         *memory(report.get("memory")),
         *copies(report.get("copies")),
         *asynchronous(report.get("asynchronous")),
+        servers(report.get("servers")),
     ]
 
 
@@ -369,18 +370,38 @@ def without_gradients(measured: Mapping[str, Any], variant: str) -> float:
 
 
 def asynchronous(measured: Mapping[str, Any] | None) -> list[Verdict]:
-    """4 workers and a server on one host; computing is simulated by sleeping in the first."""
-    apart, pushed = [], []
+    """4 workers and a server on one host; computing is simulated by sleeping in the first two."""
+    apart, reached, pushed = [], [], []
     if measured is not None:
-        slow, moved = measured["straggler"], measured["throughput"]
+        slow, times_s = measured["straggler"], measured["loss_s"]
         apart = [("4 workers", slow[OURS] / slow[FLOOR])]
-        of_copies = statistics.median(moved[OURS]) / statistics.median(moved[BOUND])
-        pushed = [("64 MiB", 100 * of_copies)]
+        peer_s = min(time_s for name, time_s in times_s.items() if name != OURS)
+        reached = [(f"loss {measured['loss']:g}", peer_s / times_s[OURS])]
+        pushed = [("64 MiB", percent_of_bound(measured))]
     each = Scale("×", "the steps of each worker for itself")
+    slower = "asynchronous, one worker 5 times slower"
     return [
-        at_least(0.9, each, "asynchronous, one worker 5 times slower", apart),
+        at_least(0.9, each, slower, apart),
+        at_least(
+            1,
+            Scale("×", "as fast as an allreduce in each step"),
+            f"{slower}: until a loss is reached",
+            reached,
+        ),
         at_least(60, COPY, "pushes and pulls, 4 workers, 1 server", pushed),
     ]
+
+
+def servers(measured: Mapping[str, Any] | None) -> Verdict:
+    """The same between hosts, in which the server has one of its own."""
+    pushed = [] if measured is None else [("64 MiB", percent_of_bound(measured))]
+    work = "pushes and pulls, 4 workers, 1 server on another host, 1 Gbit/s"
+    return at_least(60, WIRE, work, pushed)
+
+
+def percent_of_bound(measured: Mapping[str, Any]) -> float:
+    moved = measured["throughput"]
+    return 100 * statistics.median(moved[OURS]) / statistics.median(moved[BOUND])
 
 
 def excess_bytes(measured: Mapping[str, Any], variant: str) -> float:

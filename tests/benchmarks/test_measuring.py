@@ -18,6 +18,7 @@ from benchmarks.figures import (
     ALONE,
     BOUND,
     DATASET,
+    DATASETS,
     DDP,
     FLOOR,
     FSDP2,
@@ -25,11 +26,14 @@ from benchmarks.figures import (
     OURS,
     PASSES,
     PLAN,
+    SCALED,
     SHARDED,
     SHARED,
+    SYNCHRONOUS,
     ZERO,
 )
 from benchmarks.plan import MIB, TINY, Effort, Flavour, Job, Place
+from benchmarks.star import Centre, Ray
 from benchmarks.starting import run_jobs
 from benchmarks.streams import PART_BYTES, Streams
 from benchmarks.tail import time_calls
@@ -249,17 +253,42 @@ def test_a_divided_update_and_one_copy_per_host_are_measured_beside_their_peers(
     # Parameters and two averages; a dataset is there once at least.
     assert sum(pss[ALONE]) >= 3 * report["copies"]["gradients_bytes"]
     assert sum(pss[DATASET]) >= report["copies"]["dataset_bytes"]
+    assert sum(pss[DATASETS]) >= 4 * report["copies"]["dataset_bytes"]
     for title in ("Steps with a divided update", "Memory of one host"):
         assert title in stdout
 
 
 @pytest.mark.wide
-def test_between_hosts_the_streams_and_halves_take_part(tmp_path):
+def test_training_with_a_slow_worker_is_measured_beside_training_that_waits_for_it(tmp_path):
+    report, stdout = run_tiny(tmp_path, "--only", "asynchronous")
+    found = report["asynchronous"]
+    assert found["workers"] == 4
+    assert set(found["straggler"]) == {OURS, SYNCHRONOUS, FLOOR}
+    assert set(found["loss_s"]) == {OURS, SYNCHRONOUS, SCALED}
+    assert set(found["throughput"]) == {OURS, BOUND, FLOOR}
+    for title in ("One worker is 5 times slower", "64 MiB of gradients pushed"):
+        assert title in stdout
+
+
+def test_a_star_carries_as_many_bytes_there_as_back(monkeypatch, tmp_path):
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.0.1")
+    Centre(tmp_path / "address")
+    rays = [Ray(tmp_path / "address") for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda ray: ray.exchange(PART_BYTES + 4), rays))
+    assert [ray.received_bytes for ray in rays] == [PART_BYTES + 4] * 2
+    for ray in rays:
+        ray.close()
+
+
+@pytest.mark.wide
+def test_between_hosts_streams_halves_and_servers_take_part(tmp_path):
     if reason := rig.lacking():
         lacking(reason)
-    report, stdout = run_tiny(
-        tmp_path, "--only", "rig", "--only", "allreduce", "--only", "reducescatter"
-    )
+    only = ("rig", "allreduce", "reducescatter", "servers")
+    report, stdout = run_tiny(tmp_path, *(word for part in only for word in ("--only", part)))
+    assert set(report["servers"]["throughput"]) == {OURS, BOUND}
+    assert "64 MiB of gradients pushed, parameters pulled, 4 workers, 1 server" in stdout
     *_, run = report["runs"]  # after those of one host
     assert run["place"] == {"ranks": 1, "hosts": 2, "rate": "1gbit"}
     (row,) = run["allreduce"]

@@ -95,6 +95,7 @@ def test_a_part_that_is_wanted_is_measured_and_nothing_else():
     assert {job.parts for job in found} == {("reducescatter",)}
     assert {job.flavour for job in found} == {OPEN_MPI, MPICH}
     assert {job.place for job in found} == {Place(r, h, "1gbit") for h, r in FULL.shapes}
+    assert jobs(FULL, [OPEN_MPI, MPICH, SERIALIZED], {"reducescatter"}, cores=8) == found
     (allreduce, *_) = jobs(FULL, [OPEN_MPI], {"rig"}, cores=2)
     assert allreduce.parts == ("allreduce",)
 

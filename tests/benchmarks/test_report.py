@@ -14,8 +14,10 @@ from benchmarks.figures import (
     FLOOR,
     FSDP2,
     OURS,
+    SCALED,
     SHARDED,
     SHARED,
+    SYNCHRONOUS,
     ZERO,
 )
 from benchmarks.tables import tables
@@ -89,6 +91,20 @@ REPORT = {
         "gradients_bytes": MIB,
         "dataset_bytes": 8 * MIB,
         "pss_bytes": {ALONE: [3 * MIB], SHARED: [2 * MIB, 3 * MIB], DATASET: [4 * MIB, 5 * MIB]},
+    },
+    "asynchronous": {
+        "workers": 4,
+        "bytes": 64 * MIB,
+        "straggler": {FLOOR: 140.0, SYNCHRONOUS: 40.0, OURS: 130.0},
+        "loss": 0.5,
+        "loss_s": {SYNCHRONOUS: 9.0, SCALED: 4.0, OURS: 3.0},
+        "throughput": {BOUND: [200.0], FLOOR: [150.0], OURS: [130.0, 100.0, 110.0]},
+    },
+    "servers": {
+        "workers": 4,
+        "bytes": 64 * MIB,
+        "rate": "1gbit",
+        "throughput": {BOUND: [1.75], OURS: [1.5]},
     },
     "instructions": [{"operation": "post", "core": 1000.0, "all": 1234.4}],
 }
@@ -205,6 +221,25 @@ def test_what_a_host_has_once_is_shown_in_copies():
         [ALONE, "3.00", "3.00", "1.00"],
         [f"{SHARED}, 2 ranks", "5.00", "3.00", "1.00"],
         [f"{DATASET}, 2 ranks", "9.00", "9.00", "1.12"],
+    ]
+
+
+def test_training_with_a_server_is_shown_beside_its_peers():
+    assert rows_of("One worker is 5 times slower") == [
+        ["each for itself", "140", "–"],
+        [SYNCHRONOUS, "40.0", "9.00 s"],
+        [SCALED, "–", "4.00 s"],
+        ["AsyncOptimizer", "130", "3.00 s"],
+    ]
+    pushed = "64 MiB of gradients pushed, parameters pulled, 4 workers"
+    assert rows_of(f"{pushed} and 1 server on one host") == [
+        ["only copied", "200", "13.4"],
+        ["copied, and updated by each", "150", "10.1"],
+        ["AsyncOptimizer", "110", "7.38"],
+    ]
+    assert rows_of(f"{pushed}, 1 server on another host, 1 Gbit/s") == [
+        ["plain TCP streams", "1.75", "0.117"],
+        ["AsyncOptimizer", "1.50", "0.101"],
     ]
 
 

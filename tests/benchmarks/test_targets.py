@@ -16,8 +16,10 @@ from benchmarks.figures import (
     OPTIMIZER,
     OURS,
     REDUCESCATTER,
+    SCALED,
     SHARDED,
     SHARED,
+    SYNCHRONOUS,
     TO_OWNERS,
     WHOLE_PLAN,
     ZERO,
@@ -248,3 +250,30 @@ def test_what_a_host_has_once_counts_over_all_ranks_and_without_kept_gradients(e
     pss = {ALONE: [304 * MIB], SHARED: kept, DATASET: [(52 + extra) * MIB] * 4}
     measured = {"gradients_bytes": 100 * MIB, "dataset_bytes": 200 * MIB, "pss_bytes": pss}
     assert [verdict for _, verdict in found(copies=measured).values()] == [met, met]
+
+
+@pytest.mark.parametrize(("ours", "met"), [(90.0, True), (89.0, False)])
+def test_training_that_does_not_wait_is_compared_with_each_worker_for_itself(ours, met):
+    measured = {
+        "straggler": {OURS: ours, FLOOR: 100.0},
+        "loss": 0.5,
+        "loss_s": {SYNCHRONOUS: 3.0, SCALED: 1.0, OURS: ours / 90},
+        "throughput": {OURS: [1.0, ours / 3, 90.0], BOUND: [1.0, 50.0, 60.0]},
+    }
+    said = found(asynchronous=measured, servers={"throughput": measured["throughput"]})
+    assert list(said.values()) == [
+        (f"{ours / 100:.3f}× (4 workers)", met),
+        (f"{90 / ours:.2f}× (loss 0.5)", True),
+        (f"{ours / 1.5:.1f} % (64 MiB)", met),
+        (f"{ours / 1.5:.1f} % (64 MiB)", met),
+    ]
+
+
+def test_a_loss_that_is_reached_later_than_by_the_better_way_to_wait_is_missed():
+    measured = {
+        "straggler": {OURS: 1.0, FLOOR: 1.0},
+        "loss": 0.5,
+        "loss_s": {SYNCHRONOUS: 3.0, SCALED: 1.0, OURS: 2.0},
+        "throughput": {OURS: [1.0], BOUND: [1.0]},
+    }
+    assert ("0.500× (loss 0.5)", False) in found(asynchronous=measured).values()
