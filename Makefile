@@ -87,7 +87,7 @@ test-gpu:
 docs: $(VENV)/.docs $(EXTENSION)
 	@$(BIN)/python -m docs.generator build/site
 
-# Some twenty-five minutes; writes benchmarks/results and the figures in docs/benchmarks.md.
+# Some thirty minutes; writes benchmarks/results and the figures in docs/benchmarks.md.
 bench: build
 	@$(BIN)/python -m benchmarks --mpich $(VENV_MPICH)/bin/python --page docs/benchmarks.md
 

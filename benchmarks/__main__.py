@@ -83,7 +83,7 @@ def measure(plan_name: str, flavours: list[Flavour], wanted: set[str]) -> dict[s
     "--plan",
     type=click.Choice(list(PLANS)),
     default="full",
-    help="full: some twenty-five minutes; quick: two, a look; tiny: everything once, no figures.",
+    help="full: some thirty minutes; quick: two, a look; tiny: everything once, no figures.",
 )
 @click.option("--only", "only", multiple=True, type=click.Choice(WHAT), help="[default: all]")
 @click.option(

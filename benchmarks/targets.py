@@ -401,7 +401,7 @@ def servers(measured: Mapping[str, Any] | None) -> Verdict:
 
 def percent_of_bound(measured: Mapping[str, Any]) -> float:
     moved = measured["throughput"]
-    return 100 * statistics.median(moved[OURS]) / statistics.median(moved[BOUND])
+    return 100 * float(statistics.median(moved[OURS]) / statistics.median(moved[BOUND]))
 
 
 def excess_bytes(measured: Mapping[str, Any], variant: str) -> float:
