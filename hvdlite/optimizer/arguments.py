@@ -61,6 +61,18 @@ def checked_shard(shard: object, op: ReduceOp) -> bool | str:
     return "host" if shard == "host" else bool(shard)
 
 
+def checked_free(free_gradients: object, op: ReduceOp) -> bool:
+    """Raises ValueError unless it is True or False, and goes with the reduce op."""
+    if free_gradients is not True and free_gradients is not False:
+        raise ValueError(f"free_gradients={free_gradients!r:.40}: expected True or False")
+    if free_gradients and op is Adasum:
+        raise ValueError(
+            "free_gradients=True does not go with op=Adasum, where gradients do not lie in "
+            "buckets; call optimizer.zero_grad() after step(), which frees them there"
+        )
+    return free_gradients
+
+
 class ParameterNames:
     """The user's names of the parameters; gives a name also to parameters added later."""
 

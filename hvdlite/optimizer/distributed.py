@@ -13,6 +13,7 @@ from hvdlite.ops import Adasum, Average, ReduceOp
 from hvdlite.optimizer.adasum import DeltaOptimizer, Deltas
 from hvdlite.optimizer.arguments import (
     checked_compression,
+    checked_free,
     checked_names,
     checked_op,
     checked_passes,
@@ -47,6 +48,7 @@ def DistributedOptimizer(
     *,
     check_start: bool = True,
     shard: bool | str = False,
+    free_gradients: bool = False,
 ) -> Any:
     """Makes an optimizer reduce its gradients over all ranks, while backward still runs.
 
@@ -90,6 +92,9 @@ def DistributedOptimizer(
             rank. "host": the same among the ranks of each host. False: every rank does all of
             this; only parameters of `share_parameters` are updated once per host, each element by
             one of its ranks, which alone has its state.
+        free_gradients: Whether `step` ends as `zero_grad` does, with every `.grad` None, and gives
+            the memory of the gradients in host memory back to the system until the next backward.
+            That costs page faults in each step.
 
     With `shard`, `.grad` is None when a communicating `backward()` returns. What this rank has of
     a gradient is `optimizer.sharded_grad(param)`. torch's own element-wise optimizers (SGD, Adam,
@@ -105,7 +110,8 @@ def DistributedOptimizer(
     Raises:
         ValueError: Names that are no pairs, duplicate or missing; fewer than one pass per step;
             another op; predivide with an op other than Average; a parameter in two groups; a
-            process set that is not registered; shard with Adasum, LBFGS or differentiable=True.
+            process set that is not registered; shard with Adasum, LBFGS or differentiable=True;
+            free_gradients with Adasum.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -131,6 +137,7 @@ def DistributedOptimizer(
     )
     passes = checked_passes(backward_passes_per_step)
     shard = checked_shard(shard, op)
+    frees = checked_free(free_gradients, op)
     is_member = included("DistributedOptimizer", process_set)
     # On other ranks the optimizer is the wrapped one.
     divides = is_member and (bool(shard) or any(map(is_shared, params)))
@@ -159,6 +166,7 @@ def DistributedOptimizer(
         process_set=process_set,
         check_start=check_start,
         shards=shards,
+        frees=frees,
     )
     own: dict[str, Any] = {"_hvdlite_reducer": reducer, "_hvdlite_calls": Calls()}
     if shards is None:

@@ -72,11 +72,13 @@ class Gradients:
         check_start: bool,
         hook: Hook,
         shards: Shards | None = None,
+        frees: bool = False,
     ) -> None:
         """groups: gives the optimizer's current param_groups. first_form: the assumed form of a
         gradient before the first one has come. optimizer: the name of its class. check_start:
         whether the ranks compare the values from which they start. hook: called with each gradient
-        that autograd has accumulated. shards: decides which gradients are sharded."""
+        that autograd has accumulated. shards: decides which gradients are sharded. frees:
+        whether `free` gives their memory back to the system."""
         self._groups = groups
         self._names = names
         self.combining = combining
@@ -89,6 +91,7 @@ class Gradients:
             ("shard", repr(shards.shard if shards is not None else False)),
         )
         self.shards = shards
+        self._frees = frees
         self.process_set = process_set
         self._hook = hook
         self.slots: list[Slot] = []
@@ -213,6 +216,17 @@ class Gradients:
             self._consistency.wait()
             self._consistency = None
 
+    def free(self) -> None:
+        """After an update, when the parameters are whole: every `.grad` becomes None, and the
+        buckets' memory goes back to the system. Does nothing if the optimizer keeps its gradients.
+        May be called again."""
+        if not self._frees:
+            return
+        for slot in self.slots:
+            slot.param.grad = slot.round_grad = None
+        for bucket in self.buckets:
+            bucket.give_back()
+
     def detach(self) -> None:
         """Removes all slots, buckets and hooks for good."""
         self._detached = True
@@ -304,7 +318,8 @@ class Gradients:
             self.shards.look_at(team, params, slots)
             # A round that may show other buckets, or other forms, gives all to every rank.
             make = self.shards.make_bucket if is_order_known else Bucket
-        buckets = make_buckets(slots, self.combining, self._sizing(team), make)
+        sizing = self._sizing(team)
+        buckets = make_buckets(slots, self.combining, sizing, make, gives_back=self._frees)
         carrier = backward_order = consistency = None
         if team.size > 1:
             if buckets:

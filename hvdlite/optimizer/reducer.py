@@ -57,6 +57,7 @@ class Reducer(Rounds):
         process_set: ProcessSet,
         check_start: bool,
         shards: Shards | None = None,
+        frees: bool = False,
     ) -> None:
         """passes: the number of backward passes per round. For the other arguments see
         `Gradients`."""
@@ -72,6 +73,7 @@ class Reducer(Rounds):
                 check_start,
                 self._on_gradient,
                 shards,
+                frees,
             )
         )
         self.passes_per_step = passes
@@ -132,6 +134,7 @@ class Reducer(Rounds):
         self._position.end_step()
         summary.step_ended(self._age)
         self.next_step()
+        self.gradients.free()
 
     def loss_of_all(self, loss: Any) -> Any:
         """After `finish`: the combined loss of all ranks. Blocks."""

@@ -26,6 +26,7 @@ from hvdlite.optimizer.buckets.layout import (
     assign,
     sizes_bytes,
 )
+from hvdlite.optimizer.buckets.pages import Pages
 from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
 from hvdlite.optimizer.buckets.positions import Position, is_one, one_hots
 from hvdlite.world import gpu_pinning
@@ -175,12 +176,18 @@ class Bucket:
     uses_lanes = True
 
     def __init__(
-        self, layout: BucketLayout, slots: Sequence[Slot], compression: type[Compressor]
+        self,
+        layout: BucketLayout,
+        slots: Sequence[Slot],
+        compression: type[Compressor],
+        pages: Pages | None = None,
     ) -> None:
+        """pages: where the memory lies that `give_back` gives back; None: nothing is."""
         self.slots = [slots[i] for i in layout.members]
         like = self.slots[0].param
+        self._pages = pages
         # Zeros also in the gaps between gradients, which are summed too.
-        self.flat = torch.zeros(layout.elems, dtype=like.dtype, device=like.device)
+        self.flat = self.zeros(layout.elems, like.dtype, like.device)
         for position, slot in enumerate(self.slots):
             slot.bucket = self
             slot.position = position
@@ -199,7 +206,7 @@ class Bucket:
         self.wire = real
         if dtype is not real.dtype or not stays:
             device = like.device if stays else "cpu"
-            self.wire = torch.zeros(real.numel(), dtype=dtype, device=device)
+            self.wire = self.zeros(real.numel(), dtype, device)
         # The plan, and its run in this round; each empty until there is one. They are lists so that
         # one call into C makes the object and stores it: no signal's exception can come in between
         # and lose it.
@@ -217,6 +224,22 @@ class Bucket:
         self.pending = len(self.slots)
         self.absent: list[int] = []
         self.misplaced: list[int] = []
+
+    def zeros(self, elems: int, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+        """Memory as large as the bucket, which `give_back` gives back."""
+        make = torch.zeros if self._pages is None else self._pages.zeros
+        return make(elems, dtype=dtype, device=device)
+
+    def give_back(self) -> None:
+        """Between rounds, when nobody needs the gradients any more: gives their memory back to the
+        system until the next round. `.grad` must not lie there; what else the user keeps gets
+        memory of its own."""
+        if self._pages is None:
+            return
+        for slot in self.slots:
+            if slot.is_kept():
+                slot.give_away_copy()
+        self._pages.give_back()
 
     def carry_position(self) -> None:
         """From now on its runs carry the position of the round."""
@@ -329,7 +352,7 @@ class Sizing:
         return size if size >= 0 else measured, first if first >= 0 else first_measured
 
 
-MakeBucket = Callable[[BucketLayout, Sequence[Slot], type[Compressor]], Bucket]
+MakeBucket = Callable[[BucketLayout, Sequence[Slot], type[Compressor], Pages | None], Bucket]
 
 
 def lay_out(slots: Sequence[Slot], combining: Combining, sizing: Sizing) -> list[list[Slot]]:
@@ -363,10 +386,15 @@ def _layouts(
 
 
 def make_buckets(
-    slots: Sequence[Slot], combining: Combining, sizing: Sizing, make: MakeBucket = Bucket
+    slots: Sequence[Slot],
+    combining: Combining,
+    sizing: Sizing,
+    make: MakeBucket = Bucket,
+    *,
+    gives_back: bool = False,
 ) -> list[Bucket]:
     """Buckets for the slots that need a place, without their plans. Not collective; may be called
-    again.
+    again. gives_back: whether their memory can be given back to the system.
 
     Raises:
         ValueError: A parameter's gradients can't be reduced.
@@ -377,7 +405,10 @@ def make_buckets(
         slot.note_parameter()
     placed = in_backward_order(slots)
     layouts = _layouts(placed, combining, sizing)
-    return [make(layout, placed, combining.compression) for layout in layouts]
+    return [
+        make(layout, placed, combining.compression, Pages() if gives_back else None)
+        for layout in layouts
+    ]
 
 
 def check_reducible(name: str, param: torch.Tensor) -> None:

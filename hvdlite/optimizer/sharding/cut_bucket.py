@@ -13,6 +13,7 @@ from hvdlite.observe import waits
 from hvdlite.ops import DTYPES, ReduceOp
 from hvdlite.optimizer.buckets.bucket import Bucket, Slot
 from hvdlite.optimizer.buckets.layout import BucketLayout
+from hvdlite.optimizer.buckets.pages import Pages
 from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
 from hvdlite.optimizer.sharding.memory import has_gaps
 from hvdlite.world.teams import Team
@@ -34,10 +35,11 @@ class CutBucket(Bucket):
         layout: BucketLayout,
         slots: Sequence[Slot],
         compression: type[Compressor],
+        pages: Pages | None,
         form: int,
     ) -> None:
         """form: PLAN_TO_OWNERS or PLAN_TO_HOST_OWNERS."""
-        super().__init__(layout, slots, compression)
+        super().__init__(layout, slots, compression, pages)
         self.form = form
         self.offsets_elems = layout.offsets_elems
         count = len(self.slots) + 1

@@ -13,6 +13,7 @@ from hvdlite.compression import Compressor
 from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets.bucket import Bucket, Form, Slot
 from hvdlite.optimizer.buckets.layout import BucketLayout
+from hvdlite.optimizer.buckets.pages import Pages
 from hvdlite.optimizer.sharding.cut import Part
 from hvdlite.optimizer.sharding.cut_bucket import CutBucket
 from hvdlite.optimizer.sharding.division import Division, by_buckets, deal, evenly
@@ -107,12 +108,16 @@ class Shards:
         return self.members[self.owner] == self.local_members[0]
 
     def make_bucket(
-        self, layout: BucketLayout, slots: Sequence[Slot], compression: type[Compressor]
+        self,
+        layout: BucketLayout,
+        slots: Sequence[Slot],
+        compression: type[Compressor],
+        pages: Pages | None,
     ) -> Bucket:
         """A bucket that is reduced to owners, if its slots are in parts."""
         if slots[layout.members[0]].in_parts:
-            return CutBucket(layout, slots, compression, self.form)
-        return Bucket(layout, slots, compression)
+            return CutBucket(layout, slots, compression, pages, self.form)
+        return Bucket(layout, slots, compression, pages)
 
     def require_all_members(self, gradients: Gradients) -> None:
         """After the reductions of a round.

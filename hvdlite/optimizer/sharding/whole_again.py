@@ -56,7 +56,7 @@ class Union:
     def __init__(self, bucket: CutBucket, team: Team, name: str, shards: Shards) -> None:
         self._bucket = bucket
         flat, wire = bucket.flat, bucket.wire
-        self._flat = flat if flat.is_cpu else torch.zeros_like(flat, device="cpu")
+        self._flat = flat if flat.is_cpu else bucket.zeros(flat.numel(), flat.dtype, "cpu")
         memory = real_view(self._flat)
         of_host = bucket.form == _core.PLAN_TO_HOST_OWNERS
         dtype = DTYPES[memory.dtype]
