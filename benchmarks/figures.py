@@ -27,6 +27,7 @@ HALVES = {REDUCESCATTER: ALLREDUCE, TO_OWNERS: WHOLE_PLAN}
 # Training whose update is divided (sharded.py), and one copy per host (copies.py).
 SHARDED = "hvdlite, shard=True"
 SHARED = "hvdlite, shard=True, shared parameters"
+FREED = f"{SHARED}, free_gradients=True"
 ZERO = "DDP with ZeroRedundancyOptimizer"
 FSDP2 = "FSDP2"
 ALONE = "one process"

@@ -16,6 +16,7 @@ from benchmarks.figures import (
     DATASET,
     DDP,
     FLOOR,
+    FREED,
     FSDP2,
     HALVES,
     IDLE,
@@ -349,7 +350,7 @@ def copies(measured: Mapping[str, Any] | None) -> list[Verdict]:
     """Sums over the ranks of one host."""
     state, data = [], []
     if measured is not None:
-        alone, shared = (without_gradients(measured, variant) for variant in (ALONE, SHARED))
+        alone, shared = (without_gradients(measured, variant) for variant in (ALONE, FREED))
         state = [("4 ranks", shared / alone)]
         dataset = sum(measured["pss_bytes"][DATASET])
         data = [("4 ranks", dataset / measured["dataset_bytes"])]
@@ -362,10 +363,10 @@ def copies(measured: Mapping[str, Any] | None) -> list[Verdict]:
 
 
 def without_gradients(measured: Mapping[str, Any], variant: str) -> float:
-    """PSS of all ranks in bytes. hvdlite keeps the memory of gradients, in buckets, for the next
-    step; one process gives it back."""
+    """PSS of all ranks in bytes. Without free_gradients hvdlite keeps the memory of gradients, in
+    buckets, for the next step; one process gives it back."""
     pss = measured["pss_bytes"][variant]
-    kept = 0 if variant == ALONE else len(pss) * measured["gradients_bytes"]
+    kept = len(pss) * measured["gradients_bytes"] if variant == OURS else 0
     return float(sum(pss) - kept)
 
 

@@ -10,6 +10,7 @@ from benchmarks.figures import (
     DATASET,
     DDP,
     FLOOR,
+    FREED,
     FSDP2,
     GLOO,
     IDLE,
@@ -245,9 +246,9 @@ def test_a_divided_update_is_compared_with_the_whole_one_and_with_torchs_ways(wa
 
 
 @pytest.mark.parametrize(("extra", "met"), [(0, True), (4, False)])
-def test_what_a_host_has_once_counts_over_all_ranks_and_without_kept_gradients(extra, met):
-    kept = [100 * MIB + 98 * MIB + extra * MIB] * 4  # of which 100 MiB are gradients
-    pss = {ALONE: [304 * MIB], SHARED: kept, DATASET: [(52 + extra) * MIB] * 4}
+def test_what_a_host_has_once_counts_over_all_ranks(extra, met):
+    of_ranks = [98 * MIB + extra * MIB] * 4
+    pss = {ALONE: [304 * MIB], FREED: of_ranks, DATASET: [(52 + extra) * MIB] * 4}
     measured = {"gradients_bytes": 100 * MIB, "dataset_bytes": 200 * MIB, "pss_bytes": pss}
     assert [verdict for _, verdict in found(copies=measured).values()] == [met, met]
 

@@ -22,9 +22,7 @@ class Pages:
         """Like `torch.zeros`. Memory of other devices than the CPU can't be given back."""
         if torch.device(device).type != "cpu" or not elems:
             return torch.zeros(elems, dtype=dtype, device=device)
-        pages = mmap.mmap(
-            -1, elems * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
+        pages = mmap.mmap(-1, elems * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # All of it is used in every step: huge pages save most of the page faults.
         with contextlib.suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)
