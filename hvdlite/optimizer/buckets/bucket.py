@@ -186,6 +186,8 @@ class Bucket:
         self.slots = [slots[i] for i in layout.members]
         like = self.slots[0].param
         self._pages = pages
+        # Parameters come in the memory, after an update.
+        self.is_lent = False
         # Zeros also in the gaps between gradients, which are summed too.
         self.flat = self.zeros(layout.elems, like.dtype, like.device)
         for position, slot in enumerate(self.slots):
@@ -233,8 +235,8 @@ class Bucket:
     def give_back(self) -> None:
         """Between rounds, when nobody needs the gradients any more: gives their memory back to the
         system until the next round. `.grad` must not lie there; what else the user keeps gets
-        memory of its own."""
-        if self._pages is None:
+        memory of its own. Does nothing while the memory is lent."""
+        if self._pages is None or self.is_lent:
             return
         for slot in self.slots:
             if slot.is_kept():

@@ -80,6 +80,7 @@ class Union:
         """Starts to send what this rank has updated; does not block."""
         if self._runs:
             return
+        self._bucket.is_lent = True
         for each in self._own:
             self._flat[each.begin : each.end].copy_(each.values())
         self._runs.extend(map(self._plan.start, (self._memory,)))
@@ -93,7 +94,8 @@ class Union:
             if self._text is None:
                 for each in self._others:
                     each.values().copy_(self._flat[each.begin : each.end])
-            self._is_over = True
+            self._is_over, self._bucket.is_lent = True, False
+            self._bucket.give_back()
         return self._text
 
     def reset(self) -> None:
