@@ -151,12 +151,12 @@ def is_interrupted(shard):
         for net, optimizer in ((kept, keeping), (freed, freeing)):
             backward(net, optimizer, step)
         keeping.step()
-        bucket = buckets_of(freeing)[0]
+        gradients = freeing._hvdlite_reducer.gradients
         if step == 3 and hvd.rank() == 1:
-            bucket.give_back = interrupt  # as a signal's handler would
+            gradients.free = interrupt  # as a signal's handler would
             with pytest.raises(KeyboardInterrupt):
                 freeing.step()
-            del bucket.give_back
+            del gradients.free
         else:
             freeing.step()
             assert resident(freeing) == 0

@@ -181,7 +181,8 @@ class PartStates:
         numbered = [
             (index, param)
             for index, param in enumerate(params)
-            if (shards.shard or is_shared(param)) and not (shards.elementwise and has_gaps(param))
+            if (shards.shard or is_shared(param))
+            and not (shards.elementwise and (has_gaps(param) or not param.numel()))
         ]
         divided = {index for index, _ in numbered}
         owners = len(shards.members)
@@ -320,9 +321,7 @@ class PartStates:
 def _with_undivided(
     parts: Sequence[Sequence[Part]], undivided: frozenset[int], params: Sequence[torch.Tensor]
 ) -> _Held:
-    everyones = [
-        Part(index, 0, params[index].numel()) for index in undivided if params[index].numel()
-    ]
+    everyones = [Part(index, 0, params[index].numel()) for index in undivided]
     return _Held(tuple(tuple(sorted([*own, *everyones])) for own in parts), undivided)
 
 

@@ -139,6 +139,8 @@ def recut(
         ValueError: The parts' states do not belong together.
     """
     used = list(_covering(pieces, whole, begin, end))
+    if not used:
+        return {}
     first_part, first = used[0]
     for part, state in used:
         if set(state) != set(first):
@@ -198,9 +200,14 @@ def _keys_of_cut_tensors(pieces: Sequence[tuple[Part, Mapping[str, Any]]]) -> se
 def _covering(
     pieces: Sequence[tuple[Part, Mapping[str, Any]]], whole: Whole, begin: int, end: int
 ) -> Iterator[tuple[Part, Mapping[str, Any]]]:
-    """Those of the pieces, by their first elements, that bring the elements of a range."""
+    """Those of the pieces, by their first elements, that bring the elements of a range. A parameter
+    without elements has the state of any one."""
+    ordered = sorted(pieces, key=lambda p: (p[0].begin, -p[0].end, not p[1]))
+    if not whole.numel:
+        yield from ordered[:1]
+        return
     reached = begin
-    for part, state in sorted(pieces, key=lambda p: (p[0].begin, -p[0].end, not p[1])):
+    for part, state in ordered:
         if part.end <= reached or part.begin >= end:
             continue
         if part.begin > reached:

@@ -37,6 +37,8 @@ class Update:
         # By a parameter's id, begin and end: what the wrapped optimizer updates, and by which its
         # state is kept. Beside it the parameter, which so keeps its id.
         self._views: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        # Parameters without elements, which have a gradient inside the wrapped step only.
+        self._empty: list[torch.Tensor] = []
 
     def begin(self, reducer: Reducer) -> None:
         """Every rank calls it, after the gradients are reduced. Blocks if parameters are shared.
@@ -76,8 +78,8 @@ class Update:
             for param in group["params"]:
                 if index in divided:
                     own += by_index.get(index, ())
-                elif param.numel() and (not shards.is_shared(param) or shards.is_leader):
-                    # (One without elements has nothing to update, and no state.)
+                elif not param.numel() or not shards.is_shared(param) or shards.is_leader:
+                    # (Of one without elements every rank has the state.)
                     own.append(param)
                 index += 1
             result.append(own)
@@ -87,6 +89,8 @@ class Update:
         """The wrapped optimizer has updated what this rank owns."""
         for view, _ in self._views.values():
             view.grad = None
+        for param in self._empty:
+            param.grad = None
         self.finish()
 
     def finish(self) -> None:
@@ -156,6 +160,14 @@ class Update:
         if not self.shards.elementwise:
             return
         slots = {id(slot.param): slot for slot in reducer.gradients.slots}
+        # In torch they have a state, too.
+        self._empty = [
+            slot.param
+            for slot in slots.values()
+            if slot.in_parts and not slot.param.numel() and reducer.has_result(slot)
+        ]
+        for param in self._empty:
+            param.grad = torch.zeros_like(param)
         for part in self.division.own:
             slot = slots.get(id(self.shards.params[part.index]))
             if slot is not None:

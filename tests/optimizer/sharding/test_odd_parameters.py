@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
+from tests.optimizer.sharding.models import OPTIMIZERS
 
 
 def trains_in_two_worlds(shard):
@@ -30,7 +31,7 @@ def trains_in_two_worlds(shard):
     saved = copy.deepcopy(full)
     step()
     if hvd.rank() == 0:
-        assert sorted(full["state"]) == [0, 2, 3]
+        assert sorted(full["state"]) == [0, 1, 2, 3]
         for index, state in saved["state"].items():
             assert torch.equal(full["state"][index]["exp_avg"], state["exp_avg"])
     hvd.shutdown()
@@ -43,3 +44,44 @@ def trains_in_two_worlds(shard):
 @pytest.mark.parametrize("shard", [True, "host"])
 def test_complex_and_empty_parameters_train_on_in_a_second_world(world, shard):
     world.run(trains_in_two_worlds, shard)
+
+
+def some_empty():
+    torch.manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in ((5,), (0,), (3, 2), (4, 0), ())]
+
+
+def has_the_state_of_empty_parameters(shard):
+    hvd.init()
+    for kind, options in OPTIMIZERS.values():
+        alone, params = some_empty(), some_empty()
+        plain = kind(alone, **options)
+        cut = hvd.DistributedOptimizer(kind(params, **options), shard=shard)
+        for step in range(4):
+            for each, optimizer in ((alone, plain), (params, cut)):
+                optimizer.zero_grad()
+                sum((param**2).sum() for param in each).backward()
+                optimizer.step()
+            full = hvd.broadcast_object(cut.full_state_dict())
+            require_equal(full["state"], plain.state_dict()["state"])
+            assert all(param.grad is None for param in params)
+            if step == 1:
+                cut = hvd.DistributedOptimizer(kind(params, **options), shard=shard)
+                cut.load_state_dict(full)
+            if step == 2:
+                cut.load_state_dict(cut.state_dict())
+
+
+def require_equal(states, wanted):
+    assert states.keys() == wanted.keys()
+    for index, state in wanted.items():
+        assert states[index].keys() == state.keys()
+        for key, value in state.items():
+            assert states[index][key].shape == value.shape
+            assert torch.equal(states[index][key], value), (index, key)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("shard", [True, "host"])
+def test_the_full_state_has_that_of_empty_parameters_as_in_torch(world, shard):
+    world.run(has_the_state_of_empty_parameters, shard)
