@@ -152,10 +152,12 @@ def cli(
 
 def check_hosts(request: Request) -> int:
     """`--check`: asks every host again, and shows every finding."""
-    from hvdrun.preflight import preflight
+    from hvdrun.preflight import own_interfaces, preflight
     from hvdrun.preflight.findings_table import table
 
     found = facts.gather(request)
+    if not is_remote(request, found):
+        own_interfaces.check(request.network_interfaces)
     seen = preflight.run(request, _mpi(request, found), found, fresh=True)
     click.echo(table(seen.findings, stream=1))
     return seen.exit_code
@@ -184,6 +186,10 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         seen = preflight.run(request, mpi, found, disable_cache, only_remembered=dry_run)
         seen.check()
         found = seen.within(found)
+    elif request.network_interfaces:
+        from hvdrun.preflight import own_interfaces
+
+        own_interfaces.check(request.network_interfaces)
     command = build(request, mpi, found)
     stdin_programs.check(request.command, command.num_proc)
     server_count.check(request, command.num_proc, found.environ)

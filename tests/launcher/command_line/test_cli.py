@@ -144,6 +144,18 @@ def test_ones_own_user_may_stand_before_this_machine(capsys):
     assert "-H localhost:2 " in capsys.readouterr().out
 
 
+def test_an_interface_that_this_machine_does_not_have_is_an_error(capsys):
+    assert main(["-np", "2", "--network-interface", "none9,203.0.113.0/24", "true"]) == 71
+    said = capsys.readouterr().err
+    assert "--network-interfaces none9,203.0.113.0/24: this machine has no such interface" in said
+    assert " lo" in said
+
+
+@pytest.mark.parametrize("word", ["lo", "127.0.0.1", "127.0.0.0/8", "none9,lo"])
+def test_an_interface_of_this_machine_is_no_error(word, capsys):
+    assert main(["-np", "2", "--network-interface", word, "--dry-run", "true"]) == 0
+
+
 def test_a_dry_run_shows_the_command_and_runs_nothing(capsys, tmp_path):
     assert main(["-np", "2", "--dry-run", "touch", str(tmp_path / "made")]) == 0
     assert "-np 2 " in capsys.readouterr().out
