@@ -1,5 +1,5 @@
 /* A network in memory, over which the core's own exchanges run between up to hundreds of hosts in one
- * thread: for test_exchanges.py, which compiles it together with them.
+ * thread: for network.py, which compiles it together with them.
  *
  * A message is matched with a receive of its sender, receiver and tag in the order of posting. It is
  * read when it is delivered, and the sender hears of that later; until then its buffer must be as it
