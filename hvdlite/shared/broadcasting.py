@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.shared.memory import Place, place_of
-from hvdlite.shared.words import which_ranks
 from hvdlite.world import world
 
 CHUNK_BYTES = 8 << 20

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import torch
 
 from hvdlite.collectives.barrier import barrier
+from hvdlite.collectives.differing_ranks import ranks_in_words
 from hvdlite.collectives.objects import gather_results
 from hvdlite.errors import HorovodInternalError
 from hvdlite.shared.memory import place_of
-from hvdlite.shared.words import ranks_in_words
 from hvdlite.world import world
 from hvdlite.world.process_sets import ProcessSet, global_process_set
 

@@ -19,6 +19,7 @@ import torch
 
 from hvdlite.collectives.barrier import barrier
 from hvdlite.collectives.objects import gather_results
+from hvdlite.errors import HorovodInternalError
 from hvdlite.shared import check
 from hvdlite.shared.memory import place_of
 from hvdlite.world import world
@@ -97,13 +98,26 @@ def _before_module(
         )
     if is_first:
         _loads[:] = [_Load(module, error_msgs)]
-        barrier(name=f"hvdlite.{_WHAT}")
+        _meet()
         _loads[-1].permission.enter_context(check.writing("load_state_dict"))
     if world.local_rank() != 0:
         for name, tensor in _shared(module):
             value = state_dict.get(prefix + name)
             if isinstance(value, torch.Tensor) and _fits(value, tensor):
                 state_dict[prefix + name] = tensor.detach()
+
+
+def _meet() -> None:
+    """Blocks until every rank is in load_state_dict."""
+    try:
+        barrier(name=f"hvdlite.{_WHAT}")
+    except HorovodInternalError as error:
+        raise HorovodInternalError(
+            "load_state_dict: the model's parameters are shared, so every rank calls it, as the "
+            "others must not read them meanwhile. Where only rank 0 has the values, load them "
+            "before share_parameters, or call model.load_state_dict(hvd.broadcast_object(state)) "
+            f"on every rank. {error}"
+        ) from error
 
 
 def _fits(value: torch.Tensor, tensor: torch.Tensor) -> bool:

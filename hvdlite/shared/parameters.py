@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from hvdlite.collectives.barrier import barrier
+from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.collectives.objects import gather_results
 from hvdlite.collectives.posting import require_memory
 from hvdlite.errors import HorovodInternalError
@@ -23,7 +24,6 @@ from hvdlite.shared.memory import (
     place_at,
     place_of,
 )
-from hvdlite.shared.words import which_ranks
 from hvdlite.world import world
 from hvdlite.world.process_sets import global_process_set, team_of
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.collectives.objects import gather_results
 from hvdlite.errors import HorovodInternalError
 from hvdlite.shared import spawned
 from hvdlite.shared.memory import PAGE_BYTES, Region, open_region
-from hvdlite.shared.words import which_ranks
 from hvdlite.world import world
 from hvdlite.world.process_sets import as_int, global_process_set, team_of
 

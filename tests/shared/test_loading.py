@@ -145,8 +145,9 @@ def one_rank_alone():
         hvd.broadcast_parameters(state_dict, 0)
 
     call = model.load_state_dict if hvd.rank() == 0 else broadcast
-    with pytest.raises(hvd.HorovodInternalError, match="shared parameters: on every rank"):
+    with pytest.raises(hvd.HorovodInternalError, match="shared parameters: on every rank") as error:
         call(wanted)
+    assert ("load them before share_parameters" in str(error.value)) == (hvd.rank() == 0)
     hvd.shutdown()  # the ranks have called different operations
 
 

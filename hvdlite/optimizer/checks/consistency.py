@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from hvdlite import _core
+from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.collectives.host_gather import HostGather
 from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets.bucket import strides_in_place
@@ -91,9 +92,7 @@ def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
     models: by member. ranks: by member, its world rank.
     """
     for i, (option, _) in enumerate(models[0].options):
-        if values := describe_values(
-            [f"{option}={model.options[i][1]}" for model in models], ranks
-        ):
+        if values := which_ranks([f"{option}={model.options[i][1]}" for model in models], ranks):
             return (
                 f"DistributedOptimizer: {values}; pass the same arguments to DistributedOptimizer "
                 "on every rank"
@@ -107,27 +106,11 @@ def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
                 for parameter in found
             ]
             return (
-                f"DistributedOptimizer: parameter {i} differs: {describe_values(words, ranks)}; "
+                f"DistributedOptimizer: parameter {i} differs: {which_ranks(words, ranks)}; "
                 "on every rank make the same model, and its optimizer over the same parameters in "
                 "the same order"
             )
     return None
-
-
-def describe_values(values: Sequence[str], ranks: Sequence[int]) -> str:
-    """Which ranks have which value, in words; empty if all have the same."""
-    by_value: dict[str, list[int]] = {}
-    for value, rank in zip(values, ranks, strict=True):
-        by_value.setdefault(value, []).append(rank)
-    if len(by_value) == 1:
-        return ""
-    return ", ".join(f"{value} on {describe_ranks(found)}" for value, found in by_value.items())
-
-
-def describe_ranks(ranks: Sequence[int]) -> str:
-    """As 'rank 3' or 'ranks 0, 2'; at most 8 of them."""
-    shown = ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks[:8]))
-    return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 class ConsistencyCheck:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
+from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.collectives.host_sum import HostSum
 from hvdlite.optimizer.buckets.positions import Position
-from hvdlite.optimizer.checks.consistency import describe_values
 from hvdlite.world.teams import Team
 
 
@@ -21,7 +21,7 @@ def difference(
     positions: phase and rounds of each rank, counted from the last join. ranks: by position, its
     rank. joins: the number of joins so far.
     """
-    found = describe_values([_backward(*position) for position in positions], ranks)
+    found = which_ranks([_backward(*position) for position in positions], ranks)
     if not found:
         return None
     since = " (counted since the last hvd.join())" if joins else ""

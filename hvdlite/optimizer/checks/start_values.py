@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hvdlite.collectives.differing_ranks import ranks_in_words
 from hvdlite.collectives.host_sum import HostSum
 from hvdlite.errors import HorovodInternalError
-from hvdlite.optimizer.checks.consistency import describe_ranks
 from hvdlite.world import world
 from hvdlite.world.teams import Team
 
@@ -95,7 +95,7 @@ def start_difference(found: Sequence[Sequence[tuple[str, int]]], ranks: Sequence
     by_value: dict[int, list[int]] = {}
     for (_, value), rank in zip(first, ranks, strict=True):
         by_value.setdefault(value, []).append(rank)
-    groups = "; ".join(map(describe_ranks, list(by_value.values())[:4]))
+    groups = "; ".join(map(ranks_in_words, list(by_value.values())[:4]))
     groups += "; …" if len(by_value) > 4 else ""
     return (
         f"DistributedOptimizer: the ranks start from different values: {len(differing)} of "

@@ -54,7 +54,7 @@ class ShardedOptimizer(WholeMethods):
             assert update.division is not None
             self._hvdlite_states.follow(self, update.division, f"{gradients.name}.state")
             result = self._with_own_parts(step)
-            update.finish()
+            update.end()
         return result
 
     def _with_own_parts(self, step: Callable[[], Any]) -> Any:
@@ -100,7 +100,7 @@ class ShardedOptimizer(WholeMethods):
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         super().zero_grad(*args, **kwargs)
         # A step that an exception has ended on this rank: the others wait for its end.
-        self._hvdlite_update.finish()
+        self._hvdlite_update.end()
 
     def sharded_grad(self, param: torch.Tensor) -> tuple[GradientPart, ...]:
         """What this rank has of the reduced gradient of a parameter, between the backward that has

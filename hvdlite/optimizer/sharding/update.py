@@ -22,6 +22,7 @@ from hvdlite.optimizer.sharding.division import Division
 from hvdlite.optimizer.sharding.memory import in_memory_order, laid_out_as
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.sharding.whole_again import WholeAgain
+from hvdlite.optimizer.sharding.words import interrupted
 from hvdlite.shared import require_shared
 
 
@@ -34,6 +35,8 @@ class Update:
         self._whole_again: WholeAgain | None = None
         # Set while a step is not at its end.
         self._unfinished: WholeAgain | None = None
+        # `begin` was called, and the step has not returned: an exception has ended it if it stays.
+        self._is_open = False
         # By a parameter's id, begin and end: what the wrapped optimizer updates, and by which its
         # state is kept. Beside it the parameter, which so keeps its id.
         self._views: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -44,8 +47,12 @@ class Update:
         """Every rank calls it, after the gradients are reduced. Blocks if parameters are shared.
 
         Raises:
-            RuntimeError: A parameter was shared, and has other memory now.
+            RuntimeError: A parameter was shared, and has other memory now; or an exception has
+                ended the last update on this rank, and nothing has given it up since.
         """
+        if self._is_open:
+            self.finish()
+            raise RuntimeError(interrupted())
         shards, gradients = self.shards, reducer.gradients
         reducer.learn_if_due()
         assert gradients.team is not None
@@ -57,8 +64,9 @@ class Update:
             )
             self.division = division
         assert self._whole_again is not None
+        self._whole_again.reset()
+        self._is_open, self._unfinished = True, self._whole_again
         self._whole_again.begin()
-        self._unfinished = self._whole_again
         self._set_gradients(reducer)
 
     def own_by_group(self, groups: list[dict[str, Any]]) -> list[list[torch.Tensor]]:
@@ -99,6 +107,11 @@ class Update:
         if self._unfinished is not None:
             self._unfinished.run()
             self._unfinished = None
+
+    def end(self) -> None:
+        """The step returns, or is given up: blocks until the parameters are whole."""
+        self.finish()
+        self._is_open = False
 
     def key_of(self, param: torch.Tensor, part: Part) -> torch.Tensor:
         """By what the wrapped optimizer keeps the state of a part of a parameter."""

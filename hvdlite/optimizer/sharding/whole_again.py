@@ -165,12 +165,15 @@ class WholeAgain:
             ):
                 self._unions.append(Union(bucket, team, f"{name}.whole.{number}", shards))
 
-    def begin(self) -> None:
-        """An update begins. If parameters are shared, blocks until every member is here."""
+    def reset(self) -> None:
+        """Before an update."""
         for union in self._unions:
             union.reset()
         self._updating.reset()
         self._updated.reset()
+
+    def begin(self) -> None:
+        """An update begins. If parameters are shared, blocks until every member is here."""
         if self._shards.shares_any:
             self._updating.meet()
 
@@ -180,6 +183,7 @@ class WholeAgain:
         Raises:
             HorovodInternalError: It failed; on every rank.
         """
+        self.begin()  # an interruption may have ended it
         self.start()
         with torch.no_grad():
             self._broadcast()

@@ -112,3 +112,43 @@ def again():
 @pytest.mark.ranks(2)
 def test_a_gradient_is_reduced_once_per_step_and_each_element_has_one_owner(world):
     world.run(again)
+
+
+def repeats(shared, where):
+    hvd.init()
+    net = line()
+    if shared:
+        hvd.share_parameters(net)
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters()), shard=True)
+    for step in range(3):
+        optimizer.zero_grad()
+        net(torch.ones(1, 40)).sum().backward()
+        if step == 2 and hvd.rank() == 1:
+            hook = getattr(optimizer, f"register_step_{where}_hook")(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step()
+            hook.remove()
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="can't repeat it alone"):
+                    optimizer.step()
+        else:
+            optimizer.step()
+    sums = hvd.allgather(net.weight.detach().sum()[None])
+    assert sums[0] == sums[1]
+    optimizer.zero_grad()
+    with pytest.raises(hvd.HorovodInternalError, match="different backward passes"):
+        net(torch.ones(1, 40)).sum().backward()
+    optimizer.zero_grad()
+    net(torch.ones(1, 40)).sum().backward()
+    optimizer.step()
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("where", ["pre", "post"])
+def test_a_step_that_one_rank_alone_repeats_is_an_error_and_hangs_nobody(world, shared, where):
+    world.run(repeats, shared, where)
