@@ -34,8 +34,8 @@ def interrupted() -> str:
     return (
         "optimizer.step(): an exception has ended the last step() on this rank. The other ranks "
         "have ended that step with what this rank had updated by then, so this rank can't repeat "
-        "it alone, and its part of the parameters may lack the update. Call zero_grad() to go on. If "
-        "the step was interrupted on some ranks only, the next backward() is an error on all of "
+        "it alone, and its part of the parameters may lack the update. Call zero_grad() to go on. "
+        "If the step was interrupted on some ranks only, the next backward() is an error on all of "
         "them: load a checkpoint there, of the model and the optimizer, on every rank"
     )
 
