@@ -43,7 +43,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--expect-loss", type=float, metavar="LOSS", help="exit code 1 if the loss stays above it"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.allreduce and args.max_staleness is not None:
+        parser.error("--max-staleness has no effect with --allreduce: all workers wait for all")
+    return args
 
 
 def main() -> int:

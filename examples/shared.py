@@ -41,7 +41,10 @@ def parse_args() -> argparse.Namespace:
         metavar="PERCENT",
         help="end with exit code 1 if the test accuracy is below this",
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if min(args.epochs, args.batch_size, args.copies) < 1:
+        parser.error("--epochs, --batch-size and --copies must be at least 1")
+    return args
 
 
 def load_images(images: torch.Tensor) -> None:

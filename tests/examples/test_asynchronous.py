@@ -6,8 +6,6 @@ from tests.examples.conftest import EXAMPLES, LIMIT_S
 from tests.harness.programs import run_program
 from tests.harness.worlds import python_of
 
-pytestmark = pytest.mark.wide_in("mpich")
-
 
 def run(mpi, *options, arguments=()):
     python = python_of(mpi)
@@ -28,6 +26,7 @@ def test_workers_with_a_server_reach_the_loss(mpi):
     assert sum(by_worker) >= 600
 
 
+@pytest.mark.wide_in("mpich")
 def test_workers_without_a_server_reach_the_loss(mpi):
     assert len(steps(run(mpi, "-np", "2"))) == 2
 

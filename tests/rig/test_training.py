@@ -4,6 +4,8 @@ import textwrap
 
 import pytest
 
+from tests.examples import test_shared
+
 pytestmark = pytest.mark.rig
 
 TWO = "server1:1,server2:1"
@@ -74,3 +76,8 @@ def test_servers_spread_over_the_hosts(hvdrun, python):
     done = hvdrun("-H", EQUAL, "--servers", "2", *program)
     assert done.code == 0, done
     assert "Steps of each worker: [" in done.stdout
+
+
+@pytest.mark.wide_in("mpich")
+def test_each_host_has_one_copy_and_half_of_the_state(hvdrun, python):
+    test_shared.check(hvdrun("-H", TWO, python, "examples/shared.py", *test_shared.ARGUMENTS))
