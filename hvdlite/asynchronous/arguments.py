@@ -92,11 +92,12 @@ def checked_servers(servers: object, active: World) -> tuple[int, ...]:
 def check_without_servers(active: World, staleness: int | None, replicas: int | None) -> None:
     """Raises ValueError if the workers can't do without servers."""
     start = f"start the job with hvdrun -np {active.size + 1} --servers 1"
-    hosts = len(active.placement.hosts)
-    if hosts > 1:
+    peers = active.team.peers
+    if len(active.placement.hosts) > 1 and peers is not None and not peers.any_thread:
         raise ValueError(
-            f"AsyncOptimizer: the job has no servers, and its workers are on {hosts} hosts, which "
-            f"share no memory; {start}"
+            f"AsyncOptimizer: {peers.version()} lets only one thread at a time call it, and on "
+            "several hosts a thread of each host's first worker applies the gradients of the other "
+            "hosts; start MPI with MPI_THREAD_MULTIPLE"
         )
     if replicas is not None or staleness == 0:
         raise ValueError(

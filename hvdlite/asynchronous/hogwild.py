@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hvdlite.asynchronous.homes import AWAY
 from hvdlite.asynchronous.optimizer_methods import AsyncMethods
 from hvdlite.collectives.allreduce import allreduce
 from hvdlite.collectives.barrier import barrier
@@ -26,8 +27,6 @@ from hvdlite.world import world
 
 log = logging.getLogger("hvdlite")
 
-# Is added to the clock of a worker that does not count: one that has joined or left.
-_AWAY = 1 << 62
 _FIRST_PAUSE_S = 20e-6
 _LONGEST_PAUSE_S = 1e-3
 # How often a worker that waits asks whether another one has died.
@@ -70,8 +69,10 @@ class HogwildWorker:
     when every other one has made t - s: so the parameters contain these, as with servers.
     """
 
-    def __init__(self, params: list[torch.Tensor], staleness: int | None) -> None:
-        """Collective over the workers."""
+    def __init__(
+        self, params: list[torch.Tensor], staleness: int | None, more_bytes: int = 0
+    ) -> None:
+        """Collective over the workers. more_bytes: that they share behind the clocks."""
         active = world.current()
         self._staleness = staleness
         self._own = active.rank
@@ -80,14 +81,23 @@ class HogwildWorker:
         disabled = active.config.stall_check_disable
         self._warning_s = 0 if disabled else active.config.stall_check_time_seconds
         self._shutdown_s = 0 if disabled else active.config.stall_shutdown_time_seconds
-        self._name = f"hvdlite.async.{active.next_async_optimizer}"
+        self._number = active.next_async_optimizer
+        self._name = f"hvdlite.async.{self._number}"
         active.next_async_optimizer += 1
         share_parameters(torch.nn.ParameterList(params))
-        region = open_region("AsyncOptimizer", 8 * active.size, "start fewer ranks")
-        flat = torch.empty(0, dtype=torch.int64).set_(region.storage(PAGE_BYTES, 8 * active.size))
-        self._clocks = flat
+        size_bytes = 8 * active.size + more_bytes
+        self._region = open_region("AsyncOptimizer", size_bytes, "start fewer ranks")
+        memory = torch.empty(0, dtype=torch.uint8).set_(
+            self._region.storage(PAGE_BYTES, size_bytes)
+        )
+        self._clocks = memory[: 8 * active.size].view(torch.int64)
+        self._more = memory[8 * active.size :]
         self.made = 0
         self._pid = os.getpid()
+        self._take_part()
+
+    def _take_part(self) -> None:
+        active = world.current()
         active.before_joining.append(self._leave)
         active.after_joining.append(self._after_joining)
         active.before_leaving.append(self._leave)
@@ -137,13 +147,17 @@ class HogwildWorker:
         """This worker does not count, until `_after_joining`. In a process that was forked off this
         does nothing: its end is not the worker's."""
         if os.getpid() == self._pid:
-            self._clocks[self._own] = _AWAY + self.made
+            self._clocks[self._own] = AWAY + self.made
 
     def _after_joining(self) -> None:
+        self._agree_on_clock()
+        barrier(name=f"{self._name}.resumed")
+
+    def _agree_on_clock(self) -> None:
+        """All go on from the greatest one."""
         clock = torch.tensor([self.made], dtype=torch.int64)
         self.made = int(allreduce(clock, op=Max, name=f"{self._name}.clock"))
         self._clocks[self._own] = self.made
-        barrier(name=f"{self._name}.resumed")
 
     def pull(self) -> None:
         """The parameters are the newest ones always."""
@@ -152,7 +166,7 @@ class HogwildWorker:
         """Each step is done when it returns."""
 
     def counters(self) -> dict[str, Any]:
-        return {"steps": [made % _AWAY for made in self._clocks.tolist()], "dropped": 0}
+        return {"steps": [made % AWAY for made in self._clocks.tolist()], "dropped": 0}
 
     def close(self) -> None:
         """This optimizer is not used any more on this worker."""

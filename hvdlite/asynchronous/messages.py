@@ -30,6 +30,7 @@ class Kind(IntEnum):
     JOIN = 9
     BYE = 10  # the worker leaves: its last message
     RELEASE = 11  # this worker does not use an optimizer any more
+    RESUME = 12  # without servers: all have joined; this worker counts again, with its clock
     # From the server that decides to the others of an optimizer: whose gradients make a step, or
     # whose come too late; and that it has ended.
     DECIDED = 16

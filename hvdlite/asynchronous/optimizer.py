@@ -17,6 +17,7 @@ from hvdlite.asynchronous.arguments import (
     checked_servers,
     checked_staleness,
 )
+from hvdlite.asynchronous.between_hosts import BetweenHostsWorker
 from hvdlite.asynchronous.hogwild import HogwildMethods, HogwildWorker
 from hvdlite.asynchronous.optimizer_methods import AsyncMethods
 from hvdlite.asynchronous.partitioners import Partitioner
@@ -43,8 +44,11 @@ def AsyncOptimizer(
     worker 0 passes here, with the options (learning rate, …) that the worker which sent them has at
     that moment. All workers start with the parameters of worker 0.
 
-    Without servers, on one host, the parameters move into memory that the workers share, and each
-    worker's step changes them there, by its own optimizer with its own state (Hogwild).
+    Without servers the parameters move into memory that the workers of a host share, and each
+    worker's step changes them there, by its own optimizer with its own state (Hogwild). On several
+    hosts each part of the parameters has its home on one host, whose workers do that. Those of
+    other hosts send it their gradients; there the first worker applies them meanwhile, by an
+    optimizer of its own.
 
     Every worker calls this, in the same order among such calls, with the same parameters. Blocks.
 
@@ -128,6 +132,11 @@ def AsyncOptimizer(
     if checked["servers"]:
         assert active.everyone is not None
         worker = Worker(active.everyone, optimizer, **checked)
+        result = wrap(optimizer, AsyncMethods, _hvdlite_worker=worker)
+    elif len(active.placement.hosts) > 1:
+        worker = BetweenHostsWorker(
+            optimizer, checked["names"], checked["staleness"], checked["partitioner"]
+        )
         result = wrap(optimizer, AsyncMethods, _hvdlite_worker=worker)
     else:
         params = [param for group in optimizer.param_groups for param in group["params"]]

@@ -82,22 +82,29 @@ class SharedMemory:
 class Served:
     """One optimizer's parameters on this server. Used by one thread, but for `place_for`."""
 
-    def __init__(self, record: Record, local_workers: Sequence[int]) -> None:
-        """local_workers: those on this host. Raises what the optimizer's own code raises."""
+    def __init__(
+        self,
+        record: Record,
+        local_workers: Sequence[int],
+        params: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """local_workers: those on this host that may open its memory.
+        params: the parts, where they lie already; None: they get memory of their own.
+        Raises what the optimizer's own code raises."""
         blueprint: Blueprint
         blueprint, state = pickle.loads(record.described)
         self.record = record
         self.layout = record.layout
         self.digest = record.layout.digest()
         self.offer, shared = self._share(local_workers)
-        size_bytes = self.layout.size_bytes
         if shared is None:
+            size_bytes = self.layout.size_bytes if params is None else 0
             self.memory = torch.zeros(size_bytes, dtype=torch.uint8)
             self._places: dict[int, torch.Tensor] = {}
         else:
             self.memory = shared.parameters
             self._places = dict(zip(local_workers, shared.gradients, strict=True))
-        self.params = self.layout.views(self.memory)
+        self.params = self.layout.views(self.memory) if params is None else list(params)
         by_group: list[list[torch.Tensor]] = [[] for _ in blueprint.options]
         for part, param in zip(self.layout.parts, self.params, strict=True):
             by_group[part.group].append(param)

@@ -211,6 +211,11 @@ class ServerLink:
             self._wait(self, self._engine.recv(memory, self.server, tag, "", False), False)
         return tensor
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether a reply was taken, and not loaded yet."""
+        return self._arrived is not None
+
     def load(self, targets: Sequence[torch.Tensor]) -> None:
         """Copies what the last reply has brought into the parameters: by part, the places there."""
         if self._arrived is None:
@@ -233,15 +238,20 @@ class ServerLink:
     def pull(self, targets: Sequence[torch.Tensor]) -> None:
         """Copies the newest parameters into the places: at least with all that this worker has
         sent."""
+        header, parameters = self._newest()
+        self._version = header.version
+        for target, parameter in zip(targets, parameters, strict=True):
+            target.copy_(parameter)
+
+    def _newest(self) -> tuple[Header, list[torch.Tensor]]:
+        """The newest parameters, by part."""
         self._request(Kind.PULL)
         header = messages.read_header(
             self._receive(messages.answer_tag(self._number), messages.empty_header()), self._worker
         )
         memory = torch.empty(self.layout.size_bytes, dtype=torch.uint8)
         self._receive(messages.answer_body_tag(self._number), memory)
-        self._version = header.version
-        for target, parameter in zip(targets, self.layout.views(memory), strict=True):
-            target.copy_(parameter)
+        return header, self.layout.views(memory)
 
     def state(self) -> list[dict[str, Any]]:
         """The optimizer's state, by part."""

@@ -68,7 +68,7 @@ class Worker:
         self.clock = 0
         if not blueprint.can_be_cut(optimizer):
             partitioner = None
-        layouts = deal(_parts(optimizer, names, partitioner), len(servers))
+        layouts = deal(parts_of(optimizer, names, partitioner), len(servers))
         number = active.next_async_optimizer
         active.next_async_optimizer += 1
         if number >= _MOST_OPTIMIZERS:
@@ -153,10 +153,10 @@ class Worker:
         options = blueprint.options_of(optimizer)
         if not self.in_rounds:
             self._finish_reply()
-        gradients = [_readable(param.grad) for param in self.params]
+        gradients = [readable(param.grad) for param in self.params]
         self.clock += 1
         for link in self.links:
-            own = [_gradient_of(part, gradients[part.param]) for part in link.layout.parts]
+            own = [gradient_of(part, gradients[part.param]) for part in link.layout.parts]
             if self.in_rounds:
                 # The first server's round: it is the one that decides.
                 link.push(own, self.clock - 1, self.clock, options)
@@ -270,7 +270,7 @@ class Worker:
                     link.tell(Kind.RELEASE)
 
 
-def _parts(
+def parts_of(
     optimizer: torch.optim.Optimizer, names: ParameterNames, partitioner: Partitioner | None
 ) -> list[Part]:
     parts: list[Part] = []
@@ -282,7 +282,7 @@ def _parts(
     return parts
 
 
-def _readable(gradient: torch.Tensor | None) -> torch.Tensor | None:
+def readable(gradient: torch.Tensor | None) -> torch.Tensor | None:
     """Sparse ones with ascending rows, each once."""
     if gradient is None or not gradient.is_sparse:
         return gradient
@@ -294,7 +294,7 @@ def _readable(gradient: torch.Tensor | None) -> torch.Tensor | None:
     return gradient.coalesce()
 
 
-def _gradient_of(part: Part, gradient: torch.Tensor | None) -> torch.Tensor | None:
+def gradient_of(part: Part, gradient: torch.Tensor | None) -> torch.Tensor | None:
     """A part's rows of a gradient."""
     if gradient is None or not gradient.is_sparse:
         return gradient if gradient is None else part.of(gradient)

@@ -53,6 +53,11 @@ class Region:
         _enter(self._mapping)
         weakref.finalize(self._map, _forget, begin).atexit = False
 
+    @property
+    def descriptor(self) -> int:
+        """Of the memory; it is the region's."""
+        return self._mapping.descriptor
+
     def storage(self, offset_bytes: int, size_bytes: int) -> torch.UntypedStorage:
         """Some bytes of the region, at least one."""
         return _storage(self._map, offset_bytes, size_bytes)

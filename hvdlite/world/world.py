@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Protocol
 
 from hvdlite import _core
 from hvdlite.errors import NotInitializedError
@@ -19,6 +20,14 @@ from hvdlite.world.placement import Placement
 from hvdlite.world.process_sets import ProcessSet, global_process_set
 from hvdlite.world.roles import Everyone
 from hvdlite.world.teams import Team
+
+
+class HasTeam(Protocol):
+    """What the world needs of the channel of asynchronous training between hosts
+    (`hvdlite.asynchronous.channel`), which is made above this room."""
+
+    @property
+    def team(self) -> Team: ...
 
 
 class World:
@@ -44,6 +53,8 @@ class World:
         self.cpus_per_rank = cpus_per_rank
         # In a job with servers: workers and servers. A server has no other team.
         self.everyone = everyone
+        # All workers again, where they train asynchronously on several hosts without servers.
+        self.between_hosts: HasTeam | None = None
         self.rank = placement.rank
         self.size = placement.size
         # The registered process sets, by number; 0 is the global one.
@@ -71,10 +82,13 @@ class World:
         return [*sets, *sorted(self.groups, key=lambda team: team.label)]
 
     def all_teams(self) -> list[Team]:
-        """`teams`, and that of workers and servers."""
-        if self.everyone is None or self.everyone.is_server:
-            return self.teams()
-        return [self.everyone.team, *self.teams()]
+        """`teams`, and those of asynchronous training."""
+        teams = self.teams()
+        if self.between_hosts is not None:
+            teams.insert(0, self.between_hosts.team)
+        if self.everyone is not None and not self.everyone.is_server:
+            teams.insert(0, self.everyone.team)
+        return teams
 
     @property
     def is_server(self) -> bool:
