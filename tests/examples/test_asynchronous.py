@@ -31,6 +31,11 @@ def test_workers_without_a_server_reach_the_loss(mpi):
     assert len(steps(run(mpi, "-np", "2"))) == 2
 
 
+def test_workers_of_several_hosts_without_a_server_reach_the_loss(mpi, monkeypatch):
+    monkeypatch.setenv("HVDLITE_HOST_RANKS", "2,1")
+    assert len(steps(run(mpi, "-np", "3"))) == 3
+
+
 @pytest.mark.wide
 def test_a_slow_worker_makes_fewer_steps(mpi):
     by_worker = steps(run(mpi, "-np", "3", "--servers", "1", arguments=("--slow", "0.2")))
