@@ -251,7 +251,7 @@ class BetweenHostsWorker(HogwildWorker):
         )
         for link in self.links:
             # An answer that is on its way since before is older, and is not copied any more.
-            link.is_newer(versions[link.server])
+            link.is_newer(versions[link.server] or 0)
             link.forget_options()
         self._send_values()
 
