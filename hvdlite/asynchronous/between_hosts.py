@@ -116,10 +116,10 @@ class BetweenHostsWorker(HogwildWorker):
                 self._state_of(optimizer.state, self._params),
             )
 
-        places = self._places(self._layout)
-        self._own_home = OwnHome(record(), places, marks)
+        # Tensors of their own on the same memory: each thread gives its tensors its gradients.
+        self._own_home = OwnHome(record(), self._places(self._layout), marks)
         if self._channel.server is not None:
-            self._served_home = Home(record(), places, marks)
+            self._served_home = Home(record(), self._places(self._layout), marks)
             task = Task(self._served_home, Clocks(self._clocks), self._failed)
             self._channel.server.add(task)
         optimizer.state.clear()  # it is the parts' from now on

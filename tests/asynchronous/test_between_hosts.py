@@ -245,6 +245,36 @@ def test_a_worker_that_leaves_holds_up_nobody_and_goes_on_serving(world, which):
             assert found[rank] == 36
 
 
+class Slow(torch.optim.SGD):
+    """Leaves time for another thread between the gradient and its use."""
+
+    def step(self, closure=None):
+        before = [param.grad for group in self.param_groups for param in group["params"]]
+        time.sleep(0.002)
+        after = [param.grad for group in self.param_groups for param in group["params"]]
+        assert all(one is other for one, other in zip(before, after, strict=True))
+        super().step()
+
+
+@in_a_job
+def steps_at_the_same_time():
+    params = counters_of(hvd.size())
+    own = params[hvd.rank()]
+    optimizer = hvd.AsyncOptimizer(Slow(params, lr=1.0), partitioner=hvd.FixedShardsPartitioner(2))
+    own.grad = -torch.ones_like(own)
+    for _ in range(20):
+        optimizer.step()
+    optimizer.synchronize()
+    hvd.barrier()
+    optimizer.pull()
+    return contained(params)
+
+
+@pytest.mark.hosts("2,1")
+def test_the_leader_applies_its_own_gradients_and_those_of_others_at_once(world):
+    assert world.run(steps_at_the_same_time) == [[20] * 3] * 3
+
+
 PROGRAM = """
 import torch
 import hvdlite as hvd
