@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+import cloudpickle
 import torch
 
 from hvdlite.asynchronous import blueprint
@@ -107,19 +108,15 @@ class BetweenHostsWorker(HogwildWorker):
     def _build(self, optimizer: torch.optim.Optimizer, marks: Marks) -> None:
         """The optimizers of the parts at home on this host: this worker's own, and where it serves
         the one for the gradients of other hosts. Both begin with the optimizer's state."""
-        described = blueprint.describe(optimizer)
-
-        def record() -> Record:
-            return Record(
-                *(self._number, self._layout, described, self._staleness, None, world.size()),
-                (),
-                self._state_of(optimizer.state, self._params),
-            )
-
+        state = self._state_of(optimizer.state, self._params)
+        described = cloudpickle.dumps((blueprint.describe(optimizer), state))
+        record = Record(
+            *(self._number, self._layout, described, self._staleness, None, world.size(), ())
+        )
         # Tensors of their own on the same memory: each thread gives its tensors its gradients.
-        self._own_home = OwnHome(record(), self._places(self._layout), marks)
+        self._own_home = OwnHome(record, self._places(self._layout), marks)
         if self._channel.server is not None:
-            self._served_home = Home(record(), self._places(self._layout), marks)
+            self._served_home = Home(record, self._places(self._layout), marks)
             task = Task(self._served_home, Clocks(self._clocks), self._failed)
             self._channel.server.add(task)
         optimizer.state.clear()  # it is the parts' from now on

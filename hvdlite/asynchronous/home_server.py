@@ -67,7 +67,6 @@ class HomeServer:
         self._served: dict[int, Served] = {}
         self._gone: set[int] = set()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="hvdlite-home-server", daemon=True)
         self._thread.start()
 
@@ -77,9 +76,6 @@ class HomeServer:
         task.users = {worker for worker in self._others if worker not in self._gone}
         self._served[number] = task.home
         self._tasks[number] = task
-
-    def task(self, number: int) -> Task:
-        return self._tasks[number]
 
     def finish(self, when_all_left: bool) -> None:
         """Waits until all workers of other hosts have left, or have at least released this host's
@@ -92,27 +88,21 @@ class HomeServer:
             Receiver(self._team, worker, worker, self._served, self._inbox)
         try:
             self._serve()
-        except Lost as error:
-            # The others learn by themselves who has died or left.
-            self._fail(str(error))
         except BaseException as error:
-            name = self._everyone.name_of(self._team.rank)
-            text = f"{name} failed: {type(error).__name__}: {error}"
+            text = f"{self._everyone.name_of(self._team.rank)} failed: {_text_of(error)}"
             log.debug("%s", text, exc_info=True)
+            # If a rank has died or left, all have that text before this one.
             self._team.engine.give_up(text)
-            self._fail(text)
-
-    def _fail(self, text: str) -> None:
-        self.failure = text
-        for task in list(self._tasks.values()):
-            task.failed.fill_(1)
+            for task in list(self._tasks.values()):
+                task.failed.fill_(1)
 
     def _serve(self) -> None:
         finish: _Finish | None = None
         while finish is None or self._is_needed(finish):
             request = self._next()
             if isinstance(request, Failure):
-                raise request.error
+                sender = self._everyone.name_of(request.source)
+                raise Lost(f"receiving from {sender}: {_text_of(request.error)}") from request.error
             if isinstance(request, _Finish):
                 finish = request
             else:
@@ -243,3 +233,7 @@ class HomeServer:
         """The engine keeps the tensor. If the worker has gone, its receiver says so."""
         if tensor.numel():
             self._team.engine.send(tensor.view(-1).view(torch.uint8), worker, tag)
+
+
+def _text_of(error: BaseException) -> str:
+    return str(error) if isinstance(error, Lost) else f"{type(error).__name__}: {error}"
