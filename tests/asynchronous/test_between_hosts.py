@@ -156,6 +156,7 @@ def loads():
     optimizer = hvd.AsyncOptimizer(ordinary, partitioner=hvd.FixedShardsPartitioner(2))
     for _ in range(1 + hvd.rank()):
         optimizer.step()
+    optimizer.synchronize()
     hvd.barrier()
     if hvd.rank() == 0:
         for param in model.parameters():
