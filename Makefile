@@ -22,7 +22,7 @@ PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-wide test-rig test-c10d test-gpu test-properties check docs format build clean
-.PHONY: bench bench-quick bench-c10d bench-instructions tune
+.PHONY: bench bench-quick bench-c10d bench-shared bench-instructions tune
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
 
@@ -41,6 +41,7 @@ help:
 	@echo 'make bench      compare with torch.distributed and plain MPI, Open MPI and MPICH'
 	@echo 'make bench-quick  a look in some two minutes'
 	@echo 'make bench-c10d   only operations and steps of torch.distributed, beside Gloo'
+	@echo 'make bench-shared  only what is shared, divided or asynchronous, beside its peers'
 	@echo 'make bench-instructions  count the instructions of an operation (callgrind)'
 	@echo 'make tune HOSTS=server1:1,server2:1  measure which algorithm suits these hosts'
 	@echo 'make sanitize   the C core under ASan, UBSan and TSan'
@@ -97,6 +98,11 @@ bench-quick: $(VENV)/.installed $(EXTENSION)
 # Some eight minutes; of what `make bench` writes it replaces the figures of torch.distributed.
 bench-c10d: build
 	@$(BIN)/python -m benchmarks --only c10d --only wrapped --only rig --merge --page docs/benchmarks.md
+
+# Some six minutes; the same for training that shares, divides or does not wait.
+SHARED_PARTS = reducescatter sharded copies asynchronous servers
+bench-shared: build
+	@$(BIN)/python -m benchmarks $(SHARED_PARTS:%=--only %) --mpich $(VENV_MPICH)/bin/python --merge --page docs/benchmarks.md
 
 bench-instructions: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/python -m benchmarks --only instructions --output build/bench-instructions
