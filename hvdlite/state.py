@@ -16,6 +16,7 @@ from hvdlite.collectives.objects import broadcast_object, gather_results
 from hvdlite.collectives.posting import require_memory
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
+from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.sharding.optimizer import ShardedOptimizer
 from hvdlite.shared import check
 from hvdlite.shared.broadcasting import (
@@ -68,6 +69,7 @@ def broadcast_parameters(
         checked_root("broadcast_parameters", root_rank, team, process_set)
         for index, (name, tensor) in enumerate(_pairs(params)):
             if tensor is not None:
+                on_the_way.wait_for([tensor])
                 tensors.append((index if name is None else str(name), _memory_of(name, tensor)))
         found = {key: Shared.of(memory) for key, memory in tensors}
         return {key: shared for key, shared in found.items() if shared is not None}

@@ -73,6 +73,31 @@ def checked_free(free_gradients: object, op: ReduceOp) -> bool:
     return free_gradients
 
 
+def checked_overlap(
+    model: object, shard: bool | str, params: Sequence[torch.Tensor]
+) -> torch.nn.Module | None:
+    """Raises ValueError unless it is None, or a model with some of the parameters, and `shard` is
+    set."""
+    if model is None:
+        return None
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(
+            f"overlap_forward={model!r:.40}: expected the model, a torch.nn.Module, or None"
+        )
+    if not shard:
+        raise ValueError(
+            f'overlap_forward={type(model).__name__} needs shard=True or shard="host"; with '
+            f"shard={shard!r} every rank has all parameters when step() returns"
+        )
+    known = {id(param) for param in params}
+    if not any(id(param) in known for param in model.parameters()):
+        raise ValueError(
+            f"overlap_forward={type(model).__name__}: the model has none of the optimizer's "
+            f"{len(params)} parameters; pass the model whose forward reads them"
+        )
+    return model
+
+
 class ParameterNames:
     """The user's names of the parameters; gives a name also to parameters added later."""
 

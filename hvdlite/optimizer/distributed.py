@@ -16,12 +16,14 @@ from hvdlite.optimizer.arguments import (
     checked_free,
     checked_names,
     checked_op,
+    checked_overlap,
     checked_passes,
     checked_shard,
     groups_by_id,
 )
 from hvdlite.optimizer.buckets.bucket import Combining, Form
 from hvdlite.optimizer.gradient_optimizer import Calls, GradientOptimizer
+from hvdlite.optimizer.overlap.watching import Watching
 from hvdlite.optimizer.reducer import Reducer, release
 from hvdlite.optimizer.sharding import clip_guard
 from hvdlite.optimizer.sharding.elementwise import require_shardable
@@ -49,6 +51,7 @@ def DistributedOptimizer(
     check_start: bool = True,
     shard: bool | str = False,
     free_gradients: bool = False,
+    overlap_forward: torch.nn.Module | None = None,
 ) -> Any:
     """Makes an optimizer reduce its gradients over all ranks, while backward still runs.
 
@@ -95,6 +98,11 @@ def DistributedOptimizer(
         free_gradients: Whether `step` ends as `zero_grad` does, with every `.grad` None, and gives
             the memory of the gradients in host memory back to the system until the next backward.
             That costs page faults in each step.
+        overlap_forward: The model, where `step` may return, with `shard`, while the parts of other
+            ranks are still on the way. A read of a parameter through the model or its modules
+            (forward, attributes, `parameters()`, `state_dict()`) waits for it. What holds
+            parameters otherwise sees old values until then: call
+            `optimizer.wait_for_parameters()` before.
 
     With `shard`, `.grad` is None when a communicating `backward()` returns. What this rank has of
     a gradient is `optimizer.sharded_grad(param)`. torch's own element-wise optimizers (SGD, Adam,
@@ -104,14 +112,15 @@ def DistributedOptimizer(
 
     Returns:
         An instance of the optimizer's own class, with the methods synchronize, skip_synchronize,
-        no_sync and set_backward_passes_per_step besides; with `shard` or shared parameters also
-        sharded_grad.
+        no_sync, set_backward_passes_per_step and wait_for_parameters besides; with `shard` or
+        shared parameters also sharded_grad.
 
     Raises:
         ValueError: Names that are no pairs, duplicate or missing; fewer than one pass per step;
             another op; predivide with an op other than Average; a parameter in two groups; a
             process set that is not registered; shard with Adasum, LBFGS or differentiable=True;
-            free_gradients with Adasum.
+            free_gradients with Adasum; overlap_forward without shard, or a model that has none of
+            the parameters.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -138,6 +147,7 @@ def DistributedOptimizer(
     passes = checked_passes(backward_passes_per_step)
     shard = checked_shard(shard, op)
     frees = checked_free(free_gradients, op)
+    model = checked_overlap(overlap_forward, shard, params)
     is_member = included("DistributedOptimizer", process_set)
     # On other ranks the optimizer is the wrapped one.
     divides = is_member and (bool(shard) or any(map(is_shared, params)))
@@ -172,7 +182,7 @@ def DistributedOptimizer(
     if shards is None:
         result = wrap(optimizer, GradientOptimizer, **own)
     else:
-        update = Update(shards)
+        update = Update(shards, Watching(model) if model is not None else None)
         states = PartStates(shards, update, names.of)
         own |= {"_hvdlite_update": update, "_hvdlite_states": states}
         result = wrap(optimizer, ShardedOptimizer, **own)

@@ -249,6 +249,10 @@ class Gradients:
                     _unhook(slot)
         return bool(present)
 
+    def params(self) -> list[torch.Tensor]:
+        """All parameters for which the buckets were made, frozen ones too."""
+        return self._params
+
     def _present(self) -> list[torch.Tensor]:
         params = [param for group in self._groups() for param in group["params"]]
         if self._released:

@@ -33,6 +33,7 @@ from hvdlite.optimizer.backward_pass import BackwardPass, current_task
 from hvdlite.optimizer.buckets.bucket import Combining, Form, Slot
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.losses import loss_of_all
+from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.rounds import Rounds
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.world.process_sets import ProcessSet
@@ -312,7 +313,8 @@ class Reducer(Rounds):
 
 def release(params: Iterable[torch.Tensor]) -> None:
     """Makes all existing optimizers stop reducing these parameters: they belong to the newest
-    optimizer, and are reduced once."""
+    optimizer, and are reduced once. Blocks if they are on the way."""
     by_id = {id(param): param for param in params}
+    on_the_way.wait_for(by_id.values())
     for reducer in list(_alive):
         reducer.release(by_id)

@@ -22,6 +22,7 @@ from hvdlite.optimizer.buckets.bucket import Bucket, Form, Slot
 from hvdlite.optimizer.buckets.positions import Position
 from hvdlite.optimizer.checks.position_exchange import PositionExchange, difference, with_advice
 from hvdlite.optimizer.gradients import Gradients
+from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.sharding.words import mixed_forms
 from hvdlite.optimizer.sparse_gradients import (
     Contribution,
@@ -67,8 +68,10 @@ class Rounds:
         self._communicated = False
 
     def _open_round(self) -> None:
-        """A round begins; other ranks don't know of it yet."""
+        """A round begins; other ranks don't know of it yet. Blocks if parameters are on the way."""
         gradients = self.gradients
+        # They come in the memory of the buckets.
+        on_the_way.wait_for(gradients.params())
         for bucket in gradients.buckets:
             bucket.reset()
         team = gradients.team

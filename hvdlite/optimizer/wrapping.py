@@ -50,6 +50,16 @@ class Wrapper(torch.optim.Optimizer):
         the others. With `shard` every rank calls it."""
         return self.state_dict() if self._is_first() else {}
 
+    def wait_for_parameters(self) -> None:
+        """Blocks until all parameters of the last `step` have their new values.
+
+        Needed with `overlap_forward` only, before parameters are read otherwise than through the
+        model: from a list, `param_groups`, an array that shares their memory. Not collective.
+
+        Raises:
+            HorovodInternalError: Other ranks' parts did not come; on every rank.
+        """
+
     def _is_first(self) -> bool:
         """Whether this is the first rank of the process set."""
         raise NotImplementedError

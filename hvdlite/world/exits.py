@@ -37,6 +37,15 @@ ORIGIN_FIRST_S = 1.0
 LONGEST_PAUSE_S = 0.02
 
 
+# What notes how this process ends: one, or none before `init`.
+_noting: list[_ExitCode] = []
+
+
+def is_failing() -> bool:
+    """While the process ends: whether it is known to have failed."""
+    return any(each.code for each in _noting)
+
+
 class _NotedExit(SystemExit):
     """What `sys.exit` raises: tells whether it ended the process or was caught.
 
@@ -60,7 +69,8 @@ class _ExitCode:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._pid = os.getpid()
-        self._code = 0
+        self.code = 0
+        _noting.append(self)
         self._leave: Callable[[], None] = lambda: None
         self._former_hook = sys.excepthook
         sys.excepthook = self._uncaught
@@ -78,7 +88,7 @@ class _ExitCode:
     ) -> Any:
         if os.getpid() != self._pid:
             return self._former_hook(kind, error, trace)
-        self._code = 130 if issubclass(kind, KeyboardInterrupt) else 1
+        self.code = 130 if issubclass(kind, KeyboardInterrupt) else 1
         only_heard = issubclass(kind, HorovodInternalError)
         # Without hvdrun, an abort by the rank that failed is about to end this one, whose traceback
         # would add nothing to that rank's.
@@ -103,7 +113,7 @@ class _ExitCode:
 
     def _note(self, code: object) -> None:
         # As Python does it: None is 0; anything but a number is printed and gives 1.
-        self._code = 0 if code is None else code if isinstance(code, int) else 1
+        self.code = 0 if code is None else code if isinstance(code, int) else 1
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:
@@ -127,7 +137,7 @@ class HostExits(_ExitCode):
         self._leave = leave
 
     def _end(self) -> None:
-        if not self._code:
+        if not self.code:
             self._leave()
 
 
@@ -158,13 +168,13 @@ class Exits(_ExitCode):
             return  # the exit handlers of the C core do the rest
         # A rank that failed does not tell the others that it leaves: the job must end with its exit
         # code, not with the errors that this would raise on them.
-        if self._code and is_supervised():
-            os._exit(self._code & 0xFF)
-        if self._code:
-            self._comm.Abort(self._code & 0xFF)
+        if self.code and is_supervised():
+            os._exit(self.code & 0xFF)
+        if self.code:
+            self._comm.Abort(self.code & 0xFF)
         self._leave()
         if not wait_quietly(self._comm):
-            os._exit(self._code)
+            os._exit(self.code)
 
 
 def is_supervised() -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 from hvdlite.optimizer.sharding.whole_methods import WholeMethods
 from hvdlite.optimizer.sharding.words import closure_of_whole, nothing_reduced
@@ -54,7 +55,7 @@ class ShardedOptimizer(WholeMethods):
             assert update.division is not None
             self._hvdlite_states.follow(self, update.division, f"{gradients.name}.state")
             result = self._with_own_parts(step)
-            update.end()
+            update.end(may_overlap=True)
         return result
 
     def _with_own_parts(self, step: Callable[[], Any]) -> Any:
@@ -85,7 +86,9 @@ class ShardedOptimizer(WholeMethods):
             depth -= 1
             if not depth:
                 put(whole)
-                update.end_own()
+                # Hooks of the user may read the parameters that the groups hold.
+                hooks = len(after) - 1 + len(torch_optimizer._global_optimizer_post_hooks)
+                update.end_own(may_overlap=not hooks)
 
         try:
             before[key] = enter
@@ -101,6 +104,9 @@ class ShardedOptimizer(WholeMethods):
         super().zero_grad(*args, **kwargs)
         # A step that an exception has ended on this rank: the others wait for its end.
         self._hvdlite_update.end()
+
+    def wait_for_parameters(self) -> None:
+        self._hvdlite_update.wait_for_parameters()
 
     def sharded_grad(self, param: torch.Tensor) -> tuple[GradientPart, ...]:
         """What this rank has of the reduced gradient of a parameter, between the backward that has

@@ -2,7 +2,8 @@
 
     begin:   every rank is here; the division is that of the present buckets
     own:     the wrapped optimizer updates views of what this rank owns
-    finish:  the parameters are whole again on every rank
+    finish:  the parameters are whole again on every rank, or wait for their values when the next
+             forward reads them
 
 Shared parameters change only between `begin` and the end of `finish`, where all ranks meet.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from hvdlite.optimizer.buckets.bucket import Slot
+from hvdlite.optimizer.overlap.watching import Watching
 from hvdlite.optimizer.reducer import Reducer
 from hvdlite.optimizer.sharding.cut import Part
 from hvdlite.optimizer.sharding.cut_bucket import CutBucket
@@ -29,8 +31,11 @@ from hvdlite.shared import require_shared
 class Update:
     """The updates of one optimizer, one at a time."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: Shards, watching: Watching | None = None) -> None:
+        """watching: the model through which the next forward reads parameters that are still on the
+        way; None: all are whole at the end of the update."""
         self.shards = shards
+        self._watching = watching
         self.division: Division | None = None
         self._whole_again: WholeAgain | None = None
         # Set while a step is not at its end.
@@ -44,15 +49,18 @@ class Update:
         self._empty: list[torch.Tensor] = []
 
     def begin(self, reducer: Reducer) -> None:
-        """Every rank calls it, after the gradients are reduced. Blocks if parameters are shared.
+        """Every rank calls it, after the gradients are reduced. Blocks if parameters are shared, or
+        on the way from the last update.
 
         Raises:
             RuntimeError: A parameter was shared, and has other memory now; or an exception has
                 ended the last update on this rank, and nothing has given it up since.
+            HorovodInternalError: Parameters did not come.
         """
         if self._is_open:
             self.finish()
             raise RuntimeError(interrupted())
+        self.wait_for_parameters()
         shards, gradients = self.shards, reducer.gradients
         reducer.learn_if_due()
         assert gradients.team is not None
@@ -93,25 +101,39 @@ class Update:
             result.append(own)
         return result
 
-    def end_own(self) -> None:
-        """The wrapped optimizer has updated what this rank owns."""
+    def end_own(self, may_overlap: bool) -> None:
+        """The wrapped optimizer has updated what this rank owns. may_overlap: see `finish`."""
         for view, _ in self._views.values():
             view.grad = None
         for param in self._empty:
             param.grad = None
-        self.finish()
+        self.finish(may_overlap)
 
-    def finish(self) -> None:
-        """Blocks until the parameters are whole. Does nothing if they are. Where an exception has
-        ended an update on this rank, the others wait for this."""
+    def finish(self, may_overlap: bool = False) -> None:
+        """Does nothing if the update is finished. Where an exception has ended an update on this
+        rank, the others wait for this.
+
+        may_overlap: What a model is watched for may be on the way when this returns. Otherwise it
+            blocks until the parameters are whole.
+        """
         if self._unfinished is not None:
-            self._unfinished.run()
+            watching = self._watching if may_overlap else None
+            self._unfinished.run(watching.params() if watching is not None else ())
             self._unfinished = None
 
-    def end(self) -> None:
-        """The step returns, or is given up: blocks until the parameters are whole."""
-        self.finish()
+    def end(self, may_overlap: bool = False) -> None:
+        """The step returns, or is given up. may_overlap: see `finish`."""
+        self.finish(may_overlap)
         self._is_open = False
+
+    def wait_for_parameters(self) -> None:
+        """Blocks until no parameters are on the way from the last update.
+
+        Raises:
+            HorovodInternalError: They did not come; on every rank.
+        """
+        if self._whole_again is not None:
+            self._whole_again.wait_for_the_rest()
 
     def key_of(self, param: torch.Tensor, part: Part) -> torch.Tensor:
         """By what the wrapped optimizer keeps the state of a part of a parameter."""

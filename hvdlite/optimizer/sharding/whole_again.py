@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
 from hvdlite import _core
 from hvdlite.collectives.broadcast import broadcast_async_
-from hvdlite.collectives.handles import synchronize
+from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
 from hvdlite.optimizer.buckets.bucket import Bucket, Slot, real_view
+from hvdlite.optimizer.overlap import on_the_way
+from hvdlite.optimizer.overlap.on_the_way import Arrival
 from hvdlite.optimizer.sharding.cut_bucket import CutBucket
 from hvdlite.optimizer.sharding.division import Division, ranges_in
 from hvdlite.optimizer.sharding.memory import has_gaps, in_memory_order
@@ -133,6 +135,56 @@ def _written_here(bucket: CutBucket, shards: Shards, own: int) -> Iterator[_Rang
                 yield _Range(*each)
 
 
+class Delivery:
+    """Brings a whole parameter from its owner to every rank."""
+
+    def __init__(
+        self, param: torch.Tensor, owner: int, team: Team, name: str, shards: Shards
+    ) -> None:
+        self._param = param
+        self._name = name
+        self._shards = shards
+        self._member = shards.members[owner]
+        self._root = team.ranks[self._member]
+        self._handles: list[Handle] = []
+        self._memory = param
+        self._is_direct = False
+        self._is_over = False
+        self._text: str | None = None
+
+    def start(self) -> None:
+        """Starts the broadcast; does not block."""
+        if self._handles:
+            return
+        shards, param = self._shards, self._param
+        self._is_direct = not shards.is_shared(param) and not has_gaps(param)
+        memory = in_memory_order(param) if self._is_direct else param.detach().clone().contiguous()
+        self._memory = memory
+        self._handles.append(broadcast_async_(memory, self._root, self._name, shards.process_set))
+
+    def wait(self) -> str | None:
+        """After `start`: blocks until the parameter is whole. See `Union.wait`."""
+        if not self._is_over:
+            try:
+                synchronize(self._handles[0])
+                self._write()
+            except HorovodInternalError as error:
+                self._text = str(error)
+            self._is_over, self._memory = True, self._param
+        return self._text
+
+    def _write(self) -> None:
+        shards, param = self._shards, self._param
+        is_far = self._member not in shards.local_members
+        if not self._is_direct and (not shards.is_shared(param) or (is_far and shards.is_leader)):
+            param.detach().copy_(self._memory)
+
+    def reset(self) -> None:
+        """An update begins."""
+        self._handles.clear()
+        self._is_over, self._text = False, None
+
+
 class WholeAgain:
     """Makes parameters whole on every rank after each update."""
 
@@ -142,33 +194,42 @@ class WholeAgain:
         """Made anew for each division."""
         self._shards = shards
         self._name = name
-        self._process_set = shards.process_set
         self._team = team
         self._updating = Meeting(team, f"{name}.updating")
         self._updated = Meeting(team, f"{name}.updated")
-        # Forward needs the last buckets first.
-        self._unions: list[Union] = []
-        self._dealt: list[tuple[int, torch.Tensor]] = []
-        if team.size == 1:
-            return
+        # In the order in which forward needs them.
+        self._arrivals: list[Arrival] = []
+        self._transfers: list[Union | Delivery] = []
+        if team.size > 1:
+            self._find_transfers(division, buckets)
+
+    def _find_transfers(self, division: Division, buckets: Sequence[Bucket]) -> None:
+        shards, name = self._shards, self._name
         if not shards.elementwise:
             for owner, parts in enumerate(division.cut):
                 for part in parts:
                     param = shards.params[part.index]
                     if not (shards.is_shared(param) and shards.owners_are_near):
-                        self._dealt.append((owner, param))
+                        label = f"{name}.whole.{len(self._transfers)}"
+                        self._add([param], Delivery(param, owner, self._team, label, shards))
             return
+        # Forward needs the last buckets first.
         for number, bucket in reversed(tuple(enumerate(buckets))):
             if isinstance(bucket, CutBucket) and (
                 not shards.owners_are_near
                 or not all(shards.is_shared(slot.param) for slot in bucket.slots)
             ):
-                self._unions.append(Union(bucket, team, f"{name}.whole.{number}", shards))
+                union = Union(bucket, self._team, f"{name}.whole.{number}", shards)
+                self._add([slot.param for slot in bucket.slots], union)
+
+    def _add(self, params: Sequence[torch.Tensor], transfer: Union | Delivery) -> None:
+        self._transfers.append(transfer)
+        self._arrivals.append(Arrival(params, transfer, self._name))
 
     def reset(self) -> None:
         """Before an update."""
-        for union in self._unions:
-            union.reset()
+        for transfer in self._transfers:
+            transfer.reset()
         self._updating.reset()
         self._updated.reset()
 
@@ -177,51 +238,43 @@ class WholeAgain:
         if self._shards.shares_any:
             self._updating.meet()
 
-    def run(self) -> None:
-        """Blocks until all parameters are whole. After an interruption it may be called again.
+    def run(self, watched: Collection[int] = ()) -> None:
+        """Starts to make all parameters whole, and blocks until they are, except for those that
+        come with watched ones alone: a read waits for these. If parameters are shared, blocks until
+        all are. After an interruption it may be called again.
+
+        watched: the ids of parameters.
 
         Raises:
             HorovodInternalError: It failed; on every rank.
         """
         self.begin()  # an interruption may have ended it
-        self.start()
+        shares_any = self._shards.shares_any
+        later = [
+            arrival
+            for arrival in self._arrivals
+            if not shares_any and all(id(param) in watched for param in arrival.params)
+        ]
         with torch.no_grad():
-            self._broadcast()
-        self.wait()
-        if self._shards.shares_any:
+            for transfer in self._transfers:
+                transfer.start()
+        if later:
+            on_the_way.add(later)
+        self._wait_for([arrival for arrival in self._arrivals if arrival not in later])
+        if shares_any:
             self._updated.meet()
 
-    def start(self) -> None:
-        """Starts all unions, in the order in which forward needs them; does not block."""
-        with torch.no_grad():
-            for union in self._unions:
-                union.start()
-
-    def wait(self) -> None:
-        """After `start`: blocks until all unions are over.
+    def wait_for_the_rest(self) -> None:
+        """Blocks until all parameters are whole that `run` has left on the way.
 
         Raises:
-            HorovodInternalError: One has failed; on every rank.
+            HorovodInternalError: It failed; on every rank.
         """
-        with torch.no_grad():
-            texts = [union.wait() for union in self._unions]
+        for arrival in self._arrivals:
+            on_the_way.wait_for(arrival.params)
+
+    def _wait_for(self, arrivals: Sequence[Arrival]) -> None:
+        texts = [arrival.finish() for arrival in arrivals]
         text = next((text for text in texts if text is not None), None)
         if text is not None:
             raise HorovodInternalError(text)
-
-    def _broadcast(self) -> None:
-        """Whole parameters, each from its owner."""
-        shards = self._shards
-        started = []
-        for number, (owner, param) in enumerate(self._dealt):
-            root = self._team.ranks[shards.members[owner]]
-            is_direct = not shards.is_shared(param) and not has_gaps(param)
-            memory = in_memory_order(param) if is_direct else param.detach().clone().contiguous()
-            name = f"{self._name}.whole.{number}"
-            handle = broadcast_async_(memory, root, name, self._process_set)
-            started.append((owner, param, memory, is_direct, handle))
-        for owner, param, memory, is_direct, handle in started:
-            synchronize(handle)
-            is_far = shards.members[owner] not in shards.local_members
-            if not is_direct and (not shards.is_shared(param) or (is_far and shards.is_leader)):
-                param.detach().copy_(memory)

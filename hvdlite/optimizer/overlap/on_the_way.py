@@ -1,0 +1,136 @@
+"""Parameters whose new values are on the way from other ranks.
+
+`step` adds them, and goes on. A read through a module waits for them first, and so does all that
+would write these parameters, or use the memory in which they come.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+
+from hvdlite.errors import HorovodInternalError
+from hvdlite.observe import waits
+from hvdlite.world import exits, world
+
+log = logging.getLogger("hvdlite")
+
+
+class Transfer(Protocol):
+    """What brings the values."""
+
+    def start(self) -> None:
+        """Does not block."""
+
+    def wait(self) -> str | None:
+        """Blocks until the values are there. Returns the text of the failure, or None. May be
+        called again, also after an interruption."""
+
+
+class Arrival:
+    """Parameters that come together."""
+
+    def __init__(self, params: Sequence[torch.Tensor], transfer: Transfer, name: str) -> None:
+        self.params = params
+        self.transfer = transfer
+        self._name = name
+        # Several threads may read at once. Reentrant, as a signal's handler may read, or raise just
+        # before it is released.
+        self._lock = threading.RLock()
+
+    def finish(self) -> str | None:
+        """Blocks until the parameters are whole. Returns the text of the failure, or None."""
+        if waits.observed():
+            with waits.waiting(f"hvdlite::{self._name} waits for its parameters"):
+                return self._finish()
+        return self._finish()
+
+    def _finish(self) -> str | None:
+        with self._lock, torch.no_grad():
+            return self.transfer.wait()
+
+
+# By id, the parameters on the way. An arrival keeps its parameters, and so their ids.
+by_param: dict[int, Arrival] = {}
+_exit_is_watched = False
+
+
+def add(arrivals: Iterable[Arrival]) -> None:
+    """They have started. May be called again."""
+    _watch_the_end()
+    # In one call into C: no signal's exception finds half of it done.
+    by_param.update({id(param): arrival for arrival in arrivals for param in arrival.params})
+
+
+def wait_for(params: Iterable[torch.Tensor]) -> None:
+    """Blocks until those of these parameters that are on the way are whole.
+
+    Raises:
+        HorovodInternalError: They did not come; on every rank, at each call.
+    """
+    if by_param:
+        for param in params:
+            if (arrival := by_param.get(id(param))) is not None:
+                wait_for_arrival(arrival)
+
+
+def wait_for_arrival(arrival: Arrival) -> None:
+    """Blocks until its parameters are whole. See `wait_for`."""
+    text = arrival.finish()
+    if text is not None:
+        raise HorovodInternalError(text)
+    for param in arrival.params:
+        by_param.pop(id(param), None)
+
+
+def wait_for_all() -> None:
+    """Blocks until no parameters are on the way. See `wait_for`."""
+    while by_param:
+        wait_for_arrival(next(iter(by_param.values())))
+
+
+def _watch_the_end() -> None:
+    """Other ranks need this one for their parameters, until it has its own."""
+    global _exit_is_watched
+    leaving = world.current().before_leaving
+    if _end not in leaving:
+        leaving.append(_end)
+    if not _exit_is_watched:
+        _exit_is_watched = True
+        # Called before what `init` has registered, which leaves the world.
+        atexit.register(_end_at_exit)
+
+
+def _end_at_exit() -> None:
+    # A rank that failed ends the job.
+    if not exits.is_failing():
+        _end()
+
+
+def _end() -> None:
+    """The world ends. What has not come never will."""
+    arrivals = {id(arrival): arrival for arrival in by_param.values()}
+    texts = [arrival.finish() for arrival in arrivals.values()]
+    text = next((text for text in texts if text is not None), None)
+    if text is not None:
+        log.warning(
+            "rank %d: the world ends before all parameters of the last optimizer.step() have come "
+            "from other ranks, so the model has old values among the new: %s",
+            world.rank() if world.is_initialized() else -1,
+            text,
+        )
+    by_param.clear()
+
+
+def _before_fork() -> None:
+    # In the child nothing moves.
+    wait_for_all()
+
+
+os.register_at_fork(before=_before_fork)

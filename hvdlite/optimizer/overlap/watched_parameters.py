@@ -1,0 +1,119 @@
+"""The `_parameters` of a module, of which each read waits until the parameter is whole.
+
+All that reads a parameter through its module goes by this dict: attributes (also those of children
+that are never called), `parameters()`, `state_dict()`, `functional_call`, parametrizations. Copies
+are ordinary dicts.
+
+torch.compile traces these methods once, and its graphs then read the parameters themselves, without
+waiting. So once it has traced a read, no step leaves parameters on the way any more.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import ItemsView, Iterator, ValuesView
+from typing import Any
+
+from torch.compiler import is_dynamo_compiling
+
+from hvdlite.optimizer.overlap import on_the_way
+from hvdlite.optimizer.overlap.on_the_way import by_param
+from hvdlite.world import world
+
+log = logging.getLogger("hvdlite")
+
+# Whether torch.compile has traced a read. Of any model: its graphs also serve other models of the
+# same class, without tracing them.
+is_compiled = False
+
+
+def _note_compiling() -> None:
+    global is_compiled
+    if not is_compiled and world.is_initialized() and world.rank() == 0:
+        log.warning(
+            "overlap_forward has no effect from now on: torch.compile has compiled a forward, and "
+            "compiled code does not wait for single parameters, so optimizer.step() waits for all; "
+            "leave out overlap_forward or torch.compile"
+        )
+    is_compiled = True
+    on_the_way.wait_for_all()
+
+
+# The mark of torch.compiler.assume_constant_result, which would import all of the compiler: it
+# calls the function while it traces.
+_note_compiling._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+class WatchedParameters(dict[str, Any]):
+    """Writes are those of a dict."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        param = dict.__getitem__(self, name)
+        if is_dynamo_compiling():
+            _note_compiling()
+        elif by_param and (arrival := by_param.get(id(param))) is not None:
+            on_the_way.wait_for_arrival(arrival)
+        return param
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._wait()
+        return dict.get(self, name, default)
+
+    def _wait(self) -> None:
+        if is_dynamo_compiling():
+            _note_compiling()
+        elif by_param:
+            on_the_way.wait_for(param for param in dict.values(self) if param is not None)
+
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+        self._wait()
+        return dict.items(self)
+
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
+        self._wait()
+        return dict.values(self)
+
+    def __iter__(self) -> Iterator[str]:
+        # A class with an iterator of its own is copied (`dict(x)`, `{**x}`, `y.update(x)`) by
+        # `__getitem__`, and not behind its back.
+        return dict.__iter__(self)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self._wait()
+        return dict.pop(self, name, *default)
+
+    def popitem(self) -> tuple[str, Any]:
+        self._wait()
+        return dict.popitem(self)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        self._wait()
+        return dict.setdefault(self, name, default)
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
+
+    __copy__ = copy
+
+    def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+        result: dict[str, Any] = other | self.copy()
+        return result
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        memo[id(self)] = result
+        for name, param in self.items():
+            result[name] = copy.deepcopy(param, memo)
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (), None, None, iter(self.items())

@@ -1,0 +1,237 @@
+"""With overlap_forward, `step` returns while parameters are on the way, and reads through the model
+wait for them."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite as hvd
+from tests.optimizer.sharding.models import batch, differences, groups_of, odd
+from tests.optimizer.sharding.test_bits import SMALL_BUCKETS
+
+
+class Reader(nn.Module):
+    """Reads parameters of children that it does not call, and one of a tied weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.hidden = nn.LSTM(8, 8, batch_first=True)
+        self.scales = nn.ParameterList([torch.ones(8), torch.ones(1)])
+        self.norm = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+        self.out = nn.Linear(8, 7)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x):
+        x = self.embed(x)
+        x = self.norm(self.attention(x, x, x, need_weights=False)[0] * self.scales[0])
+        x = self.hidden(x)[0]
+        return nn.functional.linear(x, self.embed.weight, self.out.bias) * self.scales[1]
+
+
+def reader():
+    torch.manual_seed(1)
+    return Reader()
+
+
+def words(step):
+    generator = torch.Generator().manual_seed(1000 * hvd.rank() + step)
+    return torch.randint(7, (2, 5), generator=generator)
+
+
+class Whole(torch.optim.Adam):
+    """Gets whole parameters, as it could look at them."""
+
+
+MODELS = {"odd": (odd, batch), "reader": (reader, words)}
+KINDS = {"Adam": torch.optim.Adam, "whole": Whole}
+
+
+def trains_alike(model, kind, shard):
+    hvd.init()
+    make, data = MODELS[model]
+    alone, net = make(), make()
+    plain = hvd.DistributedOptimizer(KINDS[kind](groups_of(alone, lr=0.01)))
+    cut = hvd.DistributedOptimizer(
+        KINDS[kind](groups_of(net, lr=0.01)), shard=shard, overlap_forward=net
+    )
+    average = torch.optim.swa_utils.AveragedModel(net)
+    expected = torch.optim.swa_utils.AveragedModel(alone)
+    losses = []
+    for step in range(6):
+        for each, optimizer in ((alone, plain), (net, cut)):
+            optimizer.zero_grad()
+            loss = each(data(step)).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+        assert losses.pop() == losses.pop(), f"before step {step + 1}"
+        if step % 2:
+            # In the other steps only the forward reads.
+            average.update_parameters(net)
+            expected.update_parameters(alone)
+    assert differences(net, alone) == []
+    assert differences(average, expected) == []
+    hvd.barrier()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("2,1", "1,1,1")
+@pytest.mark.wide_in(2)
+@pytest.mark.parametrize(
+    ("model", "kind", "shard"),
+    [
+        ("odd", "Adam", True),
+        ("odd", "Adam", "host"),
+        ("reader", "Adam", True),
+        ("odd", "whole", True),
+    ],
+)
+def test_every_step_has_the_bits_of_the_unsharded_one(world, model, kind, shard):
+    world.run(trains_alike, model, kind, shard, knobs=SMALL_BUCKETS)
+
+
+class Late:
+    """A model whose rank 0 makes a step before the others come to it."""
+
+    def __init__(self, kind=torch.optim.SGD, make=odd, data=batch, **arguments):
+        hvd.init()
+        self.alone, self.net, self.data = make(), make(), data
+        self.plain = hvd.DistributedOptimizer(kind(self.alone.parameters(), lr=0.1))
+        arguments.setdefault("overlap_forward", self.net)
+        self.cut = hvd.DistributedOptimizer(
+            kind(self.net.parameters(), lr=0.1), shard=True, **arguments
+        )
+        self.held = list(self.net.parameters())
+        # The first one finds out where the state is, which is collective.
+        self.backward()
+        self.cut.step()
+        self.cut.wait_for_parameters()
+
+    def backward(self, step=0):
+        for each, optimizer in ((self.alone, self.plain), (self.net, self.cut)):
+            optimizer.zero_grad()
+            each(self.data(step)).square().mean().backward()
+        self.plain.step()
+
+    def step(self, meanwhile=lambda: None):
+        """meanwhile: called by rank 0, when its step has returned and the others have not begun."""
+        if hvd.rank() == 0:
+            self.cut.step()
+            assert self.held_differ(), "rank 0 has what only the others can have computed"
+            meanwhile()
+            hvd.barrier()
+        else:
+            hvd.barrier()
+            self.cut.step()
+
+    def held_differ(self):
+        pairs = zip(self.held, self.alone.parameters(), strict=True)
+        return any(not torch.equal(held, expected) for held, expected in pairs)
+
+
+def reads(how):
+    late = Late()
+    late.backward(1)
+    late.step()
+    READS[how](late)
+    late.backward(2)
+    late.cut.step()
+    assert differences(late.net, late.alone) == []
+    hvd.barrier()
+
+
+def by_forward(late):
+    x = late.data(9)
+    assert torch.equal(late.net(x), late.alone(x))
+
+
+def by_inference(late):
+    with torch.inference_mode():
+        by_forward(late)
+
+
+def by_parameters(late):
+    assert differences(late.net, late.alone) == []
+
+
+def by_state_dict(late):
+    found, expected = late.net.state_dict(), late.alone.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def by_deepcopy(late):
+    twin = copy.deepcopy(late.net)
+    assert all(type(module._parameters) is dict for module in twin.modules())
+    assert differences(twin, late.alone) == []
+    assert twin.tied.weight is twin.again.weight
+
+
+def by_pickle(late):
+    file = io.BytesIO()
+    torch.save(late.net, file)
+    assert b"hvdlite" not in file.getvalue()
+    file.seek(0)
+    twin = torch.load(file, weights_only=False)
+    assert all(type(module._parameters) is dict for module in twin.modules())
+    assert differences(twin, late.alone) == []
+
+
+def by_dict(late):
+    for module, expected in zip(late.net.modules(), late.alone.modules(), strict=True):
+        for found in ({**module._parameters}, dict(module._parameters), module._parameters | {}):
+            assert str(found) == str(expected._parameters)
+    assert repr(late.net._parameters) == repr(late.alone._parameters)
+
+
+def by_functional_call(late):
+    x = late.data(9)
+    params = dict(zip(dict(late.alone.named_parameters()), late.held, strict=True))
+    expected = late.alone(x)
+    assert torch.equal(torch.func.functional_call(late.net, params, x), expected)
+
+
+def by_list_after_waiting(late):
+    late.cut.wait_for_parameters()
+    assert not late.held_differ()
+
+
+def by_broadcast(late):
+    hvd.broadcast_parameters(late.held, 0)
+    assert not late.held_differ()
+
+
+def by_trace(late):
+    x = late.data(9)
+    assert torch.equal(torch.jit.trace(late.net, x)(x), late.alone(x))
+
+
+def by_fork(late):
+    worker = torch.multiprocessing.get_context("fork").Process(target=lambda: None)
+    worker.start()
+    worker.join()
+    assert not late.held_differ()
+
+
+def by_frozen_rest(late):
+    late.net.requires_grad_(False)
+    by_forward(late)
+    late.net.requires_grad_(True)
+
+
+READS = {
+    name.removeprefix("by_"): case for name, case in list(globals().items()) if name[:3] == "by_"
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+@pytest.mark.wide_in("1,1")
+@pytest.mark.mpis("mpich")
+@pytest.mark.parametrize("how", READS)
+def test_a_read_waits_for_parameters_that_other_ranks_have_not_sent_yet(world, how):
+    world.run(reads, how, knobs=SMALL_BUCKETS)
