@@ -162,7 +162,7 @@ def DistributedOptimizer(
             lambda: optimizer.param_groups, names, combining, kind, process_set, check_start
         )
         return wrap(optimizer, DeltaOptimizer, _hvdlite_deltas=deltas, _hvdlite_passes=[passes])
-    shards = None
+    shards = update = None
     if divides:
         shards = Shards(type(optimizer), shard, lambda: optimizer.param_groups, process_set)
     reducer = Reducer(
@@ -180,7 +180,7 @@ def DistributedOptimizer(
     )
     own: dict[str, Any] = {"_hvdlite_reducer": reducer, "_hvdlite_calls": Calls()}
     if shards is None:
-        result = wrap(optimizer, GradientOptimizer, **own)
+        result: Any = wrap(optimizer, GradientOptimizer, **own)
     else:
         update = Update(shards, Watching(model) if model is not None else None)
         states = PartStates(shards, update, names.of)
@@ -188,8 +188,17 @@ def DistributedOptimizer(
         result = wrap(optimizer, ShardedOptimizer, **own)
         if shard:
             clip_guard.guard(params, result)
-    weakref.finalize(result, reducer.detach).atexit = False
+    weakref.finalize(result, _end, reducer, update).atexit = False
     return result
+
+
+def _end(reducer: Reducer, update: Update | None) -> None:
+    """The optimizer is deleted."""
+    try:
+        if update is not None:
+            update.wait_for_parameters()
+    finally:
+        reducer.detach()
 
 
 def _first_form(optimizer: torch.optim.Optimizer, sparse_as_dense: bool) -> Form:

@@ -98,12 +98,11 @@ class WatchedParameters(dict[str, Any]):
 
     __copy__ = copy
 
-    def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+    def __or__(self, other: Any) -> Any:
         return self.copy() | other
 
-    def __ror__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
-        result: dict[str, Any] = other | self.copy()
-        return result
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
 
     def __repr__(self) -> str:
         return repr(self.copy())
