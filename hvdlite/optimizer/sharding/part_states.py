@@ -31,7 +31,8 @@ from hvdlite.world.process_sets import team_of
 class _Held:
     """Whose state lies where.
 
-    cut: The parts of all owners, ascending; an undivided parameter is a part of every owner's.
+    cut: The parts of all owners, ascending. A parameter that is not divided is a part of every
+        owner that updates it: of all, or, if it is shared, of the leaders.
     undivided: The numbers of these.
     """
 
@@ -193,7 +194,7 @@ class PartStates:
             for index, owner in deal(numbered, owners, {}).items():
                 parts[owner].append(Part(index, 0, params[index].numel()))
         undivided = frozenset(set(range(len(params))) - divided)
-        return _with_undivided(parts, undivided, params)
+        return self._with_undivided(parts, undivided, params, is_shared)
 
     def _held_by(self, division: Division, before: _Held) -> _Held:
         """What is kept for an update. The state of frozen parameters stays where it is."""
@@ -215,8 +216,27 @@ class PartStates:
             for own, old in zip(division.cut, before.cut, strict=True)
         ]
         trained = frozenset(set(rest) - frozen)
-        held = _with_undivided(parts, trained, self._params)
+        held = self._with_undivided(parts, trained, self._params, self._shards.is_shared)
         return _Held(held.cut, trained | (before.undivided & frozen))
+
+    def _with_undivided(
+        self,
+        parts: Sequence[Sequence[Part]],
+        undivided: frozenset[int],
+        params: Sequence[torch.Tensor],
+        is_shared: Callable[[torch.Tensor], bool],
+    ) -> _Held:
+        """Adds to each owner's parts the undivided parameters that it updates: so nobody keeps a
+        state that no update changes."""
+        leaders = self._shards.leaders
+        # (Of one without elements every rank has the state.)
+        of_leaders = {i for i in undivided if params[i].numel() and is_shared(params[i])}
+        cut = []
+        for owner, own in enumerate(parts):
+            updated = undivided if owner in leaders else undivided - of_leaders
+            added = [Part(index, 0, params[index].numel()) for index in updated]
+            cut.append(tuple(sorted([*own, *added])))
+        return _Held(tuple(cut), undivided)
 
     def _divide_whole_states(self, optimizer: Any, held: _Held) -> None:
         """The state that the wrapped optimizer had, before it was sharded: this rank keeps what it
@@ -225,10 +245,10 @@ class PartStates:
         own = held.cut[self._shards.owner]
         wholes = self._wholes()
         for index, param in enumerate(self._params):
-            if index in held.undivided or param not in state:
+            if param not in state:
                 continue
             parts = [part for part in own if part.index == index]
-            if self._shards.elementwise:
+            if self._shards.elementwise and index not in held.undivided:
                 whole = state.pop(param)
                 for part in parts:
                     state[self._key(held, part)] = part_of_state(
@@ -316,13 +336,6 @@ class PartStates:
 
     def _team(self) -> Any:
         return team_of("DistributedOptimizer", self._shards.process_set)
-
-
-def _with_undivided(
-    parts: Sequence[Sequence[Part]], undivided: frozenset[int], params: Sequence[torch.Tensor]
-) -> _Held:
-    everyones = [Part(index, 0, params[index].numel()) for index in undivided]
-    return _Held(tuple(tuple(sorted([*own, *everyones])) for own in parts), undivided)
 
 
 def _renumbered(part: Part, number: Mapping[int, int | None]) -> Part | None:

@@ -55,6 +55,9 @@ class Shards:
         self.members: tuple[int, ...] = ()
         self.owner = 0
         self.local_members: tuple[int, ...] = ()
+        # The indices of the owners that update the shared parameters which are not divided: of
+        # each host the lowest.
+        self.leaders: frozenset[int] = frozenset()
         self._several_hosts = False
         # By id, the parameters that were shared when the buckets were made.
         self._shared: dict[int, torch.Tensor] = {}
@@ -85,7 +88,8 @@ class Shards:
 
     def know_members(self, team: Team) -> None:
         """Who the owners are."""
-        ranks = set(world.current().placement.local_ranks)
+        placement = world.current().placement
+        ranks = set(placement.local_ranks)
         self.local_members = tuple(i for i, rank in enumerate(team.ranks) if rank in ranks)
         everyone = tuple(range(team.size))
         self._several_hosts = self.local_members != everyone
@@ -93,6 +97,11 @@ class Shards:
         by_all = self.shard is True or (self.shard and not self.elementwise)
         self.members = everyone if by_all else self.local_members
         self.owner = self.members.index(team.rank)
+        host_of = {rank: host for host, ranks in enumerate(placement.hosts) for rank in ranks}
+        lowest: dict[int, int] = {}
+        for owner, member in enumerate(self.members):
+            lowest.setdefault(host_of[team.ranks[member]], owner)
+        self.leaders = frozenset(lowest.values())
 
     def is_shared(self, param: torch.Tensor) -> bool:
         """Whether it was shared when the buckets were made."""
@@ -105,7 +114,7 @@ class Shards:
     @property
     def is_leader(self) -> bool:
         """Whether this rank updates the shared parameters that are not divided."""
-        return self.members[self.owner] == self.local_members[0]
+        return self.owner in self.leaders
 
     def make_bucket(
         self,

@@ -63,7 +63,8 @@ class Sharding:
     owner: Whose shard it is, counted from 0.
     dealt_whole: The optimizer looks at whole tensors: each parameter has one part, and a state of
         any shape.
-    undivided: The numbers of parameters whose state several owners have in full.
+    undivided: The numbers of parameters whose state is not cut: all owners have it in full, or, of
+        a shared parameter, one owner per host.
     in_hosts: The ranks of each host have all of the state among them; hosts may divide it in
         different ways.
     """
