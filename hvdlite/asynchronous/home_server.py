@@ -28,6 +28,8 @@ log = logging.getLogger("hvdlite")
 
 _FIRST_PAUSE_S = 50e-6
 _LONGEST_PAUSE_S = 1e-3
+# For a receiver that has got its last message.
+_END_LIMIT_S = 5.0
 
 
 class Task:
@@ -67,6 +69,7 @@ class HomeServer:
         self._served: dict[int, Served] = {}
         self._gone: set[int] = set()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._receivers: list[Receiver] = []
         self._thread = threading.Thread(target=self._run, name="hvdlite-home-server", daemon=True)
         self._thread.start()
 
@@ -82,10 +85,17 @@ class HomeServer:
         optimizers; or until serving has failed."""
         self._inbox.put(_Finish(when_all_left))
         self._thread.join()
+        if when_all_left:
+            # Python is about to end, and ends threads that still run by force: inside torch that
+            # would be an abort. A goodbye, or a failure, has ended each of them.
+            for receiver in self._receivers:
+                receiver.thread.join(_END_LIMIT_S)
 
     def _run(self) -> None:
-        for worker in self._others:
+        self._receivers += [
             Receiver(self._team, worker, worker, self._served, self._inbox)
+            for worker in self._others
+        ]
         try:
             self._serve()
         except BaseException as error:
