@@ -101,8 +101,7 @@ class BetweenHostsWorker(HogwildWorker):
 
     def _take_part(self) -> None:
         active = world.current()
-        active.before_joining.append(self._before_joining)
-        active.after_joining.append(self._after_joining)
+        active.async_workers[self._number] = self
         self._channel.optimizers.append(self)
 
     def _build(self, optimizer: torch.optim.Optimizer, marks: Marks) -> None:
@@ -156,19 +155,19 @@ class BetweenHostsWorker(HogwildWorker):
         self._check_serving()
         if self._layout.parts:
             self._own_home.step(self._push_of(gradients), options)
-        self.made += 1
-        self._clocks[self._own] = self.made
-        needs = 0 if self._staleness is None else max(0, self.made + 1 - self._staleness)
+        self.clock += 1
+        self._clocks[self._own] = self.clock
+        needs = 0 if self._staleness is None else max(0, self.clock + 1 - self._staleness)
         for link in self.links:
             there = [gradient_of(part, gradients[part.param]) for part in link.layout.parts]
-            link.push(there, self.made - 1, needs, options)
+            link.push(there, self.clock - 1, needs, options)
         if self._staleness is not None and self._layout.parts:
-            self._wait(self.made - self._staleness)
+            self._wait(self.clock - self._staleness)
         self._note_change()
 
     def _push_of(self, gradients: list[torch.Tensor | None]) -> Push:
         """The gradients of the parts at home."""
-        push = Push(self._own, self.made, 0)
+        push = Push(self._own, self.clock, 0)
         for index, part in enumerate(self._layout.parts):
             gradient = gradient_of(part, gradients[part.param])
             if gradient is None:
@@ -255,16 +254,15 @@ class BetweenHostsWorker(HogwildWorker):
     def leave(self) -> None:
         self._leave()
 
-    def _before_joining(self) -> None:
-        self._leave()
+    def stop_counting(self) -> None:
+        super().stop_counting()
         for link in self.links:
             link.tell(Kind.JOIN)
 
-    def _after_joining(self) -> None:
-        self._agree_on_clock()
+    def resume(self, clock: int) -> None:
+        super().resume(clock)
         for link in self.links:
-            link.resume(self.made)
-        barrier(name=f"{self._name}.resumed")
+            link.resume(clock)
 
     def close(self) -> None:
         """This optimizer is not used any more on this worker."""
@@ -274,8 +272,7 @@ class BetweenHostsWorker(HogwildWorker):
             active = world.active
             if active is None or active.between_hosts is not self._channel:
                 return
-            active.before_joining.remove(self._before_joining)
-            active.after_joining.remove(self._after_joining)
+            active.async_workers.pop(self._number, None)
             # The engine is closed once the worker has left.
             with contextlib.suppress(RuntimeError):
                 for link in self.links:

@@ -18,7 +18,7 @@ import torch
 from hvdlite.asynchronous.home_server import HomeServer
 from hvdlite.asynchronous.messages import REQUEST_TAG, Header, Kind
 from hvdlite.errors import HorovodInternalError
-from hvdlite.world import starting, world
+from hvdlite.world import exits, world
 from hvdlite.world.roles import Everyone, Roles
 from hvdlite.world.teams import make_team
 
@@ -104,7 +104,7 @@ class Channel:
             for operation in sent:
                 operation.wait(_BYE_LIMIT_S)
         # A failed process must end: that is how the others learn of it.
-        if self.server is not None and not starting.is_failing():
+        if self.server is not None and not exits.is_failing():
             # No rank is to wait for this one in a collective while it serves.
             for team in self._teams():
                 team.close()

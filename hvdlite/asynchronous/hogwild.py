@@ -16,11 +16,9 @@ from typing import Any
 import torch
 
 from hvdlite.asynchronous.homes import AWAY
+from hvdlite.asynchronous.joining import next_number
 from hvdlite.asynchronous.optimizer_methods import AsyncMethods
-from hvdlite.collectives.allreduce import allreduce
-from hvdlite.collectives.barrier import barrier
 from hvdlite.errors import HorovodInternalError
-from hvdlite.ops import Max
 from hvdlite.shared.memory import PAGE_BYTES, open_region
 from hvdlite.shared.parameters import share_parameters
 from hvdlite.world import world
@@ -81,9 +79,8 @@ class HogwildWorker:
         disabled = active.config.stall_check_disable
         self._warning_s = 0 if disabled else active.config.stall_check_time_seconds
         self._shutdown_s = 0 if disabled else active.config.stall_shutdown_time_seconds
-        self._number = active.next_async_optimizer
+        self._number = next_number(active)
         self._name = f"hvdlite.async.{self._number}"
-        active.next_async_optimizer += 1
         share_parameters(torch.nn.ParameterList(params))
         size_bytes = 8 * active.size + more_bytes
         self._region = open_region("AsyncOptimizer", size_bytes, "start fewer ranks")
@@ -92,22 +89,21 @@ class HogwildWorker:
         )
         self._clocks = memory[: 8 * active.size].view(torch.int64)
         self._more = memory[8 * active.size :]
-        self.made = 0
+        self.clock = 0
         self._pid = os.getpid()
         self._take_part()
 
     def _take_part(self) -> None:
         active = world.current()
-        active.before_joining.append(self._leave)
-        active.after_joining.append(self._after_joining)
+        active.async_workers[self._number] = self
         active.before_leaving.append(self._leave)
         atexit.register(self._leave)
 
     def made_step(self) -> None:
-        self.made += 1
-        self._clocks[self._own] = self.made
+        self.clock += 1
+        self._clocks[self._own] = self.clock
         if self._staleness is not None:
-            self._wait(self.made - self._staleness)
+            self._wait(self.clock - self._staleness)
 
     def _wait(self, needs: int) -> None:
         """Until every worker has made so many steps."""
@@ -144,20 +140,17 @@ class HogwildWorker:
         )
 
     def _leave(self) -> None:
-        """This worker does not count, until `_after_joining`. In a process that was forked off this
+        """This worker does not count, until `resume`. In a process that was forked off this
         does nothing: its end is not the worker's."""
         if os.getpid() == self._pid:
-            self._clocks[self._own] = AWAY + self.made
+            self._clocks[self._own] = AWAY + self.clock
 
-    def _after_joining(self) -> None:
-        self._agree_on_clock()
-        barrier(name=f"{self._name}.resumed")
+    def stop_counting(self) -> None:
+        self._leave()
 
-    def _agree_on_clock(self) -> None:
-        """All go on from the greatest one."""
-        clock = torch.tensor([self.made], dtype=torch.int64)
-        self.made = int(allreduce(clock, op=Max, name=f"{self._name}.clock"))
-        self._clocks[self._own] = self.made
+    def resume(self, clock: int) -> None:
+        self.clock = clock
+        self._clocks[self._own] = clock
 
     def pull(self) -> None:
         """The parameters are the newest ones always."""
@@ -173,7 +166,6 @@ class HogwildWorker:
         self._leave()
         atexit.unregister(self._leave)
         active = world.active
-        if active is not None and self._leave in active.before_joining:
-            active.before_joining.remove(self._leave)
-            active.after_joining.remove(self._after_joining)
+        if active is not None and active.async_workers.get(self._number) is self:
+            del active.async_workers[self._number]
             active.before_leaving.remove(self._leave)

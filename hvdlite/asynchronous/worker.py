@@ -11,6 +11,7 @@ import cloudpickle
 import torch
 
 from hvdlite.asynchronous import blueprint
+from hvdlite.asynchronous.joining import next_number
 from hvdlite.asynchronous.messages import Kind
 from hvdlite.asynchronous.partitioners import Partitioner
 from hvdlite.asynchronous.parts import Part, cut, deal
@@ -69,8 +70,7 @@ class Worker:
         if not blueprint.can_be_cut(optimizer):
             partitioner = None
         layouts = deal(parts_of(optimizer, names, partitioner), len(servers))
-        number = active.next_async_optimizer
-        active.next_async_optimizer += 1
+        number = self._number = next_number(active)
         if number >= _MOST_OPTIMIZERS:
             raise ValueError(f"AsyncOptimizer: more than {_MOST_OPTIMIZERS} optimizers")
         self._name = f"hvdlite.async.{number}"
@@ -85,8 +85,7 @@ class Worker:
         self.pull()
         self._pid = os.getpid()
         self._is_open = True
-        active.before_joining.append(self._before_joining)
-        active.after_joining.append(self._after_joining)
+        active.async_workers[number] = self
 
     def _places(self, link: ServerLink) -> list[torch.Tensor]:
         """By part of a link, its place in the model: where the parameter lies now.
@@ -246,13 +245,12 @@ class Worker:
             self._finish_reply()
         self.synchronize()
 
-    def _before_joining(self) -> None:
+    def stop_counting(self) -> None:
         for link in self.links:
             link.tell(Kind.JOIN)
 
-    def _after_joining(self) -> None:
-        clock = torch.tensor([self.clock], dtype=torch.int64)
-        self.clock = int(allreduce(clock, op=Max, name=f"{self._name}.clock"))
+    def resume(self, clock: int) -> None:
+        self.clock = clock
 
     def close(self) -> None:
         """This optimizer is not used any more on this worker. Does not wait. In a process that was
@@ -260,10 +258,9 @@ class Worker:
         if self._is_open and os.getpid() == self._pid:
             self._is_open = False
             active = world.active
-            if active is None or self._before_joining not in active.before_joining:
+            if active is None or active.async_workers.get(self._number) is not self:
                 return
-            active.before_joining.remove(self._before_joining)
-            active.after_joining.remove(self._after_joining)
+            del active.async_workers[self._number]
             # The engine is closed once the worker has left.
             with contextlib.suppress(RuntimeError):
                 for link in self.links:

@@ -78,11 +78,6 @@ class _ExitCode:
         sys.exit = self._exit
         atexit.register(self._at_exit)
 
-    @property
-    def is_failure(self) -> bool:
-        """Whether this process is known to end with an exit code other than 0."""
-        return self._code != 0
-
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> Any:

@@ -216,11 +216,6 @@ def _world_on(mpi_runtime: mpi.MpiRuntime, world_comm: Intracomm, config: Config
     return _world_of_peers(MpiPeers(mpi_runtime, world_comm), config, mpi_runtime)
 
 
-def is_failing() -> bool:
-    """Whether this process ends by an uncaught exception, or with another exit code than 0."""
-    return any(exits is not None and exits.is_failure for exits in (_exits, _host_exits))
-
-
 def _world_of_peers(peers: Peers, config: Config, mpi_runtime: mpi.MpiRuntime | None) -> World:
     """Collective. peers: the world owns them from now on."""
     placement = whole = placement_of(peers, config.host_ranks)

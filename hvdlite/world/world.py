@@ -30,6 +30,19 @@ class HasTeam(Protocol):
     def team(self) -> Team: ...
 
 
+class AsyncWorker(Protocol):
+    """What the world keeps of an asynchronous optimizer (`hvdlite.asynchronous`)."""
+
+    # How many steps this worker has made.
+    clock: int
+
+    def stop_counting(self) -> None:
+        """This worker joins: nobody waits for its steps any more."""
+
+    def resume(self, clock: int) -> None:
+        """All have joined: this worker counts again, with so many steps."""
+
+
 class World:
     """What `init` makes: the placement of this rank, and the team of all ranks."""
 
@@ -65,6 +78,8 @@ class World:
         self.groups: list[Team] = []
         # The number of the next asynchronous optimizer; the same on all workers.
         self.next_async_optimizer = 0
+        # By their numbers, those that this worker still has.
+        self.async_workers: dict[int, AsyncWorker] = {}
         # Whether the user has called `hvdlite.init`, and not only made a process group.
         self.used_by_api = False
         # Called when this rank leaves the world, while the engines still work.

@@ -20,6 +20,10 @@ def contained(params):
 
 @in_a_job
 def steps_with_delays(staleness, steps):
+    # Not used any more, and freed by some workers only: as by garbage collectors.
+    former = hvd.AsyncOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0))
+    if hvd.rank() % 2:
+        del former
     params = [torch.nn.Parameter(torch.zeros(9)) for _ in range(hvd.size())]
     optimizer = hvd.AsyncOptimizer(torch.optim.SGD(params, lr=1.0), max_staleness=staleness)
     assert all(map(hvd.is_shared, params))
