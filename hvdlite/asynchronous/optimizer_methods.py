@@ -109,6 +109,13 @@ class AsyncMethods(Wrapper):
             HorovodInternalError: It failed on rank 0.
         """
         options = self._hvdlite_worker.options_to_load(state_dict)
+        if "param_groups" not in options:
+            # On every worker, as the options are worker 0's.
+            raise ValueError(
+                "AsyncOptimizer.load_state_dict: rank 0's state dict has no 'param_groups'; give "
+                "it there what optimizer.state_dict() has returned (full_state_dict() gives {} on "
+                "all ranks but rank 0)"
+            )
         super().load_state_dict({**options, "state": {}})
         self._hvdlite_worker.load_state(state_dict.get("state", {}))
         self.state.clear()

@@ -17,12 +17,24 @@ log = logging.getLogger("hvdlite")
 class Waiting:
     """Waits for the operations of one optimizer's links."""
 
-    def __init__(self, everyone: Everyone, config: Config, staleness: int | None) -> None:
+    def __init__(
+        self,
+        everyone: Everyone,
+        config: Config,
+        staleness: int | None,
+        replicas: int | None = None,
+    ) -> None:
         self._everyone = everyone
         disabled = config.stall_check_disable
         self._warning_s = 0.0 if disabled else float(config.stall_check_time_seconds)
         self._shutdown_s = 0.0 if disabled else float(config.stall_shutdown_time_seconds)
-        self._staleness = staleness
+        self._rule = f"max_staleness={staleness}"
+        if replicas is not None:
+            self._rule = (
+                f"sync_replicas={replicas}: each step needs the gradients of {replicas} workers, "
+                "so a worker that makes no more steps must call hvd.join() before it waits for the "
+                "others, as in hvd.barrier()"
+            )
 
     def __call__(self, link: ServerLink, operation: Any, for_workers: bool) -> None:
         """Waits for an operation with a server. for_workers: it may wait for other workers.
@@ -83,5 +95,5 @@ class Waiting:
         names += ", …" * (len(late) > 8)
         return (
             f"{own} has waited {passed_s:.0f} s for {link.name}, which waits for {what} from: "
-            f"{names or 'nobody'} (max_staleness={self._staleness})"
+            f"{names or 'nobody'} ({self._rule})"
         )

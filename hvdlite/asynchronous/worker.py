@@ -74,7 +74,7 @@ class Worker:
         if number >= _MOST_OPTIMIZERS:
             raise ValueError(f"AsyncOptimizer: more than {_MOST_OPTIMIZERS} optimizers")
         self._name = f"hvdlite.async.{number}"
-        wait = Waiting(everyone, active.config, staleness)
+        wait = Waiting(everyone, active.config, staleness, replicas)
         self.links = [
             ServerLink(everyone, server, number, layout, wait)
             for server, layout in zip(servers, layouts, strict=True)

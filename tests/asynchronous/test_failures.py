@@ -159,6 +159,8 @@ def cannot_be_loaded():
     param.data.zero_()
     with pytest.raises(HorovodInternalError) as caught:
         optimizer.load_state_dict({**saved, "state": {0: {"thing": Unreadable()}}})
+    with pytest.raises(ValueError, match="load_state_dict: rank 0's state dict has no 'param_gro"):
+        optimizer.load_state_dict({})
     optimizer.pull()
     return str(caught.value), param.tolist()
 
@@ -236,7 +238,7 @@ def test_bad_use_is_a_clear_error(world):
 
 
 @in_a_job
-def one_is_late():
+def one_is_late(options):
     said = threading.Event()
     texts = []
 
@@ -249,7 +251,7 @@ def one_is_late():
     logging.getLogger("hvdlite").addHandler(handler)
     try:
         param = torch.nn.Parameter(torch.zeros(2))
-        optimizer = hvd.AsyncOptimizer(torch.optim.SGD([param], lr=1.0), max_staleness=1)
+        optimizer = hvd.AsyncOptimizer(torch.optim.SGD([param], lr=1.0), **options)
         param.grad = torch.ones(2)
         if hvd.rank() == 0:
             # The other worker goes on when this one has said for whom it waits.
@@ -268,14 +270,21 @@ def one_is_late():
 
 
 @pytest.mark.ranks(3)
-def test_a_worker_that_waits_for_long_says_for_whom(world):
+@pytest.mark.parametrize(
+    ("options", "what", "rule"),
+    [
+        ({"max_staleness": 1}, "step 0", "(max_staleness=1)"),
+        ({"sync_replicas": 2}, "gradients of step 0", "(sync_replicas=2: each step needs"),
+    ],
+)
+def test_a_worker_that_waits_for_long_says_for_whom(world, options, what, rule):
     knobs = {**servers(1), "HVDLITE_STALL_CHECK_TIME_SECONDS": "1"}
-    texts, others, _ = world.run(one_is_late, knobs=knobs)
+    texts, others, _ = world.run(one_is_late, options, knobs=knobs)
     assert others == []
     assert len(texts) == 1
     assert "worker 0 (on " in texts[0]
-    assert "which waits for their step 0 from: worker 1 (on " in texts[0]
-    assert "(max_staleness=1)" in texts[0]
+    assert f"which waits for their {what} from: worker 1 (on " in texts[0]
+    assert rule in texts[0]
 
 
 @in_a_job
