@@ -34,7 +34,8 @@ _VARIABLE = "HVDLITE_CHECK_SHARED"
 
 @dataclass
 class _Watched:
-    """A shared parameter or buffer. checksum: on the lowest rank of the host."""
+    """A shared parameter or buffer. name: with its kind, as "buffer 'mask'". checksum: on the
+    lowest rank of the host."""
 
     name: str
     tensor: weakref.ref[torch.Tensor]
@@ -48,7 +49,10 @@ _watched: dict[int, _Watched] = {}
 
 def begin(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """share_parameters has placed these: from now on they are watched. Collective if the check is
-    on."""
+    on.
+
+    named: With their kinds, for texts: ("buffer 'mask'", tensor).
+    """
     if not _is_on():
         return
     for name, tensor in named:
@@ -100,7 +104,7 @@ def verify(what: str, process_set: ProcessSet = global_process_set) -> None:
         )
         more = f" ({len(changed) - 1} more were changed too)" if len(changed) > 1 else ""
         raise HorovodInternalError(
-            f"{what}: {_VARIABLE} found that shared parameter {name!r} was changed in place {who}, "
+            f"{what}: {_VARIABLE} found that shared {name} was changed in place {who}, "
             f"since the last step, load_state_dict or broadcast_parameters{more}; all ranks of a "
             "host have this memory in common: let one rank per host change it between two "
             "barriers and call broadcast_parameters, or change it before share_parameters"

@@ -84,7 +84,7 @@ def share_parameters(model: torch.nn.Module, buffers: bool = False) -> None:
     named = [(entry.name, entry.tensor) for entry in entries]
     _note(named)
     loading.add_hooks(model)
-    check.begin(named)
+    check.begin((f"{entry.kind} {entry.name!r}", entry.tensor) for entry in entries)
 
 
 def is_shared(tensor: torch.Tensor) -> bool:

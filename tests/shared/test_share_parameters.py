@@ -275,7 +275,8 @@ def test_a_compiled_model_sees_the_shared_parameters(world):
 def checked(how):
     hvd.init()
     model = nn.Linear(3, 2)
-    hvd.share_parameters(model)
+    model.register_buffer("mask", torch.ones(2))
+    hvd.share_parameters(model, buffers=True)
     last = hvd.size() - 1
     hvd.broadcast_parameters(model.state_dict(), 0)
     with writing("step"):
@@ -291,17 +292,22 @@ def checked(how):
             model.weight.zero_()
     if how == "numpy" and hvd.local_rank() == 0:
         model.weight.detach().numpy()[:] = 7
+    if how == "buffer":
+        model.mask.add_(1)
+    everyone = f"by ranks? {', '.join(map(str, range(hvd.size())))},"
+    what = "buffer 'mask'" if how == "buffer" else "parameter 'weight'"
     who = {
+        "buffer": everyone,
         "one rank": f"by rank {last},",
-        "all ranks": f"by ranks? {', '.join(map(str, range(hvd.size())))},",
+        "all ranks": everyone,
         "numpy": "by some rank, not through",
     }[how]
-    text = f"step: HVDLITE_CHECK_SHARED found that shared parameter 'weight' .* in place {who}"
+    text = f"step: HVDLITE_CHECK_SHARED found that shared {what} .* in place {who}"
     with pytest.raises(hvd.HorovodInternalError, match=text), writing("step"):
         raise AssertionError("not reached")
 
 
 @pytest.mark.wide_in("2,1")
-@pytest.mark.parametrize("how", ["one rank", "all ranks", "numpy"])
+@pytest.mark.parametrize("how", ["one rank", "all ranks", "numpy", "buffer"])
 def test_the_check_names_what_was_changed_and_by_whom(world, how):
     world.run(checked, how, knobs={"HVDLITE_CHECK_SHARED": "1"})
