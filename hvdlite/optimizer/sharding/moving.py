@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -242,10 +243,12 @@ def _held_by_first(
 
 def _common(wants: Parts, held: Parts, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """What wanted and held parts have in common within a range: (number of the wanted part, of the
-    held one, begin, end); in the same order for both sides."""
+    held one, begin, end); in the same order for both sides. held: ascending, without common
+    elements."""
     for place, part in enumerate(wants):
-        for number, source in enumerate(held):
-            low = max(begin, part.begin, source.begin)
-            high = min(end, part.end, source.end)
-            if low < high:
-                yield place, number, low, high
+        low, high = max(begin, part.begin), min(end, part.end)
+        number = bisect.bisect_right(held, low, key=lambda source: source.end)
+        while number < len(held) and max(low, held[number].begin) < min(high, held[number].end):
+            source = held[number]
+            yield place, number, max(low, source.begin), min(high, source.end)
+            number += 1

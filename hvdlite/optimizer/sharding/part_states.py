@@ -1,15 +1,15 @@
 """Which state of the optimizer this rank keeps, under which keys; and how it follows the division.
 
-The wrapped optimizer's `state` has one entry for each part that this rank owns, by the view of the
-part, and one for each undivided parameter, by the parameter. The division of the state is that of
-the last update, of a shard that was loaded, or before either an even one; before an update, what
-other ranks own by then moves to them.
+The wrapped optimizer's `state` has one entry for each portion of what this rank owns, by the view
+of the portion, and one for each undivided parameter, by the parameter. The division of the state is
+that of the last update, of a shard that was loaded, or before either an even one; before an update,
+what other ranks own by then moves to them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,13 @@ from hvdlite.optimizer.sharding.cut import Cut, Part
 from hvdlite.optimizer.sharding.division import Division, deal, evenly
 from hvdlite.optimizer.sharding.memory import has_gaps
 from hvdlite.optimizer.sharding.moving import Move, Piece
-from hvdlite.optimizer.sharding.pieces import Whole, all_of_state, part_of_state, shaped_state
+from hvdlite.optimizer.sharding.pieces import (
+    Whole,
+    all_of_state,
+    part_of_state,
+    recut_all,
+    shaped_state,
+)
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.sharding.state_dicts import Sharding, loaded, shard_state_dict
 from hvdlite.optimizer.sharding.update import Update
@@ -34,10 +40,16 @@ class _Held:
     cut: The parts of all owners, ascending. A parameter that is not divided is a part of every
         owner that updates it: of all, or, if it is shared, of the leaders.
     undivided: The numbers of these.
+    own: This rank's parts in the portions by which it keeps its state: `cut`, cut further.
     """
 
     cut: Cut
     undivided: frozenset[int]
+    own: tuple[Part, ...]
+
+    def lies_as(self, other: _Held) -> bool:
+        """Whether each state is on the same rank. All ranks find the same."""
+        return self.cut == other.cut and self.undivided == other.undivided
 
 
 class PartStates:
@@ -94,7 +106,7 @@ class PartStates:
     ) -> None:
         """Takes what this rank needs of it. plain: the method of the wrapped class."""
         found = loaded(given, self._sharding(optimizer, self._now(optimizer)))
-        held = _Held(found.sharding.cut, found.sharding.undivided)
+        held = _Held(found.sharding.cut, found.sharding.undivided, found.sharding.parts)
         wholes = self._wholes()
         states: dict[int, Mapping[str, Any]] = {}
         for number, (part, state) in enumerate(
@@ -120,20 +132,20 @@ class PartStates:
         after = self._held_by(division, before)
         state: dict[Any, Any] = optimizer.state
         # Where each host's ranks divide it among them, another host's division may have changed.
-        if after != before or len(self._shards.members) < self._team().size:
+        moves = not after.lies_as(before) or len(self._shards.members) < self._team().size
+        if moves or after.own != before.own:
             keys = self._keys(before)
             by_number = {n: state[key] for n, key in enumerate(keys) if state.get(key)}
-            wanted = after.cut[self._shards.owner]
-            states = self._move(name).states(
-                self._wholes(),
-                self._pieces(before, by_number),
-                wanted,
-                dealt_whole=not self._shards.elementwise,
-            )
+            wholes, pieces = self._wholes(), self._pieces(before, by_number)
+            if moves:
+                states = self._move(name).states(
+                    wholes, pieces, after.own, dealt_whole=not self._shards.elementwise
+                )
+            else:
+                states = list(recut_all(pieces, wholes, after.own))
             old = set(map(id, keys))
             new = {key: value for key, value in state.items() if id(key) not in old}
-            wholes = self._wholes()
-            for part, key, moved in zip(wanted, self._keys(after), states, strict=True):
+            for part, key, moved in zip(after.own, self._keys(after), states, strict=True):
                 if moved:
                     if part.index in after.undivided and self._shards.elementwise:
                         moved = shaped_state(moved, wholes[part.index])
@@ -158,19 +170,21 @@ class PartStates:
             index_of = {id(param): index for index, param in enumerate(params)}
             number = {old: index_of.get(id(param)) for old, param in enumerate(self._params)}
             known = {index for index in number.values() if index is not None}
-            kept = [[_renumbered(part, number) for part in parts] for parts in held.cut]
-            new = _Held(
-                tuple(
-                    tuple(
-                        sorted(
-                            [part for part in old if part is not None]
-                            + [part for part in added if part.index not in known]
-                        )
+
+            def with_new(old: Iterable[Part], added: Iterable[Part]) -> tuple[Part, ...]:
+                kept = [_renumbered(part, number) for part in old]
+                return tuple(
+                    sorted(
+                        [part for part in kept if part is not None]
+                        + [part for part in added if part.index not in known]
                     )
-                    for old, added in zip(kept, new.cut, strict=True)
-                ),
+                )
+
+            new = _Held(
+                tuple(map(with_new, held.cut, new.cut)),
                 frozenset(index for i in held.undivided if (index := number[i]) is not None)
                 | (new.undivided - known),
+                with_new(held.own, new.own),
             )
         self._held, self._params, self._followed = new, params, None
         self._divide_whole_states(optimizer, new)
@@ -194,7 +208,8 @@ class PartStates:
             for index, owner in deal(numbered, owners, {}).items():
                 parts[owner].append(Part(index, 0, params[index].numel()))
         undivided = frozenset(set(range(len(params))) - divided)
-        return self._with_undivided(parts, undivided, params, is_shared)
+        cut = self._with_undivided(parts, undivided, params, is_shared)
+        return _Held(cut, undivided, cut[shards.owner])
 
     def _held_by(self, division: Division, before: _Held) -> _Held:
         """What is kept for an update. The state of frozen parameters stays where it is."""
@@ -216,8 +231,12 @@ class PartStates:
             for own, old in zip(division.cut, before.cut, strict=True)
         ]
         trained = frozenset(set(rest) - frozen)
-        held = self._with_undivided(parts, trained, self._params, self._shards.is_shared)
-        return _Held(held.cut, trained | (before.undivided & frozen))
+        cut = self._with_undivided(parts, trained, self._params, self._shards.is_shared)
+        undivided = trained | (before.undivided & frozen)
+        own = cut[self._shards.owner]
+        whole = [part for part in own if part.index in undivided]
+        in_portions = self._shards.portions([p for p in own if p.index not in undivided])
+        return _Held(cut, undivided, tuple(sorted([*whole, *in_portions])))
 
     def _with_undivided(
         self,
@@ -225,7 +244,7 @@ class PartStates:
         undivided: frozenset[int],
         params: Sequence[torch.Tensor],
         is_shared: Callable[[torch.Tensor], bool],
-    ) -> _Held:
+    ) -> Cut:
         """Adds to each owner's parts the undivided parameters that it updates: so nobody keeps a
         state that no update changes."""
         leaders = self._shards.leaders
@@ -236,18 +255,17 @@ class PartStates:
             updated = undivided if owner in leaders else undivided - of_leaders
             added = [Part(index, 0, params[index].numel()) for index in updated]
             cut.append(tuple(sorted([*own, *added])))
-        return _Held(tuple(cut), undivided)
+        return tuple(cut)
 
     def _divide_whole_states(self, optimizer: Any, held: _Held) -> None:
         """The state that the wrapped optimizer had, before it was sharded: this rank keeps what it
         owns of it."""
         state: dict[Any, Any] = optimizer.state
-        own = held.cut[self._shards.owner]
         wholes = self._wholes()
         for index, param in enumerate(self._params):
             if param not in state:
                 continue
-            parts = [part for part in own if part.index == index]
+            parts = [part for part in held.own if part.index == index]
             if self._shards.elementwise and index not in held.undivided:
                 whole = state.pop(param)
                 for part in parts:
@@ -261,7 +279,7 @@ class PartStates:
         """This rank's parts with their states. states: by the part's number."""
         wholes = self._wholes()
         pieces: list[Piece] = []
-        for number, part in enumerate(held.cut[self._shards.owner]):
+        for number, part in enumerate(held.own):
             state = states.get(number, {})
             if part.index in held.undivided and self._shards.elementwise:
                 state = all_of_state(state, wholes[part.index])
@@ -275,12 +293,11 @@ class PartStates:
         groups: list[dict[str, Any]] = vars(optimizer)["param_groups"]
         params = [group["params"] for group in groups]
         keys = self._keys(held)
-        own = held.cut[self._shards.owner]
         numbers: list[list[int]] = []
         first = 0
         for group_params in params:
             last = first + len(group_params)
-            numbers.append([n for n, part in enumerate(own) if first <= part.index < last])
+            numbers.append([n for n, part in enumerate(held.own) if first <= part.index < last])
             first = last
         try:
             for group, own_numbers in zip(groups, numbers, strict=True):
@@ -293,7 +310,7 @@ class PartStates:
                     group["params"] = group_params
 
     def _keys(self, held: _Held) -> list[torch.Tensor]:
-        return [self._key(held, part) for part in held.cut[self._shards.owner]]
+        return [self._key(held, part) for part in held.own]
 
     def _key(self, held: _Held, part: Part) -> torch.Tensor:
         param = self._params[part.index]
@@ -323,6 +340,7 @@ class PartStates:
             dealt_whole=not self._shards.elementwise,
             undivided=held.undivided,
             in_hosts=self._shards.shard is not True,
+            portions=held.own,
         )
 
     def _wholes(self) -> tuple[Whole, ...]:

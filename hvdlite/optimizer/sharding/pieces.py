@@ -167,6 +167,27 @@ def recut(
     return result
 
 
+def recut_all(
+    pieces: Sequence[tuple[Part, Mapping[str, Any]]],
+    wholes: Sequence[Whole],
+    wanted: Sequence[Part],
+) -> Iterator[State]:
+    """The state of each wanted part, from pieces that cover the same elements. Where a piece is the
+    wanted part, its own state."""
+    by_index: dict[int, list[tuple[Part, Mapping[str, Any]]]] = {}
+    for piece in pieces:
+        by_index.setdefault(piece[0].index, []).append(piece)
+    for part in wanted:
+        of_param = by_index[part.index]
+        same_part = next((state for held, state in of_param if held == part), None)
+        if same_part is not None:
+            yield dict(same_part)
+        elif any(state for _, state in of_param):
+            yield recut(of_param, wholes[part.index], part.begin, part.end)
+        else:
+            yield {}
+
+
 def is_cut_tensor(key: str, value: object, part: Part) -> bool:
     """Whether this may be state of the part's elements, and not of the whole parameter."""
     return is_strided(value) and key != "step" and tuple(value.shape) == (part.end - part.begin,)

@@ -19,6 +19,7 @@ from hvdlite.optimizer.sharding.cut_bucket import CutBucket
 from hvdlite.optimizer.sharding.division import Division, by_buckets, deal, evenly
 from hvdlite.optimizer.sharding.elementwise import is_elementwise
 from hvdlite.optimizer.sharding.memory import has_gaps
+from hvdlite.optimizer.sharding.portions import portions_of
 from hvdlite.optimizer.sharding.words import joined
 from hvdlite.shared import is_shared
 from hvdlite.world import world
@@ -191,6 +192,14 @@ class Shards:
         self._division = Division(cut, self.members, self.owner)
         self._made_for = made_for
         return self._division
+
+    def portions(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        """By what this rank updates these parts, and keeps their state."""
+        if not self.elementwise:
+            return tuple(parts)
+        groups = self._groups()
+        params = [param for group in groups for param in group["params"]]
+        return portions_of(parts, params, groups)
 
     def _keep_frozen(
         self, parts: list[list[Part]], index_of: dict[int, int], divided: set[int]

@@ -67,6 +67,7 @@ class Sharding:
         a shared parameter, one owner per host.
     in_hosts: The ranks of each host have all of the state among them; hosts may divide it in
         different ways.
+    portions: This owner's parts, cut further, as it keeps its state; None: as they are in `cut`.
     """
 
     optimizer: str
@@ -77,10 +78,12 @@ class Sharding:
     dealt_whole: bool = False
     undivided: frozenset[int] = frozenset()
     in_hosts: bool = False
+    portions: tuple[Part, ...] | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return self.cut[self.owner]
+        """Of which this rank has a state each."""
+        return self.cut[self.owner] if self.portions is None else self.portions
 
     def mark(self) -> dict[str, Any]:
         """In types that torch.load(weights_only=True) reads."""
@@ -89,7 +92,8 @@ class Sharding:
             "optimizer": self.optimizer,
             "owner": self.owner,
             "owners": len(self.cut),
-            "cut": [[[part.index, part.begin, part.end] for part in parts] for parts in self.cut],
+            "cut": [_numbers(parts) for parts in self.cut],
+            "portions": None if self.portions is None else _numbers(self.portions),
             "names": [whole.name for whole in self.wholes],
             "shapes": [list(whole.shape) for whole in self.wholes],
             "strides": [list(whole.stride) for whole in self.wholes],
@@ -113,11 +117,13 @@ class Sharding:
             mark["optimizer"],
             tuple(Whole(name, tuple(shape), tuple(stride)) for name, shape, stride in described),
             tuple(mark["group_sizes"]),
-            tuple(tuple(Part(*numbers) for numbers in parts) for parts in mark["cut"]),
+            tuple(map(_parts, mark["cut"])),
             mark["owner"],
             mark["dealt_whole"],
             frozenset(mark["undivided"]),
             mark["in_hosts"],
+            # Shards that were saved before there were portions do not name them.
+            None if (portions := mark.get("portions")) is None else _parts(portions),
         )
 
 
@@ -231,7 +237,9 @@ def _from_own_shard(given: Mapping[str, Any], own: Sharding) -> Loaded:
         )
     states = [dict(given["state"].get(number, {})) for number in range(len(saved.parts))]
     return Loaded(
-        dataclasses.replace(own, cut=saved.cut, undivided=saved.undivided), _options(given), states
+        dataclasses.replace(own, cut=saved.cut, undivided=saved.undivided, portions=saved.portions),
+        _options(given),
+        states,
     )
 
 
@@ -298,6 +306,14 @@ def _pieces(
     for number, part in enumerate(parts):
         result.setdefault(part.index, []).append((part, shard["state"].get(number, {})))
     return result
+
+
+def _numbers(parts: Sequence[Part]) -> list[list[int]]:
+    return [[part.index, part.begin, part.end] for part in parts]
+
+
+def _parts(numbers: Sequence[Sequence[int]]) -> tuple[Part, ...]:
+    return tuple(Part(*each) for each in numbers)
 
 
 def _options(shard: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -37,6 +37,8 @@ class Update:
         self.shards = shards
         self._watching = watching
         self.division: Division | None = None
+        # What this rank owns by the division, as the wrapped optimizer is given it.
+        self.portions: tuple[Part, ...] = ()
         self._whole_again: WholeAgain | None = None
         # Set while a step is not at its end.
         self._unfinished: WholeAgain | None = None
@@ -70,6 +72,7 @@ class Update:
             self._whole_again = WholeAgain(
                 shards, division, gradients.buckets, gradients.team, gradients.name
             )
+            self.portions = shards.portions(division.own)
             self.division = division
         assert self._whole_again is not None
         self._whole_again.reset()
@@ -82,7 +85,7 @@ class Update:
         assert self.division is not None
         shards = self.shards
         by_index: dict[int, list[torch.Tensor]] = {}
-        for part in self.division.own:
+        for part in self.portions:
             by_index.setdefault(part.index, []).append(
                 self.key_of(self.shards.params[part.index], part)
             )
@@ -203,7 +206,7 @@ class Update:
         ]
         for param in self._empty:
             param.grad = torch.zeros_like(param)
-        for part in self.division.own:
+        for part in self.portions:
             slot = slots.get(id(self.shards.params[part.index]))
             if slot is not None:
                 self.key_of(self.shards.params[part.index], part).grad = self._gradient_of(

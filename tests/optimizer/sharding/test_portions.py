@@ -1,0 +1,158 @@
+"""What the wrapped optimizer is given at a time: portions of what a rank owns."""
+
+import contextlib
+import copy
+import itertools
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from hvdlite.optimizer.sharding import portions
+from hvdlite.optimizer.sharding.cut import Part
+from hvdlite.optimizer.sharding.division import ALIGNMENT_ELEMS
+from hvdlite.optimizer.sharding.state_dicts import MARK
+from tests.optimizer.sharding.models import differences, odd
+from tests.optimizer.sharding.test_bits import optimizer_of, trains_alike
+from tests.optimizer.sharding.test_checkpoints import same_full, sharded, through_a_file, train
+
+SIZE = 128  # elements of float32
+
+
+@contextlib.contextmanager
+def portions_of(elems):
+    """Inside, portions have about so many elements of float32."""
+    before, portions.PORTION_BYTES = portions.PORTION_BYTES, 4 * elems // torch.get_num_threads()
+    try:
+        yield
+    finally:
+        portions.PORTION_BYTES = before
+
+
+# ---- the cuts ----
+
+
+@pytest.mark.parametrize("begin", [0, 64, 100, 1000])
+@pytest.mark.parametrize("size", [1, 63, 64, 190, 192, 193, 5000, 5001])
+def test_portions_cover_a_part_in_about_equal_sizes_cut_at_multiples_of_64(begin, size):
+    param = torch.zeros(begin + size + 7)
+    part = Part(1, begin, begin + size)
+    groups = [{"params": [torch.zeros(3), param]}]
+    cut = portions._cut(part, SIZE)
+    assert [each.index for each in cut] == [1] * len(cut)
+    assert [cut[0].begin, cut[-1].end] == [part.begin, part.end]
+    for before, after in itertools.pairwise(cut):
+        assert before.end == after.begin
+        assert after.begin % ALIGNMENT_ELEMS == 0
+    assert all(0 < each.end - each.begin < 1.5 * SIZE + ALIGNMENT_ELEMS for each in cut)
+    assert len(cut) <= max(round(size / SIZE), 1)
+    # A part that is no larger than the caches stays whole.
+    assert portions.portions_of([part], [torch.zeros(3), param], groups) == (part,)
+
+
+@pytest.mark.parametrize(
+    ("options", "number"), [({}, 4), ({"foreach": False}, 4), ({"foreach": True}, 1)]
+)
+def test_only_an_optimizer_that_does_one_tensor_after_the_other_gets_portions(options, number):
+    other, param = torch.zeros(3), torch.zeros(4 * SIZE)
+    groups = [{"params": [other], "foreach": True}, {"params": [param], **options}]
+    parts = [Part(0, 0, 3), Part(1, 0, 4 * SIZE)]
+    with portions_of(SIZE):
+        assert len(portions.portions_of(parts, [other, param], groups)) == 1 + number
+
+
+# ---- training ----
+
+
+def trains_in_portions(name, *arguments):
+    with portions_of(SIZE):
+        return trains_alike(name, *arguments)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("2,1")
+@pytest.mark.mpis("mpich")
+@pytest.mark.wide_in("2,1")
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Adam", (True,)),
+        ("Adam", (False, True)),
+        ("ASGD", ("host",)),
+        ("momentum", (True, False, "bfloat16")),
+    ],
+)
+def test_a_step_in_portions_has_the_bits_of_the_unsharded_one(world, name, arguments):
+    world.run(trains_in_portions, name, *arguments)
+
+
+def gradients_and_state():
+    """The optimizer's state is in portions, and the gradients are not."""
+    hvd.init()
+    net = odd()
+    optimizer = sharded("AdamW", net)
+    with portions_of(SIZE):
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.ones(4, 3, 6, 6)).square().mean().backward()
+            optimizer.synchronize()
+            found = {name: optimizer.sharded_grad(p) for name, p in net.named_parameters()}
+            with optimizer.skip_synchronize():
+                optimizer.step()
+    assert all(len(parts) <= 1 for parts in found.values())
+    (part,) = found["mix.weight"]
+    keys = [key for key in optimizer.state if key.data_ptr() >= net.mix.weight.data_ptr()]
+    size = part.end - part.begin
+    assert size > 10 * SIZE
+    own = [key.numel() for key in keys if key.data_ptr() < net.mix.weight[-1, -1:].data_ptr()]
+    assert sum(own) == size
+    assert max(own) < 2 * SIZE
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.mpis("mpich")
+def test_state_is_kept_by_portions_and_sharded_grad_gives_all_of_a_part(world):
+    world.run(gradients_and_state)
+
+
+# ---- checkpoints ----
+
+
+def loads_other_portions(saves_small, as_before):
+    """A shard that was saved in some portions goes on in others: alone, and with all the others."""
+    hvd.init()
+    rank = hvd.rank()
+    sizes = (SIZE, 1 << 20) if saves_small else (1 << 20, SIZE)
+    alone, net = odd(), odd()
+    plain = optimizer_of("Adam", alone)
+    optimizer = sharded("Adam", net)
+    train(alone, plain, range(3))
+    with portions_of(sizes[0]):
+        train(net, optimizer, range(3), rank == 0)
+    model = copy.deepcopy(net.state_dict())
+    own = through_a_file(optimizer.state_dict())
+    if as_before:
+        # As it was saved before there were portions.
+        assert own[MARK].pop("portions") == own[MARK]["cut"][rank]
+    shards = hvd.allgather_object(own)
+    train(alone, plain, range(3, 6))
+    for given in (own, shards):
+        net = odd()
+        net.load_state_dict(model)
+        optimizer = sharded("Adam", net)
+        optimizer.load_state_dict(given)
+        with portions_of(sizes[1]):
+            train(net, optimizer, range(3, 6), rank == 0)
+        largest = max(key.numel() for key in optimizer.state)
+        assert (largest > 2 * SIZE) is saves_small
+        assert differences(net, alone) == []
+        same_full(optimizer.full_state_dict(), plain)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.mpis("mpich")
+@pytest.mark.parametrize(
+    ("saves_small", "as_before"), [(True, False), (False, False), (False, True)]
+)
+def test_a_shard_loads_where_portions_are_others(world, saves_small, as_before):
+    world.run(loads_other_portions, saves_small, as_before)
