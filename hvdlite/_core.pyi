@@ -429,13 +429,18 @@ class Engine:
         /,
         form: int = ...,
         cut_as: int = -1,
+        extents: Sequence[tuple[int, int, int]] | None = None,
     ) -> Plan:
         """Prepares an allreduce of `count` elements, or one of its halves: see PLAN_TO_OWNERS.
         Collective, matched by name like an operation, but does not block: a start before all
         members have made the plan waits for them. A plan that unites is not collective: its runs
         are, and fail while a rank has joined.
 
-        cut_as: Of a plan that unites, the dtype whose `owned` counts; -1: its own."""
+        cut_as: Of a plan that unites, the dtype whose `owned` counts; -1: its own.
+        extents: Of one that unites within a host (PLAN_UNITE_ON_HOST, or where there is one host),
+            where the elements lie, if not in one piece of memory: (begin, end, address), ascending,
+            with the same begins and ends on every rank. What lies between them is not moved, and
+            `input` and `output` are 0."""
 
     def owned(
         self, count: int, dtype: int, form: int, member: int, cut_as: int = -1, /

@@ -142,8 +142,12 @@ static bool more_ranks_than_rails(const hvdl_engine *e)
 static hvdl_source in_place(const hvdl_operation *op, int local, hvdl_range elems, bool takes)
 {
     size_t esize = hvdl_dtype_bytes(op->desc.dtype), bytes = hvdl_range_size(elems) * esize;
-    char *at = op->output + elems.begin * esize;
-    return (hvdl_source){local, at, bytes, {0, takes ? bytes : 0}, at};
+    size_t begin = elems.begin * esize;
+    hvdl_range take = {0, takes ? bytes : 0};
+    if (op->extents.list)
+        return (hvdl_source){.local = local, .bytes = bytes, .take = take, .begin = begin};
+    char *at = op->output + begin;
+    return (hvdl_source){.local = local, .from = at, .bytes = bytes, .take = take, .to = at};
 }
 
 /* The hosts' chunks of this rail's slice, as offsets from where the slice begins. */
@@ -247,6 +251,8 @@ static hvdl_pass *share_owned(const hvdl_engine *e, const hvdl_operation *op, ui
     hvdl_pass *pass = hvdl_pass_new(HVDL_PASS_SHARE, ranks);
     for (int local = 0; pass && local < ranks; local++)
         pass->sources[local] = in_place(op, local, owned_by_local(e, op, k, local), true);
+    if (pass)
+        pass->extents = op->extents;
     return pass;
 }
 

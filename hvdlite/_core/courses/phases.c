@@ -94,7 +94,8 @@ hvdl_pass *hvdl_share_from_rails(const hvdl_engine *e, char *buffer, hvdl_range 
         hvdl_range slice = hvdl_slice(hvdl_range_size(range), e->placement.num_rails, rail, dtype);
         char *at = buffer + (range.begin + slice.begin) * esize;
         size_t bytes = hvdl_range_size(slice) * esize;
-        pass->sources[rail] = (hvdl_source){rail, at, bytes, {0, bytes}, at};
+        pass->sources[rail] =
+            (hvdl_source){.local = rail, .from = at, .bytes = bytes, .take = {0, bytes}, .to = at};
     }
     return pass;
 }
@@ -122,11 +123,11 @@ static hvdl_pass *share_from_root(const hvdl_engine *e, const hvdl_operation *op
     hvdl_pass *pass = hvdl_pass_new(HVDL_PASS_SHARE, 1);
     size_t bytes = hvdl_range_size(range);
     if (pass)
-        pass->sources[0] = (hvdl_source){e->placement.local_of[op->desc.root],
-                                         op->input + range.begin,
-                                         bytes,
-                                         {0, bytes},
-                                         op->output + range.begin};
+        pass->sources[0] = (hvdl_source){.local = e->placement.local_of[op->desc.root],
+                                         .from = op->input + range.begin,
+                                         .bytes = bytes,
+                                         .take = {0, bytes},
+                                         .to = op->output + range.begin};
     return pass;
 }
 

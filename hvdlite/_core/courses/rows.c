@@ -153,7 +153,8 @@ uint64_t hvdl_gather_count_pieces(const hvdl_engine *e, hvdl_operation *op)
 
 static hvdl_source part_of(int local, const char *from, char *to, size_t bytes)
 {
-    return (hvdl_source){local, from, bytes, {0, bytes}, to};
+    return (hvdl_source){
+        .local = local, .from = from, .bytes = bytes, .take = {0, bytes}, .to = to};
 }
 
 static hvdl_pass *gather_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k)

@@ -6,6 +6,7 @@
 #ifndef HVDL_ENGINE_H
 #define HVDL_ENGINE_H
 
+#include "base/extents.h"
 #include "base/kinds.h"
 #include "base/schedule.h"
 #include "net/exchange.h"
@@ -52,6 +53,9 @@ typedef struct {
     void *const *outputs;
     int64_t rows; /* where they travel beside the descriptor: this rank's first dimension */
     const int64_t *splits; /* hvdl_num_splits numbers, or NULL; copied */
+    /* Of a plan that unites within each host: where its buffer lies, instead of `input` and `output`,
+     * which are then NULL. Copied. */
+    hvdl_extents extents;
     void *owner;
 } hvdl_posting;
 

@@ -50,7 +50,8 @@ struct hvdl_operation {
     const void **inputs; /* as posted, or NULL */
     void **outputs;
     int64_t rows;
-    int64_t *splits; /* as posted, or NULL */
+    int64_t *splits;      /* as posted, or NULL */
+    hvdl_extents extents; /* as posted */
     void *owner;
     bool internal;           /* the engine's own */
     hvdl_plan *plan;         /* that it is a run of, or makes */

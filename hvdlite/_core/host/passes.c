@@ -152,10 +152,40 @@ static void put_elements(hvdl_shm *shm, const hvdl_pass *pass, char *to, const c
         hvdl_reduce(pass->dtype, HVDL_SUM, to, &input, 1, count, &pass->scale);
 }
 
+/* Bytes of a source, as bytes of the buffer. */
+static hvdl_range in_buffer(const hvdl_source *source, hvdl_range part)
+{
+    return (hvdl_range){source->begin + part.begin, source->begin + part.end};
+}
+
+/* Gives a block of a share: the source's bytes `part`. What lies in no extent is left out of the staging block. */
+static void give_of(hvdl_shm *shm, const hvdl_pass *pass, const hvdl_source *source,
+                    hvdl_range part, char *staging, hvdl_timed *timed)
+{
+    if (!pass->extents.list) {
+        hvdl_shm_copy_timed(shm, staging, source->from + part.begin, hvdl_range_size(part), false,
+                            timed);
+        return;
+    }
+    hvdl_range left = in_buffer(source, part);
+    size_t begin = left.begin;
+    for (hvdl_extent extent; hvdl_next_extent(pass->extents, &left, &extent);)
+        hvdl_shm_copy_timed(shm, staging + (extent.bytes.begin - begin), extent.at,
+                            hvdl_range_size(extent.bytes), false, timed);
+}
+
 /* Takes what this rank wants of a block of a share: the source's bytes `part`, which are at `at`. */
-static void take_of(const hvdl_source *source, hvdl_range part, const char *at)
+static void take_of(const hvdl_pass *pass, const hvdl_source *source, hvdl_range part,
+                    const char *at)
 {
     hvdl_range wanted = both(part, source->take);
+    if (pass->extents.list) {
+        hvdl_range left = in_buffer(source, wanted);
+        size_t begin = source->begin + part.begin;
+        for (hvdl_extent extent; hvdl_next_extent(pass->extents, &left, &extent);)
+            memcpy(extent.at, at + (extent.bytes.begin - begin), hvdl_range_size(extent.bytes));
+        return;
+    }
     const char *from = at + (wanted.begin - part.begin);
     char *to = source->to + (wanted.begin - source->take.begin);
     if (hvdl_range_size(wanted) && to != from)
@@ -205,9 +235,9 @@ static void keep_own(const hvdl_shm *shm, const hvdl_pass *pass, uint64_t b)
         hvdl_range part = block_of(source->bytes, pass->unit, b);
         if (source->local != shm->local_rank || !hvdl_range_size(part))
             continue;
-        if (pass->type == HVDL_PASS_SHARE)
-            take_of(source, part, source->from + part.begin);
-        else if (source->to != source->from)
+        if (pass->type == HVDL_PASS_SHARE && !pass->extents.list)
+            take_of(pass, source, part, source->from + part.begin);
+        else if (pass->type == HVDL_PASS_PARTS && source->to != source->from)
             memcpy(source->to + part.begin, source->from + part.begin, hvdl_range_size(part));
     }
 }
@@ -252,8 +282,7 @@ static void put_in(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t nu
             const hvdl_source *source = &pass->sources[i];
             hvdl_range part = block_of(source->bytes, pass->unit, b);
             if (source->local == shm->local_rank && hvdl_range_size(part))
-                hvdl_shm_copy_timed(shm, staging, source->from + part.begin, hvdl_range_size(part),
-                                    false, timed);
+                give_of(shm, pass, source, part, staging, timed);
         }
         break;
     case HVDL_PASS_PARTS: put_parts(shm, pass, b, number, timed); break;
@@ -320,7 +349,7 @@ static void take_out(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t 
             const hvdl_source *source = &pass->sources[i];
             hvdl_range part = block_of(source->bytes, pass->unit, b);
             if (source->local != shm->local_rank)
-                take_of(source, part, hvdl_staging(shm, source->local, number));
+                take_of(pass, source, part, hvdl_staging(shm, source->local, number));
         }
         break;
     case HVDL_PASS_PARTS: take_parts(shm, pass, b, number); break;

@@ -3,7 +3,7 @@
 #ifndef HVDL_PASSES_H
 #define HVDL_PASSES_H
 
-#include "base/schedule.h"
+#include "base/extents.h"
 #include "host/shm.h"
 #include "kernels/reduce.h"
 
@@ -24,6 +24,8 @@ typedef struct {
     hvdl_range take; /* share: of these bytes */
     char *
         to; /* where they, or the sum, go on the rank that gets them; may be where they come from */
+    size_t
+        begin; /* share in place in extents, which has no `from` and `to`: its first byte of the buffer */
 } hvdl_source;
 
 typedef struct hvdl_pass {
@@ -42,8 +44,9 @@ typedef struct hvdl_pass {
     /* allreduce: elements from `in` to `out`, which may be equal; NULL: this rank wants none */
     const char *in;
     char *out;
-    size_t count;  /* parts: bytes of the longest part on the host */
-    int num_slots; /* parts: as many as a rank gives to others, on every rank */
+    size_t count;         /* parts: bytes of the longest part on the host */
+    int num_slots;        /* parts: as many as a rank gives to others, on every rank */
+    hvdl_extents extents; /* share: the operation's, if its buffer lies in extents */
     /* set by hvdl_pass_lay_out */
     size_t
         unit; /* allreduce: elements per block; else bytes per block and rank that gets or gives */

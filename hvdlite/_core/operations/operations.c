@@ -91,6 +91,7 @@ static __attribute__((noinline)) void free_extras(hvdl_operation *op)
     free(op->work);
     free(op->zeros);
     free(op->splits);
+    free(op->extents.list);
     free(op->inputs);
     free(op->outputs);
     free(op->transfer);
@@ -99,7 +100,8 @@ static __attribute__((noinline)) void free_extras(hvdl_operation *op)
 static bool has_extras(const hvdl_operation *op)
 {
     return (uintptr_t)op->work | (uintptr_t)op->zeros | (uintptr_t)op->splits |
-           (uintptr_t)op->inputs | (uintptr_t)op->outputs | (uintptr_t)op->transfer;
+           (uintptr_t)op->inputs | (uintptr_t)op->outputs | (uintptr_t)op->transfer |
+           (uintptr_t)op->extents.list;
 }
 
 void hvdl_operation_free(hvdl_operation *op)
@@ -149,8 +151,11 @@ hvdl_operation *hvdl_operation_new(const hvdl_posting *posting)
         err = keep_texts(op, posting);
     else if (op)
         op->name = strdup(posting->name);
+    if (op && posting->extents.list && !err)
+        err = hvdl_extents_copy(posting->extents, &op->extents);
     if (!op || err || !op->name) {
-        free(op);
+        if (op)
+            hvdl_operation_free(op);
         return NULL;
     }
     op->desc = posting->desc;

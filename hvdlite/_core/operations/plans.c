@@ -11,17 +11,22 @@ hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan
     making.desc.kind = HVDL_PLAN;
     making.desc.runs = posting->desc.kind;
     making.owner = NULL;
+    making.extents = (hvdl_extents){0};
     hvdl_operation *op = plan ? hvdl_operation_new(&making) : NULL;
     char *name = strdup(posting->name);
-    if (!op || !name) {
+    hvdl_extents extents = {0};
+    hvdl_err err = posting->extents.list ? hvdl_extents_copy(posting->extents, &extents) : HVDL_OK;
+    if (!op || !name || err) {
         free(plan);
         free(name);
+        free(extents.list);
         if (op)
             hvdl_operation_free(op);
         return HVDL_ENOMEM;
     }
     plan->posting = *posting;
     plan->posting.name = plan->name = name;
+    plan->posting.extents = extents;
     plan->posting.site = NULL; /* a run is posted elsewhere */
     plan->key = hvdl_make_key(HVDL_KEY_OF_PLAN, name);
     if (hvdl_plan_is_posted(plan)) /* so that it meets the making of another kind of plan */
@@ -34,9 +39,10 @@ hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan
     }
     op->plan = plan;
     op->released = true; /* no caller waits for it */
-    hvdl_err err = hvdl_enqueue(e, op, true);
+    err = hvdl_enqueue(e, op, true);
     if (err) {
         hvdl_operation_free(op);
+        free(extents.list);
         free(name);
         free(plan);
         return err;
@@ -177,6 +183,7 @@ void hvdl_plan_remove(hvdl_engine *e, hvdl_plan *plan)
 void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
 {
     hvdl_queue_drop_owner(e, plan);
+    free(plan->posting.extents.list);
     free(plan->name);
     free(plan->error);
     free(plan);

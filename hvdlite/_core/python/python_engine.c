@@ -347,21 +347,42 @@ static int to_owned_desc(const char *name, Py_ssize_t count, int dtype, int form
     return 0;
 }
 
+/* Where the buffer of a plan lies, if it is in extents. The list is the caller's to free(). */
+static int put_extents(const hvdl_engine *engine, PyObject *extents, hvdl_posting *posting)
+{
+    hvdl_desc *desc = &posting->desc;
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
+    bool within_host = facts->owners == HVDL_OWNERS_OF_HOST ||
+                       (facts->owners && hvdl_engine_num_hosts(engine) == 1);
+    if (facts->reduces || !within_host || posting->input || posting->output) {
+        PyErr_SetString(PyExc_ValueError, "plan: only a buffer that is united within a host can be "
+                                          "in extents, and then its address is 0");
+        return -1;
+    }
+    if (hvdl_py_to_extents(extents, (Py_ssize_t)desc->count, hvdl_dtype_bytes(desc->dtype),
+                           &posting->extents))
+        return -1;
+    /* Ranks whose extents have other places in the buffer do not agree. */
+    desc->num_tensors = (int32_t)posting->extents.count;
+    desc->layout = hvdl_extents_hash(posting->extents);
+    return 0;
+}
+
 static PyObject *engine_plan(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"", "", "", "", "", "", "", "", "", "form", "cut_as", NULL};
+    static char *names[] = {"", "", "", "", "", "", "", "", "", "form", "cut_as", "extents", NULL};
     EngineObject *self = (EngineObject *)object;
     hvdl_engine *engine = hvdl_py_engine(self);
     hvdl_posting posting = {0};
     hvdl_desc *desc = &posting.desc;
     int dtype, op, form = HVDL_ALLREDUCE, cut_as = -1;
     Py_ssize_t count;
-    PyObject *input, *output, *owner;
+    PyObject *input, *output, *owner, *extents = Py_None;
     void *address;
     if (!engine ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "siiOOnddO|ii:plan", names, &posting.name,
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "siiOOnddO|iiO:plan", names, &posting.name,
                                      &dtype, &op, &input, &output, &count, &desc->prescale,
-                                     &desc->postscale, &owner, &form, &cut_as) ||
+                                     &desc->postscale, &owner, &form, &cut_as, &extents) ||
         to_owned_desc("plan", count, dtype, form, cut_as, desc))
         return NULL;
     if (op < 0 || op > HVDL_PRODUCT) {
@@ -380,14 +401,19 @@ static PyObject *engine_plan(PyObject *object, PyObject *args, PyObject *kwargs)
                                           "scale factors 1.0");
         return NULL;
     }
+    if (extents != Py_None && put_extents(engine, extents, &posting))
+        return NULL;
     hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
     PlanObject *plan = PyObject_New(PlanObject, state->plan_type);
-    if (!plan)
+    if (!plan) {
+        free(posting.extents.list);
         return NULL;
+    }
     hvdl_py_reap(engine);
     Py_INCREF(owner);
     posting.owner = owner;
     hvdl_err err = hvdl_plan_create(engine, &posting, &plan->plan);
+    free(posting.extents.list);
     if (err) {
         PyTypeObject *type = Py_TYPE(plan);
         Py_DECREF(owner);

@@ -113,6 +113,10 @@ bool hvdl_py_is_in_parts(const PostingObject *self);
 int hvdl_py_put_parts(const hvdl_py_state *state, hvdl_engine *engine, const PostingObject *self,
                       hvdl_posting *to, hvdl_py_parts *parts);
 
+/* From a sequence of (begin, end, address), in elements of a buffer of `count`. -1: an exception; else the
+ * list is the caller's to free(). */
+int hvdl_py_to_extents(PyObject *object, Py_ssize_t count, size_t elem_bytes, hvdl_extents *to);
+
 /* ---- python_tensor.c ---- */
 
 PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args);

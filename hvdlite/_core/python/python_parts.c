@@ -322,3 +322,54 @@ int hvdl_py_put_parts(const hvdl_py_state *state, hvdl_engine *engine, const Pos
     parts->addresses = (void **)(parts->splits + 2 * ranks);
     return fill(state, engine, self, to, parts);
 }
+
+/* ---- extents ---- */
+
+/* least: the first element that it may have. */
+static int to_extent(PyObject *item, Py_ssize_t least, Py_ssize_t count, size_t elem_bytes,
+                     hvdl_extent *to)
+{
+    Py_ssize_t begin, end;
+    PyObject *address;
+    void *at;
+    if (!PyArg_ParseTuple(item, "nnO:extent", &begin, &end, &address) ||
+        hvdl_py_pointer(address, &at))
+        return -1;
+    if (begin < least || end <= begin || end > count || !hvdl_py_is_memory(at)) {
+        PyErr_Format(PyExc_ValueError,
+                     "plan: the extent (%zd, %zd, %R) is empty, has no memory, is not within the "
+                     "buffer's %zd elements, or begins before the end of the one before it",
+                     begin, end, address, count);
+        return -1;
+    }
+    *to = (hvdl_extent){{(size_t)begin * elem_bytes, (size_t)end * elem_bytes}, at};
+    return 0;
+}
+
+int hvdl_py_to_extents(PyObject *object, Py_ssize_t count, size_t elem_bytes, hvdl_extents *to)
+{
+    PyObject *items = PySequence_Tuple(object);
+    if (!items)
+        return -1;
+    size_t number = (size_t)PyTuple_Size(items);
+    hvdl_extents extents = {calloc(number ? number : 1, sizeof *extents.list), number};
+    int result = extents.list ? 0 : -1;
+    if (!extents.list)
+        PyErr_NoMemory();
+    for (size_t i = 0; !result && i < number; i++) {
+        size_t end = i ? extents.list[i - 1].bytes.end / elem_bytes : 0;
+        PyObject *item = PyTuple_GetItem(items, (Py_ssize_t)i);
+        if (!PyTuple_Check(item)) {
+            PyErr_SetString(PyExc_TypeError, "plan: an extent is a tuple (begin, end, address)");
+            result = -1;
+        } else {
+            result = to_extent(item, (Py_ssize_t)end, count, elem_bytes, &extents.list[i]);
+        }
+    }
+    Py_DECREF(items);
+    if (result)
+        free(extents.list);
+    else
+        *to = extents;
+    return result;
+}

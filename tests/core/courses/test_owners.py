@@ -171,6 +171,99 @@ def test_memory_that_the_ranks_of_each_host_share_is_whole_when_any_of_them_goes
         world.run(unite_what_is_shared, folder, knobs=limits.TINY)
 
 
+# ---- buffers in extents ----
+
+
+def extents_of(count, seed):
+    """Ranges with and without gaps between them, from one element to most of the buffer."""
+    numbers = random.Random(seed)
+    ends = sorted({numbers.randrange(count + 1) for _ in range(numbers.choice((0, 2, 5, 60)))})
+    ranges = list(itertools.pairwise(ends))
+    return [pair for pair in ranges if numbers.random() < 0.8]
+
+
+def unite_in_extents(dtype_name, cut_name, forms):
+    """Each extent has memory of its own, with some before and behind it that must stay."""
+    hvd.init()
+    dtype, wrong = getattr(torch, dtype_name), []
+    cut = -1 if cut_name is None else number_of(getattr(torch, cut_name))
+    for count, form, seed in itertools.product(COUNTS[1:], forms, range(3)):
+        name = f"extents {count} {form} {seed}"
+        ranges = extents_of(count, (count, form, seed).__hash__())
+        whole = torch.arange(count).remainder(251).to(dtype)
+        mine = torch.full_like(whole, 255 - hvd.rank() if dtype == torch.uint8 else -1)
+        for begin, end in own_of(whole, form, *([cut] if cut >= 0 else [])):
+            mine[begin:end] = whole[begin:end]
+        memories = [torch.full((end - begin + 2 * 3,), 9).to(dtype) for begin, end in ranges]
+        inner = [memory[3:-3] for memory in memories]
+        for place, (begin, end) in zip(inner, ranges, strict=True):
+            place.copy_(mine[begin:end])
+        plan = engine().plan(
+            *(name, number_of(dtype), _core.SUM, 0, 0, count, 1.0, 1.0, memories),
+            form=form,
+            cut_as=cut,
+            extents=[(*pair, place.data_ptr()) for pair, place in zip(ranges, inner, strict=True)],
+        )
+        text = plan.start(memories).wait()
+        wrong += [text] if text else []
+        for memory, (begin, end) in zip(memories, ranges, strict=True):
+            if bits(memory[3:-3]) != bits(whole[begin:end]):
+                wrong.append(f"{name}: {begin}:{end}")
+            if memory[:3].tolist() + memory[-3:].tolist() != [9] * 6:
+                wrong.append(f"{name}: beside {begin}:{end}")
+    return wrong
+
+
+@pytest.mark.ranks(1, 2, 3, 4, 7)
+@pytest.mark.wide_in(1, 4, 7)
+@pytest.mark.parametrize(
+    ("dtype", "cut_as"), [("float32", None), ("uint8", None), ("float64", "bfloat16")]
+)
+@pytest.mark.parametrize("knobs", KNOBS)
+def test_a_buffer_in_extents_is_united_where_they_lie(world, knobs, dtype, cut_as):
+    knobs = limits.KNOBS[knobs]
+    assert world.run(unite_in_extents, dtype, cut_as, tuple(UNITE.values()), knobs=knobs) == [
+        []
+    ] * (world.size)
+
+
+@pytest.mark.hosts("2,1", "3,2")
+@pytest.mark.wide_in("3,2")
+def test_on_each_of_several_hosts_a_buffer_in_extents_is_united_where_they_lie(world):
+    forms = (_core.PLAN_UNITE_ON_HOST,)
+    assert world.run(unite_in_extents, "float32", None, forms, knobs=limits.TINY) == [[]] * (
+        world.size
+    )
+
+
+def unite_other_extents():
+    hvd.init()
+    memory = torch.ones(8)
+    ends = ((0, 4), (4, 8)) if hvd.rank() else ((0, 3), (3, 8))
+    texts = []
+    for name, extents in (
+        ("places", [(begin, end, memory[begin:].data_ptr()) for begin, end in ends]),
+        ("kinds", None if hvd.rank() else [(0, 8, memory.data_ptr())]),
+    ):
+        at = memory.data_ptr() if extents is None else 0
+        plan = engine().plan(
+            *(name, _core.FLOAT32, _core.SUM, at, at, 8, 1.0, 1.0, memory),
+            form=_core.PLAN_UNITE,
+            extents=extents,
+        )
+        texts.append(plan.start(memory).wait())
+    return texts
+
+
+@pytest.mark.ranks(2)
+def test_ranks_whose_extents_lie_elsewhere_in_the_buffer_get_one_text_that_names_both(world):
+    (places, kinds), others = world.run(unite_other_extents)
+    assert [places, kinds] == others
+    assert "allgather 'places': rank" in places
+    assert "float32 in a group of 2 tensors with 8 elements" in places
+    assert "float32 in a group of 1 tensors with 8 elements" in kinds
+
+
 # ---- who owns what ----
 
 
@@ -424,6 +517,27 @@ def refuse():
         for option in options:
             with pytest.raises(ValueError, match=text):
                 plan_of("refused", option.pop("form"), tensor, **option)
+    at = tensor.data_ptr()
+    for error, form, address, extents, text in (
+        (ValueError, _core.PLAN_TO_OWNERS, 0, [(0, 4, at)], "united within a host"),
+        (ValueError, _core.PLAN_WHOLE, 0, [], "united within a host"),
+        (ValueError, _core.PLAN_UNITE, at, [(0, 4, at)], "its address is 0"),
+        (ValueError, _core.PLAN_UNITE, 0, [(0, 5, at)], "within the buffer's 4 elements"),
+        (ValueError, _core.PLAN_UNITE, 0, [(-1, 2, at)], "within the buffer"),
+        (ValueError, _core.PLAN_UNITE, 0, [(2, 2, at)], "empty"),
+        (ValueError, _core.PLAN_UNITE, 0, [(0, 4, 0)], "has no memory"),
+        (ValueError, _core.PLAN_UNITE, 0, [(0, 2, at), (1, 4, at)], "before the end of the one"),
+        (TypeError, _core.PLAN_UNITE, 0, [(0, 4)], "argument"),
+        (TypeError, _core.PLAN_UNITE, 0, [[0, 4, at]], "tuple"),
+        (TypeError, _core.PLAN_UNITE, 0, 5, "iterable"),
+        (OverflowError, _core.PLAN_UNITE, 0, [(0, 4, -1)], "negative"),
+    ):
+        with pytest.raises(error, match=text):
+            engine().plan(
+                *("refused", _core.FLOAT32, _core.SUM, address, address, 4, 1.0, 1.0, tensor),
+                form=form,
+                extents=extents,
+            )
     for arguments in ((4, 7, _core.PLAN_WHOLE, 0), (4, 7, _core.PLAN_UNITE, hvd.size())):
         with pytest.raises(ValueError, match="no such member, or a form without owners"):
             engine().owned(*arguments)
