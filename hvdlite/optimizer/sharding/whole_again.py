@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -52,40 +53,18 @@ class Meeting:
 
 
 class Union:
-    """Makes the parameters of one bucket whole on every rank. Their gradients' memory carries
-    them: nobody needs the gradients after the update."""
+    """Makes the parameters of one bucket whole on every rank."""
 
-    def __init__(self, bucket: CutBucket, team: Team, name: str, shards: Shards) -> None:
-        self._bucket = bucket
-        flat, wire = bucket.flat, bucket.wire
-        self._flat = flat if flat.is_cpu else bucket.zeros(flat.numel(), flat.dtype, "cpu")
-        memory = real_view(self._flat)
-        of_host = bucket.form == _core.PLAN_TO_HOST_OWNERS
-        dtype = DTYPES[memory.dtype]
-        cut_as = DTYPES[wire.dtype]
-        self._memory = memory
-        self._plan = team.engine.plan(
-            *(name, dtype, _core.SUM, memory.data_ptr(), memory.data_ptr(), memory.numel()),
-            *(1.0, 1.0, memory),
-            form=_core.PLAN_UNITE_ON_HOST if of_host else _core.PLAN_UNITE,
-            cut_as=-1 if cut_as == dtype else cut_as,
-        )
+    def __init__(self) -> None:
         self._runs: list[_core.Operation] = []
         # The parameters are whole, or that has failed with this text.
         self._is_over = False
         self._text: str | None = None
-        own = team.rank
-        self._own = [_Range(*each) for each in ranges_in(bucket, own)]
-        self._others = list(_written_here(bucket, shards, own))
 
     def start(self) -> None:
-        """Starts to send what this rank has updated; does not block."""
-        if self._runs:
-            return
-        self._bucket.is_lent = True
-        for each in self._own:
-            self._flat[each.begin : each.end].copy_(each.values())
-        self._runs.extend(map(self._plan.start, (self._memory,)))
+        """Starts to send what this rank has updated; does not block. Does nothing if it has
+        started in this update."""
+        raise NotImplementedError
 
     def wait(self) -> str | None:
         """After `start`: blocks until the parameters are whole. Returns the text of the failure, or
@@ -94,16 +73,118 @@ class Union:
         if not self._is_over:
             self._text = self._runs[0].wait()
             if self._text is None:
-                for each in self._others:
-                    each.values().copy_(self._flat[each.begin : each.end])
-            self._is_over, self._bucket.is_lent = True, False
-            self._bucket.give_back()
+                self._finish()
+            self._is_over = True
         return self._text
 
     def reset(self) -> None:
         """An update begins."""
         self._runs.clear()
         self._is_over, self._text = False, None
+
+    def _finish(self) -> None:
+        """The run has ended well. May be called again."""
+        raise NotImplementedError
+
+
+class UnionInPlace(Union):
+    """On one host: the ranks give and take the elements where the parameters lie."""
+
+    def __init__(self, bucket: CutBucket, team: Team, name: str, shards: Shards) -> None:
+        super().__init__()
+        own = [
+            (slot.param, offset)
+            for slot, offset in zip(bucket.slots, bucket.offsets_elems, strict=True)
+            if slot.param.numel() and not shards.is_shared(slot.param)
+        ]
+        self._params = [param for param, _ in own]
+        self._offsets_elems = [offset for _, offset in own]
+        flat = real_view(bucket.flat)
+        dtype, cut_as = DTYPES[flat.dtype], DTYPES[bucket.wire.dtype]
+        self._make_plan = partial(
+            team.engine.plan,
+            *(name, dtype, _core.SUM, 0, 0, flat.numel(), 1.0, 1.0),
+            form=_form_of(bucket),
+            cut_as=-1 if cut_as == dtype else cut_as,
+        )
+        self._plan: _core.Plan | None = None
+        # Of the parameters, for which the plan was made.
+        self._addresses: list[int] = []
+        self._memories: list[torch.Tensor] = []
+
+    def start(self) -> None:
+        if self._runs:
+            return
+        addresses = [param.data_ptr() for param in self._params]
+        if self._plan is None or addresses != self._addresses:
+            self._prepare(addresses)
+        assert self._plan is not None
+        self._runs.extend(map(self._plan.start, (self._memories,)))
+
+    def _prepare(self, addresses: list[int]) -> None:
+        """Makes the plan: at first, and where parameters have got other memory."""
+        memories = [real_view(in_memory_order(param)).reshape(-1) for param in self._params]
+        elems = 2 if self._params and self._params[0].is_complex() else 1
+        begins = [offset * elems for offset in self._offsets_elems]
+        extents = [
+            (begin, begin + memory.numel(), memory.data_ptr())
+            for begin, memory in zip(begins, memories, strict=True)
+        ]
+        self._plan = self._make_plan(memories, extents=extents)
+        self._memories, self._addresses = memories, addresses
+
+    def _finish(self) -> None:
+        # As a copy_ would, so that autograd notices the changes.
+        for param in self._params:
+            torch.autograd.graph.increment_version(param)
+
+
+class UnionInBucket(Union):
+    """Between hosts, and of parameters on a GPU: in the memory of the gradients, which nobody needs
+    after the update."""
+
+    def __init__(self, bucket: CutBucket, team: Team, name: str, shards: Shards) -> None:
+        super().__init__()
+        self._bucket = bucket
+        flat, wire = bucket.flat, bucket.wire
+        self._flat = flat if flat.is_cpu else bucket.zeros(flat.numel(), flat.dtype, "cpu")
+        memory = real_view(self._flat)
+        dtype = DTYPES[memory.dtype]
+        cut_as = DTYPES[wire.dtype]
+        self._memory = memory
+        self._plan = team.engine.plan(
+            *(name, dtype, _core.SUM, memory.data_ptr(), memory.data_ptr(), memory.numel()),
+            *(1.0, 1.0, memory),
+            form=_form_of(bucket),
+            cut_as=-1 if cut_as == dtype else cut_as,
+        )
+        own = team.rank
+        self._own = [_Range(*each) for each in ranges_in(bucket, own)]
+        self._others = list(_written_here(bucket, shards, own))
+
+    def start(self) -> None:
+        if self._runs:
+            return
+        self._bucket.is_lent = True
+        for each in self._own:
+            self._flat[each.begin : each.end].copy_(each.values())
+        self._runs.extend(map(self._plan.start, (self._memory,)))
+
+    def wait(self) -> str | None:
+        text = super().wait()
+        if self._bucket.is_lent:
+            self._bucket.is_lent = False
+            self._bucket.give_back()
+        return text
+
+    def _finish(self) -> None:
+        for each in self._others:
+            each.values().copy_(self._flat[each.begin : each.end])
+
+
+def _form_of(bucket: CutBucket) -> int:
+    is_of_host = bucket.form == _core.PLAN_TO_HOST_OWNERS
+    return _core.PLAN_UNITE_ON_HOST if is_of_host else _core.PLAN_UNITE
 
 
 class _Range:
@@ -219,7 +300,9 @@ class WholeAgain:
                 not shards.owners_are_near
                 or not all(shards.is_shared(slot.param) for slot in bucket.slots)
             ):
-                union = Union(bucket, self._team, f"{name}.whole.{number}", shards)
+                is_near = shards.owners_are_near and bucket.flat.is_cpu
+                kind = UnionInPlace if is_near else UnionInBucket
+                union = kind(bucket, self._team, f"{name}.whole.{number}", shards)
                 self._add([slot.param for slot in bucket.slots], union)
 
     def _add(self, params: Sequence[torch.Tensor], transfer: Union | Delivery) -> None:
