@@ -61,15 +61,12 @@ BXOR: int
 # elements that it owns (Engine.owned), with the bits of the allreduce; what the rest of its output
 # then holds is not specified. PLAN_UNITE is the other half, in place: each rank's elements reach
 # all ranks. With the forms of a host, each host's ranks own everything among them, and only they
-# unite it. PLAN_UNITE_SHARED is PLAN_UNITE of a buffer that lies once on each host, in memory
-# which its ranks share: each element reaches each host once, and on one host the run only waits
-# for all ranks.
+# unite it.
 PLAN_WHOLE: int
 PLAN_TO_OWNERS: int
 PLAN_TO_HOST_OWNERS: int
 PLAN_UNITE: int
 PLAN_UNITE_ON_HOST: int
-PLAN_UNITE_SHARED: int
 
 # Element types.
 UINT8: int

@@ -26,7 +26,6 @@ typedef enum {
     HVDL_REDUCE_TO_HOST_OWNERS,
     HVDL_UNITE,
     HVDL_UNITE_ON_HOST,
-    HVDL_UNITE_SHARED,
     /* Messages: they are no postings and meet no other operations; see transfers/transfers.h. */
     HVDL_SEND,
     HVDL_RECV,
@@ -148,11 +147,6 @@ static inline const hvdl_kind_facts *hvdl_facts_of_kind(int kind)
                                 .called = "allgather from owners on each host",
                                 .result = HVDL_RESULT_WHOLE,
                                 .owners = HVDL_OWNERS_OF_HOST},
-        [HVDL_UNITE_SHARED] = {.name = "allgather",
-                               .called = "allgather from owners among all ranks, into memory that "
-                                         "the ranks of each host share",
-                               .result = HVDL_RESULT_WHOLE,
-                               .owners = HVDL_OWNERS_OF_ALL},
         [HVDL_SEND] = {.name = "send", .result = HVDL_RESULT_WHOLE},
         [HVDL_RECV] = {.name = "recv", .result = HVDL_RESULT_WHOLE},
     };

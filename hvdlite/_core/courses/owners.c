@@ -311,24 +311,3 @@ const hvdl_course hvdl_course_unite_on_host = {
     .has_pass = unite_on_host_has_pass,
     .make_pass = unite_make_pass,
 };
-
-/* ---- unite memory that the ranks of each host share ---- */
-
-/* One host: there is nothing to move, and that all have called it is all there is to wait for. */
-static uint64_t count_shared_pieces(const hvdl_engine *e, hvdl_operation *op)
-{
-    return one_host(e) ? 0 : hvdl_owned_pieces(e, &op->desc);
-}
-
-static bool unite_shared_has_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
-                                  int phase)
-{
-    (void)e, (void)op, (void)k, (void)phase;
-    return false;
-}
-
-const hvdl_course hvdl_course_unite_shared = {
-    .count_pieces = count_shared_pieces,
-    .has_pass = unite_shared_has_pass,
-    .describe_exchange = unite_describe_exchange,
-};

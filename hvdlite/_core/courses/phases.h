@@ -70,8 +70,7 @@ struct hvdl_course {
 extern const hvdl_course hvdl_course_allreduce, hvdl_course_reduce, hvdl_course_reducescatter,
     hvdl_course_broadcast, hvdl_course_allgather, hvdl_course_allgather_into, hvdl_course_alltoall,
     hvdl_course_alltoall_into, hvdl_course_gather, hvdl_course_scatter, hvdl_course_adasum,
-    hvdl_course_reduce_to_owners, hvdl_course_unite, hvdl_course_unite_on_host,
-    hvdl_course_unite_shared;
+    hvdl_course_reduce_to_owners, hvdl_course_unite, hvdl_course_unite_on_host;
 
 static inline const hvdl_course *hvdl_course_of(const hvdl_desc *desc)
 {
@@ -90,7 +89,6 @@ static inline const hvdl_course *hvdl_course_of(const hvdl_desc *desc)
         [HVDL_REDUCE_TO_HOST_OWNERS] = &hvdl_course_reduce_to_owners,
         [HVDL_UNITE] = &hvdl_course_unite,
         [HVDL_UNITE_ON_HOST] = &hvdl_course_unite_on_host,
-        [HVDL_UNITE_SHARED] = &hvdl_course_unite_shared,
     };
     return desc->op == HVDL_ADASUM && desc->kind == HVDL_ALLREDUCE ? &hvdl_course_adasum
                                                                    : courses[desc->kind];

@@ -254,7 +254,6 @@ static int module_exec(PyObject *module)
         {"PLAN_TO_HOST_OWNERS", HVDL_REDUCE_TO_HOST_OWNERS},
         {"PLAN_UNITE", HVDL_UNITE},
         {"PLAN_UNITE_ON_HOST", HVDL_UNITE_ON_HOST},
-        {"PLAN_UNITE_SHARED", HVDL_UNITE_SHARED},
         {"RING", HVDL_RING},
         {"DIRECT", HVDL_DIRECT},
         {"RECURSIVE_DOUBLING", HVDL_DOUBLING},

@@ -3,8 +3,6 @@ allreduce."""
 
 import itertools
 import random
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -151,26 +149,6 @@ def test_a_buffer_is_united_by_the_cut_of_another_dtype(world):
     world.run(unite_as_another_dtype, knobs=limits.TINY)
 
 
-def unite_what_is_shared(folder):
-    """Each host's ranks have one file in common."""
-    hvd.init()
-    (host,) = (i for i, ranks in enumerate(worlds.current().placement.hosts) if hvd.rank() in ranks)
-    for count in COUNTS[1:]:
-        path = str(Path(folder, f"{host} {count}"))
-        shared = torch.from_file(path, shared=True, size=count, dtype=torch.int32)
-        for begin, end in own_of(shared, _core.PLAN_UNITE_SHARED):
-            shared[begin:end] = torch.arange(begin + 1, end + 1)
-        assert run(f"shared {count}", _core.PLAN_UNITE_SHARED, shared) is None
-        assert torch.equal(shared, torch.arange(1, count + 1, dtype=torch.int32))
-
-
-@pytest.mark.ranks(3)
-@on_few_hosts
-def test_memory_that_the_ranks_of_each_host_share_is_whole_when_any_of_them_goes_on(world):
-    with tempfile.TemporaryDirectory() as folder:
-        world.run(unite_what_is_shared, folder, knobs=limits.TINY)
-
-
 # ---- buffers in extents ----
 
 
@@ -271,7 +249,7 @@ def all_owned():
     hvd.init()
     numbers = random.Random(1)
     counts = [*range(20), *(numbers.randrange(1 << numbers.randrange(4, 21)) for _ in range(60))]
-    forms = (*TO_OWNERS.values(), *UNITE.values(), _core.PLAN_UNITE_SHARED)
+    forms = (*TO_OWNERS.values(), *UNITE.values())
     hosts = worlds.current().placement.hosts
     said = {}
     for count, dtype, form in itertools.product(counts, (_core.UINT8, _core.FLOAT64), forms):
@@ -328,7 +306,7 @@ def sent_bytes():
     hvd.init()
     sent = {}
     forms = {"whole": _core.PLAN_WHOLE, **{f"to owners of {who}": TO_OWNERS[who] for who in UNITE}}
-    forms |= {f"unite {who}": UNITE[who] for who in UNITE} | {"shared": _core.PLAN_UNITE_SHARED}
+    forms |= {f"unite {who}": UNITE[who] for who in UNITE}
     for name, form in forms.items():
         before = engine().counters()["data_bytes"]
         assert run(name, form, torch.ones(12 << 16)) is None
@@ -342,7 +320,7 @@ def test_each_half_sends_half_of_what_an_allreduce_sends_between_hosts(world, al
     by_rank = world.run(sent_bytes, knobs={"HVDLITE_ALGORITHM": algorithm})
     sent = {name: sum(of_rank[name] for of_rank in by_rank) for name in by_rank[0]}
     assert sent["whole"] > 0
-    for half in ("to owners of all", "unite all", "shared"):
+    for half in ("to owners of all", "unite all"):
         assert sent[half] <= 0.55 * sent["whole"], half
     assert sent["to owners of host"] == sent["whole"]
     assert sent["unite host"] == 0
@@ -432,7 +410,7 @@ def call_with_one_joined():
             assert plan.start(joined).wait() is None
             for begin, end in own_of(joined, form):
                 assert bits(joined[begin:end]) == bits(whole[begin:end])
-        for form in (*UNITE.values(), _core.PLAN_UNITE_SHARED):
+        for form in UNITE.values():
             texts.append(run(f"united {form}", form, joined))
     hvd.join()
     assert run("afterwards", _core.PLAN_UNITE, joined) is None
@@ -459,7 +437,7 @@ def start_and_release():
     hvd.init()
     tensor = torch.ones(1000)
     engine().record(1000)
-    for form in (*TO_OWNERS.values(), *UNITE.values(), _core.PLAN_UNITE_SHARED):
+    for form in (*TO_OWNERS.values(), *UNITE.values()):
         plan = plan_of("plan", form, tensor)
         if hvd.size() > 1 and hvd.rank() == 0:
             first = plan.start(tensor)
@@ -500,7 +478,6 @@ def refuse():
         "united in place": [
             {"form": _core.PLAN_UNITE, "output": other},
             {"form": _core.PLAN_UNITE_ON_HOST, "prescale": 2.0},
-            {"form": _core.PLAN_UNITE_SHARED, "op": _core.AVERAGE},
         ],
         "form or cut_as out of range": [
             {"form": _core.BROADCAST},
