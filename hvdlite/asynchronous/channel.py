@@ -104,7 +104,9 @@ class Channel:
             for operation in sent:
                 operation.wait(_BYE_LIMIT_S)
         # A failed process must end: that is how the others learn of it.
-        if self.server is not None and not exits.is_failing():
+        if self.server is not None and exits.is_failing():
+            self.server.stop()
+        elif self.server is not None:
             # No rank is to wait for this one in a collective while it serves.
             for team in self._teams():
                 team.close()

@@ -56,6 +56,31 @@ class _Finish:
     when_all_left: bool
 
 
+class _Stop:
+    """The process is about to fail."""
+
+
+class _GatedReceiver(Receiver):
+    """Works only while it has the gate, which it gives away while it waits for a message. So who
+    takes the gate and keeps it stops all receivers at a place where Python can end."""
+
+    def __init__(self, gate: threading.Lock, *arguments: Any) -> None:
+        """arguments: those of `Receiver`."""
+        self._gate = gate
+        super().__init__(*arguments)
+
+    def _run(self) -> None:
+        with self._gate:
+            super()._run()
+
+    def _receive(self, tag: int, tensor: torch.Tensor) -> torch.Tensor:
+        self._gate.release()
+        try:
+            return super()._receive(tag, tensor)
+        finally:
+            self._gate.acquire()
+
+
 class HomeServer:
     """Serves until `finish`, and then until no other host uses an optimizer of here."""
 
@@ -70,6 +95,7 @@ class HomeServer:
         self._gone: set[int] = set()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._receivers: list[Receiver] = []
+        self._gate = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hvdlite-home-server", daemon=True)
         self._thread.start()
 
@@ -86,14 +112,20 @@ class HomeServer:
         self._inbox.put(_Finish(when_all_left))
         self._thread.join()
         if when_all_left:
-            # Python is about to end, and ends threads that still run by force: inside torch that
-            # would be an abort. A goodbye, or a failure, has ended each of them.
+            # Python is about to end, see `stop`. A goodbye, or a failure, has ended each of them.
             for receiver in self._receivers:
                 receiver.thread.join(_END_LIMIT_S)
 
+    def stop(self) -> None:
+        """Serves no more; the others are told nothing. Python is about to end: it ends threads that
+        still run by force, and inside torch that would be an abort."""
+        self._inbox.put(_Stop())
+        self._thread.join(_END_LIMIT_S)
+        self._gate.acquire(timeout=_END_LIMIT_S)  # for good
+
     def _run(self) -> None:
         self._receivers += [
-            Receiver(self._team, worker, worker, self._served, self._inbox)
+            _GatedReceiver(self._gate, self._team, worker, worker, self._served, self._inbox)
             for worker in self._others
         ]
         try:
@@ -110,6 +142,8 @@ class HomeServer:
         finish: _Finish | None = None
         while finish is None or self._is_needed(finish):
             request = self._next()
+            if isinstance(request, _Stop):
+                return
             if isinstance(request, Failure):
                 sender = self._everyone.name_of(request.source)
                 raise Lost(f"receiving from {sender}: {_text_of(request.error)}") from request.error
