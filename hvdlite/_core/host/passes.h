@@ -22,10 +22,10 @@ typedef struct {
     const char *from; /* share: valid on that rank */
     size_t bytes;
     hvdl_range take; /* share: of these bytes */
-    char *
-        to; /* where they, or the sum, go on the rank that gets them; may be where they come from */
-    size_t
-        begin; /* share in place in extents, which has no `from` and `to`: its first byte of the buffer */
+    /* Where they, or the sum, go on the rank that gets them; may be where they come from. */
+    char *to;
+    /* Share in place in extents, which has no `from` and `to`: its first byte of the buffer. */
+    size_t begin;
 } hvdl_source;
 
 typedef struct hvdl_pass {

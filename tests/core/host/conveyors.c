@@ -67,7 +67,8 @@ int run(int ranks, int type, int dtype, size_t count, int times, size_t block_by
                 size_t esize = hvdl_dtype_bytes(dtype), at = slice.begin * esize;
                 size_t bytes_of = hvdl_range_size(slice) * esize;
                 hvdl_range all = {0, type == HVDL_PASS_SCATTER ? 0 : bytes_of};
-                pass->sources[to] = (hvdl_source){to, in + at, bytes_of, all, out + at};
+                pass->sources[to] = (hvdl_source){
+                    .local = to, .from = in + at, .bytes = bytes_of, .take = all, .to = out + at};
                 if (type == HVDL_PASS_PARTS) {
                     pass->count = bytes_of > pass->count ? bytes_of : pass->count;
                     pass->num_slots = ranks - 1;
