@@ -90,15 +90,18 @@ class Marks:
 
     def take(self) -> tuple[list[int], dict[int, torch.Tensor]]:
         """The parts that have changed as a whole, and by part the rows that have. Clears them."""
-        whole = self._whole.nonzero().view(-1)
-        self._whole[whole] = 0
-        some = self._some.nonzero().view(-1)
-        self._some[some] = 0
-        rows_by_part = {}
-        for index in some.tolist():
-            rows_by_part[index] = rows = self._rows[index].nonzero().view(-1)
-            self._rows[index][rows] = 0
+        whole = _clear(self._whole)
+        rows_by_part = {index: _clear(self._rows[index]) for index in _clear(self._some).tolist()}
         return whole.tolist(), rows_by_part
+
+
+def _clear(marks: torch.Tensor) -> torch.Tensor:
+    """Clears the marks that it finds; their indices."""
+    # Of a copy: nonzero reads its tensor twice, and writes beyond its result if more are marked
+    # meanwhile.
+    found = marks.clone().nonzero().view(-1)
+    marks[found] = 0
+    return found
 
 
 class OwnHome(Served):

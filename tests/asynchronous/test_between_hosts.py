@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite.asynchronous.homes import Marks
+from hvdlite.asynchronous.parts import Layout, Part
+from hvdlite.asynchronous.served import Push
 from hvdlite.errors import HorovodInternalError
 from tests.asynchronous.job import in_a_job
 from tests.asynchronous.test_without_servers import contained
@@ -274,6 +277,30 @@ def steps_at_the_same_time():
 @pytest.mark.hosts("2,1")
 def test_the_leader_applies_its_own_gradients_and_those_of_others_at_once(world):
     assert world.run(steps_at_the_same_time) == [[20] * 3] * 3
+
+
+def test_what_is_marked_while_others_are_taken_is_taken_later():
+    rows = 1 << 18
+    part = Part(0, "weight", 0, 0, rows, (rows, 1), torch.float32)
+    layout = Layout((part,), (0,), part.size_bytes)
+    marks = Marks(torch.zeros(Marks.size_bytes(layout), dtype=torch.uint8), layout)
+
+    def mark():
+        for begin in range(32):
+            chosen = torch.arange(begin, rows, 32)
+            marks.mark(Push(0, 0, 0, rows={0: (chosen, chosen)}))
+
+    thread = threading.Thread(target=mark)
+    thread.start()
+    taken = torch.zeros(rows, dtype=torch.int64)
+    while True:
+        is_last = not thread.is_alive()
+        _, found = marks.take()
+        for chosen in found.values():
+            taken[chosen] += 1
+        if is_last:
+            break
+    assert taken.tolist() == [1] * rows
 
 
 PROGRAM = """
