@@ -22,6 +22,7 @@ from hvdlite.asynchronous.homes import Clocks, Home
 from hvdlite.asynchronous.messages import DENSE, Form, Header, Kind
 from hvdlite.asynchronous.receiving import Failure, Lost, Receiver, Request
 from hvdlite.asynchronous.served import Served
+from hvdlite.asynchronous.turns import Turns
 from hvdlite.world.roles import Everyone
 
 log = logging.getLogger("hvdlite")
@@ -61,8 +62,8 @@ class _Stop:
 
 
 class _GatedReceiver(Receiver):
-    """Works only while it has the gate, which it gives away while it waits for a message. So who
-    takes the gate and keeps it stops all receivers at a place where Python can end."""
+    """Works only while it has the gate, which it gives away while it waits. So who takes the gate
+    and keeps it stops all receivers at a place where Python can end."""
 
     def __init__(self, gate: threading.Lock, *arguments: Any) -> None:
         """arguments: those of `Receiver`."""
@@ -77,6 +78,13 @@ class _GatedReceiver(Receiver):
         self._gate.release()
         try:
             return super()._receive(tag, tensor)
+        finally:
+            self._gate.acquire()
+
+    def _wait_for_turn(self) -> None:
+        self._gate.release()
+        try:
+            super()._wait_for_turn()
         finally:
             self._gate.acquire()
 
@@ -124,8 +132,9 @@ class HomeServer:
         self._gate.acquire(timeout=_END_LIMIT_S)  # for good
 
     def _run(self) -> None:
+        turns = Turns(len(self._others))
         self._receivers += [
-            _GatedReceiver(self._gate, self._team, worker, worker, self._served, self._inbox)
+            _GatedReceiver(self._gate, self._team, worker, worker, self._served, self._inbox, turns)
             for worker in self._others
         ]
         try:

@@ -28,6 +28,7 @@ from hvdlite.asynchronous.messages import (
     read_header,
 )
 from hvdlite.asynchronous.served import Push, Served
+from hvdlite.asynchronous.turns import Turns
 from hvdlite.world.teams import Team
 
 
@@ -75,13 +76,16 @@ class Receiver:
         worker: int,
         served: Mapping[int, Served],
         inbox: queue.SimpleQueue[Request | Failure],
+        turns: Turns,
     ) -> None:
-        """rank: the worker's rank in the team. served: by number; others add to it."""
+        """rank: the worker's rank in the team. served: by number; others add to it. turns: of all
+        receivers of this server."""
         self._team = team
         self._rank = rank
         self._worker = worker
         self._served = served
         self._inbox = inbox
+        self._turns = turns
         self.thread = threading.Thread(
             target=self._run, name=f"hvdlite-from-worker-{worker}", daemon=True
         )
@@ -124,7 +128,9 @@ class Receiver:
             raise BadMessage(f"worker {self._worker} shares no memory with this server")
         if header.form in (Form.SHARED, Form.WHOLE):
             if header.form is Form.WHOLE:
+                self._wait_for_turn()
                 self._body(place)
+                self._turns.end(self._worker)
             push.dense = dict(enumerate(gradients))
             return push
         table = self._body(torch.empty(len(gradients), dtype=torch.int64)).tolist()
@@ -167,6 +173,9 @@ class Receiver:
 
     def _receive(self, tag: int, tensor: torch.Tensor) -> torch.Tensor:
         return receive(self._team, self._rank, tag, tensor)
+
+    def _wait_for_turn(self) -> None:
+        self._turns.begin(self._worker)
 
     def _body(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._receive(BODY_TAG, tensor)

@@ -22,6 +22,7 @@ from hvdlite.asynchronous.clocks import Clocks, Rounds
 from hvdlite.asynchronous.messages import DENSE, Form, Header, Kind
 from hvdlite.asynchronous.receiving import Failure, Lost, Receiver, Request
 from hvdlite.asynchronous.served import Push, Record, Served, mean
+from hvdlite.asynchronous.turns import Turns
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world.roles import Everyone
 
@@ -97,8 +98,9 @@ class Server:
         first, *others = self._everyone.roles.servers
         is_first = self._team.rank == first
         sources = list(enumerate(self._workers)) + ([] if is_first else [(0, first)])
+        turns = Turns(len(self._workers))
         receivers = [
-            Receiver(self._team, rank, number, self._served, self._inbox)
+            Receiver(self._team, rank, number, self._served, self._inbox, turns)
             for number, rank in sources
         ]
         failed = False
