@@ -41,13 +41,11 @@ def differing(net, other):
 
 
 def same_states(cut, plain):
-    """Rank 0 gets the state of one process, but none of parameters without elements. Collective."""
+    """Rank 0 gets the state of one process. Collective."""
     full, wanted = cut.full_state_dict(), plain.state_dict()
-    params = [param for group in plain.param_groups for param in group["params"]]
     differ = []
     if hvd.rank() == 0:
-        states = {i: state for i, state in wanted["state"].items() if params[i].numel()}
-        found = full["state"]
+        states, found = wanted["state"], full["state"]
         differ = sorted(found.keys() ^ states.keys())
         for index in found.keys() & states.keys():
             values = [
