@@ -76,7 +76,7 @@ class OneWorld:
     def current(self):
         config = SimpleNamespace(stall_check_disable=True)
         hooks = {name: [] for name in ("before_joining", "after_joining")}
-        return SimpleNamespace(next_async_optimizer=0, config=config, **hooks)
+        return SimpleNamespace(next_async_optimizer=0, async_workers={}, config=config, **hooks)
 
     def broadcast_object(self, value, root, name):
         """Worker 0 comes first."""

@@ -415,6 +415,7 @@ class Held(torch.optim.SGD):
 def meets_with_pushes_under_way(path, staleness):
     model = Steps(1)
     optimizer = hvd.AsyncOptimizer(Held(model.parameters(), path), max_staleness=staleness)
+    hvd.barrier()  # no worker's push comes before all have the parameters
     model.backward(hvd.rank())
     optimizer.step()
     hvd.barrier()
