@@ -220,7 +220,8 @@ def check_counts(world, shard, shared, steps):
     for before, after, operations, of_five in world.run(steps_many, shard, shared, steps):
         assert of_five == 5 * operations
         assert after[0] - before[0] < 200, "objects"
-        assert after[1] == before[1], "file descriptors"
+        # Something may be opened late, but once: buckets are made anew three times and more.
+        assert after[1] - before[1] < 3, "file descriptors"
         assert after[2] == before[2], "views"
         assert after[3] - before[3] < 4096, "KiB of memory"
 
