@@ -1,7 +1,7 @@
 """`hvd.join` and asynchronous optimizers: after it, all workers go on from the greatest clock.
 
-One operation serves all optimizers of the job, by their numbers. For which of them a worker still
-has is its own matter: its garbage collector frees one when it comes to it.
+One operation serves all optimizers of the job, by their numbers: the workers' garbage collectors
+free optimizers that are no longer used at different moments, so their lists may differ.
 """
 
 from __future__ import annotations
