@@ -27,6 +27,7 @@ for_hvdlite  | launcher/for_hvdlite.py                | machine knobs
 plan         | launcher/plan/                         | machine agent knobs failures
 output       | launcher/output/                       | machine failures plan
 preflight    | launcher/preflight/                    | machine agent failures plan
+rendezvous   | launcher/rendezvous/                   |
 reports      | launcher/reports/                      | machine failures plan output
 job          | launcher/job/                          | machine agent knobs failures plan output
              |                                        | reports
@@ -61,6 +62,7 @@ asynchronous | hvdlite/asynchronous/                  | words world collectives 
 distributed  | hvdlite/distributed/                   | core words world observe
 api          | hvdlite/                               | for_hvdlite core words world collectives
              |                                        | optimizer observe shared asynchronous
+recipes      | hvdlite/recipes/                       |
 
 harness      | tests/__init__.py tests/conftest.py tests/harness/ |
 core_tests   | tests/core/                            | harness core words world

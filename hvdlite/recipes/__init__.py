@@ -1,0 +1,2 @@
+"""What training scripts write around the optimizer, each time anew: learning rates of large batches,
+metrics, checkpoints, samplers, seeds, what only rank 0 does. Imports what `hvdlite` offers its users."""

@@ -1,0 +1,1 @@
+"""launcher/rendezvous: hosts that start hvdrun themselves, and the connections between them."""
