@@ -89,10 +89,17 @@ class _Call:
 
 
 class Connecting:
-    """Obeys hvdrun's orders until its input ends. `say` sends an answer."""
+    """Obeys hvdrun's orders until its input ends. `say` sends an answer; `heard` is called whenever
+    there was input."""
 
-    def __init__(self, say: Callable[[dict[str, Any]], None], orders: int = 0) -> None:
+    def __init__(
+        self,
+        say: Callable[[dict[str, Any]], None],
+        orders: int = 0,
+        heard: Callable[[], object] = lambda: None,
+    ) -> None:
         self.say = say
+        self.heard = heard
         self.orders = orders
         self.buffer = b""
         self.poll = select.poll()
@@ -126,8 +133,9 @@ class Connecting:
         import json
 
         data = os.read(self.orders, CHUNK)
+        self.heard()
         *lines, self.buffer = (self.buffer + data).split(b"\n")
-        # The empty lines are for start-up files that read.
+        # Empty lines are signs of life, and for start-up files that read.
         for line in filter(None, lines):
             order = json.loads(line)
             if "listen" in order:

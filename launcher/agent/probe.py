@@ -43,7 +43,8 @@ else:  # the module that it wraps: socket and its imports take longer than the w
 
 # The shell's start-up files print before the one, its logout files after the other.
 BEGIN, END = b"\nhvdrun-probe ", b" hvdrun-probe-end\n"
-# If the host hangs (on a file server that is gone), the probe ends all the same.
+# If the host hangs (on a file server that is gone), or hvdrun is gone, the probe ends all the same:
+# so long after its start, or after the last line from hvdrun.
 LIMIT_S = 60
 HERE = "here"  # in place of a question: hvdrun's own machine, which only tests connections
 RESOLVE_S = 3.0
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> NoReturn:
     if stays:
         from hvdrun.agent.connecting import Connecting
 
-        Connecting(say).run()
+        Connecting(say, heard=lambda: signal.alarm(LIMIT_S)).run()
     os._exit(0)
 
 

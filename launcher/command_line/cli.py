@@ -158,7 +158,7 @@ def check_hosts(request: Request) -> int:
     found = facts.gather(request)
     if not is_remote(request, found):
         own_interfaces.check(request.network_interfaces)
-    seen = preflight.run(request, _mpi(request, found), found, fresh=True)
+    seen = preflight.run(request, _mpi(request, found), found, fresh=True, waits=False)
     click.echo(table(seen.findings, stream=1))
     return seen.exit_code
 

@@ -174,7 +174,8 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         metavar="SECONDS",
         default=60.0,
         envvar="HOROVOD_START_TIMEOUT",
-        help="How long the ranks of all hosts may take to start. Default: 60.",
+        help="How long to wait for hosts that are not ready yet, and then for the ranks to start."
+        " Default: 60.",
     ),
     HvdrunOption(
         "--host-timeout",

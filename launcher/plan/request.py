@@ -28,7 +28,7 @@ class Request:
     binding_args: tuple[
         str, ...
     ] = ()  # for mpirun, which then binds the ranks; without them hvdrun does
-    start_timeout_s: float = 60.0  # for the ranks of all hosts
+    start_timeout_s: float = 60.0  # for hosts to be ready, and then for the ranks to start
     host_timeout_s: float = HOST_TIMEOUT_S  # of silence, after which a host is lost
     # for the ranks to end after a signal to hvdrun; None: it depends on the signal
     grace_period_s: float | None = None

@@ -12,11 +12,14 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdrun.agent.frames import CHUNK
 from hvdrun.agent.probe import BEGIN, END
 from hvdrun.machine.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from hvdrun.preflight.waiting import Waiting
 
 DELAY_S = 3.0  # after which the user learns which hosts are late
 AT_ONCE = 128  # commands, each with three pipes
@@ -108,6 +111,12 @@ class _Call:
             elif now >= self.line_at:
                 self.line_at = now + LINE_EVERY_S
                 self.send(b"\n")
+
+    def show_life(self, now: float) -> None:
+        """To a command that stays, so that it knows that it is still wanted."""
+        if not self.closed and now >= self.line_at:
+            self.line_at = now + LINE_EVERY_S
+            self.send(b"\n")
 
     def send(self, line: bytes) -> None:
         """Lost if the command no longer reads: its end shows soon."""
@@ -213,31 +222,58 @@ class Conversation:
         self.selector.close()
 
     def answers(
-        self, limit_s: float, on_delay: Callable[[list[str]], None] = lambda _: None
+        self,
+        limit_s: float,
+        on_delay: Callable[[list[str]], None] = lambda _: None,
+        waiting: Waiting | None = None,
     ) -> dict[str, Reply]:
-        """The replies to all commands. Calls `on_delay` once with the keys of those that are late.
+        """The replies to all commands, by their keys: to each command's last attempt, if `waiting`
+        asks some again. Returns when all have replied or `limit_s` after the begin of an attempt.
+        After some seconds calls `on_delay` once with the keys of those that are late.
 
         Ends a command that has not answered within the limit. Raises OSError if a command can't be
         started.
         """
-        waiting = list(self.commands.items())
+        due = dict.fromkeys(self.commands, 0.0)  # when to ask
+        before: dict[str, Reply] = {}  # of those that are asked again
         replies: dict[str, Reply] = {}
         tell_at = time.monotonic() + DELAY_S
         while len(replies) < len(self.commands):
-            while waiting and len(self.calls) < AT_ONCE:
-                key, argv = waiting.pop(0)
+            now = time.monotonic()
+            for key in [key for key, at in due.items() if at <= now]:
+                if len(self.calls) >= AT_ONCE:
+                    break
+                del due[key]
+                argv = self.commands[key]
                 self.calls[key] = _Call(argv, self.selector, key in self.staying, self.have_input)
             self._read()
+            now = time.monotonic()
             for key, call in list(self.calls.items()):
-                if key not in replies:
-                    call.tick(time.monotonic(), limit_s)
-                    if call.reply is not None:
-                        replies[key] = call.reply
+                if key in replies:
+                    call.show_life(now)
+                else:
+                    call.tick(now, limit_s)
+                    if (reply := call.reply) is not None:
+                        again_at = waiting.again_at(now, key, reply) if waiting else None
+                        if again_at is None:
+                            replies[key] = reply
+                            before.pop(key, None)
+                        else:
+                            due[key], before[key] = again_at, reply
                 if call.closed:
                     del self.calls[key]
-            if len(replies) < len(self.commands) and time.monotonic() > tell_at:
+            if waiting is not None:
+                waiting.tell(now, len(replies) + len(before) == len(self.commands))
+                if waiting.is_over(now):
+                    replies |= before
+                    for key in before:
+                        due.pop(key, None)
+                        if (late := self.calls.pop(key, None)) is not None:
+                            late.close()
+                    before = {}
+            if len(replies) < len(self.commands) and now > tell_at:
                 tell_at = float("inf")
-                on_delay([key for key in self.calls if key not in replies])
+                on_delay([k for k in self.calls if k not in replies and k not in before])
         return replies
 
     def order(self, orders: Mapping[str, object], limit_s: float) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from hvdrun.errors import HostSetupError, SshFailed
 from hvdrun.plan.schedulers import trouble
 from hvdrun.preflight.ask_hosts import Reply
 from hvdrun.preflight.findings import Finding
-from hvdrun.ssh_errors import LOGIN, OTHER, SLOW, last_words
+from hvdrun.ssh_errors import LOGIN, OTHER, SLOW, Trouble, last_words
 
 _NO_PROGRAM = (126, 127)  # a shell's exit codes for a program that it can't run
 SSH_ERROR = 255  # ssh's own exit code; all others are the remote command's
@@ -33,20 +33,28 @@ def no_answer(
         text = "another version of hvdrun answers there"
         return Finding(host, "hvdlite", text, install, HostSetupError)
     words = last_words(reply.stderr)
-    why = trouble(reply.stderr)
-    if why.way != "ssh" or reply.exit_code in (SSH_ERROR, None):
-        found = SLOW if reply.exit_code is None else why
+    found = trouble_of(reply)
+    if found is not None:
         remedy = found.remedy.format(host=host, login=login, limit_s=limit_s)
         cause = found.cause.format(limit_s=limit_s)
         text = f"{cause} ({words})" if words else cause
         if found is OTHER and not words:
             text = f"ssh ended with exit code {reply.exit_code} and printed nothing"
-        return Finding(host, why.way, text, remedy, SshFailed)
+        return Finding(host, trouble(reply.stderr).way, text, remedy, SshFailed)
     if by_login and not _is_python(reply, python, agent):
         return _ran_something_else(host, login, reply)
     said = words or last_words(reply.stdout) or "it printed nothing"
     text = f"{python} does not run there: {said} (exit code {reply.exit_code})"
     return Finding(host, "Python", text, install, HostSetupError)
+
+
+def trouble_of(reply: Reply) -> Trouble | None:
+    """Why ssh, or the program in its place, has not reached the host, or not in time; None: it has,
+    and what it started there has failed."""
+    why = trouble(reply.stderr)
+    if why.way == "ssh" and reply.exit_code not in (SSH_ERROR, None):
+        return None
+    return SLOW if reply.exit_code is None else why
 
 
 def _is_python(reply: Reply, python: str, agent: str) -> bool:

@@ -7,6 +7,7 @@ remembered; the others are asked again each time.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from hvdrun.machine.limits import LACKING
 from hvdrun.plan import shared_memory
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts, from_answer
+from hvdrun.plan.hosts import Host
 from hvdrun.plan.job_hosts import hosts_of
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
@@ -32,6 +34,7 @@ from hvdrun.preflight.no_answer import no_answer, reads_input
 from hvdrun.preflight.ports import ports_of
 from hvdrun.preflight.question import control_name, probe_command, probe_here, question_of
 from hvdrun.preflight.reach import connect_all
+from hvdrun.preflight.waiting import Waiting
 from hvdrun.ssh_errors import NO_SSH
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ class Preflight:
     options: tuple[str, ...]  # for mpirun
     variables: Mapping[str, str]  # for the ranks
     cache: AnswerCache
+    waited_s: float | None = None  # in vain, for hosts that were not ready yet
 
     @property
     def failures(self) -> list[Finding]:
@@ -94,9 +98,10 @@ class Preflight:
         kinds = {finding.failure for finding in self.failures}
         bad = {finding.host for finding in self.failures}
         all_hosts = {finding.host for finding in self.findings}
+        waited = f" after {self.waited_s:.0f} s (--start-timeout)" if self.waited_s else ""
         summary = (
-            f"{len(bad)} of {len(all_hosts)} hosts {'is' if len(bad) == 1 else 'are'} not ready,"
-            " and nothing was started\n"
+            f"{len(bad)} of {len(all_hosts)} hosts {'is' if len(bad) == 1 else 'are'} not"
+            f" ready{waited}, and nothing was started\n"
         )
         text = summary + table([*self.failures, *self.warnings])
         raise next(kind for kind in ORDER if kind in kinds)(text)
@@ -108,12 +113,15 @@ def run(
     facts: LocalFacts,
     fresh: bool = False,
     only_remembered: bool = False,
+    waits: bool = True,
 ) -> Preflight:
     """Asks the hosts that the cache does not know as ready, or all of them if they have not yet
-    connected to each other. `fresh`: asks all hosts; `only_remembered`: asks none.
+    connected to each other. `fresh`: asks all hosts; `only_remembered`: asks none; `waits`: asks
+    hosts that are not ready yet again, until --start-timeout is over.
 
     Raises SshFailed if ssh can't be started here; a problem of a host is a finding.
     """
+    begin = time.monotonic()
     hosts = hosts_of(request)
     question = question_of(request, flavour, facts)
     remote = [host for host in hosts if not is_local(host, facts)]
@@ -147,13 +155,36 @@ def run(
         asked |= {h.name: probe_command(request, h, facts, question, by) for h in first}
         asked[HERE] = probe_here(facts)
         staying = [HERE, *(host.name for host in first)]
+
+    def judged(host: Host, reply: Reply | None, others: Mapping[str, HostFacts]) -> list[Finding]:
+        """The findings about a host that has answered, now or before: its facts are in `others`."""
+        name = host.name
+        arrived = "this machine" if host not in remote else "answered before"
+        if reply is not None:
+            arrived = f"answered in {reply.took_s:.2f} s"
+        slots = others[name].slots if host.slots is None else host.slots
+        expected = _expected(question, flavour, facts, here, others, request)
+        return judge(name, others[name], expected, min(slots, request.num_proc or slots), arrived)
+
+    def is_unfit(name: str, reply: Reply) -> bool:
+        if name == HERE:
+            return False
+        answer = _read(reply.answer, reply.clock_skew_s)
+        host = next(host for host in hosts if host.name == name)
+        return answer is None or any(
+            finding.failure for finding in judged(host, reply, {**known, name: answer})
+        )
+
+    # Where a scheduler's program stands in ssh's place, the hosts are up.
+    waiting = None
+    if waits and by is None:
+        waiting = Waiting(begin, request.start_timeout_s, limit_s, is_unfit, _say)
     with Conversation(asked, staying) as conversation:
-        replies = _answers(conversation, limit_s)
+        replies = _answers(conversation, limit_s, waiting)
         for name, reply in replies.items():
             if (answer := _read(reply.answer, reply.clock_skew_s)) is not None:
                 known[name] = answer
 
-        expected = _expected(question, flavour, facts, here, known, request)
         findings: dict[str, list[Finding]] = {host.name: [] for host in hosts}
         for host in hosts:
             name = host.name
@@ -165,19 +196,16 @@ def run(
                     found = no_answer(name, login, reply, limit_s, *program, by is None)
                     findings[name] = [found]
                 continue
-            arrived = "this machine" if host not in remote else "answered before"
-            if name in replies:
-                arrived = f"answered in {replies[name].took_s:.2f} s"
-            slots = known[name].slots if host.slots is None else host.slots
-            ranks = min(slots, request.num_proc or slots)
-            findings[name] = judge(name, known[name], expected, ranks, arrived)
+            findings[name] = judged(host, replies.get(name), known)
             if name in replies and reads_its_input(commands[name], replies[name], limit_s):
                 findings[name].append(reads_input(name, replies[name]))
             if name in replies and not any(finding.remedy for finding in findings[name]):
                 cache.put(keys[name], replies[name].answer)
 
+        all_answer = len(known) == len(hosts)
+        waited_s = waiting.end(time.monotonic(), not all_answer) if waiting else None
         choice = networks.Choice()
-        if len(known) == len(hosts) and remote:
+        if all_answer and remote:
             known = {host.name: known[host.name] for host in hosts}
             reached = _try(networks.to_try(known, here), request.ssh_port or SSH_PORT, cache, fresh)
             choice = networks.choose(known, here, reached, request.network_interfaces)
@@ -191,12 +219,13 @@ def run(
         tuple(finding for host in hosts for finding in findings[host.name]),
         *interface_options(flavour, choice, request, facts),
         cache,
+        waited_s,
     )
 
 
-def _answers(hosts: Conversation, limit_s: float) -> dict[str, Reply]:
+def _answers(hosts: Conversation, limit_s: float, waiting: Waiting | None) -> dict[str, Reply]:
     try:
-        return hosts.answers(limit_s, _report_late_hosts)
+        return hosts.answers(limit_s, _report_late_hosts, waiting)
     except OSError as error:
         if error.errno in LACKING:
             raise
@@ -207,7 +236,11 @@ def _report_late_hosts(late: list[str]) -> None:
     if not (hosts := [name for name in late if name != HERE]):
         return
     named = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
-    print(f"hvdrun: waiting for an answer from {named}", file=sys.stderr)
+    _say(f"waiting for an answer from {named}")
+
+
+def _say(text: str) -> None:
+    print(f"hvdrun: {text}", file=sys.stderr, flush=True)
 
 
 def _expected(

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from tests.harness.needs import lacking
 from tests.harness.programs import run_program
+from tests.harness.worlds import end_tree
+from tests.rig.conftest import job
 
 pytestmark = pytest.mark.rig
 
@@ -38,9 +41,12 @@ def files(rig):
 
 def only_finding(done, host="server2"):
     """(what was checked, what was found, the remedy) on the only line of the table."""
-    said = [line for line in done.stderr.splitlines() if "waiting for" not in line]
+    said = [line for line in done.stderr.splitlines() if "hvdrun: waiting " not in line]
     summary, _, _, *lines = said
-    assert re.fullmatch(r"hvdrun: 1 of \d hosts is not ready, and nothing was started", summary)
+    waited = r"( after \d+ s \(--start-timeout\))?"
+    assert re.fullmatch(
+        rf"hvdrun: 1 of \d hosts is not ready{waited}, and nothing was started", summary
+    )
     assert len(lines) == 1, done
     named, what, verdict, *rest = re.split(r"  +", lines[0].strip())
     assert (named, verdict) == (host, "failed"), done
@@ -63,7 +69,7 @@ def only_finding(done, host="server2"):
     ids=["name unknown", "refused", "no key"],
 )
 def test_ssh_that_fails_is_said_with_its_cause_and_remedy(hvdrun, files, words, cause, remedy):
-    done = hvdrun(*words, "true")
+    done = hvdrun("--start-timeout", "2", *words, "true")
     assert done.code == 70
     what, found, helps = only_finding(done, "server9" if "unknown" in cause else "server2")
     assert what == "ssh"
@@ -99,12 +105,39 @@ def test_a_host_key_that_changed_is_told_from_one_that_is_unknown(hvdrun, rig, f
 @pytest.mark.parametrize("how", ["kill", "cut"])
 def test_a_host_that_is_down_is_said(hvdrun, rig, how):
     rig(how, "server2")
-    done = hvdrun("-H", BOTH, "true")
+    done = hvdrun("-H", BOTH, "--start-timeout", "12", "true")
     assert done.code == 70
     what, found, helps = only_finding(done)
     assert what == "ssh"
     assert "it does not answer" in found or "the network has no route to it" in found
     assert "ping server2" in helps
+
+
+@UNDER_ONE_MPI
+def test_hosts_are_waited_for_until_their_names_and_their_sshd_are_there(rig, python):
+    names = rig.share / "names"
+    all_names = rig("exec", "server1", "cat", "/etc/hosts")
+    names.write_text(re.sub(r"(?m)^.*server2$", "", all_names))
+    rig.cover("server1", Path("/etc/hosts"), names)
+    hosts = rig.share / "late-hosts"
+    hosts.write_text("server1 slots=1\nserver2 slots=1\nserver3 slots=1 port=2222\n")
+    config = Path(rig("ssh-config").strip()).parents[1] / "server3" / "sshd_config"
+    command = [python.with_name("hvdrun"), "--hostfile", hosts, "sh", "-c", "echo $RANK"]
+    with job(rig.inside("server1", *command)) as hvdrun:
+        assert hvdrun.stderr.readline() == (
+            "hvdrun: waiting up to 60 s (--start-timeout) for server2 (the name is unknown here)"
+            " and server3 (the connection was refused: no ssh server listens there)\n"
+        )
+        names.write_text(all_names)
+        sshd = subprocess.Popen(
+            rig.inside("server3", shutil.which("sshd"), "-D", "-f", config, "-p", "2222")
+        )
+        try:
+            said, complained = hvdrun.communicate(timeout=LIMIT_S)
+        finally:
+            end_tree(sshd)
+    assert re.match(r"hvdrun: all hosts have answered, after \d+ s\n", complained)
+    assert (hvdrun.returncode, sorted(said.split())) == (0, ["0", "1", "2", "[0]", "[1]", "[2]"])
 
 
 @UNDER_ONE_MPI
