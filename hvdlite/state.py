@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hvdlite.asynchronous.optimizer_methods import AsyncMethods
 from hvdlite.collectives.barrier import barrier
 from hvdlite.collectives.broadcast import broadcast_async_, checked_root
 from hvdlite.collectives.handles import Handle, synchronize
@@ -227,6 +228,15 @@ def _of_its_type(container: Any, items: Any) -> Any:
     else:
         copied[:] = items
     return copied
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """`load_state_dict`, after which the state is exactly what was given, where one rank has it all
+    (`_load`). Every rank calls it."""
+    if isinstance(optimizer, (ShardedOptimizer, AsyncMethods)):
+        optimizer.load_state_dict(state)
+    else:
+        _load(optimizer, state)
 
 
 def _load(optimizer: torch.optim.Optimizer, frame: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ asynchronous | hvdlite/asynchronous/                  | words world collectives 
 distributed  | hvdlite/distributed/                   | core words world observe
 api          | hvdlite/                               | for_hvdlite core words world collectives
              |                                        | optimizer observe shared asynchronous
-recipes      | hvdlite/recipes/                       | for_hvdlite words world collectives
+recipes      | hvdlite/recipes/                       | for_hvdlite words world collectives api
 
 harness      | tests/__init__.py tests/conftest.py tests/harness/ |
 core_tests   | tests/core/                            | harness core words world

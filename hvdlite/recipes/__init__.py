@@ -2,6 +2,8 @@
 batches, metrics, checkpoints, samplers, seeds, what only rank 0 does. Imports no package that a
 script may lack (tqdm, TensorBoard, torchmetrics) before it is used."""
 
+from hvdlite.recipes.checkpoint_files import CheckpointError
+from hvdlite.recipes.checkpointer import Checkpointer
 from hvdlite.recipes.learning_rate import GradualWarmup, scale_lr
 from hvdlite.recipes.metrics import Metric, average_metrics
 from hvdlite.recipes.momentum_correction import correct_momentum
@@ -14,6 +16,8 @@ from hvdlite.recipes.summaries import SummaryWriter
 from hvdlite.recipes.torch_metrics import synchronized
 
 __all__ = [
+    "CheckpointError",
+    "Checkpointer",
     "DistributedSampler",
     "ElasticDistributedSampler",
     "GradualWarmup",

@@ -1,0 +1,220 @@
+"""The files of a Checkpointer: one for each checkpoint, complete or not there.
+
+A checkpoint is a file of `torch.save`, a zip archive with a CRC-32 of each tensor in it. It is
+written under another name and gets its own one when it is on the disk; the oldest ones are removed
+after that. So whatever ends the process, every checkpoint that was complete is there, and whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import zipfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+import torch
+
+from hvdlite.world.logs import log
+from hvdrun.for_hvdlite import open_file, open_folder
+
+COMPLETE = re.compile(r"checkpoint-(\d{9,})\.pt")
+UNFINISHED = re.compile(r"\.checkpoint-\d{9,}\.pt\.unfinished")
+
+VERSION = 1
+KEY = "hvdlite"  # of what the file holds beside the states of the objects
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written; its cause says why. Those before it are complete."""
+
+
+def name_of(step: int) -> str:
+    """
+    >>> name_of(1200)
+    'checkpoint-000001200.pt'
+    """
+    return f"checkpoint-{step:09d}.pt"
+
+
+class CheckpointFolder:
+    """The folder, of which only one rank reads and writes."""
+
+    def __init__(self, path: str, keep: int | None) -> None:
+        """keep: how many checkpoints; None: all."""
+        self.path = os.path.abspath(path)
+        self._keep = keep
+        # The steps of files that are not whole.
+        self._bad: set[int] = set()
+
+    def prepare(self) -> None:
+        """Makes the folder, and removes what a killed writer has left. Only one job at a time may
+        use the folder.
+
+        Raises:
+            OSError: It can't be made or listed, or leads through a symlink of another user.
+        """
+        with self._opened() as folder:
+            for name in os.listdir(folder):
+                if UNFINISHED.fullmatch(name):
+                    os.unlink(name, dir_fd=folder)
+
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, in their order."""
+        with self._opened() as folder:
+            found = map(COMPLETE.fullmatch, os.listdir(folder))
+            return sorted(int(match[1]) for match in found if match)
+
+    def check_next(self, step: int) -> None:
+        """Raises ValueError if there are later checkpoints, which `newest` would prefer."""
+        later = [each for each in self.steps() if each > step and each not in self._bad]
+        if later:
+            raise ValueError(
+                f"Checkpointer.save: step {step} is before {name_of(later[-1])} in {self.path}, "
+                "with which restore() would go on; call restore() first, or use another folder, or "
+                "remove the later checkpoints"
+            )
+
+    def write(self, step: int, tree: Any) -> None:
+        """Writes a checkpoint, and then removes the oldest ones.
+
+        Raises:
+            OSError: It could not be written; nothing of it is left, and none is removed.
+        """
+        name = name_of(step)
+        unfinished = f".{name}.unfinished"
+        new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._opened() as folder:
+            descriptor = os.open(unfinished, new, 0o666, dir_fd=folder)
+            try:
+                with open(descriptor, "wb") as file:
+                    _save(tree, file)
+                    file.flush()
+                    os.fsync(descriptor)
+                os.rename(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(unfinished, dir_fd=folder)
+                raise
+            os.fsync(folder)
+            self._bad.discard(step)
+            self._remove_before(step, folder)
+
+    def newest(self) -> tuple[int, Any] | None:
+        """The latest checkpoint that is whole, with its step; None if there is none. Says which
+        ones it passes over, and why."""
+        for step in reversed(self.steps()):
+            try:
+                tree = self._read(step)
+            except MemoryError:
+                raise
+            except Exception as error:
+                # torch's own texts have several lines, and advice for other cases.
+                why = str(error).strip().split("\n")[0] or type(error).__name__
+                log.warning("rank 0: %s/%s is passed over: %s", self.path, name_of(step), why)
+                self._bad.add(step)
+            else:
+                self._bad.discard(step)
+                return step, tree
+        return None
+
+    def _read(self, step: int) -> Any:
+        """Raises any exception if the file is not whole."""
+        descriptor = open_file(os.path.join(self.path, name_of(step)), os.O_RDONLY)
+        with open(descriptor, "rb") as file:
+            with zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise ValueError(f"the checksum of {damaged} in it is wrong")
+            file.seek(0)
+            tree = torch.load(file, map_location="cpu", weights_only=True)
+        about = tree.get(KEY, {}) if isinstance(tree, dict) else {}
+        if about.get("version") != VERSION or about.get("step") != step:
+            raise ValueError(
+                f"it holds step {about.get('step')} in version {about.get('version')} of the "
+                f"format, expected step {step} in version {VERSION}"
+            )
+        return tree
+
+    def _remove_before(self, step: int, folder: int) -> None:
+        """Removes what is older than the checkpoints to be kept, of which that step is the last."""
+        if self._keep is None:
+            return
+        steps = [each for each in self.steps() if each <= step]
+        kept = [each for each in steps if each not in self._bad][-self._keep :]
+        for each in steps:
+            if each < kept[0]:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name_of(each), dir_fd=folder)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The folder's descriptor; no symlink of another user leads there."""
+        folder = open_folder(self.path, 0o777)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+
+_saving = threading.Lock()
+
+
+def _save(tree: Any, file: IO[bytes]) -> None:
+    """torch.save. Of a Python file, and not of a path: then it holds the interpreter's lock for
+    microseconds at a time only, and the training loop goes on meanwhile."""
+    with _saving:
+        checksums = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(True)
+        try:
+            torch.save(tree, file)
+        finally:
+            torch.serialization.set_crc32_options(checksums)
+
+
+class BackgroundWriter:
+    """Writes in a thread, one checkpoint at a time. The interpreter does not end before it has."""
+
+    def __init__(self, folder: CheckpointFolder) -> None:
+        self._folder = folder
+        self._thread: threading.Thread | None = None
+        self._failed: tuple[int, BaseException] | None = None
+
+    def start(self, step: int, tree: Any) -> None:
+        """Only after `wait`."""
+        self._thread = threading.Thread(
+            target=self._run, args=(step, tree), name="hvdlite-checkpoint"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Blocks until nothing is being written.
+
+        Raises:
+            CheckpointError: What was written since the last `wait` has failed.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            step, error = failed
+            raise CheckpointError(
+                f"{self._folder.path}/{name_of(step)} could not be written: {error}; the "
+                "checkpoints before it are complete"
+            ) from error
+
+    def wait_at_last(self) -> None:
+        """Like `wait`, when nobody is there to catch an error: logs it."""
+        try:
+            self.wait()
+        except CheckpointError as error:
+            log.error("rank 0: %s", error)
+
+    def _run(self, step: int, tree: Any) -> None:
+        try:
+            self._folder.write(step, tree)
+        except BaseException as error:
+            self._failed = step, error

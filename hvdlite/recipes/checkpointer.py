@@ -1,0 +1,296 @@
+"""Checkpointer: saves a training and goes on with it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from hvdlite.collectives.objects import gather_results
+from hvdlite.errors import HorovodInternalError
+from hvdlite.recipes import generator_states
+from hvdlite.recipes.checkpoint_files import (
+    KEY,
+    VERSION,
+    BackgroundWriter,
+    CheckpointFolder,
+    name_of,
+)
+from hvdlite.recipes.samplers import DistributedSampler
+from hvdlite.recipes.state_trees import Copier, places_of, with_tensors, without_tensors
+from hvdlite.state import broadcast_parameters, load_optimizer_state
+from hvdlite.world import world
+from hvdlite.world.logs import log
+from hvdlite.world.process_sets import global_process_set
+
+
+class Checkpointer:
+    """Saves a training in a folder, so that it goes on bit for bit as if nothing had ended it.
+
+    A checkpoint holds the states of the objects given here, the random generators of every rank
+    (python's, NumPy's, torch's, the GPUs'), and the number of the step. Rank 0 alone needs the
+    folder; the others get everything from it by broadcast.
+
+    A file is there when it is complete, `checkpoint-000001200.pt` for step 1200: it is written
+    under another name, brought to the disk and renamed. It is a file of `torch.save`:
+    `torch.load(file, weights_only=True)["model"]` reads it anywhere. It is read with weights_only,
+    so that no file can run code; `save` refuses what could not be read so.
+
+    Every rank makes one, with the same arguments, and calls its methods, in the same order as other
+    collectives. The constructor and `save` block shortly, `restore` until every rank has its state.
+    One job at a time may use a folder.
+
+    Args:
+        folder: Is made if it is missing. On the way to it and in it no symlink of another user is
+            followed.
+        keep: How many checkpoints to keep; the oldest are removed when a new one is complete. None:
+            all.
+        background: Rank 0 writes in a thread while the training goes on; False: inside `save`.
+        **objects: What to save, by name: the model, its optimizer (distributed, sharded or not),
+            schedulers, a GradScaler, a DistributedSampler of hvdlite, anything with `state_dict`
+            and `load_state_dict`; or a dict with values of your own, which `restore` changes in
+            place. Their states are rank 0's; what differs between ranks is not in them.
+
+    Raises:
+        ValueError: keep is less than 1; an object has neither of these forms.
+        OSError: Rank 0 can't make the folder, or may not use it; there, and elsewhere:
+        HorovodInternalError: Another rank has raised, or the ranks' objects differ.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with Checkpointer("checkpoints", model=model, optimizer=optimizer) as checkpointer:
+        ...     for step in range(checkpointer.restore() or 0, 100):
+        ...         optimizer.step()  # and the rest of a training step
+        ...         if (step + 1) % 50 == 0:
+        ...             checkpointer.save(step + 1)
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        keep: int | None = 3,
+        *,
+        background: bool = True,
+        **objects: Any,
+    ) -> None:
+        self._objects = objects
+        self._background = background
+        self._folder = CheckpointFolder(os.fspath(folder), keep)
+        self._writer = BackgroundWriter(self._folder)
+        self._copier = Copier()
+        self._is_closed = False
+
+        def check() -> list[str]:
+            _check_arguments(keep, objects)
+            if world.rank() == 0:
+                self._folder.prepare()
+            return sorted(objects)
+
+        names = _gathered("Checkpointer", check)
+        _check_alike("Checkpointer", "objects", names)
+        # Also where a script forgets to close it.
+        weakref.finalize(self, self._writer.wait_at_last)
+
+    def save(self, step: int) -> None:
+        """Saves the states as they are now. Every rank calls it, between two steps of the
+        optimizer: gradients that are being accumulated are not saved.
+
+        Blocks until rank 0 has copied the states in its memory, and while it still writes the
+        checkpoint before, so that none is left out; waits for all ranks. The first call also gets
+        the memory for the copy, as much as the states have, and keeps it.
+
+        Args:
+            step: The number of the checkpoint, the same on every rank: how many steps were made.
+                The latest one is what `restore` takes. The same number again replaces the file.
+
+        Raises:
+            CheckpointError: On rank 0, the checkpoint before could not be written. Nothing is saved
+                now; the next call tries again.
+            ValueError: On rank 0, the folder has later checkpoints; or a state has something that
+                could not be read again.
+            HorovodInternalError: On every other rank then. Or the ranks' steps differ; on every
+                rank.
+        """
+        if self._is_closed:
+            raise ValueError(f"Checkpointer.save({step}): it is closed")
+        collected = {
+            name: each.full_state_dict()
+            for name, each in self._objects.items()
+            if hasattr(each, "full_state_dict")
+        }
+        snapshot: dict[str, Any] = {}
+
+        def look() -> tuple[int, dict[str, Any]]:
+            number = _checked_step(step)
+            if world.rank() == 0:
+                self._writer.wait()
+                self._folder.check_next(number)
+                states = {
+                    name: collected[name] if name in collected else _state_of(each)
+                    for name, each in self._objects.items()
+                }
+                snapshot.update(self._copier.copy(states))
+            return number, generator_states.captured()
+
+        everyones = _gathered("Checkpointer.save", look)
+        _check_alike("Checkpointer.save", "step", [number for number, _ in everyones])
+        if world.rank() == 0:
+            generators = [states for _, states in everyones]
+            number = everyones[0][0]
+            about = {"version": VERSION, "step": number, "generators": generators}
+            self._writer.start(number, {**snapshot, KEY: about})
+            if not self._background:
+                self._writer.wait()
+
+    def restore(self) -> int | None:
+        """Loads the latest checkpoint that is whole, on every rank. Every rank calls it, before the
+        training and after the objects are made. Blocks.
+
+        Torn and damaged files are passed over, and rank 0 logs which ones and why. The ranks may be
+        as many as before, or not: a sampler goes on with the same global order of samples. Rank r
+        gets the random generators of the former rank r. On a rank that there was not, a generator
+        that was in the same state on all ranks is so again; others are seeded by their state on
+        rank 0 and by the number of the rank.
+
+        With a DistributedSampler in the middle of an epoch, torch's generator gets its state again
+        when the next iteration begins, as a DataLoader draws a number then.
+
+        Returns:
+            Its step; None if there is none, and nothing has changed.
+
+        Raises:
+            ValueError: The checkpoint lacks the state of an object; and what `load_state_dict`
+                raises if a state does not fit.
+            HorovodInternalError: Rank 0 has failed to read; on every other rank.
+        """
+        tensors: list[torch.Tensor] = []
+
+        def read() -> tuple[int, Any] | None:
+            if world.rank() != 0:
+                return None
+            self._writer.wait()
+            newest = self._folder.newest()
+            if newest is None:
+                return None
+            step, tree = newest
+            frame, found = without_tensors(tree)
+            tensors.extend(found)
+            return step, frame
+
+        found = _gathered("Checkpointer.restore", read)[0]
+        if found is None:
+            return None
+        step: int = found[0]
+        if world.rank() != 0:
+            tensors = places_of(found[1])
+        broadcast_parameters(
+            [(f"Checkpointer.{index}", tensor) for index, tensor in enumerate(tensors)], 0
+        )
+        self._load(step, with_tensors(found[1], tensors))
+        return step
+
+    def _load(self, step: int, tree: dict[str, Any]) -> None:
+        about = tree.pop(KEY)
+        where = f"{self._folder.path}/{name_of(step)}"
+        missing = sorted(self._objects.keys() - tree.keys())
+        if missing:
+            raise ValueError(
+                f"Checkpointer.restore: {where} has no state of {', '.join(missing)}, only of "
+                f"{', '.join(sorted(tree))}; restore with the objects that it was saved with"
+            )
+        unused = sorted(tree.keys() - self._objects.keys())
+        if unused and world.rank() == 0:
+            log.warning("rank 0: %s has states that nothing loads: %s", where, ", ".join(unused))
+        # An AsyncOptimizer gives the servers the parameters that are there when it is loaded.
+        for name in sorted(tree, key=lambda name: not isinstance(self._objects.get(name), _MODULE)):
+            if name in self._objects:
+                _load_state(self._objects[name], tree[name])
+        generator_states.restore(about["generators"], world.rank())
+        drawn_from = torch.get_rng_state()
+        for each in self._objects.values():
+            if isinstance(each, DistributedSampler) and each.cursor:
+                each.before_next_pass(lambda: torch.set_rng_state(drawn_from))
+
+    def wait(self) -> None:
+        """Blocks on rank 0 until the last checkpoint is complete, and returns at once on the other
+        ranks. Not collective.
+
+        Raises:
+            CheckpointError: It could not be written; on rank 0.
+        """
+        self._writer.wait()
+
+    def close(self) -> None:
+        """`wait`, for the last time: `save` raises an error from now on. Not collective."""
+        self._is_closed = True
+        self._writer.wait()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_closed = True
+        if error is None:
+            self._writer.wait()
+        else:  # which is not to be hidden
+            self._writer.wait_at_last()
+
+
+_MODULE = torch.nn.Module
+
+
+def _gathered(operation: str, make: Any) -> list[Any]:
+    return gather_results(operation, make, f"hvdlite.{operation}", global_process_set)
+
+
+def _check_arguments(keep: int | None, objects: dict[str, Any]) -> None:
+    if keep is not None and keep < 1:
+        raise ValueError(f"Checkpointer: keep={keep}, expected at least 1, or None to keep all")
+    if KEY in objects:
+        raise ValueError(f"Checkpointer: {KEY!r} is hvdlite's own name; choose another one")
+    for name, each in objects.items():
+        has_methods = hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
+        if not has_methods and not isinstance(each, dict):
+            raise ValueError(
+                f"Checkpointer: {name} is a {type(each).__name__}, expected something with "
+                "state_dict and load_state_dict, or a dict; put values of your own into a dict, "
+                f"Checkpointer(..., progress={{{name!r}: ...}})"
+            )
+
+
+def _check_alike(operation: str, what: str, by_rank: list[Any]) -> None:
+    for rank, given in enumerate(by_rank):
+        if given != by_rank[0]:
+            raise HorovodInternalError(
+                f"{operation}: rank {rank} has {what} {given}, rank 0 {by_rank[0]}; pass the same "
+                "on every rank"
+            )
+
+
+def _checked_step(step: Any) -> int:
+    if isinstance(step, bool) or not hasattr(step, "__index__") or step.__index__() < 0:
+        raise ValueError(f"Checkpointer.save({step!r}): expected a number of steps, 0 or more")
+    return int(step.__index__())
+
+
+def _state_of(thing: Any) -> Any:
+    return thing.state_dict() if hasattr(thing, "state_dict") else thing
+
+
+def _load_state(thing: Any, state: Any) -> None:
+    if isinstance(thing, torch.optim.Optimizer):
+        load_optimizer_state(thing, state)
+    elif hasattr(thing, "load_state_dict"):
+        thing.load_state_dict(state)
+    else:
+        thing.clear()
+        thing.update(state)
