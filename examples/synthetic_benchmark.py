@@ -10,78 +10,17 @@ import statistics
 import time
 
 import torch
-from torch import Tensor, nn
+from networks import MEASURED
 from torch.nn.functional import cross_entropy
 
 import hvdlite as hvd
-
-CLASSES = 10
-
-
-class MLP(nn.Sequential):
-    """Three linear layers on images of 28 x 28."""
-
-    input_shape = (1, 28, 28)
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Flatten(),
-            nn.Linear(784, 700),
-            nn.ReLU(),
-            nn.Linear(700, 500),
-            nn.ReLU(),
-            nn.Linear(500, CLASSES),
-        )
-
-
-class Block(nn.Module):
-    """relu(x + f(x)) with two convolutions in f; a 1 x 1 convolution where the shape changes."""
-
-    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.residual = nn.Sequential(
-            nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels_in != channels:
-            self.shortcut = nn.Conv2d(channels_in, channels, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.shortcut(x) + self.residual(x))
-
-
-class ResNet(nn.Sequential):
-    """A small residual network (nine convolutions on its longest path) on 32 x 32 RGB images."""
-
-    input_shape = (3, 32, 32)
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(3, 32, 3, padding=1, bias=False),
-            nn.BatchNorm2d(32),
-            nn.ReLU(),
-            Block(32, 32, stride=1),
-            Block(32, 64, stride=2),
-            Block(64, 128, stride=2),
-            Block(128, 256, stride=2),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(256, CLASSES),
-        )
-
-
-MODELS: dict[str, type[MLP] | type[ResNet]] = {"mlp": MLP, "resnet": ResNet}
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", choices=sorted(MODELS), default="mlp")
+    parser.add_argument("--model", choices=sorted(MEASURED), default="mlp")
     parser.add_argument("--batch-size", type=int, default=32, help="samples per step and rank")
     parser.add_argument("--num-warmup-batches", type=int, default=10, help="steps not timed")
     parser.add_argument("--num-batches-per-iter", type=int, default=10, help="steps per timing")
@@ -99,9 +38,10 @@ def main() -> None:
     use_cuda = torch.cuda.is_available() and not args.no_cuda
     device = torch.device("cuda" if use_cuda else "cpu")  # init has chosen this rank's GPU
 
-    model = MODELS[args.model]().to(device)
-    samples = torch.randn(args.batch_size, *model.input_shape, device=device)
-    labels = torch.randint(CLASSES, (args.batch_size,), device=device)
+    make_model, image_shape = MEASURED[args.model]
+    model = make_model().to(device)
+    samples = torch.randn(args.batch_size, *image_shape, device=device)
+    labels = torch.randint(10, (args.batch_size,), device=device)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     optimizer = hvd.DistributedOptimizer(
