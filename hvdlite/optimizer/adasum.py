@@ -19,7 +19,7 @@ from hvdlite.collectives import Handle, allreduce_, allreduce_async, synchronize
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import summary
 from hvdlite.ops import Adasum, Sum
-from hvdlite.optimizer.arguments import ParameterNames, checked_passes
+from hvdlite.optimizer.arguments import ParameterNames, checked_passes, checked_weight
 from hvdlite.optimizer.buckets.bucket import Combining, check_reducible
 from hvdlite.optimizer.checks.consistency import ConsistencyCheck, Model, parameters_of
 from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
@@ -234,6 +234,10 @@ class DeltaOptimizer(Wrapper):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes nothing: no backward communicates, however many there are before a step."""
         self._hvdlite_passes[0] = checked_passes(passes)
+
+    def set_weight(self, weight: float) -> None:
+        """Raises ValueError: Adasum forms no mean."""
+        checked_weight(weight, Adasum)
 
     def _is_first(self) -> bool:
         team = self._hvdlite_deltas.process_set.team

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
@@ -47,6 +49,38 @@ def checked_passes(passes: object) -> int:
             f"backward_passes_per_step={passes!r}: expected a whole number, at least 1"
         )
     return passes
+
+
+# Beyond these a product with a gradient could overflow or vanish in float32.
+_LEAST_WEIGHT, _LARGEST_WEIGHT = 1e-9, 1e15
+
+
+def checked_weight(weight: object, op: ReduceOp) -> float:
+    """Raises ValueError unless it is a number that gradients can be multiplied by, and the op is
+    Average."""
+    if op is not Average:
+        raise ValueError(
+            f"set_weight({weight!r:.40}) needs op=Average, got op={op!r}, which forms no mean; "
+            "leave out set_weight()"
+        )
+    number = weight
+    if isinstance(number, torch.Tensor) and number.numel() == 1:
+        number = number.item()
+    if isinstance(number, bool) or not isinstance(number, numbers.Real):
+        raise ValueError(
+            f"set_weight({weight!r:.40}): expected a number, as that of this rank's samples, "
+            "or a tensor of one number"
+        )
+    try:
+        value = float(number)
+    except OverflowError:
+        value = math.inf
+    if not (value == 0 or _LEAST_WEIGHT <= value <= _LARGEST_WEIGHT):
+        raise ValueError(
+            f"set_weight({weight!r:.40}): expected 0, or a number from {_LEAST_WEIGHT:g} to "
+            f"{_LARGEST_WEIGHT:g}, as that of this rank's samples"
+        )
+    return value
 
 
 def checked_shard(shard: object, op: ReduceOp) -> bool | str:

@@ -112,8 +112,8 @@ def DistributedOptimizer(
 
     Returns:
         An instance of the optimizer's own class, with the methods synchronize, skip_synchronize,
-        no_sync, set_backward_passes_per_step and wait_for_parameters besides; with `shard` or
-        shared parameters also sharded_grad.
+        no_sync, set_backward_passes_per_step, set_weight and wait_for_parameters besides; with
+        `shard` or shared parameters also sharded_grad.
 
     Raises:
         ValueError: Names that are no pairs, duplicate or missing; fewer than one pass per step;

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.optimizer.arguments import checked_passes
+from hvdlite.optimizer.arguments import checked_passes, checked_weight
 from hvdlite.optimizer.reducer import Reducer
 from hvdlite.optimizer.sharding.words import shared_too_late
 from hvdlite.optimizer.wrapping import Wrapper
@@ -69,6 +69,7 @@ class GradientOptimizer(Wrapper):
             self._finish()
         else:
             reducer.settle()
+            reducer.require_reduced_weights()
         # A rank may make steps with its own unreduced gradients as often as it likes.
         is_shared = callable(closure) or reducer.has_communicated()
         if is_shared:
@@ -162,6 +163,7 @@ class GradientOptimizer(Wrapper):
         """Backwards inside accumulate on this rank only; the next one outside reduces it all."""
         reducer = self._hvdlite_reducer
         before, reducer.communicates = reducer.communicates, False
+        reducer.weigh_passes()
         try:
             yield
         finally:
@@ -175,6 +177,53 @@ class GradientOptimizer(Wrapper):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on every `passes`-th backward communicates; counted from now."""
         self._hvdlite_reducer.set_passes_per_step(checked_passes(passes))
+
+    def set_weight(self, weight: float) -> None:
+        """How much this rank's next backward counts in the average: mostly the number of its
+        samples, or tokens.
+
+        The reduced gradient is then Σ weight·gradient / Σ weight over all ranks. If the loss is the
+        mean over the rank's samples, this is the gradient of the mean over the samples of all
+        ranks: that of one process on the joined batch. The weights travel with the gradients, so
+        that a step needs no message more. Only their ratios matter; where gradients are multiplied
+        and divided by 1.0 only, as with `len(batch) / batch_size` of full batches, it costs
+        nothing, and the gradients have the bits of the plain average.
+
+        Call it on every rank before each backward, or on none: it counts until the next `step`,
+        or `zero_grad` after a backward. If some ranks have called it and others have not, the
+        backward raises on every rank. Not collective; does not block.
+
+        - Several backward passes before a step (backward_passes_per_step, no_sync): each counts
+          with the weight that was last given before it. The result is the mean over the samples of
+          all passes: do not divide the loss by the number of passes. Until the reduction `.grad`
+          holds the weighted sum.
+        - Weight 0: the rank has no samples. Its gradients count as zeros, even if they are NaN. If
+          all weights are 0, the gradients are zero on all ranks.
+        - A rank that has joined does not count: the others' average is that of their samples. (In
+          steps without weights it is divided by the number of all ranks.)
+        - A closure's loss is averaged with the same weights.
+        - Gradients that travel as float16 (Compression.fp16, or float16 parameters) would overflow
+          when multiplied by large numbers: there give weights of at most 1.
+
+        Args:
+            weight: A number, or a tensor of one number: 0, or from 1e-9 to 1e15.
+
+        Raises:
+            ValueError: Another argument; more than 1 with float16; op is not Average.
+            RuntimeError: The gradients of this step are reduced already or on the way, or a
+                backward pass of this step had no weight.
+
+        Example:
+            >>> model = torch.nn.Linear(1, 1)
+            >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            >>> batch = torch.ones(3 + hvd.rank(), 1)  # more samples on higher ranks
+            >>> optimizer.set_weight(len(batch))
+            >>> model(batch).square().mean().backward()
+            >>> optimizer.step()
+        """
+        reducer = self._hvdlite_reducer
+        reducer.set_weight(checked_weight(weight, reducer.gradients.combining.op))
 
     def _finish(self) -> None:
         """Reduces the gradients of this step; warns if the first step comes too early."""
@@ -202,8 +251,13 @@ class GradientOptimizer(Wrapper):
 
         @functools.wraps(closure)
         def synchronized(*args: Any, **kwargs: Any) -> Any:
-            loss = closure(*args, **kwargs)
-            self._finish()
+            weights = self._hvdlite_reducer.weights
+            weights.in_closure = True
+            try:
+                loss = closure(*args, **kwargs)
+                self._finish()
+            finally:
+                weights.in_closure = False
             return self._hvdlite_reducer.loss_of_all(loss)
 
         return synchronized

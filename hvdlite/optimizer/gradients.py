@@ -200,6 +200,14 @@ class Gradients:
             if place is not None:
                 slot.move_from(place)
 
+    def travel_as(self, dtype: torch.dtype) -> bool:
+        """Whether some gradients travel in this dtype."""
+        params = [slot.param for slot in self.sparse]
+        compression = self.combining.compression
+        return any(bucket.wire.dtype is dtype for bucket in self.buckets) or any(
+            compression.travels_as(param.dtype) is dtype for param in params
+        )
+
     def known_alike(self) -> bool:
         """Whether all ranks are known to have the same buckets. Never blocks."""
         if self._consistency is not None and self._consistency.reached():
@@ -328,7 +336,7 @@ class Gradients:
         if team.size > 1:
             if buckets:
                 carrier = buckets[-1]
-                carrier.carry_position()
+                carrier.carry_position(team.rank, team.size)
             if not is_order_known:
                 backward_order = BackwardOrder(team, f"{name}.order", slots, self._start_hash)
             parameters = parameters_of(params, self.name_of, self.combining.group_of)
@@ -354,7 +362,8 @@ class Gradients:
     def _sizing(self, team: Team) -> Sizing:
         here = world.current()
         hosts = sum(not set(ranks).isdisjoint(team.ranks) for ranks in here.placement.hosts)
-        return Sizing(here.config, hosts > 1, self._overlaps)
+        members = team.size if team.size > 1 else 0
+        return Sizing(here.config, hosts > 1, self._overlaps, members)
 
     def name_of(self, param: torch.Tensor, index: int) -> str:
         """The parameter's name. index: its index among the optimizer's parameters."""
@@ -405,3 +414,6 @@ def _unhook(slot: Slot) -> None:
     if slot.unhook is not None:
         slot.unhook()
         slot.unhook = None
+    if slot.weigher is not None:
+        slot.weigher[1].remove()
+        slot.weigher = None

@@ -13,7 +13,9 @@ from hvdlite.ops import Average, ReduceOp, Sum
 from hvdlite.world.process_sets import ProcessSet
 
 
-def loss_of_all(loss: Any, name: str, op: ReduceOp, process_set: ProcessSet) -> Any:
+def loss_of_all(
+    loss: Any, name: str, op: ReduceOp, process_set: ProcessSet, weight: float | None = None
+) -> Any:
     """The losses that the ranks' closures have returned, combined like their gradients. Collective;
     blocks.
 
@@ -24,18 +26,24 @@ def loss_of_all(loss: Any, name: str, op: ReduceOp, process_set: ProcessSet) -> 
         loss: A tensor of one element, a number of Python's or numpy's, or None.
         name: The same on every rank.
         op: Average or Sum.
+        weight: What this rank's gradients have counted with, if they have weights: so does its
+            loss.
 
     Returns:
         The same value on every rank: a detached tensor like the rank's own, or a number of the
         same type, but a float if that is a whole number.
     """
     own = _number(loss)
-    # A one beside the loss tells a loss of zero from no loss.
-    pair = torch.tensor(
-        [0.0, 0.0] if own is None else [own, 1.0], dtype=torch.float64, device="cpu"
+    # A one beside the loss tells a loss of zero from no loss. Then the weight.
+    own_weight = 1.0 if weight is None else weight
+    weighed = 0.0 if own is None or not own_weight else own * own_weight
+    sums = torch.tensor(
+        [weighed, float(own is not None), own_weight], dtype=torch.float64, device="cpu"
     )
-    allreduce_(pair, name=name, op=Sum if op is Sum else Average, process_set=process_set)
-    value, present = pair.tolist()
+    allreduce_(sums, name=name, op=Sum if op is Sum else Average, process_set=process_set)
+    value, present, weights = sums.tolist()
+    if weight is not None and weights:
+        value /= weights
     if not present or (own is None and loss is not None):
         return loss
     if isinstance(loss, torch.Tensor):

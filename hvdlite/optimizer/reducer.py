@@ -20,7 +20,6 @@ it from the presence, which is infinite then. Their rows are gathered at the end
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -34,15 +33,15 @@ from hvdlite.optimizer.buckets.bucket import Combining, Form, Slot
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.losses import loss_of_all
 from hvdlite.optimizer.overlap import on_the_way
-from hvdlite.optimizer.rounds import Rounds
 from hvdlite.optimizer.sharding.shards import Shards
+from hvdlite.optimizer.weighted_rounds import WeightedRounds
 from hvdlite.world.process_sets import ProcessSet
 
 _alive: weakref.WeakSet[Reducer] = weakref.WeakSet()
 _ages = itertools.count()
 
 
-class Reducer(Rounds):
+class Reducer(WeightedRounds):
     """Reduces the gradients of one optimizer. Its hooks live until `detach`."""
 
     def __init__(
@@ -78,10 +77,6 @@ class Reducer(Rounds):
             )
         )
         self.passes_per_step = passes
-        # False inside no_sync().
-        self.communicates = True
-        # Reentrant, as a signal's handler may raise just before it is released.
-        self._lock = threading.RLock()
         # The graph task of autograd whose gradients arrive.
         self._task = -1
         # GradScaler was told to make a step and has not made it yet; it may skip it.
@@ -143,7 +138,7 @@ class Reducer(Rounds):
         if gradients.team is None or gradients.team.size == 1:
             return loss
         name, op = f"{gradients.name}.loss", gradients.combining.op
-        return loss_of_all(loss, name, op, gradients.process_set)
+        return loss_of_all(loss, name, op, gradients.process_set, self.weights.last)
 
     def next_step(self) -> None:
         """The gradients are used or zeroed: the next backward belongs to another step."""
@@ -158,6 +153,7 @@ class Reducer(Rounds):
         self._backward = None
         self._task = -1
         self.step_is_due = False
+        self.weights.end_step()
 
     def short_of_passes(self) -> tuple[int, int] | None:
         """How many backward passes count in this step, and how many should, if `finish` would cut
@@ -209,6 +205,8 @@ class Reducer(Rounds):
             grad = param.grad
             if grad is None:
                 return  # a hook of the user has removed it
+            if slot.arrives_weighed:
+                slot.weighed, slot.arrives_weighed = [grad], False
             if slot.last_round == self._round or self._is_reduced(slot, grad):
                 error = self._reached_again(slot)
                 if self._open and not self._has_started():
@@ -246,12 +244,19 @@ class Reducer(Rounds):
                     "optimizer's step() or zero_grad() before the next backward()"
                 )
             self._cancel_round()
+            if self.weights.total is not None and not self._weighs_passes:
+                raise RuntimeError(
+                    "the last backward() raised, and left gradients multiplied by the weight of "
+                    "set_weight(); call the optimizer's zero_grad() and set_weight() before the "
+                    "next backward()"
+                )
         self.gradients.rebuild_if_changed(self._round)
+        self.weights.begin_pass(self.gradients.slots)
         self._task = task
         self._backward = BackwardPass(self._end_backward, self._withdraw_grads)
         # A backward that raises does not count as a pass, but may leave gradients.
         self._has_unreduced = True
-        if self.communicates and self._passes + 1 >= self.passes_per_step:
+        if self._communicates_next():
             self._open_round()
 
     def _end_backward(self) -> None:

@@ -31,6 +31,7 @@ from hvdlite.optimizer.sparse_gradients import (
     put_rows,
     rows_in,
 )
+from hvdlite.optimizer.weights import Weights, put
 from hvdlite.world.teams import Team
 
 
@@ -39,6 +40,7 @@ class Rounds:
 
     def __init__(self, gradients: Gradients) -> None:
         self.gradients = gradients
+        self.weights = Weights()
         # Since the last round: the backward passes that count for passes_per_step, that is, those
         # outside no_sync(); and whether there was any backward pass.
         self._passes = 0
@@ -78,6 +80,7 @@ class Rounds:
         if self._counts_since != (since := (team, team.era if team else 0)):
             self._position.restart()
             self._counts_since = since
+        self._position.weight = self.weights.of_round(gradients.slots)
         self._next, self._by_step, self._grads_withdrawn = 0, True, False
         self._with_graph, self._exchanges, self._position_exchange = [], None, None
         self._open = True
@@ -97,11 +100,16 @@ class Rounds:
         bucket, place = slot.bucket, slot.view
         assert bucket is not None
         assert place is not None
-        if grad is not place:
+        if grad is place:
+            self.weights.weigh_in_place(slot, place)
+        else:
+            factor = self.weights.factor(slot, grad)
             if slot.form is Form.ROWS:
                 # `.grad` will be the reduced rows, when they are known.
                 if not put_rows(slot, grad):
                     bucket.misplaced.append(slot.position)
+                if factor is not None:
+                    put(place, place, factor)
                 return
             if grad.is_sparse:
                 if slot.form is Form.UNKNOWN:
@@ -112,14 +120,15 @@ class Rounds:
                 grad = grad.to_dense()
             if grad.requires_grad:
                 # Of create_graph: the graph refers to this tensor, which stays `.grad`.
-                place.copy_(grad.detach())
+                put(place, grad.detach(), factor)
                 slot.round_grad = grad
                 self._with_graph.append(slot)
                 return
-            place.copy_(grad)
+            put(place, grad, factor)
+            self.weights.note_weighed(slot, place)
         slot.param.grad = slot.round_grad = place
 
-    def _is_reduced(self, slot: Slot, grad: torch.Tensor) -> bool:
+    def _is_reduced(self, slot: Slot, grad: torch.Tensor | None) -> bool:
         """Whether this gradient is the result of a round of this step."""
         return self.has_result(slot) and (grad is slot.round_grad or slot.is_sharded)
 
@@ -196,6 +205,7 @@ class Rounds:
     def _collect_unobserved(self) -> None:
         gradients = self.gradients
         self._wait()
+        self.weights.divide(gradients)
         if gradients.shards is not None:
             gradients.shards.require_all_members(gradients)
         if self._grads_withdrawn:
@@ -212,7 +222,8 @@ class Rounds:
 
     def _close_round(self) -> None:
         """The round has its result: closes it."""
-        position, backward_order = self._position, self.gradients.backward_order
+        position, weights = self._position, self.weights
+        backward_order = self.gradients.backward_order
         # In one statement, so that an exception finds the round either open or closed.
         (
             self._open,
@@ -222,7 +233,9 @@ class Rounds:
             self._passes,
             self._has_unreduced,
             self._backward,
-        ) = (False, self._round + 1, position.rounds + 1, True, 0, False, None)
+            weights.last,
+            weights.total,
+        ) = (False, self._round + 1, position.rounds + 1, True, 0, False, None, weights.total, None)
         if backward_order is not None:
             self.gradients.learn_order(self._round)
         if self.gradients.shards is not None:
@@ -271,13 +284,13 @@ class Rounds:
         if failure is not None:
             raise HorovodInternalError(with_advice(failure))
 
-    def _require_one(self, positions: Sequence[tuple[int, int]], ranks: Sequence[int]) -> None:
+    def _require_one(self, positions: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> None:
         """Raises HorovodInternalError if the positions differ; from then on all ranks count from
         the phase of the rank that is furthest."""
         team = self.gradients.team
         text = difference(positions, ranks, team.era if team else 0)
         if text is not None:
-            self._position.restart(max(phase for phase, _ in positions))
+            self._position.restart(max(phase for phase, *_ in positions))
             raise HorovodInternalError(text)
 
     def _read_presences(self, bucket: Bucket) -> None:
@@ -353,7 +366,7 @@ class Rounds:
             label,
             slot.param,
             what,
-            grad,
+            self.weights.of_rows(slot, grad),
             gradients.combining,
             gradients.team,
             self._position,

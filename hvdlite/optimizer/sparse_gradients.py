@@ -10,6 +10,7 @@ row that this rank has: the result has a row if any rank has it, even one of zer
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,12 +19,14 @@ from hvdlite.collectives.host_gather import HostGather
 from hvdlite.compression import Compressor
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import Average
+from hvdlite.optimizer.buckets import weight_codes
 from hvdlite.optimizer.buckets.bucket import Combining, Slot
 from hvdlite.optimizer.buckets.positions import Position
 from hvdlite.world.teams import Team
 
-# How many numbers a rank sends before its rows: contribution, phase, rounds.
-_HEAD = 3
+# How many numbers a rank sends before its rows: contribution, the three of its position, and the
+# bits of its weight.
+_HEAD = 5
 
 
 class Contribution(enum.IntEnum):
@@ -67,9 +70,10 @@ class RowExchange:
             param, grad if what in (Contribution.ROWS, Contribution.ALL_ROWS) else None
         )
         compressor: type[Compressor] = combining.compression
-        head = torch.tensor(
-            [what, position.phase, position.rounds], dtype=torch.int64, device="cpu"
-        )
+        self._is_weighted = position.weight is not None
+        weight = torch.tensor([position.weight or 0.0], dtype=torch.float64, device="cpu")
+        head = torch.tensor([what, *position.numbers()], dtype=torch.int64, device="cpu")
+        head = torch.cat([head, weight.view(torch.int64)])
         values = values.to(compressor.travels_as(values.dtype))
         self._rows = HostGather(team, f"{label}.rows", torch.cat([head, indices]))
         self._values = HostGather(team, f"{label}.values", values.contiguous())
@@ -79,9 +83,9 @@ class RowExchange:
         self._rows.post()
         self._values.post()
 
-    def positions(self) -> list[tuple[int, int]]:
-        """After `finish`: phase and rounds of each rank's position, by rank."""
-        return [(int(part[1]), int(part[2])) for part in self._heads()]
+    def positions(self) -> list[tuple[int, ...]]:
+        """After `finish`: the numbers of each rank's position, by rank."""
+        return [tuple(part[1 : _HEAD - 1].tolist()) for part in self._heads()]
 
     def finish(self) -> tuple[torch.Tensor | None, frozenset[Contribution]]:
         """The reduced gradient, sparse and coalesced, or None if no rank has one; and the ranks'
@@ -107,8 +111,12 @@ class RowExchange:
         if self._prescale != 1.0:
             values = values * self._prescale
         indices, summed = _added([part[_HEAD:] for part in parts], values)
-        if self._postscale != 1.0:
-            summed = summed * self._postscale
+        postscale = self._postscale
+        if self._is_weighted:
+            weights = torch.stack([part[_HEAD - 1] for part in parts]).view(torch.float64)
+            postscale *= weight_codes.quotient(len(parts), math.fsum(weights.tolist()))
+        if postscale != 1.0:
+            summed = summed * postscale
         summed = summed.to(real_dtype)
         if param.is_complex():
             summed = torch.view_as_complex(summed)

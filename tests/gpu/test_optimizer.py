@@ -22,8 +22,9 @@ def model_of(to):
     return model
 
 
-def train(to, steps=6, skip=None, **options):
-    """The losses and the parameters at the end. skip: a layer that only rank 0 uses."""
+def train(to, steps=6, skip=None, weights=None, **options):
+    """The losses and the parameters at the end. skip: a layer that only rank 0 uses. weights: by
+    rank."""
     model = model_of(to)
     inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), **options)
@@ -35,6 +36,8 @@ def train(to, steps=6, skip=None, **options):
         if skip is None or hvd.rank() == 0:
             hidden = model[2](hidden)
         loss = (model[3](hidden) - samples.sum(dim=1, keepdim=True)).square().mean()
+        if weights is not None:
+            optimizer.set_weight(weights[hvd.rank()])
         loss.backward()
         losses.append(loss.item())
         optimizer.step()
@@ -48,6 +51,7 @@ OPTIONS = {
     "predivided": {"gradient_predivide_factor": 2.0},
     "a sum": {"op": hvd.Sum, "backward_passes_per_step": 1},
     "a layer that only rank 0 uses": {"skip": 2},
+    "weights": {"weights": (3, 0, 5)},
     "Adasum": {"op": hvd.Adasum},
     "16 bit": {"compression": hvd.Compression.bf16},
 }

@@ -22,12 +22,14 @@ ONE_BY_ONE = {"HVDLITE_BUCKET_BYTES": "0", "HVDLITE_FIRST_BUCKET_BYTES": "0"}
 FILES = (
     *("reducer", "rounds", "gradients", "sparse_gradients", "gradient_optimizer", "backward_pass"),
     *("bucket", "backward_order", "positions", "consistency", "position_exchange"),
-    *("start_values", "host_sum", "host_gather"),
+    *("start_values", "host_sum", "host_gather", "weights", "weight_codes"),
 )
 assert set(FILES) <= {path.stem for path in Path(hvd.__file__).parent.rglob("*.py")}
 STRIDE = int(os.environ.get("HVDLITE_TEST_STRIDE", "7"))
 STEPS = 4
 ROWS = 3
+# Rank 0 was interrupted before it had given one.
+NO_WEIGHT = "no weight on rank 0"
 
 
 class Interrupt:
@@ -69,7 +71,7 @@ class Training:
     """Each step takes the mean of 2 on rank 0 and 4 on rank 1 from each parameter.
 
     kind: "dense"; "by step", where it is `step` that reduces the gradients; "rows" has a table with
-    sparse gradients besides, "rows as dense" in a bucket;
+    sparse gradients besides, "rows as dense" in a bucket; with "weights" both ranks give one;
     in "start" the ranks have different values in something that never changes.
     """
 
@@ -77,6 +79,7 @@ class Training:
         self.dense = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
         self.table = [nn.Parameter(torch.zeros(ROWS, 2))] if "rows" in kind else []
         self.by_step = kind == "by step"
+        self.weight = 2.0 if "weights" in kind else None
         start = float(hvd.rank()) if kind == "start" else 0.0
         frozen = nn.Parameter(torch.full((1,), start), requires_grad=False)
         self.optimizer = hvd.DistributedOptimizer(
@@ -88,6 +91,8 @@ class Training:
         return [*self.dense, *self.table]
 
     def backward(self):
+        if self.weight is not None:
+            self.optimizer.set_weight(self.weight)
         weight = 2.0 + 2.0 * hvd.rank()
         loss = sum(param.sum() * weight for param in self.dense)
         for table in self.table:
@@ -186,8 +191,9 @@ def check(results, how, kind, strict):
         _, other_failure, others, _ = theirs[line]
         assert failure == other_failure, (line, where)
         if failure is not None:
-            text = "the ranks are reducing gradients of different backward passes: "
-            assert any(each in failure for each in (text, expected) if each), (line, where, failure)
+            texts = "the ranks are reducing gradients of different backward passes: ", NO_WEIGHT
+            known = any(each in failure for each in (*texts, expected) if each)
+            assert known, (line, where, failure)
             assert "on rank 0" in failure or strict
             continue
         assert values == others, (line, where)
@@ -222,6 +228,18 @@ def interrupt_lines(world, how, at, kind, first, stride, more=None):
 
 @pytest.mark.parametrize(("how", "at", "kind"), [("step", 2, "dense"), ("zero_grad", 0, "rows")])
 def test_after_an_interruption_all_ranks_go_on_or_all_get_an_error(world, how, at, kind):
+    interrupt_lines(world, how, at, kind, 3, 11)
+
+
+@pytest.mark.parametrize(
+    ("how", "at", "kind"),
+    [
+        ("step", 2, "weights"),
+        pytest.param("step", 0, "weights and rows", marks=pytest.mark.wide),
+        pytest.param("zero_grad", 2, "weights and rows", marks=pytest.mark.wide),
+    ],
+)
+def test_after_an_interruption_no_gradient_is_multiplied_or_divided_twice(world, how, at, kind):
     interrupt_lines(world, how, at, kind, 3, 11)
 
 

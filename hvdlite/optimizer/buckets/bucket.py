@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +21,7 @@ from hvdlite.gpu.plan import LanePlan
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.observe import waits
 from hvdlite.ops import DTYPES, Average, ReduceOp, Sum
+from hvdlite.optimizer.buckets import weight_codes
 from hvdlite.optimizer.buckets.layout import (
     LARGEST_FIRST_BYTES,
     BucketLayout,
@@ -83,6 +86,7 @@ class Slot:
 
     __slots__ = (
         "address",
+        "arrives_weighed",
         "backward_index",
         "bucket",
         "form",
@@ -98,6 +102,8 @@ class Slot:
         "unhook",
         "unreduced_round",
         "view",
+        "weighed",
+        "weigher",
     )
 
     def __init__(self, name: str, param: torch.Tensor, form: Form) -> None:
@@ -125,6 +131,12 @@ class Slot:
         self.unreduced_round = -1
         # Its index in the backward order, from 1; None: not known yet.
         self.backward_index: int | None = None
+        # Autograd has been given its gradient already multiplied by the weight; and what does that:
+        # autograd's node, and the hook on it.
+        self.arrives_weighed = False
+        self.weigher: tuple[Any, Any] | None = None
+        # Holds `.grad` if that has been multiplied by this rank's weight; else it is empty.
+        self.weighed: list[torch.Tensor] = []
         # The parameter's address, dtype, shape … when its place was made.
         self.address = 0
         self.made_for: object = None
@@ -144,8 +156,9 @@ class Slot:
 
     def is_kept(self) -> bool:
         """Whether the user keeps the gradient of an earlier step, whose memory is its place."""
-        # The references that are not the user's: one or two of this slot, and that of the call.
-        return sys.getrefcount(self.view) > (3 if self.round_grad is self.view else 2)
+        # The references that are not the user's: those of this slot, and that of the call.
+        own = 2 + (self.round_grad is self.view) + any(kept is self.view for kept in self.weighed)
+        return sys.getrefcount(self.view) > own
 
     def move_from(self, former: torch.Tensor) -> None:
         """Moves a gradient from its former place to the present one."""
@@ -200,7 +213,11 @@ class Bucket:
         # Behind the gradients, one number for each: 0 if this rank has none, 1 if it has one,
         # infinity if it is not of the form that its place is for. Then a 1 for this rank: a joined
         # rank adds none.
-        self.presence = self.flat[layout.presence_offset_elems : layout.position_offset_elems]
+        self.presence = self.flat[layout.presence_offset_elems : layout.weights_offset_elems]
+        # The gradients without all of that; and, in this round, the tensors of which they are
+        # divided by the weights.
+        self.gradients = self.flat[: layout.presence_offset_elems].data
+        self.divided: list[torch.Tensor] = []
         real = real_view(self.flat)
         dtype = compression.travels_as(real.dtype)
         self.in_lane = self.uses_lanes and goes_by_gpu(like)
@@ -217,6 +234,11 @@ class Bucket:
         # Last, the position of the round, in the one bucket that carries it; zeros in the others.
         self.position = self.wire[-POSITION_ELEMS:]
         self.carries = False
+        self._member = (0, 1)
+        # Before it, in the same bucket, the ranks' weights.
+        self.weights = self.wire[len(self.wire) - POSITION_ELEMS - layout.weights_elems :][
+            : layout.weights_elems
+        ]
         self._one_hots: Sequence[torch.Tensor] = ()
         # Slots not yet known to be sparse or dense; and slots whose result is sparse.
         self.unknown = [slot for slot in self.slots if slot.form is Form.UNKNOWN]
@@ -243,9 +265,9 @@ class Bucket:
                 slot.give_away_copy()
         self._pages.give_back()
 
-    def carry_position(self) -> None:
-        """From now on its runs carry the position of the round."""
-        self.carries = True
+    def carry_position(self, member: int, members: int) -> None:
+        """From now on its runs carry the position of the round, and the members' weights."""
+        self.carries, self._member = True, (member, members)
         if not self.in_lane:
             self._one_hots = one_hots(self.wire)
 
@@ -279,7 +301,10 @@ class Bucket:
             self.position.copy_(self._one_hots[position.row()])
         elif self.carries:
             assert isinstance(plan, LanePlan)
-            plan.carry((position.phase, position.rounds))
+            phase, rounds, weighted = position.numbers()
+            plan.carry((phase, 2 * rounds + weighted))
+        if self.carries:
+            weight_codes.put(self.weights, *self._member, position.weight)
         start: Any = type(plan).start
         self.runs.extend(map(start, self.plans, self.memories()))
 
@@ -296,9 +321,24 @@ class Bucket:
                 text = run.wait()
         else:
             text = run.wait()
-        if text is None:
+        if text is None and not self.divided:
             self._unload()
         return text
+
+    def total_weight(self) -> float:
+        """After `wait`, if it carries the position: the sum of the ranks' weights."""
+        return weight_codes.total(self.weights, self._member[1])
+
+    def divide(self, factor: float) -> None:
+        """After `wait`: multiplies by this what the rank has of the reduced gradients, once in a
+        round."""
+        if not self.divided:
+            # One call into C, as above.
+            self.divided.extend(map(torch.Tensor.mul_, self.reduced(), itertools.repeat(factor)))
+
+    def reduced(self) -> Sequence[torch.Tensor]:
+        """After `wait`, the memory in which the rank has reduced gradients."""
+        return (self.gradients,)
 
     def positions_differ(self) -> bool:
         """After `wait`: whether the ranks were at different positions. The same on all of them."""
@@ -310,6 +350,7 @@ class Bucket:
     def reset(self) -> None:
         """Prepares for the next round."""
         self.runs.clear()
+        self.divided.clear()
         self.pending = len(self.slots)
         self.absent = []
         self.misplaced = []
@@ -338,12 +379,14 @@ class Bucket:
 class Sizing:
     """What determines the sizes of buckets, beside the gradients; the same on all members.
 
-    overlaps: whether reductions run while the ranks compute without slowing them down.
+    overlaps: whether reductions run while the ranks compute without slowing them down. members: how
+    many ranks have places for their weights.
     """
 
     config: Config
     several_hosts: bool
     overlaps: bool
+    members: int = 0
 
     def limits_bytes(self, total_bytes: int) -> tuple[int, int]:
         """The size of buckets, and of the first one: from the knobs, else by `sizes_bytes`."""
@@ -406,7 +449,16 @@ def make_buckets(
         check_reducible(slot.name, slot.param)
         slot.note_parameter()
     placed = in_backward_order(slots)
-    layouts = _layouts(placed, combining, sizing)
+    layouts = list(_layouts(placed, combining, sizing))
+    if layouts:
+        # The last one carries the weights.
+        last = layouts[-1]
+        param = placed[last.members[0]].param
+        dtype = combining.compression.travels_as(
+            (param.real if param.is_complex() else param).dtype
+        )
+        weights_elems = weight_codes.elems(dtype, sizing.members)
+        layouts[-1] = dataclasses.replace(last, weights_elems=weights_elems)
     return [
         make(layout, placed, combining.compression, Pages() if gives_back else None)
         for layout in layouts

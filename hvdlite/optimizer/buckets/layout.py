@@ -1,8 +1,9 @@
 """Pure: which gradients are reduced together, and the offset of each in its bucket.
 
 A bucket is one flat tensor: the gradients one after the other, each aligned; then one element per
-gradient that says whether the rank has it (its *presence*), one for the rank itself, and some that
-identify the round (`hvdlite.optimizer.buckets.positions`). All of it is summed together.
+gradient that says whether the rank has it (its *presence*), one for the rank itself, in one bucket
+the ranks' weights (`hvdlite.optimizer.buckets.weight_codes`), and some that identify the round
+(`hvdlite.optimizer.buckets.positions`). All of it is summed together.
 """
 
 from __future__ import annotations
@@ -45,10 +46,15 @@ class BucketLayout:
     members: tuple[int, ...]
     offsets_elems: tuple[int, ...]
     presence_offset_elems: int
+    weights_elems: int = 0
+
+    @property
+    def weights_offset_elems(self) -> int:
+        return self.presence_offset_elems + len(self.members) + 1
 
     @property
     def position_offset_elems(self) -> int:
-        return self.presence_offset_elems + len(self.members) + 1
+        return self.weights_offset_elems + self.weights_elems
 
     @property
     def elems(self) -> int:

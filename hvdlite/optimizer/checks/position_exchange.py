@@ -14,16 +14,17 @@ from hvdlite.world.teams import Team
 
 
 def difference(
-    positions: Sequence[tuple[int, int]], ranks: Sequence[int], joins: int
+    positions: Sequence[tuple[int, ...]], ranks: Sequence[int], joins: int
 ) -> str | None:
     """The difference between the ranks, as the same text on every rank; None if there is none.
 
-    positions: phase and rounds of each rank, counted from the last join. ranks: by position, its
-    rank. joins: the number of joins so far.
+    positions: phase and rounds of each rank, counted from the last join, and whether it has a
+    weight. ranks: by position, its rank. joins: the number of joins so far.
     """
-    found = which_ranks([_backward(*position) for position in positions], ranks)
+    found = which_ranks([_backward(phase, rounds) for phase, rounds, _ in positions], ranks)
     if not found:
-        return None
+        found = which_ranks([_weight(weighted) for *_, weighted in positions], ranks)
+        return _weights_missing(found) if found else None
     since = " (counted since the last hvd.join())" if joins else ""
     return (
         "DistributedOptimizer: the ranks are reducing gradients of different backward passes: "
@@ -33,6 +34,20 @@ def difference(
         "together may already have been added: load a checkpoint, or give all ranks the same "
         "parameters with hvd.broadcast_parameters"
     )
+
+
+def _weights_missing(found: str) -> str:
+    return (
+        "DistributedOptimizer: some ranks have given their gradients a weight, and others have "
+        f"not: {found}. Call optimizer.set_weight(n) on every rank before backward(), with 0 on a "
+        "rank that has no samples, or on none; and hvd.join() on a rank that has run out of "
+        "batches. "
+        "Gradients have been added, but no parameter has changed"
+    )
+
+
+def _weight(weighted: int) -> str:
+    return "optimizer.set_weight(n)" if weighted else "no weight"
 
 
 def _backward(phase: int, rounds: int) -> str:
@@ -57,15 +72,15 @@ class PositionExchange:
     def __init__(self, team: Team, name: str, own: Position) -> None:
         """Every member makes it, in the same round. name: the same on every member."""
         self._team = team
-        self._sum = HostSum(team, f"{name}.positions", 3 * team.size)
-        self._sum.numbers[3 * team.rank :][:3] = torch.tensor([1, own.phase, own.rounds])
+        self._sum = HostSum(team, f"{name}.positions", 4 * team.size)
+        self._sum.numbers[4 * team.rank :][:4] = torch.tensor([1, *own.numbers()])
 
-    def exchange(self) -> tuple[list[tuple[int, int]], list[int]] | None:
+    def exchange(self) -> tuple[list[tuple[int, ...]], list[int]] | None:
         """The positions and their ranks, without joined ranks; None if the exchange failed. Blocks;
         may be called again."""
         self._sum.post()
         if self._sum.wait() is not None:
             return None
-        by_rank = zip(self._team.ranks, self._sum.numbers.view(-1, 3).tolist(), strict=True)
-        found = [(rank, phase, rounds) for rank, (there, phase, rounds) in by_rank if there]
-        return [(phase, rounds) for _, phase, rounds in found], [rank for rank, *_ in found]
+        by_rank = zip(self._team.ranks, self._sum.numbers.view(-1, 4).tolist(), strict=True)
+        found = [(rank, position) for rank, (there, *position) in by_rank if there]
+        return [tuple(position) for _, position in found], [rank for rank, _ in found]

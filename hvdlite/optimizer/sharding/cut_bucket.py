@@ -20,8 +20,8 @@ from hvdlite.world.teams import Team
 
 
 class CutBucket(Bucket):
-    """Its gradients are reduced to their owners. Presences and position, which every rank reads,
-    are reduced in `tail`, beside it.
+    """Its gradients are reduced to their owners. Presences, weights and position, which every
+    rank reads, are reduced in `tail`, beside it.
 
     Its place in the flat memory stays free: with it the buffer has the size that it has unsharded,
     so that the sums are rounded in the same order between hosts.
@@ -43,8 +43,9 @@ class CutBucket(Bucket):
         self.form = form
         self.offsets_elems = layout.offsets_elems
         count = len(self.slots) + 1
-        self.tail = torch.zeros(count + POSITION_ELEMS, dtype=self.wire.dtype, device="cpu")
-        self.presence, self.position = self.tail[:count], self.tail[count:]
+        sizes = [count, layout.weights_elems, POSITION_ELEMS]
+        self.tail = torch.zeros(sum(sizes), dtype=self.wire.dtype, device="cpu")
+        self.presence, self.weights, self.position = torch.split(self.tail, sizes)
         self._team: Team | None = None
 
     def make_plan(self, team: Team, name: str, op: ReduceOp, prescale: float, post: float) -> None:
@@ -79,9 +80,13 @@ class CutBucket(Bucket):
         else:
             texts = [run.wait() for run in self.runs]
         text = next((text for text in texts if text is not None), None)
-        if text is None:
+        if text is None and not self.divided:
             self._unload()
         return text
+
+    def reduced(self) -> Sequence[torch.Tensor]:
+        assert self._team is not None
+        return [self.gradients[begin:end] for begin, end in self.owned(self._team.rank)]
 
     def owned(self, member: int) -> list[tuple[int, int]]:
         """The elements of `flat` of which a member gets the sums, ascending."""

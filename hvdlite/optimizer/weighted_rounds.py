@@ -1,0 +1,116 @@
+"""Rounds of which the backward passes have weights: when these are given and used.
+
+What a weight does to a gradient: see `hvdlite.optimizer.weights`.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from hvdlite.optimizer.buckets.bucket import Slot
+from hvdlite.optimizer.gradients import Gradients
+from hvdlite.optimizer.rounds import Rounds
+from hvdlite.optimizer.weights import is_weighed, weighed
+
+
+class WeightedRounds(Rounds):
+    """Rounds, and the weights of the backward passes that lead to them."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        super().__init__(gradients)
+        # The number of backward passes per round.
+        self.passes_per_step = 1
+        # False inside no_sync().
+        self.communicates = True
+        # Reentrant, as a signal's handler may raise just before it is released.
+        self._lock = threading.RLock()
+        # Gradients of backward passes that only accumulate are multiplied by their weight.
+        self._weighs_passes = False
+
+    def set_weight(self, weight: float) -> None:
+        """The weight of the backward passes that follow, until the step. See `Weights`.
+
+        Raises:
+            ValueError: Gradients of this weight could overflow.
+            RuntimeError: It is too late for this step.
+        """
+        self._forget_skipped_step()
+        gradients = self.gradients
+        too_late = self._too_late_for_weight()
+        if too_late:
+            raise RuntimeError(f"set_weight({weight:g}): {too_late}")
+        if not self._open:
+            gradients.rebuild_if_changed(self._round)
+        if weight > 1 and gradients.travel_as(torch.float16):
+            raise ValueError(
+                f"set_weight({weight:g}): the gradients travel as float16, in which larger weights "
+                "could overflow; give weights from 0 to 1, as fractions of the largest batch: "
+                "set_weight(len(batch) / batch_size)"
+            )
+        self.weights.give(weight)
+        if self.weights.total is not None or not self._communicates_next():
+            self.weigh_passes()
+
+    def weigh_passes(self) -> None:
+        """A backward pass follows that only accumulates, or that adds to another one's gradients:
+        it is multiplied by its weight before."""
+        if self.weights.given is not None:
+            self._weighs_passes = True
+            self.weights.watch(self.gradients.slots, self._weighed)
+
+    def require_reduced_weights(self) -> None:
+        """Raises RuntimeError if `.grad` holds a sum with weights that was not reduced, and so
+        was not divided by them."""
+        if self.weights.total is not None:
+            raise RuntimeError(
+                "step() inside skip_synchronize() after backward passes with set_weight(), whose "
+                "gradients are not reduced, and so not divided by the weights; call "
+                "optimizer.synchronize() before, or leave out set_weight() in local steps"
+            )
+
+    def _forget_skipped_step(self) -> None:
+        raise NotImplementedError
+
+    def _communicates_next(self) -> bool:
+        """Whether the next backward pass, or the one that has begun, ends with a round."""
+        return self.communicates and self._passes + 1 >= self.passes_per_step
+
+    def _weighed(self, slot: Slot, grad: torch.Tensor) -> torch.Tensor | None:
+        """Before autograd accumulates a gradient: what it is to accumulate in its place, multiplied
+        by the weight; None: the gradient is multiplied on its way to the bucket."""
+        with self._lock:
+            self._forget_skipped_step()
+            weights = self.weights
+            former = slot.param.grad
+            adds = former is not None and weights.total is not None and is_weighed(slot, former)
+            if weights.given is None or (self._communicates_next() and not adds):
+                return None
+            slot.arrives_weighed = True
+            return weighed(grad, weights.given)
+
+    def _too_late_for_weight(self) -> str:
+        """Why no weight can be given now; empty if it can."""
+        if self._open and (self._has_started() or (self._backward and self._backward.runs())):
+            return (
+                "called when the gradients of this step are on the way already; call it before "
+                "backward()"
+            )
+        for slot in self.gradients.slots:
+            grad = slot.param.grad
+            if (grad is not None or slot.is_sharded) and self._is_reduced(slot, grad):
+                return (
+                    "called when the gradients of this step are reduced already; call it before "
+                    "backward(), and step() or the optimizer's zero_grad() after it"
+                )
+            if (
+                self.weights.total is None
+                and slot.unreduced_round == self._round
+                and grad is not None
+            ):
+                return (
+                    "called after a backward pass of this step that had no weight; call it before "
+                    "each backward pass, or before the first one"
+                )
+        return ""

@@ -1,0 +1,147 @@
+"""The weights that `set_weight` gives to this rank's backward passes.
+
+With weights w, the reduced gradient is Σ w·g / Σ w over all ranks and all passes of a round: that
+of the joined batch, if w is the number of samples and each loss is a mean over them.
+
+- A gradient is multiplied by the weight where it is copied to its bucket. If a pass only
+  accumulates, it is multiplied before autograd adds it: `.grad` holds Σ w·g until the round.
+- The weights travel in the last bucket (`hvdlite.optimizer.buckets.weight_codes`), or with the rows
+  of sparse gradients. So a round costs no operation more.
+- After the round every rank divides what it has of the sums by the same number.
+
+A gradient of weight 0 counts as zero, even if it is NaN, as the mean of an empty batch is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from hvdlite.optimizer.buckets import weight_codes
+from hvdlite.optimizer.buckets.bucket import Slot
+from hvdlite.optimizer.gradients import Gradients
+
+
+class Weights:
+    """The weights of one optimizer on this rank."""
+
+    def __init__(self) -> None:
+        # What the next backward pass counts with; and whether one has counted with it. None: there
+        # are no weights.
+        self.given: float | None = None
+        self._is_used = False
+        # The sum over the passes since the last round; None: none had a weight.
+        self.total: float | None = None
+        # That of the last round.
+        self.last: float | None = None
+        # An optimizer calls its closure, perhaps several times in this step.
+        self.in_closure = False
+
+    def give(self, weight: float) -> None:
+        self.given, self._is_used = weight, False
+
+    def begin_pass(self, slots: Iterable[Slot]) -> None:
+        """A backward pass has begun, after its first gradient has come."""
+        if self.given is None:
+            return
+        if self.total is None:
+            # What is left from an earlier round.
+            for slot in slots:
+                slot.weighed.clear()
+        self.total, self._is_used = (self.total or 0.0) + self.given, True
+
+    def of_round(self, slots: Iterable[Slot]) -> float | None:
+        """A round begins: its weight on this rank; None if it has none."""
+        if self.total is None:
+            # `step` reduces, and no backward has reached a parameter.
+            self.begin_pass(slots)
+        return self.total
+
+    def end_step(self) -> None:
+        """The gradients are used or dropped. A weight that has counted is forgotten."""
+        self.total = None
+        if self._is_used and not self.in_closure:
+            self.given, self._is_used = None, False
+
+    def factor(self, slot: Slot, grad: torch.Tensor) -> float | None:
+        """By what a gradient of this round is still to be multiplied; None: by nothing."""
+        if self.total is None or self.given == 1.0 or is_weighed(slot, grad):
+            return None
+        return self.given
+
+    def note_weighed(self, slot: Slot, grad: torch.Tensor) -> None:
+        """`.grad`, which may become this tensor only after the call, has been multiplied."""
+        if self.total is not None:
+            slot.weighed = [grad]
+
+    def weigh_in_place(self, slot: Slot, grad: torch.Tensor) -> None:
+        """Multiplies `.grad`, which has its place already, once."""
+        factor = self.factor(slot, grad)
+        if factor is None:
+            self.note_weighed(slot, grad)
+            return
+        slot.weighed.clear()
+        # Each is one call of C, which multiplies and notes it: no signal's exception comes between.
+        if factor == 0:
+            slot.weighed.extend(map(torch.Tensor.zero_, (grad,)))
+        else:
+            slot.weighed.extend(map(torch.Tensor.mul_, (grad,), (factor,)))
+
+    def of_rows(self, slot: Slot, grad: torch.Tensor | None) -> torch.Tensor | None:
+        """A gradient whose rows are to be gathered, multiplied."""
+        factor = None if grad is None else self.factor(slot, grad)
+        return grad if grad is None or factor is None else weighed(grad.detach(), factor)
+
+    def divide(self, gradients: Gradients) -> None:
+        """After the reductions of a round: divides the gradients in buckets by the weights of all
+        ranks. May be called again."""
+        team, carrier = gradients.team, gradients.carrier
+        if self.total is None or team is None or not gradients.buckets:
+            return
+        of_all = self.total if carrier is None else carrier.total_weight()
+        factor = weight_codes.quotient(team.size, of_all)
+        if factor != 1.0:
+            for bucket in gradients.buckets:
+                bucket.divide(factor)
+
+    def watch(
+        self,
+        slots: Iterable[Slot],
+        on_gradient: Callable[[Slot, torch.Tensor], torch.Tensor | None],
+    ) -> None:
+        """From now on autograd asks `on_gradient` by what a gradient is replaced, before it adds it
+        to `.grad`."""
+        for slot in slots:
+            # Replacing a parameter's `.data` may give it another node.
+            node = torch.autograd.graph.get_gradient_edge(slot.param).node
+            if slot.weigher is None or slot.weigher[0] is not node:
+                slot.weigher = node, node.register_prehook(_prehook(slot, on_gradient))
+
+
+def is_weighed(slot: Slot, grad: torch.Tensor) -> bool:
+    return bool(slot.weighed) and slot.weighed[-1] is grad
+
+
+def weighed(grad: torch.Tensor, weight: float) -> torch.Tensor:
+    return torch.zeros_like(grad) if weight == 0 else grad * weight
+
+
+def put(place: torch.Tensor, grad: torch.Tensor, factor: float | None) -> None:
+    """place = factor · grad, or grad if factor is None."""
+    if factor is None:
+        place.copy_(grad)
+    elif factor == 0:
+        place.zero_()
+    else:
+        torch.mul(grad, factor, out=place)
+
+
+def _prehook(
+    slot: Slot, on_gradient: Callable[[Slot, torch.Tensor], torch.Tensor | None]
+) -> Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor] | None]:
+    def replaced(grads: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
+        new = None if grads[0] is None else on_gradient(slot, grads[0])
+        return None if new is None else (new,)
+
+    return replaced
