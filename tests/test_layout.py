@@ -27,14 +27,14 @@ for_hvdlite  | launcher/for_hvdlite.py                | machine knobs
 plan         | launcher/plan/                         | machine agent knobs failures
 output       | launcher/output/                       | machine failures plan
 preflight    | launcher/preflight/                    | machine agent failures plan
-rendezvous   | launcher/rendezvous/                   |
+rendezvous   | launcher/rendezvous/                   | machine agent failures plan
 reports      | launcher/reports/                      | machine failures plan output
 job          | launcher/job/                          | machine agent knobs failures plan output
              |                                        | reports
 running      | launcher/running/                      | machine agent plan output job
 command_line | launcher/command_line/ launcher/__main__.py |
              |                                        | knobs failures plan output preflight reports
-             |                                        | job running
+             |                                        | job running rendezvous machine
 
 base         | hvdlite/_core/base/                    |
 kernels      | hvdlite/_core/kernels/                 | base

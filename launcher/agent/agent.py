@@ -13,6 +13,7 @@
   kill; the keeper, out of MPI's reach, is the parent of the user's command. So hvdrun reports a
   rank that fails before MPI notices, in the same way under every MPI. The command gets the rank's
   share of the host's cores; with `unbound-rank` it keeps the cores that MPI has given it.
+- `reach` stands in ssh's place where each host has started hvdrun itself (see `rendezvous`).
 - `probe` answers preflight's question to a host, before the job starts.
 
 The keepers find their supervisor (hvdrun, or the host agent) by the job's secret in HVDRUN_LINK
@@ -41,6 +42,10 @@ def main() -> None:
         from hvdrun.agent import probe
 
         probe.main(arguments)
+    if role == "reach":
+        from hvdrun.agent import reach
+
+        reach.main(arguments)
     if role == "ssh":
         from hvdrun.agent import ssh
 

@@ -13,7 +13,7 @@ from hvdrun.agent.peers import Stranger, connect
 from hvdrun.agent.rank_variables import by_launcher, local_rank_and_size, rank_environment
 from hvdrun.agent.spawn import become
 from hvdrun.machine import binding
-from hvdrun.machine.environment import LINK, PATIENCE
+from hvdrun.machine.environment import LINK, NODES, PATIENCE
 from hvdrun.machine.limits import LACKING
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -53,6 +53,7 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
         cpus = given.cpus
     environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
     secret, patience_s = environment.pop(LINK, ""), environment.pop(PATIENCE, "")
+    environment.pop(NODES, None)  # a rank has no business on other hosts
     if not secret:
         become(command, environment, cpus)
     try:

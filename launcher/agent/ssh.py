@@ -11,7 +11,7 @@ import sys
 
 from hvdrun.agent.frames import HOST, frame, send, write_all
 from hvdrun.agent.peers import Stranger, connect
-from hvdrun.machine.environment import LINK, REACH, SSH, without_step_variables
+from hvdrun.machine.environment import LINK, NODES, REACH, SSH, without_step_variables
 from hvdrun.machine.remote_words import for_any_shell, hex_of
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -48,7 +48,10 @@ def main(arguments: list[str]) -> NoReturn:
     reach = shlex.split(os.environ.get(REACH, ""))
     if reach:
         words = [word.replace("{host}", host) for word in reach]
-        _become([*words, *remote], without_step_variables(os.environ))
+        environment = without_step_variables(os.environ)
+        if NODES in os.environ:
+            environment[NODES] = os.environ[NODES]
+        _become([*words, *remote], environment)
     ssh = ["ssh", *options, *own, host, command]
     _become(ssh, dict(os.environ), " (Debian: apt-get install openssh-client)")
 

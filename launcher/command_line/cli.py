@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hvdrun.command_line import config_file, program
+from hvdrun.command_line import config_file, nodes, program
 from hvdrun.command_line.own_options import OPTIONS, files, request_fields
 from hvdrun.command_line.runtime_options import idle_notes, runtime_options, settings
 from hvdrun.command_line.spellings import in_our_spelling
@@ -25,7 +26,7 @@ from hvdrun.output.terminal import open_standard_files
 from hvdrun.plan import facts, flavour, schedulers, server_count, stdin_programs
 from hvdrun.plan.command import build
 from hvdrun.plan.hosts import Host, parse_hostfile
-from hvdrun.plan.job_hosts import is_remote, with_hosts_in_use
+from hvdrun.plan.job_hosts import is_remote, is_started_everywhere, with_hosts_in_use
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Allocation
@@ -132,6 +133,7 @@ def cli(
     values = request_fields(others)
     if hosts is None and hostfile is not None:
         values["hosts"] = _hosts_in_file(hostfile)
+    nodes.check_options(others)
     request = Request(
         command=command,
         allocation=_allocation(is_needed=not (hosts or hostfile)),
@@ -139,13 +141,33 @@ def cli(
         notes=idle_notes(cli.params, others),
         **values,
     )
+    if check_build:
+        return _check_build(request, dry_run, disable_cache)
+    job = partial(_check_or_launch, check, dry_run, disable_cache)
+    place = nodes.place_of(request, others, os.environ)
+    if place is None:
+        return job(request)
+    if dry_run:
+        return job(nodes.as_if_all_were_here(request, place))
+    return nodes.run(request, place, others["rendezvous_secret_file"], job)
+
+
+def _check_or_launch(
+    check: bool,
+    dry_run: bool,
+    disable_cache: bool,
+    request: Request,
+    on_line: Callable[[str], None] = lambda _: None,
+) -> int:
     if check:
         return check_hosts(request)
+    return launch(request, dry_run, disable_cache, on_line)
+
+
+def _check_build(request: Request, dry_run: bool, disable_cache: bool) -> int:
     try:
         return launch(request, dry_run, disable_cache)
     except (NoMpi, MpiMismatch) as error:
-        if not check_build:
-            raise
         print(f"hvdrun: {error}\n", file=sys.stderr, flush=True)
         return subprocess.call(CHECK_BUILD)
 
@@ -171,7 +193,13 @@ def _mpi(request: Request, found: LocalFacts) -> flavour.Flavour:
     return scheduler.start_with(mpi, found.starter, request.allocation, found.environ)
 
 
-def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
+def launch(
+    request: Request,
+    dry_run: bool,
+    disable_cache: bool = False,
+    on_line: Callable[[str], None] = lambda _: None,
+) -> int:
+    """on_line: gets the lines that hvdrun itself says from then on."""
     stdin_programs.check(request.command, request.num_proc or 1)
     files_before = lacking.raise_files(ranks=1)
     found = facts.gather(request)
@@ -203,12 +231,13 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
         path = request.variable("PATH", found.environ) or ""
         program.check(request.command, found.cwd, path)
     command = lacking.within_limits(command, mpi, found, files_before)
-    from hvdrun.job.supervision import Supervision
+    from hvdrun.job.supervision import ONE_ACT_OF_MANY_S, ONE_ACT_S, Supervision
     from hvdrun.output.screen import Screen
     from hvdrun.running.attempts import supervise
 
     screen = Screen(request, command.num_proc, found.environ)
     output = screen.output
+    output.on_line = on_line
     for note in (*command.notes, *(seen.notes(request.verbose) if seen else ())):
         output.say(f"hvdrun: {note}")
     if request.verbose:
@@ -222,6 +251,7 @@ def launch(request: Request, dry_run: bool, disable_cache: bool = False) -> int:
             request.verbose,
             request.host_timeout_s,
             request.grace_period_s,
+            ONE_ACT_OF_MANY_S if is_started_everywhere(request) else ONE_ACT_S,
         )
         code = supervise(command, found.cwd, screen, supervision)
         failed = code not in (0, CTRL_C)

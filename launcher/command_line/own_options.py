@@ -103,6 +103,35 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         help="Hosts from a file, one per line: 'h1 slots=4' or 'h1:4'.",
     ),
     HvdrunOption(
+        "--rendezvous",
+        group=WHERE,
+        metavar="HOST:PORT",
+        help="Every host starts this same command: where node 0, the first of them, is found by the"
+        " others. No ssh.",
+    ),
+    HvdrunOption(
+        "--node-rank",
+        group=WHERE,
+        type=click.IntRange(min=0),
+        metavar="I",
+        help="Which of these hosts this is, from 0. Default: NODE_RANK, or JOB_COMPLETION_INDEX.",
+    ),
+    HvdrunOption(
+        "--nodes",
+        group=WHERE,
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="How many hosts start this command. Default: NNODES.",
+    ),
+    HvdrunOption(
+        "--rendezvous-secret-file",
+        group=WHERE,
+        shell_complete=files,
+        metavar="FILE",
+        help="The secret that these hosts prove to each other. Default: the variable"
+        " HVDLITE_RENDEZVOUS_SECRET.",
+    ),
+    HvdrunOption(
         "-p",
         "--ssh-port",
         group=WHERE,

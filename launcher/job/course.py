@@ -63,7 +63,7 @@ from hvdrun.job.mpirun import Mpirun
 from hvdrun.job.passing_on import PassingOn, nobody
 from hvdrun.job.ranks import Ranks
 from hvdrun.job.signs_of_life import QUIET_S
-from hvdrun.job.supervision import Supervision
+from hvdrun.job.supervision import ONE_ACT_S, Supervision
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
 from hvdrun.reports import lacking
@@ -83,9 +83,6 @@ from hvdrun.reports.failure_report import (
 REPORTS_S = 2.0
 # What hosts report so soon after hvdrun itself did not run may be a consequence of that.
 PAUSE_COUNTS_S = 10.0
-# The same signal twice within this time is one act of the user: wrappers (timeout, uv run) pass on
-# what the terminal or they themselves have sent to the whole process group, too.
-ONE_ACT_S = 0.05
 
 
 class Course:
@@ -351,7 +348,7 @@ class Course:
         before, self.signal = self.signal, self.signal or number
         if before is None:
             self.signalled_at = now
-        elif number == before and now - self.signalled_at < ONE_ACT_S:
+        elif number == before and now - self.signalled_at < self._one_act_s(number):
             return
         first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         given_s = self.supervision.grace_s
@@ -362,6 +359,9 @@ class Course:
             given_s = min(given_s, max(0.0, self.ending.kill_at - now))
         self._say(interrupted(number, before, len(self.ranks.awaited), given_s))
         self._end(now, given_s if before is None else 0, first)
+
+    def _one_act_s(self, number: int) -> float:
+        return ONE_ACT_S if number == signal.SIGINT else self.supervision.one_act_s
 
     def _end(self, now: float, grace_s: float, first: int = signal.SIGTERM) -> None:
         self.ending.begin(now, grace_s, first)

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from hvdrun.agent.silence import HOST_TIMEOUT_S
 
+ONE_ACT_S = 0.05
+# If each host runs an hvdrun that passes its signals on to the first one.
+ONE_ACT_OF_MANY_S = 5.0
+
 
 @dataclass(frozen=True)
 class Supervision:
@@ -13,3 +17,6 @@ class Supervision:
     verbose: bool = False  # shows mpirun's output at once, also while the job is being ended
     host_timeout_s: float = HOST_TIMEOUT_S  # how long a host may be silent
     grace_s: float | None = None  # for the ranks, after any signal to hvdrun; None: see `ending`
+    # The same signal twice within this time is one act, but for Ctrl-C. Wrappers (timeout, uv run)
+    # pass on what they or the whole process group have got; platforms signal all hosts of a job.
+    one_act_s: float = ONE_ACT_S

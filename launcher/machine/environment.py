@@ -16,6 +16,8 @@ ENDING = "hvdrun-ending"
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
 # The program that replaces ssh, and its options, such as `srun --nodelist={host}`.
 REACH = "HVDRUN_REACH"
+# By which the role `reach` finds hvdrun's connections to other nodes.
+NODES = "HVDRUN_NODES"
 PATIENCE = "HVDRUN_PATIENCE"  # seconds that a shim waits for the supervisor of its host
 # hvdrun's interpreter and its agent.py, if their paths contain blanks.
 PYTHON, AGENT = "HVDRUN_PYTHON", "HVDRUN_AGENT"
@@ -39,7 +41,17 @@ _PER_PROCESS_PREFIXES = (
     *("OMPI_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "HYDI_", "MPI_LOCAL", "HVDRUN_"),
     *("SLURM_STEP", "SLURM_SRUN_", "SLURM_LAUNCH_", "SLURM_TOPOLOGY_", "TORCHELASTIC_"),
 )
+# What hosts prove to each other that each start hvdrun (see rendezvous.secret): not for ranks.
+RENDEZVOUS_SECRET = "HVDLITE_RENDEZVOUS_SECRET"
 _PER_PROCESS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS")
+# Platforms that start the same command on each host tell it by these which one it is.
+_WHICH_HOST = (
+    "NODE_RANK",
+    "PET_NODE_RANK",
+    "JOB_COMPLETION_INDEX",
+    "TF_CONFIG",
+    "SM_CURRENT_HOST",
+)
 _OF_THE_JOB = ("SLURM_JOB", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_", "SLURM_GPUS")
 # The user's settings of MPI begin like that too, except for those that mpirun sets for its ranks.
 _SETTINGS_PREFIXES = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
@@ -52,7 +64,7 @@ _OF_THE_HOST = frozenset(
     (
         *("HOSTNAME", "HOST", "HOSTTYPE", "MACHTYPE", "OSTYPE", "TMPDIR", "TMP", "TEMP", "TTY"),
         *("PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "XAUTHORITY", "WINDOWID"),
-        *("MAIL", "HOME", "USER", "LOGNAME", "SHELL", FILES),
+        *("MAIL", "HOME", "USER", "LOGNAME", "SHELL", FILES, *_WHICH_HOST),
     )
 )
 _OF_THE_HOST_PREFIXES = ("XDG_", "SSH_", "DBUS_", "TERM_")
@@ -61,7 +73,9 @@ _OF_THE_HOST_PREFIXES = ("XDG_", "SSH_", "DBUS_", "TERM_")
 def is_per_process(name: str) -> bool:
     if name.startswith(_SETTINGS_PREFIXES):
         return name in _TOLD_TO_RANKS
-    return name in (*_PER_PROCESS, *_OF_ANOTHER_JOB) or name.startswith(_PER_PROCESS_PREFIXES)
+    return name in (*_PER_PROCESS, *_OF_ANOTHER_JOB, RENDEZVOUS_SECRET) or name.startswith(
+        _PER_PROCESS_PREFIXES
+    )
 
 
 def is_of_the_host(name: str) -> bool:

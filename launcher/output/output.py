@@ -97,6 +97,7 @@ class Output:
         self.open: dict[object, tuple[int, int, int]] = {}  # target → rank, fd, bytes shown
         self.at_line_start: dict[object, bool] = defaultdict(lambda: True)
         self.recent = Recent()  # on the target of stderr
+        self.on_line: Callable[[str], None] = lambda _: None  # gets what hvdrun says, too
 
     def feed(self, rank: int, fd: int, data: bytes) -> None:
         if self.keep is not None:
@@ -150,6 +151,17 @@ class Output:
 
     def say(self, text: str) -> None:
         """A line of hvdrun's own."""
+        self.on_line(text)
+        self._say(text)
+
+    def report(self, lines: Sequence[str], shown: Sequence[str]) -> None:
+        """How the job ended: `shown` leaves out what stands just above it here."""
+        for line in lines:
+            self.on_line(line)
+        for line in shown:
+            self._say(line)
+
+    def _say(self, text: str) -> None:
         self._claim(-1, 2)
         if not self.at_line_start[self.targets[2]]:  # a single rank's output is shown as it comes
             self.write(2, b"\n")

@@ -36,7 +36,7 @@ def gather(request: Request) -> LocalFacts:
         python=sys.executable,
         agent=os.path.join(os.path.dirname(os.path.abspath(hvdrun.__file__)), "agent", "agent.py"),
         hostname=socket.gethostname(),
-        local_names=local_names(environ.get("SLURMD_NODENAME", ""), _hosts_file()),
+        local_names=_local_names(request, environ.get("SLURMD_NODENAME", "")),
         cores=physical_cores(),
         gpus=gpu_count(request.variable("CUDA_VISIBLE_DEVICES", environ)),
         is_root=os.geteuid() == 0,
@@ -91,6 +91,12 @@ def _working_directory() -> str:
         raise UsageError("the working directory has been removed: cd to one that exists") from error
 
 
+def _local_names(request: Request, node: str) -> frozenset[str]:
+    """A name that the others know this machine by may be unknown to itself."""
+    here = request.allocation.here if request.allocation else ""
+    return local_names(node, hosts_file()) | ({here.lower()} if here else set())
+
+
 def local_names(node: str, hosts_file: str) -> frozenset[str]:
     """This host's names and addresses, without asking a name server. `node`: its name in Slurm;
     `hosts_file`: the content of /etc/hosts."""
@@ -104,7 +110,7 @@ def local_names(node: str, hosts_file: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _hosts_file() -> str:
+def hosts_file() -> str:
     try:
         with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
             return file.read()

@@ -42,6 +42,11 @@ def is_remote(request: Request, facts: LocalFacts) -> bool:
     return any(not is_local(host, facts) for host in hosts_of(request))
 
 
+def is_started_everywhere(request: Request) -> bool:
+    """Whether each host of the job has started an hvdrun of its own."""
+    return request.allocation is not None and request.allocation.reach is not None
+
+
 def place_ranks(request: Request, flavour: Flavour, facts: LocalFacts) -> tuple[Share, ...]:
     hosts = hosts_of(request)
     if flavour.starter is None:  # a starter knows a host only by its scheduler's name

@@ -34,9 +34,13 @@ def ssh_agent(facts: LocalFacts) -> tuple[str, str]:
 def reached_by(request: Request, facts: LocalFacts, hosts: Sequence[Host]) -> Starter | None:
     """The scheduler's program that reaches these hosts in ssh's place: all of them belong to its
     allocation, and the user has set nothing for ssh. None: ssh reaches them."""
-    starter, allocation = facts.starter, request.allocation
-    ssh_is_set_up = request.ssh_port is not None or request.ssh_identity_file is not None
-    if starter is None or allocation is None or ssh_is_set_up:
+    allocation = request.allocation
+    if allocation is None:
+        return None
+    if allocation.reach is not None:  # there is no other way
+        return allocation.reach
+    starter = facts.starter
+    if starter is None or request.ssh_port is not None or request.ssh_identity_file is not None:
         return None
     ours = {host.name for host in allocation.hosts}
     if allocation.scheduler != starter.scheduler or not all(
@@ -51,7 +55,7 @@ def connection_variables(
 ) -> dict[str, str]:
     hosts = [share.host for share in remote]
     if starter := reached_by(request, facts, hosts):
-        return {REACH: shlex.join(starter.connection("{host}"))}
+        return {REACH: shlex.join(starter.connection("{host}")), **starter.variables}
     # These are not ssh's: the agent reads each host's address, user and port from them. They come
     # before -p, as ssh uses the first port that it gets.
     own = [f"={mpi_name(host, facts)}={host.name}" for host in hosts if ":" in host.name]

@@ -246,8 +246,7 @@ class Supervisor:
         lines = found.lines
         if found.culprit is not None and output.recent.end_with(found.culprit, found.words):
             lines = found.brief
-        for line in lines:
-            output.say(line)
+        output.report(found.lines, shown=lines)
         if found.error is not None:
             raise found.error
         return found.exit_code

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 from hvdrun import ssh_errors
 from hvdrun.plan.schedulers.host_files import LSF, PBS, SGE
+from hvdrun.plan.schedulers.nodes import RENDEZVOUS
 from hvdrun.plan.schedulers.scheduler import Allocation, Environ, Scheduler, Starter
 from hvdrun.plan.schedulers.slurm import SLURM
 from hvdrun.ssh_errors import Trouble
 
 # In this order: the first one with an allocation around hvdrun counts.
-SCHEDULERS: tuple[Scheduler, ...] = (SLURM, LSF, SGE, PBS)
+SCHEDULERS: tuple[Scheduler, ...] = (SLURM, LSF, SGE, PBS, RENDEZVOUS)
 # Those that can start ranks, by their name in --mpi.
 BY_OPTION = {scheduler.option: scheduler for scheduler in SCHEDULERS if scheduler.option}
 

@@ -19,6 +19,8 @@ class Allocation(NamedTuple):
 
     scheduler: str  # its name
     hosts: tuple[Host, ...]
+    here: str = ""  # this machine's name among them, if it is not one that it knows itself
+    reach: Starter | None = None  # reaches the hosts; None: what was found on this machine does
 
 
 class Starter(Protocol):
@@ -35,6 +37,10 @@ class Starter(Protocol):
     @property
     def unwanted(self) -> tuple[str, ...]:
         """Variables of the job that the program must not see when it starts the ranks."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What `connection` needs in its environment."""
 
     def connection(self, host: str) -> list[str]:
         """The words before a command that run it on a host, connected to its stdin, stdout and

@@ -52,6 +52,10 @@ class Srun(NamedTuple):
         # It describes the job; srun would warn that it does not fit the step.
         return ("SLURM_NTASKS_PER_NODE",)
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return {}
+
     def __str__(self) -> str:
         return f"{self.program} --mpi={self.pmi}"
 

@@ -1,0 +1,135 @@
+"""Processes of this host that want a program on another node: the role `reach` of the agent. They
+hand over their standard descriptors, and wait for the program's exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+from collections.abc import Callable, Mapping
+
+from hvdrun.agent.frames import BYE, HOST, Suppress, frame, receive, send, unpack
+from hvdrun.machine.socket_users import is_trusted
+from hvdrun.rendezvous.messages import ERR, IN, OUT
+
+FAILED = 255  # ssh's exit code for its own failures
+
+
+class Caller:
+    """One such process, once it has said what it wants."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        host: str,
+        argv: tuple[str, ...],
+        fds: list[int],
+        forget: Callable[[], None],
+    ) -> None:
+        self.sock = sock
+        self.forget = forget  # stops listening to the process
+        self.host = host
+        self.argv = argv
+        self.fds = fds
+        self.closed = False
+
+    def descriptors(self) -> tuple[Mapping[bytes, int], Mapping[bytes, int]]:
+        """For Relay, which closes them: what is read here, and what is written."""
+        stdin, stdout, stderr = self.fds
+        self.fds = []
+        return {IN: stdin}, {OUT: stdout, ERR: stderr}
+
+    def end(self, exit_code: int) -> None:
+        with Suppress(OSError):
+            send(self.sock, frame(BYE, payload=b"%d" % exit_code))
+        self.close()
+
+    def fail(self, why: str) -> None:
+        """The process prints the reason itself, as the descriptors may belong to the relay."""
+        with Suppress(OSError):
+            send(self.sock, frame(BYE, payload=b"%d %s" % (FAILED, why.encode())))
+        self.close()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.forget()
+            for fd in self.fds:
+                os.close(fd)
+            self.fds = []
+            self.sock.close()
+
+
+class Callers:
+    """`on_wanted(caller)` is called once a process has said what it wants, `on_left(caller)` if it
+    ends before its program."""
+
+    def __init__(
+        self,
+        listener: int,
+        selector: selectors.BaseSelector,
+        on_wanted: Callable[[Caller], None],
+        on_left: Callable[[Caller], None],
+    ) -> None:
+        self.listener = socket.socket(fileno=listener)
+        self.listener.setblocking(False)
+        self.selector = selector
+        self.on_wanted = on_wanted
+        self.on_left = on_left
+        self.callers: dict[socket.socket, Caller | None] = {}
+        self.buffers: dict[socket.socket, tuple[bytearray, list[int]]] = {}
+        selector.register(self.listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            sock, _ = self.listener.accept()
+            if not is_trusted(sock):
+                sock.close()
+                return
+            sock.setblocking(False)
+            self.callers[sock] = None
+            self.buffers[sock] = bytearray(), []
+            self.selector.register(sock, selectors.EVENT_READ, lambda: self._hear(sock))
+
+    def _hear(self, sock: socket.socket) -> None:
+        caller = self.callers[sock]
+        try:
+            data, fds = receive(sock)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        buffer, given = self.buffers[sock]
+        buffer += data
+        given += fds
+        if not data:
+            if caller is not None:
+                self.on_left(caller)
+                return
+            self._forget(sock)
+            for fd in given:
+                os.close(fd)
+            sock.close()
+            return
+        for kind, _, payload in unpack(buffer):
+            if caller is None and kind == HOST and len(given) == 3:
+                host, *argv = payload.decode(errors="surrogateescape").split("\0")
+                caller = Caller(sock, host, tuple(argv), given[:], lambda: self._forget(sock))
+                self.callers[sock] = caller
+                given.clear()
+                self.on_wanted(caller)
+
+    def _forget(self, sock: socket.socket) -> None:
+        del self.callers[sock], self.buffers[sock]
+        self.selector.unregister(sock)
+
+    def close(self) -> None:
+        for sock, caller in list(self.callers.items()):
+            if caller is not None:
+                caller.close()
+            else:
+                self._forget(sock)
+                sock.close()
+        self.selector.unregister(self.listener)
+        self.listener.close()
