@@ -160,8 +160,8 @@ class FirstNode:
     def _too_late(self, missing: list[int], limit_s: float) -> str:
         place = self.place
         text = (
-            f"{self._named(missing)} did not connect to {place.meets_at} within {limit_s:g} s; start"
-            " the same command there, and check that this port can be reached from there;"
+            f"{self._named(missing)} did not connect to {place.meets_at} within {limit_s:g} s;"
+            " start the same command there, and check that this port can be reached from there;"
             " --start-timeout gives more time"
         )
         if self.strangers:

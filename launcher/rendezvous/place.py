@@ -149,9 +149,10 @@ def _torch(environ: Mapping[str, str]) -> Place | None:
     ]
     if missing:
         raise UsageError(
-            f"{nodes_name}={nodes} says that this job has {nodes} hosts, but {' and '.join(missing)}"
-            f" {'are' if len(missing) > 1 else 'is'} not set: set {nodes_name}, {_ADDRESS[0]} and"
-            f" {_NODE_RANK[0]} on each host, or unset {nodes_name}, or name the hosts with -H"
+            f"{nodes_name}={nodes} says that this job has {nodes} hosts, but"
+            f" {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set:"
+            f" set {nodes_name}, {_ADDRESS[0]} and"
+            f" {_NODE_RANK[0]} on each host, or unset {nodes_name}, or name the hosts by -H"
         )
     source = ", ".join((address_name, rank_name, nodes_name))
     return _checked(
@@ -248,8 +249,8 @@ def _checked(place: Place) -> Place:
         raise UsageError(f"{place.source}: a job of {place.nodes} hosts; give 1 to {MOST_NODES}")
     if place.node_rank >= place.nodes:
         raise UsageError(
-            f"{place.source}: this is node {place.node_rank} of {place.nodes}, but nodes are numbered"
-            f" from 0 to {place.nodes - 1}"
+            f"{place.source}: this is node {place.node_rank} of {place.nodes}, but nodes are"
+            f" numbered from 0 to {place.nodes - 1}"
         )
     return place
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from hvdrun.job.course import ONE_ACT_S
+from hvdrun.job.supervision import ONE_ACT_S
 from tests.harness.worlds import ROOT, end_tree
 
 LIMIT_S = 30.0

@@ -14,7 +14,7 @@ import pytest
 import hvdlite as hvd
 from hvdlite.errors import LaunchError, RankError
 from hvdlite.run_function import MARK, VARIABLE, _Job
-from hvdrun.job.course import ONE_ACT_S
+from hvdrun.job.supervision import ONE_ACT_S
 from tests.harness.worlds import end_tree, python_of
 
 LIMIT_S = 90.0
