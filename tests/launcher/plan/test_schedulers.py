@@ -1,6 +1,8 @@
 """A scheduler that starts ranks is one file and one row."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -18,6 +20,7 @@ class Flux(NamedTuple):
     program: str
     scheduler: str = "Flux"
     unwanted: tuple[str, ...] = ("FLUX_SIZE",)
+    variables: Mapping[str, str] = MappingProxyType({})
 
     def connection(self, host):
         return [self.program, "exec", "-h", host]

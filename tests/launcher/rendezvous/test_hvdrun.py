@@ -1,0 +1,251 @@
+"""hvdrun on two nodes that are this machine, over loopback: for real, under both MPIs."""
+
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import textwrap
+
+import pytest
+
+from tests.harness.programs import Finished
+from tests.harness.worlds import end_tree, python_of
+
+LIMIT_S = 60.0
+JOB = """
+import os
+from mpi4py import MPI
+secrets = [name for name in os.environ if "SECRET" in name or name == "HVDRUN_NODES"]
+print("rank", MPI.COMM_WORLD.rank, "of", MPI.COMM_WORLD.size, secrets, flush=True)
+"""
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return str(sock.getsockname()[1])
+
+
+class Nodes:
+    """The hvdruns of one job."""
+
+    def __init__(self, python, port):
+        self.program = python.with_name("hvdrun")
+        self.place = ("--rendezvous", f"127.0.0.1:{port}")
+        self.running = []
+
+    def start(self, *options, environ=None, place=None):
+        self.running.append(
+            subprocess.Popen(
+                [self.program, *(self.place if place is None else place), *options],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return self.running[-1]
+
+    def ends(self):
+        """How they have ended, in the order of their start."""
+        found = []
+        for process in self.running:
+            out, err = process.communicate(timeout=LIMIT_S)
+            found.append(Finished(process.returncode, out, err))
+        return found
+
+    def close(self):
+        for process in self.running:
+            end_tree(process)
+            process.stdout.close()
+            process.stderr.close()
+
+
+@pytest.fixture
+def nodes(python, port):
+    nodes = Nodes(python, port)
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture
+def openmpi_nodes(port):
+    nodes = Nodes(python_of("openmpi"), port)
+    yield nodes
+    nodes.close()
+
+
+def test_one_command_on_each_node_makes_one_job(nodes):
+    secret = {"HVDLITE_RENDEZVOUS_SECRET": secrets.token_hex(32)}
+    for number in (1, 0):
+        nodes.start(
+            *("-np", "4", "--nodes", "2", "--node-rank", str(number), "python", "-c", JOB),
+            environ=secret,
+        )
+    other, first = nodes.ends()
+    assert (first.code, other.code) == (0, 0), (first, other)
+    lines = sorted(line.partition("] ")[2] for line in first.stdout.splitlines())
+    assert lines == [f"rank {n} of 4 []" for n in range(4)]
+    assert other.stdout == ""
+    assert "this is node 1 of 2" in other.stderr
+
+
+def test_the_first_failure_is_reported_on_every_node_with_its_exit_code(openmpi_nodes):
+    fails = "import os, sys\nif os.environ['RANK'] == '1': sys.exit('the reason')\nelse:"
+    fails += " import time; time.sleep(60)"
+    for number in (0, 1):
+        openmpi_nodes.start(
+            *("-np", "2", "--nodes", "2", "--node-rank", str(number), "python", "-c", fails)
+        )
+    first, other = openmpi_nodes.ends()
+    assert (first.code, other.code) == (1, 1), (first, other)
+    assert "the reason" in first.stderr
+    for end in (first, other):
+        assert "rank 1 on localhost ended with exit code 1" in end.stderr, end
+    assert "the reason" in other.stderr
+
+
+def test_a_signal_to_any_node_ends_the_job_on_all(openmpi_nodes):
+    waits = "import signal, sys, time\nprint('up', flush=True)\ntime.sleep(60)"
+    first, other = (
+        openmpi_nodes.start(
+            *("-np", "2", "--nodes", "2", "--node-rank", str(number), "python", "-c", waits)
+        )
+        for number in (0, 1)
+    )
+    for _ in range(2):
+        assert first.stdout.readline().endswith("up\n")
+    other.send_signal(signal.SIGTERM)
+    ends = openmpi_nodes.ends()
+    assert [end.code for end in ends] == [143, 143], ends
+    assert all("SIGTERM: the 2 ranks have 20 s to end" in end.stderr for end in ends)
+
+
+WRONG = {
+    "another number of processes": (
+        ("-np", "4", "--nodes", "2", "--node-rank", "1"),
+        (71, 71),
+        r"has -np 4, and node 0 .* has 2",
+    ),
+    "another number of nodes": (
+        ("-np", "2", "--nodes", "3", "--node-rank", "1"),
+        (71, 71),
+        r"has --nodes 3, and node 0 .* has 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "codes", "says"), WRONG.values(), ids=WRONG)
+def test_nodes_that_do_not_fit_say_so_on_both(openmpi_nodes, options, codes, says):
+    openmpi_nodes.start("-np", "2", "--nodes", "2", "--node-rank", "0", "true")
+    openmpi_nodes.start(*options, "true")
+    ends = openmpi_nodes.ends()
+    assert tuple(end.code for end in ends) == codes, ends
+    for end in ends:
+        assert re.search(says, end.stderr), end
+
+
+def test_two_nodes_with_one_number_say_so_on_all(openmpi_nodes):
+    for number in (0, 1, 1):
+        openmpi_nodes.start("-np", "3", "--nodes", "3", "--node-rank", str(number), "true")
+    ends = openmpi_nodes.ends()
+    assert all(end.code for end in ends), ends
+    assert "say that they are node 1" in ends[0].stderr, ends
+
+
+def test_a_node_that_does_not_come_is_named_after_the_start_timeout(openmpi_nodes):
+    options = ("-np", "3", "--nodes", "3", "--start-timeout", "2")
+    for number in (0, 1):
+        openmpi_nodes.start(*options, "--node-rank", str(number), "true")
+    ends = openmpi_nodes.ends()
+    assert [end.code for end in ends] == [75, 75], ends
+    for end in ends:
+        assert "node 2 of 3 did not connect to 127.0.0.1:" in end.stderr, end
+        assert "within 2 s" in end.stderr, end
+
+
+def test_without_node_0_the_others_say_where_they_have_looked(openmpi_nodes):
+    options = ("-np", "2", "--nodes", "2", "--node-rank", "1", "--start-timeout", "1")
+    openmpi_nodes.start(*options, "true")
+    (end,) = openmpi_nodes.ends()
+    assert end.code == 75
+    assert "node 1 found no node 0 at 127.0.0.1:" in end.stderr
+    assert "Connection refused" in end.stderr
+
+
+def test_a_node_with_another_secret_runs_nothing_and_both_sides_say_it(openmpi_nodes, tmp_path):
+    touch = ("touch", str(tmp_path / "file"))
+    for number, secret in ((0, "a" * 32), (1, "b" * 32)):
+        openmpi_nodes.start(
+            *("-np", "2", "--nodes", "2", "--node-rank", str(number), "--start-timeout", "2"),
+            *touch,
+            environ={"HVDLITE_RENDEZVOUS_SECRET": secret},
+        )
+    first, other = openmpi_nodes.ends()
+    assert (first.code, other.code) == (75, 75)
+    assert "127.0.0.1 connected and did not prove the secret" in first.stderr, first
+    assert "is the secret the same on both hosts?" in other.stderr, other
+    assert not (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "code", "says"),
+    [
+        (("--rendezvous", "server1:5"), {}, 64, "of how many hosts"),
+        (
+            ("--rendezvous", "server1:5", "--nodes", "2", "--node-rank", "0"),
+            {},
+            64,
+            "openssl rand -hex 32",
+        ),
+        (("--rendezvous", "server1:5", "-H", "a,b"), {}, 64, "two ways to start"),
+        (("--nodes", "2"), {}, 64, "needs --rendezvous"),
+        ((), {"NNODES": "2"}, 64, "MASTER_ADDR and NODE_RANK are not set"),
+        ((), {"TF_CONFIG": "{"}, 64, "TF_CONFIG is not JSON"),
+        (
+            ("--rendezvous", "127.0.0.1:5", "--nodes", "2", "--node-rank", "0"),
+            {"HVDLITE_RENDEZVOUS_SECRET": "short"},
+            64,
+            "has 5 characters",
+        ),
+    ],
+)
+def test_a_wrong_command_says_what_to_change(openmpi_nodes, options, environ, code, says):
+    openmpi_nodes.start(*options, "-np", "2", "true", environ=environ, place=())
+    (end,) = openmpi_nodes.ends()
+    assert end.code == code, end
+    assert says in end.stderr, end
+
+
+def test_hosts_that_are_named_count_more_than_what_a_platform_sets(openmpi_nodes):
+    torch = {"MASTER_ADDR": "nowhere", "NNODES": "2", "NODE_RANK": "1"}
+    command = ("-np", "2", "-H", "localhost:2", "sh", "-c", "echo $WORLD_SIZE $NODE_RANK")
+    openmpi_nodes.start(*command, environ=torch, place=())
+    (end,) = openmpi_nodes.ends()
+    assert end.code == 0, end
+    assert end.stdout.count("2 1") == 2
+
+
+def test_a_dry_run_waits_for_nobody(openmpi_nodes):
+    options = ("-np", "4", "--nodes", "2", "--node-rank", "0", "--dry-run")
+    openmpi_nodes.start(*options, "true")
+    (end,) = openmpi_nodes.ends()
+    assert end.code == 0, end
+    assert f"{socket.gethostname()}:2,node1:2" in end.stdout, end
+
+
+def test_nodes_that_are_one_machine_run_their_ranks_there(openmpi_nodes):
+    """Two terminals, to try it."""
+    job = textwrap.dedent(JOB)
+    for number in (0, 1):
+        openmpi_nodes.start(
+            *("-np", "3", "--nodes", "2", "--node-rank", str(number), "python", "-c", job)
+        )
+    first, other = openmpi_nodes.ends()
+    assert (first.code, other.code) == (0, 0), (first, other)
+    assert first.stdout.count("of 3") == 3
