@@ -10,7 +10,7 @@ import click
 
 from hvdrun.command_line.hvdrun_option import HvdrunOption
 
-# mpirun's names for options of ours.
+# Others' names for options of ours: mpirun's first.
 SAME = {
     "-n": "--num-proc",
     "--np": "--num-proc",
@@ -18,24 +18,28 @@ SAME = {
     "-host": "--hosts",
     "--machinefile": "--hostfile",
     "-machinefile": "--hostfile",
+    # torchrun's, for a command that runs on every host.
+    "--nnodes": "--nodes",
+    "--rdzv-endpoint": "--rendezvous",
+    "--rdzv_endpoint": "--rendezvous",
 }
 _NUMBER = re.compile(r"-np?([0-9]+)")  # -np2, -n2
 
 _HOSTS = "name the hosts and their ranks, as in -H host1:4,host2:4"
 _ONCE = "leave it out; start hvdrun once, on one host, and it starts the ranks of all hosts"
-_ADDRESS = "leave it out; hvdrun chooses it; -x MASTER_ADDR=… and -x MASTER_PORT=… set another one"
+_ADDRESS = (
+    "leave it out; hvdrun chooses it; -x MASTER_ADDR=… and -x MASTER_PORT=… set another one; for the"
+    " same command on every host, --rendezvous HOST:PORT"
+)
 # Name, without dashes → whose it is, and what to write instead.
 FOREIGN = {
     "nproc-per-node": (
         "torchrun",
         "-np is the number of all ranks; on several hosts also -H host1:4,host2:4",
     ),
-    "nnodes": ("torchrun", _HOSTS),
-    "node-rank": ("torchrun", _ONCE),
     "master-addr": ("torchrun", _ADDRESS),
     "master-port": ("torchrun", _ADDRESS),
     "rdzv-backend": ("torchrun", _ONCE),
-    "rdzv-endpoint": ("torchrun", _ONCE),
     "rdzv-id": ("torchrun", _ONCE),
     "standalone": ("torchrun", "leave it out; without -H the ranks run on this machine"),
     "max-restarts": (

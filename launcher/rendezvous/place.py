@@ -60,7 +60,8 @@ def by_options(
             if value is not None:
                 raise UsageError(
                     f"{option} {value} needs --rendezvous HOST:PORT: the host whose --node-rank is"
-                    " 0, where the others find it"
+                    " 0, where the others find it; with ssh, name the hosts instead, as in -H"
+                    " host1:4,host2:4"
                 )
         return None
     host, port = _host_and_port(rendezvous, "--rendezvous", PORT)
