@@ -57,7 +57,7 @@ demo: $(VENV)/.installed $(EXTENSION)
 test: build
 	@$(BIN)/python -m tests.harness.side_by_side -m 'not wide and not long' $(PYTEST_ARGS)
 
-test-wide: build $(VENV)/.frameworks
+test-wide: build $(VENV)/.frameworks $(VENV)/.manifests
 	@$(BIN)/python -m tests.harness.side_by_side -m 'wide and not long' $(PYTEST_ARGS)
 
 # Several hosts at length, with real failures of each: what ssh, the network or a host can do. And
@@ -140,6 +140,11 @@ $(VENV)/.frameworks: $(VENV)/.installed
 	@echo 'installing Accelerate, Lightning and Transformers into $(VENV)'
 	@# What the extra `frameworks` has, without building the C core once more.
 	@$(BIN)/python $(PIP_INSTALL) accelerate lightning transformers
+	@touch $@
+
+$(VENV)/.manifests: $(VENV)/.installed
+	@echo 'installing the schemas of Kubernetes and Docker Compose into $(VENV)'
+	@$(BIN)/python $(PIP_INSTALL) compose-spec kubernetes-validate
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

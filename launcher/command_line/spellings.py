@@ -28,8 +28,8 @@ _NUMBER = re.compile(r"-np?([0-9]+)")  # -np2, -n2
 _HOSTS = "name the hosts and their ranks, as in -H host1:4,host2:4"
 _ONCE = "leave it out; start hvdrun once, on one host, and it starts the ranks of all hosts"
 _ADDRESS = (
-    "leave it out; hvdrun chooses it; -x MASTER_ADDR=… and -x MASTER_PORT=… set another one; for the"
-    " same command on every host, --rendezvous HOST:PORT"
+    "leave it out; hvdrun chooses it; -x MASTER_ADDR=… and -x MASTER_PORT=… set another one; for"
+    " the same command on every host, --rendezvous HOST:PORT"
 )
 # Name, without dashes → whose it is, and what to write instead.
 FOREIGN = {
