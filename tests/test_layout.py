@@ -27,7 +27,7 @@ for_hvdlite  | launcher/for_hvdlite.py                | machine knobs
 plan         | launcher/plan/                         | machine agent knobs failures
 output       | launcher/output/                       | machine failures plan
 preflight    | launcher/preflight/                    | machine agent failures plan
-rendezvous   | launcher/rendezvous/                   | machine agent failures plan
+rendezvous   | launcher/rendezvous/                   | machine agent failures
 reports      | launcher/reports/                      | machine failures plan output
 job          | launcher/job/                          | machine agent knobs failures plan output
              |                                        | reports

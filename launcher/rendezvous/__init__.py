@@ -1,2 +1,2 @@
 """Hosts that start hvdrun themselves: how they find each other, prove who they are, and carry what
-ssh carries elsewhere. May import what `plan` may, `plan` and `agent`."""
+ssh carries elsewhere. May import `machine` and `agent`."""
