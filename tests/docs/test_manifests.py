@@ -1,6 +1,8 @@
 """The manifests of the pages are what Kubernetes and Docker Compose accept, and they fit to each
 other."""
 
+import importlib
+
 import pytest
 import yaml
 
@@ -16,12 +18,13 @@ PAGE = "docs/how-to/kubernetes.md"
 
 
 def validators():
-    try:
-        import compose_spec
-        import kubernetes_validate
-    except ImportError as error:
-        lacking(f"no {error.name}: make .venv/.manifests")
-    return kubernetes_validate, compose_spec
+    found = []
+    for name in ("kubernetes_validate", "compose_spec"):
+        try:
+            found.append(importlib.import_module(name))
+        except ImportError:
+            lacking(f"no {name}: make .venv/.manifests")
+    return found
 
 
 def documents():
