@@ -63,10 +63,19 @@ class Rig:
     def command_on(self, ranks: Sequence[int], command: Sequence[str]) -> list[str]:
         """The same, with so many ranks on each host."""
         where = ",".join(f"server{number + 1}:{count}" for number, count in enumerate(ranks))
-        folder = f"CLUSTER_DIR={self._environment['CLUSTER_DIR']}"
-        inside = ["env", folder, str(ROOT / "tests" / "cluster"), "exec", "server1", "--"]
         hvdrun, *rest = command
-        return [*inside, hvdrun, "-H", where, *rest]
+        return self.inside(0, [hvdrun, "-H", where, *rest])
+
+    def inside(self, number: int, command: Sequence[str]) -> list[str]:
+        """A command line as one that runs on one of the hosts, the first of which is 0."""
+        folder = f"CLUSTER_DIR={self._environment['CLUSTER_DIR']}"
+        cluster = str(ROOT / "tests" / "cluster")
+        return ["env", folder, cluster, "exec", f"server{number + 1}", "--", *command]
+
+    def signal_sshd(self, name: str) -> None:
+        """STOP: the hosts' ssh servers answer nobody; CONT: they do again."""
+        for number in range(self._hosts):
+            subprocess.run(self.inside(number, ["pkill", f"-{name}", "-x", "sshd"]), check=True)
 
 
 @contextmanager
