@@ -59,6 +59,7 @@ from hvdlite.compression import Compression
 from hvdlite.errors import HorovodInternalError, HvdliteError, RankError
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.optimizer.distributed import DistributedOptimizer
+from hvdlite.preemption import preempted
 from hvdlite.registry import add_process_set, init, remove_process_set
 from hvdlite.run_function import run
 from hvdlite.shared import is_shared, share_parameters, shared_tensor
@@ -148,6 +149,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "poll",
+    "preempted",
     "rank",
     "reducescatter",
     "reducescatter_async",

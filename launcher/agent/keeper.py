@@ -15,6 +15,7 @@ from hvdrun.agent.frames import (
     GRACE_S,
     LOOK,
     LOOKED,
+    NOTE,
     RANK,
     RELEASE,
     SHIM_GONE,
@@ -34,6 +35,7 @@ from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.agent.spawn import spawn
 from hvdrun.machine.environment import EXPORTED, KEEPER, with_host_variables
 from hvdrun.machine.limits import LACKING
+from hvdrun.machine.notes import PREEMPTIBLE
 from hvdrun.machine.shared_memory import what_is_full
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -81,6 +83,7 @@ class Keeper:
         self.released = False  # the keeper may end with the command
         self.deadlines: list[tuple[float, int]] = []  # when to send which signal
         self.is_ending = False
+        self.preemptible = 0  # the rank's process that TERM does not end; 0: there is none
         self.oom_kills = oom_kills()
         self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
         self.daemon = daemon  # MPI's, the shim's parent
@@ -106,7 +109,7 @@ class Keeper:
         waker = Waker([signal.SIGCHLD])
         stdio = (stdin, outputs[0][1], outputs[1][1])
         relay = Relay(environment, self.poll, self._tell)
-        notes = RankNotes(environment, self.poll, self._tell)
+        notes = RankNotes(environment, self.poll, self._on_note)
         if self.is_ending:
             self._tell_end(f"asked signal {signal.SIGTERM}")
         else:
@@ -157,6 +160,12 @@ class Keeper:
     def _tell(self, kind: bytes, payload: bytes = b"", fds: list[int] | None = None) -> None:
         with Suppress(OSError):  # reading notices that the supervisor is gone
             send(self.sock, frame(kind, self.rank, payload), fds or ())
+
+    def _on_note(self, note: bytes) -> None:
+        if note.startswith(PREEMPTIBLE):
+            self.preemptible = int(note[1:]) if note[1:].isdigit() else 0
+        else:
+            self._tell(NOTE, note)
 
     def _tell_end(self, how: str) -> None:
         self._tell(EXIT, f"{how} {time.monotonic_ns()}".encode())
@@ -281,5 +290,24 @@ class Keeper:
                 self.released = self.released or deadline[1] == signal.SIGKILL
                 self.asked = self.asked or not is_exiting(self.pid)
                 if self.pid:
-                    with Suppress(OSError):
-                        os.killpg(self.pid, deadline[1])
+                    self._send(deadline[1])
+
+    def _send(self, number: int) -> None:
+        """To the command's process group. If the rank has said that it will save and leave after
+        TERM, only that process gets it, and the command: the rank may still need its children, such
+        as a DataLoader's workers."""
+        rank = self.preemptible
+        with Suppress(OSError):
+            if number != signal.SIGTERM or not rank or self._group_of(rank) != self.pid:
+                os.killpg(self.pid, number)
+                return
+            os.kill(rank, number)
+            if rank != self.pid:
+                os.kill(self.pid, number)
+
+    @staticmethod
+    def _group_of(pid: int) -> int:
+        """0 if there is no such process."""
+        with Suppress(OSError):
+            return os.getpgid(pid)
+        return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 
-from hvdrun.agent.frames import NOTE, Suppress
+from hvdrun.agent.frames import Suppress
 from hvdrun.machine.notes import LONGEST, VARIABLE, address, is_valid
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -21,10 +21,10 @@ MOST_NOTES = 10_000
 
 
 class RankNotes:
-    """Calls `tell` with NOTE and each valid note."""
+    """Calls `tell` with each valid note."""
 
     def __init__(
-        self, environment: dict[str, str], poll: select.poll, tell: Callable[[bytes, bytes], None]
+        self, environment: dict[str, str], poll: select.poll, tell: Callable[[bytes], None]
     ) -> None:
         """Adds the variable to the rank's environment."""
         self.poll = poll
@@ -59,5 +59,5 @@ class RankNotes:
                 self.ours = None
                 return bool(note)
             if is_valid(note):
-                self.tell(NOTE, note)
+                self.tell(note)
         return True

@@ -201,6 +201,7 @@ def launch(
 ) -> int:
     """on_line: gets the lines that hvdrun itself says from then on."""
     stdin_programs.check(request.command, request.num_proc or 1)
+    requeue = schedulers.find_requeue(os.environ) if request.requeue else None
     files_before = lacking.raise_files(ranks=1)
     found = facts.gather(request)
     request = with_hosts_in_use(request, found)
@@ -252,6 +253,7 @@ def launch(
             request.host_timeout_s,
             request.grace_period_s,
             ONE_ACT_OF_MANY_S if is_started_everywhere(request) else ONE_ACT_S,
+            requeue,
         )
         code = supervise(command, found.cwd, screen, supervision)
         failed = code not in (0, CTRL_C)

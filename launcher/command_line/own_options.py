@@ -227,6 +227,12 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         " after Ctrl-C, 20 after SIGTERM.",
     ),
     HvdrunOption(
+        "--requeue",
+        group=HOW,
+        is_flag=True,
+        help="Ask Slurm to run the job again when hvd.preempted() has ended it.",
+    ),
+    HvdrunOption(
         "--config-file",
         group=HOW,
         in_config_file=False,

@@ -61,6 +61,7 @@ from hvdrun.job.init_watch import InitWatch, limits
 from hvdrun.job.leaving import Leaving
 from hvdrun.job.mpirun import Mpirun
 from hvdrun.job.passing_on import PassingOn, nobody
+from hvdrun.job.preemption import Preemption
 from hvdrun.job.ranks import Ranks
 from hvdrun.job.signs_of_life import QUIET_S
 from hvdrun.job.supervision import ONE_ACT_S, Supervision
@@ -101,6 +102,7 @@ class Course:
         self.ending = Ending()
         self.released = 0  # the number of ranks that had ended at the last Release
         self.passing_on = PassingOn()
+        self.preemption = Preemption()
         self.summaries: dict[int, summary.Record] = {}  # of ranks that have left
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
@@ -132,6 +134,8 @@ class Course:
             case RankSaid(rank, notes.SUMMARY, data):
                 if record := summary.parse(data):
                     self.summaries[rank] = record
+            case RankSaid(rank, notes.PREEMPTED):
+                self.preemption.told.add(rank)
             case RankSaid(rank, kind):
                 self.init_watch.on_note(now, rank, kind)
             case RankLooked(rank, look):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdrun.agent.silence import HOST_TIMEOUT_S
+from hvdrun.plan.schedulers.scheduler import Requeue
 
 ONE_ACT_S = 0.05
 # If each host runs an hvdrun that passes its signals on to the first one.
@@ -20,3 +21,4 @@ class Supervision:
     # The same signal twice within this time is one act, but for Ctrl-C. Wrappers (timeout, uv run)
     # pass on what they or the whole process group have got; platforms signal all hosts of a job.
     one_act_s: float = ONE_ACT_S
+    requeue: Requeue | None = None  # if the batch scheduler is to run a preempted job again

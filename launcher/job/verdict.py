@@ -23,7 +23,11 @@ from hvdrun.reports.failure_report import (
     rank_failed,
 )
 from hvdrun.reports.lacking import in_words
+from hvdrun.reports.preempted import left_preempted, not_requeued
 from hvdrun.summary import summary_of
+
+# The exit code of a job that was preempted, by whichever signal: that of TERM.
+PREEMPTED = 128 + signal.SIGTERM
 
 
 class Verdict(NamedTuple):
@@ -33,15 +37,37 @@ class Verdict(NamedTuple):
     culprit: int | None = None  # the rank that failed first
     words: int = 0  # how many of its last lines are among them
     brief: tuple[str, ...] = ()  # the same without these, if they have just been shown
+    requeues: bool = False  # the batch scheduler is to be asked to run the job again
 
 
 def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
     """`date`: now, in seconds since 1970; `tails`: the end of each rank's stderr."""
     found = _reach(course, now, date, tails)
+    if course.preemption.told:
+        found = _preempted(course, found)
     if not course.summaries or found.culprit is not None or found.error is not None:
         return found
     line = f"hvdrun: {summary_of(course.summaries, course.command.num_proc)}"
     return found._replace(lines=(line, *found.lines))
+
+
+def _preempted(course: Course, found: Verdict) -> Verdict:
+    """0 is for jobs that have run to their end: batch systems run those no more."""
+    preemption, endings = course.preemption, course.ranks.endings
+    is_in_order = found.error is None and not (course.ranks.failures or course.error)
+    if is_in_order and preemption.is_the_end_of(endings):
+        code = found.exit_code or PREEMPTED
+        found = found._replace(exit_code=code, lines=(*found.lines, left_preempted(code)))
+    if course.supervision.requeue is None:
+        return found
+    if is_in_order and (failed := preemption.failed(endings)) is None:
+        return found._replace(requeues=True)
+    if is_in_order:
+        assert failed is not None
+        line = not_requeued(*course.ranks.who(failed), endings[failed])
+    else:
+        line = not_requeued()
+    return found._replace(lines=(*found.lines, line), brief=(*found.brief, line))
 
 
 def _reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:

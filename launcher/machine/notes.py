@@ -17,8 +17,17 @@ INIT_BEGUN = b"B"  # hvd.init() starts or joins MPI, and waits for all ranks
 INIT_DONE = b"D"  # it has made the world
 INIT_FAILED = b"F"  # it has raised an error
 SUMMARY = b"S"  # what the rank has measured, as JSON (see `hvdrun.summary`)
+PREEMPTIBLE = b"H"  # TERM no longer ends this process: its number, in decimal
+PREEMPTED = b"P"  # the ranks have agreed that the job is to end
 # Each kind, with the greatest length of its data. The keeper drops all other notes.
-KINDS = {INIT_BEGUN: 0, INIT_DONE: 0, INIT_FAILED: 0, SUMMARY: 1000}
+KINDS = {
+    INIT_BEGUN: 0,
+    INIT_DONE: 0,
+    INIT_FAILED: 0,
+    SUMMARY: 1000,
+    PREEMPTIBLE: 9,
+    PREEMPTED: 0,
+}
 LONGEST = 1 + max(KINDS.values())
 
 

@@ -32,6 +32,7 @@ class Request:
     host_timeout_s: float = HOST_TIMEOUT_S  # of silence, after which a host is lost
     # for the ranks to end after a signal to hvdrun; None: it depends on the signal
     grace_period_s: float | None = None
+    requeue: bool = False  # the scheduler is to run a job again that it has preempted
     output_dir: str | None = None  # gets a file per rank and stream
     timestamps: bool = False  # in front of each line
     verbose: bool = False

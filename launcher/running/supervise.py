@@ -85,6 +85,7 @@ from hvdrun.output.terminal import Terminal
 from hvdrun.plan.command import Command
 from hvdrun.running.host_link import HostLink
 from hvdrun.running.mpirun_pipe import Source
+from hvdrun.running.requeue import requeue
 from hvdrun.running.stdin import Stdin
 
 # These end a job. TSTP (Ctrl-Z) only makes a line: hosts would take a stopped launcher for dead.
@@ -126,6 +127,7 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.secret = os.urandom(16).hex()
         self.host_timeout_s = supervision.host_timeout_s
+        self.requeue = supervision.requeue
         self.links: set[HostLink] = set()
         self.pauses = Pauses(clock())
 
@@ -247,6 +249,8 @@ class Supervisor:
         if found.culprit is not None and output.recent.end_with(found.culprit, found.words):
             lines = found.brief
         output.report(found.lines, shown=lines)
+        if found.requeues and self.requeue is not None:
+            output.say(requeue(self.requeue))
         if found.error is not None:
             raise found.error
         return found.exit_code

@@ -284,3 +284,77 @@ def test_a_slurm_without_the_mpis_plugin_is_an_error_that_says_so(run, rig, monk
     done = run(["-N1"], "--mpi", "slurm", "true")
     assert done.code == 67, done
     assert "`srun --mpi=list` shows none; leave --mpi slurm out" in done.stderr
+
+
+TRAINS = """
+import os, sys, time
+import torch, hvdlite.torch as hvd
+hvd.init()
+hvd.preempted()
+path = sys.argv[1]
+first = int(open(path).read()) if os.path.exists(path) else 0
+print("run from", first, flush=True)
+for step in range(first, 10**9 if not first else first + 3):
+    hvd.allreduce(torch.ones(10))
+    if hvd.preempted():
+        if hvd.rank() == 0:
+            with open(path, "w") as file:
+                file.write(str(step + 1))
+        print("saved", step + 1, flush=True)
+        break
+else:
+    print("done at", step, flush=True)
+"""
+
+
+def output_of(rig, conf, *command):
+    return rig("exec", "server1", "env", f"SLURM_CONF={conf}", *command)
+
+
+def submit(rig, conf, tmp, python, way, *options):
+    """The job's number. Its batch script becomes hvdrun."""
+    (rig.share / "preempted.py").write_text(TRAINS)
+    train = [python.with_name("hvdrun"), *way, "--requeue", python, "preempted.py", tmp / "step"]
+    (tmp / "train.sh").write_text(f"#!/bin/bash\nexec {' '.join(map(str, train))}\n")
+    options = [*options, "-w", "server[1-2]", "-n3", f"--chdir={rig.share}"]
+    words = [*options, "--open-mode=append", f"--output={tmp}/out", tmp / "train.sh"]
+    return output_of(rig, conf, "sbatch", "--parsable", *words).strip()
+
+
+def wait_for(rig, conf, number, path, text):
+    """Until the job's output contains it."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (path.exists() and text in path.read_text()):
+        said = path.read_text() if path.exists() else "nothing"
+        assert time.monotonic() < deadline, said + output_of(rig, conf, "scontrol", "show", "job")
+        time.sleep(0.1)
+
+
+@EACH_ONCE
+def test_a_warned_job_saves_is_requeued_and_goes_on(rig, conf, python, way, tmp_path_factory):
+    folder = rig.share / f"requeue-{python.parents[1].name}"
+    folder.mkdir()
+    job = submit(rig, conf, folder, python, way, "--requeue")
+    out = folder / "out"
+    wait_for(rig, conf, job, out, "[0] run from 0")
+    output_of(rig, conf, "scancel", "--batch", "--signal=USR1", job)
+    wait_for(rig, conf, job, out, "[0] saved ")
+    wait_for(rig, conf, job, out, f"scontrol requeue {job}`")
+    saved = int((folder / "step").read_text())
+    # Slurm waits two minutes before it starts a job again; that is not what is tested.
+    output_of(rig, conf, "sh", "-c", f"scontrol update job={job} StartTime=now 2>&1 || true")
+    wait_for(rig, conf, job, out, f"[2] done at {saved + 2}")
+    slurms.wait_until_idle(rig, conf, HOSTS)
+
+
+@pytest.mark.parametrize(("python", "way"), [("mpich", "srun")], indirect=True)
+def test_a_cancelled_job_is_not_requeued(rig, conf, python, way):
+    folder = rig.share / "cancelled"
+    folder.mkdir()
+    job = submit(rig, conf, folder, python, way, "--requeue")
+    wait_for(rig, conf, job, folder / "out", "[0] run from 0")
+    output_of(rig, conf, "scancel", "--full", job)
+    words = "the job is not requeued: Slurm is ending it already (scancel, or the end of its time)"
+    wait_for(rig, conf, job, folder / "out", words)
+    slurms.wait_until_idle(rig, conf, HOSTS)
+    assert "JobState=CANCELLED" in output_of(rig, conf, "scontrol", "show", "job", job)

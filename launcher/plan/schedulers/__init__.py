@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable
 
 from hvdrun import ssh_errors
+from hvdrun.errors import UsageError
 from hvdrun.plan.schedulers.host_files import LSF, PBS, SGE
 from hvdrun.plan.schedulers.nodes import RENDEZVOUS
-from hvdrun.plan.schedulers.scheduler import Allocation, Environ, Scheduler, Starter
+from hvdrun.plan.schedulers.scheduler import Allocation, Environ, Requeue, Scheduler, Starter
 from hvdrun.plan.schedulers.slurm import SLURM
 from hvdrun.ssh_errors import Trouble
 
@@ -36,6 +37,17 @@ def find(environ: Environ, read: Callable[[str], str]) -> Allocation | None:
 def find_starter(environ: Environ) -> Starter | None:
     found = (scheduler.find_starter(environ) for scheduler in SCHEDULERS)
     return next((starter for starter in found if starter is not None), None)
+
+
+def find_requeue(environ: Environ) -> Requeue:
+    """Raises UsageError outside of a job that can be requeued."""
+    for scheduler in SCHEDULERS:
+        if (found := scheduler.requeue(environ)) is not None:
+            return found
+    raise UsageError(
+        "--requeue asks Slurm to run this job again, but SLURM_JOB_ID is not set: hvdrun does not"
+        " run inside a job of Slurm; leave --requeue out, or start hvdrun in a script for sbatch"
+    )
 
 
 def remedy(allocation: Allocation) -> str:

@@ -59,6 +59,15 @@ class Starter(Protocol):
         hosts and ranks that the program can't start."""
 
 
+class Requeue(NamedTuple):
+    """How to ask a scheduler to run the job in which hvdrun runs again."""
+
+    ask: tuple[str, ...]  # a command
+    look: tuple[str, ...]  # one that prints the job's state,
+    ending: str  # and a pattern in that if the scheduler is ending the job already
+    ended: str  # why it may do so, and how to be told before
+
+
 class Scheduler(NamedTuple):
     name: str
     more: str  # how to ask for more slots
@@ -76,3 +85,7 @@ class Scheduler(NamedTuple):
     )
     # Patterns of what the program prints to stderr if it can't reach a host, and their meaning.
     troubles: tuple[tuple[str, Trouble], ...] = ()
+
+    # How to ask for the job in which hvdrun runs to run again; None outside of one. Raises
+    # UsageError if the scheduler can't be asked.
+    requeue: Callable[[Environ], Requeue | None] = lambda environ: None

@@ -17,7 +17,7 @@ from hvdrun.errors import HostListError, NoMpi, UsageError
 from hvdrun.machine.programs import output_of
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
 from hvdrun.plan.hosts import Host, Share, parse_host
-from hvdrun.plan.schedulers.scheduler import Allocation, Scheduler, Starter
+from hvdrun.plan.schedulers.scheduler import Allocation, Environ, Requeue, Scheduler, Starter
 from hvdrun.ssh_errors import Trouble
 
 NAME = "Slurm"
@@ -261,6 +261,29 @@ def expand_counts(text: str, where: str) -> list[int]:
     return counts
 
 
+# -------------------------------------------------------------------- run again
+
+
+def requeue_of_job(environ: Environ) -> Requeue | None:
+    job = environ.get("SLURM_JOB_ID", "")
+    if not job:
+        return None
+    scontrol = shutil.which("scontrol", path=environ.get("PATH"))
+    if scontrol is None:
+        raise UsageError(
+            "--requeue: scontrol, which asks Slurm, is not in PATH; add its folder, or leave"
+            " --requeue out"
+        )
+    return Requeue(
+        ask=(scontrol, "requeue", job),
+        look=(scontrol, "show", "job", job),
+        # Slurm would also run a job again that somebody has cancelled.
+        ending=r"JobState=(?!RUNNING)",
+        ended="Slurm is ending it already (scancel, or the end of its time); to be told in time,"
+        " submit it with `sbatch --signal=B:USR1@120`",
+    )
+
+
 SLURM = Scheduler(
     NAME,
     "--ntasks",
@@ -268,6 +291,7 @@ SLURM = Scheduler(
     option="slurm",
     find_starter=find_srun,
     start_with=with_srun,
+    requeue=requeue_of_job,
     # Not for tasks that ended with an error.
     troubles=(
         (

@@ -8,7 +8,6 @@ import pytest
 
 from hvdlite.world import launcher_link
 from hvdrun.agent import rank_notes
-from hvdrun.agent.frames import NOTE
 from hvdrun.agent.rank_notes import RankNotes
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, KINDS, VARIABLE, descriptor
 
@@ -20,7 +19,7 @@ class Way:
         self.told = []
         self.environment = {}
         self.poll = select.poll()
-        self.notes = RankNotes(self.environment, self.poll, lambda *note: self.told.append(note))
+        self.notes = RankNotes(self.environment, self.poll, self.told.append)
         self.fd = descriptor(self.environment[VARIABLE])
         assert os.get_inheritable(self.fd)
 
@@ -34,7 +33,7 @@ class Way:
 
     def hear(self):
         self.notes.hear()
-        return [note for kind, note in self.told if kind == NOTE]
+        return list(self.told)
 
 
 @pytest.fixture

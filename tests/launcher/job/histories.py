@@ -53,13 +53,20 @@ def command(environment=None, **hosts):
     )
 
 
-def play(events, job=None, start_timeout_s=60.0, verbose=False, tails=None, grace_s=None):
+def play(
+    events,
+    job=None,
+    start_timeout_s=60.0,
+    verbose=False,
+    tails=None,
+    grace_s=None,
+    requeue=None,
+):
     """The course after these events, and its actions with their times. It is woken at each
     `wake_at`, also after the last event, for some days: while ranks wait in init, hvdrun reports it
     again and again."""
-    course = Course(
-        job or command(a=2, b=2), 0.0, Supervision(start_timeout_s, verbose, grace_s=grace_s)
-    )
+    supervision = Supervision(start_timeout_s, verbose, grace_s=grace_s, requeue=requeue)
+    course = Course(job or command(a=2, b=2), 0.0, supervision)
     actions = []
 
     def tell(now, event):

@@ -1,0 +1,117 @@
+"""preempted: whether the job is to end soon, as a batch system says by a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import torch
+
+from hvdlite.collectives import allreduce_
+from hvdlite.ops import Max
+from hvdlite.world import launcher_link, world
+from hvdrun.for_hvdlite import notes
+
+# By TERM batch systems and Kubernetes end a job; by the others Slurm warns before that, if it is
+# told to (--signal).
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# The stall check and the timeline show it.
+NAME = "hvd.preempted"
+
+
+class _Notice:
+    """The signals of this process, from the first call on. One per process."""
+
+    def __init__(self) -> None:
+        """Installs the handlers. Raises RuntimeError outside of the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "hvd.preempted(): its first call installs signal handlers, which Python allows only"
+                " in the main thread; call it there once, before other threads call it"
+            )
+        self.pid = os.getpid()
+        self.came = False  # to this rank, or to another one that has told
+        self.is_known = False  # all ranks have agreed, and hvdrun knows
+        self.former: dict[int, Any] = {}
+        for number in SIGNALS:
+            former = signal.getsignal(number)
+            if former != signal.SIG_IGN:  # whoever ignores a signal means it
+                self.former[number] = former
+                signal.signal(number, self.on_signal)
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        former = self.former[number]
+        if os.getpid() == self.pid:
+            self.came = True
+        elif number == signal.SIGTERM and not callable(former):  # see _after_fork_in_child
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        if callable(former):
+            former(number, frame)
+
+
+_notice: _Notice | None = None
+
+
+def preempted() -> bool:
+    """Whether the job is to end soon: at least one rank has got SIGTERM, SIGUSR1 or SIGUSR2, by
+    which batch systems announce the end. True on all ranks in the same call, and from then on.
+
+    Collective: every rank of the world calls it at the same points of the script, between other
+    collectives; once per step is usual. Blocks until all have called it, as an allreduce of one
+    byte does: some microseconds within a host, a round trip between hosts. A rank that has joined
+    counts as one without a signal. A signal interrupts no collective: it is noted, and the next
+    call tells.
+
+    The first call installs handlers for the three signals, in the main thread. A handler that the
+    script has installed before is called as well, and one that it installs later must call the one
+    that it replaces. A signal that is ignored stays so. From then on none of the three ends the
+    process: it is for the script to save what it needs and to leave. Call it once before the first
+    step, as a signal that comes earlier ends the process, or is kept back by hvdrun. Processes that
+    the rank forks end at SIGTERM as before.
+
+    Returns:
+        True once the job is to end: save a checkpoint, leave the loop and let the script end.
+        hvdrun then exits with 143, and with --requeue asks Slurm to run the job again.
+
+    Raises:
+        ValueError: Before `init`.
+        RuntimeError: The first call is not in the main thread.
+        HorovodInternalError: A rank has left the world, or the ranks call different operations.
+
+    Example:
+        >>> for step in range(3):
+        ...     loss = hvd.allreduce(torch.ones(1))  # train
+        ...     if hvd.preempted():
+        ...         break  # and save
+    """
+    global _notice
+    active = world.current()
+    notice = _notice
+    if notice is None:
+        notice = _notice = _Notice()
+        launcher_link.tell(notes.PREEMPTIBLE, str(notice.pid).encode())
+    if active.size > 1:
+        came = torch.full((1,), notice.came, dtype=torch.uint8)
+        agreed = bool(allreduce_(came, name=NAME, op=Max))
+    else:
+        agreed = notice.came
+    if agreed and not notice.is_known:
+        notice.came = notice.is_known = True
+        launcher_link.tell(notes.PREEMPTED)
+    return agreed
+
+
+def _after_fork_in_child() -> None:
+    """A child of a rank ends at TERM, as multiprocessing needs it. USR1 and USR2, which Slurm may
+    send to all processes of a step, do not end it."""
+    if _notice is not None and signal.SIGTERM in _notice.former:
+        former = _notice.former[signal.SIGTERM]
+        if signal.getsignal(signal.SIGTERM) == _notice.on_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if former is None else former)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
