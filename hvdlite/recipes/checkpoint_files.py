@@ -170,6 +170,14 @@ def _save(tree: Any, file: IO[bytes]) -> None:
         torch.serialization.set_crc32_options(True)
         try:
             torch.save(tree, file)
+        except Exception as error:
+            # After a failed write torch raises an error of its own, about its archive.
+            cause = error.__context__
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__
+            if cause is not None:
+                raise cause from None
+            raise
         finally:
             torch.serialization.set_crc32_options(checksums)
 
