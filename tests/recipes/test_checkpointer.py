@@ -2,6 +2,9 @@
 
 import gc
 import random
+import re
+import sys
+import threading
 
 import numpy
 import pytest
@@ -10,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hvdlite as hvd
 from hvdlite.recipes import Checkpointer, DistributedSampler
+from hvdlite.recipes.checkpoint_files import KEY, CheckpointFolder
+from tests.harness.programs import run_program
 
 
 class Training:
@@ -122,3 +127,156 @@ def interrupted_equals_uninterrupted(world, folder, begin, **options):
 )
 def test_a_training_restored_in_mid_epoch_goes_on_bit_for_bit(world, tmp_path, options):
     interrupted_equals_uninterrupted(world, tmp_path, 9, **options)
+
+
+def draw():
+    return random.random(), float(numpy.random.rand()), torch.rand(2).tolist()
+
+
+def restored_with_one_rank_more(folder, seeds):
+    """The checkpoint is changed to one of a world without the last rank; what all draw before it
+    and after."""
+    hvd.init()
+    seed = seeds[hvd.rank()]
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+    with Checkpointer(folder, progress={}) as checkpointer:
+        checkpointer.save(1)
+        checkpointer.wait()
+        before = draw()
+        if hvd.rank() == 0:
+            path = f"{folder}/checkpoint-000000001.pt"
+            tree = torch.load(path, weights_only=True)
+            tree[KEY]["generators"].pop()
+            torch.save(tree, path)
+        checkpointer.restore()
+        first = draw()
+        checkpointer.restore()
+        assert draw() == first
+    return before, first
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("alike", [False, True], ids=["different seeds", "one seed"])
+def test_old_ranks_get_their_generators_and_a_new_one_is_seeded_as_the_others_are(
+    world, tmp_path, alike
+):
+    seeds = [7, 7, 8] if alike else [7, 8, 9]
+    drawn = world.run(restored_with_one_rank_more, str(tmp_path), seeds)
+    for before, after in drawn[:2]:
+        assert after == before
+    new = drawn[2][1]
+    if alike:
+        assert new == drawn[0][1]
+    else:
+        assert all(new[kind] != after[kind] for _, after in drawn[:2] for kind in range(3))
+        assert new != drawn[2][0]
+
+
+def fail(operation):
+    """The text of what it raises on this rank."""
+    with pytest.raises((ValueError, OSError, hvd.HorovodInternalError)) as raised:
+        operation()
+    return f"{type(raised.value).__name__}: {raised.value}"
+
+
+def failures(folder):
+    hvd.init()
+    is_first = hvd.rank() == 0
+    model = torch.nn.Linear(2, 1)
+    checkpointer = Checkpointer(folder, model=model, progress={})
+    texts = {
+        "keep": fail(lambda: Checkpointer(folder, keep=0)),
+        "object": fail(lambda: Checkpointer(folder, epoch=3)),
+        "names": fail(lambda: Checkpointer(folder, **({} if is_first else {"model": model}))),
+        "folder": fail(lambda: Checkpointer("/dev/null/folder")),
+        "step": fail(lambda: checkpointer.save(5 + hvd.rank())),
+        "negative": fail(lambda: checkpointer.save(-1)),
+    }
+    checkpointer._objects["progress"]["best"] = threading.Lock if is_first else 1
+    texts["unreadable"] = fail(lambda: checkpointer.save(5))
+    checkpointer._objects["progress"].clear()
+    assert checkpointer.restore() is None
+    checkpointer.save(5)
+    texts["earlier"] = fail(lambda: checkpointer.save(4))
+    checkpointer.close()
+    texts["closed"] = fail(lambda: checkpointer.save(6))
+    texts["missing"] = fail(Checkpointer(folder, model=model, other={}).restore)
+    assert Checkpointer(folder, model=model).restore() == 5
+    return texts
+
+
+@pytest.mark.ranks(2)
+def test_what_goes_wrong_on_one_rank_is_an_error_on_every_rank_and_the_next_call_works(
+    world, tmp_path
+):
+    first, second = world.run(failures, str(tmp_path))
+    expected = {
+        "keep": "ValueError: Checkpointer: keep=0, expected at least 1",
+        "object": "ValueError: Checkpointer: epoch is a int, .* progress={'epoch': ...}",
+        "names": r"HorovodInternalError: Checkpointer: rank 1 has objects \['model'\], rank 0 \[\]",
+        "folder": "NotADirectoryError",
+        "step": "HorovodInternalError: Checkpointer.save: rank 1 has step 6, rank 0 5",
+        "negative": r"ValueError: Checkpointer.save\(-1\)",
+        "unreadable": r"ValueError: Checkpointer.save: progress\['best'\] is a builtins\.\w+, ",
+        "earlier": "ValueError: Checkpointer.save: step 4 is before checkpoint-000000005.pt",
+        "closed": r"ValueError: Checkpointer.save\(6\): it is closed",
+        "missing": "ValueError: .* has no state of other, only of model, progress",
+    }
+    of_rank_0 = "HorovodInternalError: Checkpointer.* failed on rank 0: .*"
+    for name, pattern in expected.items():
+        assert re.match(pattern, first[name], re.DOTALL), first[name]
+        if name in ("folder", "unreadable", "earlier"):
+            pattern = of_rank_0 + pattern.removeprefix("ValueError: ")
+        assert re.match(pattern, second[name], re.DOTALL), second[name]
+
+
+def saves_while_one_is_written(folder):
+    """Changes the model while rank 0 writes; and saves once more meanwhile."""
+    hvd.init()
+    may_write = threading.Event()
+    former = CheckpointFolder.write
+
+    def write(self, step, tree):
+        may_write.wait()
+        former(self, step, tree)
+
+    CheckpointFolder.write = write
+    try:
+        weight = torch.nn.Parameter(torch.zeros(1000))
+        model = torch.nn.ParameterList([weight])
+        with Checkpointer(folder, model=model) as checkpointer:
+            for step in (1, 2):
+                weight.data.fill_(step)
+                checkpointer.save(step)
+                weight.data.fill_(-1)
+                if step == 1:
+                    threading.Timer(0.1, may_write.set).start()
+    finally:
+        CheckpointFolder.write = former
+    files = [f"{folder}/checkpoint-00000000{step}.pt" for step in (1, 2)]
+    read = [torch.load(file, weights_only=True)["model"]["0"] for file in files]
+    return [set(values.tolist()) for values in read]
+
+
+@pytest.mark.ranks(1)
+def test_a_checkpoint_has_the_state_of_its_save_and_the_next_one_waits_for_it(world, tmp_path):
+    assert world.run(saves_while_one_is_written, str(tmp_path)) == [[{1.0}, {2.0}]]
+
+
+SCRIPT = """
+import sys
+import torch
+import hvdlite as hvd
+from hvdlite.recipes import Checkpointer
+hvd.init()
+checkpointer = Checkpointer(sys.argv[1], model=torch.nn.Linear(1000, 1000))
+checkpointer.save(1)
+"""
+
+
+def test_what_is_being_written_when_the_script_ends_is_written(tmp_path):
+    run = run_program([sys.executable, "-c", SCRIPT, tmp_path], 60)
+    assert run.code == 0, run
+    assert "weight" in torch.load(tmp_path / "checkpoint-000000001.pt", weights_only=True)["model"]
