@@ -1,49 +1,38 @@
 """Stop a training run at any time and go on where it stood.
 
-    hvdrun -np 2 python examples/resume.py --checkpoint digits.pt --epochs 6 --stop-after 2
-    hvdrun -np 2 python examples/resume.py --checkpoint digits.pt --epochs 6
+    hvdrun -np 2 python examples/resume.py --checkpoints digits --epochs 6 --stop-after 100
+    hvdrun -np 2 python examples/resume.py --checkpoints digits --epochs 6
 
-Only rank 0 writes and reads the checkpoint; the others get everything from it by broadcast, so
+Only rank 0 writes and reads the checkpoints; the others get everything from it by broadcast, so
 that no shared file system is needed. The result is that of a run without interruption, bit for
-bit: compare the digests of the parameters that are printed at the end.
+bit: compare the digests of the parameters that are printed at the end. With another number of
+ranks, each epoch still has each sample once.
 """
 
 import argparse
 import hashlib
-import os
 from pathlib import Path
 
 import torch
 from digits_data import DigitsNet, load_digits
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
 import hvdlite as hvd
+from hvdlite.recipes import Checkpointer, DistributedSampler
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--checkpoint", type=Path, default=Path("digits.pt"), metavar="FILE")
+    parser.add_argument("--checkpoints", type=Path, default=Path("digits"), metavar="FOLDER")
     parser.add_argument("--epochs", type=int, default=6, help="epochs of the whole training")
-    parser.add_argument(
-        "--stop-after", type=int, metavar="N", help="stop after N epochs of this run"
-    )
+    parser.add_argument("--stop-after", type=int, metavar="N", help="stop after step N")
+    parser.add_argument("--save-every", type=int, default=50, metavar="N", help="steps")
     parser.add_argument("--batch-size", type=int, default=32, help="images per step and rank")
     parser.add_argument("--lr", type=float, default=0.003)
     return parser.parse_args()
-
-
-def save(path: Path, state: dict[str, object]) -> None:
-    """Writes a checkpoint that is either complete or not there: a new file takes the old name."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    with unfinished.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 def digest(model: torch.nn.Module) -> str:
@@ -59,50 +48,54 @@ def main() -> None:
     hvd.init()
     torch.manual_seed(0)
     digits, _ = load_digits()
-    # The order of the images follows from the epoch alone: it needs no place in the checkpoint.
-    sampler = DistributedSampler(digits, hvd.size(), hvd.rank())
+    # The order of the images is saved with the rest: which of them the epoch has used.
+    sampler = DistributedSampler(digits)
     loader = DataLoader(digits, batch_size=args.batch_size, sampler=sampler)
 
     model = DigitsNet()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    first_epoch = 0
-    if hvd.rank() == 0 and args.checkpoint.exists():
-        state = torch.load(args.checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first_epoch = state["epoch"]
-    # Rank 0 knows where to go on and has the optimizer's moments; now all ranks do.
-    first_epoch = hvd.broadcast_object(first_epoch, root_rank=0)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    with Checkpointer(
+        args.checkpoints, model=model, optimizer=optimizer, sampler=sampler
+    ) as checkpointer:
+        begin = checkpointer.restore() or 0
+        step = train(args, begin, model, optimizer, sampler, loader, checkpointer)
+        checkpointer.save(step)
 
-    last_epoch = args.epochs
-    if args.stop_after is not None:
-        last_epoch = min(last_epoch, first_epoch + args.stop_after)
-    for epoch in range(first_epoch, last_epoch):
+    if hvd.rank() == 0:
+        print(f"Trained {step} steps, {step - begin} now.")
+        print(f"Digest of the parameters: {digest(model)}")
+
+
+def train(
+    args: argparse.Namespace,
+    step: int,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    sampler: DistributedSampler[int],
+    loader: DataLoader[tuple[torch.Tensor, ...]],
+    checkpointer: Checkpointer,
+) -> int:
+    """Goes on behind that step; the number of steps at the end."""
+    for epoch in range(sampler.epoch, args.epochs):
         sampler.set_epoch(epoch)
         for images, labels in loader:
+            if step == args.stop_after:
+                return step
             optimizer.zero_grad()
             loss = cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-        mean = hvd.allreduce(loss.detach(), name="loss").item()
-        if hvd.rank() == 0:
-            print(f"Epoch {epoch + 1}/{args.epochs}: loss of the last step {mean:.4f}", flush=True)
-            save(
-                args.checkpoint,
-                {
-                    "epoch": epoch + 1,
-                    "model": model.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                },
-            )
-
-    if hvd.rank() == 0:
-        print(f"Trained {last_epoch} of {args.epochs} epochs, {last_epoch - first_epoch} now.")
-        print(f"Digest of the parameters: {digest(model)}")
+            sampler.advance(len(labels))
+            step += 1
+            if step % args.save_every == 0:
+                checkpointer.save(step)
+                mean = hvd.allreduce(loss.detach(), name="loss").item()
+                if hvd.rank() == 0:
+                    print(f"Step {step} in epoch {epoch + 1}: loss {mean:.4f}", flush=True)
+    return step
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ COMPLETE = re.compile(r"checkpoint-(\d{9,})\.pt")
 UNFINISHED = re.compile(r"\.checkpoint-\d{9,}\.pt\.unfinished")
 
 VERSION = 1
+LOWEST_PRIORITY = 19
 KEY = "hvdlite"  # of what the file holds beside the states of the objects
 
 
@@ -223,6 +224,9 @@ class BackgroundWriter:
 
     def _run(self, step: int, tree: Any) -> None:
         try:
+            # Of this thread alone: it takes what time the training leaves of the cores. While a
+            # `wait` or the next save waits for it, that is enough.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
             self._folder.write(step, tree)
         except BaseException as error:
             self._failed = step, error

@@ -81,8 +81,11 @@ class _Copying:
             and id(former) not in self._taken
             and former.dtype == tensor.dtype
             and former.shape == tensor.shape
-            # Of a tensor with gaps in its memory the copy has none.
-            and former.stride() == torch.empty_like(tensor, device="meta").stride()
+            and (
+                former.stride() == tensor.stride()
+                # The copy of a tensor with gaps in its memory has none.
+                or former.stride() == torch.empty_like(tensor, device="meta").stride()
+            )
         )
 
 
