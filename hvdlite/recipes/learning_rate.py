@@ -91,6 +91,8 @@ def scale_lr(
         )
     if (batch is None) != (base_batch is None):
         raise ValueError("scale_lr: batch and base_batch are given together, or neither")
+    if batch is not None and base_batch is not None and min(batch, base_batch) < 1:
+        raise ValueError(f"scale_lr: batch={batch}, base_batch={base_batch}, expected at least 1")
     # Of the mean gradient of how many base batches the rate must be right, and how many times that
     # mean the optimizer gets.
     samples = 1.0 if op is Adasum else _members(process_set)
