@@ -72,7 +72,8 @@ def profile(
         def write(profiler: Profiler) -> None:
             nonlocal count
             count += 1
-            _write(profiler, opened, f"{base}.json" if count == 1 else f"{base}.{count}.json")
+            name = f"{base}.json" if count == 1 else f"{base}.{count}.json"
+            _write(profiler, opened, name)
             if on_trace_ready is not None:
                 on_trace_ready(profiler)
 
@@ -88,6 +89,21 @@ def _profiler_class() -> type[Profiler]:
     from torch.profiler import profile as Profiler
 
     class ProfilerOfRank(Profiler):
+        # Where step() raises, as the disk is full, the end of the context would do the same once
+        # more: torch crashes if it stops a trace that is not running.
+        _has_failed = False
+
+        def step(self) -> None:
+            try:
+                super().step()
+            except BaseException:
+                self._has_failed = True
+                raise
+
+        def stop(self) -> None:
+            if not self._has_failed:
+                super().stop()
+
         def start_trace(self) -> None:
             super().start_trace()
             self.add_metadata_json("rank", str(world.rank()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from hvdlite.world import world
@@ -128,19 +128,23 @@ class QuietBar(Generic[T]):
 class PlainBar(QuietBar[T]):
     """Shows a line now and then, and one at the end. For logs as for terminals."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, clock: Callable[[], float] = time.monotonic, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self._begin = self._shown = time.monotonic()
-        self._is_closed = False
+        self._clock = clock
+        self._begin = self._shown = clock()
+        self._said_n: float | None = None
 
     def update(self, n: float = 1) -> None:
         super().update(n)
-        if time.monotonic() - self._shown >= _INTERVAL_S:
+        if self._clock() - self._shown >= _INTERVAL_S:
             self.refresh()
 
     def refresh(self, *_: Any, **__: Any) -> None:
         """Shows a line."""
-        now = self._shown = time.monotonic()
+        now = self._shown = self._clock()
+        self._said_n = self.n
         seconds = now - self._begin
         of = f"/{self.total:g} ({self.n / self.total:.0%})" if self.total else ""
         rate = f"{self.n / seconds:.4g}" if seconds > 0 else "?"
@@ -154,9 +158,8 @@ class PlainBar(QuietBar[T]):
         print(s, end=end, file=file or self._file or sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Shows the last line, once."""
-        if not self._is_closed:
-            self._is_closed = True
+        """Shows the last line, if it has not been shown."""
+        if self._said_n != self.n:
             self.refresh()
 
 
