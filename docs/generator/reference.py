@@ -9,6 +9,7 @@ import textwrap
 from typing import Any
 
 import hvdlite
+import hvdlite.recipes
 
 # The name of a method in the tables, for example `optimizer.step`: the object that
 # DistributedOptimizer returns, whose class is made for each optimizer.
@@ -49,13 +50,13 @@ def directives(names: list[tuple[str, str]]) -> str:
 
 def _entry(name: str, text: str) -> str:
     thing = resolve(name)
-    is_member = "." in name and not name.startswith("errors.")
+    is_member = "." in name and not name.startswith(("errors.", "recipes."))
     if name.startswith(OPTIMIZER):
         return _method(name, thing)
     if isinstance(thing, property):
         return f".. autoproperty:: {name}"
     if inspect.isfunction(thing):
-        return f".. automethod:: {name}" if is_member else f".. autofunction:: {name}"
+        return f".. automethod:: {name}" if is_member else f".. autofunction:: hvdlite.{name}"
     if inspect.isclass(thing) and not is_member:
         kind = "exception" if issubclass(thing, BaseException) else "class"
         return f".. auto{kind}:: hvdlite.{name}\n   :show-inheritance:"

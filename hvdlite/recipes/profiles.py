@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,12 @@ def _profiler_class() -> type[Profiler]:
         def stop(self) -> None:
             if not self._has_failed:
                 super().stop()
+
+        def prepare_trace(self) -> None:
+            with warnings.catch_warnings():
+                # It says that a trace forgets the one before, which is in a file by then.
+                warnings.filterwarnings("ignore", ".*Profiler clears events at the end")
+                super().prepare_trace()
 
         def start_trace(self) -> None:
             super().start_trace()

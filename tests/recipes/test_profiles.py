@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import warnings
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,6 @@ def profiles(folder, with_schedule):
         with profile(folder, activities=CPU):
             torch.ones(hvd.rank() + 2, 3).sum()
         return ready
-    # Each is in a file of its own.
-    warnings.filterwarnings("ignore", ".*Profiler clears events at the end of each cycle")
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
     with profile(
         folder, activities=CPU, schedule=schedule, on_trace_ready=lambda p: ready.append(p.step_num)
