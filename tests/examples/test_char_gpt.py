@@ -1,0 +1,85 @@
+"""examples/char_gpt.py: a training ended from outside goes on as if nothing had happened."""
+
+import re
+import shutil
+
+import pytest
+
+from tests.examples.checkpoints import last_step, trained
+
+STEPS = 80
+SMALL = [
+    *("--steps", str(STEPS), "--batch-size", "24", "--warmup-steps", "10", "--log-every", "5"),
+    *("--context", "32", "--layers", "1", "--width", "32"),
+]
+# An untrained model's, ln 103, is 4.6.
+LEARNED = 3.1
+
+pytestmark = pytest.mark.wide_in("mpich")
+
+
+def loss_per_character(run):
+    return float(run.find(r"^Test loss per character: (\S+)$"))
+
+
+def losses(run):
+    found = re.findall(r"^Step \d+/\d+: training loss (\S+)$", run.stdout, re.MULTILINE)
+    return [float(loss) for loss in found]
+
+
+@pytest.fixture(scope="module")
+def whole(hvdrun, tmp_path_factory):
+    """On two ranks, from the beginning to the end."""
+    folder = tmp_path_factory.mktemp("whole")
+    run = hvdrun(2, "char_gpt.py", *SMALL, "--checkpoints", str(folder))
+    assert run.code == 0, run
+    return run, folder
+
+
+@pytest.fixture(scope="module")
+def ended(preempted, tmp_path_factory):
+    """The same, ended by TERM after some steps."""
+    folder = tmp_path_factory.mktemp("ended")
+    run = preempted("Step 5/", 2, "char_gpt.py", *SMALL, "--checkpoints", str(folder))
+    step = last_step(folder)
+    assert f"Ended from outside: saved after step {step}; " in run.stdout, run
+    assert 5 <= step < STEPS
+    assert run.code == 143, run
+    return run, folder
+
+
+def test_two_ranks_learn_to_write(whole):
+    run, folder = whole
+    assert len(losses(run)) == STEPS / 5
+    assert loss_per_character(run) < LEARNED, run
+    assert last_step(folder) == STEPS
+
+
+def test_ended_and_started_again_equals_uninterrupted_bit_for_bit(hvdrun, whole, ended, tmp_path):
+    shutil.copytree(ended[1], tmp_path, dirs_exist_ok=True)
+    run = hvdrun(2, "char_gpt.py", *SMALL, "--checkpoints", str(tmp_path))
+    assert run.code == 0, run
+    assert trained(tmp_path) == trained(whole[1])
+    assert loss_per_character(run) == loss_per_character(whole[0])
+    assert len(losses(run)) < STEPS / 5
+
+
+@pytest.mark.wide
+def test_it_goes_on_with_another_number_of_ranks(hvdrun, whole, ended, tmp_path):
+    shutil.copytree(ended[1], tmp_path, dirs_exist_ok=True)
+    run = hvdrun(3, "char_gpt.py", *SMALL, "--checkpoints", str(tmp_path))
+    assert run.code == 0, run
+    assert last_step(tmp_path) == STEPS
+    # The same texts in each step, other sums of bfloat16 numbers.
+    assert loss_per_character(run) == pytest.approx(loss_per_character(whole[0]), abs=0.02)
+
+
+@pytest.mark.wide
+def test_the_losses_are_those_of_one_process_although_texts_differ_in_length(
+    hvdrun, alone, tmp_path
+):
+    few = [*SMALL, "--dtype", "float32"]
+    two = hvdrun(2, "char_gpt.py", *few, "--checkpoints", str(tmp_path / "two"))
+    one = alone("char_gpt.py", *few, "--checkpoints", str(tmp_path / "one"))
+    assert one.code == two.code == 0, (one, two)
+    assert losses(two) == pytest.approx(losses(one), abs=2e-3)
