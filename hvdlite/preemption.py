@@ -105,13 +105,35 @@ def preempted() -> bool:
     return agreed
 
 
+# Signals that were blocked before a fork in progress.
+_blocked: set[int] = set()
+
+
+def _before_fork() -> None:
+    """Python drops what comes before it is ready in the child: TERM waits until then."""
+    global _blocked
+    if _notice is not None:
+        _blocked = set(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+
+def _after_fork_in_parent() -> None:
+    if _notice is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _blocked)
+
+
 def _after_fork_in_child() -> None:
     """A child of a rank ends at TERM, as multiprocessing needs it. USR1 and USR2, which Slurm may
     send to all processes of a step, do not end it."""
-    if _notice is not None and signal.SIGTERM in _notice.former:
-        former = _notice.former[signal.SIGTERM]
-        if signal.getsignal(signal.SIGTERM) == _notice.on_signal:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if former is None else former)
+    if _notice is None:
+        return
+    former = _notice.former.get(signal.SIGTERM)
+    if signal.getsignal(signal.SIGTERM) == _notice.on_signal:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if former is None else former)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _blocked)
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
