@@ -202,11 +202,9 @@ class Gradients:
 
     def travel_as(self, dtype: torch.dtype) -> bool:
         """Whether some gradients travel in this dtype."""
-        params = [slot.param for slot in self.sparse]
         compression = self.combining.compression
-        return any(bucket.wire.dtype is dtype for bucket in self.buckets) or any(
-            compression.travels_as(param.dtype) is dtype for param in params
-        )
+        dtypes = {slot.param.dtype for slot in self.slots}
+        return dtype in map(compression.travels_as, dtypes)
 
     def known_alike(self) -> bool:
         """Whether all ranks are known to have the same buckets. Never blocks."""

@@ -41,8 +41,6 @@ class WeightedRounds(Rounds):
         too_late = self._too_late_for_weight()
         if too_late:
             raise RuntimeError(f"set_weight({weight:g}): {too_late}")
-        if not self._open:
-            gradients.rebuild_if_changed(self._round)
         if weight > 1 and gradients.travel_as(torch.float16):
             raise ValueError(
                 f"set_weight({weight:g}): the gradients travel as float16, in which larger weights "
@@ -57,6 +55,9 @@ class WeightedRounds(Rounds):
         """A backward pass follows that only accumulates, or that adds to another one's gradients:
         it is multiplied by its weight before."""
         if self.weights.given is not None:
+            if not self._open:
+                # There may be new parameters.
+                self.gradients.rebuild_if_changed(self._round)
             self._weighs_passes = True
             self.weights.watch(self.gradients.slots, self._weighed)
 
@@ -97,6 +98,8 @@ class WeightedRounds(Rounds):
                 "called when the gradients of this step are on the way already; call it before "
                 "backward()"
             )
+        if not self._communicated and not self._has_unreduced:
+            return ""
         for slot in self.gradients.slots:
             grad = slot.param.grad
             if (grad is not None or slot.is_sharded) and self._is_reduced(slot, grad):

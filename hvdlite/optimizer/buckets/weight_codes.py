@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
+from collections.abc import Sequence
 
 import torch
 
@@ -31,14 +33,17 @@ def put(place: torch.Tensor, member: int, members: int, weight: float | None) ->
 
     place: `elems` elements. weight: 0 or positive and finite; None: there is none.
     """
-    place.zero_()
-    if weight is None:
-        return
-    bits = int(torch.tensor(weight, dtype=torch.float64, device="cpu").view(torch.int64).item())
-    width = _digit_bits(place.dtype)
+    place.copy_(_row(place.dtype, member, members, weight or 0.0))
+
+
+# Most steps have the weight of the one before.
+@functools.lru_cache(maxsize=8)
+def _row(dtype: torch.dtype, member: int, members: int, weight: float) -> torch.Tensor:
+    width = _digit_bits(dtype)
+    (bits,) = struct.unpack("<q", struct.pack("<d", weight))
     digits = [bits >> shift & (1 << width) - 1 for shift in range(0, _BITS, width)]
-    own = torch.tensor(digits, dtype=place.dtype, device="cpu")
-    place[member * len(digits) :][: len(digits)].copy_(own)
+    row = [0] * (member * len(digits)) + digits + [0] * ((members - member - 1) * len(digits))
+    return torch.tensor(row, dtype=dtype, device="cpu")
 
 
 def total(place: torch.Tensor, members: int) -> float:
@@ -46,17 +51,21 @@ def total(place: torch.Tensor, members: int) -> float:
 
     place: as the reduction has left it, by which it was divided by the number of members.
     """
-    digits = (place.double() * members).round().to("cpu", torch.int64).view(members, -1)
-    bits = (digits << _shifts(_digit_bits(place.dtype))).sum(1)
-    return math.fsum(bits.view(torch.float64).tolist())
+    width = _digit_bits(place.dtype)
+    each = len(place) // members
+    numbers = [round(number * members) for number in place.tolist()]
+    return math.fsum(
+        _weight(numbers[first : first + each], width) for first in range(0, len(numbers), each)
+    )
+
+
+def _weight(digits: Sequence[int], width: int) -> float:
+    bits = sum(digit << width * index for index, digit in enumerate(digits))
+    (weight,) = struct.unpack("<d", struct.pack("<q", bits))
+    return float(weight)
 
 
 def quotient(members: int, weights: float) -> float:
     """What makes a weighted mean of a weighted sum that was divided by the number of members. If
     all weights are 0, so is the sum, and stays it."""
     return members / weights if weights else 1.0
-
-
-@functools.cache
-def _shifts(width: int) -> torch.Tensor:
-    return torch.arange(0, _BITS, width, device="cpu")
