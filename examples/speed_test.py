@@ -43,7 +43,7 @@ def parse_args() -> argparse.Namespace:
         "--batch-size", type=int, default=128, help="images per step, over all ranks together"
     )
     parser.add_argument("--rounds", type=int, default=7, help="each measures everything once")
-    parser.add_argument("--steps", type=int, default=10, help="steps per measurement")
+    parser.add_argument("--steps", type=int, default=20, help="steps per measurement")
     parser.add_argument(
         "--slow-data", type=float, default=0.0, metavar="SECONDS", help="each batch takes it more"
     )
@@ -97,7 +97,7 @@ class Trainer:
         return Time((time.perf_counter() - begin) / count, data_s / count)
 
     def measure(self, batch_size: int) -> Time:
-        self.steps(1, batch_size)  # warms caches, and threads
+        self.steps(2, batch_size)  # warms caches and threads
         return self.steps(self.args.steps, batch_size)
 
 

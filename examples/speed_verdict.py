@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# What is below this part of a step is no limit.
-MUCH = 0.1
+# From this efficiency on, in per cent, nothing is said to limit.
+ENOUGH = 90
 
 
 class Time(NamedTuple):
@@ -47,7 +47,7 @@ def verdict(ranks: int, times: Times) -> str:
 
     >>> time = Time(0.010, 0)
     >>> verdict(2, Times(time, Time(0.005, 0), Time(0.005, 0), Time(0.008, 0)))
-    'Verdict: speed-up 1.25 on 2 ranks (efficiency 62 %); communication limits: 3.00 of 8.00 ms'
+    'Verdict: speed-up 1.25 on 2 ranks (efficiency 62 %); limited by communication: 3.00 of 8.00 ms'
     """
     total_s = times.distributed.total_s
     speedup = times.alone.total_s / total_s
@@ -55,7 +55,7 @@ def verdict(ranks: int, times: Times) -> str:
     line = f"Verdict: speed-up {speedup:.2f} on {ranks} ranks (efficiency {efficiency:.0f} %)"
     if times.all_cores is not None:
         line += f", {times.all_cores.total_s / total_s:.2f} over one process with all cores"
-    reason, added_s = max(reasons(ranks, times).items(), key=lambda item: item[1])
-    if added_s < MUCH * total_s:
+    if efficiency >= ENOUGH:
         return f"{line}; nothing limits much"
-    return f"{line}; {reason} limits: {1e3 * added_s:.2f} of {1e3 * total_s:.2f} ms"
+    reason, added_s = max(reasons(ranks, times).items(), key=lambda item: item[1])
+    return f"{line}; limited by {reason}: {1e3 * added_s:.2f} of {1e3 * total_s:.2f} ms"

@@ -8,7 +8,7 @@ import pytest
 from examples import speed_verdict
 from examples.speed_verdict import Time, Times, reasons, verdict
 
-FEW = ["--rounds", "3", "--steps", "2"]
+FEW = ["--rounds", "2", "--steps", "1"]
 # Four ranks, ideal: 10 ms, of which 2 are data.
 ALONE = Time(0.040, 0.008)
 PART = UNSENT = DISTRIBUTED = Time(0.010, 0.002)
@@ -27,11 +27,12 @@ def test_the_docstring_shows_a_verdict():
 @pytest.mark.parametrize("reason", LIMITED)
 def test_the_verdict_names_what_limits(reason):
     assert verdict(4, LIMITED[reason]) == (
-        f"Verdict: speed-up 2.50 on 4 ranks (efficiency 62 %); {reason} limits: 6.00 of 16.00 ms"
+        "Verdict: speed-up 2.50 on 4 ranks (efficiency 62 %); "
+        f"limited by {reason}: 6.00 of 16.00 ms"
     )
 
 
-def test_where_nothing_adds_a_tenth_of_a_step_nothing_limits():
+def test_from_90_percent_on_nothing_limits():
     times = Times(ALONE, PART, UNSENT, Time(0.0109, 0.002), all_cores=Time(0.0218, 0.008))
     assert verdict(4, times) == (
         "Verdict: speed-up 3.67 on 4 ranks (efficiency 92 %), 2.00 over one process with all "
@@ -55,13 +56,13 @@ def ms(run, line):
 @pytest.mark.wide_in("mpich")
 def test_it_measures_both_and_ends_with_the_verdict(hvdrun):
     # Each rank waits for its batches as long as one process does; nothing else takes so long.
-    run = hvdrun(2, "speed_test.py", "--slow-data", "0.2", "--no-cuda", *FEW)
+    run = hvdrun(2, "speed_test.py", "--slow-data", "0.1", "--no-cuda", *FEW)
     assert run.code == 0, run
     last = run.stdout.splitlines()[-1]
     alone, distributed = ms(run, "normal, 1 process, 1 thread.s."), ms(run, "distributed, 2 ranks")
     found = re.fullmatch(
         r"Verdict: speed-up (\S+) on 2 ranks \(efficiency (\d+) %\)(, \S+ over one process with "
-        r"all cores)?; data limits: (\S+) of (\S+) ms",
+        r"all cores)?; limited by data: (\S+) of (\S+) ms",
         last,
     )
     assert found, run
