@@ -451,6 +451,51 @@ def test_a_closure_has_its_weight_at_each_call_and_its_loss_has_it_too(world):
     world.run(closures)
 
 
+def in_other_places():
+    """Rank 0 has the gradient 1 and the weight 1, rank 1 has 2 and 3."""
+    hvd.init()
+    rank = hvd.rank()
+
+    def step(optimizer, loss):
+        optimizer.zero_grad()
+        optimizer.set_weight(1 + 2 * rank)
+        loss().backward()
+
+    shared = nn.Linear(4, 1, bias=False)
+    nn.init.zeros_(shared.weight)
+    hvd.share_parameters(shared)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(shared.parameters(), lr=1.0))
+    for _ in range(3):
+        step(optimizer, lambda: shared.weight.sum() * (1 + rank))
+        optimizer.step()
+    hvd.barrier()
+    assert shared.weight.tolist() == [[-3 * 1.75] * 4]
+    p, q = nn.Parameter(torch.zeros(5000)), nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.Adam([p, q], lr=1.0),
+        shard="host",
+        free_gradients=True,
+        compression=hvd.Compression.bf16,
+    )
+    for _ in range(3):
+        step(optimizer, lambda: p.sum() * (1 + rank) + q.real.sum() * 4 * rank)
+        for param, mean in ((p, 1.75), (q, 3.0)):
+            for part in optimizer.sharded_grad(param):
+                assert (part.grad == mean).all()
+        optimizer.step()
+    # On rank 0, which is no member, it is the wrapped optimizer.
+    alone = hvd.add_process_set([1])
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), process_set=alone)
+    step(optimizer, p.sum)
+    assert p.grad.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.ranks(2)
+def test_parts_shared_parameters_and_process_sets_have_the_weighted_mean_too(world):
+    world.run(in_other_places)
+
+
 def bad_calls():
     hvd.init()
     p = nn.Parameter(torch.zeros(2))
