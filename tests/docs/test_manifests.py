@@ -14,7 +14,7 @@ from tests.harness.needs import lacking
 
 pytestmark = pytest.mark.wide
 
-PAGE = "docs/how-to/kubernetes.md"
+PAGE = "docs/launching/kubernetes.md"
 
 
 def validators():

@@ -12,7 +12,7 @@ from hvdrun.plan.hosts import Host, parse_hostfile, parse_hosts
 from tests.harness.worlds import ROOT
 
 NAMES = (
-    *("how-to/debugging", "how-to/profiling", "how-to/slurm"),
+    *("how-to/debugging", "how-to/profiling", "launching/slurm"),
     *("reference/hosts", "reference/preflight", "reference/supervision"),
 )
 PAGES = {name.rpartition("/")[2]: (ROOT / f"docs/{name}.md").read_text() for name in NAMES}

@@ -1,4 +1,4 @@
-"""The pages of docs/how-to: the command lines in them run, as far as one machine goes."""
+"""The pages of docs/launching: the command lines in them run, as far as one machine goes."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from hvdrun.plan.hosts import parse_hostfile
 from tests.harness.programs import Finished
 from tests.harness.worlds import ROOT, python_of
 
-FOLDER = ROOT / "docs" / "how-to"
+FOLDER = ROOT / "docs" / "launching"
 LIMIT_S = 60.0
 
 
@@ -81,7 +81,7 @@ def test_the_operators_hostfile_is_one(tmp_path):
 
 
 def test_the_operators_job_runs_hvdrun_with_that_hostfile():
-    (manifest,) = blocks("kubernetes.md", "yaml")
+    (manifest,) = [text for text in blocks("kubernetes.md", "yaml") if "MPIJob" in text]
     job = yaml.safe_load(manifest)["spec"]
     (launcher,) = job["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
     (line,) = commands("kubernetes.md")

@@ -1,4 +1,4 @@
-"""docs/how-to/several-hosts.md: the command lines in it run, on server1 as the page says."""
+"""docs/launching/several-hosts.md: the command lines in it run, on server1 as the page says."""
 
 import re
 

@@ -157,7 +157,7 @@ def test_an_allreduce_goes_between_its_hosts(run, python, way):
 
 @EACH_ONCE
 def test_the_batch_script_of_the_page_runs_as_it_stands(rig, conf, python, way):
-    page = (ROOT / "docs/how-to/slurm.md").read_text()
+    page = (ROOT / "docs/launching/slurm.md").read_text()
     script, sbatch = page.partition("$ cat train.sh\n")[2].partition("\n\n    $ sbatch ")[::2]
     assert sbatch.startswith("train.sh\n")
     script = re.sub("^    ", "", script, flags=re.MULTILINE)
