@@ -16,6 +16,7 @@ EXAMPLES = """\
 hvdrun -np 4 python train.py                          four processes on this machine
 hvdrun -np 8 -H server1:4,server2:4 python train.py   four on each of two hosts, over ssh
 hvdrun --hostfile hosts.txt python train.py           all slots of the hosts in a file
+hvdrun -np 8 --rendezvous h0 --nodes 2 --node-rank 1 python train.py   on each of two hosts, no ssh
 hvdrun -H server1:4,server2:4 --check                 are these hosts ready? starts nothing
 hvdrun -np 2 --dry-run python train.py                show what would run
 hvdrun -np 2 --output-dir logs python train.py        a file for each rank, too
