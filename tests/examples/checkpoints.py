@@ -13,9 +13,15 @@ def last_step(folder: Path) -> int:
     return int(max(folder.glob("*.pt")).stem.rpartition("-")[2])
 
 
+def load(folder: Path) -> dict[str, Any]:
+    """The latest checkpoint."""
+    states: dict[str, Any] = torch.load(max(folder.glob("*.pt")), weights_only=True)
+    return states
+
+
 def trained(folder: Path) -> dict[str, Any]:
     """The bytes of every tensor of the model and the optimizer in the latest checkpoint."""
-    states = torch.load(max(folder.glob("*.pt")), weights_only=True)
+    states = load(folder)
     return {
         **{name: tensor.numpy().tobytes() for name, tensor in states["model"].items()},
         **{
