@@ -26,7 +26,8 @@ class DistributedSampler(TorchSampler[Sample]):
 
     A DataLoader fetches ahead of the training loop, so that the sampler can't know by itself what
     the loop has consumed: say it after each batch, with `advance`. Without it the sampler works as
-    torch's does, and refuses to be saved.
+    torch's does, and refuses to be saved. A state that is saved after the last batch is that of the
+    epoch's end, where a resumed loop finds no batch: call `set_epoch(epoch + 1)` before the save.
 
     No method communicates. Ranks call `set_epoch` and `advance` alike, and load the same state.
 
