@@ -3,10 +3,10 @@ hand over their standard descriptors, and wait for the program's exit code."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import socket
+import time
 from collections.abc import Callable, Mapping
 
 from hvdrun.agent.frames import BYE, HOST, Suppress, frame, receive, send, unpack
@@ -14,6 +14,7 @@ from hvdrun.machine.socket_users import is_trusted
 from hvdrun.rendezvous.messages import ERR, IN, OUT
 
 FAILED = 255  # ssh's exit code for its own failures
+_REST_S = 0.2  # without new ones, if this process has no descriptors left
 
 
 class Caller:
@@ -79,20 +80,40 @@ class Callers:
         self.on_left = on_left
         self.callers: dict[socket.socket, Caller | None] = {}
         self.buffers: dict[socket.socket, tuple[bytearray, list[int]]] = {}
-        selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        self.rests_until: float | None = None
+        self._listen()
+
+    def tick(self) -> None:
+        if self.rests_until is not None and time.monotonic() > self.rests_until:
+            self.rests_until = None
+            self._listen()
+
+    def _listen(self) -> None:
+        self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
+
+    def _rest(self) -> None:
+        self.rests_until = time.monotonic() + _REST_S
+        self.selector.unregister(self.listener)
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             sock, _ = self.listener.accept()
-            if not is_trusted(sock):
-                sock.close()
-                return
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: the process waits in the queue
+            self._rest()
+            return
+        if not is_trusted(sock):
+            sock.close()
+        else:
             sock.setblocking(False)
             self.callers[sock] = None
             self.buffers[sock] = bytearray(), []
             self.selector.register(sock, selectors.EVENT_READ, lambda: self._hear(sock))
 
     def _hear(self, sock: socket.socket) -> None:
+        if sock not in self.callers:  # it has been closed in this turn of the loop
+            return
         caller = self.callers[sock]
         try:
             data, fds = receive(sock)
@@ -119,6 +140,10 @@ class Callers:
                 self.callers[sock] = caller
                 given.clear()
                 self.on_wanted(caller)
+            elif caller is None:  # the kernel gives fewer descriptors if this process has too many
+                caller = Caller(sock, "", (), given[:], lambda: self._forget(sock))
+                given.clear()
+                caller.fail("hvdrun has no descriptors left for the program (see `ulimit -n`)")
 
     def _forget(self, sock: socket.socket) -> None:
         del self.callers[sock], self.buffers[sock]
@@ -131,5 +156,6 @@ class Callers:
             else:
                 self._forget(sock)
                 sock.close()
-        self.selector.unregister(self.listener)
+        if self.rests_until is None:
+            self.selector.unregister(self.listener)
         self.listener.close()

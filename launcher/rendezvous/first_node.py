@@ -8,6 +8,7 @@ no other.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -36,6 +37,7 @@ from hvdrun.rendezvous.messages import (
     Run,
     pack_run,
     unpack_hello,
+    unpack_number,
 )
 from hvdrun.rendezvous.place import Place
 from hvdrun.rendezvous.relay import Relay
@@ -69,7 +71,6 @@ class FirstNode:
         self.only_this_user = only_this_user
         self.secret_here = os.urandom(16).hex()
         self.welcome = b""
-        self.on_line: Callable[[str], None] = lambda _: None
         self.selector = selectors.DefaultSelector()
         self.lock = threading.Condition()  # guards `hellos`, `orders` and `is_closed_to_more`
         self.hellos: dict[int, Hello] = {}
@@ -83,6 +84,7 @@ class FirstNode:
         self.relays: dict[SealedSocket, tuple[Caller, Relay]] = {}
         self.strangers: set[str] = set()
         self.finished = False
+        self.has_ended = False  # the thread; guarded by the lock
 
     # ------------------------------------------------- for hvdrun's main thread
 
@@ -110,6 +112,7 @@ class FirstNode:
         self.callers = Callers(listener, self.selector, self._wanted, self._caller_left)
         self.waker, self.wakes = os.pipe()
         os.set_blocking(self.waker, False)
+        os.set_blocking(self.wakes, False)
         self.selector.register(self.waker, selectors.EVENT_READ, self._take_orders)
         self.thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
         self.thread.start()
@@ -124,6 +127,8 @@ class FirstNode:
         wanted = range(1, self.place.nodes)
         with self.lock:
             while not self.refusal and len(self.hellos) < len(wanted):
+                if self.has_ended:
+                    raise RuntimeError("hvdrun's thread of the rendezvous has ended (see above)")
                 now = time.monotonic()
                 missing = [n for n in wanted if n not in self.hellos]
                 if now > begin + limit_s:
@@ -151,7 +156,8 @@ class FirstNode:
     def _order(self, order: Callable[[], None]) -> None:
         with self.lock:
             self.orders.append(order)
-        os.write(self.wakes, b"\0")
+        with contextlib.suppress(BlockingIOError):  # full of earlier wishes to wake up
+            os.write(self.wakes, b"\0")
 
     def _named(self, nodes: list[int]) -> str:
         first = ", ".join(str(n) for n in nodes[:5]) + (", …" if len(nodes) > 5 else "")
@@ -172,18 +178,31 @@ class FirstNode:
     # ------------------------------------------------------------- the thread
 
     def _serve(self) -> None:
-        while not self.finished:
-            for key, _ in self.selector.select(TURN_S):
-                key.data()
-            self.gate.tick()
-            now = time.monotonic()
-            for number, (caller, until) in list(self.waiting.items()):
-                if now > until:
-                    del self.waiting[number]
-                    caller.fail(f"hvdrun on {caller.host} has not answered within {STREAM_S:g} s")
-        self.callers.close()
-        self.gate.close()
-        self.selector.close()
+        try:
+            while not self.finished:
+                self._turn()
+        finally:  # after an error, too: nobody must wait for a thread that has ended
+            for _, relay in self.relays.values():
+                relay.close()
+            for connection in self.nodes.values():
+                connection.close()
+            self.callers.close()
+            self.gate.close()
+            self.selector.close()
+            with self.lock:
+                self.has_ended = True
+                self.lock.notify_all()
+
+    def _turn(self) -> None:
+        for key, _ in self.selector.select(TURN_S):
+            key.data()
+        self.gate.tick()
+        self.callers.tick()
+        now = time.monotonic()
+        for number, (caller, until) in list(self.waiting.items()):
+            if now > until:
+                del self.waiting[number]
+                caller.fail(f"hvdrun on {caller.host} has not answered within {STREAM_S:g} s")
 
     def _take_orders(self) -> None:
         os.read(self.waker, 4096)
@@ -202,8 +221,6 @@ class FirstNode:
         for connection in list(self.nodes.values()):
             connection.drain(max(0.05, until - time.monotonic()))
             connection.close()
-        for _, relay in self.relays.values():
-            relay.close()
         self.finished = True
 
     # ------------------------------------------------------------- nodes
@@ -275,8 +292,8 @@ class FirstNode:
     def _heard(self, number: int, kind: bytes, payload: bytes) -> None:
         if kind == PING:
             self.nodes[number].send(PING)
-        elif kind == SIGNAL and payload.isdigit() and int(payload) in PASSED_ON:
-            os.kill(os.getpid(), int(payload))
+        elif kind == SIGNAL and unpack_number(payload) in PASSED_ON:
+            os.kill(os.getpid(), unpack_number(payload))
 
     def _node_left(self, number: int) -> None:
         del self.nodes[number]
@@ -315,7 +332,7 @@ class FirstNode:
     def _stream_message(self, connection: SealedSocket, kind: bytes, payload: bytes) -> None:
         caller, relay = self.relays[connection]
         if kind == EXIT:
-            code = int(payload)
+            code = unpack_number(payload)
             relay.finish(lambda: self._stream_done(connection, code))
         else:
             relay.give(kind, payload)
@@ -323,9 +340,10 @@ class FirstNode:
                 self._caller_left(caller)
 
     def _stream_done(self, connection: SealedSocket, code: int) -> None:
-        caller, relay = self.relays.pop(connection)
-        relay.close()
-        caller.end(code)
+        if connection in self.relays:  # else the process has left meanwhile
+            caller, relay = self.relays.pop(connection)
+            relay.close()
+            caller.end(code)
 
     def _stream_ended(self, connection: SealedSocket, why: str) -> None:
         caller, relay = self.relays[connection]

@@ -83,6 +83,8 @@ class Gate:
             )
 
     def _accept(self, listener: socket.socket) -> None:
+        if self.rests_until is not None:  # since this turn of the loop
+            return
         for _ in range(_AT_ONCE):
             try:
                 sock, (address, *_) = listener.accept()
@@ -128,8 +130,8 @@ class Gate:
         self.on_admitted(connection, kind, payload)
 
     def _ended(self, connection: SealedSocket, why: str) -> None:
-        caller = self.pending.pop(connection)
-        if why and not connection.is_proved:
+        caller = self.pending.pop(connection, None)
+        if caller is not None and why and not connection.is_proved:
             self.on_stranger(caller.address)
 
     def _drop(self, connection: SealedSocket) -> None:
@@ -142,9 +144,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
     a loopback address, on that alone. Raises OSError."""
     if is_loopback(host):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        where: list[tuple[int, tuple[object, ...]]] = [
-            (family, address) for family, _, _, _, address in found
-        ]
+        where: list[tuple[int, tuple[object, ...]]] = list(
+            dict.fromkeys((family, address) for family, _, _, _, address in found)
+        )
     else:
         where = [(socket.AF_INET6, ("::", port)), (socket.AF_INET, ("0.0.0.0", port))]
     listeners: list[socket.socket] = []

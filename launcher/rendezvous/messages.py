@@ -4,6 +4,7 @@ as payload, as JSON."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -80,11 +81,26 @@ def unpack_run(payload: bytes) -> Run:
     """Raises NotUnderstood."""
     try:
         number, *argv = json.loads(payload)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise NotUnderstood(str(error)) from error
     if not argv or not _are_texts([number, *argv]):
         raise NotUnderstood("a program must be a list of words")
     return Run(number, tuple(argv))
+
+
+def unpack_number(payload: bytes) -> int:
+    """Raises NotUnderstood."""
+    if not re.fullmatch(rb"-?[0-9]{1,9}", payload):
+        raise NotUnderstood("expected a number")
+    return int(payload)
+
+
+def unpack_seconds(payload: bytes) -> float:
+    """Raises NotUnderstood."""
+    try:
+        return float(payload)
+    except ValueError as error:
+        raise NotUnderstood(str(error)) from error
 
 
 def _are_texts(words: Sequence[Any]) -> bool:

@@ -36,7 +36,9 @@ from hvdrun.rendezvous.messages import (
     Hello,
     Run,
     pack_hello,
+    unpack_number,
     unpack_run,
+    unpack_seconds,
 )
 from hvdrun.rendezvous.place import Place
 from hvdrun.rendezvous.relay import Relay
@@ -212,7 +214,7 @@ class OtherNode:
         self.silence.heard()
         if kind == WELCOME:
             self.is_welcome = True
-            self.silence_limit_s = float(payload)
+            self.silence_limit_s = unpack_seconds(payload)
         elif kind == REFUSED:
             self.refused = payload.decode(errors="replace")
         elif kind == RUN and self.is_welcome:
@@ -220,7 +222,7 @@ class OtherNode:
         elif kind == SAY:
             self.say(payload.decode(errors="replace"))
         elif kind == RESULT:
-            self.result = int(payload)
+            self.result = unpack_number(payload)
 
     def _signals(self, numbers: bytes) -> None:
         """All but CHLD are for the whole job: node 0 decides what they do."""

@@ -26,24 +26,35 @@ class Source:
         self.selector = selector
         self.on_data = on_data
         self.ended = False
+        self.wanted = False
         self.watched = False
         self.is_file = False
+        self.is_reading = False
         if not os.isatty(fd):
             os.set_blocking(fd, False)
 
     def watch(self, wanted: bool) -> None:
-        if self.ended or wanted == self.watched:
-            return
-        if not wanted:
-            self.selector.unregister(self.fd)
-        elif not self.is_file:
+        self.wanted = wanted
+        if self.is_file:
+            self._read_file()
+        elif wanted and not (self.watched or self.ended):
             try:
                 self.selector.register(self.fd, selectors.EVENT_READ, self.read)
+                self.watched = True
             except PermissionError:  # a file, or /dev/null, which can always be read
                 self.is_file = True
-        self.watched = wanted and not self.is_file
-        if wanted and self.is_file:
-            self.read()
+                self._read_file()
+        elif self.watched and not wanted:
+            self.selector.unregister(self.fd)
+            self.watched = False
+
+    def _read_file(self) -> None:
+        """As long as it is wanted, which `on_data` may change."""
+        if not self.is_reading:
+            self.is_reading = True
+            while self.wanted and not self.ended:
+                self.read()
+            self.is_reading = False
 
     def read(self) -> bool:
         """Reads once. False if nothing was there."""
@@ -86,7 +97,7 @@ class Sink:
 
     @property
     def is_full(self) -> bool:
-        return len(self.waiting) > _FULL_BYTES
+        return not self.closed and len(self.waiting) > _FULL_BYTES
 
     def give(self, data: bytes) -> None:
         """b"" is the end."""

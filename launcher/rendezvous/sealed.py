@@ -14,6 +14,7 @@ import socket
 import struct
 from collections.abc import Callable
 
+from hvdrun.rendezvous.messages import NotUnderstood
 from hvdrun.rendezvous.noise import (
     HANDSHAKE_BYTES,
     MESSAGE_BYTES,
@@ -37,7 +38,7 @@ CLOSED_EARLY = "it closed the connection before it proved the secret"
 class SealedSocket:
     """`on_message(self, kind, payload)` is called for each message, `on_end(self, why)` once, when
     the connection has ended by itself: why is "" after an orderly end. Both may close the
-    connection.
+    connection, and `on_message` may raise NotUnderstood, which ends it.
 
     `is_proved`: the other end has the key. No message comes before that.
     """
@@ -165,6 +166,8 @@ class SealedSocket:
             self._open_records()
         except NotProved:
             self._end(NOT_PROVED)
+        except NotUnderstood as error:
+            self._end(f"it speaks another language ({error})")
 
     def _shake_hands(self) -> None:
         if self._ciphers is not None or len(self._buffer) < HANDSHAKE_BYTES:

@@ -196,3 +196,54 @@ def test_over_loopback_without_a_secret_another_user_is_turned_away():
 def test_a_port_that_another_program_has_is_not_shared():
     with socket.create_server(("0.0.0.0", 0)) as other, pytest.raises(OSError, match="in use"):
         listen("server1", other.getsockname()[1])
+
+
+def test_without_descriptors_all_listeners_rest_and_listen_again(door, monkeypatch):
+    class Listener:
+        """Is ready, and can't accept."""
+
+        def __init__(self):
+            self.ends = socket.socketpair()
+            self.ends[1].send(b"x")
+
+        def fileno(self):
+            return self.ends[0].fileno()
+
+        def setblocking(self, _):
+            pass
+
+        def accept(self):
+            raise OSError(24, "Too many open files")
+
+        def close(self):
+            for end in self.ends:
+                end.close()
+
+    lacking = [Listener(), Listener()]
+    door.gate.listeners += lacking
+    for listener in lacking:
+        door.loop.selector.register(
+            listener,
+            1,
+            lambda listener=listener: door.gate._accept(listener),
+        )
+    for key, _ in door.loop.selector.select(0.1):
+        key.data()
+    assert door.gate.rests_until is not None
+    for listener in lacking:
+        door.gate.listeners.remove(listener)
+        listener.close()
+    door.call_as_node()
+    door.loop.until(lambda: door.admitted, door.gate.tick)
+
+
+def test_one_address_under_two_names_is_listened_on_once(monkeypatch):
+    """The C library gives 127.0.0.1 twice where localhost stands for ::1, too."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))] * 2
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    found = [(*entry[:4], ("127.0.0.1", port)) for entry in found]
+    monkeypatch.setattr(gates.socket, "getaddrinfo", lambda *_, **__: found)
+    (listener,) = listen("localhost", port)
+    listener.close()
