@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 
+from hvdrun.machine.socket_users import is_ambiguous
+
 _LISTENS = "0A"
 
 
@@ -21,8 +23,9 @@ class _Row(NamedTuple):
     inode: int
 
 
-def caller_is_trusted(sock: socket.socket) -> bool:
-    """Whether this user or root holds the other end of an accepted connection over loopback."""
+def other_end_is_trusted(sock: socket.socket) -> bool:
+    """Whether this user or root holds the other end of a connection over loopback. False, too,
+    before its listener has accepted it."""
     near, far = _ends(sock)
     return any(row.local == far and row.remote == near and _is_ours(row) for row in _rows())
 
@@ -42,7 +45,7 @@ def listener_is_trusted(sock: socket.socket) -> bool:
 
 def _is_ours(row: _Row) -> bool:
     # A socket that its process has closed has no inode, and then root's number as its user.
-    return row.inode > 0 and row.user in (os.geteuid(), 0)
+    return row.inode > 0 and row.user in (os.geteuid(), 0) and not is_ambiguous(row.user)
 
 
 def _ends(sock: socket.socket) -> tuple[tuple[str, int], tuple[str, int]]:

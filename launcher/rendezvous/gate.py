@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hvdrun.machine.tcp_users import caller_is_trusted
+from hvdrun.machine.tcp_users import other_end_is_trusted
 from hvdrun.rendezvous.sealed import SealedSocket
 from hvdrun.rendezvous.secret import is_loopback
 
@@ -101,7 +101,7 @@ class Gate:
                 sock.close()
 
     def _begin(self, sock: socket.socket, address: str) -> None:
-        if self.only_this_user and not caller_is_trusted(sock):
+        if self.only_this_user and not other_end_is_trusted(sock):
             sock.close()
             self.on_stranger(address)
             return

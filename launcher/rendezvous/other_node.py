@@ -17,7 +17,7 @@ from hvdrun.agent.silence import Silence, clock
 from hvdrun.errors import HostLost, HostSetupError, StartTimeout
 from hvdrun.machine.environment import inheritable
 from hvdrun.machine.processes import kill_descendants, set_subreaper
-from hvdrun.machine.tcp_users import listener_is_trusted
+from hvdrun.machine.tcp_users import listener_is_trusted, other_end_is_trusted
 from hvdrun.rendezvous.first_node import PASSED_ON
 from hvdrun.rendezvous.messages import (
     ERR,
@@ -51,6 +51,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # between two tries
 FIRST_LINE_S, LINE_EVERY_S = 3.0, 15.0
 # After node 0 is gone, MPI's daemon and the ranks here have so long to end: they notice it, too.
 ENDING_S = 30.0
+_ANOTHER_USER = "a process of another user listens there"
 
 
 class Program:
@@ -133,6 +134,7 @@ class OtherNode:
         self.connection = SealedSocket(
             sock, self.key, self.selector, self._heard, self._ended, is_caller=True
         )
+        self.connection.on_proved = self._check_node_0
         self.connection.send(HELLO, pack_hello(self.own))
         until = min(until, time.monotonic() + CONNECT_S)
         while not (self.is_welcome or self.refused or self.problem):
@@ -158,8 +160,21 @@ class OtherNode:
             return "nothing listens there"
         if self.only_this_user and not listener_is_trusted(sock):
             sock.close()
-            return "a process of another user listens there"
+            return _ANOTHER_USER
         return sock
+
+    def _check_node_0(self) -> None:
+        assert self.connection is not None
+        self._check_again(self.connection)
+
+    def _check_again(self, connection: SealedSocket) -> bool:
+        """Whether node 0 is what it seems. Who listened may not be who accepted: the listener may
+        have changed in between. So this node looks again once it has an answer."""
+        if not self.only_this_user or other_end_is_trusted(connection.sock):
+            return True
+        connection.close()
+        self.problem = _ANOTHER_USER
+        return False
 
     def _ended(self, connection: SealedSocket, why: str) -> None:
         if why in (CLOSED_EARLY, NOT_PROVED):
@@ -241,11 +256,13 @@ class OtherNode:
             sock, self.key, self.selector, self._stream_message, self._stream_ended, is_caller=True
         )
         self.unstarted[connection] = run
-        connection.send(STREAM, run.number.encode())
         connection.on_proved = lambda: self._start(connection)
 
     def _start(self, connection: SealedSocket) -> None:
         run = self.unstarted.pop(connection)
+        if not self._check_again(connection):
+            return  # node 0 waits for some time, and says it
+        connection.send(STREAM, run.number.encode())
         try:
             process = subprocess.Popen(
                 run.argv,

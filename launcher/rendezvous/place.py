@@ -139,12 +139,12 @@ def _torch(environ: Mapping[str, str]) -> Place | None:
     nodes_name, nodes = _first(_NODES, environ)
     address_name, host = _first(_ADDRESS, environ)
     port_name, port = _first(_PORT, environ)
-    given_port = _number(port_name, port) if port_name else PORT
+    if not nodes_name or _nodes(nodes_name, nodes) == 1:
+        return None
+    given_port = _port(port_name, port) if port_name else PORT
     if not host and environ.get(_ENDPOINT):
         address_name = _ENDPOINT
         host, given_port = _host_and_port(environ[_ENDPOINT], _ENDPOINT, given_port)
-    if not nodes_name or _nodes(nodes_name, nodes) == 1:
-        return None
     missing = [
         name for name, value in ((_ADDRESS[0], host), (_NODE_RANK[0], rank_name)) if not value
     ]
@@ -221,6 +221,13 @@ def _number(name: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
         raise UsageError(f"{name}={text}: expected a number from 0; correct or unset it")
     return int(text)
+
+
+def _port(name: str, text: str) -> int:
+    port = _number(name, text)
+    if not 0 < port < 65536:
+        raise UsageError(f"{name}={text}: expected a port, from 1 to 65535; correct or unset it")
+    return port
 
 
 def _nodes(name: str, text: str) -> int:

@@ -40,7 +40,8 @@ class SealedSocket:
     the connection has ended by itself: why is "" after an orderly end. Both may close the
     connection, and `on_message` may raise NotUnderstood, which ends it.
 
-    `is_proved`: the other end has the key. No message comes before that.
+    `is_proved`: the other end has the key. No message comes before that. A caller's `on_proved` is
+    called then, before what `send` was given is sent.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class SealedSocket:
         self.on_room: Callable[[], None] | None = (
             None  # called when `is_full` may have become false
         )
-        self.on_proved: Callable[[], None] | None = None  # of a caller: the listener has the key
+        self.on_proved: Callable[[], None] | None = None
         self.is_caller = is_caller
         self.is_proved = False
         self.is_closed = False
@@ -180,15 +181,15 @@ class SealedSocket:
         else:
             answer, self._ciphers = self._handshake.answer_first(message)
             self._unsent += answer
+        if self.is_caller and self.on_proved is not None:
+            self.on_proved()
         early, self._early = self._early, []
         self._flush()
         for kind, payload in early:
             self.send(kind, payload)
-        if self.is_caller and self.on_proved is not None:
-            self.on_proved()
 
     def _open_records(self) -> None:
-        while self._ciphers is not None and len(self._buffer) >= _LENGTH.size:
+        while self._ciphers and not self.is_closed and len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             end = _LENGTH.size + length
             if len(self._buffer) < end:
@@ -203,8 +204,6 @@ class SealedSocket:
                 message = bytes(self._message)
                 self._message.clear()
                 self.on_message(self, message[:1], message[1:])
-                if self.is_closed:
-                    return
 
     def drain(self, limit_s: float) -> None:
         """Sends what is left, blocking for so long at most, and says that no more follows."""

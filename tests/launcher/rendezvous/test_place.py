@@ -85,6 +85,7 @@ def test_a_platform_tells_by_its_variables(environ, place):
     [
         {},
         {"MASTER_ADDR": "a", "MASTER_PORT": "1"},
+        {"MASTER_PORT": "tcp://10.3.2.1:80"},  # Kubernetes' variable of a service "master"
         {**TORCH, "NNODES": "1", "NODE_RANK": "0"},
         {**TORCH, "HVDRUN_KEEPER": "77"},
         {"TF_CONFIG": "{}"},
@@ -112,6 +113,7 @@ WRONG = {
     "NNODES=4 says .* MASTER_ADDR and NODE_RANK are not set": {"NNODES": "4"},
     "MASTER_ADDR is not set": {"NNODES": "4", "NODE_RANK": "1"},
     "NODE_RANK=x: expected a number": {**TORCH, "NODE_RANK": "x"},
+    "MASTER_PORT=99999: expected a port": {**TORCH, "MASTER_PORT": "99999"},
     "numbered from 0 to 3": {**TORCH, "NODE_RANK": "4"},
     "on a fixed number of hosts": {**TORCH, "NNODES": "1:4"},
     "not among SM_HOSTS": {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "c"},

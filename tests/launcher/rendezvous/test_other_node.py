@@ -1,0 +1,62 @@
+"""Whom a node believes that it is node 0."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hvdrun.errors import StartTimeout
+from hvdrun.rendezvous import other_node
+from hvdrun.rendezvous.messages import Hello
+from hvdrun.rendezvous.other_node import OtherNode
+from hvdrun.rendezvous.place import Place
+from hvdrun.rendezvous.secret import key_of
+
+# Another user's node 0, which knows the key of loopback, as everybody does, and wants a program.
+STRANGER = """
+import encodings.idna, os, selectors
+from hvdrun.rendezvous.gate import listen
+from hvdrun.rendezvous.messages import RUN, WELCOME, Run, pack_run
+from hvdrun.rendezvous.noise import Handshake
+from hvdrun.rendezvous.sealed import SealedSocket
+from hvdrun.rendezvous.secret import key_of
+Handshake(key_of(""))  # loads what another user may not be able to read
+os.setgid(65534)
+os.setuid(65534)
+(listener,) = listen("127.0.0.1", 0)
+print(listener.getsockname()[1], flush=True)
+selector = selectors.DefaultSelector()
+while True:
+    ended = []
+    connection = SealedSocket(
+        listener.accept()[0], key_of(""), selector, lambda *_: None, ended.append, False
+    )
+    connection.on_end = lambda *_: ended.append(1)
+    connection.send(WELCOME, b"30")
+    connection.send(RUN, pack_run(Run("1", ("true",))))
+    while not ended:
+        for key, _ in selector.select():
+            key.data()
+"""
+
+
+def test_a_node_that_another_user_has_accepted_believes_nothing(monkeypatch):
+    """Even if the listener seemed right: another program may have taken its place since."""
+    if os.geteuid():
+        pytest.skip("only root can be another user")
+    monkeypatch.setattr(other_node, "listener_is_trusted", lambda _: True)
+    wanted = []
+    monkeypatch.setattr(OtherNode, "_call_back", lambda _, run: wanted.append(run))
+    with subprocess.Popen([sys.executable, "-c", STRANGER], stdout=subprocess.PIPE) as stranger:
+        place = Place("127.0.0.1", int(stranger.stdout.readline()), 1, 2, "a test")
+        hello = Hello("1", 1, 2, "host1", 2, 0, 1)
+        node = OtherNode(place, key_of(""), hello, only_this_user=True)
+        try:
+            with pytest.raises(StartTimeout, match="a process of another user listens there"):
+                node.run(0.5, print)
+        finally:
+            stranger.kill()
+            node.selector.close()
+    assert not node.is_welcome
+    assert not wanted
