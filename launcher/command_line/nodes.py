@@ -3,12 +3,15 @@ this host plays."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import hvdrun
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from hvdrun.rendezvous.messages import Hello
 
 _SERVERS = "HVDLITE_SERVERS"
+_LAST_WORDS_S = 2.0  # for a reader that is slow
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -71,7 +75,11 @@ def run(request: Request, place: Place, secret_file: str | None, job: Job) -> in
     if place.node_rank:
         from hvdrun.rendezvous.other_node import OtherNode
 
-        return OtherNode(place, key, own, not secret).run(request.start_timeout_s, _print)
+        screen = _Screen()
+        try:
+            return OtherNode(place, key, own, not secret).run(request.start_timeout_s, screen.say)
+        finally:
+            screen.drain()
     return _run_first(request, place, key, own, not secret, job)
 
 
@@ -162,6 +170,23 @@ def _names(place: Place, hostnames: Sequence[str]) -> list[str]:
         taken |= {name.lower()}
         names.append(name)
     return names
+
+
+class _Screen:
+    """Of a node whose loop must go on if nobody reads what it says, now or ever."""
+
+    def __init__(self) -> None:
+        from hvdrun.output.writer import Writer, write_all
+
+        self._writer = Writer()
+        self._sink = partial(write_all, 2)
+
+    def say(self, text: str) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._writer.write(self._sink, f"{text}\n".encode(errors="replace"))
+
+    def drain(self) -> None:
+        self._writer.drain(time.monotonic() + _LAST_WORDS_S)
 
 
 def _print(text: str) -> None:

@@ -126,6 +126,19 @@ def test_a_signal_to_any_node_ends_the_job_on_all(openmpi_nodes):
     assert all("SIGTERM: the 2 ranks have 20 s to end" in end.stderr for end in ends)
 
 
+def test_a_node_whose_messages_nobody_reads_is_not_lost(openmpi_nodes):
+    for number in (1, 0):
+        process = openmpi_nodes.start(
+            *("-np", "2", "--nodes", "2", "--node-rank", str(number), "echo", "up")
+        )
+        if number:
+            process.stderr.close()
+            process.stderr = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    other, first = openmpi_nodes.ends()
+    assert (first.code, other.code) == (0, 0), (first, other)
+    assert first.stdout.count("up") == 2
+
+
 WRONG = {
     "another number of processes": (
         ("-np", "4", "--nodes", "2", "--node-rank", "1"),
