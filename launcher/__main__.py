@@ -40,7 +40,7 @@ def end(number: int, *_: object) -> NoReturn:
 def interrupt(number: int, *_: object) -> NoReturn:
     global interrupted_by
     interrupted_by = number
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 def tell(number: int, *_: object) -> None:

@@ -211,8 +211,10 @@ def launch(
     if is_remote(request, found):
         from hvdrun.preflight import preflight
 
+        # Hosts that a platform starts may be others under the same names each time.
+        fresh = disable_cache or is_started_everywhere(request)
         # --dry-run contacts no host.
-        seen = preflight.run(request, mpi, found, disable_cache, only_remembered=dry_run)
+        seen = preflight.run(request, mpi, found, fresh, only_remembered=dry_run)
         seen.check()
         found = seen.within(found)
     elif request.network_interfaces:

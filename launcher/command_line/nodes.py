@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -104,11 +105,16 @@ def _run_first(
         first.say(f"hvdrun: {error}")
         code = error.code
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:  # with the signal's number, see __main__.interrupt
+        number = interrupt.args[0] if interrupt.args else signal.SIGINT
         first.say("hvdrun: ended by a signal before a rank had been started")
-        code = 130
+        code = 128 + number
         raise
     finally:
+        # The end takes a moment; one that is cut short would leave the other nodes without a
+        # result.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         first.end(code)
 
 

@@ -27,7 +27,7 @@ def other_end_is_trusted(sock: socket.socket) -> bool:
     """Whether this user or root holds the other end of a connection over loopback. False, too,
     before its listener has accepted it."""
     near, far = _ends(sock)
-    return any(row.local == far and row.remote == near and _is_ours(row) for row in _rows())
+    return any(row.local == far and row.remote == near and _is_ours(row) for row in _rows(far[1]))
 
 
 def listener_is_trusted(sock: socket.socket) -> bool:
@@ -35,7 +35,7 @@ def listener_is_trusted(sock: socket.socket) -> bool:
     _, far = _ends(sock)
     listeners = [
         row
-        for row in _rows()
+        for row in _rows(far[1])
         if row.state == _LISTENS
         and row.local[1] == far[1]
         and row.local[0] in (far[0], "0.0.0.0", "::")
@@ -60,7 +60,8 @@ def _plain(address: str) -> str:
     return str(found)
 
 
-def _rows() -> Iterator[_Row]:
+def _rows(port: int) -> Iterator[_Row]:
+    """Those with this local port; a host may have very many others."""
     # A listener for both families stands in the table of IPv6, and so do the ends of its
     # connections.
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -69,8 +70,13 @@ def _rows() -> Iterator[_Row]:
                 lines = table.readlines()[1:]
         except OSError:
             continue
+        mark = f":{port:04X} "
         for line in lines:
+            if mark not in line:
+                continue
             words = line.split()
+            if not words[1].endswith(mark[:-1]):
+                continue
             yield _Row(_end(words[1]), _end(words[2]), words[3], int(words[7]), int(words[9]))
 
 

@@ -46,8 +46,11 @@ from hvdrun.rendezvous.sealed import SealedSocket
 TURN_S = 0.25
 # How long a node may take to make the connection for a program.
 STREAM_S = 20.0
-# How long nodes get to take the result.
+# How long nodes get to take the result, and one that is refused to take the reason.
 LAST_WORDS_S = 3.0
+REFUSAL_S = 0.5
+# Before the job starts, a node that has not even pinged for so long may have started anew.
+SILENT_S = 5.0
 FIRST_LINE_S, LINE_EVERY_S = 3.0, 15.0
 _MOST_STRANGERS = 5  # that are remembered
 PASSED_ON = frozenset(
@@ -80,6 +83,7 @@ class FirstNode:
         self.names: dict[str, int] = {}  # host → node; set before the first program runs
         # Of the thread alone:
         self.nodes: dict[int, SealedSocket] = {}
+        self.heard_at: dict[int, float] = {}  # by node
         self.waiting: dict[str, tuple[Caller, float]] = {}  # number of a run → who wants it, until
         self.relays: dict[SealedSocket, tuple[Caller, Relay]] = {}
         self.strangers: set[str] = set()
@@ -244,13 +248,14 @@ class FirstNode:
         if problem or hello is None:
             connection.on_end = lambda *_: None
             connection.send(REFUSED, problem.encode())
-            connection.drain(LAST_WORDS_S)
+            connection.drain(REFUSAL_S)
             connection.close()
             return
         number = hello.node_rank
         connection.on_message = lambda _, kind, payload: self._heard(number, kind, payload)
         connection.on_end = lambda *_: self._node_left(number)
         self.nodes[number] = connection
+        self.heard_at[number] = time.monotonic()
         connection.send(WELCOME, self.welcome)
         with self.lock:
             self.hellos[number] = hello
@@ -259,14 +264,15 @@ class FirstNode:
     def _does_not_fit(self, hello: Hello) -> str:
         """Why a node can't take part. What a person must mend ends the job at once."""
         own, node = self.own, f"node {hello.node_rank} ({hello.hostname})"
+        if self.is_closed_to_more:
+            return "the job has started without this node: start it again on all nodes"
+        self._forget_if_silent(hello.node_rank)
         if hello.node_rank in self.nodes:
             first = self.hellos[hello.node_rank].hostname
             return self._refuse(
                 f"two hosts, {first} and {hello.hostname}, say that they are node"
                 f" {hello.node_rank}: give each its own number"
             )
-        if self.is_closed_to_more:
-            return "the job has started without this node: start it again on all nodes"
         for what, theirs, ours in (
             ("hvdlite", hello.version, own.version),
             ("--nodes", hello.nodes, own.nodes),
@@ -282,6 +288,13 @@ class FirstNode:
             return self._refuse(f"{node}: nodes are numbered from 0 to {own.nodes - 1}")
         return ""
 
+    def _forget_if_silent(self, number: int) -> None:
+        """A host that lost power does not close its connection, and comes again."""
+        heard_at = self.heard_at.get(number, 0.0)
+        if number in self.nodes and time.monotonic() - heard_at > SILENT_S:
+            self.nodes[number].close()
+            self._node_left(number)
+
     def _refuse(self, why: str) -> str:
         with self.lock:
             if not self.is_closed_to_more:
@@ -290,6 +303,7 @@ class FirstNode:
         return why
 
     def _heard(self, number: int, kind: bytes, payload: bytes) -> None:
+        self.heard_at[number] = time.monotonic()
         if kind == PING:
             self.nodes[number].send(PING)
         elif kind == SIGNAL and unpack_number(payload) in PASSED_ON:

@@ -1,5 +1,5 @@
 """Where node 0 listens. Lets in only who has proved the secret; strangers, however many and however
-slow they are, cost a bounded number of sockets and 48 bytes each, and keep nobody out for long."""
+slow they are, cost a bounded number of sockets and little memory, and keep nobody out for long."""
 
 from __future__ import annotations
 

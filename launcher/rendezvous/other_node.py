@@ -76,6 +76,7 @@ class OtherNode:
         self.refused = ""
         self.result: int | None = None
         self.is_lost = False
+        self.was_signalled = False
         self.silence = Silence(clock())
         self.silence_limit_s = 30.0
         self.ping_at = 0.0
@@ -146,9 +147,13 @@ class OtherNode:
         return self.problem
 
     def _connect(self) -> socket.socket | str:
-        """A connection to node 0, or why there is none."""
+        """A connection to node 0, or why there is none. Once this node belongs to the job, to the
+        same address as before, without asking for it again."""
+        where = self.place.host, self.place.port
         try:
-            sock = socket.create_connection((self.place.host, self.place.port), CONNECT_S)
+            if self.is_welcome and self.connection is not None:
+                where = self.connection.sock.getpeername()[:2]
+            sock = socket.create_connection(where, CONNECT_S)
         except socket.gaierror:
             return f"the name {self.place.host} is unknown here"
         except TimeoutError:
@@ -218,8 +223,12 @@ class OtherNode:
         until = time.monotonic() + ENDING_S
         for program in self.programs:
             program.relay.close()
+        self.was_signalled = False
         while time.monotonic() < until and any(p.process.poll() is None for p in self.programs):
-            time.sleep(0.1)
+            for key, _ in self.selector.select(0.1):
+                key.data()
+            if self.was_signalled:  # somebody does not want to wait
+                break
         raise HostLost(
             f"node {self.place.node_rank} lost node 0 at {self.place.meets_at}: {self.problem}; its"
             " own messages say why"
@@ -242,6 +251,7 @@ class OtherNode:
     def _signals(self, numbers: bytes) -> None:
         """All but CHLD are for the whole job: node 0 decides what they do."""
         for number in numbers:
+            self.was_signalled |= number in PASSED_ON
             if number in PASSED_ON and self.connection is not None:
                 self.connection.send(SIGNAL, b"%d" % number)
 

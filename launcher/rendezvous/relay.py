@@ -14,6 +14,7 @@ from hvdrun.rendezvous.sealed import SealedSocket
 
 _CHUNK = 1 << 15
 _FULL_BYTES = 1 << 18
+_REST = 1 << 20  # the most that a pipe holds
 
 
 class Source:
@@ -179,8 +180,10 @@ class Relay:
         """After the end of the program that writes to the sources: reads what is left there. False
         if the connection must take some of it first."""
         for source in self.sources.values():
-            while not self.connection.is_full and source.read():
-                pass
+            # A process that it has left behind may write on without end.
+            for _ in range(_REST // _CHUNK):
+                if self.connection.is_full or not source.read():
+                    break
         return not self.connection.is_full
 
     def finish(self, on_written: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import selectors
 import socket
 import struct
+import time
 from collections.abc import Callable
 
 from hvdrun.rendezvous.messages import NotUnderstood
@@ -206,9 +207,16 @@ class SealedSocket:
                 self.on_message(self, message[:1], message[1:])
 
     def drain(self, limit_s: float) -> None:
-        """Sends what is left, blocking for so long at most, and says that no more follows."""
+        """Sends what is left, says that no more follows, and waits until the other end has taken
+        it: a connection that is closed while something unread lies in it takes back what was sent.
+        Blocks for so long at most."""
+        until = time.monotonic() + limit_s
         with contextlib.suppress(OSError):
             self.sock.settimeout(limit_s)
             self.sock.sendall(self._unsent)
             self.sock.shutdown(socket.SHUT_WR)
+            while (left_s := until - time.monotonic()) > 0:
+                self.sock.settimeout(left_s)
+                if not self.sock.recv(_CHUNK):
+                    break
         self._unsent.clear()

@@ -171,6 +171,31 @@ def test_two_nodes_with_one_number_say_so_on_all(openmpi_nodes):
     assert "say that they are node 1" in ends[0].stderr, ends
 
 
+@pytest.mark.parametrize("to", [0, 1])
+def test_a_signal_before_the_start_ends_all_nodes_with_its_code(openmpi_nodes, to):
+    first, other = (
+        openmpi_nodes.start("-np", "3", "--nodes", "3", "--node-rank", str(number), "true")
+        for number in (0, 1)
+    )
+    assert "this is node 1 of 3" in other.stderr.readline()
+    (first, other)[to].send_signal(signal.SIGTERM)
+    ends = openmpi_nodes.ends()
+    assert [end.code for end in ends] == [143, 143], ends
+    assert "before a rank had been started" in ends[1].stderr, ends
+
+
+def test_a_node_that_starts_anew_before_the_job_does_is_taken_back(openmpi_nodes):
+    options = ("-np", "3", "--nodes", "3", "--node-rank")
+    openmpi_nodes.start(*options, "0", "true")
+    lost = openmpi_nodes.start(*options, "1", "true")
+    assert "this is node 1 of 3" in lost.stderr.readline()
+    lost.kill()
+    for number in (1, 2):
+        openmpi_nodes.start(*options, str(number), "true")
+    ends = openmpi_nodes.ends()
+    assert [end.code for end in ends] == [0, -signal.SIGKILL, 0, 0], ends
+
+
 def test_a_node_that_does_not_come_is_named_after_the_start_timeout(openmpi_nodes):
     options = ("-np", "3", "--nodes", "3", "--start-timeout", "2")
     for number in (0, 1):
