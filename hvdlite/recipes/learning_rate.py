@@ -42,11 +42,13 @@ def scale_lr(
     gradients of backward passes add up. SGD then makes steps that are as much longer by themselves,
     and the rate for the linear rule is smaller by that:
 
-    | op | loss / k | loss as it is |
-    |---|---|---|
-    | Average | n·k | n |
-    | Sum | k | 1 |
-    | Adasum | k | 1 |
+    ======= ======== =============
+    op      loss / k loss as it is
+    ======= ======== =============
+    Average n·k      n
+    Sum     k        1
+    Adasum  k        1
+    ======= ======== =============
 
     Adasum combines the steps of all ranks, within hosts too, so that their number does not scale
     the rate (Horovod multiplies by the local size where NCCL averages within hosts; here nothing

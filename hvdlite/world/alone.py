@@ -9,18 +9,26 @@ import threading
 
 import torch
 
+# tqdm's redraws bars; it stays after the first bar.
+_HARMLESS = {"tqdm._monitor"}
+
 
 def is_alone() -> bool:
     """Nothing can call a collective while this thread waits in C. True only if that is certain."""
     return (
         threading.current_thread() is threading.main_thread()
-        and threading.active_count() == 1
-        # Those of `_thread` and of C, which `threading` does not know.
-        and len(sys._current_frames()) == 1
+        # Those of `_thread` and of C are those that `threading` does not know.
+        and len(sys._current_frames()) == 1 + _known_to_be_harmless()
+        and threading.active_count() == 1 + _known_to_be_harmless()
         # Within a backward pass, threads of autograd run hooks.
         and torch._C._current_graph_task_id() == -1
         and not _has_signal_handler()
     )
+
+
+def _known_to_be_harmless() -> int:
+    """How many threads libraries have started that many scripts use, and that call nothing."""
+    return sum(type(thread).__module__ in _HARMLESS for thread in threading.enumerate())
 
 
 def _has_signal_handler() -> bool:

@@ -149,8 +149,13 @@ def test_a_distributed_optimizer_is_corrected_once(world, before, options):
     assert world.run(of_a_distributed_optimizer, before, options) == [True] * 2
 
 
-def test_a_distributed_optimizer_of_pytorch_needs_none_either():
+def is_refused_for_an_optimizer_of_pytorch():
     hvd.init()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter()], LR, momentum=MOMENTUM))
     with pytest.raises(ValueError, match="correct_momentum: SGD's momentum buffers"):
         correct_momentum(optimizer)
+
+
+@pytest.mark.ranks(2)
+def test_a_distributed_optimizer_of_pytorch_needs_none_either(world):
+    world.run(is_refused_for_an_optimizer_of_pytorch)
