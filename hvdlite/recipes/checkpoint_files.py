@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -123,8 +124,12 @@ class CheckpointFolder:
 
     def _read(self, step: int) -> Any:
         """Raises any exception if the file is not whole."""
-        descriptor = open_file(os.path.join(self.path, name_of(step)), os.O_RDONLY)
+        # Without O_NONBLOCK the opening of a named pipe would wait for a writer, for ever.
+        path = os.path.join(self.path, name_of(step))
+        descriptor = open_file(path, os.O_RDONLY | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ValueError("it is no regular file")
             with zipfile.ZipFile(file) as archive:
                 damaged = archive.testzip()
             if damaged is not None:

@@ -127,6 +127,15 @@ def test_a_file_that_is_no_such_checkpoint_is_passed_over(tmp_path, caplog, cont
     assert text in caplog.text
 
 
+def test_a_named_pipe_is_passed_over_and_not_waited_for(tmp_path, caplog):
+    folder = opened(tmp_path, steps=[1])
+    os.mkfifo(tmp_path / NAMES[2])
+    assert folder.newest()[0] == 1
+    assert caplog.messages == [
+        f"rank 0: {tmp_path / NAMES[2]} is passed over: it is no regular file"
+    ]
+
+
 def test_a_damaged_file_does_not_count_among_those_to_keep(tmp_path, caplog):
     folder = opened(tmp_path, keep=2, steps=[1, 2])
     (tmp_path / NAMES[4]).write_bytes(b"torn")
