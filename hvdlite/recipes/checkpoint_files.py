@@ -152,7 +152,8 @@ class CheckpointFolder:
         kept = [each for each in steps if each not in self._bad][-self._keep :]
         for each in steps:
             if each < kept[0]:
-                with contextlib.suppress(FileNotFoundError):
+                # Gone already, or a folder of that name, which is nobody's checkpoint.
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     os.unlink(name_of(each), dir_fd=folder)
 
     @contextlib.contextmanager

@@ -53,7 +53,10 @@ def checked_number(form: str, what: str, value: Any) -> Number:
         return value.detach().reshape(()).to(torch.float64, copy=True)
     real = (int, float, numpy.integer, numpy.floating, numpy.bool_)
     if isinstance(value, real):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{form}: {what} is an integer beyond what a float64 holds") from None
     raise ValueError(
         f"{form}: {what} is {type(value).__name__}, expected a number or a tensor of one element"
     )

@@ -194,17 +194,27 @@ class _Samples:
         return _Part(means, self.structure, self._is_of_samples)
 
     def _settle(self) -> None:
-        """Adds the pending updates to the means."""
+        """Adds the pending updates to the means. A bad weight among them is an error, and is left
+        out; the others are added."""
         pending, self._pending = self._pending, []
         read = iter(
             in_host_memory(
                 number for numbers, weight in pending for number in (weight, *numbers.values())
             )
         )
+        error: ValueError | None = None
         for numbers, _ in pending:
-            weight = checked_weight(self._form, next(read))
-            for path in numbers:
-                self._means[path].add(next(read), weight)
+            given = next(read)
+            values = {path: next(read) for path in numbers}
+            try:
+                weight = checked_weight(self._form, given)
+            except ValueError as problem:
+                error = error or problem
+                continue
+            for path, value in values.items():
+                self._means[path].add(value, weight)
+        if error is not None:
+            raise error
 
 
 def _means(

@@ -52,6 +52,13 @@ def test_the_latest_steps_are_kept_and_the_same_step_is_replaced(tmp_path):
     assert folder.newest()[0] == 3
 
 
+def test_a_folder_with_an_old_checkpoints_name_stays_and_disturbs_nothing(tmp_path):
+    (tmp_path / NAMES[1]).mkdir()
+    folder = opened(tmp_path, keep=1, steps=[2, 3])
+    assert names_in(tmp_path) == [NAMES[1], NAMES[3]]
+    assert folder.newest()[0] == 3
+
+
 def test_all_are_kept_where_that_is_asked_for(tmp_path):
     opened(tmp_path, keep=None, steps=range(5))
     assert names_in(tmp_path) == NAMES[:5]

@@ -235,5 +235,7 @@ def test_the_keys_of_a_metric_stay_the_same():
         ValueError, match=r"Metric 'train': the keys are 'acc', .* were 'loss'; pass"
     ):
         metric.update({"acc": 1.0})
+    with pytest.raises(ValueError, match=r"'loss' is an integer beyond what a float64 holds"):
+        metric.update({"loss": 10**400})
     with pytest.raises(ValueError, match=r"Metric 'train': weight=-1.0, expected a finite"):
         metric.update({"loss": 1.0}, weight=-1)
