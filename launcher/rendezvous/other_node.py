@@ -92,11 +92,13 @@ class OtherNode:
         self.say = say
         try:
             self._join(limit_s)
+            # From now on signals are for the whole job.
+            waker = Waker([signal.SIGCHLD, *PASSED_ON])
             say(
                 f"hvdrun: this is node {self.place.node_rank} of {self.place.nodes}; what the ranks"
                 f" print is shown on node 0 ({self.place.host})"
             )
-            return self._serve()
+            return self._serve(waker)
         finally:
             for program in self.programs:
                 program.relay.close()
@@ -189,9 +191,8 @@ class OtherNode:
 
     # ------------------------------------------------------------- the job
 
-    def _serve(self) -> int:
+    def _serve(self, waker: Waker) -> int:
         set_subreaper()
-        waker = Waker([signal.SIGCHLD, *PASSED_ON])
         self.selector.register(waker.fd, selectors.EVENT_READ, lambda: self._signals(waker.read()))
         while self.result is None:
             self._turn()
