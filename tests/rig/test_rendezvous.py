@@ -36,8 +36,7 @@ def hosts(_rig):
     yield _rig
     for host in NAMES:
         _rig("kill", host)
-        _rig("start", host)
-    _rig._spaces = _rig._process_spaces()
+    _rig.restore()  # starts them again, with sshd
 
 
 @pytest.fixture
