@@ -12,7 +12,7 @@ import torch
 
 from hvdlite.collectives import allreduce_
 from hvdlite.ops import Max
-from hvdlite.world import launcher_link, world
+from hvdlite.world import alone, launcher_link, world
 from hvdrun.for_hvdlite import notes
 
 # By TERM batch systems and Kubernetes end a job; by the others Slurm warns before that, if it is
@@ -36,6 +36,7 @@ class _Notice:
         self.came = False  # to this rank, or to another one that has told
         self.is_known = False  # all ranks have agreed, and hvdrun knows
         self.former: dict[int, Any] = {}
+        alone.add_own_handler(self.on_signal, self.former.get)
         for number in SIGNALS:
             former = signal.getsignal(number)
             if former != signal.SIG_IGN:  # whoever ignores a signal means it

@@ -4,6 +4,7 @@ missing, they fail at once."""
 import io
 import re
 import signal
+import sys
 import threading
 import time
 
@@ -13,6 +14,7 @@ import tqdm
 
 import hvdlite as hvd
 from hvdlite.world import world as worlds
+from tests.harness.programs import run_program
 from tests.observing.reports import WARNS, Said
 
 # No report, and no end, by the time that passes.
@@ -31,10 +33,6 @@ def text_of(call, *arguments, **options):
 
 def broadcast_against_allreduce():
     hvd.init()
-    # Handlers that earlier cases on these ranks have left could call something.
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
     # The harness has none either; tqdm has one that does not count, once a bar was shown.
     tqdm.tqdm(range(1), file=io.StringIO()).close()
     assert {type(t).__module__ for t in threading.enumerate()} == {"threading", "tqdm._monitor"}
@@ -58,6 +56,36 @@ def test_a_broadcast_against_an_allreduce_fails_at_once_on_all_ranks(world):
     )
     assert len(texts) == 1, texts
     assert re.fullmatch(expected + CERTAIN, texts.pop())
+
+
+ALONE = """
+import signal
+import hvdlite as hvd
+from torch.utils.data import DataLoader
+from hvdlite.world.alone import is_alone
+
+def own_handler(number, frame):
+    pass
+
+hvd.init()
+before = is_alone()
+if BELOW:
+    signal.signal(BELOW, own_handler)
+assert not hvd.preempted()
+loader = iter(DataLoader(range(100), num_workers=1))
+next(loader)
+assert not BELOW or signal.getsignal(BELOW) is not own_handler
+print(before, is_alone())
+signal.signal(signal.SIGUSR2, own_handler)
+print(is_alone())
+"""
+
+
+@pytest.mark.parametrize("below", [None, signal.SIGCHLD, signal.SIGUSR1])
+def test_only_handlers_of_the_script_could_call_what_is_missing(below):
+    """A DataLoader and hvd.preempted() have threads and handlers that call no collective."""
+    done = run_program([sys.executable, "-c", f"BELOW = {below and int(below)}\n{ALONE}"], limit_s=60)
+    assert (done.code, done.stdout) == (0, f"True {below is None}\nFalse\n"), done
 
 
 def each_in_another():
