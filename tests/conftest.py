@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+import hvdlite as hvd
 from tests.harness import show_worlds
 from tests.harness.needs import lacking
 from tests.harness.side_by_side import PARTS
@@ -332,6 +333,23 @@ def own_processes() -> list[str]:
         except (OSError, psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
+
+
+@pytest.fixture(autouse=True)
+def no_world_left() -> Iterator[None]:
+    """A test that begins a world in pytest's own process ends it: a later test would get it."""
+    yield
+    if hvd.is_initialized():
+        hvd.shutdown()
+        pytest.fail("hvdlite is still initialized; the fixture `world_of_one` ends what it begins")
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    """hvdlite in the process of pytest itself."""
+    hvd.init()
+    yield
+    hvd.shutdown()
 
 
 @pytest.fixture(scope="session")

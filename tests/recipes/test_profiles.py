@@ -71,8 +71,7 @@ def test_a_schedule_is_passed_on_and_each_of_its_traces_is_a_file(world, tmp_pat
             assert found["distributedInfo"]["rank"] == rank
 
 
-def test_a_link_in_place_of_the_trace_is_replaced_and_not_followed(tmp_path):
-    hvd.init()
+def test_a_link_in_place_of_the_trace_is_replaced_and_not_followed(tmp_path, world_of_one):
     other = tmp_path / "other"
     other.write_text("precious")
     folder = tmp_path / "traces"
@@ -87,8 +86,7 @@ def test_a_link_in_place_of_the_trace_is_replaced_and_not_followed(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes files of another user")
-def test_another_users_link_in_place_of_the_folder_is_refused(tmp_path):
-    hvd.init()
+def test_another_users_link_in_place_of_the_folder_is_refused(tmp_path, world_of_one):
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -112,8 +110,7 @@ def profile_that_fails(folder):
         profiler.step()
 
 
-def test_an_exception_in_a_step_of_the_profiler_does_not_crash_it(tmp_path):
-    hvd.init()
+def test_an_exception_in_a_step_of_the_profiler_does_not_crash_it(tmp_path, world_of_one):
     with pytest.raises(OSError, match="no space"):
         profile_that_fails(tmp_path)
     for path in Path(tmp_path).iterdir():

@@ -47,9 +47,12 @@ def wait_for_a_late_rank(late, how):
             text = text_of_timeout(lambda: engine().run(posting, 0.05))
         else:
             operation = engine().post(posting)
+            everyone().Barrier()  # else one that is slow is missing too
             text = text_of_timeout(operation.wait, timeout_s=0.05)
             missing = operation.missing()
             assert not operation.poll()
+    elif how == "wait":
+        everyone().Barrier()
     everyone().Barrier()
     if hvd.rank() == late or how == "run":
         # Of a run nobody holds the operation: it ends with the late rank's, here with all others'.
