@@ -335,9 +335,9 @@ def own_processes() -> list[str]:
     return found
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def no_world_left() -> Iterator[None]:
-    """A test that begins a world in pytest's own process ends it: a later test would get it."""
+    """Tests that begin a world in pytest's own process end it: other files would get it."""
     yield
     if hvd.is_initialized():
         hvd.shutdown()

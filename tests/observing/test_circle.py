@@ -84,7 +84,9 @@ print(is_alone())
 @pytest.mark.parametrize("below", [None, signal.SIGCHLD, signal.SIGUSR1])
 def test_only_handlers_of_the_script_could_call_what_is_missing(below):
     """A DataLoader and hvd.preempted() have threads and handlers that call no collective."""
-    done = run_program([sys.executable, "-c", f"BELOW = {below and int(below)}\n{ALONE}"], limit_s=60)
+    done = run_program(
+        [sys.executable, "-c", f"BELOW = {below and int(below)}\n{ALONE}"], limit_s=60
+    )
     assert (done.code, done.stdout) == (0, f"True {below is None}\nFalse\n"), done
 
 
