@@ -23,7 +23,7 @@ _HARMLESS_THREADS = {
 # that it has replaced.
 _OF_DATALOADER = "torch.utils.data._utils.signal_handling._set_SIGCHLD_handler.<locals>.handler"
 
-# hvdlite's own handlers, with what finds the handler that each has replaced for a signal, and calls.
+# hvdlite's own handlers, with what finds the handler that each has replaced, and calls.
 _own_handlers: list[tuple[Any, Callable[[int], Any]]] = []
 
 
