@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.harness.side_by_side import PARTS
 from tests.harness.wide import (
     Shape,
     Variant,
+    beyond_cover,
     by_turn,
     repeated,
     shown_by_the_other,
@@ -207,8 +209,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.OK  # though no test was run
 
 
-# Jobs of hvdrun that mostly wait: in the session of the worlds, so that both take equally long.
-WITH_WORLDS = {"test_signals.py", "test_starting.py", "test_run_function.py"}
+# Jobs of hvdrun: in the session of the worlds, so that both take equally long.
+WITH_WORLDS = {"test_signals.py", "test_starting.py", "test_run_function.py", "examples"}
 
 
 def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -219,7 +221,8 @@ def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         variant = variant_of(item)
         in_first = variant is not None and variant.shape is not None
-        in_first |= item.path.name in WITH_WORLDS and "rig" not in item.path.parts
+        places = {*item.path.relative_to(config.rootpath).parts}
+        in_first |= bool(WITH_WORLDS & places) and "rig" not in places
         kept[in_first == (part == "worlds")].append(item)
     items[:] = kept[True]
     config.hook.pytest_deselected(items=kept[False])
@@ -232,10 +235,19 @@ ABOVE_MPI = {"optimizer", "shared", "asynchronous", "observing", "examples"}
 
 
 def leave_out_repeats(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what the other MPI shows as well (tests/harness/wide.py)."""
+    """Deselects what other runs of the same test show as well (tests/harness/wide.py)."""
 
-    def leave_out(runs: list[tuple[pytest.Item, Variant]], which: list[bool]) -> None:
+    Runs = list[tuple[pytest.Item, Variant]]
+
+    def leave_out(runs: Runs, which: list[bool]) -> None:
         left_out.update(item for (item, _), out in zip(runs, which, strict=True) if out)
+
+    def remaining(
+        runs: Runs, rule: Callable[[list[Variant], list[bool]], list[bool]]
+    ) -> tuple[Runs, list[bool]]:
+        left = [run for run in runs if run[0] not in left_out]
+        wide = [item.get_closest_marker("wide") is not None for item, _ in left]
+        return left, rule([variant for _, variant in left], wide)
 
     left_out: set[pytest.Item] = set()
     for runs in by_test(items).values():
@@ -244,10 +256,8 @@ def leave_out_repeats(config: pytest.Config, items: list[pytest.Item]) -> None:
         folders = set(first.path.relative_to(config.rootpath).parts)
         above_mpi = bool(ABOVE_MPI & folders) or bool(first.get_closest_marker("above_mpi"))
         if above_mpi or not DIFFERS_WITH_MPI & folders:
-            left = [run for run in runs if run[0] not in left_out]
-            wide = [item.get_closest_marker("wide") is not None for item, _ in left]
-            variants = [variant for _, variant in left]
-            leave_out(left, shown_by_the_other(variants, wide, above_mpi))
+            leave_out(*remaining(runs, partial(shown_by_the_other, above_mpi=above_mpi)))
+        leave_out(*remaining(runs, beyond_cover))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

@@ -5,7 +5,15 @@ import itertools
 import pytest
 
 from tests.conftest import mark_wide
-from tests.harness.wide import Variant, by_turn, repeated, shown_by_the_other, slow_to_start
+from tests.harness.wide import (
+    MANY_VARIANTS,
+    Variant,
+    beyond_cover,
+    by_turn,
+    repeated,
+    shown_by_the_other,
+    slow_to_start,
+)
 from tests.harness.worlds import MPIS
 
 pytest_plugins = ["pytester"]
@@ -179,3 +187,36 @@ def test_where_all_is_wide_the_mpis_take_turns():
 def test_what_runs_under_one_mpi_only_is_not_left_out():
     variants = [Variant("openmpi", shape) for shape in SMALL]
     assert not any(shown_by_the_other(variants, [True] * len(variants), True))
+
+
+def covered(variants, wide):
+    left = [v for v, out in zip(variants, beyond_cover(variants, wide), strict=True) if not out]
+    return left, [v for v, is_wide in zip(variants, wide, strict=True) if is_wide and v in left]
+
+
+@pytest.mark.parametrize("shapes", [[2], [2, 3], ONE_HOST + SEVERAL])
+@pytest.mark.parametrize("parameters", [1, 3, 12, 40])
+@pytest.mark.parametrize("gaps", [0, 3, 5])
+def test_of_many_wide_variants_each_shape_and_each_choice_is_run(shapes, parameters, gaps):
+    variants = [Variant("mpich", *parts) for parts in itertools.product(shapes, range(parameters))]
+    variants = [v for n, v in enumerate(variants) if not gaps or n % gaps]
+    if not variants:
+        return
+    _, runs = covered(variants, [True] * len(variants))
+    assert {run.shape for run in runs} == {v.shape for v in variants}
+    assert {run.others for run in runs} == {v.others for v in variants}
+    assert len(runs) >= min(len(variants), MANY_VARIANTS)
+    table = len({v.shape for v in variants}), len({v.others for v in variants})
+    assert len(runs) <= max(2 * MANY_VARIANTS, sum(table))
+
+
+def test_of_few_wide_variants_all_are_run_and_what_is_not_wide_always():
+    variants = [Variant("mpich", *parts) for parts in itertools.product([2, 3], range(30))]
+    wide = [v.others < MANY_VARIANTS for v in variants]
+    left, runs = covered(variants, wide)
+    assert [v for v in variants if v.others >= MANY_VARIANTS] == [
+        v for v in left if v.others >= MANY_VARIANTS
+    ]
+    assert len(runs) == MANY_VARIANTS
+    few = variants[: 2 * MANY_VARIANTS - 1]
+    assert covered(few, [True] * len(few))[0] == few

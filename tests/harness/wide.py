@@ -17,7 +17,11 @@ under one MPI, as their data does not go through it, and on several hosts the MP
 more. What is above MPI it runs once (`shown_by_the_other`): any variant on one host, and with the
 mark `above_mpi`, or in the folders that only use the engine, also on several. `make test` has run
 it under one MPI then, or the MPIs take turns. Not so in the folders that test how an MPI's
-processes start, meet and end. `--mpi` names an MPI that then runs everything.
+processes start, meet and end.
+
+Of a test with many wide variants `make test-wide` runs a part (`beyond_cover`): each shape of the
+world and each choice of the other parameters, but not each with each. `--mpi` names an MPI that
+then runs everything.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from tests.harness.worlds import MPIS
 Shape = int | str | None  # ranks on one host, or a layout such as "2,1"
 
 FEW_RANKS = 3
+MANY_VARIANTS = 12
 MPI_OF_OTHER_SIZES = "mpich"  # the one that starts faster
 
 
@@ -127,6 +132,31 @@ def shown_by_the_other(
         else:
             turn = shapes[variant.shape] + others[variant.others]
             left_out.append((turn + MPIS.index(variant.mpi)) % len(MPIS) != 0)
+    return left_out
+
+
+def beyond_cover(variants: Sequence[Variant], wide: Sequence[bool]) -> list[bool]:
+    """For each variant of one test: whether it is left out, because other wide ones have its shape,
+    and others its choice of the other parameters. What is not wide is never left out."""
+    shapes = _numbers(v.shape for v, is_wide in zip(variants, wide, strict=True) if is_wide)
+    others = _numbers(v.others for v, is_wide in zip(variants, wide, strict=True) if is_wide)
+    # Of every so many diagonals of the table of shapes and parameters one is kept. It meets each
+    # row and each column, if there are as many of both.
+    step = min(sum(wide) // MANY_VARIANTS, len(shapes), len(others))
+    kept: dict[Hashable, int] = {}
+    left_out = [
+        is_wide and step > 1 and (shapes[v.shape] + others[v.others]) % step != 0
+        for v, is_wide in zip(variants, wide, strict=True)
+    ]
+    # The table may have gaps, where parameters are not wide in all shapes.
+    for place, variant in enumerate(variants):
+        if wide[place] and not left_out[place]:
+            kept[variant.shape] = kept["others", variant.others] = place
+    for place, variant in enumerate(variants):
+        lacks = variant.shape not in kept or ("others", variant.others) not in kept
+        if left_out[place] and lacks:
+            left_out[place] = False
+            kept[variant.shape] = kept["others", variant.others] = place
     return left_out
 
 
