@@ -8,6 +8,7 @@ after that. So whatever ends the process, every checkpoint that was complete is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -30,7 +31,12 @@ KEY = "hvdlite"  # of what the file holds beside the states of the objects
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written; its cause says why. Those before it are complete."""
+    """A checkpoint could not be written, and those before it are complete; or one that may be whole
+    could not be read. The text says what to do; on rank 0 the cause says more."""
+
+
+class _Damaged(Exception):
+    """The file is proven not to be a whole checkpoint; the text says why."""
 
 
 def name_of(step: int) -> str:
@@ -105,42 +111,57 @@ class CheckpointFolder:
             self._remove_before(step, folder)
 
     def newest(self) -> tuple[int, Any] | None:
-        """The latest checkpoint that is whole, with its step; None if there is none. Says which
-        ones it passes over, and why."""
-        for step in reversed(self.steps()):
+        """The latest checkpoint that is whole, with its step; None if there is none. Passes over
+        those that are proven to be damaged, and says which and why.
+
+        Raises:
+            CheckpointError: Before it comes one that can't be read and may be whole. To pass over
+                that one would lose it, as later saves remove the oldest ones.
+        """
+        try:
+            steps = self.steps()
+        except OSError as error:
+            raise CheckpointError(
+                f"Checkpointer.restore: {self.path} can't be listed: {error}; make it readable for "
+                "rank 0, or use another folder"
+            ) from error
+        for step in reversed(steps):
+            path = os.path.join(self.path, name_of(step))
             try:
                 tree = self._read(step)
-            except MemoryError:
-                raise
-            except Exception as error:
-                # torch's own texts have several lines, and advice for other cases.
-                why = str(error).strip().split("\n")[0] or type(error).__name__
-                log.warning("rank 0: %s/%s is passed over: %s", self.path, name_of(step), why)
+            except _Damaged as damage:
+                log.warning("rank 0: %s is passed over: %s", path, damage)
                 self._bad.add(step)
+            except OSError as error:
+                raise CheckpointError(
+                    f"Checkpointer.restore: {path} can't be read: {error}; make it readable for "
+                    f"rank 0, or {_WITHOUT_IT}"
+                ) from error
             else:
                 self._bad.discard(step)
                 return step, tree
         return None
 
     def _read(self, step: int) -> Any:
-        """Raises any exception if the file is not whole."""
+        """Raises _Damaged, OSError, or a CheckpointError if it is whole and is refused."""
         # Without O_NONBLOCK the opening of a named pipe would wait for a writer, for ever.
         path = os.path.join(self.path, name_of(step))
         descriptor = open_file(path, os.O_RDONLY | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise _Damaged("it is no regular file")
         with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ValueError("it is no regular file")
-            with zipfile.ZipFile(file) as archive:
-                damaged = archive.testzip()
-            if damaged is not None:
-                raise ValueError(f"the checksum of {damaged} in it is wrong")
+            _check_sums(file)
             file.seek(0)
-            tree = torch.load(file, map_location="cpu", weights_only=True)
-        about = tree.get(KEY, {}) if isinstance(tree, dict) else {}
+            tree = _load(file, path)
+        about = tree.get(KEY) if isinstance(tree, dict) else None
+        about = about if isinstance(about, dict) else {}
         if about.get("version") != VERSION or about.get("step") != step:
-            raise ValueError(
-                f"it holds step {about.get('step')} in version {about.get('version')} of the "
-                f"format, expected step {step} in version {VERSION}"
+            raise CheckpointError(
+                f"Checkpointer.restore: {path} holds step {about.get('step')} in version "
+                f"{about.get('version')} of the format, expected step {step} in version {VERSION}; "
+                "restore with the hvdlite that has written it, give the file the name of its step, "
+                f"or {_WITHOUT_IT}"
             )
         return tree
 
@@ -166,6 +187,63 @@ class CheckpointFolder:
             os.close(folder)
 
 
+_WITHOUT_IT = "move it out of the folder to go on with the checkpoint before it"
+
+
+def _check_sums(file: IO[bytes]) -> None:
+    """Raises _Damaged unless every part of the archive has its checksum. OSError is for the disk's
+    own failures."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+    except MemoryError:
+        raise
+    except Exception as error:
+        # zipfile has errors of many kinds for a damaged directory, EINVAL of seeking to where it
+        # points among them; and it says of a disk's failure, too, that the archive is bad.
+        cause = _disk_error(error)
+        if cause is not None and cause.errno != errno.EINVAL:
+            raise cause from None
+        raise _Damaged(_line_of(error)) from error
+    if damaged is not None:
+        raise _Damaged(f"the checksum of {damaged} in it is wrong")
+
+
+def _load(file: IO[bytes], path: str) -> Any:
+    """torch.load of an archive whose checksums are right."""
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        line = _line_of(error)
+        # torch looks at more of the archive's own data than zipfile does.
+        if line.startswith("PytorchStreamReader failed"):
+            raise _Damaged(line) from error
+        unknown = re.search(r"GLOBAL (\S+) was not an allowed global", line)
+        if unknown:
+            line = f"it has a {unknown[1]}"
+        raise CheckpointError(
+            f"Checkpointer.restore: {path} is whole, and torch.load(weights_only=True) refuses it: "
+            f"{line}; name the classes in it with torch.serialization.add_safe_globals, as the "
+            f"script that saved it did, use the PyTorch that has written it, or {_WITHOUT_IT}"
+        ) from error
+
+
+def _disk_error(error: BaseException | None) -> OSError | None:
+    """The OSError that this one is, or was raised after."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
+
+
+def _line_of(error: Exception) -> str:
+    """The cause, in one line. torch's own texts have several, advice for other cases and the
+    escapes of terminals."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rpartition("WeightsUnpickler error:")[2]
+    return text.strip().split("\n")[0] or type(error).__name__
+
+
 _saving = threading.Lock()
 
 
@@ -179,9 +257,7 @@ def _save(tree: Any, file: IO[bytes]) -> None:
             torch.save(tree, file)
         except Exception as error:
             # After a failed write torch raises an error of its own, about its archive.
-            cause = error.__context__
-            while cause is not None and not isinstance(cause, OSError):
-                cause = cause.__context__
+            cause = _disk_error(error)
             if cause is not None:
                 raise cause from None
             raise

@@ -16,6 +16,7 @@ from hvdlite.recipes.checkpoint_files import (
     KEY,
     VERSION,
     BackgroundWriter,
+    CheckpointError,
     CheckpointFolder,
     name_of,
 )
@@ -150,7 +151,9 @@ class Checkpointer:
         """Loads the latest checkpoint that is whole, on every rank. Every rank calls it, before the
         training and after the objects are made. Blocks.
 
-        Torn and damaged files are passed over, and rank 0 logs which ones and why. The ranks may be
+        Torn and damaged files are passed over, and rank 0 logs which ones and why. A file that
+        can't be read though it may be whole is an error: with an older one, or none, the training
+        would go back, and later saves would remove the file. The ranks may be
         as many as before, or not: a sampler goes on with the same global order of samples. Rank r
         gets the random generators of the former rank r. On a rank that there was not, a generator
         that was in the same state on all ranks is so again; others are seeded by their state on
@@ -163,17 +166,25 @@ class Checkpointer:
             Its step; None if there is none, and nothing has changed.
 
         Raises:
+            CheckpointError: The disk or a permission keeps rank 0 from reading the folder or a
+                file; torch refuses a file whose checksums are right, or it is in a later format;
+                the checkpoint before could not be written. The same text on every rank.
             ValueError: The checkpoint lacks the state of an object; and what `load_state_dict`
                 raises if a state does not fit.
-            HorovodInternalError: Rank 0 has failed to read; on every other rank.
+            HorovodInternalError: Rank 0 has failed otherwise; on every other rank.
         """
         tensors: list[torch.Tensor] = []
+        failures: list[CheckpointError] = []  # rank 0's own, with its cause
 
-        def read() -> tuple[int, Any] | None:
+        def read() -> tuple[int, Any] | CheckpointError | None:
             if world.rank() != 0:
                 return None
-            self._writer.wait()
-            newest = self._folder.newest()
+            try:
+                self._writer.wait()
+                newest = self._folder.newest()
+            except CheckpointError as error:
+                failures.append(error)
+                return error
             if newest is None:
                 return None
             step, tree = newest
@@ -182,6 +193,8 @@ class Checkpointer:
             return step, frame
 
         found = _gathered("Checkpointer.restore", read)[0]
+        if isinstance(found, CheckpointError):
+            raise failures[0] if failures else found
         if found is None:
             return None
         step: int = found[0]

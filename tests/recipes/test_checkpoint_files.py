@@ -1,8 +1,12 @@
 """The files of a Checkpointer: complete or not there, and what is damaged is passed over."""
 
+import enum
+import errno
+import io
 import json
 import os
 import random
+import re
 import resource
 import sys
 import zipfile
@@ -10,7 +14,7 @@ import zipfile
 import pytest
 import torch
 
-from hvdlite.recipes import CheckpointError
+from hvdlite.recipes import CheckpointError, checkpoint_files
 from hvdlite.recipes.checkpoint_files import KEY, VERSION, BackgroundWriter, CheckpointFolder
 from tests.harness.needs import lacking
 from tests.harness.programs import run_program
@@ -92,7 +96,7 @@ def test_no_single_byte_that_changes_makes_a_file_read_wrongly(tmp_path, caplog)
     found = {"whole": 0, "passed over": 0}
     for place in {*drawn, *headers, *range(directory, len(data), 3)}:
         path.write_bytes(data[:place] + bytes([data[place] ^ 0x21]) + data[place + 1 :])
-        step, tree = folder.newest()
+        step, tree = folder.newest()  # and never an error: each is proven to be damaged
         assert value_of(tree) == step
         found["whole" if step == 2 else "passed over"] += 1
     assert found["passed over"] > 100  # the others are in padding and times
@@ -118,20 +122,85 @@ def test_checksums_are_there_also_where_the_script_switches_them_off(tmp_path):
     assert folder.newest()[0] == 1
 
 
+class Kind(enum.Enum):
+    GOOD = 1
+
+
+REFUSED = "is whole, and torch.load(weights_only=True) refuses it: it has a "
+WITHOUT_IT = "move it out of the folder to go on with the checkpoint before it"
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (torch.ones(3), "it holds step None in version None of the format, expected step 2"),
-        (tree_of(7), "it holds step 7 in version 1 of the format, expected step 2 in version 1"),
-        ({KEY: {"version": 9, "step": 2}}, "it holds step 2 in version 9"),
-        (random.Random(0), "Weights only load failed"),
+        (torch.ones(3), "holds step None in version None of the format, expected step 2"),
+        (tree_of(7), "holds step 7 in version 1 of the format, expected step 2 in version 1"),
+        ({KEY: {"version": 9, "step": 2}}, "holds step 2 in version 9"),
+        ({KEY: 9}, "holds step None"),
+        (random.Random(0), REFUSED + "random.Random; name the classes"),
+        (tree_of(2) | {"kind": Kind.GOOD}, f"{REFUSED}{__name__}.Kind; name the classes"),
     ],
 )
-def test_a_file_that_is_no_such_checkpoint_is_passed_over(tmp_path, caplog, content, text):
+def test_a_whole_file_that_can_not_be_used_is_an_error_that_says_what_to_do(
+    tmp_path, caplog, content, text
+):
     folder = opened(tmp_path, steps=[1])
     torch.save(content, tmp_path / NAMES[2])
-    assert folder.newest()[0] == 1
-    assert text in caplog.text
+    with pytest.raises(CheckpointError, match=re.escape(f"{tmp_path / NAMES[2]} {text}")) as raised:
+        folder.newest()
+    assert str(raised.value).endswith(WITHOUT_IT)
+    assert str(raised.value).isprintable()  # one line, no escapes
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_a_file_that_the_disk_does_not_give_is_an_error_and_not_passed_over(
+    tmp_path, monkeypatch, number
+):
+    folder = opened(tmp_path, steps=[1, 2])
+
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpoint_files, "open_file", fail)
+    text = f"{tmp_path / NAMES[2]} can't be read: [Errno {number}] {os.strerror(number)}; make it"
+    with pytest.raises(CheckpointError, match=re.escape(text)) as raised:
+        folder.newest()
+    assert raised.value.__cause__.errno == number
+    assert str(raised.value).endswith(WITHOUT_IT)
+
+
+def test_a_disk_that_fails_at_any_read_of_a_file_is_an_error(tmp_path, monkeypatch):
+    folder = opened(tmp_path, steps=[1, 2])
+    left = 0
+
+    class Failing(io.FileIO):
+        def readinto(self, buffer):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().readinto(buffer)
+
+    def buffered(descriptor, _):
+        return io.BufferedReader(Failing(descriptor), 16)
+
+    monkeypatch.setattr(checkpoint_files, "open", buffered, raising=False)
+    left = most = 1000
+    assert folder.newest()[0] == 2
+    text = re.escape(f"{NAMES[2]} can't be read: [Errno 5] Input/output error; make")
+    for reads in range(most - left):
+        left = reads
+        with pytest.raises(CheckpointError, match=text):
+            folder.newest()
+
+
+def test_a_folder_that_can_not_be_listed_is_an_error(tmp_path):
+    folder = opened(tmp_path / "folder", steps=[1])
+    (tmp_path / "folder").rename(tmp_path / "elsewhere")
+    (tmp_path / "folder").touch()
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/folder can't be listed: .*; make it"):
+        folder.newest()
 
 
 def test_a_named_pipe_is_passed_over_and_not_waited_for(tmp_path, caplog):
@@ -141,6 +210,13 @@ def test_a_named_pipe_is_passed_over_and_not_waited_for(tmp_path, caplog):
     assert caplog.messages == [
         f"rank 0: {tmp_path / NAMES[2]} is passed over: it is no regular file"
     ]
+
+
+def test_a_folder_named_as_a_checkpoint_is_passed_over(tmp_path, caplog):
+    folder = opened(tmp_path, steps=[1])
+    (tmp_path / NAMES[2]).mkdir()
+    assert folder.newest()[0] == 1
+    assert "is passed over: it is no regular file" in caplog.text
 
 
 def test_a_damaged_file_does_not_count_among_those_to_keep(tmp_path, caplog):
