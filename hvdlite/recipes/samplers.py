@@ -103,12 +103,15 @@ class DistributedSampler(TorchSampler[Sample]):
         return self.num_samples
 
     def __iter__(self) -> Iterator[Sample]:
-        """This rank's samples from the cursor on. Once the samples of the epoch were all given out,
-        the next iteration begins it anew, as torch's does."""
+        """This rank's samples from the cursor on; all of them again once the epoch is over.
+
+        With `set_epoch` it is over when all its samples are consumed: an iteration after a `break`
+        goes on, however far a DataLoader had fetched ahead. Without it, when all were given out.
+        """
         action, self._before_next_pass = self._before_next_pass, None
         if action is not None:
             action()
-        if self._pass is not None and self._pass.is_over:
+        if self._is_over():
             self._cursor = 0
         this = self._pass = _Pass(self._cursor)
         indices = self._share(self._cursor)
@@ -117,6 +120,16 @@ class DistributedSampler(TorchSampler[Sample]):
             this.given += 1
             yield index
         this.is_over = True
+
+    def _is_over(self) -> bool:
+        """Whether the next iteration begins the epoch anew."""
+        if self._pass is None:
+            return False
+        if self._counts_epochs:
+            return self._cursor >= self._length
+        # Not by the cursor: a script that never says `set_epoch` would not get out of an epoch
+        # whose last samples its DataLoader drops.
+        return self._pass.is_over
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order of the samples. Another epoch than before begins at its first sample;

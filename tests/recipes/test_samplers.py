@@ -141,6 +141,41 @@ def test_a_look_at_the_first_batch_after_a_restore_loses_nothing():
     assert list(sampler) == list(DistributedSampler(range(20), 2, 1))[4:]
 
 
+def test_an_epoch_that_was_left_goes_on_although_all_of_it_was_fetched():
+    sampler = DistributedSampler(range(20), 2, 0)
+    sampler.set_epoch(1)
+    seen = train([sampler], 2, 3)
+    sampler.set_epoch(1)
+    rest = list(sampler)
+    assert seen + rest == whole_epoch(1)
+    sampler.advance(len(rest))
+    assert list(sampler) == whole_epoch(1)
+
+
+def test_a_look_that_fetches_all_after_a_restore_loses_nothing():
+    saved = DistributedSampler(range(20), 2, 0)
+    saved.set_epoch(1)
+    seen = train([saved], 2, 3)
+    sampler = DistributedSampler(range(20), 2, 0)
+    sampler.load_state_dict(saved.state_dict())
+    sampler.set_epoch(1)
+    list(sampler)
+    assert seen + list(sampler) == whole_epoch(1)
+
+
+def whole_epoch(epoch):
+    sampler = DistributedSampler(range(20), 2, 0)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def test_without_set_epoch_samples_that_a_loader_drops_do_not_come_for_ever():
+    sampler = DistributedSampler(range(20), 2, 0)
+    for _ in range(2):
+        assert len(list(sampler)) == 10
+        sampler.advance(8)
+
+
 def test_an_epoch_that_is_chosen_again_goes_on_and_another_one_begins():
     sampler = DistributedSampler(range(20), 2, 0)
     sampler.set_epoch(3)
