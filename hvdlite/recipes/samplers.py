@@ -138,6 +138,7 @@ class DistributedSampler(TorchSampler[Sample]):
         if epoch != self.epoch:
             super().set_epoch(epoch)
             self._cursor, self._pass = 0, None
+            self._before_next_pass = None
 
     def advance(self, samples: int) -> None:
         """Says that this rank has trained on so many more samples; all others on as many, but for
@@ -209,9 +210,11 @@ class DistributedSampler(TorchSampler[Sample]):
         super().set_epoch(state["epoch"])
         self._counts_epochs = state["counts_epochs"]
         self._cursor, self._pass = state["cursor"], None
+        self._before_next_pass = None
 
     def before_next_pass(self, action: Callable[[], None]) -> None:
-        """Runs `action` once, when the next iteration takes its first sample."""
+        """Runs `action` once, when the next iteration takes its first sample, if that is one of
+        this epoch: another `set_epoch`, or another state, takes it back."""
         self._before_next_pass = action
 
     def _share(self, begin: int) -> list[Any]:

@@ -176,6 +176,26 @@ def test_without_set_epoch_samples_that_a_loader_drops_do_not_come_for_ever():
         sampler.advance(8)
 
 
+@pytest.mark.parametrize(
+    ("change", "runs"),
+    [
+        (lambda sampler: None, 1),
+        (lambda sampler: sampler.set_epoch(0), 1),
+        (lambda sampler: sampler.set_epoch(1), 0),
+        (lambda sampler: sampler.load_state_dict(sampler.state_dict()), 0),
+    ],
+    ids=["at once", "the same epoch", "another epoch", "another state"],
+)
+def test_what_is_to_be_done_when_an_epoch_goes_on_is_done_once_and_in_no_other(change, runs):
+    sampler = DistributedSampler(range(20), 2, 0)
+    done = []
+    sampler.before_next_pass(lambda: done.append(True))
+    change(sampler)
+    for _ in range(2):
+        next(iter(sampler))
+    assert len(done) == runs
+
+
 def test_an_epoch_that_is_chosen_again_goes_on_and_another_one_begins():
     sampler = DistributedSampler(range(20), 2, 0)
     sampler.set_epoch(3)
