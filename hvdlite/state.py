@@ -17,6 +17,7 @@ from hvdlite.collectives.objects import broadcast_object, gather_results
 from hvdlite.collectives.posting import require_memory
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
+from hvdlite.optimizer.adasum import DeltaOptimizer
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.sharding.optimizer import ShardedOptimizer
 from hvdlite.shared import check
@@ -237,6 +238,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
         optimizer.load_state_dict(state)
     else:
         _load(optimizer, state)
+
+
+def is_of_rank(thing: Any) -> bool:
+    """Whether it is an optimizer of whose state each rank has its own, with op=Adasum."""
+    return isinstance(thing, DeltaOptimizer)
 
 
 def _load(optimizer: torch.optim.Optimizer, frame: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from hvdlite.collectives.objects import gather_results
 from hvdlite.errors import HorovodInternalError
-from hvdlite.recipes import generator_states
+from hvdlite.recipes import generator_states, rank_states
 from hvdlite.recipes.checkpoint_files import (
     KEY,
     VERSION,
@@ -26,6 +26,9 @@ from hvdlite.state import broadcast_parameters, load_optimizer_state
 from hvdlite.world import world
 from hvdlite.world.logs import log
 from hvdlite.world.process_sets import global_process_set
+
+# In what the file holds under KEY: by rank, from rank 1 on, the states that each has for itself.
+OF_RANKS = "of_ranks"
 
 
 class Checkpointer:
@@ -53,7 +56,8 @@ class Checkpointer:
         **objects: What to save, by name: the model, its optimizer (distributed, sharded or not),
             schedulers, a GradScaler, a DistributedSampler of hvdlite, anything with `state_dict`
             and `load_state_dict`; or a dict with values of your own, which `restore` changes in
-            place. Their states are rank 0's; what differs between ranks is not in them.
+            place. Their states are rank 0's; what differs between ranks is not in them. Of an
+            optimizer with op=Adasum, and of a GradScaler, each rank's own is saved.
 
     Raises:
         ValueError: keep is less than 1; an object has neither of these forms.
@@ -102,7 +106,8 @@ class Checkpointer:
 
         Blocks until rank 0 has copied the states in its memory, and while it still writes the
         checkpoint before, so that none is left out; waits for all ranks. The first call also gets
-        the memory for the copy, as much as the states have, and keeps it.
+        the memory for the copy, as much as the states have, and keeps it. With op=Adasum rank 0
+        gets those of all ranks, for as long as it writes them.
 
         Args:
             step: The number of the checkpoint, the same on every rank: how many steps were made.
@@ -121,12 +126,14 @@ class Checkpointer:
         collected = {
             name: each.full_state_dict()
             for name, each in self._objects.items()
-            if hasattr(each, "full_state_dict")
+            if hasattr(each, "full_state_dict") and name not in self._own_names()
         }
         snapshot: dict[str, Any] = {}
+        tensors: list[torch.Tensor] = []  # of the states that this rank has for itself
 
-        def look() -> tuple[int, dict[str, Any]]:
+        def look() -> tuple[int, dict[str, Any], Any]:
             number = _checked_step(step)
+            own: Any = {}
             if world.rank() == 0:
                 self._writer.wait()
                 self._folder.check_next(number)
@@ -135,14 +142,24 @@ class Checkpointer:
                     for name, each in self._objects.items()
                 }
                 snapshot.update(self._copier.copy(states))
-            return number, generator_states.captured()
+            else:
+                states = {name: _state_of(self._objects[name]) for name in self._own_names()}
+                own, found = without_tensors(Copier().copy(states))
+                tensors.extend(found)
+            return number, generator_states.captured(), own
 
         everyones = _gathered("Checkpointer.save", look)
-        _check_alike("Checkpointer.save", "step", [number for number, _ in everyones])
+        _check_alike("Checkpointer.save", "step", [number for number, _, _ in everyones])
+        frames = [own for _, _, own in everyones]
+        of_ranks = rank_states.to_rank_0("Checkpointer.save", frames, tensors)
         if world.rank() == 0:
-            generators = [states for _, states in everyones]
             number = everyones[0][0]
-            about = {"version": VERSION, "step": number, "generators": generators}
+            about = {
+                "version": VERSION,
+                "step": number,
+                "generators": [states for _, states, _ in everyones],
+                OF_RANKS: of_ranks[1:],
+            }
             self._writer.start(number, {**snapshot, KEY: about})
             if not self._background:
                 self._writer.wait()
@@ -157,7 +174,9 @@ class Checkpointer:
         as many as before, or not: a sampler goes on with the same global order of samples. Rank r
         gets the random generators of the former rank r. On a rank that there was not, a generator
         that was in the same state on all ranks is so again; others are seeded by their state on
-        rank 0 and by the number of the rank.
+        rank 0 and by the number of the rank. Of what each rank has for itself, with op=Adasum,
+        rank r of more than n former ranks gets the state of the former rank r mod n; with fewer
+        ranks the others' states are dropped.
 
         With a DistributedSampler in the middle of an epoch, torch's generator gets its state again
         when the next iteration begins, as a DataLoader draws a number then.
@@ -176,7 +195,9 @@ class Checkpointer:
         tensors: list[torch.Tensor] = []
         failures: list[CheckpointError] = []  # rank 0's own, with its cause
 
-        def read() -> tuple[int, Any] | CheckpointError | None:
+        own_tensors: list[list[torch.Tensor]] = []  # by rank
+
+        def read() -> tuple[int, Any, list[Any]] | CheckpointError | None:
             if world.rank() != 0:
                 return None
             try:
@@ -188,23 +209,36 @@ class Checkpointer:
             if newest is None:
                 return None
             step, tree = newest
+            # A rank that there was not gets those of another one, in turn.
+            of_ranks = [{}, *tree[KEY].pop(OF_RANKS, ())]
+            frames = []
+            for rank in range(world.size()):
+                own, found = without_tensors(of_ranks[rank % len(of_ranks)])
+                frames.append(own)
+                own_tensors.append(found)
             frame, found = without_tensors(tree)
             tensors.extend(found)
-            return step, frame
+            return step, frame, frames
 
         found = _gathered("Checkpointer.restore", read)[0]
         if isinstance(found, CheckpointError):
             raise failures[0] if failures else found
         if found is None:
             return None
-        step: int = found[0]
+        step, frame, frames = found
         if world.rank() != 0:
-            tensors = places_of(found[1])
+            tensors = places_of(frame)
         broadcast_parameters(
             [(f"Checkpointer.{index}", tensor) for index, tensor in enumerate(tensors)], 0
         )
-        self._load(step, with_tensors(found[1], tensors))
-        return step
+        tree = with_tensors(frame, tensors)
+        own = rank_states.from_rank_0("Checkpointer.restore", frames, own_tensors)
+        tree |= {name: own[name] for name in own.keys() & self._own_names()}
+        self._load(step, tree)
+        return int(step)
+
+    def _own_names(self) -> set[str]:
+        return {name for name, each in self._objects.items() if rank_states.has_own_state(each)}
 
     def _load(self, step: int, tree: dict[str, Any]) -> None:
         about = tree.pop(KEY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class _Copying:
 
 
 @dataclass(frozen=True)
-class _TensorPlace:
+class TensorPlace:
     """Stands for a tensor in a tree without tensors."""
 
     index: int
@@ -98,12 +99,20 @@ class _TensorPlace:
     stride: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def empty(self) -> torch.Tensor:
+        """A new tensor of this form, without values."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu")
+
 
 def without_tensors(tree: Any) -> tuple[Any, list[torch.Tensor]]:
     """The tree with marks in place of its tensors, which can be pickled cheaply; and the tensors,
     each memory once. Tensors that are not strided stay in the tree."""
     tensors: list[torch.Tensor] = []
-    places: dict[Any, _TensorPlace] = {}
+    places: dict[Any, TensorPlace] = {}
 
     def taken(thing: Any) -> Any:
         if type(thing) in CONTAINERS:
@@ -112,33 +121,34 @@ def without_tensors(tree: Any) -> tuple[Any, list[torch.Tensor]]:
             return thing
         key = _memory_key(thing)
         if key not in places:
-            places[key] = _TensorPlace(
-                len(tensors), tuple(thing.shape), thing.stride(), thing.dtype
-            )
+            places[key] = TensorPlace(len(tensors), tuple(thing.shape), thing.stride(), thing.dtype)
             tensors.append(thing.detach())
         return places[key]
 
     return taken(tree), tensors
 
 
-def places_of(frame: Any) -> list[torch.Tensor]:
-    """New tensors without values, for all that `without_tensors` has taken out of the frame."""
-    found: dict[int, torch.Tensor] = {}
+def places_in(frame: Any) -> list[TensorPlace]:
+    """All that stand for what `without_tensors` has taken out of the frame, each once."""
+    found: dict[int, TensorPlace] = {}
 
     def look(thing: Any) -> Any:
-        if isinstance(thing, _TensorPlace) and thing.index not in found:
-            found[thing.index] = torch.empty_strided(
-                thing.shape, thing.stride, dtype=thing.dtype, device="cpu"
-            )
+        if isinstance(thing, TensorPlace):
+            found[thing.index] = thing
         return _mapped(thing, lambda _, item: look(item)) if type(thing) in CONTAINERS else thing
 
     look(frame)
     return [found[index] for index in range(len(found))]
 
 
+def places_of(frame: Any) -> list[torch.Tensor]:
+    """New tensors without values, for all that `without_tensors` has taken out of the frame."""
+    return [place.empty() for place in places_in(frame)]
+
+
 def with_tensors(frame: Any, tensors: list[torch.Tensor]) -> Any:
     """The inverse of `without_tensors`."""
-    if isinstance(frame, _TensorPlace):
+    if isinstance(frame, TensorPlace):
         return tensors[frame.index]
     if type(frame) in CONTAINERS:
         return _mapped(frame, lambda _, item: with_tensors(item, tensors))

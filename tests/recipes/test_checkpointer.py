@@ -22,8 +22,9 @@ class Training:
     """A small training that draws from all random generators, with an accumulated state in each of
     its objects."""
 
-    def __init__(self, folder, shard=False, share=False, workers=0, **options):
+    def __init__(self, folder, shard=False, share=False, adasum=False, workers=0, **options):
         hvd.init()
+        self.adasum = adasum
         torch.manual_seed(hvd.rank())
         random.seed(hvd.rank())
         numpy.random.seed(hvd.rank())
@@ -36,7 +37,10 @@ class Training:
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         adam = torch.optim.Adam(self.model.parameters(), lr=0.05)
         self.optimizer = hvd.DistributedOptimizer(
-            adam, self.model.named_parameters(), **({"shard": True} if shard else {})
+            adam,
+            self.model.named_parameters(),
+            shard=shard,
+            op=hvd.Adasum if adasum else hvd.Average,
         )
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, gamma=0.5)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
@@ -77,10 +81,11 @@ class Training:
         raise AssertionError
 
     def state(self):
-        """All that must be equal: of this rank; of the optimizer on rank 0."""
+        """All that must be equal: of this rank; of the optimizer on rank 0, with Adasum of each."""
+        optimizer = self.optimizer.state_dict() if self.adasum else self.optimizer.full_state_dict()
         return {
             "model": {name: t.tolist() for name, t in self.model.state_dict().items()},
-            "optimizer": repr(self.optimizer.full_state_dict()),
+            "optimizer": repr(optimizer),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
             "sampler": self.sampler.state_dict(),
@@ -120,6 +125,7 @@ def interrupted_equals_uninterrupted(world, folder, begin, **options):
     [
         {},
         {"shard": True},
+        {"adasum": True},
         pytest.param({"share": True}, id="shared parameters"),
         pytest.param({"workers": 2}, marks=pytest.mark.wide),
         pytest.param({"background": False}, marks=pytest.mark.wide),
@@ -134,9 +140,18 @@ def draw():
     return random.random(), float(numpy.random.rand()), torch.rand(2).tolist()
 
 
+def without_the_last_rank(folder):
+    """Rank 0 changes the checkpoint to one of a world without the last rank."""
+    if hvd.rank() == 0:
+        path = f"{folder}/checkpoint-000000001.pt"
+        tree = torch.load(path, weights_only=True)
+        tree[KEY]["generators"].pop()
+        tree[KEY]["of_ranks"].pop()
+        torch.save(tree, path)
+
+
 def restored_with_one_rank_more(folder, seeds):
-    """The checkpoint is changed to one of a world without the last rank; what all draw before it
-    and after."""
+    """What all ranks draw before a checkpoint of a world without the last of them, and after."""
     hvd.init()
     seed = seeds[hvd.rank()]
     random.seed(seed)
@@ -146,11 +161,7 @@ def restored_with_one_rank_more(folder, seeds):
         checkpointer.save(1)
         checkpointer.wait()
         before = draw()
-        if hvd.rank() == 0:
-            path = f"{folder}/checkpoint-000000001.pt"
-            tree = torch.load(path, weights_only=True)
-            tree[KEY]["generators"].pop()
-            torch.save(tree, path)
+        without_the_last_rank(folder)
         checkpointer.restore()
         first = draw()
         checkpointer.restore()
@@ -173,6 +184,52 @@ def test_old_ranks_get_their_generators_and_a_new_one_is_seeded_as_the_others_ar
     else:
         assert all(new[kind] != after[kind] for _, after in drawn[:2] for kind in range(3))
         assert new != drawn[2][0]
+
+
+def states_of_this_rank():
+    """Of all forms: also of unequal lengths, of different dtypes, in another order in memory."""
+    rank = hvd.rank()
+    return {
+        "momentum_buffer": torch.arange(6.0).reshape(3, 2).t() + 10 * rank,
+        "flags": torch.arange(rank + 1) % 2 == 0,
+        "large": torch.full((2,), 2**40 + rank) if rank else torch.tensor(0.5).double(),
+        "name": f"rank {rank}",
+    }
+
+
+def own_states_restored_with_one_rank_more(folder):
+    hvd.init()
+    optimizer = torch.optim.SGD([torch.zeros(2, 3, requires_grad=True)], lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** hvd.rank())
+    (param,) = optimizer.param_groups[0]["params"]
+    before = optimizer.state[param] = states_of_this_rank()
+    with Checkpointer(folder, optimizer=optimizer, scaler=scaler) as checkpointer:
+        checkpointer.save(1)
+        checkpointer.wait()
+        without_the_last_rank(folder)
+        optimizer.state.clear()
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 64.0})
+        checkpointer.restore()
+    after = optimizer.state[param]
+    assert after["momentum_buffer"].stride() == before["momentum_buffer"].stride()
+    return plain(before), plain(after), scaler.get_scale()
+
+
+def plain(state):
+    return {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+    }
+
+
+@pytest.mark.ranks(3)
+def test_with_adasum_each_rank_gets_its_own_state_and_a_new_one_that_of_an_old_one(world, tmp_path):
+    befores, afters, scales = zip(
+        *world.run(own_states_restored_with_one_rank_more, str(tmp_path)), strict=True
+    )
+    assert afters == (befores[0], befores[1], befores[0])
+    assert scales == (1.0, 2.0, 1.0)
 
 
 def fail(operation):
