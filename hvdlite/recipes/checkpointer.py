@@ -55,12 +55,13 @@ class Checkpointer:
         background: Rank 0 writes in a thread while the training goes on; False: inside `save`.
         **objects: What to save, by name: the model, its optimizer (distributed, sharded or not),
             schedulers, a GradScaler, a DistributedSampler of hvdlite, anything with `state_dict`
-            and `load_state_dict`; or a dict with values of your own, which `restore` changes in
-            place. Their states are rank 0's; what differs between ranks is not in them. Of an
-            optimizer with op=Adasum, and of a GradScaler, each rank's own is saved.
+            and `load_state_dict`; a torch.Generator, that of a DataLoader for instance; or a dict
+            with values of your own, which `restore` changes in place. Their states are rank 0's;
+            what differs between ranks is not in them. Of a generator, a GradScaler, and an
+            optimizer with op=Adasum, each rank's own is saved.
 
     Raises:
-        ValueError: keep is less than 1; an object has neither of these forms.
+        ValueError: keep is less than 1; an object has none of these forms.
         OSError: Rank 0 can't make the folder, or may not use it; there, and elsewhere:
         HorovodInternalError: Another rank has raised, or the ranks' objects differ.
 
@@ -83,6 +84,9 @@ class Checkpointer:
         **objects: Any,
     ) -> None:
         self._objects = objects
+        self._generators = {
+            name: each for name, each in objects.items() if isinstance(each, torch.Generator)
+        }
         self._background = background
         self._folder = CheckpointFolder(os.fspath(folder), keep)
         self._writer = BackgroundWriter(self._folder)
@@ -146,7 +150,7 @@ class Checkpointer:
                 states = {name: _state_of(self._objects[name]) for name in self._own_names()}
                 own, found = without_tensors(Copier().copy(states))
                 tensors.extend(found)
-            return number, generator_states.captured(), own
+            return number, generator_states.captured(self._generators), own
 
         everyones = _gathered("Checkpointer.save", look)
         _check_alike("Checkpointer.save", "step", [number for number, _, _ in everyones])
@@ -178,8 +182,9 @@ class Checkpointer:
         rank r of more than n former ranks gets the state of the former rank r mod n; with fewer
         ranks the others' states are dropped.
 
-        With a DistributedSampler in the middle of an epoch, torch's generator gets its state again
-        when the next iteration begins, as a DataLoader draws a number then.
+        With a DistributedSampler in the middle of an epoch, torch's generator and those given to
+        the constructor get their states again when the next iteration begins, as a DataLoader draws
+        a number then.
 
         Returns:
             Its step; None if there is none, and nothing has changed.
@@ -254,13 +259,12 @@ class Checkpointer:
             log.warning("rank 0: %s has states that nothing loads: %s", where, ", ".join(unused))
         # An AsyncOptimizer gives the servers the parameters that are there when it is loaded.
         for name in sorted(tree, key=lambda name: not isinstance(self._objects.get(name), _MODULE)):
-            if name in self._objects:
+            if name in self._objects and name not in self._generators:
                 _load_state(self._objects[name], tree[name])
-        generator_states.restore(about["generators"], world.rank())
-        drawn_from = torch.get_rng_state()
+        generator_states.restore(about["generators"], world.rank(), self._generators)
         for each in self._objects.values():
             if isinstance(each, DistributedSampler) and each.cursor:
-                each.before_next_pass(lambda: torch.set_rng_state(drawn_from))
+                each.before_next_pass(generator_states.drawn_again(self._generators))
 
     def wait(self) -> None:
         """Blocks on rank 0 until the last checkpoint is complete, and returns at once on the other
@@ -306,10 +310,11 @@ def _check_arguments(keep: int | None, objects: dict[str, Any]) -> None:
         raise ValueError(f"Checkpointer: {KEY!r} is hvdlite's own name; choose another one")
     for name, each in objects.items():
         has_methods = hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
-        if not has_methods and not isinstance(each, dict):
+        if not has_methods and not isinstance(each, (dict, torch.Generator)):
             raise ValueError(
                 f"Checkpointer: {name} is a {type(each).__name__}, expected something with "
-                "state_dict and load_state_dict, or a dict; put values of your own into a dict, "
+                "state_dict and load_state_dict, a torch.Generator, or a dict; put values of your "
+                "own into a dict, "
                 f"Checkpointer(..., progress={{{name!r}: ...}})"
             )
 
@@ -330,6 +335,8 @@ def _checked_step(step: Any) -> int:
 
 
 def _state_of(thing: Any) -> Any:
+    if isinstance(thing, torch.Generator):
+        return thing.get_state()
     return thing.state_dict() if hasattr(thing, "state_dict") else thing
 
 

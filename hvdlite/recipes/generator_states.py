@@ -1,4 +1,5 @@
-"""The states of this rank's random generators: python's, NumPy's, torch's, and those of GPUs.
+"""The states of this rank's random generators: python's, NumPy's, torch's, those of GPUs, and those
+that the script has made.
 
 In types that `torch.load(weights_only=True)` reads.
 """
@@ -8,14 +9,21 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+# By the names that the script has given them.
+Made = Mapping[str, torch.Generator]
 
-def captured() -> dict[str, Any]:
+_MADE = "made: "  # and the name
+
+
+def captured(made: Made) -> dict[str, Any]:
     """The states now. NumPy's if the script uses NumPy, GPUs' if it uses them."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    states |= {_MADE + name: generator.get_state() for name, generator in made.items()}
     if "numpy" in sys.modules:
         states["numpy"] = _plain(sys.modules["numpy"].random.get_state(legacy=False))
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -26,7 +34,7 @@ def captured() -> dict[str, Any]:
     return states
 
 
-def restore(everyones: list[dict[str, Any]], rank: int) -> None:
+def restore(everyones: list[dict[str, Any]], rank: int, made: Made) -> None:
     """Puts the generators of a rank into the states that it had.
 
     A rank that there was not: a generator that was in the same state on all ranks is so again;
@@ -36,19 +44,36 @@ def restore(everyones: list[dict[str, Any]], rank: int) -> None:
     """
     if rank < len(everyones):
         for kind, state in everyones[rank].items():
-            _set(kind, state)
+            _set(kind, state, made)
         return
     for kind, first in everyones[0].items():
         digests = {_digest(states.get(kind)) for states in everyones}
         if len(digests) == 1:
-            _set(kind, first)
+            _set(kind, first, made)
         else:
             seed = hashlib.sha256(_digest(first) + rank.to_bytes(8, "little")).digest()
-            _seed(kind, int.from_bytes(seed[:8], "little"))
+            _seed(kind, int.from_bytes(seed[:8], "little"), made)
 
 
-def _set(kind: str, state: Any) -> None:
-    if kind == "python":
+def drawn_again(made: Made) -> Callable[[], None]:
+    """What puts torch's generator, and those that the script has made, into their present states: a
+    DataLoader draws a number from one of them when an iteration begins."""
+    state = torch.get_rng_state()
+    states = [(generator, generator.get_state()) for generator in made.values()]
+
+    def put_back() -> None:
+        torch.set_rng_state(state)
+        for generator, own in states:
+            generator.set_state(own)
+
+    return put_back
+
+
+def _set(kind: str, state: Any, made: Made) -> None:
+    if kind.startswith(_MADE):
+        if kind.removeprefix(_MADE) in made:
+            made[kind.removeprefix(_MADE)].set_state(state)
+    elif kind == "python":
         random.setstate(state)
     elif kind == "torch":
         torch.set_rng_state(state)
@@ -70,8 +95,11 @@ def _set_gpus(device: int, states: list[torch.Tensor]) -> None:
         torch.cuda.set_rng_state(states[device], here)
 
 
-def _seed(kind: str, seed: int) -> None:
-    if kind == "python":
+def _seed(kind: str, seed: int, made: Made) -> None:
+    if kind.startswith(_MADE):
+        if kind.removeprefix(_MADE) in made:
+            made[kind.removeprefix(_MADE)].manual_seed(seed)
+    elif kind == "python":
         random.seed(seed)
     elif kind == "torch":
         torch.default_generator.manual_seed(seed)

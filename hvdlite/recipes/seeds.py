@@ -55,6 +55,9 @@ def seeded_generator(seed: int, per_rank: bool = True) -> torch.Generator:
     For `DataLoader(generator=…)` and samplers: their draws then neither depend on what else draws
     random numbers nor change it. Arguments and errors are those of `set_seed`.
 
+    Pass it to `Checkpointer` too: by itself that saves no generators but Python's, NumPy's and
+    torch's own.
+
     Example:
         >>> from hvdlite.recipes import seeded_generator
         >>> seeded_generator(42, per_rank=False).initial_seed()

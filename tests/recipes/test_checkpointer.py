@@ -13,9 +13,15 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdlite as hvd
-from hvdlite.recipes import Checkpointer, DistributedSampler
+from hvdlite.recipes import Checkpointer, DistributedSampler, seeded_generator
 from hvdlite.recipes.checkpoint_files import KEY, CheckpointFolder
 from tests.harness.programs import run_program
+
+
+def draw(generator):
+    """Numbers from all kinds of generators."""
+    made = torch.rand(2, generator=generator).tolist()
+    return random.random(), float(numpy.random.rand()), torch.rand(2).tolist(), made
 
 
 class Training:
@@ -46,7 +52,14 @@ class Training:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
         data = TensorDataset(torch.arange(66.0).reshape(22, 3) / 66)
         self.sampler = DistributedSampler(data, seed=5)
-        self.loader = DataLoader(data, batch_size=2, sampler=self.sampler, num_workers=workers)
+        self.generator = seeded_generator(6)
+        self.loader = DataLoader(
+            data,
+            batch_size=2,
+            sampler=self.sampler,
+            num_workers=workers,
+            generator=self.generator,
+        )
         self.progress = {"losses": []}
         self.checkpointer = Checkpointer(
             folder,
@@ -55,6 +68,7 @@ class Training:
             scheduler=self.scheduler,
             scaler=self.scaler,
             sampler=self.sampler,
+            generator=self.generator,
             progress=self.progress,
             **options,
         )
@@ -64,6 +78,7 @@ class Training:
             self.sampler.set_epoch(epoch)
             for (batch,) in self.loader:
                 noise = random.random() + float(numpy.random.rand())
+                noise += torch.rand((), generator=self.generator).item()
                 self.optimizer.zero_grad()
                 output = torch.nn.functional.dropout(self.model(batch), 0.3)
                 loss = (output * noise).square().mean()
@@ -90,7 +105,7 @@ class Training:
             "scaler": self.scaler.state_dict(),
             "sampler": self.sampler.state_dict(),
             "losses": list(self.progress["losses"]),
-            "next": (random.random(), float(numpy.random.rand()), torch.rand(2).tolist()),
+            "next": draw(self.generator),
         }
 
 
@@ -136,10 +151,6 @@ def test_a_training_restored_in_mid_epoch_goes_on_bit_for_bit(world, tmp_path, o
     interrupted_equals_uninterrupted(world, tmp_path, 9, **options)
 
 
-def draw():
-    return random.random(), float(numpy.random.rand()), torch.rand(2).tolist()
-
-
 def without_the_last_rank(folder):
     """Rank 0 changes the checkpoint to one of a world without the last rank."""
     if hvd.rank() == 0:
@@ -157,15 +168,16 @@ def restored_with_one_rank_more(folder, seeds):
     random.seed(seed)
     numpy.random.seed(seed)
     torch.manual_seed(seed)
-    with Checkpointer(folder, progress={}) as checkpointer:
+    generator = torch.Generator().manual_seed(seed)
+    with Checkpointer(folder, generator=generator) as checkpointer:
         checkpointer.save(1)
         checkpointer.wait()
-        before = draw()
+        before = draw(generator)
         without_the_last_rank(folder)
         checkpointer.restore()
-        first = draw()
+        first = draw(generator)
         checkpointer.restore()
-        assert draw() == first
+        assert draw(generator) == first
     return before, first
 
 
@@ -182,7 +194,7 @@ def test_old_ranks_get_their_generators_and_a_new_one_is_seeded_as_the_others_ar
     if alike:
         assert new == drawn[0][1]
     else:
-        assert all(new[kind] != after[kind] for _, after in drawn[:2] for kind in range(3))
+        assert all(new[kind] != after[kind] for _, after in drawn[:2] for kind in range(4))
         assert new != drawn[2][0]
 
 
