@@ -109,6 +109,10 @@ def _members(process_set: ProcessSet) -> float:
     return process_set.size() or 1 if included("scale_lr", process_set) else 1
 
 
+# By so much schedulers that multiply may miss a product, in float32 and over thousands of steps.
+_ROUNDING = 1e-3
+
+
 class GradualWarmup(LRScheduler):
     """Raises the learning rate in equal steps from `start_lr` to that of the optimizer.
 
@@ -116,9 +120,15 @@ class GradualWarmup(LRScheduler):
     lr(t) = start + (lr - start)·t / steps, for t = 0, 1, … calls of `step()`, and exactly lr from
     t = steps on. After that the scheduler leaves the rate alone.
 
-    It chains with PyTorch's schedulers. In `SequentialLR` the next one takes over at the milestone.
-    In `ChainedScheduler`, or side by side, what another scheduler multiplies the rate by
-    stays multiplied. Its `state_dict()`, with the optimizer's, resumes a warm-up bit for bit.
+    In `SequentialLR` the next scheduler takes over at the milestone, whichever it is. In
+    `ChainedScheduler`, or side by side, what another one *multiplies* the rate by stays multiplied:
+    `StepLR`, `MultiStepLR`, `ConstantLR`, `LinearLR`, `ExponentialLR`, `PolynomialLR`,
+    `CosineAnnealingLR` with eta_min=0, `ReduceLROnPlateau`. Those that *set* the rate, whatever it
+    was, have no place there: `LambdaLR`, `CosineAnnealingWarmRestarts`, `CyclicLR`, `OneCycleLR`.
+    A step that finds the rate above the warm-up's raises an error. 0 stays 0 when it is multiplied:
+    with start_lr=0, make and step the others after this one.
+
+    Its `state_dict()`, with the optimizer's, resumes a warm-up bit for bit.
 
     Nothing is sent: every rank makes and steps its own.
 
@@ -140,6 +150,8 @@ class GradualWarmup(LRScheduler):
         ValueError: Neither or both of `steps` and `epochs`; a start rate below 0 or above the
             optimizer's, or another number of them than groups; `momentum_correction` with an
             optimizer that needs none.
+        RuntimeError: When `step` is called, until the warm-up ends: something has raised the rate,
+            not multiplied it.
 
     Example:
         On two ranks:
@@ -180,9 +192,9 @@ class GradualWarmup(LRScheduler):
     def get_lr(self) -> list[float | torch.Tensor]:
         """The rates for the current step; `get_last_lr()` says the last ones."""
         groups = self.optimizer.param_groups
-        now = [float(group["lr"]) for group in groups]
         if self.last_epoch > self.total_steps:
             return [group["lr"] for group in groups]
+        now = [float(group["lr"]) for group in groups]
         closed = [float(lr) for lr in self._get_closed_form_lr(keep=True)]
         if self.last_epoch == 0:
             # Others in a chain may have changed it at their own start.
@@ -191,10 +203,26 @@ class GradualWarmup(LRScheduler):
             # Made with last_epoch: the optimizer has the rate of this step.
             self._others = _ratios(now, closed, self._others)
         else:
-            last = [float(lr) for lr in self._last_lr]
-            changed = _ratios(now, last, [1.0] * len(now))
-            self._others = [a * b for a, b in zip(self._others, changed, strict=True)]
+            self._others = self._changed(now)
         return [lr * others for lr, others in zip(closed, self._others, strict=True)]
+
+    def _changed(self, now: list[float]) -> list[float]:
+        """What others have multiplied the rates by, now that the optimizer has these."""
+        last = [float(lr) for lr in self._last_lr]
+        changed = _ratios(now, last, [1.0] * len(now))
+        others = [a * b for a, b in zip(self._others, changed, strict=True)]
+        for group, (lr, before) in enumerate(zip(now, last, strict=True)):
+            is_raised = changed[group] > 1 and others[group] > 1 + _ROUNDING
+            if is_raised or (before == 0 and lr != 0):
+                raise RuntimeError(
+                    f"GradualWarmup.step: the rate of parameter group {group} was {before:.6g} "
+                    f"after step {self.last_epoch - 1} of {self.total_steps}, and is {lr:.6g} now: "
+                    "something has set it, as LambdaLR, CosineAnnealingWarmRestarts, CyclicLR and "
+                    "OneCycleLR do; side by side or in ChainedScheduler only schedulers that "
+                    "multiply the rate go with a warm-up: let that one follow it, "
+                    "SequentialLR(optimizer, [warmup, other], [steps])"
+                )
+        return others
 
     def _get_closed_form_lr(self, keep: bool = False) -> list[float | torch.Tensor]:
         """The rates without other schedulers; torch calls it for `step(epoch)`, and where a

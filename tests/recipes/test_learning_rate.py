@@ -10,6 +10,11 @@ from torch.optim.lr_scheduler import (
     ChainedScheduler,
     ConstantLR,
     CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    PolynomialLR,
     ReduceLROnPlateau,
     SequentialLR,
     StepLR,
@@ -124,12 +129,83 @@ def test_it_chains_with_the_schedulers_of_pytorch(make):
     assert rates(make(sgd()), 14) == pytest.approx(expected, rel=1e-14)
 
 
-def test_a_scheduler_made_before_it_keeps_its_factor():
-    optimizer = sgd()
-    constant = ConstantLR(optimizer, 0.5, total_iters=2)
-    scheduler = ChainedScheduler([constant, GradualWarmup(optimizer, START, steps=STEPS)])
-    expected = [warm(step) * (0.5 if step < 2 else 1) for step in range(9)]
-    assert rates(scheduler, 9) == pytest.approx(expected, rel=1e-14)
+# What they multiply the rate by in step t.
+MULTIPLYING = {
+    "constant": (lambda o: ConstantLR(o, 0.5, total_iters=2), lambda t: 0.5 if t < 2 else 1.0),
+    "step": (lambda o: StepLR(o, 2, gamma=0.5), lambda t: 0.5 ** (t // 2)),
+    "exponential": (lambda o: ExponentialLR(o, 0.75), lambda t: 0.75**t),
+    "linear": (
+        lambda o: LinearLR(o, 0.25, total_iters=4),
+        lambda t: 0.25 + 0.75 * min(t, 4) / 4,
+    ),
+    "polynomial": (lambda o: PolynomialLR(o, 20, power=2), lambda t: (1 - t / 20) ** 2),
+    "cosine": (
+        lambda o: CosineAnnealingLR(o, 20),
+        lambda t: (1 + math.cos(math.pi * t / 20)) / 2,
+    ),
+}
+
+
+def side_by_side(optimizer, other, is_before, is_chained, start=START):
+    """The rates of nine steps, with another scheduler that is made and stepped first, or last."""
+    makes = [lambda o: GradualWarmup(o, start, steps=STEPS), other]
+    made = [make(optimizer) for make in (makes[::-1] if is_before else makes)]
+    schedulers = [ChainedScheduler(made)] if is_chained else made
+    found = []
+    for _ in range(9):
+        found.append(optimizer.param_groups[0]["lr"])
+        for scheduler in schedulers:
+            scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("is_chained", [False, True], ids=["separate", "chained"])
+@pytest.mark.parametrize("is_before", [False, True], ids=["last", "first"])
+@pytest.mark.parametrize("name", MULTIPLYING)
+def test_what_another_scheduler_multiplies_the_rate_by_stays_multiplied(
+    name, is_before, is_chained
+):
+    other, factor = MULTIPLYING[name]
+    expected = [warm(step) * factor(step) for step in range(9)]
+    found = side_by_side(sgd(), other, is_before, is_chained)
+    assert found == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("name", ["step", "exponential", "polynomial", "cosine"])
+def test_after_a_start_at_zero_a_scheduler_that_is_stepped_last_keeps_its_factor(name):
+    other, factor = MULTIPLYING[name]
+    found = side_by_side(sgd(), other, is_before=False, is_chained=True, start=0.0)
+    expected = [LR * min(step / STEPS, 1) * factor(step) for step in range(9)]
+    assert found == pytest.approx(expected, rel=1e-14)
+
+
+SETTING = {
+    "lambda": lambda optimizer: LambdaLR(optimizer, lambda _: 1.0),
+    "falling lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 0.9**step),
+    "restarts": lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 6),
+    "one by hand": lambda optimizer: ByHand(optimizer, LR),
+}
+
+
+class ByHand:
+    """No scheduler: a script that writes the rate into the groups."""
+
+    def __init__(self, optimizer, lr):
+        self.optimizer, self.lr = optimizer, lr
+
+    def step(self):
+        self.optimizer.param_groups[0]["lr"] = self.lr
+
+
+@pytest.mark.parametrize("start", [START, 0.0])
+@pytest.mark.parametrize("is_before", [False, True], ids=["last", "first"])
+@pytest.mark.parametrize("name", SETTING)
+def test_a_scheduler_that_sets_the_rate_beside_it_is_an_error(name, is_before, start):
+    with pytest.raises(
+        RuntimeError,
+        match=r"group 0 was 0\S* after step [01] of 5, and is 0\.\d+ now: .* SequentialLR\(",
+    ):
+        side_by_side(sgd(), SETTING[name], is_before, is_chained=False, start=start)
 
 
 def test_after_the_warm_up_it_leaves_the_rate_to_others():
