@@ -151,7 +151,7 @@ class GradualWarmup(LRScheduler):
             optimizer's, or another number of them than groups; `momentum_correction` with an
             optimizer that needs none.
         RuntimeError: When `step` is called, until the warm-up ends: something has raised the rate,
-            not multiplied it.
+            not multiplied it; the optimizer has got another parameter group.
 
     Example:
         On two ranks:
@@ -227,6 +227,13 @@ class GradualWarmup(LRScheduler):
     def _get_closed_form_lr(self, keep: bool = False) -> list[float | torch.Tensor]:
         """The rates without other schedulers; torch calls it for `step(epoch)`, and where a
         `SequentialLR` comes to this scheduler. keep: what others have done is not forgotten."""
+        groups = len(self.optimizer.param_groups)
+        if groups != len(self.base_lrs):
+            raise RuntimeError(
+                f"GradualWarmup.step: the optimizer has {groups} parameter groups, and had "
+                f"{len(self.base_lrs)} when this was made; call add_param_group before you make "
+                f"it, or after its {self.total_steps} steps"
+            )
         if not keep:
             self._others = [1.0] * len(self._others)
         if self.last_epoch >= self.total_steps:
@@ -262,6 +269,9 @@ def _start_lrs(start_lr: float | Sequence[float], optimizer: torch.optim.Optimiz
             "for each group"
         )
     for group, (start, lr) in enumerate(zip(starts, lrs, strict=True)):
+        # The rate may be a tensor, and the same number a little less there.
+        if lr < start <= lr * (1 + _precision(groups[group]["lr"])):
+            starts[group] = start = lr
         if not 0 <= start <= lr:
             raise ValueError(
                 f"GradualWarmup: start_lr={start} of parameter group {group} is not between 0 and "
@@ -269,6 +279,13 @@ def _start_lrs(start_lr: float | Sequence[float], optimizer: torch.optim.Optimiz
                 "scaled rate, and pass a list if the groups start at different rates"
             )
     return starts
+
+
+def _precision(lr: float | torch.Tensor) -> float:
+    """The relative distance of two neighbours among such numbers."""
+    if isinstance(lr, torch.Tensor) and lr.is_floating_point():
+        return torch.finfo(lr.dtype).eps
+    return torch.finfo(torch.float64).eps
 
 
 def _ratios(lrs: list[float], to: list[float], where_zero: list[float]) -> list[float]:

@@ -208,6 +208,30 @@ def test_a_scheduler_that_sets_the_rate_beside_it_is_an_error(name, is_before, s
         side_by_side(sgd(), SETTING[name], is_before, is_chained=False, start=start)
 
 
+def test_a_parameter_group_that_comes_during_the_warm_up_is_an_error_and_later_none():
+    optimizer = sgd()
+    scheduler = GradualWarmup(optimizer, START, steps=2)
+    more = {"params": [torch.zeros(1, requires_grad=True)], "lr": 0.3}
+    optimizer.add_param_group(more)
+    with pytest.raises(
+        RuntimeError, match=r"has 2 parameter groups, and had 1 when .* after its 2 steps"
+    ):
+        scheduler.step()
+    del optimizer.param_groups[1]
+    for _ in range(2):
+        scheduler.step()
+    optimizer.add_param_group(more)
+    scheduler.step()
+    assert scheduler.get_last_lr() == [LR, 0.3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_start_at_the_rate_of_a_tensor_is_no_start_above_it(dtype):
+    lr = torch.tensor(0.7, dtype=dtype)
+    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=lr)
+    assert rates(GradualWarmup(optimizer, 0.7, steps=3), 5) == [float(lr)] * 5
+
+
 def test_after_the_warm_up_it_leaves_the_rate_to_others():
     optimizer = sgd()
     warmup = GradualWarmup(optimizer, START, steps=2)
