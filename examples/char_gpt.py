@@ -21,7 +21,7 @@ from text_data import Paragraphs, load_paragraphs, together
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.lr_scheduler import CosineAnnealingLR, SequentialLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, SequentialLR
 from torch.utils.data import DataLoader
 
 import hvdlite as hvd
@@ -63,6 +63,14 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--log-every", type=int, default=20, metavar="STEPS")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, steps: int, warmup_steps: int) -> LRScheduler:
+    """The rate of each step: warmed up, then a cosine down to 0."""
+    warmup = GradualWarmup(optimizer, start_lr=0.0, steps=warmup_steps)
+    # Where the warm-up is the whole training, the cosine begins after its last step.
+    cosine = CosineAnnealingLR(optimizer, max(1, steps - warmup_steps))
+    return SequentialLR(optimizer, [warmup, cosine], [warmup_steps])
 
 
 def loss_of(model: GPT, texts: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, int]:
@@ -123,10 +131,7 @@ def main() -> None:
         named_parameters=model.named_parameters(),
         backward_passes_per_step=args.batches_per_allreduce,
     )
-    warmup = GradualWarmup(optimizer, start_lr=0.0, steps=args.warmup_steps)
-    cosine = CosineAnnealingLR(optimizer, args.steps - args.warmup_steps)
-    scheduler = SequentialLR(optimizer, [warmup, cosine], [args.warmup_steps])
-
+    scheduler = make_scheduler(optimizer, args.steps, args.warmup_steps)
     objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler}
     with Checkpointer(args.checkpoints, **objects) as checkpointer:
         step = checkpointer.restore() or 0

@@ -1,5 +1,7 @@
 """examples/char_gpt.py: a training ended from outside goes on as if nothing had happened."""
 
+import importlib
+import math
 import re
 import shutil
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 
 from tests.examples.checkpoints import last_step, load, trained
+from tests.examples.conftest import EXAMPLES
 
 STEPS = 80
 SMALL = [
@@ -63,6 +66,26 @@ def test_ended_and_started_again_equals_uninterrupted_bit_for_bit(hvdrun, whole,
     assert trained(tmp_path) == trained(whole[1])
     assert loss_per_character(run) == loss_per_character(whole[0])
     assert len(losses(run)) < STEPS / 5
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("warmup_steps", [0, 1, 3, 4, 9])
+def test_a_warm_up_may_be_as_long_as_the_training_or_longer(monkeypatch, warmup_steps):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    make = importlib.import_module("char_gpt").make_scheduler
+    scheduler = make(optimizer, steps=4, warmup_steps=warmup_steps)
+    rates = []
+    for _ in range(4):
+        rates.append(optimizer.param_groups[0]["lr"])
+        scheduler.step()
+    expected = [
+        step / warmup_steps
+        if step < warmup_steps
+        else (1 + math.cos(math.pi * (step - warmup_steps) / (4 - warmup_steps))) / 2
+        for step in range(4)
+    ]
+    assert rates == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.wide
