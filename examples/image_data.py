@@ -106,7 +106,10 @@ class Scans(Images):
 def load_images(
     train_folder: Path | None, test_folder: Path | None, size: int, seed: int
 ) -> tuple[Images, Images]:
-    """The training images and the test images: of the folders, or without them the digits."""
-    if train_folder is None or test_folder is None:
+    """The training images and the test images: of the folders, or without both the digits."""
+    if train_folder is None and test_folder is None:
         return Scans(True, size, seed), Scans(False, size, None)
+    if train_folder is None or test_folder is None:
+        given, missing = ("--train-dir", "--val-dir")[:: 1 if test_folder is None else -1]
+        raise SystemExit(f"{given} without {missing}: give both, or neither for the digits")
     return Folder(train_folder, size, seed), Folder(test_folder, size, None)

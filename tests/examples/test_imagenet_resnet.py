@@ -126,3 +126,18 @@ def test_a_test_image_is_the_middle_square(image_data, tmp_path):
 def test_a_folder_without_images_is_named(image_data, tmp_path):
     with pytest.raises(SystemExit, match="expected a folder of images for each class, found no"):
         image_data.Folder(tmp_path, 16, seed=None)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "text"),
+    [
+        ("train", None, "^--train-dir without --val-dir: give both, or neither for the digits$"),
+        (None, "test", "^--val-dir without --train-dir: give both"),
+    ],
+)
+def test_one_folder_without_the_other_is_an_error_and_no_training_on_digits(
+    image_data, tmp_path, train, test, text
+):
+    folders = [name and tmp_path / name for name in (train, test)]
+    with pytest.raises(SystemExit, match=text):
+        image_data.load_images(*folders, size=16, seed=0)
