@@ -51,7 +51,7 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         default=Path("imagenet_resnet/checkpoint-{epoch}"),
         metavar="PATH",
-        help="checkpoints go into the folder of this path",
+        help="checkpoints go into the folder of this path; its file name does not count",
     )
     add("--fp16-allreduce", action="store_true", help="send the gradients as 16-bit floats")
     add("--batches-per-allreduce", type=int, default=1, help="backward passes per step and rank")
@@ -62,7 +62,13 @@ def parse_args() -> argparse.Namespace:
     add("--epochs", type=int, default=10)
     add("--base-lr", type=float, default=0.05, help="learning rate of one rank and batch")
     add("--warmup-epochs", type=float, default=2)
-    add("--schedule", choices=["step", "cosine"], default="step", help="after the warm-up")
+    add(
+        "--schedule",
+        choices=["step", "cosine"],
+        default="step",
+        help="after the warm-up; step: a tenth of the rate after 30/90, 60/90 and 80/90 of "
+        "--epochs, where Horovod's example has the epochs 30, 60 and 80",
+    )
     add("--momentum", type=float, default=0.9)
     add("--wd", type=float, default=5e-5, help="weight decay")
     add("--label-smoothing", type=float, default=0.1)
@@ -99,11 +105,11 @@ def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Op
 def make_scheduler(
     optimizer: torch.optim.Optimizer, args: argparse.Namespace, steps_per_epoch: int
 ) -> LRScheduler:
-    """The rate of each step: warmed up; then a tenth from each of three epochs on, or a cosine."""
+    """The rate of each step: warmed up; then a tenth at each of three places, or a cosine."""
     steps = args.epochs * steps_per_epoch
     warmup = round(args.warmup_epochs * steps_per_epoch)
     if args.schedule == "step":
-        # The epochs 30, 60 and 80 of 90.
+        # The epochs 30, 60 and 80 of 90, and at the same parts of another number.
         milestones = [round(steps * epoch / 90) - warmup for epoch in (30, 60, 80)]
         after: LRScheduler = MultiStepLR(optimizer, milestones, gamma=0.1)
     else:
