@@ -296,4 +296,5 @@ def test_a_kill_at_any_moment_loses_no_checkpoint_that_was_complete(tmp_path):
     assert run.code == 0, run
     summary = json.loads(run.stdout)
     assert summary["kills"] == 20
-    assert all(summary["in"].values()), summary
+    # Between two writes a kill falls by chance alone; into each phase of a write, some by design.
+    assert all(kills for phase, kills in summary["in"].items() if phase != "between"), summary
