@@ -58,16 +58,24 @@ class CheckpointFolder:
         self._bad: set[int] = set()
 
     def prepare(self) -> None:
-        """Makes the folder, and removes what a killed writer has left. Only one job at a time may
-        use the folder.
+        """Makes the folder, on the disk, and removes what a killed writer has left. Only one job at
+        a time may use the folder.
 
         Raises:
             OSError: It can't be made or listed, or leads through a symlink of another user.
         """
+        new, path = [], self.path
+        while not os.path.lexists(path):
+            new.append(path)
+            path = os.path.dirname(path)
         with self._opened() as folder:
             for name in os.listdir(folder):
                 if UNFINISHED.fullmatch(name):
                     os.unlink(name, dir_fd=folder)
+        # The entry of a new folder is brought to the disk with the folder above it: else a crash
+        # of the host takes the folder away, whatever is brought to the disk in it.
+        for each in new:
+            _sync_folder(os.path.dirname(each))
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, in their order."""
@@ -185,6 +193,17 @@ class CheckpointFolder:
             yield folder
         finally:
             os.close(folder)
+
+
+def _sync_folder(path: str) -> None:
+    try:
+        folder = open_folder(path)
+    except PermissionError:
+        return  # who may write there and not read can't bring it to the disk
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 _WITHOUT_IT = "move it out of the folder to go on with the checkpoint before it"

@@ -50,6 +50,20 @@ def test_a_checkpoint_is_a_file_that_plain_torch_reads_safely(tmp_path):
     assert value_of(read) == 1
 
 
+def test_the_folders_above_new_ones_are_brought_to_the_disk_and_no_others(tmp_path, monkeypatch):
+    synced = []
+
+    def fsync(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = tmp_path / "new" / "folder"
+    opened(path)
+    assert synced == [str(tmp_path / "new"), str(tmp_path)]
+    opened(path)
+    assert len(synced) == 2
+
+
 def test_the_latest_steps_are_kept_and_the_same_step_is_replaced(tmp_path):
     folder = opened(tmp_path, keep=2, steps=[1, 2, 3, 3])
     assert names_in(tmp_path) == [NAMES[2], NAMES[3]]
