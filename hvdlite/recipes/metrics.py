@@ -8,7 +8,7 @@ over the ranks, with one collective for all values of a call.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -49,8 +49,8 @@ def average_metrics(
         values: A number, a tensor of one element on any device, or a dict, list or tuple of them,
             nested as you like. Each is this rank's mean over its own samples.
         weight: How many samples this rank's values are of; 0 or more, not necessarily an integer.
-            With 0 the values do not count, even if they are NaN, and may be None or {}: then this
-            rank gets what the others have.
+            With 0 the values do not count and may be anything: NaN, None, of other keys or none.
+            Unless its keys are those of the others, this rank gets what they have.
         name: As for `allreduce`.
         process_set: The ranks that take part.
 
@@ -60,8 +60,8 @@ def average_metrics(
 
     Raises:
         ValueError: On a rank: a value is no number, or the weight is negative or not finite.
-        HorovodInternalError: The ranks have different keys, on every rank; or another rank got the
-            ValueError.
+        HorovodInternalError: The ranks with samples have different keys, on every rank; or another
+            rank got the ValueError.
 
     Example:
         On two ranks, of which rank 0 has 3 samples and rank 1 has 1:
@@ -75,7 +75,8 @@ def average_metrics(
     samples = _Samples("average_metrics")
 
     def collected() -> _Part:
-        samples.add(values, weight)
+        # Not left on a device: whether it is 0 decides what the values may be.
+        samples.add(values, float(checked_number("average_metrics", "weight", weight)))
         return samples.part()
 
     return _means("average_metrics", collected, samples, name, process_set)
@@ -118,8 +119,9 @@ class Metric:
         """Adds the mean of `weight` samples. Not collective.
 
         Args:
-            values: As for `average_metrics`; the same keys in every call.
-            weight: The number of samples; a tensor of one element on a device is not waited for.
+            values: As for `average_metrics`; the same keys in every call with samples.
+            weight: The number of samples; a tensor of one element on a device is not waited for, so
+                that the values must be numbers even if it is 0.
 
         Raises:
             ValueError: A value is no number, the weight is negative, or the keys are not those of
@@ -162,8 +164,10 @@ class _Samples:
         self._form = form
         self._means: dict[Path, WeightedMean] = {}
         self._pending: list[tuple[dict[Path, Number], Number]] = []
-        # The first values, with 0 in place of each; None: there were none.
+        # The first values, with 0 in place of each; None: there were none. Those of weight 0 give
+        # way to others.
         self.structure: Any = None
+        self._is_structured = False  # by others
         # Whether any weight was not 0.
         self._is_of_samples = False
 
@@ -171,19 +175,22 @@ class _Samples:
         weight = checked_number(self._form, "weight", weight)
         if not isinstance(weight, torch.Tensor):
             checked_weight(self._form, weight)
+            if weight == 0:
+                if self.structure is None:
+                    self.structure = _structure_of(values)
+                return
         numbers = {
             path: checked_number(self._form, in_words(path), value)
             for path, value in flattened(values).items()
         }
-        if self.structure is None:
-            self.structure = mapped(values, lambda *_: 0.0)
+        if not self._is_structured:
+            self.structure, self._is_structured = _structure_of(values), True
             self._means = {path: WeightedMean() for path in numbers}
         elif numbers.keys() != self._means.keys():
             raise ValueError(
                 f"{self._form}: the keys are {_listed(numbers)}, those of the first update were "
                 f"{_listed(self._means)}; pass the same keys in every update"
             )
-        self._is_of_samples |= isinstance(weight, torch.Tensor) or weight > 0
         self._pending.append((numbers, weight))
         if len(self._pending) >= _MOST_PENDING:
             self._settle()
@@ -211,6 +218,7 @@ class _Samples:
             except ValueError as problem:
                 error = error or problem
                 continue
+            self._is_of_samples |= weight > 0
             for path, value in values.items():
                 self._means[path].add(value, weight)
         if error is not None:
@@ -229,24 +237,36 @@ def _means(
     parts = gather_results(form, make, name, process_set)
     ranks = team_of(form, process_set).ranks
     # A rank without samples need not know the keys.
-    speaking = {
-        rank: part
-        for rank, part in zip(ranks, parts, strict=True)
-        if part.means or part.is_of_samples
-    }
+    speaking = {rank: part for rank, part in zip(ranks, parts, strict=True) if part.is_of_samples}
     different = which_ranks_have({rank: part.means for rank, part in speaking.items()})
     if different:
         raise HorovodInternalError(
             f"{form}: the ranks have different keys: {different}; pass the same keys on every "
-            "rank, or no values with weight=0 on a rank without samples"
+            "rank, or weight=0 on a rank without samples"
         )
     sums: dict[Path, WeightedMean] = {}
     for part in speaking.values():
         for path, state in part.means.items():
             sums.setdefault(path, WeightedMean()).merge(state)
-    structures = [samples.structure, *(part.structure for part in speaking.values())]
-    structure = next(filter(flattened, structures), samples.structure)
-    return math.nan if structure is None else mapped(structure, lambda at, _: sums[at].result())
+    own = samples.structure
+    if speaking:
+        if flattened(own).keys() == sums.keys():
+            return _filled(own, sums)
+        return _filled(next(iter(speaking.values())).structure, sums)
+    # Nobody has samples: NaN for each key, of this rank or else of another.
+    structures = [own, *(part.structure for part in parts)]
+    return _filled(next(filter(flattened, structures), own), {})
+
+
+def _filled(structure: Any, sums: Mapping[Path, WeightedMean]) -> Any:
+    """The means in that structure; NaN where there is none."""
+    if structure is None:
+        return math.nan
+    return mapped(structure, lambda at, _: sums[at].result() if at in sums else math.nan)
+
+
+def _structure_of(values: Any) -> Any:
+    return mapped(values, lambda *_: 0.0)
 
 
 def _listed(paths: Iterable[Path]) -> str:

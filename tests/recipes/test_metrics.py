@@ -89,6 +89,14 @@ def without_samples():
     mine = hvd.rank() == 1
     nothing = average_metrics({"loss": 0.1} if mine else None, weight=3 if mine else 0)
     empty = average_metrics({} if mine else {"loss": 0.1}, weight=0 if mine else 3)
+    others = [
+        average_metrics({"loss": 0.1} if mine else values, weight=3 if mine else torch.tensor(0))
+        for values in ({"loss": None}, {"acc": [1.0, "?"], "loss": 2}, "nothing", [math.nan])
+    ]
+    assert others == [{"loss": 0.1}] * 4
+    assert math.isnan(
+        average_metrics({"loss" if mine else "acc": None}, 0)["loss" if mine else "acc"]
+    )
     nobody = average_metrics(7, weight=0)
     metric = Metric("validation")
     if mine:
@@ -168,8 +176,8 @@ def test_ranks_that_disagree_all_get_an_error_that_names_ranks_and_keys(world):
     assert kind == "HorovodInternalError"
     assert text == (
         "average_metrics: the ranks have different keys: 'acc' 'top' only on rank 0; 'accuracy' "
-        "'top' only on rank 1; pass the same keys on every rank, or no values with weight=0 on "
-        "a rank without samples"
+        "'top' only on rank 1; pass the same keys on every rank, or weight=0 on a rank without "
+        "samples"
     )
     assert "'loss' only on rank 1" in zeros[1][1]
     kinds, texts = zip(*ones[2:], strict=True)
@@ -226,6 +234,14 @@ def in_a_process_set():
 @pytest.mark.ranks(3)
 def test_only_the_members_of_a_process_set_count(world):
     assert world.run(in_a_process_set) == [(1.0, 1.5), None, (1.0, 1.5)]
+
+
+def test_an_update_without_samples_may_have_other_keys():
+    metric = Metric("train")
+    for values, weight in [({"acc": None}, 0), ({"loss": 1.0}, 2), ({"acc": 1.0}, 0)]:
+        metric.update(values, weight)
+    assert metric._samples.part().means.keys() == {("loss",)}
+    assert metric._samples.structure == {"loss": 0.0}
 
 
 def test_the_keys_of_a_metric_stay_the_same():
