@@ -110,8 +110,9 @@ class Checkpointer:
 
         Blocks until rank 0 has copied the states in its memory, and while it still writes the
         checkpoint before, so that none is left out; waits for all ranks. The first call also gets
-        the memory for the copy, as much as the states have, and keeps it. With op=Adasum rank 0
-        gets those of all ranks, for as long as it writes them.
+        the memory for the copy, as much as the states have, and keeps it. During the call the state
+        of a sharded optimizer is there once more, gathered. With op=Adasum rank 0 gets the states
+        of all ranks, for as long as it writes them.
 
         Args:
             step: The number of the checkpoint, the same on every rank: how many steps were made.
@@ -170,7 +171,8 @@ class Checkpointer:
 
     def restore(self) -> int | None:
         """Loads the latest checkpoint that is whole, on every rank. Every rank calls it, before the
-        training and after the objects are made. Blocks.
+        training and after the objects are made. Blocks. During the call every rank has the whole
+        checkpoint in host memory, also of a sharded optimizer.
 
         Torn and damaged files are passed over, and rank 0 logs which ones and why. A file that
         can't be read though it may be whole is an error: with an older one, or none, the training
