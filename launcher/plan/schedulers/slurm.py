@@ -268,6 +268,10 @@ def requeue_of_job(environ: Environ) -> Requeue | None:
     job = environ.get("SLURM_JOB_ID", "")
     if not job:
         return None
+    # The array's number is that of one of its tasks, too. By itself it means the whole array.
+    task = environ.get("SLURM_ARRAY_TASK_ID", "")
+    if task and job == environ.get("SLURM_ARRAY_JOB_ID"):
+        job = f"{job}_{task}"
     scontrol = shutil.which("scontrol", path=environ.get("PATH"))
     if scontrol is None:
         raise UsageError(

@@ -6,7 +6,7 @@ from hvdrun.errors import HostSetupError, NoMpi, SshFailed, UsageError
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.hosts import Host, Share, parse_hosts
 from hvdrun.plan.schedulers.scheduler import Allocation
-from hvdrun.plan.schedulers.slurm import Srun, choose_pmi, with_srun
+from hvdrun.plan.schedulers.slurm import Srun, choose_pmi, requeue_of_job, with_srun
 from hvdrun.preflight.ask_hosts import Reply
 from hvdrun.preflight.no_answer import no_answer
 
@@ -141,3 +141,22 @@ def test_what_only_a_list_of_nodes_can_say_is_said_to_open_mpi_alone():
 def test_srun_starts_ranks_on_hosts_of_the_allocation_in_slurms_order(hosts, message):
     with pytest.raises(UsageError, match=message):
         layout(BY_PMIX, hosts)
+
+
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        ({"SLURM_JOB_ID": "7"}, "7"),
+        # One task of an array has the array's own number.
+        ({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}, "7_0"),
+        ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "9"),
+    ],
+)
+def test_of_a_job_array_only_the_task_in_which_hvdrun_runs_is_asked_to_run_again(
+    variables, job, tmp_path
+):
+    scontrol = tmp_path / "scontrol"
+    scontrol.touch(0o755)
+    asking = requeue_of_job({"PATH": str(tmp_path), **variables})
+    assert asking.ask == (str(scontrol), "requeue", job)
+    assert asking.look == (str(scontrol), "show", "job", job)
