@@ -165,7 +165,7 @@ class HostAgent:
         for fd in (0, 1):
             os.set_blocking(fd, False)
         self._send_clock()
-        waker = Waker([signal.SIGCHLD, *signals.NOT_FOR_AGENTS])
+        waker = Waker([signal.SIGCHLD, *signals.FOR_THE_JOB])
         self.selector.register(0, selectors.EVENT_READ, self._hear)
         self.selector.register(waker.fd, selectors.EVENT_READ, waker.read)
         while self._reap() or self._is_held() or (self.local_ranks and self.local_ranks.keepers):

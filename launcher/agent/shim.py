@@ -64,7 +64,7 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
     if sock is None:
         write_all(2, UNREACHABLE.format(rank=rank, host=os.uname().nodename).encode())
         os._exit(1)
-    for number in signals.NOT_FOR_AGENTS:  # of MPI's signals to the shim, only KILL counts
+    for number in signals.FOR_THE_JOB:  # of MPI's signals to the shim, only KILL counts
         signal.signal(number, signal.SIG_IGN)
     daemon = os.getppid()
     try:

@@ -16,17 +16,20 @@ else:  # see frames
 
 # A rank that has not ended after Ctrl-C and its grace gets TERM, and this long later KILL.
 LAST_S = 2.0
+# To hvdrun, these end the job.
+ENDS_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # hvdrun passes these on to the ranks. ALRM: by default it ends a process without a word.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 # The supervisor decides what these do to a rank. Its shim, its keeper and the host agents live on:
 # a batch system may send a signal to all processes of a job.
-NOT_FOR_AGENTS = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    *PASSED_ON,
-)
+FOR_THE_JOB = (*ENDS_JOB, *PASSED_ON)
+
+
+def heeded() -> list[int]:
+    """The signals that are for the job. Under nohup, HUP (the terminal was closed) is not one of
+    them."""
+    nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [n for n in FOR_THE_JOB if not (nohup and n == signal.SIGHUP)]
 
 
 def steps(first: int, grace_s: float) -> list[tuple[float, int]]:

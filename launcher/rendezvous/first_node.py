@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import threading
 import time
 from collections.abc import Callable
 
 from hvdrun.agent.peers import listen as listen_here
+from hvdrun.agent.signals import FOR_THE_JOB
 from hvdrun.errors import HostSetupError, StartTimeout, UsageError
 from hvdrun.rendezvous import gate
 from hvdrun.rendezvous.callers import Caller, Callers
@@ -53,12 +53,6 @@ REFUSAL_S = 0.5
 SILENT_S = 5.0
 FIRST_LINE_S, LINE_EVERY_S = 3.0, 15.0
 _MOST_STRANGERS = 5  # that are remembered
-PASSED_ON = frozenset(
-    (
-        *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
-        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
-    )
-)
 
 
 class FirstNode:
@@ -306,7 +300,7 @@ class FirstNode:
         self.heard_at[number] = time.monotonic()
         if kind == PING:
             self.nodes[number].send(PING)
-        elif kind == SIGNAL and unpack_number(payload) in PASSED_ON:
+        elif kind == SIGNAL and unpack_number(payload) in FOR_THE_JOB:
             os.kill(os.getpid(), unpack_number(payload))
 
     def _node_left(self, number: int) -> None:

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 
 from hvdrun.agent.frames import Waker
+from hvdrun.agent.signals import FOR_THE_JOB, heeded
 from hvdrun.agent.silence import Silence, clock
 from hvdrun.errors import HostLost, HostSetupError, StartTimeout
 from hvdrun.machine.environment import inheritable
 from hvdrun.machine.processes import kill_descendants, set_subreaper
 from hvdrun.machine.tcp_users import listener_is_trusted, other_end_is_trusted
-from hvdrun.rendezvous.first_node import PASSED_ON
 from hvdrun.rendezvous.messages import (
     ERR,
     EXIT,
@@ -93,7 +93,7 @@ class OtherNode:
         try:
             self._join(limit_s)
             # From now on signals are for the whole job.
-            waker = Waker([signal.SIGCHLD, *PASSED_ON])
+            waker = Waker([signal.SIGCHLD, *heeded()])
             say(
                 f"hvdrun: this is node {self.place.node_rank} of {self.place.nodes}; what the ranks"
                 f" print is shown on node 0 ({self.place.host})"
@@ -252,8 +252,8 @@ class OtherNode:
     def _signals(self, numbers: bytes) -> None:
         """All but CHLD are for the whole job: node 0 decides what they do."""
         for number in numbers:
-            self.was_signalled |= number in PASSED_ON
-            if number in PASSED_ON and self.connection is not None:
+            self.was_signalled |= number in FOR_THE_JOB
+            if number in FOR_THE_JOB and self.connection is not None:
                 self.connection.send(SIGNAL, b"%d" % number)
 
     # ------------------------------------------------------------- programs

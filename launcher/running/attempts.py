@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 
 from hvdrun.agent.frames import Waker
-from hvdrun.agent.signals import PASSED_ON
+from hvdrun.agent.signals import heeded
 from hvdrun.job.supervision import Supervision
 from hvdrun.machine.processes import set_subreaper
 from hvdrun.output.screen import Screen
 from hvdrun.plan.command import Command
-from hvdrun.running.supervise import StartedBadly, Supervisor, heeded
+from hvdrun.running.supervise import StartedBadly, Supervisor
 
 ATTEMPTS = 3
 
@@ -24,7 +24,8 @@ def supervise(
     """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
     set_subreaper()
     # All attempts share one waker, so that no signal between two of them is lost.
-    waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *PASSED_ON, *heeded()])
+    # TSTP (Ctrl-Z) only makes a line: hosts would take a stopped launcher for dead.
+    waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *heeded()])
     attempt = 1
     while True:
         is_last = attempt == ATTEMPTS

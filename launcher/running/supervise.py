@@ -30,7 +30,7 @@ from hvdrun.agent.frames import (
 )
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
-from hvdrun.agent.signals import PASSED_ON
+from hvdrun.agent.signals import ENDS_JOB, PASSED_ON
 from hvdrun.agent.silence import clock
 from hvdrun.job import verdict
 from hvdrun.job.actions import (
@@ -88,8 +88,6 @@ from hvdrun.running.mpirun_pipe import Source
 from hvdrun.running.requeue import requeue
 from hvdrun.running.stdin import Stdin
 
-# These end a job. TSTP (Ctrl-Z) only makes a line: hosts would take a stopped launcher for dead.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # After a signal, hvdrun takes at most this long to write its remaining output.
 LAST_WORDS_S = 2.0
 # A turn of the loop waits no longer than this, so that hosts get signs of life.
@@ -98,12 +96,6 @@ TURN_S = 0.5
 
 class StartedBadly(Exception):
     """mpirun failed by chance before any rank started; every process has ended."""
-
-
-def heeded() -> list[int]:
-    """The signals that end a job. Under nohup, HUP (the terminal was closed) is not one of them."""
-    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in SIGNALS if not (nohup and number == signal.SIGHUP)]
 
 
 class Supervisor:
@@ -262,7 +254,7 @@ class Supervisor:
         was_ended = self.course.signal is not None
         until = time.monotonic() + LAST_WORDS_S if was_ended else float("inf")
         while not writer.drain(min(until, time.monotonic() + 0.1)):
-            if time.monotonic() > until or any(n in SIGNALS for n in self.waker.read()):
+            if time.monotonic() > until or any(n in ENDS_JOB for n in self.waker.read()):
                 return
         if lost := self.screen.lost():
             self.screen.output.say(lost)
@@ -324,7 +316,7 @@ class Supervisor:
 
     def _woken(self, numbers: bytes) -> None:
         for number in numbers:
-            if number in SIGNALS:
+            if number in ENDS_JOB:
                 self._tell(Interrupted(number))
             elif number in PASSED_ON:
                 self._tell(ToPassOn(number))

@@ -20,6 +20,7 @@ from mpi4py import MPI
 secrets = [name for name in os.environ if "SECRET" in name or name == "HVDRUN_NODES"]
 print("rank", MPI.COMM_WORLD.rank, "of", MPI.COMM_WORLD.size, secrets, flush=True)
 """
+WAITS = "import time\nprint('up', flush=True)\ntime.sleep(60)"
 
 
 @pytest.fixture
@@ -37,10 +38,10 @@ class Nodes:
         self.place = ("--rendezvous", f"127.0.0.1:{port}")
         self.running = []
 
-    def start(self, *options, environ=None, place=None):
+    def start(self, *options, environ=None, place=None, before=()):
         self.running.append(
             subprocess.Popen(
-                [self.program, *(self.place if place is None else place), *options],
+                [*before, self.program, *(self.place if place is None else place), *options],
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -111,10 +112,9 @@ def test_the_first_failure_is_reported_on_every_node_with_its_exit_code(openmpi_
 
 
 def test_a_signal_to_any_node_ends_the_job_on_all(openmpi_nodes):
-    waits = "import signal, sys, time\nprint('up', flush=True)\ntime.sleep(60)"
     first, other = (
         openmpi_nodes.start(
-            *("-np", "2", "--nodes", "2", "--node-rank", str(number), "python", "-c", waits)
+            *("-np", "2", "--nodes", "2", "--node-rank", str(number), "python", "-c", WAITS)
         )
         for number in (0, 1)
     )
@@ -124,6 +124,25 @@ def test_a_signal_to_any_node_ends_the_job_on_all(openmpi_nodes):
     ends = openmpi_nodes.ends()
     assert [end.code for end in ends] == [143, 143], ends
     assert all("SIGTERM: the 2 ranks have 20 s to end" in end.stderr for end in ends)
+
+
+def test_under_nohup_the_end_of_a_nodes_terminal_is_not_the_jobs(openmpi_nodes):
+    first, other = (
+        openmpi_nodes.start(
+            *("-np", "2", "--nodes", "2", "--node-rank", str(number), "python", "-c", WAITS),
+            before=("nohup",) * number,
+        )
+        for number in (0, 1)
+    )
+    for _ in range(2):
+        assert first.stdout.readline().endswith("up\n")
+    other.send_signal(signal.SIGHUP)
+    other.send_signal(signal.SIGUSR1)
+    while "SIGUSR1 was sent to 0 of 2 ranks" not in (line := other.stderr.readline()):
+        assert line
+    other.send_signal(signal.SIGTERM)
+    ends = openmpi_nodes.ends()
+    assert [end.code for end in ends] == [143, 143], ends
 
 
 def test_a_node_whose_messages_nobody_reads_is_not_lost(openmpi_nodes):
