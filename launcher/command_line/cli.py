@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from hvdrun.preflight.preflight import Preflight
+    from hvdrun.running.node_signals import NodeSignals
 
 CTRL_C = 130  # the exit code of a process that SIGINT ended
 
@@ -158,10 +159,11 @@ def _check_or_launch(
     disable_cache: bool,
     request: Request,
     on_line: Callable[[str], None] = lambda _: None,
+    node_signals: NodeSignals | None = None,
 ) -> int:
     if check:
         return check_hosts(request)
-    return launch(request, dry_run, disable_cache, on_line)
+    return launch(request, dry_run, disable_cache, on_line, node_signals)
 
 
 def _check_build(request: Request, dry_run: bool, disable_cache: bool) -> int:
@@ -198,8 +200,10 @@ def launch(
     dry_run: bool,
     disable_cache: bool = False,
     on_line: Callable[[str], None] = lambda _: None,
+    node_signals: NodeSignals | None = None,
 ) -> int:
-    """on_line: gets the lines that hvdrun itself says from then on."""
+    """on_line: gets the lines that hvdrun itself says from then on; node_signals: gives the signals
+    of other nodes, if each host runs an hvdrun."""
     stdin_programs.check(request.command, request.num_proc or 1)
     requeue = schedulers.find_requeue(os.environ) if request.requeue else None
     files_before = lacking.raise_files(ranks=1)
@@ -234,7 +238,7 @@ def launch(
         path = request.variable("PATH", found.environ) or ""
         program.check(request.command, found.cwd, path)
     command = lacking.within_limits(command, mpi, found, files_before)
-    from hvdrun.job.supervision import ONE_ACT_OF_MANY_S, ONE_ACT_S, Supervision
+    from hvdrun.job.supervision import Supervision
     from hvdrun.output.screen import Screen
     from hvdrun.running.attempts import supervise
 
@@ -254,10 +258,10 @@ def launch(
             request.verbose,
             request.host_timeout_s,
             request.grace_period_s,
-            ONE_ACT_OF_MANY_S if is_started_everywhere(request) else ONE_ACT_S,
+            is_started_everywhere(request),
             requeue,
         )
-        code = supervise(command, found.cwd, screen, supervision)
+        code = supervise(command, found.cwd, screen, supervision, node_signals)
         failed = code not in (0, CTRL_C)
     finally:
         if seen and failed:

@@ -26,6 +26,7 @@ from hvdrun.rendezvous.place import Place, by_options, by_variables, shares
 
 if TYPE_CHECKING:
     from hvdrun.rendezvous.messages import Hello
+    from hvdrun.running.node_signals import NodeSignals
 
 _SERVERS = "HVDLITE_SERVERS"
 _LAST_WORDS_S = 2.0  # for a reader that is slow
@@ -33,7 +34,9 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class Job(Protocol):
-    def __call__(self, request: Request, on_line: Callable[[str], None] = ..., /) -> int:
+    def __call__(
+        self, request: Request, on_line: Callable[[str], None], node_signals: NodeSignals, /
+    ) -> int:
         """Runs or checks the job from node 0. The exit code."""
 
 
@@ -88,8 +91,10 @@ def _run_first(
     request: Request, place: Place, key: bytes, own: Hello, only_this_user: bool, job: Job
 ) -> int:
     from hvdrun.rendezvous.first_node import FirstNode
+    from hvdrun.running.node_signals import NodeSignals
 
-    first = FirstNode(place, key, own, only_this_user)
+    node_signals = NodeSignals()
+    first = FirstNode(place, key, own, only_this_user, node_signals.add)
     code = 1
     try:
         first.start(request.host_timeout_s)
@@ -99,7 +104,8 @@ def _run_first(
         slots = [hello.slots for hello in (own, *hellos)]
         # For preflight's commands; ranks do not get it.
         os.environ[NODES] = first.secret_here
-        code = job(_with_hosts(request, place, names, slots, first.secret_here), first.say)
+        request = _with_hosts(request, place, names, slots, first.secret_here)
+        code = job(request, first.say, node_signals)
         return code
     except LaunchError as error:
         first.say(f"hvdrun: {error}")

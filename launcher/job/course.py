@@ -106,7 +106,7 @@ class Course:
         self.summaries: dict[int, summary.Record] = {}  # of ranks that have left
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
-        self.signalled_at = 0.0
+        self.signalled: dict[int, tuple[int, float]] = {}  # node → its first signal, and when
         self.finished = False
         self.actions: list[Action] = []  # of the event that is being handled
         self.closed_files = ClosedFiles()
@@ -187,8 +187,8 @@ class Course:
                 self.mpirun.code, self.mpirun.ended_at = code, now
                 if not self.ending.has_begun:
                     self.actions.append(EndHosts(GRACE_S))
-            case Interrupted(number):
-                self._interrupted(now, number)
+            case Interrupted(number, node):
+                self._interrupted(now, number, node)
             case ToPassOn(number):
                 if running := self.ranks.started - self.ranks.endings.keys():
                     request = self.passing_on.ask(now, number, running)
@@ -347,12 +347,15 @@ class Course:
             self.error = error
             self._end(now, grace_s)
 
-    def _interrupted(self, now: float, number: int) -> None:
-        """The second signal ends the job without a grace."""
+    def _interrupted(self, now: float, number: int, node: int) -> None:
+        """The second signal on a node ends the job without a grace. One on each node may be a
+        single act: platforms end a job's hosts together, or one after the other."""
         before, self.signal = self.signal, self.signal or number
-        if before is None:
-            self.signalled_at = now
-        elif number == before and now - self.signalled_at < self._one_act_s(number):
+        is_first_here = node not in self.signalled
+        first_here, at = self.signalled.setdefault(node, (number, now))
+        if before is not None and (
+            is_first_here or (number == first_here and now - at < ONE_ACT_S)
+        ):
             return
         first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         given_s = self.supervision.grace_s
@@ -361,11 +364,9 @@ class Course:
         if self.ending.kill_at is not None:  # the ranks have had the first signal
             first = signal.SIGTERM
             given_s = min(given_s, max(0.0, self.ending.kill_at - now))
-        self._say(interrupted(number, before, len(self.ranks.awaited), given_s))
+        running, of_nodes = len(self.ranks.awaited), self.supervision.of_nodes
+        self._say(interrupted(number, before, running, given_s, of_nodes))
         self._end(now, given_s if before is None else 0, first)
-
-    def _one_act_s(self, number: int) -> float:
-        return ONE_ACT_S if number == signal.SIGINT else self.supervision.one_act_s
 
     def _end(self, now: float, grace_s: float, first: int = signal.SIGTERM) -> None:
         self.ending.begin(now, grace_s, first)

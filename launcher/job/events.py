@@ -148,6 +148,7 @@ class Interrupted(Value):
     """Ctrl-C, or a signal like it."""
 
     number: int
+    node: int = 0  # whose hvdrun got it, where each host runs one (see `rendezvous`)
 
 
 class ToPassOn(Value):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from hvdrun.agent.peers import listen as listen_here
-from hvdrun.agent.signals import FOR_THE_JOB
+from hvdrun.agent.signals import heeded
 from hvdrun.errors import HostSetupError, StartTimeout, UsageError
 from hvdrun.rendezvous import gate
 from hvdrun.rendezvous.callers import Caller, Callers
@@ -58,14 +58,23 @@ _MOST_STRANGERS = 5  # that are remembered
 class FirstNode:
     """Call `start`, then `wait_for_nodes`, and `end` whatever happens.
 
+    on_signal(number, node): called in this object's thread when another node got a signal.
     secret_here: by which the role `reach` finds this process (see agent.peers); not the nodes' own.
     """
 
-    def __init__(self, place: Place, key: bytes, own: Hello, only_this_user: bool) -> None:
+    def __init__(
+        self,
+        place: Place,
+        key: bytes,
+        own: Hello,
+        only_this_user: bool,
+        on_signal: Callable[[int, int], None],
+    ) -> None:
         self.place = place
         self.key = key
         self.own = own
         self.only_this_user = only_this_user
+        self.on_signal = on_signal
         self.secret_here = os.urandom(16).hex()
         self.welcome = b""
         self.selector = selectors.DefaultSelector()
@@ -300,8 +309,8 @@ class FirstNode:
         self.heard_at[number] = time.monotonic()
         if kind == PING:
             self.nodes[number].send(PING)
-        elif kind == SIGNAL and unpack_number(payload) in FOR_THE_JOB:
-            os.kill(os.getpid(), unpack_number(payload))
+        elif kind == SIGNAL and unpack_number(payload) in heeded():
+            self.on_signal(unpack_number(payload), number)
 
     def _node_left(self, number: int) -> None:
         del self.nodes[number]

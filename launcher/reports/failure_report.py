@@ -185,9 +185,11 @@ def run_on(rank: int, host: str, left: int, since_s: float) -> str:
     )
 
 
-def interrupted(number: int, before: int | None, running: int, grace_s: float) -> str:
+def interrupted(
+    number: int, before: int | None, running: int, grace_s: float, of_nodes: bool = False
+) -> str:
     """The line that is shown at once after Ctrl-C or a signal like it. `before`: the first one;
-    `running`: how many ranks run."""
+    `running`: how many ranks run; `of_nodes`: each host runs an hvdrun."""
     name = _typed(number)
     if before is not None:
         order = "again" if number == before else f"after {_typed(before)}"
@@ -197,7 +199,8 @@ def interrupted(number: int, before: int | None, running: int, grace_s: float) -
     if not grace_s:
         return f"hvdrun: {name}: killing everything now"
     ranks, them = ("the rank has", "it") if running == 1 else (f"the {running} ranks have", "them")
-    return f"hvdrun: {name}: {ranks} {grace_s:.3g} s to end; a second {name} kills {them} at once"
+    second = f"a second {name}{' on the same node' if of_nodes else ''}"
+    return f"hvdrun: {name}: {ranks} {grace_s:.3g} s to end; {second} kills {them} at once"
 
 
 def _typed(number: int) -> str:

@@ -10,6 +10,7 @@ from hvdrun.job.supervision import Supervision
 from hvdrun.machine.processes import set_subreaper
 from hvdrun.output.screen import Screen
 from hvdrun.plan.command import Command
+from hvdrun.running.node_signals import NodeSignals
 from hvdrun.running.supervise import StartedBadly, Supervisor
 
 ATTEMPTS = 3
@@ -20,16 +21,19 @@ def supervise(
     cwd: str,
     screen: Screen,
     supervision: Supervision,
+    node_signals: NodeSignals | None = None,
 ) -> int:
     """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
     set_subreaper()
+    node_signals = node_signals or NodeSignals()
+    node_signals.begin()
     # All attempts share one waker, so that no signal between two of them is lost.
     # TSTP (Ctrl-Z) only makes a line: hosts would take a stopped launcher for dead.
     waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *heeded()])
     attempt = 1
     while True:
         is_last = attempt == ATTEMPTS
-        job = Supervisor(command, cwd, screen, supervision, waker, is_last)
+        job = Supervisor(command, cwd, screen, supervision, waker, is_last, node_signals)
         try:
             return job.run()
         except StartedBadly:

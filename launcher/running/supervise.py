@@ -85,6 +85,7 @@ from hvdrun.output.terminal import Terminal
 from hvdrun.plan.command import Command
 from hvdrun.running.host_link import HostLink
 from hvdrun.running.mpirun_pipe import Source
+from hvdrun.running.node_signals import NodeSignals
 from hvdrun.running.requeue import requeue
 from hvdrun.running.stdin import Stdin
 
@@ -109,6 +110,7 @@ class Supervisor:
         supervision: Supervision,
         waker: Waker,
         is_last: bool,
+        node_signals: NodeSignals,
     ) -> None:
         self.course = Course(command, time.monotonic(), supervision)
         self.command = command
@@ -116,6 +118,7 @@ class Supervisor:
         self.screen = screen
         self.waker = waker
         self.is_last = is_last
+        self.node_signals = node_signals
         self.selector = selectors.DefaultSelector()
         self.secret = os.urandom(16).hex()
         self.host_timeout_s = supervision.host_timeout_s
@@ -139,6 +142,7 @@ class Supervisor:
             on_host=self._new_link,
         )
         self.selector.register(waker.fd, selectors.EVENT_READ, lambda: self._woken(waker.read()))
+        self.selector.register(self.node_signals.fd, selectors.EVENT_READ, self._nodes_signalled)
         self.selector.register(writer.awake, selectors.EVENT_READ, writer.heard)
         try:
             self._start()
@@ -254,11 +258,17 @@ class Supervisor:
         was_ended = self.course.signal is not None
         until = time.monotonic() + LAST_WORDS_S if was_ended else float("inf")
         while not writer.drain(min(until, time.monotonic() + 0.1)):
-            if time.monotonic() > until or any(n in ENDS_JOB for n in self.waker.read()):
+            if time.monotonic() > until or self._is_interrupted(was_ended):
                 return
         if lost := self.screen.lost():
             self.screen.output.say(lost)
             writer.drain(time.monotonic() + LAST_WORDS_S)
+
+    def _is_interrupted(self, was_ended: bool) -> bool:
+        """By a signal after the end of the job. Another node's may be what has ended it."""
+        here = any(number in ENDS_JOB for number in self.waker.read())
+        there = any(number in ENDS_JOB for number, _ in self.node_signals.read())
+        return here or (there and not was_ended)
 
     # ------------------------------------------------------------ events
 
@@ -316,14 +326,22 @@ class Supervisor:
 
     def _woken(self, numbers: bytes) -> None:
         for number in numbers:
-            if number in ENDS_JOB:
-                self._tell(Interrupted(number))
-            elif number in PASSED_ON:
-                self._tell(ToPassOn(number))
-            elif number == signal.SIGTSTP:
+            if number == signal.SIGTSTP:
                 self._tell(ToStop())
+            else:
+                self._signalled(number)
         if self.course.mpirun.runs and (code := self.mpirun.poll()) is not None:
             self._tell(MpirunEnded(code))
+
+    def _nodes_signalled(self) -> None:
+        for number, node in self.node_signals.read():
+            self._signalled(number, node)
+
+    def _signalled(self, number: int, node: int = 0) -> None:
+        if number in ENDS_JOB:
+            self._tell(Interrupted(number, node))
+        elif number in PASSED_ON:
+            self._tell(ToPassOn(number))
 
     # ------------------------------------------------------------ actions
 

@@ -61,11 +61,14 @@ def play(
     tails=None,
     grace_s=None,
     requeue=None,
+    of_nodes=False,
 ):
     """The course after these events, and its actions with their times. It is woken at each
     `wake_at`, also after the last event, for some days: while ranks wait in init, hvdrun reports it
     again and again."""
-    supervision = Supervision(start_timeout_s, verbose, grace_s=grace_s, requeue=requeue)
+    supervision = Supervision(
+        start_timeout_s, verbose, grace_s=grace_s, of_nodes=of_nodes, requeue=requeue
+    )
     course = Course(job or command(a=2, b=2), 0.0, supervision)
     actions = []
 

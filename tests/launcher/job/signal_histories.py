@@ -138,6 +138,52 @@ USER = {
         143,
         says=[(2.0, "hvdrun: SIGTERM: the 4 ranks have 20 s to end")],
     ),
+    "TERM to one node after the other": History(
+        [
+            *begun(),
+            (2.0, Interrupted(TERM, 1)),
+            (8.0, Interrupted(TERM)),
+            (14.0, Interrupted(TERM, 2)),
+            *asked(15.0, 0, 1, 2, 3),
+            *over(15.1, 1),
+        ],
+        ends(2.0, 20.0, over_at=15.1),
+        143,
+        says=[
+            (
+                2.0,
+                "hvdrun: SIGTERM: the 4 ranks have 20 s to end; a second SIGTERM on the same node",
+            )
+        ],
+        options={"of_nodes": True},
+    ),
+    "Ctrl-C on each node, and TERM from what has sent it": History(
+        [
+            *begun(),
+            (2.0, Interrupted(INT)),
+            (2.3, Interrupted(INT, 1)),
+            (2.6, Interrupted(TERM, 2)),
+            *asked(4.0, 0, 1, 2, 3),
+            *over(4.1, 1),
+        ],
+        ends(2.0, over_at=4.1, first=INT),
+        130,
+        says=[(2.0, "hvdrun: Ctrl-C: ")],
+    ),
+    "TERM to each node, and again to one": History(
+        [
+            *begun(),
+            (2.0, Interrupted(TERM)),
+            (2.01, Interrupted(TERM)),
+            (3.0, Interrupted(TERM, 1)),
+            (3.01, Interrupted(TERM, 1)),
+            (4.0, Interrupted(TERM, 1)),
+            *over(4.2, 1),
+        ],
+        [*ends(2.0, 20.0), *ends(4.0, 0, over_at=4.2)],
+        143,
+        says=[(2.0, "hvdrun: SIGTERM: "), (4.0, "hvdrun: SIGTERM again: killing everything now")],
+    ),
     "Ctrl-C, and again, which nothing heeds": History(
         [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT))],
         [

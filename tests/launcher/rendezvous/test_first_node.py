@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from hvdrun.rendezvous.messages import (
     HELLO,
     OUT,
     RUN,
+    SIGNAL,
     STREAM,
     WELCOME,
     Hello,
@@ -40,7 +42,8 @@ class Job:
             sock.bind(("127.0.0.1", 0))
             self.port = sock.getsockname()[1]
         place = Place("127.0.0.1", self.port, 0, 2, "a test")
-        self.first = FirstNode(place, KEY, greeting(0), only_this_user=False)
+        self.first = FirstNode(place, KEY, greeting(0), False, self.on_signal)
+        self.signals = []  # each with its node
         self.first.start(host_timeout_s=30.0)
         self.first.names = {"host1": 1}
         self.loop = Loop()
@@ -49,6 +52,9 @@ class Job:
         self.loop.until(lambda: self.node.heard)
         assert self.node.heard.pop()[0] == WELCOME
         self.first.wait_for_nodes(LIMIT_S, print)
+
+    def on_signal(self, number, node):
+        self.signals.append((number, node))
 
     def connect(self, kind, payload):
         sock = socket.create_connection(("127.0.0.1", self.port))
@@ -120,6 +126,13 @@ def test_an_exit_code_that_is_none_ends_that_program_only(job, payload):
     assert code == callers.FAILED
     assert "it speaks another language (expected a number)" in why
     assert runs_a_program(job)
+
+
+def test_a_signal_of_another_node_comes_with_the_nodes_number(job):
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1):
+        job.node.connection.send(SIGNAL, b"%d" % number)
+    job.loop.until(lambda: len(job.signals) > 1)
+    assert job.signals == [(signal.SIGTERM, 1), (signal.SIGUSR1, 1)]
 
 
 def test_a_process_that_leaves_as_its_program_ends_harms_no_other(job):

@@ -7,9 +7,11 @@ import signal
 import socket
 import subprocess
 import textwrap
+import time
 
 import pytest
 
+from hvdrun.job.supervision import ONE_ACT_S
 from tests.harness.programs import Finished
 from tests.harness.worlds import end_tree, python_of
 
@@ -124,6 +126,42 @@ def test_a_signal_to_any_node_ends_the_job_on_all(openmpi_nodes):
     ends = openmpi_nodes.ends()
     assert [end.code for end in ends] == [143, 143], ends
     assert all("SIGTERM: the 2 ranks have 20 s to end" in end.stderr for end in ends)
+
+
+SAVES = """
+import signal, time
+def go_on(*_):
+    global told
+    told = True
+told = False
+signal.signal(signal.SIGUSR1, go_on)
+try:
+    print("up", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    while not told:
+        time.sleep(0.01)
+    print("saved", flush=True)
+"""
+
+
+def test_a_signal_to_each_node_leaves_the_ranks_their_time(openmpi_nodes):
+    options = ("-np", "2", "--nodes", "2", "--grace-period", "30", "--node-rank")
+    first, other = (
+        openmpi_nodes.start(*options, str(number), "python", "-c", SAVES) for number in (0, 1)
+    )
+    for _ in range(2):
+        assert first.stdout.readline().endswith("up\n")
+    other.send_signal(signal.SIGINT)
+    while "Ctrl-C: the 2 ranks have 30 s to end" not in (line := other.stderr.readline()):
+        assert line
+    time.sleep(2 * ONE_ACT_S)
+    first.send_signal(signal.SIGINT)
+    first.send_signal(signal.SIGUSR1)
+    ends = openmpi_nodes.ends()
+    assert [end.code for end in ends] == [130, 130], ends
+    assert ends[0].stdout.count("saved") == 2, ends
+    assert not any("killing" in end.stderr for end in ends), ends
 
 
 def test_under_nohup_the_end_of_a_nodes_terminal_is_not_the_jobs(openmpi_nodes):
