@@ -20,17 +20,19 @@ else:  # the module that it wraps, which is loaded already
 NAMES: dict[int, str] = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "SIGHUP",
+    signal.SIGQUIT: "SIGQUIT",
     signal.SIGUSR1: "SIGUSR1",
     signal.SIGUSR2: "SIGUSR2",
     signal.SIGALRM: "SIGALRM",
 }
-interrupted_by: int = signal.SIGINT
+interrupted_by: int | None = None
 
 
 def end(number: int, *_: object) -> NoReturn:
-    """Ends hvdrun at Ctrl-C or TERM while no rank runs. Not by an exception, which could get lost
-    in an import, or print a traceback. In a container hvdrun may be process number 1, which a
-    signal without a handler does not end."""
+    """Ends hvdrun at Ctrl-C or a signal like it while no rank runs. Not by an exception, which
+    could get lost in an import, or print a traceback. In a container hvdrun may be process number
+    1, which a signal without a handler does not end."""
     try:
         os.write(2, f"hvdrun: {NAMES[number]}: no rank has been started\n".encode())
     finally:
@@ -48,11 +50,10 @@ def tell(number: int, *_: object) -> None:
     os.write(2, f"hvdrun: {NAMES[number]} was not passed on: no rank is running\n".encode())
 
 
-# A signal that is ignored stays so, and a caller may have handlers of its own.
-for number, default in (
-    (signal.SIGINT, signal.default_int_handler),
-    (signal.SIGTERM, signal.SIG_DFL),
-):
+# A signal that is ignored stays so, as HUP under nohup; a caller may have handlers of its own.
+ENDS_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+for number in ENDS_JOB:
+    default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     if signal.getsignal(number) == default:
         signal.signal(number, end)
 for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
@@ -71,12 +72,16 @@ def main() -> int:
         os.write(2, f"hvdrun: its own modules can't be loaded: {why} (see `ulimit -a`)\n".encode())
         return LACKS_RESOURCE
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDS_JOB:
             if signal.getsignal(number) is end:
                 # From now on an exception is needed, for code that must clean up.
                 signal.signal(number, interrupt)
         return cli.main()
     except KeyboardInterrupt:  # once ranks run, the supervisor handles it
+        end(interrupted_by or signal.SIGINT)
+    except OSError:  # of words about it to a terminal that is gone
+        if interrupted_by is None:
+            raise
         end(interrupted_by)
 
 

@@ -112,14 +112,13 @@ def _run_first(
         code = error.code
         raise
     except KeyboardInterrupt as interrupt:  # with the signal's number, see __main__.interrupt
-        number = interrupt.args[0] if interrupt.args else signal.SIGINT
+        code = 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
         first.say("hvdrun: ended by a signal before a rank had been started")
-        code = 128 + number
         raise
     finally:
         # The end takes a moment; one that is cut short would leave the other nodes without a
         # result.
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
         first.end(code)
 

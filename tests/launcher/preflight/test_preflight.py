@@ -120,7 +120,7 @@ def test_a_dry_run_asks_no_host_and_says_so(stand_in, capsys, tmp_path):
     assert not (tmp_path / "asked").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=str)
 def test_a_signal_ends_preflight_and_what_it_started(stand_in, tmp_path, number):
     stand_in("echo $$ >> pids; echo asked; exec sleep 60")
     hvdrun = subprocess.Popen(
@@ -132,11 +132,24 @@ def test_a_signal_ends_preflight_and_what_it_started(stand_in, tmp_path, number)
         time.sleep(0.01)
     hvdrun.send_signal(number)
     said = hvdrun.communicate(timeout=30)[1].decode().strip()
-    name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[number]
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
     assert said == f"hvdrun: {name}: no rank has been started"
     assert hvdrun.returncode == 128 + number
     left = [int(pid) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
     assert not psutil.wait_procs([psutil.Process(pid) for pid in left], timeout=10)[1]
+
+
+def test_the_end_of_its_terminal_ends_hvdrun_though_nobody_reads_that(stand_in, tmp_path):
+    stand_in("touch asked; exec sleep 60")
+    terminal, end = os.openpty()
+    hvdrun = subprocess.Popen([sys.executable, "-m", "hvdrun", "-H", hosts(1), "true"], stderr=end)
+    os.close(end)
+    while not (tmp_path / "asked").exists():
+        assert hvdrun.poll() is None
+        time.sleep(0.01)
+    os.close(terminal)
+    hvdrun.send_signal(signal.SIGHUP)
+    assert hvdrun.wait(timeout=30) == 128 + signal.SIGHUP
 
 
 def test_a_signal_for_the_ranks_does_not_end_preflight(stand_in, tmp_path):

@@ -228,16 +228,19 @@ def test_two_nodes_with_one_number_say_so_on_all(openmpi_nodes):
     assert "say that they are node 1" in ends[0].stderr, ends
 
 
-@pytest.mark.parametrize("to", [0, 1])
-def test_a_signal_before_the_start_ends_all_nodes_with_its_code(openmpi_nodes, to):
+@pytest.mark.parametrize(
+    ("to", "number"),
+    [(0, signal.SIGTERM), (1, signal.SIGTERM), (1, signal.SIGHUP), (0, signal.SIGQUIT)],
+)
+def test_a_signal_before_the_start_ends_all_nodes_with_its_code(openmpi_nodes, to, number):
     first, other = (
         openmpi_nodes.start("-np", "3", "--nodes", "3", "--node-rank", str(number), "true")
         for number in (0, 1)
     )
     assert "this is node 1 of 3" in other.stderr.readline()
-    (first, other)[to].send_signal(signal.SIGTERM)
+    (first, other)[to].send_signal(number)
     ends = openmpi_nodes.ends()
-    assert [end.code for end in ends] == [143, 143], ends
+    assert [end.code for end in ends] == [128 + number] * 2, ends
     assert "before a rank had been started" in ends[1].stderr, ends
 
 
