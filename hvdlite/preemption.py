@@ -72,7 +72,8 @@ def preempted() -> bool:
     that it replaces. A signal that is ignored stays so. From then on none of the three ends the
     process: it is for the script to save what it needs and to leave. Call it once before the first
     step, as a signal that comes earlier ends the process, or is kept back by hvdrun. Processes that
-    the rank forks end at SIGTERM as before.
+    the rank forks end at SIGTERM as before. In a program that a rank starts, a world of one, it
+    tells of that process's own signals, and hvdrun does not hear of it.
 
     Returns:
         True once the job is to end: save a checkpoint, leave the loop and let the script end.

@@ -1,7 +1,8 @@
 """Tells hvdrun what this rank does, if hvdrun has started it: by notes to the rank's keeper.
 
 Telling never blocks, raises or ends the process. A note is lost if this process lacks the way: no
-hvdrun, a wrapper that closes its descriptors before it starts Python, a full buffer.
+hvdrun, a wrapper that closes its descriptors before it starts Python, a full buffer. A program that
+the rank has started inherits the way, but is not the rank, and tells nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def tell(kind: bytes, data: bytes = b"") -> bool:
     global _pid
     _pid = _pid or os.getpid()
     fd = notes.descriptor(os.environ.get(notes.VARIABLE, ""))
-    if fd is None or _pid != os.getpid():
+    if fd is None or _pid != os.getpid() or _is_anothers_child():
         return False
     try:
         end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fd)
@@ -34,3 +35,9 @@ def tell(kind: bytes, data: bytes = b"") -> bool:
     finally:
         end.detach()  # leaves the descriptor open for the next note
     return True
+
+
+def _is_anothers_child() -> bool:
+    """Whether a process that this one descends from is the rank (see `mpi.rank_process`)."""
+    rank = os.environ.get("HVDLITE_RANK_PROCESS", "").partition(":")[0]
+    return rank.isdecimal() and int(rank) != os.getpid()

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from hvdlite.world import launcher_link
+from hvdlite.world.mpi import rank_process
 from hvdrun.agent import rank_notes
 from hvdrun.agent.rank_notes import RankNotes
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, KINDS, VARIABLE, descriptor
@@ -91,6 +92,14 @@ def test_another_file_under_the_number_of_the_descriptor_gets_no_note(way, tmp_p
     assert not launcher_link.tell(INIT_BEGUN)
     assert (tmp_path / "file").read_bytes() == b""
     assert way.hear() == []
+
+
+def test_a_program_that_the_rank_starts_tells_nothing(way, monkeypatch):
+    monkeypatch.setenv("HVDLITE_RANK_PROCESS", rank_process(os.environ))
+    assert launcher_link.tell(INIT_BEGUN), "the rank itself"
+    monkeypatch.setenv("HVDLITE_RANK_PROCESS", f"{os.getppid()}:///")
+    assert not launcher_link.tell(INIT_DONE)
+    assert way.hear() == [INIT_BEGUN]
 
 
 def test_a_rank_that_closes_its_end_is_listened_to_no_more(way):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import textwrap
 
 import pytest
 
@@ -56,6 +57,30 @@ FOR_ONE = """
         pass
     {}
 """
+
+
+EVALUATES = """
+    import os, signal, subprocess, sys
+    import hvdlite as hvd
+    hvd.init()
+    assert not hvd.preempted()
+    if sys.argv[1:]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert hvd.preempted()
+    else:
+        subprocess.run([sys.executable, sys.argv[0], "as a child"], close_fds=False, check=True)
+"""
+
+
+@pytest.mark.wide_in("openmpi")
+def test_the_end_of_a_ranks_child_is_not_the_jobs(start, tmp_path):  # noqa: F811
+    program = tmp_path / "evaluates.py"
+    program.write_text(textwrap.dedent(EVALUATES))
+    job = start(f"import runpy, sys; sys.argv = [{str(program)!r}]; runpy.run_path(sys.argv[0])")
+    job.family = []
+    code, _, err = job.ends()
+    assert code == 0, err
+    assert "preempted" not in err
 
 
 @pytest.fixture
