@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from hvdlite.collectives import allreduce_
 from hvdlite.ops import Max
-from hvdlite.world import alone, launcher_link, world
+from hvdlite.world import alone, c_handlers, launcher_link, logs, world
 from hvdrun.for_hvdlite import notes
 
 # By TERM batch systems and Kubernetes end a job; by the others Slurm warns before that, if it is
@@ -36,11 +37,13 @@ class _Notice:
         self.came = False  # to this rank, or to another one that has told
         self.is_known = False  # all ranks have agreed, and hvdrun knows
         self.former: dict[int, Any] = {}
+        self.in_c: dict[int, Callable[[int], object]] = {}  # handlers that Python does not know
         alone.add_own_handler(self.on_signal, self.former.get)
         for number in SIGNALS:
             former = signal.getsignal(number)
             if former != signal.SIG_IGN:  # whoever ignores a signal means it
                 self.former[number] = former
+                self._keep_handler_in_c(number)
                 signal.signal(number, self.on_signal)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -52,6 +55,22 @@ class _Notice:
             signal.raise_signal(number)
         if callable(former):
             former(number, frame)
+        elif number in self.in_c:
+            self.in_c[number](number)
+
+    def _keep_handler_in_c(self, number: int) -> None:
+        try:
+            handler = c_handlers.find(number)
+        except c_handlers.NotCallable:
+            name = signal.Signals(number).name
+            logs.log.warning(
+                "hvd.preempted() takes %s from a handler that a library has installed in C; install"
+                " that after the first call of preempted(), and let it call the one before",
+                name,
+            )
+            return
+        if handler is not None:
+            self.in_c[number] = handler
 
 
 _notice: _Notice | None = None
@@ -68,12 +87,14 @@ def preempted() -> bool:
     call tells.
 
     The first call installs handlers for the three signals, in the main thread. A handler that the
-    script has installed before is called as well, and one that it installs later must call the one
-    that it replaces. A signal that is ignored stays so. From then on none of the three ends the
-    process: it is for the script to save what it needs and to leave. Call it once before the first
-    step, as a signal that comes earlier ends the process, or is kept back by hvdrun. Processes that
-    the rank forks end at SIGTERM as before. In a program that a rank starts, a world of one, it
-    tells of that process's own signals, and hvdrun does not hear of it.
+    script has installed before is called as well, faulthandler's too, but where Python runs, not
+    within C code. One that it installs later must call the one that it replaces, as
+    `faulthandler.register(signal.SIGUSR1, chain=True)` does, which works within C code. A signal
+    that is ignored stays so. From then on none of the three ends the process: it is for the script
+    to save what it needs and to leave. Call it once before the first step, as a signal that comes
+    earlier ends the process, or is kept back by hvdrun. Processes that the rank forks end at
+    SIGTERM as before. In a program that a rank starts, a world of one, it tells of that process's
+    own signals, and hvdrun does not hear of it.
 
     Returns:
         True once the job is to end: save a checkpoint, leave the loop and let the script end.

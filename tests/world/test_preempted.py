@@ -1,6 +1,8 @@
 """hvd.preempted: a signal to any rank is known to all ranks in the same step."""
 
 import contextlib
+import ctypes
+import logging
 import os
 import signal
 import threading
@@ -10,6 +12,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import preemption
+from hvdlite.world import c_handlers, logs
 from tests.harness.programs import run_program
 from tests.harness.worlds import python_of
 
@@ -89,6 +92,33 @@ def with_handlers():
 def test_the_scripts_own_handlers_are_called_and_what_it_ignores_stays_so(world):
     expected = ([("before", signal.SIGTERM), "after"], [False, True])
     assert world.run(with_handlers) == [expected] * 2
+
+
+def in_c_with_more_than_a_number():
+    """What a library may have installed: a handler with SA_SIGINFO. Nothing sends the signal."""
+    action = c_handlers._Action()
+    action.handler = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p)
+    action.flags = c_handlers._SA_SIGINFO
+    said = []
+    hvd.init()
+    with as_if_never_called():
+        ctypes.CDLL(None).sigaction(signal.SIGUSR2, ctypes.byref(action), None)
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())
+        logs.log.addHandler(handler)
+        hvd.preempted()
+        hvd.preempted()
+        logs.log.removeHandler(handler)
+    return said
+
+
+@pytest.mark.ranks(1)
+def test_a_handler_in_c_that_can_not_be_called_is_named(world):
+    ((said,),) = world.run(in_c_with_more_than_a_number)
+    assert said == (
+        "hvd.preempted() takes SIGUSR2 from a handler that a library has installed in C; install"
+        " that after the first call of preempted(), and let it call the one before"
+    )
 
 
 def after_a_join():

@@ -59,6 +59,29 @@ FOR_ONE = """
 """
 
 
+DUMPS = """
+    import faulthandler, signal
+    import hvdlite as hvd
+    faulthandler.register(signal.SIGUSR1)
+    hvd.init()
+    hvd.preempted()
+    hvd.barrier()
+    print("up")
+    while not hvd.preempted():
+        pass
+"""
+
+
+def test_faulthandler_shows_the_stacks_as_before(start):  # noqa: F811
+    """MPICH's own handler stands before it, and calls it."""
+    job = start(DUMPS).up()
+    job.send(signal.SIGUSR1)
+    code, _, err = job.ends()
+    assert code == 143, err
+    assert err.count("(most recent call first)") == 2, err
+    assert "was sent to" not in err
+
+
 EVALUATES = """
     import os, signal, subprocess, sys
     import hvdlite as hvd
