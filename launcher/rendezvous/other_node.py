@@ -158,30 +158,48 @@ class OtherNode:
             sock = socket.create_connection(where, CONNECT_S)
         except socket.gaierror:
             return f"the name {self.place.host} is unknown here"
+        except UnicodeError:
+            return (
+                f"{self.place.host} is no name: a part of it is empty, or longer than 63 characters"
+            )
         except TimeoutError:
             return "it does not answer"
         except OSError as error:
             return error.strerror or str(error)
-        if sock.getsockname() == sock.getpeername():  # TCP can connect a free port to itself
+        try:
+            why = self._why_not(sock)
+        except OSError as error:  # it has been closed already
+            why = error.strerror or str(error)
+        if why:
             sock.close()
+            return why
+        return sock
+
+    def _why_not(self, sock: socket.socket) -> str:
+        """Why a new connection can't be one to node 0; "" if it can. Raises OSError."""
+        if sock.getsockname() == sock.getpeername():  # TCP can connect a free port to itself
             return "nothing listens there"
         if self.only_this_user and not listener_is_trusted(sock):
-            sock.close()
             return _ANOTHER_USER
-        return sock
+        return ""
 
     def _check_node_0(self) -> None:
         assert self.connection is not None
-        self._check_again(self.connection)
+        self.problem = self._check_again(self.connection)
 
-    def _check_again(self, connection: SealedSocket) -> bool:
-        """Whether node 0 is what it seems. Who listened may not be who accepted: the listener may
-        have changed in between. So this node looks again once it has an answer."""
-        if not self.only_this_user or other_end_is_trusted(connection.sock):
-            return True
-        connection.close()
-        self.problem = _ANOTHER_USER
-        return False
+    def _check_again(self, connection: SealedSocket) -> str:
+        """Why node 0 is not what it seems, after closing the connection; "" if it is. Who listened
+        may not be who accepted: the listener may have changed in between. So this node looks again
+        once it has an answer."""
+        if not self.only_this_user:
+            return ""
+        try:
+            why = "" if other_end_is_trusted(connection.sock) else _ANOTHER_USER
+        except OSError as error:  # it has been closed already
+            why = error.strerror or str(error)
+        if why:
+            connection.close()
+        return why
 
     def _ended(self, connection: SealedSocket, why: str) -> None:
         if why in (CLOSED_EARLY, NOT_PROVED):
@@ -271,7 +289,7 @@ class OtherNode:
 
     def _start(self, connection: SealedSocket) -> None:
         run = self.unstarted.pop(connection)
-        if not self._check_again(connection):
+        if self._check_again(connection):
             return  # node 0 waits for some time, and says it
         connection.send(STREAM, run.number.encode())
         try:

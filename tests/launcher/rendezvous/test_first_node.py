@@ -25,7 +25,7 @@ from hvdrun.rendezvous.messages import (
     unpack_run,
 )
 from hvdrun.rendezvous.place import Place
-from tests.launcher.rendezvous.loops import LIMIT_S, End, Loop
+from tests.launcher.rendezvous.loops import LIMIT_S, End, Loop, free_port
 
 KEY = bytes(range(32))
 
@@ -38,9 +38,7 @@ class Job:
     """Node 0 in this process, and a node that does what a test wants."""
 
     def __init__(self):
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.port = sock.getsockname()[1]
+        self.port = free_port()
         place = Place("127.0.0.1", self.port, 0, 2, "a test")
         self.first = FirstNode(place, KEY, greeting(0), False, self.on_signal)
         self.signals = []  # each with its node

@@ -14,6 +14,7 @@ import pytest
 from hvdrun.job.supervision import ONE_ACT_S
 from tests.harness.programs import Finished
 from tests.harness.worlds import end_tree, python_of
+from tests.launcher.rendezvous.loops import free_port
 
 LIMIT_S = 60.0
 JOB = """
@@ -27,9 +28,7 @@ WAITS = "import time\nprint('up', flush=True)\ntime.sleep(60)"
 
 @pytest.fixture
 def port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return str(sock.getsockname()[1])
+    return str(free_port())
 
 
 class Nodes:

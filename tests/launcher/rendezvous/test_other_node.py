@@ -1,17 +1,21 @@
 """Whom a node believes that it is node 0."""
 
+import errno
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from hvdrun.errors import StartTimeout
 from hvdrun.rendezvous import other_node
+from hvdrun.rendezvous.first_node import FirstNode
 from hvdrun.rendezvous.messages import Hello
 from hvdrun.rendezvous.other_node import OtherNode
 from hvdrun.rendezvous.place import Place
 from hvdrun.rendezvous.secret import key_of
+from tests.launcher.rendezvous.loops import LIMIT_S, free_port
 
 # Another user's node 0, which knows the key of loopback, as everybody does, and wants a program.
 STRANGER = """
@@ -41,6 +45,34 @@ while True:
 """
 
 
+def node_1(host="127.0.0.1", port=9, secret="", only_this_user=False):
+    hello = Hello("1", 1, 2, "host1", 2, 0, 1)
+    return OtherNode(Place(host, port, 1, 2, "a test"), key_of(secret), hello, only_this_user)
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'x' * 70}.org", "."])
+def test_a_name_that_can_be_none_is_told(host):
+    with pytest.raises(StartTimeout, match=r"is no name: a part of it is empty, or longer than 63"):
+        node_1(host).run(0.0, print)
+
+
+@pytest.mark.parametrize("which", ["listener_is_trusted", "other_end_is_trusted"])
+def test_a_connection_that_ends_while_the_kernel_is_asked_about_it_is_a_cause(monkeypatch, which):
+    def has_ended(_):
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(other_node, which, has_ended)
+    place = Place("127.0.0.1", free_port(), 0, 2, "a test")
+    hello = Hello("1", 0, 2, "host0", 2, 0, 1)
+    first = FirstNode(place, key_of(""), hello, True, lambda *_: None)
+    first.start(30.0)
+    try:
+        node = node_1(port=place.port, only_this_user=True)
+        assert node._try(time.monotonic() + LIMIT_S) == "Transport endpoint is not connected"
+    finally:
+        first.end(0)
+
+
 def test_a_node_that_another_user_has_accepted_believes_nothing(monkeypatch):
     """Even if the listener seemed right: another program may have taken its place since."""
     if os.geteuid():
@@ -50,8 +82,7 @@ def test_a_node_that_another_user_has_accepted_believes_nothing(monkeypatch):
     monkeypatch.setattr(OtherNode, "_call_back", lambda _, run: wanted.append(run))
     with subprocess.Popen([sys.executable, "-c", STRANGER], stdout=subprocess.PIPE) as stranger:
         place = Place("127.0.0.1", int(stranger.stdout.readline()), 1, 2, "a test")
-        hello = Hello("1", 1, 2, "host1", 2, 0, 1)
-        node = OtherNode(place, key_of(""), hello, only_this_user=True)
+        node = node_1(port=place.port, only_this_user=True)
         try:
             with pytest.raises(StartTimeout, match="a process of another user listens there"):
                 node.run(0.5, print)
