@@ -31,6 +31,7 @@ from hvdrun.rendezvous.messages import (
     SAY,
     SIGNAL,
     STREAM,
+    STREAM_S,
     WELCOME,
     Hello,
     NotUnderstood,
@@ -44,8 +45,6 @@ from hvdrun.rendezvous.relay import Relay
 from hvdrun.rendezvous.sealed import SealedSocket
 
 TURN_S = 0.25
-# How long a node may take to make the connection for a program.
-STREAM_S = 20.0
 # How long nodes get to take the result, and one that is refused to take the reason.
 LAST_WORDS_S = 3.0
 REFUSAL_S = 0.5

@@ -18,6 +18,7 @@ REFUSED = b"N"  # node 0 → node: it does not belong to the job, and why
 RUN = b"R"
 # node → node 0, the first message of a connection for a program: the number of its Run
 STREAM = b"S"
+STREAM_S = 20.0  # how long a node may take until then
 # On such a connection: input, output and errors (empty: their end), and the program's exit code
 IN, OUT, ERR, EXIT = b"I", b"O", b"E", b"X"
 PING = b"P"  # both ways

@@ -18,7 +18,6 @@ from hvdrun.agent.silence import Silence, clock
 from hvdrun.errors import HostLost, HostSetupError, StartTimeout
 from hvdrun.machine.environment import inheritable
 from hvdrun.machine.processes import kill_descendants, set_subreaper
-from hvdrun.machine.tcp_users import listener_is_trusted, other_end_is_trusted
 from hvdrun.rendezvous.messages import (
     ERR,
     EXIT,
@@ -32,6 +31,7 @@ from hvdrun.rendezvous.messages import (
     SAY,
     SIGNAL,
     STREAM,
+    STREAM_S,
     WELCOME,
     Hello,
     Run,
@@ -43,15 +43,14 @@ from hvdrun.rendezvous.messages import (
 from hvdrun.rendezvous.place import Place
 from hvdrun.rendezvous.relay import Relay
 from hvdrun.rendezvous.sealed import CLOSED_EARLY, NOT_PROVED, SealedSocket
+from hvdrun.rendezvous.to_node_0 import CONNECT_S, ToNode0
 
 TURN_S = 0.25
 PING_EVERY_S = 1.0
-CONNECT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # between two tries
 FIRST_LINE_S, LINE_EVERY_S = 3.0, 15.0
 # After node 0 is gone, MPI's daemon and the ranks here have so long to end: they notice it, too.
 ENDING_S = 30.0
-_ANOTHER_USER = "a process of another user listens there"
 
 
 class Program:
@@ -63,12 +62,22 @@ class Program:
         self.code: int | None = None
 
 
+class Wanted:
+    """A program that node 0 wants here, and whose connection is still to be made."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.until = time.monotonic() + STREAM_S  # node 0 waits so long
+        self.next_at = 0.0
+        self.pause_s = FIRST_PAUSE_S
+
+
 class OtherNode:
     def __init__(self, place: Place, key: bytes, own: Hello, only_this_user: bool) -> None:
         self.place = place
         self.key = key
         self.own = own
-        self.only_this_user = only_this_user
+        self.way = ToNode0(place, only_this_user)
         self.selector = selectors.DefaultSelector()
         self.connection: SealedSocket | None = None
         self.problem = ""  # of the present connection
@@ -81,7 +90,8 @@ class OtherNode:
         self.silence_limit_s = 30.0
         self.ping_at = 0.0
         self.programs: list[Program] = []
-        self.unstarted: dict[SealedSocket, Run] = {}
+        self.wanted: list[Wanted] = []  # for another try
+        self.unstarted: dict[SealedSocket, Wanted] = {}
 
     def run(self, limit_s: float, say: Callable[[str], None]) -> int:
         """The job's exit code. `limit_s`: for node 0 to accept this one.
@@ -130,7 +140,7 @@ class OtherNode:
 
     def _try(self, until: float) -> str:
         """Why node 0 has not accepted this node; "" if it has."""
-        sock = self._connect()
+        sock = self.way.connect()
         if isinstance(sock, str):
             return sock
         self.problem = ""
@@ -148,55 +158,13 @@ class OtherNode:
                 key.data()
         return self.problem
 
-    def _connect(self) -> socket.socket | str:
-        """A connection to node 0, or why there is none. Once this node belongs to the job, to the
-        same address as before, without asking for it again."""
-        where = self.place.host, self.place.port
-        try:
-            if self.is_welcome and self.connection is not None:
-                where = self.connection.sock.getpeername()[:2]
-            sock = socket.create_connection(where, CONNECT_S)
-        except socket.gaierror:
-            return f"the name {self.place.host} is unknown here"
-        except UnicodeError:
-            return (
-                f"{self.place.host} is no name: a part of it is empty, or longer than 63 characters"
-            )
-        except TimeoutError:
-            return "it does not answer"
-        except OSError as error:
-            return error.strerror or str(error)
-        try:
-            why = self._why_not(sock)
-        except OSError as error:  # it has been closed already
-            why = error.strerror or str(error)
-        if why:
-            sock.close()
-            return why
-        return sock
-
-    def _why_not(self, sock: socket.socket) -> str:
-        """Why a new connection can't be one to node 0; "" if it can. Raises OSError."""
-        if sock.getsockname() == sock.getpeername():  # TCP can connect a free port to itself
-            return "nothing listens there"
-        if self.only_this_user and not listener_is_trusted(sock):
-            return _ANOTHER_USER
-        return ""
-
     def _check_node_0(self) -> None:
         assert self.connection is not None
         self.problem = self._check_again(self.connection)
 
     def _check_again(self, connection: SealedSocket) -> str:
-        """Why node 0 is not what it seems, after closing the connection; "" if it is. Who listened
-        may not be who accepted: the listener may have changed in between. So this node looks again
-        once it has an answer."""
-        if not self.only_this_user:
-            return ""
-        try:
-            why = "" if other_end_is_trusted(connection.sock) else _ANOTHER_USER
-        except OSError as error:  # it has been closed already
-            why = error.strerror or str(error)
+        """As ToNode0's, and closes the connection if it is not one to node 0."""
+        why = self.way.check_again(connection.sock)
         if why:
             connection.close()
         return why
@@ -224,6 +192,13 @@ class OtherNode:
             key.data()
         for program in list(self.programs):
             self._look_at(program)
+        now = time.monotonic()
+        for wanted in [wanted for wanted in self.wanted if wanted.next_at <= now]:
+            self.wanted.remove(wanted)
+            self._call_back(wanted)
+        for connection in [c for c, wanted in self.unstarted.items() if wanted.until <= now]:
+            connection.close()
+            self._call_back_later(connection, "it does not answer")
 
     def _look_at_node_0(self) -> None:
         now = clock()
@@ -257,11 +232,13 @@ class OtherNode:
         self.silence.heard()
         if kind == WELCOME:
             self.is_welcome = True
+            with contextlib.suppress(OSError):  # whose end is noticed at once
+                self.way.settle(connection.sock)
             self.silence_limit_s = unpack_seconds(payload)
         elif kind == REFUSED:
             self.refused = payload.decode(errors="replace")
         elif kind == RUN and self.is_welcome:
-            self._call_back(unpack_run(payload))
+            self._call_back(Wanted(unpack_run(payload)))
         elif kind == SAY:
             self.say(payload.decode(errors="replace"))
         elif kind == RESULT:
@@ -276,21 +253,38 @@ class OtherNode:
 
     # ------------------------------------------------------------- programs
 
-    def _call_back(self, run: Run) -> None:
+    def _call_back(self, wanted: Wanted) -> None:
         """Makes the connection for a program, which starts once node 0 has proved itself there."""
-        sock = self._connect()
+        sock = self.way.connect()
         if isinstance(sock, str):
-            return  # node 0 waits for some time, and says it
+            self._try_later(wanted, sock)
+            return
         connection = SealedSocket(
             sock, self.key, self.selector, self._stream_message, self._stream_ended, is_caller=True
         )
-        self.unstarted[connection] = run
+        self.unstarted[connection] = wanted
         connection.on_proved = lambda: self._start(connection)
 
+    def _call_back_later(self, connection: SealedSocket, why: str) -> None:
+        """The connection has ended before node 0 has proved itself there."""
+        self._try_later(self.unstarted.pop(connection), why)
+
+    def _try_later(self, wanted: Wanted, why: str) -> None:
+        wanted.next_at = time.monotonic() + wanted.pause_s
+        wanted.pause_s = min(2 * wanted.pause_s, LONGEST_PAUSE_S)
+        if wanted.next_at < wanted.until:
+            self.wanted.append(wanted)
+        else:  # node 0 says which host has not answered
+            self.say(
+                f"hvdrun: node {self.place.node_rank} could not connect to node 0 at"
+                f" {self.place.meets_at} once more, to run a program for it: {why}"
+            )
+
     def _start(self, connection: SealedSocket) -> None:
-        run = self.unstarted.pop(connection)
-        if self._check_again(connection):
-            return  # node 0 waits for some time, and says it
+        if why := self._check_again(connection):
+            self._call_back_later(connection, why)
+            return
+        run = self.unstarted.pop(connection).run
         connection.send(STREAM, run.number.encode())
         try:
             process = subprocess.Popen(
@@ -332,7 +326,8 @@ class OtherNode:
 
     def _stream_ended(self, connection: SealedSocket, why: str) -> None:
         """As sshd does: the program's input ends, and nobody reads its output any more."""
-        self.unstarted.pop(connection, None)
+        if connection in self.unstarted:
+            self._call_back_later(connection, why or "it closed the connection")
         for program in self.programs:
             if program.relay.connection is connection:
                 program.relay.close()

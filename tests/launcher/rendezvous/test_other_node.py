@@ -1,21 +1,24 @@
 """Whom a node believes that it is node 0."""
 
+import contextlib
 import errno
 import os
+import socket
 import subprocess
 import sys
 import time
+from ipaddress import ip_address
 
 import pytest
 
 from hvdrun.errors import StartTimeout
-from hvdrun.rendezvous import other_node
+from hvdrun.rendezvous import other_node, to_node_0
 from hvdrun.rendezvous.first_node import FirstNode
-from hvdrun.rendezvous.messages import Hello
+from hvdrun.rendezvous.messages import EXIT, RUN, STREAM, Hello, Run, pack_run
 from hvdrun.rendezvous.other_node import OtherNode
 from hvdrun.rendezvous.place import Place
 from hvdrun.rendezvous.secret import key_of
-from tests.launcher.rendezvous.loops import LIMIT_S, free_port
+from tests.launcher.rendezvous.loops import LIMIT_S, End, Loop, free_port
 
 # Another user's node 0, which knows the key of loopback, as everybody does, and wants a program.
 STRANGER = """
@@ -61,7 +64,7 @@ def test_a_connection_that_ends_while_the_kernel_is_asked_about_it_is_a_cause(mo
     def has_ended(_):
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
-    monkeypatch.setattr(other_node, which, has_ended)
+    monkeypatch.setattr(to_node_0, which, has_ended)
     place = Place("127.0.0.1", free_port(), 0, 2, "a test")
     hello = Hello("1", 0, 2, "host0", 2, 0, 1)
     first = FirstNode(place, key_of(""), hello, True, lambda *_: None)
@@ -77,7 +80,7 @@ def test_a_node_that_another_user_has_accepted_believes_nothing(monkeypatch):
     """Even if the listener seemed right: another program may have taken its place since."""
     if os.geteuid():
         pytest.skip("only root can be another user")
-    monkeypatch.setattr(other_node, "listener_is_trusted", lambda _: True)
+    monkeypatch.setattr(to_node_0, "listener_is_trusted", lambda _: True)
     wanted = []
     monkeypatch.setattr(OtherNode, "_call_back", lambda _, run: wanted.append(run))
     with subprocess.Popen([sys.executable, "-c", STRANGER], stdout=subprocess.PIPE) as stranger:
@@ -91,3 +94,83 @@ def test_a_node_that_another_user_has_accepted_believes_nothing(monkeypatch):
             node.selector.close()
     assert not node.is_welcome
     assert not wanted
+
+
+@pytest.fixture
+def runs():
+    """A node that belongs to a job, whose node 0 is the fixture's socket; nothing listens there."""
+    with socket.socket() as node_0:
+        node_0.bind(("127.0.0.1", 0))
+        node = node_1(port=node_0.getsockname()[1])
+        node.said = []
+        node.say = node.said.append
+        node.is_welcome = True
+        node.way.found = socket.AF_INET, node_0.getsockname()
+        loop = Loop()
+        node.selector.close()
+        node.selector = loop.selector
+        yield node, node_0, loop
+        loop.close()
+
+
+def wants(node, *argv):
+    node._heard(None, RUN, pack_run(Run("17", argv)))
+
+
+def test_a_node_that_can_not_connect_for_a_program_tries_again(runs):
+    node, node_0, loop = runs
+    wants(node, "true")
+    assert node.wanted
+    node_0.listen()
+    ends = []
+    # The first connection ends at once, as when too many strangers call.
+    node_0.setblocking(False)
+
+    def accept():
+        with contextlib.suppress(BlockingIOError):
+            sock = node_0.accept()[0]
+            if ends:
+                ends.append(End(loop, sock, key_of(""), is_caller=False))
+            else:
+                ends.append(sock.close())
+        node._turn()
+
+    loop.until(lambda: len(ends) > 1 and (EXIT, b"0") in ends[1].heard, accept)
+    assert ends[1].heard[0] == (STREAM, b"17")
+    assert node.said == []
+
+
+def test_a_node_that_can_not_connect_as_long_as_node_0_waits_says_why(runs, monkeypatch):
+    node, _, loop = runs
+    monkeypatch.setattr(other_node, "STREAM_S", 0.2)
+    wants(node, "true")
+    loop.until(lambda: node.said, node._turn)
+    (said,) = node.said
+    assert said == (
+        f"hvdrun: node 1 could not connect to node 0 at {node.place.meets_at} once more, to run a"
+        " program for it: Connection refused"
+    )
+    assert node.wanted == []
+
+
+def link_local():
+    """An address of this host that is valid on one network only, with the network."""
+    with open("/proc/net/if_inet6") as addresses:
+        for line in addresses:
+            number, _, _, scope, _, interface = line.split()
+            if scope == "20":
+                return f"{ip_address(bytes.fromhex(number))}%{interface}"
+    return None
+
+
+def test_later_connections_to_a_link_local_address_are_on_the_same_network():
+    address = link_local()
+    if address is None:
+        pytest.skip("no interface has a link-local address of IPv6")
+    whole = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][-1]
+    with socket.create_server(whole, family=socket.AF_INET6) as server:
+        way = to_node_0.ToNode0(Place(address, server.getsockname()[1], 1, 2, "a test"), False)
+        with way.connect() as first:
+            way.settle(first)
+            with way.connect() as second:
+                assert second.getpeername() == first.getpeername()
