@@ -19,7 +19,8 @@ MOST_NODES = 1 << 16
 
 # Platforms' names for the same, the first one counts. Kubernetes numbers the pods of an Indexed
 # Job.
-_NODE_RANK = ("NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
+_NODE_RANK_OF_TORCH = ("NODE_RANK", "PET_NODE_RANK")
+_NODE_RANK = (*_NODE_RANK_OF_TORCH, "JOB_COMPLETION_INDEX")
 _NODES = ("NNODES", "PET_NNODES")
 _ADDRESS = ("MASTER_ADDR", "PET_MASTER_ADDR")
 _PORT = ("MASTER_PORT", "PET_MASTER_PORT")
@@ -89,10 +90,14 @@ def by_options(
 
 def by_variables(environ: Mapping[str, str]) -> Place | None:
     """From what a platform sets for each host of a job. None if there is nothing of it, or the job
-    has one host. Not within a rank, which inherits its host's variables."""
+    has one host. Not within a rank, which inherits its host's variables.
+
+    Raises UsageError for variables that contradict each other or do not suffice."""
     if KEEPER in environ:
         return None
     found = _tf_config(environ) or _torch(environ) or _sagemaker(environ)
+    if found is None:
+        _check_alone(environ)
     return found if found is not None and found.nodes > 1 else None
 
 
@@ -165,6 +170,18 @@ def _torch(environ: Mapping[str, str]) -> Place | None:
             source,
         )
     )
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Raises UsageError if this is one of several nodes, and nothing says of how many. The number
+    of an Indexed Job's pod does not say so: each pod may have a job of its own."""
+    name, rank = _first(_NODE_RANK_OF_TORCH, environ)
+    if not _first(_NODES, environ)[0] and re.fullmatch(r"[0-9]*[1-9][0-9]*", rank.strip()):
+        raise UsageError(
+            f"{name}={rank} says that this is one of several hosts, but {_NODES[0]} is not set, so"
+            f" each would have a job of its own: set {_NODES[0]} and {_ADDRESS[0]} on each host, or"
+            f" unset {name}, or name the hosts by -H"
+        )
 
 
 def _sagemaker(environ: Mapping[str, str]) -> Place | None:

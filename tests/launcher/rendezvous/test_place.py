@@ -92,7 +92,11 @@ def test_a_platform_tells_by_its_variables(environ, place):
         {"TF_CONFIG": ""},
         tf_config("worker", 0, worker=["only:1"]),
         {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"},
-        {"NODE_RANK": "2"},
+        {"MASTER_ADDR": "a", "MASTER_PORT": "1", "NODE_RANK": "0", "WORLD_SIZE": "4"},
+        {"JOB_COMPLETION_INDEX": "2"},  # of pods that have nothing to do with each other
+        {"NODE_RANK": "2", "HVDRUN_KEEPER": "77"},
+        {"NODE_RANK": "2", "TF_CONFIG": tf_config("worker", 0, worker=["only:1"])["TF_CONFIG"]},
+        {"NODE_RANK": "2", "NNODES": "1"},
     ],
 )
 def test_a_job_of_one_host_starts_here_and_so_does_one_within_a_rank(environ):
@@ -112,6 +116,12 @@ WRONG = {
     "is not HOST:PORT": tf_config("worker", 0, worker=["a:b:c", "d"]),
     "NNODES=4 says .* MASTER_ADDR and NODE_RANK are not set": {"NNODES": "4"},
     "MASTER_ADDR is not set": {"NNODES": "4", "NODE_RANK": "1"},
+    "^NODE_RANK=1 says .* but NNODES is not set": {
+        "MASTER_ADDR": "x",
+        "NODE_RANK": "1",
+        "WORLD_SIZE": "4",
+    },
+    "PET_NODE_RANK=10 says .* unset PET_NODE_RANK": {"PET_NODE_RANK": "10"},
     "NODE_RANK=x: expected a number": {**TORCH, "NODE_RANK": "x"},
     "MASTER_PORT=99999: expected a port": {**TORCH, "MASTER_PORT": "99999"},
     "numbered from 0 to 3": {**TORCH, "NODE_RANK": "4"},
