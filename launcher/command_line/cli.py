@@ -22,6 +22,7 @@ from hvdrun.errors import (
     NoMpi,
     UsageError,
 )
+from hvdrun.machine.environment import RENDEZVOUS_SECRET
 from hvdrun.output.terminal import open_standard_files
 from hvdrun.plan import facts, flavour, schedulers, server_count, stdin_programs
 from hvdrun.plan.command import build
@@ -147,6 +148,7 @@ def cli(
     job = partial(_check_or_launch, check, dry_run, disable_cache)
     place = nodes.place_of(request, others, os.environ)
     if place is None:
+        os.environ.pop(RENDEZVOUS_SECRET, None)  # nothing that is started here inherits it
         return job(request)
     if dry_run:
         return job(nodes.as_if_all_were_here(request, place))

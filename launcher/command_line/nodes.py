@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import hvdrun
 from hvdrun.errors import LaunchError, UsageError
-from hvdrun.machine.environment import NODES, RENDEZVOUS_SECRET
+from hvdrun.machine.environment import NODES
 from hvdrun.machine.resources import gpu_count, physical_cores
 from hvdrun.plan.facts import hosts_file, local_names
 from hvdrun.plan.request import Request
@@ -70,8 +70,6 @@ def run(request: Request, place: Place, secret_file: str | None, job: Job) -> in
     from hvdrun.rendezvous import secret as secrets
 
     request = _with_servers(request, place)
-    if RENDEZVOUS_SECRET in request.exports:
-        raise UsageError(f"-x {RENDEZVOUS_SECRET}: the secret is not for the ranks; leave it out")
     secret = secrets.take(os.environ, secret_file)
     secrets.check_needed(place.host, secret)
     key = secrets.key_of(secret)

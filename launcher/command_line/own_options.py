@@ -15,6 +15,7 @@ import click
 from hvdrun.command_line.config_file import option_callback
 from hvdrun.command_line.hvdrun_option import HvdrunOption
 from hvdrun.errors import UsageError
+from hvdrun.machine.environment import RENDEZVOUS_SECRET
 from hvdrun.plan.hosts import parse_hosts
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers import BY_OPTION
@@ -46,6 +47,8 @@ def parse_exports(words: Sequence[str]) -> dict[str, str | None]:
         name, sign, value = word.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(f"-x {word}: expected -x VAR or -x VAR=VALUE")
+        if name == RENDEZVOUS_SECRET:
+            raise UsageError(f"-x {name}: the secret is not for the ranks; leave it out")
         exports[name] = value if sign else None
     return exports
 

@@ -17,6 +17,7 @@ from hvdrun.command_line.cli import cli, main
 from hvdrun.command_line.own_options import parse_exports
 from hvdrun.command_line.spellings import FOREIGN, in_our_spelling
 from hvdrun.errors import UsageError, exit_codes
+from hvdrun.machine.environment import RENDEZVOUS_SECRET
 from hvdrun.machine.remote_words import hex_of
 from tests.harness.needs import lacking
 
@@ -104,6 +105,27 @@ def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
         (["--host-timeout", "1", "true"], 64, "--host-timeout"),
         (["--no-such-option", "true"], 64, "--no-such-option"),
         (["-x", "a b", "true"], 64, "-x a b"),
+        (["-np", "1", "-x", RENDEZVOUS_SECRET, "true"], 64, "the secret is not for the ranks"),
+        (
+            ["-H", "localhost", "-x", f"{RENDEZVOUS_SECRET}=x", "true"],
+            64,
+            "the secret is not for the ranks",
+        ),
+        (
+            [
+                "--rendezvous",
+                "a",
+                "--nodes",
+                "1",
+                "--node-rank",
+                "0",
+                "-x",
+                RENDEZVOUS_SECRET,
+                "true",
+            ],
+            64,
+            "the secret is not for the ranks",
+        ),
         (["--mpi-args", "'", "true"], 64, "--mpi-args"),
         (["--binding-args", "'", "true"], 64, "--binding-args"),
         (["-H", "no-such-user@localhost:2", "true"], 64, "leave the user out, or start hvdrun as"),

@@ -50,6 +50,15 @@ def test_all_hosts_are_asked_at_the_same_time(stand_in, capsys):
     ]
 
 
+def test_what_hvdrun_starts_on_one_host_does_not_inherit_the_secret_of_several(
+    stand_in, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HVDLITE_RENDEZVOUS_SECRET", 32 * "x")
+    stand_in("env > environment; exit 255")
+    main(["-H", hosts(1), "true"])
+    assert "HVDLITE_RENDEZVOUS_SECRET" not in (tmp_path / "environment").read_text()
+
+
 def test_the_worst_of_several_failures_is_the_exit_code_and_each_has_its_line(stand_in, capsys):
     stand_in(
         """case $host in

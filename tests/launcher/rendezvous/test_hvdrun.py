@@ -321,11 +321,13 @@ def test_a_wrong_command_says_what_to_change(openmpi_nodes, options, environ, co
 
 def test_hosts_that_are_named_count_more_than_what_a_platform_sets(openmpi_nodes):
     torch = {"MASTER_ADDR": "nowhere", "NNODES": "2", "NODE_RANK": "1"}
-    command = ("-np", "2", "-H", "localhost:2", "sh", "-c", "echo $WORLD_SIZE $NODE_RANK")
+    torch |= {"HVDLITE_RENDEZVOUS_SECRET": "x" * 32}
+    shows = "echo $WORLD_SIZE $NODE_RANK ${HVDLITE_RENDEZVOUS_SECRET-none}"
+    command = ("-np", "2", "-H", "localhost:2", "sh", "-c", shows)
     openmpi_nodes.start(*command, environ=torch, place=())
     (end,) = openmpi_nodes.ends()
     assert end.code == 0, end
-    assert end.stdout.count("2 1") == 2
+    assert end.stdout.count("2 1 none") == 2
 
 
 def test_a_dry_run_waits_for_nobody(openmpi_nodes):
