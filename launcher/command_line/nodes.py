@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import hvdrun
 from hvdrun.errors import LaunchError, UsageError
 from hvdrun.machine.environment import NODES
+from hvdrun.machine.processes import hide_memory
 from hvdrun.machine.resources import gpu_count, physical_cores
+from hvdrun.machine.socket_users import is_ambiguous
 from hvdrun.plan.facts import hosts_file, local_names
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.nodes import allocation
@@ -71,6 +73,10 @@ def run(request: Request, place: Place, secret_file: str | None, job: Job) -> in
 
     request = _with_servers(request, place)
     secret = secrets.take(os.environ, secret_file)
+    # Where a user's number is not its own, the job's processes know each other by that they can
+    # read each other (see machine.socket_users).
+    if secret and not is_ambiguous(os.geteuid()):
+        hide_memory()
     secrets.check_needed(place.host, secret)
     key = secrets.key_of(secret)
     own = _greeting(request, place)

@@ -1,11 +1,13 @@
 """hvdrun on two nodes that are this machine, over loopback: for real, under both MPIs."""
 
+import hashlib
 import os
 import re
 import secrets
 import signal
 import socket
 import subprocess
+import sys
 import textwrap
 import time
 
@@ -95,6 +97,42 @@ def test_one_command_on_each_node_makes_one_job(nodes):
     assert lines == [f"rank {n} of 4 []" for n in range(4)]
     assert other.stdout == ""
     assert "this is node 1 of 2" in other.stderr
+
+
+# Root on a machine can read every process; in a container it lacks these capabilities: SYS_PTRACE,
+# SYS_ADMIN and PERFMON.
+AS_IN_A_CONTAINER = """
+import ctypes, os, sys
+pr_capbset_drop = 24
+for capability in (19, 21, 38):
+    ctypes.CDLL(None).prctl(pr_capbset_drop, capability, 0, 0, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+LOOKS = """
+import contextlib, glob, hashlib, sys
+for path in glob.glob("/proc/[0-9]*/environ"):
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        for word in file.read().split(b"\\0"):
+            if hashlib.sha256(word.partition(b"=")[2]).hexdigest() == sys.argv[1]:
+                print("found in", path, flush=True)
+print("looked", flush=True)
+"""
+
+
+def test_ranks_can_not_read_the_secret_from_a_nodes_hvdrun(openmpi_nodes):
+    secret = secrets.token_hex(32)
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    for number in (0, 1):
+        openmpi_nodes.start(
+            *("-np", "2", "--nodes", "2", "--node-rank", str(number)),
+            *("python", "-c", LOOKS, digest),
+            environ={"HVDLITE_RENDEZVOUS_SECRET": secret},
+            before=(sys.executable, "-c", AS_IN_A_CONTAINER),
+        )
+    first, other = openmpi_nodes.ends()
+    assert (first.code, other.code) == (0, 0), (first, other)
+    assert first.stdout.count("looked") == 2, first
+    assert "found" not in first.stdout
 
 
 def test_the_first_failure_is_reported_on_every_node_with_its_exit_code(openmpi_nodes):
