@@ -54,9 +54,11 @@ def _of_file(path: str) -> str:
                     f"{FILE_OPTION} {path}: the file belongs to user {found.st_uid}, who knows the"
                     " secret and could run programs as you; copy it into a file of your own"
                 )
-            if found.st_mode & 0o007:
+            # Kubernetes gives a pod root's file with the pod's group.
+            if found.st_mode & (0o007 if found.st_uid == 0 else 0o077):
+                who = "other users" if found.st_mode & 0o007 else "others of its group"
                 raise UsageError(
-                    f"{FILE_OPTION} {path}: other users can read or change it (mode"
+                    f"{FILE_OPTION} {path}: {who} can read or change it (mode"
                     f" {stat.S_IMODE(found.st_mode):04o}); `chmod 600 {path}`, or for a Kubernetes"
                     " secret `defaultMode: 0400`"
                 )

@@ -30,9 +30,12 @@ def test_the_file_comes_before_the_variable_which_goes_all_the_same(file):
     assert environ == {}
 
 
-def test_a_kubernetes_secret_is_a_link_to_a_file(file, tmp_path):
+@pytest.mark.parametrize("mode", [0o440, 0o640])
+def test_a_kubernetes_secret_is_a_link_to_a_file_of_root_and_the_pods_group(file, tmp_path, mode):
+    if os.geteuid():
+        pytest.skip("only root can make a file of root")
     (tmp_path / "link").symlink_to(file)
-    file.chmod(0o440)
+    file.chmod(mode)
     assert take({}, str(tmp_path / "link")) == SECRET
 
 
@@ -48,6 +51,16 @@ def test_a_short_secret_is_refused_and_not_shown():
 def test_a_file_that_others_can_read_or_change_is_refused(file, mode):
     file.chmod(mode)
     with pytest.raises(UsageError, match=r"other users can read or change it.*chmod 600"):
+        take({}, str(file))
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o660, 0o620])
+def test_a_file_of_the_user_that_its_group_can_read_or_change_is_refused(file, mode, monkeypatch):
+    if not os.geteuid():
+        os.chown(file, 4321, 4321)
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    file.chmod(mode)
+    with pytest.raises(UsageError, match=r"others of its group can read or change it.*chmod 600"):
         take({}, str(file))
 
 
