@@ -136,9 +136,11 @@ def cli(
     if hosts is None and hostfile is not None:
         values["hosts"] = _hosts_in_file(hostfile)
     nodes.check_options(others)
+    # --rendezvous comes before what a scheduler says, also for a job of this host alone.
+    allocation = None if others["rendezvous"] else _allocation(is_needed=not (hosts or hostfile))
     request = Request(
         command=command,
-        allocation=_allocation(is_needed=not (hosts or hostfile)),
+        allocation=allocation,
         settings=settings(cli.params, others),
         notes=idle_notes(cli.params, others),
         **values,

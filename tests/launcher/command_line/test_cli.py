@@ -159,6 +159,21 @@ def test_a_working_directory_that_was_removed_is_said(monkeypatch, tmp_path, cap
     assert "the working directory has been removed" in capsys.readouterr().err
 
 
+def test_rendezvous_of_one_host_comes_before_an_allocation_of_others(monkeypatch, capsys):
+    for name, value in {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_TASKS_PER_NODE": "4(x2)",
+        "SLURM_PROCID": "1",  # an hvdrun on each host, by srun
+    }.items():
+        monkeypatch.setenv(name, value)
+    alone = ["--rendezvous", "n1:29717", "--nodes", "1", "--node-rank", "0"]
+    assert main([*alone, "-np", "2", "--dry-run", "true"]) == 0
+    said = capsys.readouterr().out
+    assert "n1" not in said
+    assert ":2" in said
+
+
 def test_ones_own_user_may_stand_before_this_machine(capsys):
     assert (
         main(["-H", f"{pwd.getpwuid(os.getuid()).pw_name}@localhost:2", "--dry-run", "true"]) == 0
