@@ -43,6 +43,8 @@ AS_A_SCRIPT = "import sys; sys.path[:] = filter(None, sys.path); "
 HVDRUN = AS_A_SCRIPT + "from hvdrun.__main__ import main; sys.exit(main())"
 LINE_BYTES = 1 << 16
 TAIL_LINES = 40  # of hvdrun's stderr, kept for an error
+# What hvdrun says where each host has started one, and this is not the first.
+ANOTHER_NODE = re.compile(rb"hvdrun: this is node [1-9][0-9]* of ")
 
 
 def run(
@@ -94,7 +96,9 @@ def run(
         slots, reset_limit, cooldown_range, host_discovery_script: Likewise.
 
     Returns:
-        What each rank has returned, by rank.
+        What each rank has returned, by rank. Where a platform starts the script on each host, and
+        its variables say so (`NNODES` and the like), node 0 gets the results; on the other nodes
+        the list is empty.
 
     Raises:
         RankError: A rank raised an exception, or ended before its function did: the first one, with
@@ -144,7 +148,7 @@ def run(
     job = _Job(secrets.token_hex(8), executable or sys.executable)
     code = job.run(words, pickle.dumps((sys.path, call)))
     job.check(code, ranks, where=hosts or hostfile or socket.gethostname())
-    return [pickle.loads(job.returned[rank]) for rank in range(ranks)]
+    return [pickle.loads(job.returned[rank]) for rank in sorted(job.returned)]
 
 
 class _Job:
@@ -158,6 +162,7 @@ class _Job:
         self.returned: dict[int, bytes] = {}
         self.raised: list[tuple[int, str, str, bytes]] = []  # in the order of arrival
         self.last_lines: list[str] = []  # hvdrun's last lines on stderr
+        self.is_for_node_0 = False  # what the ranks return, and this is another node
         self.record = re.compile(f"{MARK}{mark} ([0-9]+) ([a-z]+) ([A-Za-z0-9+/=]*)\n".encode())
 
     def run(self, options: Sequence[str], call: bytes) -> int:
@@ -254,13 +259,16 @@ class _Job:
             self.last_lines = [*self.last_lines, line.decode(errors="replace").rstrip()][
                 -TAIL_LINES:
             ]
+            self.is_for_node_0 |= ANOTHER_NODE.match(line) is not None
             _show(sys.stderr, line)
 
     def check(self, code: int, ranks: int, where: str) -> None:
-        """Raises unless all ranks have returned a result."""
+        """Raises unless all ranks have returned a result, here or on node 0."""
         if self.raised:
             rank, host, text, exception = self.raised[0]
             raise RankError(rank, host, text) from _unpickled(exception)
+        if code == 0 and self.is_for_node_0:
+            return
         if code == 0:
             for rank in sorted(set(range(ranks)) - self.returned.keys()):
                 how = "ended with exit code 0 before its function returned (does it call os._exit?)"

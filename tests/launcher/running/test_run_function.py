@@ -16,6 +16,7 @@ from hvdlite.errors import LaunchError, RankError
 from hvdlite.run_function import MARK, VARIABLE, _Job
 from hvdrun.job.supervision import ONE_ACT_S
 from tests.harness.worlds import end_tree, python_of
+from tests.launcher.rendezvous.loops import free_port
 
 LIMIT_S = 90.0
 
@@ -97,6 +98,32 @@ def test_an_exception_of_a_rank_names_it_and_its_host_and_has_its_traceback(pyth
         "line 18, in fails",
         "Odd: no good",
     ], done
+
+
+@pytest.mark.wide_in("openmpi")
+def test_where_each_host_calls_it_node_0_gets_the_results(python, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import hvdlite as hvd\nprint('gets', hvd.run(lambda: (hvd.init(), hvd.rank()), np=2))\n"
+    )
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NNODES": "2"}
+    nodes = [
+        subprocess.Popen(
+            [python, script],
+            env={**os.environ, **place, "NODE_RANK": str(number), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in (1, 0)
+    ]
+    try:
+        said = [node.communicate(timeout=LIMIT_S) for node in nodes]
+    finally:
+        for node in nodes:
+            end_tree(node)
+    assert [out for out, _ in said] == ["gets []\n", "gets [(None, 0), (None, 1)]\n"], said
+    assert [node.returncode for node in nodes] == [0, 0], said
 
 
 class Output:
