@@ -25,6 +25,7 @@ from hvdrun.plan.facts import hosts_file, local_names
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.nodes import allocation
 from hvdrun.rendezvous.place import Place, by_options, by_variables, shares
+from hvdrun.reports import lacking
 
 if TYPE_CHECKING:
     from hvdrun.rendezvous.messages import Hello
@@ -114,6 +115,11 @@ def _run_first(
     except LaunchError as error:
         first.say(f"hvdrun: {error}")
         code = error.code
+        raise
+    except (OSError, MemoryError, RuntimeError) as error:  # see cli.main
+        lack = lacking.of(error)
+        code = code if lack is None else lack.code
+        first.say(f"hvdrun: node 0 has failed: {error if lack is None else lack}")
         raise
     except KeyboardInterrupt as interrupt:  # with the signal's number, see __main__.interrupt
         code = 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)

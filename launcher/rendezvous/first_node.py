@@ -120,8 +120,13 @@ class FirstNode:
         os.set_blocking(self.waker, False)
         os.set_blocking(self.wakes, False)
         self.selector.register(self.waker, selectors.EVENT_READ, self._take_orders)
-        self.thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
-        self.thread.start()
+        thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the limit of threads
+            self._close()
+            raise
+        self.thread = thread
 
     def wait_for_nodes(self, limit_s: float, say: Callable[[str], None]) -> list[Hello]:
         """The greetings of all nodes but this one, in their order, once all have come.
@@ -188,16 +193,19 @@ class FirstNode:
             while not self.finished:
                 self._turn()
         finally:  # after an error, too: nobody must wait for a thread that has ended
-            for _, relay in self.relays.values():
-                relay.close()
-            for connection in self.nodes.values():
-                connection.close()
-            self.callers.close()
-            self.gate.close()
-            self.selector.close()
+            self._close()
             with self.lock:
                 self.has_ended = True
                 self.lock.notify_all()
+
+    def _close(self) -> None:
+        for _, relay in self.relays.values():
+            relay.close()
+        for connection in self.nodes.values():
+            connection.close()
+        self.callers.close()
+        self.gate.close()
+        self.selector.close()
 
     def _turn(self) -> None:
         for key, _ in self.selector.select(TURN_S):

@@ -180,6 +180,22 @@ def test_without_descriptors_processes_wait_until_there_are_some(job, monkeypatc
     assert lacks.is_set()
 
 
+def test_without_a_thread_nothing_stays_open(monkeypatch):
+    def lacks(_):
+        raise RuntimeError("can't start new thread")
+
+    port = free_port()
+    place = Place("127.0.0.1", port, 0, 2, "a test")
+    first = FirstNode(place, KEY, greeting(0), False, print)
+    with monkeypatch.context() as limits:
+        limits.setattr(threading.Thread, "start", lacks)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            first.start(host_timeout_s=30.0)
+    first.end(76)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
 def test_an_error_in_the_thread_leaves_nobody_waiting(job, monkeypatch):
     errors = []
     monkeypatch.setattr(threading, "excepthook", errors.append)

@@ -37,14 +37,19 @@ class Nodes:
     """The hvdruns of one job."""
 
     def __init__(self, python, port):
-        self.program = python.with_name("hvdrun")
+        self.python = python
         self.place = ("--rendezvous", f"127.0.0.1:{port}")
         self.running = []
 
-    def start(self, *options, environ=None, place=None, before=()):
+    def start(self, *options, environ=None, place=None, program=None, before=()):
         self.running.append(
             subprocess.Popen(
-                [*before, self.program, *(self.place if place is None else place), *options],
+                [
+                    *before,
+                    *(program or [self.python.with_name("hvdrun")]),
+                    *(self.place if place is None else place),
+                    *options,
+                ],
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -231,6 +236,35 @@ def test_a_node_whose_messages_nobody_reads_is_not_lost(openmpi_nodes):
     other, first = openmpi_nodes.ends()
     assert (first.code, other.code) == (0, 0), (first, other)
     assert first.stdout.count("up") == 2
+
+
+LACKS = """
+import sys
+from hvdrun.command_line import cli
+def launch(*_):
+    raise {}
+cli.launch = launch
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        ("OSError(24, 'Too many open files')", 76, "hvdrun can't open any more files"),
+        ("MemoryError", 76, "hvdrun gets no more memory"),
+        ("RuntimeError('what nobody expects')", 1, "what nobody expects"),
+    ],
+)
+def test_what_node_0_lacks_is_the_end_and_the_exit_code_of_all(openmpi_nodes, error, code, says):
+    options = ("-np", "2", "--nodes", "2", "--node-rank")
+    openmpi_nodes.start(*options, "1", "true")
+    program = openmpi_nodes.python, "-c", LACKS.format(error)
+    openmpi_nodes.start(*options, "0", "true", program=program)
+    other, first = openmpi_nodes.ends()
+    assert (first.code, other.code) == (code, code), (first, other)
+    assert f"hvdrun: node 0 has failed: {says}" in other.stderr
+    assert says in first.stderr
 
 
 WRONG = {
