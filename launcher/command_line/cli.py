@@ -125,6 +125,7 @@ def cli(
     if check_build:
         command = CHECK_BUILD
         others |= {"num_proc": 1, "hosts": "localhost", "hostfile": None}
+        others |= dict.fromkeys(nodes.OPTIONS)
     if not command and not check:
         raise UsageError("no COMMAND: say what to run, as in `hvdrun -np 2 python train.py`")
     if command and not command[0]:
@@ -132,10 +133,10 @@ def cli(
     hosts, hostfile = others["hosts"], others["hostfile"]
     if hosts and hostfile:
         raise UsageError("-H and --hostfile both name the hosts: leave one of them out")
+    nodes.check_options(others)
     values = request_fields(others)
     if hosts is None and hostfile is not None:
         values["hosts"] = _hosts_in_file(hostfile)
-    nodes.check_options(others)
     # --rendezvous comes before what a scheduler says, also for a job of this host alone.
     allocation = None if others["rendezvous"] else _allocation(is_needed=not (hosts or hostfile))
     request = Request(

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from hvdrun.rendezvous.messages import Hello
     from hvdrun.running.node_signals import NodeSignals
 
+# By their names in Python.
+OPTIONS = ("rendezvous", "node_rank", "nodes", "rendezvous_secret_file")
 _SERVERS = "HVDLITE_SERVERS"
 _LAST_WORDS_S = 2.0  # for a reader that is slow
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -52,6 +54,13 @@ def check_options(given: Mapping[str, Any]) -> None:
                 " on one host and reaches the others over ssh; with --rendezvous, it runs on each"
                 " of them. Leave one of them out"
             )
+        for other in OPTIONS:
+            if given[option] and given[other] is not None:
+                raise UsageError(
+                    f"--{other.replace('_', '-')} is for hosts that each start hvdrun, and with"
+                    f" --{option}, hvdrun runs on one host and reaches the others over ssh. Leave"
+                    " one of them out"
+                )
 
 
 def place_of(
