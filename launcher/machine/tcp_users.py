@@ -13,6 +13,8 @@ from typing import NamedTuple
 from hvdrun.machine.socket_users import is_ambiguous
 
 _LISTENS = "0A"
+# A listener for both families stands in the table of IPv6, and so do the ends of its connections.
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 class _Row(NamedTuple):
@@ -21,6 +23,17 @@ class _Row(NamedTuple):
     state: str
     user: int
     inode: int
+
+
+def why_unknown(table: str = _TABLES[0]) -> str:
+    """Why users can't be told apart here; "" if they can."""
+    if is_ambiguous(os.geteuid()):
+        return "this user has no number of its own in its user namespace"
+    try:
+        with open(table):
+            return ""
+    except OSError as error:
+        return f"{table} can't be read ({error.strerror})"
 
 
 def other_end_is_trusted(sock: socket.socket) -> bool:
@@ -62,9 +75,7 @@ def _plain(address: str) -> str:
 
 def _rows(port: int) -> Iterator[_Row]:
     """Those with this local port; a host may have very many others."""
-    # A listener for both families stands in the table of IPv6, and so do the ends of its
-    # connections.
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for path in _TABLES:
         try:
             with open(path) as table:
                 lines = table.readlines()[1:]

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 
 from hvdrun.errors import UsageError
 from hvdrun.machine.environment import RENDEZVOUS_SECRET
+from hvdrun.machine.tcp_users import why_unknown
 
 VARIABLE = RENDEZVOUS_SECRET
 FILE_OPTION = "--rendezvous-secret-file"
@@ -83,8 +84,15 @@ def is_loopback(host: str) -> bool:
 
 def check_needed(host: str, secret: str) -> None:
     """Raises UsageError if hosts that meet at `host` need a secret and there is none."""
-    if not secret and not is_loopback(host):
+    if secret:
+        return
+    if not is_loopback(host):
         raise UsageError(
             f"hosts that connect to {host} must share a secret, else anybody who reaches its port"
             f" could run programs as you, and none was given; {HOW_TO_MAKE}"
+        )
+    if why := why_unknown():
+        raise UsageError(
+            f"which user connects to {host} can't be seen here, as {why}, so that the nodes must"
+            f" share a secret, and none was given; {HOW_TO_MAKE}"
         )
