@@ -43,6 +43,7 @@ from hvdrun.rendezvous.messages import (
 from hvdrun.rendezvous.place import Place
 from hvdrun.rendezvous.relay import Relay
 from hvdrun.rendezvous.sealed import SealedSocket
+from hvdrun.rendezvous.secret import hint
 
 TURN_S = 0.25
 # How long nodes get to take the result, and one that is refused to take the reason.
@@ -178,8 +179,8 @@ class FirstNode:
         place = self.place
         text = (
             f"{self._named(missing)} did not connect to {place.meets_at} within {limit_s:g} s;"
-            " start the same command there, and check that this port can be reached from there;"
-            " --start-timeout gives more time"
+            " start the same command there, and check that this port can be reached from there"
+            f"{hint(place.host)}; --start-timeout gives more time"
         )
         if self.strangers:
             named = ", ".join(sorted(self.strangers))

@@ -43,6 +43,7 @@ from hvdrun.rendezvous.messages import (
 from hvdrun.rendezvous.place import Place
 from hvdrun.rendezvous.relay import Relay
 from hvdrun.rendezvous.sealed import CLOSED_EARLY, NOT_PROVED, SealedSocket
+from hvdrun.rendezvous.secret import hint
 from hvdrun.rendezvous.to_node_0 import CONNECT_S, ToNode0
 
 TURN_S = 0.25
@@ -130,7 +131,7 @@ class OtherNode:
                 raise StartTimeout(
                     f"node {self.place.node_rank} found no node 0 at {self.place.meets_at}"
                     f" ({self.place.source}) within {limit_s:g} s: {why}; start the same command on"
-                    " node 0; --start-timeout gives more time"
+                    f" node 0{hint(self.place.host)}; --start-timeout gives more time"
                 )
             if now > line_at:
                 line_at = now + LINE_EVERY_S
@@ -171,7 +172,7 @@ class OtherNode:
 
     def _ended(self, connection: SealedSocket, why: str) -> None:
         if why in (CLOSED_EARLY, NOT_PROVED):
-            why += "; is the secret the same on both hosts?"
+            why += "; the secret must be the same on both hosts"
         self.problem = why or "it closed the connection"
         self.is_lost = self.is_welcome
 

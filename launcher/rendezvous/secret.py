@@ -82,6 +82,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def hint(host: str) -> str:
+    """What to say besides to nodes that have not met at `host`."""
+    if not is_loopback(host):
+        return ""
+    return f"; {host} is each host itself: other hosts need node 0's name in its place"
+
+
 def check_needed(host: str, secret: str) -> None:
     """Raises UsageError if hosts that meet at `host` need a secret and there is none."""
     if secret:

@@ -336,6 +336,7 @@ def test_a_node_that_does_not_come_is_named_after_the_start_timeout(openmpi_node
     for end in ends:
         assert "node 2 of 3 did not connect to 127.0.0.1:" in end.stderr, end
         assert "within 2 s" in end.stderr, end
+        assert "; 127.0.0.1 is each host itself: other hosts need node 0's name" in end.stderr
 
 
 def test_without_node_0_the_others_say_where_they_have_looked(openmpi_nodes):
@@ -345,6 +346,7 @@ def test_without_node_0_the_others_say_where_they_have_looked(openmpi_nodes):
     assert end.code == 75
     assert "node 1 found no node 0 at 127.0.0.1:" in end.stderr
     assert "Connection refused" in end.stderr
+    assert "; 127.0.0.1 is each host itself: other hosts need node 0's name" in end.stderr
 
 
 def test_a_node_with_another_secret_runs_nothing_and_both_sides_say_it(openmpi_nodes, tmp_path):
@@ -358,7 +360,7 @@ def test_a_node_with_another_secret_runs_nothing_and_both_sides_say_it(openmpi_n
     first, other = openmpi_nodes.ends()
     assert (first.code, other.code) == (75, 75)
     assert "127.0.0.1 connected and did not prove the secret" in first.stderr, first
-    assert "is the secret the same on both hosts?" in other.stderr, other
+    assert "; the secret must be the same on both hosts; " in other.stderr, other
     assert not (tmp_path / "file").exists()
 
 
