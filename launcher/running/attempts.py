@@ -25,8 +25,8 @@ def supervise(
 ) -> int:
     """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
     set_subreaper()
-    node_signals = node_signals or NodeSignals()
-    node_signals.begin()
+    if node_signals is not None:
+        node_signals.begin()
     # All attempts share one waker, so that no signal between two of them is lost.
     # TSTP (Ctrl-Z) only makes a line: hosts would take a stopped launcher for dead.
     waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *heeded()])

@@ -110,7 +110,7 @@ class Supervisor:
         supervision: Supervision,
         waker: Waker,
         is_last: bool,
-        node_signals: NodeSignals,
+        node_signals: NodeSignals | None,
     ) -> None:
         self.course = Course(command, time.monotonic(), supervision)
         self.command = command
@@ -142,7 +142,8 @@ class Supervisor:
             on_host=self._new_link,
         )
         self.selector.register(waker.fd, selectors.EVENT_READ, lambda: self._woken(waker.read()))
-        self.selector.register(self.node_signals.fd, selectors.EVENT_READ, self._nodes_signalled)
+        if (nodes := self.node_signals) is not None:
+            self.selector.register(nodes.fd, selectors.EVENT_READ, lambda: self._heard(nodes))
         self.selector.register(writer.awake, selectors.EVENT_READ, writer.heard)
         try:
             self._start()
@@ -267,7 +268,8 @@ class Supervisor:
     def _is_interrupted(self, was_ended: bool) -> bool:
         """By a signal after the end of the job. Another node's may be what has ended it."""
         here = any(number in ENDS_JOB for number in self.waker.read())
-        there = any(number in ENDS_JOB for number, _ in self.node_signals.read())
+        nodes = self.node_signals.read() if self.node_signals is not None else []
+        there = any(number in ENDS_JOB for number, _ in nodes)
         return here or (there and not was_ended)
 
     # ------------------------------------------------------------ events
@@ -333,8 +335,8 @@ class Supervisor:
         if self.course.mpirun.runs and (code := self.mpirun.poll()) is not None:
             self._tell(MpirunEnded(code))
 
-    def _nodes_signalled(self) -> None:
-        for number, node in self.node_signals.read():
+    def _heard(self, nodes: NodeSignals) -> None:
+        for number, node in nodes.read():
             self._signalled(number, node)
 
     def _signalled(self, number: int, node: int = 0) -> None:

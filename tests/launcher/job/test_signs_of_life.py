@@ -34,7 +34,6 @@ from hvdrun.output.writer import Writer
 from hvdrun.reports.quiet_hosts import names
 from hvdrun.running import host_link
 from hvdrun.running.mpirun_pipe import Source
-from hvdrun.running.node_signals import NodeSignals
 from hvdrun.running.supervise import Supervisor
 
 HOSTS = 5
@@ -98,7 +97,7 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
     writer = Writer()
     screen = SimpleNamespace(output=output, writer=writer)
     command = SimpleNamespace(num_proc=HOSTS, starter="mpirun", environment={})
-    job = Supervisor(command, "/", screen, Supervision(60.0), None, True, NodeSignals())
+    job = Supervisor(command, "/", screen, Supervision(60.0), None, True, None)
     job.local_ranks = SimpleNamespace(pause=lambda paused: None, keepers=())
     job.mpirun_pipe = SimpleNamespace(pause=lambda paused: None)
     job.stdin = SimpleNamespace(wanted_by=None)
