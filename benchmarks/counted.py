@@ -47,6 +47,7 @@ def engines(core: Any, ranks: int) -> list[Any]:
             event_capacity=0,
             stall_warning_s=0.0,
             stall_shutdown_s=0.0,
+            launcher=(-1, 0, 0),
         )
         for rank in members
     ]

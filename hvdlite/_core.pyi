@@ -330,6 +330,7 @@ class Engine:
         event_capacity: int,
         stall_warning_s: float,
         stall_shutdown_s: float,
+        launcher: tuple[int, int, int],
     ) -> None:
         """rank: this process's number among the members, from 0.
         hosts: the members on each host, each list ascending, the lists in the order of their first
@@ -346,6 +347,8 @@ class Engine:
         that holds; none: RING. Where sums must be in rank order, DIRECT counts.
         stall_warning_s: after this time an operation that some members have not called is
         reported on stderr, once; stall_shutdown_s: everything fails, on all members. 0: never.
+        launcher: a socket to hvdrun, which gets each report as a note (hvdrun's machine/notes.py):
+        its descriptor, and the file's device and inode.
         Collective: every rank makes its own, after all ranks of the host have opened the memory.
         """
 

@@ -7,8 +7,10 @@ the rank has started inherits the way, but is not the rank, and tells nothing.
 
 from __future__ import annotations
 
+import array
 import os
 import socket
+from collections.abc import Sequence
 
 from hvdrun.for_hvdlite import notes
 
@@ -16,9 +18,19 @@ from hvdrun.for_hvdlite import notes
 _pid: int | None = None
 
 
-def tell(kind: bytes, data: bytes = b"") -> bool:
-    """Sends a note: one of the kinds of `notes`, with at most `notes.KINDS[kind]` bytes of data.
-    False if it was not sent."""
+def keeper() -> tuple[int, int, int]:
+    """The socket to this rank's keeper: its descriptor, and the device and inode of the file. The
+    descriptor is -1 without hvdrun, or if the program has closed it."""
+    fd = notes.descriptor(os.environ.get(notes.VARIABLE, ""))
+    if fd is None:
+        return -1, 0, 0
+    status = os.fstat(fd)
+    return fd, status.st_dev, status.st_ino
+
+
+def tell(kind: bytes, data: bytes = b"", fds: Sequence[int] = ()) -> bool:
+    """Sends a note: one of the kinds of `notes`, with at most `notes.KINDS[kind]` bytes of data,
+    and descriptors. False if it was not sent."""
     global _pid
     _pid = _pid or os.getpid()
     fd = notes.descriptor(os.environ.get(notes.VARIABLE, ""))
@@ -29,7 +41,8 @@ def tell(kind: bytes, data: bytes = b"") -> bool:
     except OSError:
         return False
     try:
-        end.send(kind + data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        end.sendmsg([kind + data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
         return False
     finally:

@@ -21,6 +21,7 @@ from hvdlite.world import (
     launcher_link,
     logs,
     mpi,
+    stacks,
     store_meeting,
     torch_place,
     world,
@@ -105,13 +106,14 @@ def _begin(comm: Intracomm | Sequence[int] | None, place: store_meeting.Place | 
     elif comm is not None or _is_mpis(config, place):
         if not (parent or config.alone or mpi.launcher_of(os.environ)) and _is_of_one(comm):
             torch_place.check_alone(os.environ)
+        stacks.offer()
         launcher_link.tell(notes.INIT_BEGUN)
         try:
             made = _world_of_mpi(config, comm, place)
         except BaseException:
             launcher_link.tell(notes.INIT_FAILED)
             raise
-        launcher_link.tell(notes.INIT_DONE)
+        launcher_link.tell(notes.INIT_DONE, f"{made.rank} {made.size}".encode())
         world.enter(made)
     else:
         world.enter(_world_without_mpi(config, place))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError, LaunchError
+from hvdlite.world import launcher_link
 from hvdlite.world.algorithm_table import AlgorithmTable
 from hvdlite.world.config import Config
 from hvdlite.world.placement import Placement
@@ -278,6 +279,7 @@ def _engine(
         event_capacity=config.event_log,
         stall_warning_s=0.0 if config.stall_check_disable else config.stall_check_time_seconds,
         stall_shutdown_s=0.0 if config.stall_check_disable else config.stall_shutdown_time_seconds,
+        launcher=launcher_link.keeper(),
     )
 
 

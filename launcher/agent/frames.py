@@ -41,9 +41,11 @@ NOTE = b"Q"  # keeper → supervisor: what hvdlite in the rank told it (see mach
 # keeper → supervisor: the rank runs on and has closed its end of PMI or of the way for notes, so it
 # has closed what it does not know, perhaps MPI's, too. With the time, as for EXIT
 CLOSED = b"C"
-# hvdrun → keeper: what does the rank do now? With the rank as payload where a host agent passes it
-# on. Back: the answer (see machine/looks)
+# hvdrun → keeper: what does the rank do now? The payload is WITH_STACK if its Python stack is
+# wanted, too. Where a host agent passes it on, the rank and a space are in front. Back: the answer
+# (see machine/looks)
 LOOK, LOOKED = b"L", b"l"
+WITH_STACK = b"stack"
 SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote

@@ -278,7 +278,8 @@ class HostAgent:
             elif kind == SIGNAL and self.local_ranks:
                 self.local_ranks.pass_on(payload)
             elif kind == LOOK and self.local_ranks:
-                self.local_ranks.look(int(payload))
+                rank, _, what = payload.partition(b" ")
+                self.local_ranks.look(int(rank), what)
             elif kind == STDIN:
                 self._feed(payload)
             elif kind == SILENCE_LIMIT:

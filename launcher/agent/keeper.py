@@ -21,6 +21,7 @@ from hvdrun.agent.frames import (
     SHIM_GONE,
     SIGNAL,
     SIGNALLED,
+    WITH_STACK,
     Suppress,
     Waker,
     frame,
@@ -31,11 +32,12 @@ from hvdrun.agent.frames import (
 from hvdrun.agent.oom import oom_kills, was_out_of_memory
 from hvdrun.agent.pmi import Relay
 from hvdrun.agent.rank_notes import RankNotes
+from hvdrun.agent.rank_stack import RankStack
 from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.agent.spawn import spawn
 from hvdrun.machine.environment import EXPORTED, KEEPER, with_host_variables
 from hvdrun.machine.limits import LACKING
-from hvdrun.machine.notes import PREEMPTIBLE
+from hvdrun.machine.notes import PREEMPTIBLE, STACK
 from hvdrun.machine.shared_memory import what_is_full
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -84,6 +86,7 @@ class Keeper:
         self.deadlines: list[tuple[float, int]] = []  # when to send which signal
         self.is_ending = False
         self.preemptible = 0  # the rank's process that TERM does not end; 0: there is none
+        self.stack: RankStack | None = None  # of that process of the rank which has offered it last
         self.oom_kills = oom_kills()
         self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
         self.daemon = daemon  # MPI's, the shim's parent
@@ -161,11 +164,20 @@ class Keeper:
         with Suppress(OSError):  # reading notices that the supervisor is gone
             send(self.sock, frame(kind, self.rank, payload), fds or ())
 
-    def _on_note(self, note: bytes) -> None:
+    def _on_note(self, note: bytes, fds: list[int]) -> None:
         if note.startswith(PREEMPTIBLE):
             self.preemptible = int(note[1:]) if note[1:].isdigit() else 0
+        elif note.startswith(STACK) and fds:
+            with Suppress(ValueError):
+                stack = RankStack(note[1:], fds[0])
+                if self.stack:
+                    self.stack.close()
+                self.stack = stack
+                del fds[0]
         else:
             self._tell(NOTE, note)
+        for fd in fds:
+            os.close(fd)
 
     def _tell_end(self, how: str) -> None:
         self._tell(EXIT, f"{how} {time.monotonic_ns()}".encode())
@@ -267,7 +279,10 @@ class Keeper:
             elif kind == LOOK:
                 from hvdrun.machine.looks import look
 
-                self._tell(LOOKED, look(self.pid))
+                self._tell(LOOKED, look(self.pid, self._stack() if payload == WITH_STACK else None))
+
+    def _stack(self) -> tuple[list[list[object]], str]:
+        return self.stack.read() if self.stack else ([], "it has not called hvd.init()")
 
     def _pass_on(self, request: bytes) -> None:
         answer = signals.pass_on(self.pid, int(request.split()[0])) if self.pid else b"absent"

@@ -100,12 +100,13 @@ class LocalRanks:
                 with contextlib.suppress(OSError):
                     send(keeper.sock, message)
 
-    def look(self, rank: int) -> None:
-        """Asks the rank's keeper, if it is on this host, what the rank does."""
+    def look(self, rank: int, what: bytes = b"") -> None:
+        """Asks the rank's keeper, if it is on this host, what the rank does. what: WITH_STACK, or
+        nothing more."""
         for keeper in self.keepers:
             if keeper.rank == rank:
                 with contextlib.suppress(OSError):
-                    send(keeper.sock, frame(LOOK))
+                    send(keeper.sock, frame(LOOK, payload=what))
 
     def kill(self, patience_s: float = CLEAN_UP_S) -> None:
         """Kills all ranks, and gives their keepers `patience_s` to remove MPI's files. Output that

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import select
 
-from hvdrun.agent.frames import Suppress
-from hvdrun.machine.notes import LONGEST, VARIABLE, address, is_valid
+from hvdrun.agent.frames import Suppress, receive
+from hvdrun.machine.notes import VARIABLE, address, is_valid
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -21,10 +21,14 @@ MOST_NOTES = 10_000
 
 
 class RankNotes:
-    """Calls `tell` with each valid note."""
+    """Calls `tell` with each valid note and the descriptors that came with it, which `tell` closes
+    or keeps."""
 
     def __init__(
-        self, environment: dict[str, str], poll: select.poll, tell: Callable[[bytes], None]
+        self,
+        environment: dict[str, str],
+        poll: select.poll,
+        tell: Callable[[bytes, list[int]], None],
     ) -> None:
         """Adds the variable to the rank's environment."""
         self.poll = poll
@@ -47,9 +51,10 @@ class RankNotes:
         """Takes all notes that have arrived. False when the rank has just closed its end."""
         while self.ours is not None:
             note = b""
+            fds: list[int] = []
             with Suppress(OSError):
                 try:
-                    note = self.ours.recv(LONGEST + 1)
+                    note, fds = receive(self.ours)
                 except BlockingIOError:
                     return True
             self.left -= 1
@@ -59,5 +64,8 @@ class RankNotes:
                 self.ours = None
                 return bool(note)
             if is_valid(note):
-                self.tell(note)
+                self.tell(note, fds)
+            else:
+                for fd in fds:
+                    os.close(fd)
         return True

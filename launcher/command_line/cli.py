@@ -107,6 +107,7 @@ def cli(
     disable_cache: bool,
     check_build: bool,
     completion: str | None,
+    stacks: int | None,
     version: bool,
     **others: Any,
 ) -> int:
@@ -122,6 +123,8 @@ def cli(
     if completion:
         click.echo(completion_script(cli, completion))
         return 0
+    if stacks is not None:
+        return _show_stacks(stacks)
     if check_build:
         command = CHECK_BUILD
         others |= {"num_proc": 1, "hosts": "localhost", "hostfile": None}
@@ -156,6 +159,16 @@ def cli(
     if dry_run:
         return job(nodes.as_if_all_were_here(request, place))
     return nodes.run(request, place, others["rendezvous_secret_file"], job)
+
+
+def _show_stacks(pid: int) -> int:
+    from hvdrun.running.askers import NoAnswer, ask
+
+    try:
+        click.echo(ask(pid))
+    except NoAnswer as error:
+        raise UsageError(f"--stacks {pid}: {error}") from error
+    return 0
 
 
 def _check_or_launch(
@@ -265,6 +278,7 @@ def launch(
             request.grace_period_s,
             is_started_everywhere(request),
             requeue,
+            found.cwd,
         )
         code = supervise(command, found.cwd, screen, supervision, node_signals)
         failed = code not in (0, CTRL_C)

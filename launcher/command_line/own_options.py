@@ -292,6 +292,14 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         help="Print what this installation can do.",
     ),
     HvdrunOption(
+        "--stacks",
+        group=INSTEAD,
+        in_config_file=False,
+        type=click.IntRange(min=1),
+        metavar="PID",
+        help="Print where the ranks of a running job, hvdrun's PID, are in their Python code.",
+    ),
+    HvdrunOption(
         "--completion",
         group=INSTEAD,
         in_config_file=False,

@@ -44,9 +44,18 @@ class SignalMpirun(Value):
 
 
 class Look(Value):
-    """Asks the keepers of these ranks what the ranks do now; their answers are RankLooked."""
+    """Asks the keepers of these ranks what the ranks do now; their answers are RankLooked.
+    with_stack: and where they are in their Python code."""
 
     ranks: tuple[int, ...]
+    with_stack: bool = False
+
+
+class Answer(Value):
+    """Answers whoever has asked about the job."""
+
+    asker: int
+    text: str
 
 
 class Say(Value):
@@ -59,4 +68,4 @@ class Finish(Value):
     """The loop ends and kills at once what is left. Then `verdict` decides how the job went."""
 
 
-Action = EndAll | EndHosts | Release | PassOn | HangUp | SignalMpirun | Look | Say | Finish
+Action = EndAll | EndHosts | Release | PassOn | HangUp | SignalMpirun | Look | Answer | Say | Finish

@@ -15,6 +15,7 @@ from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
 from hvdrun.errors import LaunchError
 from hvdrun.job.actions import (
     Action,
+    Answer,
     EndAll,
     EndHosts,
     Finish,
@@ -52,6 +53,7 @@ from hvdrun.job.events import (
     RankStarted,
     ReaderLeft,
     SshSaid,
+    StacksAsked,
     TimePassed,
     ToPassOn,
     ToStop,
@@ -64,7 +66,9 @@ from hvdrun.job.passing_on import PassingOn, nobody
 from hvdrun.job.preemption import Preemption
 from hvdrun.job.ranks import Ranks
 from hvdrun.job.signs_of_life import QUIET_S
+from hvdrun.job.stall_watch import StallWatch
 from hvdrun.job.supervision import ONE_ACT_S, Supervision
+from hvdrun.job.whereabouts import Whereabouts
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
 from hvdrun.reports import lacking
@@ -118,6 +122,8 @@ class Course:
             lambda ranks: self.actions.append(Look(ranks)),
             self._fail,
         )
+        self.whereabouts = Whereabouts(self.ranks, lambda *look: self.actions.append(Look(*look)))
+        self.stall_watch = StallWatch(self.ranks, self.whereabouts, supervision.cwd, self._say)
         self.leaving = Leaving(self.ranks, self.init_watch, begin, self._say, self._fail, self._end)
 
     def on(self, now: float, event: Event) -> list[Action]:
@@ -136,10 +142,17 @@ class Course:
                     self.summaries[rank] = record
             case RankSaid(rank, notes.PREEMPTED):
                 self.preemption.told.add(rank)
-            case RankSaid(rank, kind):
+            case RankSaid(_, notes.STALLED, data):
+                self.stall_watch.on_report(now, data)
+            case RankSaid(rank, kind, data):
+                if kind == notes.INIT_DONE:
+                    self.stall_watch.on_init(rank, data)
                 self.init_watch.on_note(now, rank, kind)
             case RankLooked(rank, look):
                 self.init_watch.on_look(now, rank, look)
+                self.whereabouts.on_look(now, rank, look)
+            case StacksAsked(asker):
+                self.stall_watch.ask(now, lambda text: self.actions.append(Answer(asker, text)))
             case RankClosedFiles(rank, at):
                 self.closed_files.at.setdefault(rank, at)
             case RankEnded(rank, how, at):
@@ -245,6 +258,7 @@ class Course:
                 self._end(now, GRACE_S)
         if not self.ending.has_begun:
             self.init_watch.update(now)
+        self.whereabouts.update(now)
 
     def _host_ended(self, now: float, event: HostEnded) -> None:
         host = self.hosts.remove(event.host)
@@ -283,6 +297,7 @@ class Course:
             return
         if (at := self.passing_on.due_at()) is not None:
             yield at, lambda now: self.actions.extend(map(Say, self.passing_on.reports(now)))
+        yield from self.whereabouts.deadlines()
         if self.ending.has_begun:
             yield self.ending.give_up_at, self._finish
             if self.mpirun.runs:
@@ -370,6 +385,7 @@ class Course:
 
     def _end(self, now: float, grace_s: float, first: int = signal.SIGTERM) -> None:
         self.ending.begin(now, grace_s, first)
+        self.stall_watch.is_over = True
         self.actions.append(EndAll(grace_s, first))
 
     def _release(self) -> None:

@@ -37,6 +37,12 @@ class RankLooked(Value):
     look: bytes
 
 
+class StacksAsked(Value):
+    """Somebody wants to know where the ranks are."""
+
+    asker: int
+
+
 class RankClosedFiles(Value):
     """The rank runs on and has closed its end of PMI, or of the way for notes; `at` by the clock of
     this host. A program that closes these closes all descriptors that it does not know."""
@@ -183,6 +189,7 @@ Event = (
     | RankLeftMpi
     | RankSaid
     | RankLooked
+    | StacksAsked
     | RankClosedFiles
     | RankEnded
     | KeeperGone

@@ -17,15 +17,8 @@ from hvdrun.job.ranks import Ranks
 from hvdrun.knobs import KNOBS
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
 from hvdrun.reports.failure_report import left_early
-from hvdrun.reports.init_report import (
-    Look,
-    activity,
-    gathered,
-    left_before_init,
-    not_in_init,
-    read_look,
-    waiting,
-)
+from hvdrun.reports.init_report import gathered, left_before_init, not_in_init, waiting
+from hvdrun.reports.looks import Look, activity, read_look
 
 # The first report comes after this time, or after the stall check's warning time if that is less;
 # each pause between two is twice as long as the one before, up to the longest.

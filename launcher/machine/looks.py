@@ -10,11 +10,12 @@ MOST_PROCESSES = 16
 SHOWN = 120  # characters of a command
 
 
-def look(pid: int) -> bytes:
+def look(pid: int, stack: tuple[list[list[object]], str] | None = None) -> bytes:
     """The process and its descendants, in JSON: `at`, the seconds of a clock, and `processes`, rows
     of number, parent, state as in /proc/PID/stat, seconds of CPU used so far, command, and whether
-    an MPI is loaded. The first row is `pid`'s; there is none if it has ended. If no file can be
-    opened, the answer is empty: a keeper must not end because of that."""
+    an MPI is loaded. The first row is `pid`'s; there is none if it has ended. `stack`: what
+    `agent.rank_stack` has read. If no file can be opened, the answer is empty: a keeper must not
+    end because of that."""
     try:
         import json  # 3 ms, which a keeper's start shall not take
 
@@ -31,7 +32,10 @@ def look(pid: int) -> bytes:
             has_mpi = not hangs and _has_mpi(number)
             found.append([number, *known[number], _command(number, hangs), has_mpi])
             queue += children.get(number, [])
-    return json.dumps({"at": time.monotonic(), "processes": found}).encode()
+    answer = {"at": time.monotonic(), "processes": found}
+    if stack is not None:
+        answer["frames"], answer["no_frames"] = stack
+    return json.dumps(answer).encode()
 
 
 def _table() -> tuple[dict[int, tuple[int, str, float]], dict[int, list[int]]]:

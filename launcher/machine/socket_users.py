@@ -22,6 +22,12 @@ def user_of(sock: socket.socket) -> int:
     return _peer(sock)[1]
 
 
+def process_of(sock: socket.socket) -> int:
+    """The process at the other end: of a listening socket, the one that called listen; 0 if it
+    can't be seen here."""
+    return _peer(sock)[0]
+
+
 def is_trusted(sock: socket.socket) -> bool:
     """Whether the other end is this user or root."""
     process, user = _peer(sock)

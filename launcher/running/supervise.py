@@ -26,6 +26,7 @@ from hvdrun.agent.frames import (
     RELEASE,
     SIGNAL,
     SIGNALLED,
+    WITH_STACK,
     Waker,
 )
 from hvdrun.agent.local_ranks import LocalRanks
@@ -35,6 +36,7 @@ from hvdrun.agent.silence import clock
 from hvdrun.job import verdict
 from hvdrun.job.actions import (
     Action,
+    Answer,
     EndAll,
     EndHosts,
     Finish,
@@ -65,6 +67,7 @@ from hvdrun.job.events import (
     RankSignalled,
     RankStarted,
     ReaderLeft,
+    StacksAsked,
     TimePassed,
     ToPassOn,
     ToStop,
@@ -83,6 +86,7 @@ from hvdrun.machine.resources import temporary_path
 from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import Terminal
 from hvdrun.plan.command import Command
+from hvdrun.running.askers import Askers
 from hvdrun.running.host_link import HostLink
 from hvdrun.running.mpirun_pipe import Source
 from hvdrun.running.node_signals import NodeSignals
@@ -141,6 +145,7 @@ class Supervisor:
             self.stdin.for_local_rank,
             on_host=self._new_link,
         )
+        self.askers = Askers(self.selector, lambda asker: self._tell(StacksAsked(asker)))
         self.selector.register(waker.fd, selectors.EVENT_READ, lambda: self._woken(waker.read()))
         if (nodes := self.node_signals) is not None:
             self.selector.register(nodes.fd, selectors.EVENT_READ, lambda: self._heard(nodes))
@@ -152,6 +157,7 @@ class Supervisor:
         except BrokenPipeError:
             self._tell(ReaderLeft())
         finally:
+            self.askers.close()
             for link in list(self.links):
                 link.close()
             self.local_ranks.kill()
@@ -366,8 +372,10 @@ class Supervisor:
                 payload = b"%d %d" % (number, request)
                 self.local_ranks.pass_on(payload)
                 self._send_hosts(SIGNAL, payload)
-            case Look(ranks):
-                self._look(ranks)
+            case Look(ranks, with_stack):
+                self._look(ranks, WITH_STACK if with_stack else b"")
+            case Answer(asker, text):
+                self.askers.answer(asker, text)
             case HangUp(host):
                 for link in self.links:
                     if link.host == host:
@@ -378,12 +386,12 @@ class Supervisor:
             case Finish():
                 pass  # the loop itself asks `course.finished`
 
-    def _look(self, ranks: tuple[int, ...]) -> None:
+    def _look(self, ranks: tuple[int, ...], what: bytes) -> None:
         """Every supervisor is asked, as two names of hosts may mean one machine: the one that has
         the rank answers."""
         for rank in ranks:
-            self.local_ranks.look(rank)
-            self._send_hosts(LOOK, b"%d" % rank)
+            self.local_ranks.look(rank, what)
+            self._send_hosts(LOOK, b"%d %s" % (rank, what))
 
     def _send_hosts(self, kind: bytes, payload: bytes = b"") -> None:
         for link in self.links:

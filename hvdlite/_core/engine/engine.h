@@ -18,6 +18,11 @@ typedef struct hvdl_plan hvdl_plan;
 #define HVDL_MAX_RULES 8
 
 typedef struct {
+    int fd;                 /* -1: there is none */
+    uint64_t device, inode; /* which file it is: a program may close it and open another one */
+} hvdl_socket;
+
+typedef struct {
     int rank, num_ranks, num_hosts; /* ranks of the members, from 0 */
     const int *host_sizes;          /* ranks per host */
     const int *members;             /* ranks, host by host, ascending within each */
@@ -32,6 +37,7 @@ typedef struct {
     size_t piece_bytes;   /* what goes through the phases of an operation as a unit */
     uint64_t stall_warning_ns, stall_shutdown_ns; /* 0: never */
     void (*say)(const char *line);                /* to the user; any thread */
+    hvdl_socket launcher;                         /* learns of reports */
     hvdl_rule rules[HVDL_MAX_RULES];              /* how slices are reduced between hosts */
     int num_rules;
     bool deterministic;    /* sums in rank order, whatever the size */

@@ -169,7 +169,7 @@ void hvdl_transfers_stall_look(hvdl_engine *e, uint64_t now)
                 hvdl_announce_give_up(e, text);
                 return;
             }
-            hvdl_say(e, text);
+            hvdl_report(e, text);
             t->num_reports++;
         }
 }

@@ -108,7 +108,7 @@ static void conclude(hvdl_engine *e, hvdl_inquiry *inquiry)
     if (waits && what.gives_up)
         hvdl_give_up_everywhere(e, text);
     else if (waits)
-        hvdl_say(e, text);
+        hvdl_report(e, text);
     inquiry->said |= waits;
 }
 

@@ -3,12 +3,15 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 
 #include "matching/control.h"
 #include "watching/report.h"
 
-#define MAX_DETAILED 8     /* missing ranks of a host that are described one by one */
-#define LONGEST_DETAIL 200 /* bytes of such a description */
+#define HVDL_NOTE_STALLED 'W' /* hvdrun's machine/notes.py */
+#define MAX_DETAILED 8        /* missing ranks of a host that are described one by one */
+#define LONGEST_DETAIL 200    /* bytes of such a description */
 
 void hvdl_put(hvdl_writer *to, const char *format, ...)
 {
@@ -225,6 +228,25 @@ void hvdl_say(const hvdl_engine *e, const char *text)
     char line[HVDL_TEXT_BYTES + 32];
     snprintf(line, sizeof line, "hvdlite: %s\n", text);
     e->config.say(line);
+}
+
+/* The program may have closed the socket and opened another file under its number. */
+static bool is_there(const hvdl_socket *socket)
+{
+    struct stat found;
+    return socket->fd >= 0 && !fstat(socket->fd, &found) && found.st_dev == socket->device &&
+           found.st_ino == socket->inode;
+}
+
+void hvdl_report(const hvdl_engine *e, const char *text)
+{
+    char note[1 + HVDL_TEXT_BYTES];
+    hvdl_say(e, text);
+    if (!is_there(&e->config.launcher))
+        return;
+    int length = snprintf(note, sizeof note, "%c%s", HVDL_NOTE_STALLED, text);
+    /* If it is not taken at once, the user has the report all the same. */
+    (void)send(e->config.launcher.fd, note, (size_t)length, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 void hvdl_give_up_here(hvdl_engine *e, const char *text)

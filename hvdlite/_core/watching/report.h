@@ -51,6 +51,8 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
 void hvdl_describe_going_on(const hvdl_late *what, char text[HVDL_TEXT_BYTES]);
 /* To the user. */
 void hvdl_say(const hvdl_engine *engine, const char *text);
+/* To the user, and to the launcher, which can find out where the ranks are. */
+void hvdl_report(const hvdl_engine *engine, const char *text);
 void hvdl_say_going_on(hvdl_engine *engine, hvdl_late what);
 /* Everything fails with this text: on this host; a leader's: on all hosts. */
 void hvdl_give_up_here(hvdl_engine *engine, const char *text);

@@ -65,7 +65,7 @@ static void report_here(hvdl_engine *e, const hvdl_due *due)
         hvdl_give_up_everywhere(e, text);
         return;
     }
-    hvdl_say(e, text);
+    hvdl_report(e, text);
     meeting->reporting.said = true;
 }
 
@@ -249,7 +249,7 @@ void hvdl_say_standstill(hvdl_engine *e, hvdl_operation *op, const char *text, b
         hvdl_break_on_all(e, text);
         return;
     }
-    hvdl_say(e, text);
+    hvdl_report(e, text);
     op->stall.said = true;
 }
 

@@ -105,7 +105,7 @@ static void report(hvdl_engine *e, const hvdl_operation *op, const char *text)
     hvdl_standstill *still = &e->standstill;
     still->said = true;
     still->reported = hvdl_late_of(e, op, hvdl_now_ns());
-    hvdl_say(e, text);
+    hvdl_report(e, text);
 }
 
 /* Something moves again. */

@@ -50,6 +50,7 @@ static hvdl_err make_engines(int tag_ub)
                                      .segment_bytes = 4096,
                                      .piece_bytes = 1 << 20,
                                      .say = print_line,
+                                     .launcher = {.fd = -1},
                                      .rules = {{SIZE_MAX, HVDL_DOUBLING}},
                                      .num_rules = 1};
         err = hvdl_engine_create(&engines[h], &config);

@@ -134,6 +134,7 @@ static hvdl_err make_engines(int local_size)
                                      .segment_bytes = 256,
                                      .piece_bytes = 1024,
                                      .say = say_nothing,
+                                     .launcher = {.fd = -1},
                                      .rules = {{SIZE_MAX, HVDL_DOUBLING}},
                                      .num_rules = 1};
         err = hvdl_engine_create(&engines[r], &config);

@@ -495,6 +495,7 @@ def make_engine(rank, memory, progress_thread=True, event_capacity=0, stall_shut
         event_capacity=event_capacity,
         stall_warning_s=0,
         stall_shutdown_s=stall_shutdown_s,
+        launcher=(-1, 0, 0),
     )
 
 

@@ -18,11 +18,16 @@ class Way:
 
     def __init__(self):
         self.told = []
+        self.given = []
         self.environment = {}
         self.poll = select.poll()
-        self.notes = RankNotes(self.environment, self.poll, self.told.append)
+        self.notes = RankNotes(self.environment, self.poll, self._tell)
         self.fd = descriptor(self.environment[VARIABLE])
         assert os.get_inheritable(self.fd)
+
+    def _tell(self, note, fds):
+        self.told.append(note)
+        self.given += fds
 
     def begin(self):
         """As if spawn had given the rank its end."""
@@ -66,6 +71,20 @@ def test_what_is_no_note_is_dropped(way, note):
         end.send(note)
         end.send(INIT_DONE)
     assert way.hear() == ([] if note == b"" else [INIT_DONE])  # an empty message is like the end
+
+
+def test_descriptors_come_with_their_note_and_with_no_other(way, tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    with (tmp_path / "file").open("w+b") as file:
+        assert launcher_link.tell(INIT_BEGUN, fds=[file.fileno()])
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=os.dup(way.fd)) as end:
+            socket.send_fds(end, [b"?"], [file.fileno()])
+        assert way.hear() == [INIT_BEGUN]
+        (fd,) = way.given
+        assert os.path.sameopenfile(fd, file.fileno())
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_without_hvdrun_nothing_is_told(monkeypatch):

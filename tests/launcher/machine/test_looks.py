@@ -11,7 +11,7 @@ import pytest
 
 from hvdrun.machine import looks
 from hvdrun.machine.looks import MOST_PROCESSES, look
-from hvdrun.reports.init_report import activity, read_look
+from hvdrun.reports.looks import activity, read_look
 
 # Computes while a child of it sleeps; each says when it is up.
 WORKS = """

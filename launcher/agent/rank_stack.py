@@ -1,0 +1,121 @@
+"""The keeper's end of how a rank shows its Python stack (the rank's: `hvdlite.world.stacks`).
+
+The rank has a handler for a real-time signal, which writes the stack of its main thread into a file
+in memory that both have. The signal goes to the main thread alone.
+
+When has the handler ended? The kernel blocks a signal while its handler runs, which /proc shows.
+But for a moment before that the signal is neither pending nor blocked. So it has ended once the
+file has something in it and after that the signal is neither.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+LIMIT_S = 0.3  # the keeper does nothing else meanwhile
+_PAUSE_S = 0.002
+_LARGEST_BYTES = 1 << 16
+_MOST_FRAMES = 100
+
+
+class RankStack:
+    """`note`: the data of the rank's note; `fd`: the file that came with it, closed by `close`."""
+
+    def __init__(self, note: bytes, fd: int) -> None:
+        """Raises ValueError."""
+        numbers, *folders = note.decode(errors="replace").split("\0")
+        self.pid, self.number, self.their_fd = map(int, numbers.split())
+        self.fd = fd
+        self.roots = [
+            (f"{folder}/", name) for folder, name in zip(folders, _NAMES, strict=False) if folder
+        ]
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def read(self) -> tuple[list[list[object]], str]:
+        """The frames, the innermost first, each with file, line, function and library ("": the
+        script's own); and if there are none, why."""
+        try:
+            why = self._ask()
+            text = os.pread(self.fd, _LARGEST_BYTES, 0).decode(errors="replace")
+        except (OSError, ValueError) as error:
+            return [], f"its stack can't be read: {error}"
+        return self._frames(text), why
+
+    def _ask(self) -> str:
+        if not self._has_the_file():
+            return "it has closed the file for its stack"
+        status = self._status()
+        bit = 1 << (self.number - 1)
+        if status["State"] in _STOPPED:
+            return ""  # which is said anyway
+        if not int(status["SigCgt"], 16) & bit or int(status["SigBlk"], 16) & bit:
+            return f"it has changed what signal {self.number} does, so its stack can't be read"
+        os.ftruncate(self.fd, 0)
+        _send(self.pid, self.number)
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            has_begun = os.fstat(self.fd).st_size > 0
+            status = self._status()
+            if has_begun and not (int(status["SigPnd"], 16) | int(status["SigBlk"], 16)) & bit:
+                return ""
+            time.sleep(_PAUSE_S)
+        return "it does not leave the kernel, so its stack can't be read"
+
+    def _has_the_file(self) -> bool:
+        """The process is still the one that sent the note, and would write into no other file."""
+        own = os.fstat(self.fd)
+        try:
+            theirs = os.stat(f"/proc/{self.pid}/fd/{self.their_fd}")
+        except OSError:
+            return False
+        return (own.st_dev, own.st_ino) == (theirs.st_dev, theirs.st_ino)
+
+    def _status(self) -> dict[str, str]:
+        with open(f"/proc/{self.pid}/task/{self.pid}/status", "rb") as file:
+            lines = file.read().decode(errors="replace").splitlines()
+        found = dict(line.partition(":")[::2] for line in lines)
+        return {name: value.split()[0] for name, value in found.items() if value.split()}
+
+    def _frames(self, text: str) -> list[list[object]]:
+        import re
+
+        found = re.findall(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', text, re.MULTILINE)
+        return [
+            [file, int(line) if line.isdecimal() else 0, function, self._library(file)]
+            for file, line, function in found[:_MOST_FRAMES]
+        ]
+
+    def _library(self, file: str) -> str:
+        import re
+
+        if file.startswith("<frozen "):
+            return _PYTHON
+        installed = re.search(r"/(?:site|dist)-packages/([^/]+)", file)
+        for root, name in self.roots:
+            if file.startswith(root) and not (installed and name == _PYTHON):
+                return name
+        return installed[1].removesuffix(".py") if installed else ""
+
+
+_PYTHON = "Python"
+# Of the folders in the note, in their order.
+_NAMES = ("hvdlite", "torch", _PYTHON)
+_STOPPED = frozenset("TtZX")
+_TGKILL = {"x86_64": 234, "aarch64": 131, "ppc64le": 250, "riscv64": 131, "s390x": 241}
+
+
+def _send(pid: int, number: int) -> None:
+    """To the main thread, as any other thread has another stack. Where the number of the system
+    call is not known, the kernel chooses, and prefers that one."""
+    call = _TGKILL.get(os.uname().machine)
+    if call is None:
+        os.kill(pid, number)
+        return
+    import ctypes  # some ms, which a keeper's start shall not take
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(ctypes.c_long(call), pid, pid, number):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,0 +1,133 @@
+"""What a rank's processes do, as their keeper has seen it, and in words. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hvdrun.reports.failure_report import duration
+
+# A process that uses this share of a core computes.
+BUSY = 0.05
+STATES = {
+    "T": "is stopped (`kill -CONT {pid}` there lets it go on)",
+    "t": "is stopped by a debugger",
+    "D": "waits for a disk or a file server (in the kernel, uninterruptible)",
+    "Z": "has ended",
+    "X": "has ended",
+}
+
+
+class Process(NamedTuple):
+    pid: int
+    parent: int
+    state: str
+    cpu_s: float
+    command: str
+    has_mpi: bool
+
+
+class Frame(NamedTuple):
+    """A call in Python. library: whose code it is; "": the script's own."""
+
+    file: str
+    line: int
+    function: str
+    library: str
+
+
+class Look(NamedTuple):
+    """What a rank's command, the first of the processes, did at a moment of its host's clock.
+
+    frames: its calls, the innermost first; None if they were not asked for. no_frames: why there
+    are none.
+    """
+
+    at: float
+    processes: tuple[Process, ...]
+    frames: tuple[Frame, ...] | None = None
+    no_frames: str = ""
+
+
+def read_look(data: bytes) -> Look | None:
+    """What `machine.looks` has packed; None for anything else. Texts are made printable, as they
+    may have been chosen to deceive a terminal."""
+    try:
+        given = json.loads(data)
+        rows = [
+            Process(
+                int(pid),
+                int(parent),
+                str(state)[:1],
+                float(cpu_s),
+                _printable(command),
+                bool(has_mpi),
+            )
+            for pid, parent, state, cpu_s, command, has_mpi in given["processes"]
+        ]
+        frames = None
+        if "frames" in given:
+            frames = tuple(
+                Frame(_printable(file), int(line), _printable(function), _printable(library))
+                for file, line, function, library in given["frames"]
+            )
+        no_frames = _printable(given.get("no_frames", ""))
+        return Look(float(given["at"]), tuple(rows), frames, no_frames)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
+def _printable(text: object) -> str:
+    return "".join(c if c.isprintable() else "?" for c in str(text))
+
+
+def activity(before: Look | None, now: Look, names_mpi: bool = True) -> str:
+    """What the rank does: 'computes (0.9 s of CPU in the last 1.0 s): python train.py (process 7)'.
+    `before`: the look before this one. names_mpi: whether to say that it has loaded MPI."""
+    if not now.processes:
+        return "has just ended"
+    used = _cpu_used(before, now)
+    main, *others = now.processes
+    parts = [f"{_doing(main, used, before, now)}: {main.command} (process {main.pid})"]
+    if not _is_busy(main, used, now, before) and (child := _to_name(others, used, before, now)):
+        parts.append(
+            f"its child process {child.pid} ({child.command}) {_doing(child, used, before, now)}"
+        )
+    if names_mpi and any(process.has_mpi for process in now.processes):
+        parts.append("it has loaded MPI")
+    return "; ".join(parts)
+
+
+def _cpu_used(before: Look | None, now: Look) -> dict[int, float]:
+    """Seconds of CPU since the last look; of a new process, all of them."""
+    old = {process.pid: process.cpu_s for process in before.processes} if before else {}
+    return {p.pid: max(0.0, p.cpu_s - old.get(p.pid, 0.0)) for p in now.processes}
+
+
+def _is_busy(process: Process, used: Mapping[int, float], now: Look, before: Look | None) -> bool:
+    if before is None:
+        return process.state == "R"
+    return used[process.pid] > BUSY * max(now.at - before.at, 0.1)
+
+
+def _doing(process: Process, used: Mapping[int, float], before: Look | None, now: Look) -> str:
+    if process.state in STATES:
+        return STATES[process.state].format(pid=process.pid)
+    busy = _is_busy(process, used, now, before)
+    if before and not busy:
+        return "sleeps"
+    since = f"in the last {duration(now.at - before.at)}" if before else "so far"
+    return f"{'computes' if busy else 'sleeps'} ({used[process.pid]:.1f} s of CPU {since})"
+
+
+def _to_name(
+    others: Sequence[Process], used: Mapping[int, float], before: Look | None, now: Look
+) -> Process | None:
+    """The descendant that says most about what the rank waits for."""
+    alive = [process for process in others if process.state not in ("Z", "X")]
+    return max(
+        alive,
+        key=lambda p: (p.state in STATES, _is_busy(p, used, now, before), -p.pid),
+        default=None,
+    )

@@ -1,0 +1,137 @@
+"""What hvdrun says about where the ranks of a job are in their Python code. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from hvdrun.output.folding import spans
+from hvdrun.reports.looks import Frame, Look, activity
+
+PYTHON = "Python"
+_LOADER = re.compile(r"/torch/utils/data/(dataloader|_utils/\w+)\.py$")
+
+
+class Seen(NamedTuple):
+    """A rank's answers. before: the one before the last; now: None if none has come."""
+
+    host: str
+    before: Look | None
+    now: Look | None
+
+
+class Stall(NamedTuple):
+    """What a report of the stall check says. missing, waiting: ranks; both empty if it names none
+    by their numbers in the job."""
+
+    operation: str
+    missing: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+
+
+def read_stall(text: str) -> Stall:
+    """From the core's text (`_core/watching/report.c`)."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    found = re.match(
+        r"(.+?) (?:has waited|still waits, after) \d+ s,? for (.*?); called by ranks? ([\d, -]+);",
+        text,
+    )
+    if not found:
+        return Stall(re.split(r" (?:has|still|did|does) ", text, maxsplit=1)[0])
+    operation, late, posted = found.groups()
+    missing = tuple(map(int, re.findall(r"rank (\d+) on ", late)))
+    return Stall(operation, missing, tuple(_numbers(posted)))
+
+
+def _numbers(text: str) -> Iterable[int]:
+    """'0, 2-4' → 0 2 3 4."""
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def where_ranks_are(head: str, seen: Mapping[int, Seen], cwd: str, rest: int = 0) -> str:
+    """Ranks that are at the same place are one entry. rest: how many ranks were not asked."""
+    lines = [f"{head}:"]
+    for ranks in _alike(seen, cwd):
+        lines += _entry(ranks, seen, cwd)
+    if rest:
+        lines.append(f"    and {rest} more ranks")
+    return "\n".join(lines)
+
+
+def _alike(seen: Mapping[int, Seen], cwd: str) -> list[list[int]]:
+    """In the order of the first rank of each."""
+    groups: dict[object, list[int]] = {}
+    for rank, found in seen.items():
+        stack = tuple(_stack(found.now, cwd))
+        groups.setdefault(stack or rank, []).append(rank)
+    return list(groups.values())
+
+
+def _entry(ranks: Sequence[int], seen: Mapping[int, Seen], cwd: str) -> list[str]:
+    _, before, now = first = seen[ranks[0]]
+    if now is None:
+        return [f"    rank {ranks[0]} on {first.host}: the host does not answer"]
+    loads = "; it waits for its DataLoader" if _waits_for_loader(now) else ""
+    stack = [f"        {line}" for line in _stack(now, cwd)]
+    if len(ranks) > 1:
+        hosts = ", ".join(dict.fromkeys(seen[rank].host for rank in ranks))
+        return [f"    ranks {spans(sorted(ranks))} on {hosts}{loads}", *stack]
+    why = f"; {now.no_frames}" if now.no_frames and now.processes else ""
+    return [
+        f"    rank {ranks[0]} on {first.host} {activity(before, now, names_mpi=False)}{loads}{why}",
+        *stack,
+    ]
+
+
+def _waits_for_loader(now: Look) -> bool:
+    """The code that it is in was called by torch's loader, and not by the script."""
+    for frame in now.frames or ():
+        if _LOADER.search(frame.file):
+            return True
+        if not frame.library:
+            return False
+    return False
+
+
+def _stack(now: Look | None, cwd: str) -> list[str]:
+    """The most recent call first. Of a library's calls in a row, the innermost; of hvdlite's, which
+    change while a rank waits, the one that the script made. Python's own, which began the script,
+    are left out."""
+    if now is None or not now.frames:
+        return []
+    frames = list(now.frames)
+    while len(frames) > 1 and frames[-1].library == PYTHON:
+        frames.pop()
+    lines = []
+    for library, group in groupby(frames, lambda frame: frame.library):
+        calls = list(group)
+        if not library:
+            lines += [_line(frame, cwd) for frame in calls]
+            continue
+        if library == "hvdlite":
+            lines.append(_line(calls[-1], cwd))
+            continue
+        more = len(calls) - 1
+        rest = f", and {more} more call{'s' if more > 1 else ''} of {library}" if more else ""
+        lines.append(_line(calls[0], cwd) + rest)
+    return lines
+
+
+def _line(frame: Frame, cwd: str) -> str:
+    return f"{_path(frame, cwd)}:{frame.line} in {frame.function}"
+
+
+def _path(frame: Frame, cwd: str) -> str:
+    """As short as it is clear: a library's from its folder, the script's from the job's folder."""
+    if frame.library and frame.library != PYTHON:
+        _, found, rest = frame.file.rpartition(f"/{frame.library}/")
+        return f"{frame.library}/{rest}" if found else os.path.basename(frame.file)
+    if frame.library:
+        return os.path.basename(frame.file)
+    inside = cwd not in ("", "/") and frame.file.startswith(f"{cwd}/")
+    return frame.file[len(cwd) + 1 :] if inside else frame.file

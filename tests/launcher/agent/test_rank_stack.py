@@ -1,0 +1,224 @@
+"""A rank's Python stack, as its keeper reads it. The rank is a fork of this process."""
+
+import contextlib
+import ctypes
+import os
+import re
+import select
+import signal
+import threading
+
+import pytest
+
+from hvdlite.world import launcher_link, stacks
+from hvdrun.agent.rank_notes import RankNotes
+from hvdrun.agent.rank_stack import RankStack
+from hvdrun.machine.notes import STACK
+
+# ---- what a rank does; `wait` is a pipe to which this process writes when the rank is to go on
+
+
+def in_c(wait):
+    """The main thread holds the GIL while it is in C."""
+    ctypes.PyDLL(None).read(wait, ctypes.create_string_buffer(1), 1)
+
+
+def for_a_lock(wait):
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def in_a_loop(wait):
+    while True:
+        pass
+
+
+def deep(wait, calls=150):
+    if calls:
+        deep(wait, calls - 1)
+    os.read(wait, 1)
+
+
+def stopped(wait):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def without_the_file(wait):
+    os.closerange(3, wait)
+    os.closerange(wait + 1, 1000)
+    os.read(wait, 1)
+
+
+def with_another_file(wait):
+    os.dup2(os.open("mine", os.O_RDWR | os.O_CREAT), file_of_stack())
+    os.read(wait, 1)
+
+
+def file_of_stack():
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if "hvdrun-stack" in os.readlink(f"/proc/self/fd/{name}"):
+                return int(name)
+    raise AssertionError("it has none")
+
+
+def blocked(wait):
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    os.read(wait, 1)
+
+
+class Rank:
+    """A fork that has offered its stack."""
+
+    def __init__(self, folder, does):
+        told = []
+        environment = {}
+        notes = RankNotes(environment, select.poll(), lambda note, fds: told.append((note, fds)))
+        wait, self.held = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.close(self.held)
+            self._run(folder, environment, does, wait)
+        os.close(wait)
+        notes.begin()
+        while not told:
+            notes.hear()
+        ((note, (fd,)),) = told
+        assert note[:1] == STACK
+        self.stack = RankStack(note[1:], fd)
+        if notes.ours is not None:
+            notes.ours.close()
+
+    @staticmethod
+    def _run(folder, environment, does, wait):
+        code = 1
+        try:
+            os.chdir(folder)
+            os.environ.update(environment)
+            launcher_link._pid = stacks._offered_by = None
+            stacks.offer()
+            does(wait)
+            code = 0
+        finally:
+            os._exit(code)
+
+    def is_in(self, state):
+        """Waits until the kernel says so."""
+        path = f"/proc/{self.pid}/stat"
+        found = ""
+        while found != state:
+            assert found != "Z", "it has ended"
+            with open(path) as file:
+                found = file.read().rpartition(")")[2].split()[0]
+
+    def end(self):
+        os.close(self.held)
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self.stack.close()
+
+    def code(self):
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def rank(tmp_path, request):
+    with contextlib.ExitStack() as ends:
+        found = Rank(tmp_path, request.param)
+        ends.callback(found.end)
+        yield found
+
+
+def functions(frames):
+    return [function for _, _, function, _ in frames]
+
+
+@pytest.mark.parametrize(
+    ("rank", "state"),
+    [(in_c, "S"), (for_a_lock, "S"), (in_a_loop, "R")],
+    indirect=["rank"],
+)
+def test_the_stack_of_the_main_thread_is_read_whatever_it_does(rank, state, request):
+    what = request.node.callspec.params["rank"].__name__
+    rank.is_in(state)
+    while functions(rank.stack.read()[0])[:1] != [what]:
+        pass  # it is about to do it
+    for _ in range(3):
+        frames, why = rank.stack.read()
+        assert why == ""
+        assert functions(frames)[:3] == [what, "_run", "__init__"]
+        assert {(file, library) for file, _, _, library in frames[:3]} == {(__file__, "")}
+        assert all(line > 0 for _, line, _, _ in frames)
+
+
+@pytest.mark.parametrize("rank", [deep], indirect=True)
+def test_of_a_deep_stack_the_innermost_calls_are_read(rank):
+    rank.is_in("S")
+    while functions(rank.stack.read()[0]) != ["deep"] * 100:
+        pass  # it is about to be there
+
+
+@pytest.mark.parametrize("rank", [stopped], indirect=True)
+def test_of_a_stopped_rank_nothing_is_read_until_it_goes_on(rank):
+    rank.is_in("T")
+    assert rank.stack.read() == ([], "")
+    os.kill(rank.pid, signal.SIGCONT)
+    assert rank.code() == 0  # no signal was waiting for it
+
+
+@pytest.mark.parametrize(
+    ("rank", "why"),
+    [
+        (without_the_file, "it has closed the file for its stack"),
+        (with_another_file, "it has closed the file for its stack"),
+        (blocked, r"it has changed what signal \d+ does, so its stack can't be read"),
+    ],
+    indirect=["rank"],
+)
+def test_a_rank_that_has_changed_what_is_needed_goes_on_and_is_said_to(rank, why, tmp_path):
+    rank.is_in("S")
+    frames, found = rank.stack.read()
+    assert frames == []
+    assert re.fullmatch(why, found)
+    mine = tmp_path / "mine"
+    assert not mine.exists() or mine.read_bytes() == b""
+    os.write(rank.held, b"x")
+    assert rank.code() == 0
+
+
+@pytest.mark.parametrize("rank", [in_c], indirect=True)
+def test_of_a_rank_that_has_ended_nothing_is_read(rank):
+    os.kill(rank.pid, signal.SIGKILL)
+    assert rank.code() == -signal.SIGKILL
+    assert rank.stack.read() == ([], "it has closed the file for its stack")
+
+
+def test_a_note_that_makes_no_sense_is_refused():
+    for note in (b"", b"x y z", b"1 2", b"1 2 3 4", b"\xff\0\0"):
+        with pytest.raises(ValueError, match=r".*"):
+            RankStack(note, 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "library"),
+    [
+        ("/home/me/train.py", ""),
+        ("/home/me/hvdlite/train.py", ""),
+        ("/venv/lib/python3.11/site-packages/hvdlite/world/mpi.py", "hvdlite"),
+        ("/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", "torch"),
+        ("/venv/lib/python3.11/site-packages/tqdm/std.py", "tqdm"),
+        ("/venv/lib/python3.11/site-packages/six.py", "six"),
+        ("/usr/lib/python3/dist-packages/yaml/loader.py", "yaml"),
+        ("/usr/lib/python3.11/threading.py", "Python"),
+        ("<frozen runpy>", "Python"),
+        ("<string>", ""),
+    ],
+)
+def test_whose_code_a_call_is_in(file, library):
+    site = "/venv/lib/python3.11/site-packages"
+    folders = (f"{site}/hvdlite", f"{site}/torch", "/usr/lib/python3.11")
+    stack = RankStack("\0".join(["1 2 3", *folders]).encode(), -1)
+    text = f'Stack (most recent call first):\n  File "{file}", line 7 in call\n'
+    assert stack._frames(text) == [[file, 7, "call", library]]

@@ -1,0 +1,134 @@
+"""What hvdrun says about where ranks are in their Python code."""
+
+import pytest
+
+from hvdrun.reports.looks import Frame, Look, Process
+from hvdrun.reports.stacks import Seen, Stall, read_stall, where_ranks_are
+
+CWD = "/home/me"
+
+
+def frame(file, line, function, library=""):
+    return Frame(file, line, function, library)
+
+
+MAIN = (frame("/home/me/train.py", 20, "main"), frame("/home/me/train.py", 30, "<module>"))
+RUNPY = (frame("<frozen runpy>", 88, "_run_code", "Python"),)
+ALLREDUCE = (
+    frame("/venv/lib/hvdlite/collectives/handles.py", 160, "synchronize", "hvdlite"),
+    frame("/venv/lib/hvdlite/collectives/allreduce.py", 95, "allreduce", "hvdlite"),
+)
+LOADER = (
+    frame("/usr/lib/python3.11/selectors.py", 415, "select", "Python"),
+    frame("/venv/lib/torch/utils/data/dataloader.py", 1291, "_try_get_data", "torch"),
+    frame("/venv/lib/torch/utils/data/dataloader.py", 1400, "__next__", "torch"),
+)
+
+
+def look(pid, frames, state="S", why=""):
+    return Look(1.0, (Process(pid, 1, state, 2.0, "python train.py", True),), frames, why)
+
+
+def seen(pid, frames, host="server1", state="S", why=""):
+    return Seen(host, look(pid, None), look(pid, frames, state, why))
+
+
+@pytest.mark.parametrize(
+    ("text", "stall"),
+    [
+        (
+            (
+                "allreduce 'x' has waited 60 s for rank 1 on server2 (which has called no"
+                " collective yet); called by rank 0; do all ranks take the same path through the"
+            ),
+            Stall("allreduce 'x'", (1,), (0,)),
+        ),
+        (
+            (
+                "allreduce 'x' (train.py:12) still waits, after 120 s, for rank 1 on a (which last"
+                " finished barrier 'y' 3 s ago), rank 7 on rank (which has been in broadcast 'for'"
+                " for 5 s) and 3 more on b; called by ranks 0, 2-4; do all ranks run the same"
+            ),
+            Stall("allreduce 'x' (train.py:12)", (1, 7), (0, 2, 3, 4)),
+        ),
+        (
+            (
+                "allreduce 'x' has waited 62 s for server2, which does not answer; called by ranks"
+                " 0, 1; is that host cut off, or are its processes stopped?"
+            ),
+            Stall("allreduce 'x'", (), (0, 1)),
+        ),
+        (
+            "allreduce 'x' has made no progress for 60 s, after 3 of 10 pieces; it waits within",
+            Stall("allreduce 'x'"),
+        ),
+        ("\x1b[31mnonsense", Stall("?[31mnonsense")),
+        ("", Stall("")),
+    ],
+)
+def test_a_report_of_the_stall_check_names_the_operation_and_its_ranks(text, stall):
+    assert read_stall(text) == stall
+
+
+def test_ranks_at_the_same_place_are_one_entry_and_calls_of_a_library_one_line():
+    found = {
+        1: seen(7, (*LOADER, *MAIN, *RUNPY), host="server2"),
+        0: seen(5, ALLREDUCE + MAIN),
+        2: seen(6, ALLREDUCE + MAIN, host="server2"),
+        3: seen(8, ALLREDUCE + MAIN[:1]),
+    }
+    assert where_ranks_are("where they are", found, CWD) == (
+        "where they are:\n"
+        "    rank 1 on server2 sleeps: python train.py (process 7); it waits for its DataLoader\n"
+        "        selectors.py:415 in select\n"
+        "        torch/utils/data/dataloader.py:1291 in _try_get_data, and 1 more call of torch\n"
+        "        train.py:20 in main\n"
+        "        train.py:30 in <module>\n"
+        "    ranks 0,2 on server1, server2\n"
+        "        hvdlite/collectives/allreduce.py:95 in allreduce\n"
+        "        train.py:20 in main\n"
+        "        train.py:30 in <module>\n"
+        "    rank 3 on server1 sleeps: python train.py (process 8)\n"
+        "        hvdlite/collectives/allreduce.py:95 in allreduce\n"
+        "        train.py:20 in main"
+    )
+
+
+def test_ranks_without_a_stack_are_described_one_by_one():
+    found = {
+        0: Seen("server1", None, None),
+        1: seen(7, (), state="T"),
+        2: seen(8, (), why="it has not called hvd.init()"),
+        3: Seen("server1", None, Look(1.0, (), (), "it has closed the file for its stack")),
+    }
+    assert where_ranks_are("where they are", found, CWD, rest=9).splitlines()[1:] == [
+        "    rank 0 on server1: the host does not answer",
+        (
+            "    rank 1 on server1 is stopped (`kill -CONT 7` there lets it go on): python train.py"
+            " (process 7)"
+        ),
+        "    rank 2 on server1 sleeps: python train.py (process 8); it has not called hvd.init()",
+        "    rank 3 on server1 has just ended",
+        "    and 9 more ranks",
+    ]
+
+
+def test_a_dataset_of_the_script_that_the_loader_calls_is_the_scripts():
+    dataset = frame("/home/me/data.py", 3, "__getitem__")
+    found = {0: seen(5, (dataset, *LOADER[1:], *MAIN))}
+    assert "DataLoader" not in where_ranks_are("x", found, CWD)
+
+
+@pytest.mark.parametrize(
+    ("file", "library", "cwd", "shown"),
+    [
+        ("/home/me/a/train.py", "", "/home/me", "a/train.py"),
+        ("/home/meme/train.py", "", "/home/me", "/home/meme/train.py"),
+        ("/train.py", "", "/", "/train.py"),
+        ("<string>", "", "/home/me", "<string>"),
+        ("/venv/site-packages/six.py", "six", "/home/me", "six.py"),
+    ],
+)
+def test_a_path_is_as_short_as_it_is_clear(file, library, cwd, shown):
+    found = {0: seen(5, (frame(file, 1, "f", library),))}
+    assert where_ranks_are("x", found, cwd).splitlines()[-1] == f"        {shown}:1 in f"

@@ -1,0 +1,206 @@
+"""Where ranks are in their Python code: said when the stall check reports, and on request."""
+
+import os
+import re
+import selectors
+import socket
+import subprocess
+import threading
+
+import pytest
+
+from hvdrun.running.askers import Askers, NoAnswer, address, ask
+from tests.harness.programs import run_program
+from tests.harness.worlds import ROOT, end_tree
+
+STALLS = """
+import ctypes, os, signal, sys, time
+import torch
+import hvdlite as hvd
+
+def load():
+    if sys.argv[1] == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    # The main thread waits in C, and holds the GIL.
+    ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+
+def main():
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        load()
+    hvd.allreduce(torch.ones(3), name="loss")
+
+main()
+"""
+REPORT = (
+    r"hvdrun: where the ranks are that allreduce 'loss' waits for, and those in it:\n"
+    r"    rank 1 on localhost {does}: .*\(process \d+\)\n{stack}"
+    r"    ranks 0,2 on localhost\n"
+    r"        hvdlite/collectives/allreduce.py:\d+ in allreduce\n"
+    r"        {script}:16 in main\n"
+    r"        {script}:18 in <module>\n"
+)
+IN_LOAD = (
+    r"        {script}:9 in load\n        {script}:15 in main\n        {script}:18 in <module>\n"
+)
+
+
+@pytest.fixture
+def started(python, tmp_path):
+    """hvdrun with three ranks, of which one stalls; its stderr to read."""
+    script = tmp_path / "train.py"
+    script.write_text(STALLS.lstrip())
+    processes = []
+
+    def start(what):
+        options = ("-np", "3", "--stall-check-warning-time-seconds", "3")
+        process = subprocess.Popen(
+            [python.with_name("hvdrun"), *options, python, script, what],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process, re.escape(str(script))
+
+    yield start
+    for process in processes:
+        end_tree(process)
+        process.stderr.close()
+
+
+def lines_of_report(process, count):
+    for line in process.stderr:
+        if "where the ranks are" in line:
+            return line + "".join(process.stderr.readline() for _ in range(count - 1))
+    raise AssertionError("it has said nothing")
+
+
+def test_a_report_of_the_stall_check_is_followed_by_where_the_ranks_are(started):
+    process, script = started("in C")
+    stack = IN_LOAD.format(script=script)
+    expected = REPORT.format(does="sleeps", stack=stack, script=script)
+    report = lines_of_report(process, 9)
+    assert re.fullmatch(expected, report), report
+    hvdrun = process.args[0].with_name("hvdrun")
+    done = run_program([hvdrun, "--stacks", str(process.pid)], 60)
+    assert done.code == 0, done
+    assert re.match(r"3 ranks:\n    ranks 0,2 on localhost\n", done.stdout), done
+    assert re.search(stack, done.stdout), done
+
+
+@pytest.mark.wide
+def test_of_a_stopped_rank_it_is_said_that_it_is_stopped(started):
+    process, script = started("stopped")
+    does = r"is stopped \(`kill -CONT \d+` there lets it go on\)"
+    expected = REPORT.format(does=does, stack="", script=script)
+    report = lines_of_report(process, 6)
+    assert re.fullmatch(expected, report), report
+
+
+# ---- who asks, and who answers
+
+
+class Served:
+    """What the loop of hvdrun does with it."""
+
+    def __init__(self):
+        self.selector = selectors.DefaultSelector()
+        self.asked = []
+        self.askers = Askers(self.selector, self.asked.append)
+
+    def turn(self):
+        for key, _ in self.selector.select(10):
+            key.data()
+
+    def answers(self, text):
+        """One question, by another thread."""
+        got = []
+
+        def asks():
+            try:
+                got.append(ask(os.getpid()))
+            except NoAnswer as error:
+                got.append(str(error))
+
+        thread = threading.Thread(target=asks)
+        thread.start()
+        self.turn()
+        self.askers.answer(self.asked[-1], text)
+        thread.join()
+        return got[0]
+
+
+@pytest.fixture
+def served():
+    found = Served()
+    yield found
+    found.askers.close()
+
+
+def test_each_question_gets_its_answer_however_long(served):
+    for text in ("3 ranks:", "x" * 150_000):
+        assert served.answers(text) == text
+    assert served.asked == [1, 2]
+
+
+def test_a_job_that_ends_meanwhile_gives_no_answer(served):
+    assert served.answers("") == f"the job of process {os.getpid()} is ending, or has ended"
+    served.askers.close()
+    with pytest.raises(NoAnswer, match=r"process \d+ is no hvdrun that runs a job on this host"):
+        ask(os.getpid())
+
+
+def as_another_user(does):
+    """In a fork of this process, whose exit code it returns."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(4321)
+            os.setuid(4321)
+            code = does()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_another_user_gets_no_answer(served):
+    def asks():
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(address(os.getppid()))
+        return 0
+
+    assert as_another_user(asks) == 0
+    served.turn()
+    assert served.asked == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_another_user_who_has_the_name_is_not_believed():
+    """The other user's process ends, and this one keeps its socket."""
+    sock = socket.socket(socket.AF_UNIX)
+
+    def takes_the_name():
+        sock.bind(address(os.getppid()))
+        sock.listen()
+        return 0
+
+    with sock:
+        assert as_another_user(takes_the_name) == 0
+        Served().askers.close()  # hvdrun runs without it
+        with pytest.raises(NoAnswer, match=r"a process of user 4321 answers in place of process"):
+            ask(os.getpid())
+
+
+def test_another_process_of_this_user_is_not_believed_either():
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(address(1))
+        sock.listen()
+        with pytest.raises(NoAnswer, match=rf"process {os.getpid()} answers in place of process 1"):
+            ask(1)
