@@ -50,6 +50,9 @@ def scale_lr(
     Adasum  k        1
     ======= ======== =============
 
+    With `optimizer.set_weight` the optimizer gets the mean over all passes, although the script
+    does not divide its loss: pass `loss_divided=True`.
+
     Adasum combines the steps of all ranks, within hosts too, so that their number does not scale
     the rate (Horovod multiplies by the local size where NCCL averages within hosts; here nothing
     does). `rule="sqrt"` is for Adam and its relatives, whose steps do not depend on the size of the
@@ -60,8 +63,8 @@ def scale_lr(
         rule: "linear" for SGD, with momentum or without; "sqrt" for Adam, AdamW and the like.
         op: That of `DistributedOptimizer`.
         backward_passes_per_step: k, that of `DistributedOptimizer`.
-        loss_divided: Whether the script divides the loss of each backward pass by k. Must be given
-            if k > 1.
+        loss_divided: Whether the script divides the loss of each backward pass by k, or weighs it
+            with `set_weight`. Must be given if k > 1.
         batch: The samples of a backward pass on one rank, if not those for which `lr` is right.
         base_batch: The samples of the batch for which `lr` is right, for example 256.
         process_set: That of `DistributedOptimizer`.

@@ -317,16 +317,18 @@ def test_a_wrong_scaling_is_an_error(options, text):
         scale_lr(0.1, **options)
 
 
-def one_step(parameter, optimizer, batches, divisor):
+def one_step(parameter, optimizer, batches, divisor, weighs=False):
     """A step with a backward pass for each batch; what it adds to the parameter."""
     before = parameter.detach().clone()
     for batch in batches:
+        if weighs:
+            optimizer.set_weight(len(batch))
         (((parameter * batch).sum(dim=1) ** 2).mean() / divisor).backward()
     optimizer.step()
     return parameter.detach() - before
 
 
-def moved_by_a_step(op, passes, divided, equal_ranks):
+def moved_by_a_step(op, passes, divided, equal_ranks, weighs=False):
     """What a step of all ranks adds, with a scaled rate; and one process with as many samples, and
     the same multiple of the rate."""
     hvd.init()
@@ -340,7 +342,8 @@ def moved_by_a_step(op, passes, divided, equal_ranks):
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([parameter], lr=scaled), op=op, backward_passes_per_step=passes
     )
-    moved = one_step(parameter, optimizer, samples[hvd.rank()], passes if divided else 1)
+    divisor = passes if divided and not weighs else 1
+    moved = one_step(parameter, optimizer, samples[hvd.rank()], divisor, weighs)
 
     # Adasum of equal steps is one of them: the ranks do not count.
     growth = passes if op is hvd.Adasum else passes * hvd.size()
@@ -359,6 +362,12 @@ def test_a_step_with_the_scaled_rate_is_that_of_one_process_with_the_multiple(
     world, op, passes, divided
 ):
     assert all(world.run(moved_by_a_step, op, passes, divided, op is hvd.Adasum))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("passes", [1, 4])
+def test_weights_count_as_a_divided_loss(world, passes):
+    assert all(world.run(moved_by_a_step, hvd.Average, passes, True, False, weighs=True))
 
 
 def factors():
