@@ -205,8 +205,9 @@ class Reducer(WeightedRounds):
             grad = param.grad
             if grad is None:
                 return  # a hook of the user has removed it
-            if slot.arrives_weighed:
-                slot.weighed, slot.arrives_weighed = [grad], False
+            if self.weights.total is not None and slot.last_round != self._round:
+                slot.weighed = [True] if slot.arrives_weighed else []
+            slot.arrives_weighed = False
             if slot.last_round == self._round or self._is_reduced(slot, grad):
                 error = self._reached_again(slot)
                 if self._open and not self._has_started():

@@ -103,7 +103,7 @@ class Rounds:
         if grad is place:
             self.weights.weigh_in_place(slot, place)
         else:
-            factor = self.weights.factor(slot, grad)
+            factor = self.weights.factor(slot)
             if slot.form is Form.ROWS:
                 # `.grad` will be the reduced rows, when they are known.
                 if not put_rows(slot, grad):
@@ -125,8 +125,12 @@ class Rounds:
                 self._with_graph.append(slot)
                 return
             put(place, grad, factor)
-            self.weights.note_weighed(slot, place)
-        slot.param.grad = slot.round_grad = place
+        # In one statement: no signal's exception can come in between.
+        slot.weighed, slot.param.grad, slot.round_grad = (
+            slot.weighed or self.weights.note(),
+            place,
+            place,
+        )
 
     def _is_reduced(self, slot: Slot, grad: torch.Tensor | None) -> bool:
         """Whether this gradient is the result of a round of this step."""

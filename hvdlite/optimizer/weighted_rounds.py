@@ -12,7 +12,7 @@ import torch
 from hvdlite.optimizer.buckets.bucket import Slot
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.rounds import Rounds
-from hvdlite.optimizer.weights import is_weighed, weighed
+from hvdlite.optimizer.weights import weighed
 
 
 class WeightedRounds(Rounds):
@@ -85,11 +85,11 @@ class WeightedRounds(Rounds):
             self._forget_skipped_step()
             weights = self.weights
             former = slot.param.grad
-            adds = former is not None and weights.total is not None and is_weighed(slot, former)
-            if weights.given is None or (self._communicates_next() and not adds):
-                return None
-            slot.arrives_weighed = True
-            return weighed(grad, weights.given)
+            # Whatever the script has made of it since the pass that left it there.
+            adds = former is not None and weights.total is not None and bool(slot.weighed)
+            given = weights.given
+            slot.arrives_weighed = given is not None and (adds or not self._communicates_next())
+            return weighed(grad, given) if given is not None and slot.arrives_weighed else None
 
     def _too_late_for_weight(self) -> str:
         """Why no weight can be given now; empty if it can."""

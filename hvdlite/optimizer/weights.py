@@ -64,24 +64,21 @@ class Weights:
         if self._is_used and not self.in_closure:
             self.given, self._is_used = None, False
 
-    def factor(self, slot: Slot, grad: torch.Tensor) -> float | None:
+    def factor(self, slot: Slot) -> float | None:
         """By what a gradient of this round is still to be multiplied; None: by nothing."""
-        if self.total is None or self.given == 1.0 or is_weighed(slot, grad):
+        if self.total is None or self.given == 1.0 or slot.weighed:
             return None
         return self.given
 
-    def note_weighed(self, slot: Slot, grad: torch.Tensor) -> None:
-        """`.grad`, which may become this tensor only after the call, has been multiplied."""
-        if self.total is not None:
-            slot.weighed = [grad]
+    def note(self) -> list[object]:
+        """For `Slot.weighed` of a gradient that is multiplied, if the round has weights."""
+        return [] if self.total is None else [True]
 
     def weigh_in_place(self, slot: Slot, grad: torch.Tensor) -> None:
         """Multiplies `.grad`, which has its place already, once."""
-        factor = self.factor(slot, grad)
+        factor = self.factor(slot)
         if factor is None:
-            self.note_weighed(slot, grad)
             return
-        slot.weighed.clear()
         # Each is one call of C, which multiplies and notes it: no signal's exception comes between.
         if factor == 0:
             slot.weighed.extend(map(torch.Tensor.zero_, (grad,)))
@@ -90,7 +87,7 @@ class Weights:
 
     def of_rows(self, slot: Slot, grad: torch.Tensor | None) -> torch.Tensor | None:
         """A gradient whose rows are to be gathered, multiplied."""
-        factor = None if grad is None else self.factor(slot, grad)
+        factor = None if grad is None else self.factor(slot)
         return grad if grad is None or factor is None else weighed(grad.detach(), factor)
 
     def divide(self, gradients: Gradients) -> None:
@@ -117,10 +114,6 @@ class Weights:
             node = torch.autograd.graph.get_gradient_edge(slot.param).node
             if slot.weigher is None or slot.weigher[0] is not node:
                 slot.weigher = node, node.register_prehook(_prehook(slot, on_gradient))
-
-
-def is_weighed(slot: Slot, grad: torch.Tensor) -> bool:
-    return bool(slot.weighed) and slot.weighed[-1] is grad
 
 
 def weighed(grad: torch.Tensor, weight: float) -> torch.Tensor:

@@ -235,6 +235,47 @@ def test_the_samples_of_all_passes_of_a_step_count_alike(world, how):
     world.run(accumulates, how)
 
 
+def half(grad):
+    return grad / 2
+
+
+def nothing(grad):
+    return None
+
+
+def replaces(between):
+    """Rank r's gradients are 2r + 1 and then 2. Between them it puts something into .grad."""
+    hvd.init()
+    rank = hvd.rank()
+    own, at_once = (nn.Parameter(torch.zeros(3)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([own, at_once], lr=1.0), backward_passes_per_step=2
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        optimizer.set_weight(3)
+        own.sum().mul(2 * rank + 1).backward()
+        own.grad = between(own.grad)
+        optimizer.set_weight(5)
+        (own.sum() * 2 + at_once.sum()).backward()
+    return own.grad.tolist(), at_once.grad.tolist()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("between", "mean"),
+    [
+        (torch.clone, (3 * 1 + 3 * 3 + 5 * 2 + 5 * 2) / 16),
+        (half, (1.5 * 1 + 1.5 * 3 + 5 * 2 + 5 * 2) / 16),
+        (nothing, (5 * 2 + 5 * 2) / 16),
+    ],
+)
+def test_what_a_script_makes_of_a_gradient_between_passes_is_not_weighed_again(
+    world, between, mean
+):
+    assert world.run(replaces, between) == [([mean] * 3, [10 / 16] * 3)] * 2
+
+
 def joins(weighted):
     """Rank r has r + 1 batches: in the end fewer and fewer ranks take part."""
     hvd.init()

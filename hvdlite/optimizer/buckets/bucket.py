@@ -135,8 +135,9 @@ class Slot:
         # autograd's node, and the hook on it.
         self.arrives_weighed = False
         self.weigher: tuple[Any, Any] | None = None
-        # Holds `.grad` if that has been multiplied by this rank's weight; else it is empty.
-        self.weighed: list[torch.Tensor] = []
+        # Not empty if this round's gradient, which is `.grad`, or what the script has made of that
+        # and put in its place, has been multiplied by this rank's weights.
+        self.weighed: list[object] = []
         # The parameter's address, dtype, shape … when its place was made.
         self.address = 0
         self.made_for: object = None
