@@ -202,6 +202,7 @@ class GradientOptimizer(Wrapper):
         - A rank that has joined does not count: the others' average is that of their samples. (In
           steps without weights it is divided by the number of all ranks.)
         - A closure's loss is averaged with the same weights.
+        - On a rank outside the process set `.grad` is the mean over the samples of its own passes.
         - Gradients that travel as float16 (Compression.fp16, or float16 parameters) would overflow
           when multiplied by large numbers: there give weights of at most 1.
 

@@ -76,6 +76,7 @@ class Reducer(WeightedRounds):
                 frees,
             )
         )
+        self._groups = groups
         self.passes_per_step = passes
         # The graph task of autograd whose gradients arrive.
         self._task = -1
@@ -174,6 +175,11 @@ class Reducer(WeightedRounds):
     def _forget_skipped_step(self) -> None:
         if self.step_is_due:
             self.next_step()
+
+    def _params_alone(self) -> list[torch.Tensor]:
+        reduced = {id(param) for reducer in _alive for param in reducer.gradients.params()}
+        params = (param for group in self._groups() for param in group["params"])
+        return [param for param in params if id(param) not in reduced]
 
     def set_passes_per_step(self, passes: int) -> None:
         self.passes_per_step = passes

@@ -6,6 +6,7 @@ What a weight does to a gradient: see `hvdlite.optimizer.weights`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import torch
 
@@ -13,6 +14,7 @@ from hvdlite.optimizer.buckets.bucket import Slot
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.rounds import Rounds
 from hvdlite.optimizer.weights import weighed
+from hvdlite.optimizer.weights_alone import WeightsAlone
 
 
 class WeightedRounds(Rounds):
@@ -28,6 +30,7 @@ class WeightedRounds(Rounds):
         self._lock = threading.RLock()
         # Gradients of backward passes that only accumulate are multiplied by their weight.
         self._weighs_passes = False
+        self._alone = WeightsAlone(self.weights, self._accumulates)
 
     def set_weight(self, weight: float) -> None:
         """The weight of the backward passes that follow, until the step. See `Weights`.
@@ -48,7 +51,9 @@ class WeightedRounds(Rounds):
                 "set_weight(len(batch) / batch_size)"
             )
         self.weights.give(weight)
-        if self.weights.total is not None or not self._communicates_next():
+        if gradients.process_set.included() is False:
+            self._alone.watch(self._params_alone())
+        if self._accumulates():
             self.weigh_passes()
 
     def weigh_passes(self) -> None:
@@ -73,6 +78,15 @@ class WeightedRounds(Rounds):
 
     def _forget_skipped_step(self) -> None:
         raise NotImplementedError
+
+    def _params_alone(self) -> Sequence[torch.Tensor]:
+        """On a rank outside the process set: the parameters whose gradients nobody reduces."""
+        raise NotImplementedError
+
+    def _accumulates(self) -> bool:
+        """Whether the next backward pass, or the one that has begun, adds to the gradients of other
+        passes, or others to its own."""
+        return self.weights.total is not None or not self._communicates_next()
 
     def _communicates_next(self) -> bool:
         """Whether the next backward pass, or the one that has begun, ends with a round."""

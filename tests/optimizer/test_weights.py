@@ -1,5 +1,6 @@
 """Ranks with different numbers of samples: `set_weight` makes the mean over the samples of all."""
 
+import contextlib
 import math
 
 import pytest
@@ -233,6 +234,86 @@ def accumulates(how):
 @pytest.mark.parametrize("how", ["passes", "no_sync"])
 def test_the_samples_of_all_passes_of_a_step_count_alike(world, how):
     world.run(accumulates, how)
+
+
+def trains_outside(how):
+    """Rank 0 is the only member; each rank has batches of its own, and a second layer that only
+    some passes reach."""
+    hvd.init()
+    rank, passes = hvd.rank(), 3
+    member = hvd.add_process_set([0])
+    nets = [nn.ModuleList([model(), model()]) for _ in range(2)]
+    alone, net = nets
+    reference = OPTIMIZERS["Adam"](alone.parameters())
+    optimizer = hvd.DistributedOptimizer(
+        OPTIMIZERS["Adam"](net.parameters()),
+        backward_passes_per_step=passes if how == "passes" else 1,
+        process_set=member,
+    )
+
+    def loss(net, number, *samples):
+        return loss_of(net[0], *samples) + (loss_of(net[1], *samples) if number else 0.0)
+
+    for step in range(4):
+        generator = torch.Generator().manual_seed(10 * rank + step)
+        # A pass without samples gives NaN; in the second step it is the first one.
+        count = [(3, 1, 2), (0, 2, 5), (2, 0, 1), (4, 4, 0)][step]
+        count = count[2:] if how == "one pass" else count
+        parts = []
+        for rows in count:
+            x = torch.randn(rows, FEATURES, dtype=torch.float64, generator=generator)
+            parts.append((x, x.cos().sum(1, keepdim=True)))
+        reference.zero_grad()
+        for number, part in enumerate(parts):
+            if len(part[0]):
+                (loss(alone, number, *part) * len(part[0]) / sum(count)).backward()
+        optimizer.zero_grad()
+        for number, part in enumerate(parts):
+            optimizer.set_weight(len(part[0]))
+            last = how != "no_sync" or number == passes - 1
+            with contextlib.nullcontext() if last else optimizer.no_sync():
+                loss(net, number, *part).backward()
+        for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+            zeros = torch.zeros_like(p)
+            torch.testing.assert_close(
+                *(zeros if each.grad is None else each.grad for each in (p, q)),
+                rtol=1e-9,
+                atol=1e-12,
+            )
+        if sum(count):
+            reference.step()
+            optimizer.step()
+    assert_same_parameters(net, alone, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", ["passes", "no_sync", "one pass"])
+def test_a_rank_outside_the_process_set_weighs_its_passes_as_one_process_does(world, how):
+    world.run(trains_outside, how)
+
+
+def one_optimizer_for_each_set():
+    """Over the same parameter: on each rank one reduces its gradients, and the other does not."""
+    hvd.init()
+    p = nn.Parameter(torch.zeros(2))
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD([p], lr=1.0),
+            backward_passes_per_step=2,
+            process_set=hvd.add_process_set([member]),
+        )
+        for member in range(2)
+    ]
+    for weight, gradient in ((3, 1.0), (1, 5.0)):
+        for optimizer in optimizers:
+            optimizer.set_weight(weight)
+        (p.sum() * gradient).backward()
+    return p.grad.tolist()
+
+
+@pytest.mark.ranks(2)
+def test_of_several_optimizers_one_weighs_a_gradient(world):
+    assert world.run(one_optimizer_for_each_set) == [[2.0] * 2] * 2
 
 
 def half(grad):
