@@ -114,6 +114,7 @@ def reduce(
     prescale: float,
     divisor: int,
     postscale: float,
+    factors: tuple[float, ...] = (),
     /,
 ) -> None:
     """Reduces `count` elements of each input into `output` with the kernels of that name: for tests
@@ -121,7 +122,8 @@ def reduce(
 
     output, inputs: addresses; the output may be one of the inputs, and must not overlap one
     otherwise. Each input is multiplied by `prescale`, the result by `postscale / divisor`, as
-    hvdl_scale in reduce.h says. Bool: they are 1.
+    hvdl_scale in reduce.h says. Bool: they are 1. factors: of sums of floats; a further one for
+    each input.
     ValueError: this CPU has no such variant, or an argument is out of its range.
     """
 
@@ -304,8 +306,16 @@ class Operation:
 class Plan:
     """A collective prepared once and started many times; freed with its last reference."""
 
-    def start(self, owner: object) -> Operation:
-        """Starts a run. RuntimeError if the previous run has not ended."""
+    def start(
+        self, owner: object, weight: float | None = None, is_in_input: bool = False, /
+    ) -> Operation:
+        """Starts a run. RuntimeError if the previous run has not ended.
+
+        weight: How much this rank's first `weighted` elements count in an average: 0, or positive
+            and finite. If all ranks that take part give one, and not all are 0, the average of
+            these elements is Σ weight·input / Σ weight. Of equal weights it has the bits of one
+            without weights. The weights travel with the starts.
+        is_in_input: True: the input is multiplied by the weight already."""
 
 @final
 class Engine:
@@ -430,6 +440,7 @@ class Engine:
         form: int = ...,
         cut_as: int = -1,
         extents: Sequence[tuple[int, int, int]] | None = None,
+        weighted: int = 0,
     ) -> Plan:
         """Prepares an allreduce of `count` elements, or one of its halves: see PLAN_TO_OWNERS.
         Collective, matched by name like an operation, but does not block: a start before all
@@ -440,7 +451,9 @@ class Engine:
         extents: Of one that unites within a host (PLAN_UNITE_ON_HOST, or where there is one host),
             where the elements lie, if not in one piece of memory: (begin, end, address), ascending,
             with the same begins and ends on every rank. What lies between them is not moved, and
-            `input` and `output` are 0."""
+            `input` and `output` are 0.
+        weighted: Of one that reduces floats, on one host, how many elements have the weights of a
+            run; the same on every rank."""
 
     def owned(
         self, count: int, dtype: int, form: int, member: int, cut_as: int = -1, /

@@ -36,7 +36,8 @@ hvdl_pass *hvdl_reducing_pass(const hvdl_engine *e, const hvdl_operation *op, hv
         return NULL;
     pass->dtype = desc->dtype;
     pass->op = desc->op;
-    pass->scale = hvdl_host_scale(e, desc);
+    pass->scale = hvdl_weighted_scale(e, op);
+    pass->scaled_from = op->input;
     if (op->meeting->posted && op->meeting->posted < e->placement.local_size)
         pass->taking_part = op->meeting->posted_by;
     return pass;

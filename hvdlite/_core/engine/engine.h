@@ -62,6 +62,9 @@ typedef struct {
     /* Of a plan that unites within each host: where its buffer lies, instead of `input` and `output`,
      * which are then NULL. Copied. */
     hvdl_extents extents;
+    /* Of a plan on one host that reduces: the first so many elements are weighted, if its runs have weights:
+     * see hvdl_plan_start. */
+    size_t num_weighted;
     void *owner;
 } hvdl_posting;
 
@@ -112,8 +115,18 @@ bool hvdl_operation_withdraw(hvdl_engine *engine, hvdl_operation *operation);
 
 /* The posting's kind is that of its runs: hvdl_is_kind_of_runs. */
 hvdl_err hvdl_plan_create(hvdl_engine *engine, const hvdl_posting *posting, hvdl_plan **out);
-/* HVDL_EDUP: the previous run has not ended. */
-hvdl_err hvdl_plan_start(hvdl_engine *engine, hvdl_plan *plan, void *owner, hvdl_operation **out);
+/* How much this rank's first elements count in an average: 0, or positive and finite. is_in_input: they have
+ * been multiplied by it already. */
+typedef struct {
+    double value;
+    bool is_in_input;
+} hvdl_weight;
+
+/* weight: NULL, or this rank's. The weights travel with the announcements of the run. If all that take part in
+ * it have one, the first elements of an average (or of a sum that `postscale` makes one) are weighted, unless
+ * all weights are 0. HVDL_EDUP: the previous run has not ended. */
+hvdl_err hvdl_plan_start(hvdl_engine *engine, hvdl_plan *plan, const hvdl_weight *weight,
+                         void *owner, hvdl_operation **out);
 /* The plan's memory goes when its last run has ended, also after close. Its posting's owner comes back
  * from reap. */
 void hvdl_plan_release(hvdl_engine *engine, hvdl_plan *plan);

@@ -53,6 +53,8 @@ struct hvdl_operation {
     int64_t *splits;      /* as posted, or NULL */
     hvdl_extents extents; /* as posted */
     void *owner;
+    bool has_weight; /* a run of a plan: see hvdl_plan_start */
+    hvdl_weight weight;
     bool internal;           /* the engine's own */
     hvdl_plan *plan;         /* that it is a run of, or makes */
     hvdl_transfer *transfer; /* of a send or receive; else NULL */
@@ -67,7 +69,12 @@ struct hvdl_operation {
 
     /* the driver's */
     char *error;
-    hvdl_meeting *meeting;     /* from the moment it is matched on this host */
+    hvdl_meeting *meeting; /* from the moment it is matched on this host */
+    /* Of a run with weights: of how many elements, from the first on, the inputs are multiplied by the factors
+     * of the local ranks (NULL: 1.0 each), and the average by to_weighted. Written by weights.c. */
+    size_t num_weighted;
+    const double *factors;
+    double to_weighted;
     const hvdl_course *course; /* once it has begun: see phases.h */
     hvdl_progress progress;
     hvdl_lateness stall;

@@ -295,15 +295,23 @@ static void add_up(hvdl_shm *shm, const hvdl_pass *pass, uint64_t number, size_t
                    size_t count, const char *own, char *to)
 {
     const void *inputs[HVDL_MAX_LOCAL];
+    double factors[HVDL_MAX_LOCAL];
     int num_inputs = 0;
     for (int r = 0; r < shm->local_size; r++)
-        if (!pass->taking_part || pass->taking_part[r])
+        if (!pass->taking_part || pass->taking_part[r]) {
+            factors[num_inputs] = pass->scale.factors ? pass->scale.factors[r] : 1.0;
             inputs[num_inputs++] =
                 r == shm->local_rank ? own : hvdl_staging(shm, r, number) + offset_bytes;
+        }
     bool for_others = to == hvdl_staging(shm, shm->local_rank, number) + offset_bytes;
-    size_t bytes = count * hvdl_dtype_bytes((int)pass->dtype);
+    size_t esize = hvdl_dtype_bytes((int)pass->dtype), bytes = count * esize;
+    hvdl_scale scale = pass->scale;
+    if (scale.factors)
+        scale.factors = factors;
+    if (scale.num_first)
+        scale = hvdl_scale_from(&scale, (size_t)(own - pass->scaled_from) / esize);
     (for_others && hvdl_goes_past_cache(shm, bytes) ? hvdl_reduce_past_cache : hvdl_reduce)(
-        pass->dtype, pass->op, to, inputs, num_inputs, count, &pass->scale);
+        pass->dtype, pass->op, to, inputs, num_inputs, count, &scale);
 }
 
 static void reduce_block(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)

@@ -37,7 +37,8 @@ typedef struct hvdl_pass {
     /* allreduce, scatter */
     hvdl_dtype dtype;
     hvdl_op op;
-    hvdl_scale scale;
+    hvdl_scale scale;        /* its factors are by local rank, and live as long as the pass */
+    const char *scaled_from; /* this rank's first element, from which scale.num_first counts */
     /* By local rank; NULL: all. The others have joined, and their input is not read. Lives as long as
      * the pass. */
     const bool *taking_part;

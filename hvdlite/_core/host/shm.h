@@ -60,10 +60,10 @@ typedef enum {
 typedef struct {
     uint16_t type, from; /* hvdl_entry_type; local index of the rank that appended it */
     uint32_t body_bytes;
-    uint64_t id; /* operation or plan: position of the entry that introduced it, here and below */
-    uint64_t
-        arg; /* START, ZERO: tag; NEXT, READY: piece; ALL_JOINED: the last rank; POST: see announcing.h */
-    int64_t rows;      /* POST of an allgather: first dimension */
+    uint64_t id;  /* operation or plan: position of the entry that introduced it, here and below */
+    uint64_t arg; /* START, ZERO: tag; NEXT, READY: piece; ALL_JOINED: the last rank; POST: see
+                   * announcing.h; RUN: see weights.c */
+    int64_t rows; /* POST of an allgather: first dimension; RUN: see weights.c */
     uint64_t position; /* set by the journal */
 } hvdl_entry;
 

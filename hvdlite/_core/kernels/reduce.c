@@ -94,10 +94,31 @@ void hvdl_reduce_with(const hvdl_reduce_variant *variant, hvdl_dtype dtype, hvdl
     restore_float_mode(mode);
 }
 
+/* The first elements, then the others. */
+static __attribute__((noinline)) void reduce_in_two(hvdl_dtype dtype, hvdl_op op, void *dst,
+                                                    const void *const *src, int num_src,
+                                                    size_t count, const hvdl_scale *scale)
+{
+    size_t first = scale->num_first < count ? scale->num_first : count;
+    size_t bytes = first * hvdl_dtype_bytes((int)dtype);
+    hvdl_scale of_first = *scale, rest = hvdl_scale_from(scale, count);
+    const void *inputs[num_src];
+    of_first.postscale = scale->first_postscale;
+    of_first.num_first = 0;
+    for (int k = 0; k < num_src; k++)
+        inputs[k] = (const char *)src[k] + bytes;
+    hvdl_reduce(dtype, op, dst, src, num_src, first, &of_first);
+    if (count > first)
+        hvdl_reduce(dtype, op, (char *)dst + bytes, inputs, num_src, count - first, &rest);
+}
+
 void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src, int num_src,
                  size_t count, const hvdl_scale *scale)
 {
-    hvdl_reduce_with(hvdl_reduce_variants(), dtype, op, dst, src, num_src, count, scale);
+    if (scale->num_first)
+        reduce_in_two(dtype, op, dst, src, num_src, count, scale);
+    else
+        hvdl_reduce_with(hvdl_reduce_variants(), dtype, op, dst, src, num_src, count, scale);
 }
 
 /* ---- copies that read ahead ---- */
@@ -168,7 +189,8 @@ void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void 
         size_t size = count - at < per_tile ? count - at : per_tile;
         for (int k = 0; k < num_src; k++)
             inputs[k] = (const char *)src[k] + at * esize;
-        hvdl_reduce(dtype, op, tile, inputs, num_src, size, scale);
+        hvdl_scale of_tile = hvdl_scale_from(scale, at);
+        hvdl_reduce(dtype, op, tile, inputs, num_src, size, &of_tile);
         stream((char *)dst + at * esize, tile, size * esize, false);
     }
     _mm_sfence();

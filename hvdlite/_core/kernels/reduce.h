@@ -11,7 +11,9 @@
 
 #include "base/types.h"
 
-/* Each input is multiplied by `prescale` as it is read, and the result by `postscale` / `divisor`.
+/* Each input is multiplied by `prescale` as it is read, and the result by `postscale` / `divisor`. Of the
+ * first `num_first` elements, sums of floats, input k also by factors[k], unless `factors` is NULL; and the
+ * result by first_postscale / divisor.
  *
  * Floats: each factor is computed in double, rounded once to the type of the computation, and multiplied
  * in that type, so that a product has the bits of torch's `factor * tensor`.
@@ -21,13 +23,26 @@ typedef struct {
     double prescale;
     int64_t divisor;
     double postscale;
+    size_t num_first;
+    const double *factors;
+    double first_postscale;
 } hvdl_scale;
 
-#define HVDL_UNSCALED ((hvdl_scale){1.0, 1, 1.0})
+#define HVDL_UNSCALED ((hvdl_scale){.prescale = 1.0, .divisor = 1, .postscale = 1.0})
 
 static inline bool hvdl_is_unscaled(const hvdl_scale *scale)
 {
-    return scale->prescale == 1.0 && scale->divisor == 1 && scale->postscale == 1.0;
+    return scale->prescale == 1.0 && scale->divisor == 1 && scale->postscale == 1.0 &&
+           !scale->num_first;
+}
+
+/* Of the elements from `begin` on. */
+static inline hvdl_scale hvdl_scale_from(const hvdl_scale *scale, size_t begin)
+{
+    hvdl_scale rest = *scale;
+    rest.num_first = scale->num_first > begin ? scale->num_first - begin : 0;
+    rest.factors = rest.num_first ? scale->factors : NULL;
+    return rest;
 }
 
 /* Cut toward zero, and to the range of int64_t; NaN becomes 0. */
@@ -82,7 +97,7 @@ typedef struct {
 
 const hvdl_reduce_variant *hvdl_reduce_variants(void);
 
-/* hvdl_reduce with one of them: for tests and benchmarks. */
+/* hvdl_reduce with one of them, where all elements have the same scale: for tests and benchmarks. */
 void hvdl_reduce_with(const hvdl_reduce_variant *variant, hvdl_dtype dtype, hvdl_op op, void *dst,
                       const void *const *src, int num_src, size_t count, const hvdl_scale *scale);
 

@@ -352,6 +352,45 @@ DEFINE_BITWISE_REDUCES(int16, int16_t)
 DEFINE_BITWISE_REDUCES(int32, int32_t)
 DEFINE_BITWISE_REDUCES(int64, int64_t)
 
+/* Sums of inputs that have a factor each. */
+#define DEFINE_WEIGHTED_SUM(name, type, acc)                                                       \
+    INLINE void name##_weighted_group(type *dst, const void *const *src, int num_src, size_t at,   \
+                                      size_t size, const acc##_scale *scales)                      \
+    {                                                                                              \
+        acc##_quad sum = name##_input(src[0], at, size, &scales[0], true);                         \
+        for (int k = 1; k < num_src; k++)                                                          \
+            sum = acc##_sum(sum, name##_input(src[k], at, size, &scales[k], true));                \
+        sum = postscaled_##acc(sum, size, &scales[0]);                                             \
+        type edge[acc##_group];                                                                    \
+        const bool whole = size == acc##_group;                                                    \
+        store_##name(whole ? dst + at : edge, sum);                                                \
+        if (!whole)                                                                                \
+            memcpy(dst + at, edge, size * sizeof(type));                                           \
+    }                                                                                              \
+    static void name##_weighted_sum(void *dst, const void *const *src, int num_src, size_t count,  \
+                                    const hvdl_scale *given)                                       \
+    {                                                                                              \
+        acc##_scale scales[num_src];                                                               \
+        for (int k = 0; k < num_src; k++) {                                                        \
+            hvdl_scale of_input = *given;                                                          \
+            of_input.prescale *= given->factors[k];                                                \
+            scales[k] = scale_of_##acc(&of_input);                                                 \
+        }                                                                                          \
+        size_t at = 0;                                                                             \
+        if (num_src == 2)                                                                          \
+            for (; count - at >= acc##_group; at += acc##_group)                                   \
+                name##_weighted_group(dst, src, 2, at, acc##_group, scales);                       \
+        for (; count - at >= acc##_group; at += acc##_group)                                       \
+            name##_weighted_group(dst, src, num_src, at, acc##_group, scales);                     \
+        if (at < count)                                                                            \
+            name##_weighted_group(dst, src, num_src, at, count - at, scales);                      \
+    }
+
+DEFINE_WEIGHTED_SUM(float16, uint16_t, float32)
+DEFINE_WEIGHTED_SUM(bfloat16, uint16_t, float32)
+DEFINE_WEIGHTED_SUM(float32, float, float32)
+DEFINE_WEIGHTED_SUM(float64, double, float64)
+
 typedef void reduce_fn(void *dst, const void *const *src, int num_src, size_t count,
                        const hvdl_scale *scale);
 
@@ -386,5 +425,13 @@ void PASTE(hvdl_reduce_, VARIANT)(hvdl_dtype dtype, hvdl_op op, void *dst, const
                        [HVDL_PRODUCT] = uint8_and_reduce,
                        BITWISE(uint8)},
     };
-    all[dtype][op](dst, src, num_src, count, scale);
+    static reduce_fn *const weighted_sums[HVDL_NUM_DTYPES] = {
+        [HVDL_FLOAT16] = float16_weighted_sum,
+        [HVDL_BFLOAT16] = bfloat16_weighted_sum,
+        [HVDL_FLOAT32] = float32_weighted_sum,
+        [HVDL_FLOAT64] = float64_weighted_sum};
+    if (scale->factors)
+        weighted_sums[dtype](dst, src, num_src, count, scale);
+    else
+        all[dtype][op](dst, src, num_src, count, scale);
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/state.h"
+#include "matching/weights.h"
 
 struct hvdl_deferred {
     hvdl_deferred *next;
@@ -112,6 +113,8 @@ void hvdl_announce_join(hvdl_engine *e, hvdl_operation *op)
 void hvdl_announce_run(hvdl_engine *e, hvdl_operation *op)
 {
     hvdl_entry head = {.type = HVDL_ENTRY_RUN, .id = op->plan->id};
+    if (op->has_weight)
+        hvdl_weight_to_entry(&op->weight, &head);
     size_t payload_bytes = hvdl_is_tiny(e, &op->desc, true) ? own_payload(e, &op->desc) : 0;
     announce_both(e, op, head, NULL, 0, op->input, payload_bytes);
 }

@@ -7,6 +7,7 @@
 #include "matching/control.h"
 #include "matching/leaving.h"
 #include "matching/tiny.h"
+#include "matching/weights.h"
 
 hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *e, hvdl_key key)
 {
@@ -29,6 +30,7 @@ void hvdl_meeting_free(hvdl_meeting *meeting)
 {
     free(meeting->payloads);
     free(meeting->rows);
+    free(meeting->weights);
     free(meeting);
 }
 
@@ -170,6 +172,8 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
     }
     if (meeting->plan)
         count_run(e, meeting->plan, op);
+    if (meeting->weights)
+        hvdl_weigh(e, meeting, op);
     if (e->config.num_hosts > 1 && !meeting->plan) {
         if (e->placement.is_leader)
             hvdl_control_posted(e, meeting);
@@ -274,7 +278,8 @@ static void read_run(hvdl_engine *e, const hvdl_entry *entry)
     }
     hvdl_operation *own = entry->from == e->placement.local ? plan->run : NULL;
     count_posted(plan->collecting, entry->from);
-    if (hvdl_keep_payload(e, plan->collecting, entry, own, &plan->posting.desc,
+    if (hvdl_keep_weight(e, plan->collecting, entry) ||
+        hvdl_keep_payload(e, plan->collecting, entry, own, &plan->posting.desc,
                           hvdl_entry_body(entry), entry->body_bytes)) {
         hvdl_out_of_memory(e);
         return;

@@ -17,9 +17,11 @@ typedef struct hvdl_meeting {
     int posted;
     hvdl_variants variants;
     char *payloads; /* tiny: of each local rank, but those that hvdl_payload_of finds elsewhere */
-    const char *last_payload;  /* while the entry is read that completes it: in the journal */
-    int last_from;             /* its local rank */
-    int64_t *rows;             /* as many numbers of rows of each local rank as it posts, or NULL */
+    const char *last_payload; /* while the entry is read that completes it: in the journal */
+    int last_from;            /* its local rank */
+    int64_t *rows;            /* as many numbers of rows of each local rank as it posts, or NULL */
+    double *weights;          /* weights.c; NULL: those that have posted have none */
+    int num_weights;
     hvdl_operation *operation; /* this rank's, once posted */
     hvdl_plan *plan;           /* a run of it */
     uint64_t epoch;            /* of join.c, when it began */

@@ -103,13 +103,18 @@ void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
             memcpy(op->output, from, bytes);
     } else if (bytes) {
         const void *inputs[HVDL_MAX_LOCAL];
-        hvdl_scale scale = hvdl_host_scale(e, desc);
         hvdl_range own = hvdl_tiny_part(e, op);
+        hvdl_scale all = hvdl_weighted_scale(e, op), scale = hvdl_scale_from(&all, own.begin);
+        double factors[HVDL_MAX_LOCAL];
         int num_inputs = 0; /* ranks that have joined and not posted are left out */
         for (int r = 0; r < e->placement.local_size; r++)
-            if (meeting->posted_by[r])
+            if (meeting->posted_by[r]) {
+                factors[num_inputs] = scale.factors ? scale.factors[r] : 1.0;
                 inputs[num_inputs++] = hvdl_payload_of(e, meeting, r, bytes) +
                                        own.begin * hvdl_dtype_bytes(desc->dtype);
+            }
+        if (scale.factors)
+            scale.factors = factors;
         hvdl_reduce(desc->dtype, desc->op, op->output, inputs, num_inputs, hvdl_range_size(own),
                     &scale);
     }

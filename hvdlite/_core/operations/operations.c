@@ -47,13 +47,25 @@ bool hvdl_is_tiny(const hvdl_engine *e, const hvdl_desc *desc, bool is_run)
 
 hvdl_scale hvdl_last_scale(const hvdl_engine *e, const hvdl_desc *desc)
 {
-    return (hvdl_scale){1.0, desc->op == HVDL_AVERAGE ? e->config.num_ranks : 1, desc->postscale};
+    hvdl_scale scale = HVDL_UNSCALED;
+    scale.divisor = desc->op == HVDL_AVERAGE ? e->config.num_ranks : 1;
+    scale.postscale = desc->postscale;
+    return scale;
 }
 
 hvdl_scale hvdl_host_scale(const hvdl_engine *e, const hvdl_desc *desc)
 {
     hvdl_scale scale = e->config.num_hosts > 1 ? HVDL_UNSCALED : hvdl_last_scale(e, desc);
     scale.prescale = desc->prescale;
+    return scale;
+}
+
+hvdl_scale hvdl_weighted_scale(const hvdl_engine *e, const hvdl_operation *op)
+{
+    hvdl_scale scale = hvdl_host_scale(e, &op->desc);
+    scale.num_first = op->num_weighted;
+    scale.factors = op->factors;
+    scale.first_postscale = scale.postscale * op->to_weighted;
     return scale;
 }
 
@@ -264,7 +276,7 @@ hvdl_err hvdl_finish_alone(hvdl_engine *e, hvdl_operation *op)
         if (bytes)
             memcpy(op->work, op->input, bytes);
     } else if (bytes && facts->reduces) {
-        hvdl_scale scale = {desc->prescale, 1, desc->postscale};
+        hvdl_scale scale = hvdl_weighted_scale(e, op);
         hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &scale);
     } else if (bytes && output != input) {
         memcpy(output, input, bytes);

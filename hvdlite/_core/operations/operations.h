@@ -15,6 +15,8 @@ bool hvdl_is_tiny(const hvdl_engine *engine, const hvdl_desc *desc, bool is_run)
 /* Of the sum over this host's ranks; and, where there are other hosts, of the sum over the hosts. */
 hvdl_scale hvdl_host_scale(const hvdl_engine *engine, const hvdl_desc *desc);
 hvdl_scale hvdl_last_scale(const hvdl_engine *engine, const hvdl_desc *desc);
+/* hvdl_host_scale of an operation that may be a run with weights. */
+hvdl_scale hvdl_weighted_scale(const hvdl_engine *engine, const hvdl_operation *operation);
 /* What the operation says besides its result. */
 hvdl_err hvdl_say_number(hvdl_operation *operation, int64_t number);
 /* What a rank of a reducescatter gets. */

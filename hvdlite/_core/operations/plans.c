@@ -51,7 +51,8 @@ hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan
     return HVDL_OK;
 }
 
-hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, void *owner, hvdl_operation **out)
+hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, const hvdl_weight *weight, void *owner,
+                         hvdl_operation **out)
 {
     hvdl_posting posting = plan->posting;
     posting.owner = owner;
@@ -60,8 +61,15 @@ hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, void *owner, hvdl_oper
         return HVDL_ENOMEM;
     op->key = plan->key;
     op->plan = hvdl_plan_is_posted(plan) ? NULL : plan;
+    op->has_weight = weight != NULL;
+    if (weight)
+        op->weight = *weight;
     hvdl_err err;
     if (e->config.num_ranks == 1) {
+        if (weight && weight->is_in_input && weight->value > 0.0) {
+            op->num_weighted = plan->posting.num_weighted;
+            op->to_weighted = 1.0 / weight->value;
+        }
         op->plan = NULL;
         err = e->queue.closed ? HVDL_ECLOSED : hvdl_finish_alone(e, op);
     } else {

@@ -61,35 +61,44 @@ static PyObject *kernel_variants(PyObject *module, PyObject *unused)
     return names;
 }
 
-/* reduce(variant, dtype, op, output, inputs, count, prescale, divisor, postscale) */
+/* reduce(variant, dtype, op, output, inputs, count, prescale, divisor, postscale, factors=()) */
 static PyObject *reduce(PyObject *module, PyObject *args)
 {
     const char *name;
     int dtype, op;
     unsigned long long output;
-    PyObject *inputs;
+    PyObject *inputs, *factors = NULL;
     Py_ssize_t count;
     long long divisor;
-    hvdl_scale scale;
+    hvdl_scale scale = HVDL_UNSCALED;
     (void)module;
-    if (!PyArg_ParseTuple(args, "siiKO!ndLd:reduce", &name, &dtype, &op, &output, &PyTuple_Type,
-                          &inputs, &count, &scale.prescale, &divisor, &scale.postscale))
+    if (!PyArg_ParseTuple(args, "siiKO!ndLd|O!:reduce", &name, &dtype, &op, &output, &PyTuple_Type,
+                          &inputs, &count, &scale.prescale, &divisor, &scale.postscale,
+                          &PyTuple_Type, &factors))
         return NULL;
     scale.divisor = divisor;
     const hvdl_reduce_variant *variant = hvdl_reduce_variants();
     while (variant->name && strcmp(variant->name, name) != 0)
         variant++;
     const void *addresses[HVDL_MAX_LOCAL];
+    double each[HVDL_MAX_LOCAL];
     Py_ssize_t num_inputs = PyTuple_Size(inputs);
+    Py_ssize_t num_factors = factors ? PyTuple_Size(factors) : 0;
     if (!variant->name || dtype < 0 || dtype >= HVDL_NUM_DTYPES || op < 0 || op >= HVDL_NUM_OPS ||
         op == HVDL_ADASUM || (hvdl_is_bitwise(op) && hvdl_is_float(dtype)) || num_inputs < 1 ||
-        num_inputs > HVDL_MAX_LOCAL || count < 0 || divisor < 1) {
+        num_inputs > HVDL_MAX_LOCAL || count < 0 || divisor < 1 ||
+        (num_factors && (num_factors != num_inputs || !hvdl_is_float(dtype) ||
+                         (op != HVDL_SUM && op != HVDL_AVERAGE)))) {
         PyErr_SetString(PyExc_ValueError, "reduce: no such variant, dtype, op or number of inputs, "
-                                          "or a negative count, or a divisor below 1");
+                                          "or a negative count, or a divisor below 1, or factors "
+                                          "that are not one for each input of a sum of floats");
         return NULL;
     }
     for (Py_ssize_t i = 0; i < num_inputs; i++)
         addresses[i] = PyLong_AsVoidPtr(PyTuple_GetItem(inputs, i));
+    for (Py_ssize_t i = 0; i < num_factors; i++)
+        each[i] = PyFloat_AsDouble(PyTuple_GetItem(factors, i));
+    scale.factors = num_factors ? each : NULL;
     if (PyErr_Occurred())
         return NULL;
     Py_BEGIN_ALLOW_THREADS hvdl_reduce_with(variant, (hvdl_dtype)dtype, (hvdl_op)op,

@@ -375,28 +375,38 @@ static int put_extents(const hvdl_engine *engine, PyObject *extents, hvdl_postin
 
 static PyObject *engine_plan(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"", "", "", "", "", "", "", "", "", "form", "cut_as", "extents", NULL};
+    static char *names[] = {"", "", "",     "",       "",        "",         "",
+                            "", "", "form", "cut_as", "extents", "weighted", NULL};
     EngineObject *self = (EngineObject *)object;
     hvdl_engine *engine = hvdl_py_engine(self);
     hvdl_posting posting = {0};
     hvdl_desc *desc = &posting.desc;
     int dtype, op, form = HVDL_ALLREDUCE, cut_as = -1;
-    Py_ssize_t count;
+    Py_ssize_t count, weighted = 0;
     PyObject *input, *output, *owner, *extents = Py_None;
     void *address;
     if (!engine ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "siiOOnddO|iiO:plan", names, &posting.name,
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "siiOOnddO|iiOn:plan", names, &posting.name,
                                      &dtype, &op, &input, &output, &count, &desc->prescale,
-                                     &desc->postscale, &owner, &form, &cut_as, &extents) ||
+                                     &desc->postscale, &owner, &form, &cut_as, &extents,
+                                     &weighted) ||
         to_owned_desc("plan", count, dtype, form, cut_as, desc))
         return NULL;
     if (op < 0 || op > HVDL_PRODUCT) {
         PyErr_SetString(PyExc_ValueError, "plan: dtype, op, count, form or cut_as out of range");
         return NULL;
     }
+    bool can_weigh = hvdl_facts_of(desc)->reduces && hvdl_is_float(dtype) &&
+                     (op == HVDL_SUM || op == HVDL_AVERAGE) && hvdl_engine_num_hosts(engine) == 1;
+    if (weighted < 0 || weighted > count || (weighted && !can_weigh)) {
+        PyErr_SetString(PyExc_ValueError, "plan: weighted is at most count; more than 0 only where "
+                                          "a plan adds up floats on one host");
+        return NULL;
+    }
     if (hvdl_py_pointer(input, &address) || hvdl_py_pointer(output, &posting.output))
         return NULL;
     posting.input = address;
+    posting.num_weighted = (size_t)weighted;
     desc->prescale = hvdl_py_factor(desc->prescale);
     desc->postscale = hvdl_py_factor(desc->postscale);
     desc->op = (uint8_t)op;

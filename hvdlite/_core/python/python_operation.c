@@ -1,5 +1,6 @@
 /* Operation and Plan. */
 #define _GNU_SOURCE
+#include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -341,16 +342,33 @@ PyType_Spec hvdl_py_operation_spec = {
 
 /* ---- Plan ---- */
 
-static PyObject *plan_start(PyObject *object, PyObject *owner)
+/* start(owner, weight=None, is_in_input=False) */
+static PyObject *plan_start(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
 {
     PlanObject *self = (PlanObject *)object;
     hvdl_engine *engine = hvdl_py_engine(self->engine);
     hvdl_operation *operation;
     if (!engine)
         return NULL;
+    if (num_args < 1 || num_args > 3) {
+        PyErr_Format(PyExc_TypeError, "start: 1 to 3 arguments expected, got %zd", num_args);
+        return NULL;
+    }
+    PyObject *owner = args[0];
+    bool has_weight = num_args > 1 && args[1] != Py_None;
+    hvdl_weight weight = {0.0, num_args > 2 && args[2] == Py_True};
+    if (has_weight)
+        weight.value = PyFloat_AsDouble(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!(weight.value >= 0.0 && weight.value < (double)INFINITY)) {
+        PyErr_SetString(PyExc_ValueError, "start: a weight is 0 or a positive, finite number");
+        return NULL;
+    }
     hvdl_py_reap(engine);
     Py_INCREF(owner);
-    hvdl_err err = hvdl_plan_start(engine, self->plan, owner, &operation);
+    hvdl_err err =
+        hvdl_plan_start(engine, self->plan, has_weight ? &weight : NULL, owner, &operation);
     if (err) {
         Py_DECREF(owner);
         if (err == HVDL_EDUP)
@@ -376,7 +394,7 @@ static void plan_dealloc(PyObject *object)
 }
 
 static PyMethodDef plan_methods[] = {
-    {"start", plan_start, METH_O, NULL},
+    {"start", (PyCFunction)(void (*)(void))plan_start, METH_FASTCALL, NULL},
     {0},
 };
 

@@ -16,7 +16,9 @@
 
 typedef struct {
     int64_t dtype, op, num_inputs, count, item_bytes, in_place, offset;
-    hvdl_scale scale;
+    double prescale;
+    int64_t divisor;
+    double postscale;
 } case_head;
 
 static int run_case(const hvdl_reduce_variant *variant, const case_head *head)
@@ -34,9 +36,11 @@ static int run_case(const hvdl_reduce_variant *variant, const case_head *head)
         if (fread(memory[i] + head->offset, 1, bytes, stdin) != bytes)
             return 1;
     }
+    const hvdl_scale scale = {
+        .prescale = head->prescale, .divisor = head->divisor, .postscale = head->postscale};
     const int64_t to = head->in_place < 0 ? head->num_inputs : head->in_place;
     hvdl_reduce_with(variant, (hvdl_dtype)head->dtype, (hvdl_op)head->op, memory[to] + head->offset,
-                     inputs, (int)head->num_inputs, (size_t)head->count, &head->scale);
+                     inputs, (int)head->num_inputs, (size_t)head->count, &scale);
     const bool failed = fwrite(memory[to] + head->offset, 1, bytes, stdout) != bytes;
     for (int64_t i = 0; i <= head->num_inputs; i++)
         free(memory[i]);

@@ -6,7 +6,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -51,11 +51,12 @@ class Case:
     scale: tuple[float, int, float]
     in_place: int | None  # the input that is the output as well
     offset: int  # elements from a cache line to each buffer
+    factors: tuple[float, ...] = ()  # of each input, or none
 
     def __str__(self) -> str:
         dtype, count = self.inputs[0].dtype, len(self.inputs[0])
         pre, divisor, post = self.scale
-        given = f"{len(self.inputs)} x {dtype}[{count}] * {pre}"
+        given = f"{len(self.inputs)} x {dtype}[{count}] * {pre} * {self.factors}"
         return f"{self.op} of {given}, / {divisor} * {post}, {self.in_place=}"
 
 
@@ -123,10 +124,14 @@ def scaled(x: Tensor, factor: float) -> Tensor:
 def expected(case: Case) -> Tensor:
     dtype = case.inputs[0].dtype
     prescale, divisor, postscale = case.scale
-    widened = [x.float() if dtype in SIXTEEN else x for x in case.inputs]
-    result = scaled(widened[0], prescale)
-    for x in widened[1:]:
-        result = combined(case.op, result, scaled(x, prescale))
+    factors = case.factors or (1.0,) * len(case.inputs)
+    parts = [
+        scaled(x.float() if dtype in SIXTEEN else x, prescale * factor)
+        for x, factor in zip(case.inputs, factors, strict=True)
+    ]
+    result = parts[0]
+    for part in parts[1:]:
+        result = combined(case.op, result, part)
     if dtype.is_floating_point:
         return scaled(result, postscale / divisor).to(dtype)
     if divisor != 1:
@@ -175,6 +180,7 @@ def run_here(variant: str, case: Case) -> tuple[Tensor, bool]:
         tuple(x.data_ptr() for x in inputs),
         len(output),
         *case.scale,
+        case.factors,
     )
     begin = output.data_ptr() - memory.data_ptr()
     end = begin + len(output) * output.dtype.itemsize
@@ -191,6 +197,20 @@ def test_every_variant_gives_the_bits_of_the_oracle(dtype, op):
             got, kept = run_here(variant, case)
             problems += [f"{variant}: {text}" for text in wrong(got, case)]
             problems += [] if kept else [f"{variant}: {case} wrote beside its output"]
+    assert problems == []
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_variant_multiplies_each_input_by_its_own_factor(dtype):
+    problems = []
+    for number, case in enumerate(cases(dtype, "Sum")):
+        drawn = (64.0, 1 / 3, 0.0, 1e-9, 1e15, 1.0, 77.0, 0.1)
+        factors = tuple(drawn[(number + i) % len(drawn)] for i in range(len(case.inputs)))
+        weighted = replace(case, factors=factors)
+        for variant in _core.kernel_variants():
+            got, kept = run_here(variant, weighted)
+            problems += [f"{variant}: {text}" for text in wrong(got, weighted)]
+            problems += [] if kept else [f"{variant}: {weighted} wrote beside its output"]
     assert problems == []
 
 
