@@ -43,6 +43,7 @@ class LanePlan:
         """Whether a run failed because the members carried different positions."""
         return " in a group of " in failure
 
-    def start(self, owner: object) -> Transfer:
-        """Starts a run. ValueError if the previous run has not ended. owner: ignored."""
+    def start(self, owner: object, weight: None = None, is_in_input: bool = False) -> Transfer:
+        """Starts a run. ValueError if the previous run has not ended. The arguments are those of
+        `_core.Plan`, and ignored."""
         return lane_of(self._team).start(self._posting, self._memory, self._memory)

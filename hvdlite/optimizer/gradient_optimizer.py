@@ -185,9 +185,10 @@ class GradientOptimizer(Wrapper):
         The reduced gradient is then Σ weight·gradient / Σ weight over all ranks. If the loss is the
         mean over the rank's samples, this is the gradient of the mean over the samples of all
         ranks: that of one process on the joined batch. The weights travel with the gradients, so
-        that a step needs no message more. Only their ratios matter; where gradients are multiplied
-        and divided by 1.0 only, as with `len(batch) / batch_size` of full batches, it costs
-        nothing, and the gradients have the bits of the plain average.
+        that a step needs no message more. Only their ratios matter. Weights of 1.0 on all ranks, as
+        `len(batch) / batch_size` of full batches, give the bits of the plain average and cost
+        nothing. Others cost nothing on one host, where equal ones give these bits too (but in
+        deterministic mode); between hosts and on GPUs they cost one more pass over the gradients.
 
         Call it on every rank before each backward, or on none: it counts until the next `step`,
         or `zero_grad` after a backward. If some ranks have called it and others have not, the

@@ -273,9 +273,11 @@ class Gradients:
             self._next_build = self._prepare(round_number)
         build = self._next_build
         team, name = build.team, build.name
-        op, prescale, postscale = self.combining.factors(team.size)
+        factors = self.combining.factors(team.size)
+        # In deterministic mode the bits may not depend on how the ranks lie on hosts.
+        weighs = _num_hosts(team) == 1 and not world.current().config.deterministic
         for index, bucket in enumerate(build.buckets):
-            bucket.make_plan(team, f"{name}.bucket.{index}", op, prescale, postscale)
+            bucket.make_plan(team, f"{name}.bucket.{index}", *factors, weighs)
         if build.consistency is not None:
             build.consistency.post()
         for slot in build.former:
@@ -358,10 +360,8 @@ class Gradients:
         return self._start.hash(self._params)
 
     def _sizing(self, team: Team) -> Sizing:
-        here = world.current()
-        hosts = sum(not set(ranks).isdisjoint(team.ranks) for ranks in here.placement.hosts)
         members = team.size if team.size > 1 else 0
-        return Sizing(here.config, hosts > 1, self._overlaps, members)
+        return Sizing(world.current().config, _num_hosts(team) > 1, self._overlaps, members)
 
     def name_of(self, param: torch.Tensor, index: int) -> str:
         """The parameter's name. index: its index among the optimizer's parameters."""
@@ -384,6 +384,11 @@ def describe(rank: int, name: str, buckets: Sequence[Bucket]) -> None:
         "s" * (len(buckets) != 1),
         ", ".join([*sizes[:SHOWN], *["…"] * (len(sizes) > SHOWN)]) or "0",
     )
+
+
+def _num_hosts(team: Team) -> int:
+    hosts = world.current().placement.hosts
+    return sum(not set(ranks).isdisjoint(team.ranks) for ranks in hosts)
 
 
 def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:

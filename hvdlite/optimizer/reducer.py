@@ -251,14 +251,14 @@ class Reducer(WeightedRounds):
                     "optimizer's step() or zero_grad() before the next backward()"
                 )
             self._cancel_round()
-            if self.weights.total is not None and not self._weighs_passes:
+            if self.weights.total is not None and not self.weights.add_up:
                 raise RuntimeError(
-                    "the last backward() raised, and left gradients multiplied by the weight of "
+                    "the last backward() raised, and left gradients that have the weight of "
                     "set_weight(); call the optimizer's zero_grad() and set_weight() before the "
                     "next backward()"
                 )
         self.gradients.rebuild_if_changed(self._round)
-        self.weights.begin_pass(self.gradients.slots)
+        self.weights.begin_pass(self.gradients.slots, adds_up=not self._communicates_next())
         self._task = task
         self._backward = BackwardPass(self._end_backward, self._withdraw_grads)
         # A backward that raises does not count as a pass, but may leave gradients.

@@ -81,6 +81,7 @@ class Rounds:
             self._position.restart()
             self._counts_since = since
         self._position.weight = self.weights.of_round(gradients.slots)
+        self._position.weight_in_input = self.weights.add_up
         self._next, self._by_step, self._grads_withdrawn = 0, True, False
         self._with_graph, self._exchanges, self._position_exchange = [], None, None
         self._open = True
@@ -110,6 +111,9 @@ class Rounds:
                     bucket.misplaced.append(slot.position)
                 if factor is not None:
                     put(place, place, factor)
+                if factor == 0:
+                    assert slot.rows is not None
+                    slot.rows.zero_()
                 return
             if grad.is_sparse:
                 if slot.form is Form.UNKNOWN:
@@ -127,7 +131,7 @@ class Rounds:
             put(place, grad, factor)
         # In one statement: no signal's exception can come in between.
         slot.weighed, slot.param.grad, slot.round_grad = (
-            slot.weighed or self.weights.note(),
+            slot.weighed or self.weights.note(slot),
             place,
             place,
         )

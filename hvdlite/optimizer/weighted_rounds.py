@@ -28,8 +28,6 @@ class WeightedRounds(Rounds):
         self.communicates = True
         # Reentrant, as a signal's handler may raise just before it is released.
         self._lock = threading.RLock()
-        # Gradients of backward passes that only accumulate are multiplied by their weight.
-        self._weighs_passes = False
         self._alone = WeightsAlone(self.weights, self._accumulates)
 
     def set_weight(self, weight: float) -> None:
@@ -63,7 +61,6 @@ class WeightedRounds(Rounds):
             if not self._open:
                 # There may be new parameters.
                 self.gradients.rebuild_if_changed(self._round)
-            self._weighs_passes = True
             self.weights.watch(self.gradients.slots, self._weighed)
 
     def require_reduced_weights(self) -> None:

@@ -3,6 +3,8 @@
 With weights w, the reduced gradient is Σ w·g / Σ w over all ranks and all passes of a round: that
 of the joined batch, if w is the number of samples and each loss is a mean over them.
 
+- On one host the engine multiplies as it adds, and divides: the weights travel with the starts of
+  the buckets. Else:
 - A gradient is multiplied by the weight where it is copied to its bucket. If a pass only
   accumulates, it is multiplied before autograd adds it: `.grad` holds Σ w·g until the round.
 - The weights travel in the last bucket (`hvdlite.optimizer.buckets.weight_codes`), or with the rows
@@ -14,6 +16,7 @@ A gradient of weight 0 counts as zero, even if it is NaN, as the mean of an empt
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 
 import torch
@@ -33,7 +36,10 @@ class Weights:
         self._is_used = False
         # The sum over the passes since the last round; None: none had a weight.
         self.total: float | None = None
-        # That of the last round.
+        # The gradients of several passes add up, so each is multiplied before. Those of one pass
+        # can leave it to the engine.
+        self.add_up = False
+        # The total of the last round.
         self.last: float | None = None
         # An optimizer calls its closure, perhaps several times in this step.
         self.in_closure = False
@@ -41,14 +47,16 @@ class Weights:
     def give(self, weight: float) -> None:
         self.given, self._is_used = weight, False
 
-    def begin_pass(self, slots: Iterable[Slot]) -> None:
-        """A backward pass has begun, after its first gradient has come."""
+    def begin_pass(self, slots: Iterable[Slot], adds_up: bool = False) -> None:
+        """A backward pass has begun, after its first gradient has come. adds_up: no round is at its
+        end."""
         if self.given is None:
             return
         if self.total is None:
             # What is left from an earlier round.
             for slot in slots:
                 slot.weighed.clear()
+        self.add_up = adds_up or self.total is not None
         self.total, self._is_used = (self.total or 0.0) + self.given, True
 
     def of_round(self, slots: Iterable[Slot]) -> float | None:
@@ -65,14 +73,24 @@ class Weights:
             self.given, self._is_used = None, False
 
     def factor(self, slot: Slot) -> float | None:
-        """By what a gradient of this round is still to be multiplied; None: by nothing."""
+        """By what a gradient of this round is still to be multiplied on its way to its bucket;
+        None: by nothing."""
+        # The engine would make NaN of 0 · NaN.
+        return None if self.given and self._by_engine(slot) else self._factor(slot)
+
+    def note(self, slot: Slot) -> list[object]:
+        """For `Slot.weighed` of a gradient that is in its bucket, by now multiplied if it is to be
+        there."""
+        return [] if self.total is None or self._by_engine(slot) else [True]
+
+    def _factor(self, slot: Slot) -> float | None:
         if self.total is None or self.given == 1.0 or slot.weighed:
             return None
         return self.given
 
-    def note(self) -> list[object]:
-        """For `Slot.weighed` of a gradient that is multiplied, if the round has weights."""
-        return [] if self.total is None else [True]
+    def _by_engine(self, slot: Slot) -> bool:
+        """Whether the engine multiplies it, if it is in its bucket."""
+        return not self.add_up and slot.bucket is not None and slot.bucket.weighs
 
     def weigh_in_place(self, slot: Slot, grad: torch.Tensor) -> None:
         """Multiplies `.grad`, which has its place already, once."""
@@ -87,19 +105,22 @@ class Weights:
 
     def of_rows(self, slot: Slot, grad: torch.Tensor | None) -> torch.Tensor | None:
         """A gradient whose rows are to be gathered, multiplied."""
-        factor = None if grad is None else self.factor(slot)
+        factor = None if grad is None else self._factor(slot)
         return grad if grad is None or factor is None else weighed(grad.detach(), factor)
 
     def divide(self, gradients: Gradients) -> None:
         """After the reductions of a round: divides the gradients in buckets by the weights of all
-        ranks. May be called again."""
+        ranks, where the engine has not. May be called again."""
         team, carrier = gradients.team, gradients.carrier
-        if self.total is None or team is None or not gradients.buckets:
+        if self.total is None or team is None:
+            return
+        buckets = [bucket for bucket in gradients.buckets if not bucket.weighs]
+        if not buckets:
             return
         of_all = self.total if carrier is None else carrier.total_weight()
         factor = weight_codes.quotient(team.size, of_all)
         if factor != 1.0:
-            for bucket in gradients.buckets:
+            for bucket in buckets:
                 bucket.divide(factor)
 
     def watch(
@@ -127,7 +148,13 @@ def put(place: torch.Tensor, grad: torch.Tensor, factor: float | None) -> None:
     elif factor == 0:
         place.zero_()
     else:
-        torch.mul(grad, factor, out=place)
+        torch.mul(grad, _scalar(factor), out=place)
+
+
+# The same bits as with a number, of which torch makes such a tensor at each call.
+@functools.lru_cache(maxsize=8)
+def _scalar(factor: float) -> torch.Tensor:
+    return torch.tensor(factor, dtype=torch.float64, device="cpu")
 
 
 def _prehook(

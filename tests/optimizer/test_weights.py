@@ -514,11 +514,36 @@ def same_bits_as_the_average():
     plain, ones, sevens = ([p.grad for p in net.parameters()] for net in nets)
     assert all(map(torch.equal, plain, ones))
     torch.testing.assert_close(plain, sevens)
+    # Equal weights are no weights, where the engine sees them.
+    assert all(map(torch.equal, plain, sevens))
 
 
 @pytest.mark.ranks(2, 3)
 def test_equal_weights_give_the_average_and_weights_of_1_its_bits(world):
     world.run(same_bits_as_the_average)
+
+
+def in_any_layout():
+    """The numbers of a large bucket, in which each addition is rounded."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    generator = torch.Generator().manual_seed(7)
+    grads = torch.randn(size, 50_000, generator=generator)
+    weights = [3.0, 0.7, 11.0][:size]
+    p = nn.Parameter(torch.zeros(50_000))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+    optimizer.set_weight(weights[rank])
+    (p * grads[rank]).sum().backward()
+    total = grads[0] * weights[0]
+    for grad, weight in zip(grads[1:], weights[1:], strict=True):
+        total = total + grad * weight
+    return torch.equal(p.grad, total * (1 / size) * (size / math.fsum(weights)))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("2,1", "1,1,1")
+def test_in_deterministic_mode_the_bits_do_not_depend_on_the_hosts(world):
+    assert all(world.run(in_any_layout, knobs={"HVDLITE_DETERMINISTIC": "1"}))
 
 
 def scaled():

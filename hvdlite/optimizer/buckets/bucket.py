@@ -215,9 +215,10 @@ class Bucket:
         # infinity if it is not of the form that its place is for. Then a 1 for this rank: a joined
         # rank adds none.
         self.presence = self.flat[layout.presence_offset_elems : layout.weights_offset_elems]
-        # The gradients without all of that; and, in this round, the tensors of which they are
-        # divided by the weights.
+        # The gradients without all of that. Whether the engine weighs them as it adds; else, in
+        # this round, the tensors of those that are divided by the weights.
         self.gradients = self.flat[: layout.presence_offset_elems].data
+        self.weighs = False
         self.divided: list[torch.Tensor] = []
         real = real_view(self.flat)
         dtype = compression.travels_as(real.dtype)
@@ -272,20 +273,37 @@ class Bucket:
         if not self.in_lane:
             self._one_hots = one_hots(self.wire)
 
-    def make_plan(self, team: Team, name: str, op: ReduceOp, prescale: float, post: float) -> None:
-        """Collective over the team, but does not block. Does nothing if it has a plan."""
+    def make_plan(
+        self,
+        team: Team,
+        name: str,
+        op: ReduceOp,
+        prescale: float,
+        post: float,
+        weighs: bool,
+    ) -> None:
+        """Collective over the team, but does not block. Does nothing if it has a plan.
+
+        weighs: whether the engine can weigh what it adds.
+        """
         if self.plans:
             return
         wire = self.wire
         if self.in_lane:
             self.plans.append(LanePlan(team, name, wire, op, prescale, post))
             return
+        self.weighs = weighs
         make = partial(
             team.engine.plan,
             *(name, DTYPES[wire.dtype], op, wire.data_ptr(), wire.data_ptr(), wire.numel()),
             *(prescale, post),
+            weighted=self.weighted_elems(),
         )
         self.plans.extend(map(make, (wire,)))
+
+    def weighted_elems(self) -> int:
+        """How many elements of what is reduced the engine weighs."""
+        return len(real_view(self.gradients)) if self.weighs else 0
 
     def start(self, position: Position) -> None:
         """Starts its plan; returns at once. Does nothing if it has started in this round."""
@@ -307,7 +325,9 @@ class Bucket:
         if self.carries:
             weight_codes.put(self.weights, *self._member, position.weight)
         start: Any = type(plan).start
-        self.runs.extend(map(start, self.plans, self.memories()))
+        weights = itertools.repeat(position.weight if self.weighs else None)
+        in_input = itertools.repeat(position.weight_in_input)
+        self.runs.extend(map(start, self.plans, self.memories(), weights, in_input))
 
     def memories(self) -> Sequence[torch.Tensor]:
         """By plan, the memory that its runs need."""

@@ -27,15 +27,17 @@ class Position:
 
     phase: even between steps, odd inside one; it stays odd if an exception ends the step, as the
         parameters are in an unknown state then. rounds: since the last step. weight: of this rank
-        in the round; None: the round has no weights.
+        in the round; None: the round has no weights. weight_in_input: its gradients come to the
+        buckets multiplied by it.
     """
 
-    __slots__ = ("phase", "rounds", "weight")
+    __slots__ = ("phase", "rounds", "weight", "weight_in_input")
 
     def __init__(self) -> None:
         self.phase = 0
         self.rounds = 0
         self.weight: float | None = None
+        self.weight_in_input = False
 
     def begin_step(self) -> None:
         self.phase += 1 + self.phase % 2

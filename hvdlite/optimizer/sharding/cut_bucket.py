@@ -48,13 +48,22 @@ class CutBucket(Bucket):
         self.presence, self.weights, self.position = torch.split(self.tail, sizes)
         self._team: Team | None = None
 
-    def make_plan(self, team: Team, name: str, op: ReduceOp, prescale: float, post: float) -> None:
+    def make_plan(
+        self,
+        team: Team,
+        name: str,
+        op: ReduceOp,
+        prescale: float,
+        post: float,
+        weighs: bool,
+    ) -> None:
         self._team = team
         if self.plans:
             return
+        self.weighs = weighs
         made = (
-            (name, self.wire, self.form),
-            (f"{name}.tail", self.tail, _core.PLAN_WHOLE),
+            (name, self.wire, self.form, self.weighted_elems()),
+            (f"{name}.tail", self.tail, _core.PLAN_WHOLE, 0),
         )
         # One call makes and stores both: no signal's exception can come in between.
         self.plans.extend(
@@ -63,9 +72,9 @@ class CutBucket(Bucket):
                 [
                     (
                         *(label, DTYPES[memory.dtype], op, memory.data_ptr(), memory.data_ptr()),
-                        *(memory.numel(), prescale, post, memory, form),
+                        *(memory.numel(), prescale, post, memory, form, -1, None, weighted),
                     )
-                    for label, memory, form in made
+                    for label, memory, form, weighted in made
                 ],
             )
         )
