@@ -185,10 +185,11 @@ class GradientOptimizer(Wrapper):
         The reduced gradient is then Σ weight·gradient / Σ weight over all ranks. If the loss is the
         mean over the rank's samples, this is the gradient of the mean over the samples of all
         ranks: that of one process on the joined batch. The weights travel with the gradients, so
-        that a step needs no message more. Only their ratios matter. Weights of 1.0 on all ranks, as
-        `len(batch) / batch_size` of full batches, give the bits of the plain average and cost
-        nothing. Others cost nothing on one host, where equal ones give these bits too (but in
-        deterministic mode); between hosts and on GPUs they cost one more pass over the gradients.
+        that a step needs no message more. Only their ratios matter (not so with float16, see
+        below). Weights of 1.0 on all ranks, as `len(batch) / batch_size` of full batches, give the
+        bits of the plain average and cost nothing. Others cost nothing on one host, where equal
+        ones give these bits too (but in deterministic mode); between hosts and on GPUs they cost
+        one more pass over the gradients.
 
         Call it on every rank before each backward, or on none: it counts until the next `step`,
         or `zero_grad` after a backward. If some ranks have called it and others have not, the
@@ -205,7 +206,9 @@ class GradientOptimizer(Wrapper):
         - A closure's loss is averaged with the same weights.
         - On a rank outside the process set `.grad` is the mean over the samples of its own passes.
         - Gradients that travel as float16 (Compression.fp16, or float16 parameters) would overflow
-          when multiplied by large numbers: there give weights of at most 1.
+          when multiplied by large numbers, and lose their digits when multiplied by small ones.
+          There give weights of at most 1, of which the largest one of all ranks is near 1. If it is
+          below 0.001, the backward raises on every rank.
 
         Args:
             weight: A number, or a tensor of one number: 0, or from 1e-9 to 1e15.

@@ -123,6 +123,8 @@ class Gradients:
         # Set until the members have compared their parameters, in their first round.
         self._check_start = check_start
         self._start: StartValues | None = None
+        # Some gradients in buckets travel as float16.
+        self.in_half = False
         # Whether all members have cores to spare for reducing; assumed until they say otherwise.
         self._overlaps = True
         self._detached = False
@@ -293,6 +295,7 @@ class Gradients:
         self._params, self._frozen = build.params, build.frozen
         self._consistency, self.backward_order = build.consistency, build.backward_order
         self.team, self.name, self.stale = team, name, False
+        self.in_half = any(bucket.wire.dtype is torch.float16 for bucket in build.buckets)
         self.generation, self._next_build, self._building = self.generation + 1, None, False
         if team.rank == 0:
             describe(team.ranks[0], name, build.buckets)

@@ -213,6 +213,7 @@ class Rounds:
     def _collect_unobserved(self) -> None:
         gradients = self.gradients
         self._wait()
+        self.weights.require_range(gradients)
         self.weights.divide(gradients)
         if gradients.shards is not None:
             gradients.shards.require_all_members(gradients)

@@ -21,9 +21,14 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets import weight_codes
 from hvdlite.optimizer.buckets.bucket import Slot
 from hvdlite.optimizer.gradients import Gradients
+
+# A float16 has 11 binary digits from 6e-5 on, and fewer below. With this weight gradients from 0.06
+# on keep all of them, and smaller ones some.
+_LEAST_IN_HALF = 0.001
 
 
 class Weights:
@@ -107,6 +112,26 @@ class Weights:
         """A gradient whose rows are to be gathered, multiplied."""
         factor = None if grad is None else self._factor(slot)
         return grad if grad is None or factor is None else weighed(grad.detach(), factor)
+
+    def require_range(self, gradients: Gradients) -> None:
+        """After the reductions of a round.
+
+        Raises:
+            HorovodInternalError: Gradients have travelled as float16, and the weights of all ranks
+                were so small that the products have lost their digits; on every rank.
+        """
+        if self.total is None or not gradients.buckets or not gradients.in_half:
+            return
+        carrier = gradients.carrier
+        largest = self.total if carrier is None else carrier.largest_weight()
+        if 0 < largest < _LEAST_IN_HALF:
+            raise HorovodInternalError(
+                f"{gradients.name}: the largest weight of all ranks is {largest:g}, and the "
+                "gradients travel as float16, in which their products with weights below "
+                f"{_LEAST_IN_HALF:g} lose their digits. Give fractions of the largest batch, "
+                "optimizer.set_weight(len(batch) / batch_size), or use Compression.bf16, which "
+                "takes all weights. No parameter has changed"
+            )
 
     def divide(self, gradients: Gradients) -> None:
         """After the reductions of a round: divides the gradients in buckets by the weights of all

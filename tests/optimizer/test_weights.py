@@ -156,6 +156,51 @@ def test_weights_are_added_exactly_whatever_the_gradients_travel_as(world, dtype
     world.run(large_and_uneven, dtype, options)
 
 
+def small_weights(passes):
+    """The least that float16 takes, of gradients that it has in full; and less."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    generator = torch.Generator().manual_seed(8)
+    grads = torch.rand(size, passes, 999, generator=generator) + 0.5
+    weights = torch.rand(size, passes, 1, generator=generator) * 0.001 + 0.001
+    texts = []
+    for dtype, options in (
+        (torch.float16, {}),
+        (torch.float32, {"compression": hvd.Compression.fp16}),
+    ):
+        p = nn.Parameter(torch.zeros(999, dtype=dtype))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([p], lr=1.0), backward_passes_per_step=passes, **options
+        )
+
+        def backward(scale, p=p, optimizer=optimizer, dtype=dtype):
+            optimizer.zero_grad()
+            for grad, weight in zip(grads[rank].to(dtype), weights[rank], strict=True):
+                optimizer.set_weight(weight * scale)
+                (p * grad).sum().backward()
+
+        backward(1)
+        mean = (grads * weights).sum((0, 1)) / weights.sum()
+        torch.testing.assert_close(p.grad.float(), mean, rtol=4e-3, atol=0.0)
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            backward(0.2 / passes)
+        assert not p.any()
+        texts.append(str(caught.value).partition(":")[2])
+        backward(1)
+        torch.testing.assert_close(p.grad.float(), mean, rtol=4e-3, atol=0.0)
+    return texts
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+@pytest.mark.parametrize("passes", [1, 2])
+def test_weights_that_are_too_small_for_float16_are_an_error_on_all_ranks(world, passes):
+    found = world.run(small_weights, passes)
+    assert len({text for texts in found for text in texts}) == 1
+    assert "the largest weight of all ranks is 0.000" in found[0][0]
+    assert "set_weight(len(batch) / batch_size), or use Compression.bf16" in found[0][0]
+
+
 def sparse(options):
     hvd.init()
     rank, size = hvd.rank(), hvd.size()

@@ -350,6 +350,10 @@ class Bucket:
         """After `wait`, if it carries the position: the sum of the ranks' weights."""
         return weight_codes.total(self.weights, self._member[1])
 
+    def largest_weight(self) -> float:
+        """The same: the largest of them."""
+        return max(weight_codes.weights(self.weights, self._member[1]))
+
     def divide(self, factor: float) -> None:
         """After `wait`: multiplies by this what the rank has of the reduced gradients, once in a
         round."""

@@ -46,17 +46,20 @@ def _row(dtype: torch.dtype, member: int, members: int, weight: float) -> torch.
     return torch.tensor(row, dtype=dtype, device="cpu")
 
 
-def total(place: torch.Tensor, members: int) -> float:
-    """The sum of all weights, the same on every member: the exact sum, rounded once.
+def weights(place: torch.Tensor, members: int) -> list[float]:
+    """The weights of all members, by member.
 
     place: as the reduction has left it, by which it was divided by the number of members.
     """
     width = _digit_bits(place.dtype)
     each = len(place) // members
     numbers = [round(number * members) for number in place.tolist()]
-    return math.fsum(
-        _weight(numbers[first : first + each], width) for first in range(0, len(numbers), each)
-    )
+    return [_weight(numbers[first : first + each], width) for first in range(0, len(numbers), each)]
+
+
+def total(place: torch.Tensor, members: int) -> float:
+    """The sum of all weights, the same on every member: the exact sum, rounded once."""
+    return math.fsum(weights(place, members))
 
 
 def _weight(digits: Sequence[int], width: int) -> float:
