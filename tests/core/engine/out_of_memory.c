@@ -218,7 +218,8 @@ static void post_parts(int rank, const char *name, int kind, int count)
 static void start(int rank)
 {
     rank_state *state = &states[rank];
-    if (!state->plan || hvdl_plan_start(engines[rank], state->plan, NULL,
+    const hvdl_weight weight = {1.0 + rank, false}; /* keeping them takes memory, too */
+    if (!state->plan || hvdl_plan_start(engines[rank], state->plan, &weight, NULL,
                                         &state->operations[state->num_operations]))
         state->refused = true;
     else
