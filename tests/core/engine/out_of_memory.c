@@ -30,6 +30,8 @@ void *__wrap_calloc(size_t count, size_t bytes);
 void *__wrap_realloc(void *memory, size_t bytes);
 int __wrap_posix_memalign(void **to, size_t alignment, size_t bytes);
 char *__wrap_strdup(const char *text);
+int __real_clock_gettime(clockid_t clock, struct timespec *to);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *to);
 
 static bool fails(void)
 {
@@ -59,6 +61,19 @@ int __wrap_posix_memalign(void **to, size_t alignment, size_t bytes)
 char *__wrap_strdup(const char *text)
 {
     return fails() ? NULL : __real_strdup(text);
+}
+
+/* An engine that is closed waits some seconds for the others, which nobody drives meanwhile: time runs so much
+ * faster here. */
+#define HASTE 100
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *to)
+{
+    struct timespec now;
+    int error = __real_clock_gettime(clock, &now);
+    uint64_t ns = HASTE * ((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
+    *to = (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    return error;
 }
 
 /* ---- the network takes no part in it ---- */

@@ -9,7 +9,7 @@ import pytest
 from tests.core.engine.test_many_hosts import program
 from tests.harness.programs import run_program
 
-_WRAPPED = ("malloc", "calloc", "realloc", "posix_memalign", "strdup")
+_WRAPPED = ("malloc", "calloc", "realloc", "posix_memalign", "strdup", "clock_gettime")
 
 
 @pytest.mark.parametrize(("num_hosts", "local_size"), [(2, 1), (1, 3)])
