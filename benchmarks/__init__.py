@@ -16,6 +16,7 @@ A *contender* is one way to do the work, hvdlite among them; a *peer* is any con
     c10d.py          times operations of torch.distributed on them
     wrapped.py       times steps of DDP and FSDP2 on them
     sharded.py       times steps whose update is divided, and ZeRO's and FSDP2's
+    weighted.py      times steps with set_weight, and without
     upkeep.py        CPU time of ranks that are idle or wait
     memory.py        the memory that a training step needs; a program of its own
     copies.py        memory of what a host has once; a program of its own

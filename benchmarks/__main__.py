@@ -24,6 +24,7 @@ WHAT = (
     "c10d",
     "wrapped",
     "sharded",
+    "weighted",
     "upkeep",
     "memory",
     "copies",

@@ -33,6 +33,11 @@ FSDP2 = "FSDP2"
 ALONE = "one process"
 DATASET = "dataset"
 DATASETS = "dataset in each rank"
+# Steps with set_weight (weighted.py).
+PLAIN = "without weights"
+ONES = "weights of 1"
+EQUAL = "equal weights"
+UNEQUAL = "unequal weights"
 # Training beside a slow worker (asynchronous.py, reaching.py).
 SYNCHRONOUS = "allreduce in each step"
 SCALED = "allreduce in each step, learning rate times the workers"
@@ -98,6 +103,11 @@ def over_gloo(medians_s: Mapping[str, float]) -> float:
 def not_hidden(medians_s: Mapping[str, float]) -> float:
     """The fraction of hvdlite's step that exceeds the step without communication."""
     return (medians_s[OURS] - medians_s[FLOOR]) / medians_s[OURS]
+
+
+def more_percent(medians_s: Mapping[str, float], name: str) -> float:
+    """By how much a step with weights exceeds that without."""
+    return 100 * (medians_s[name] / medians_s[PLAIN] - 1)
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,7 @@ class Plan:
     halves_from_bytes: int  # the least size of a reducescatter between hosts
     instruction_counts: tuple[int, int]  # how many operations, in two runs
     sharded: Effort = Effort(max_rounds=40, budget_s=25.0, min_rounds=5)
+    weighted: Effort = Effort(max_rounds=1000, budget_s=30.0)
     copied_layers: int = 24  # of copies.py: 100 million parameters
     dataset_bytes: int = 2048 * MIB
     asynchronous_s: float = 8.0  # how long each contender trains beside a slow worker
@@ -147,6 +148,7 @@ QUICK = replace(
     asynchronous_s=3.0,
     asynchronous_loss=1.0,
     sharded=Effort(max_rounds=10, budget_s=4.0),
+    weighted=Effort(max_rounds=200, budget_s=4.0),
     copied_layers=6,
     dataset_bytes=256 * MIB,
     ranks=(2,),
@@ -172,6 +174,7 @@ TINY = replace(
     asynchronous_s=0.2,
     asynchronous_loss=10.0,
     sharded=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
+    weighted=Effort(max_rounds=2, budget_s=0.0, min_rounds=2),
     copied_layers=1,
     dataset_bytes=MIB,
     sizes_bytes=(4, 256 * KIB),
@@ -252,7 +255,8 @@ def host_jobs(
             parts = ["allreduce"]
             if place.size == 2:
                 parts += ["tail"] if flavour in firsts(flavours) else []
-                parts += ["types", "training", "sharded"] if flavour == flavours[0] else []
+                once = ["types", "training", "sharded", "weighted"]
+                parts += once if flavour == flavours[0] else []
             if place.size in (2, 4):
                 parts += ["c10d", "wrapped"] if flavour == flavours[0] else []
             chosen = tuple(part for part in parts if part in wanted)

@@ -22,6 +22,7 @@ from benchmarks.figures import (
     busbw,
     digits,
     idle_in_10_s,
+    more_percent,
     most_idle_cpu_s_in_10_s,
     not_hidden,
     of_bound,
@@ -62,6 +63,7 @@ def tables(report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[Table
     found += [operations(run) for run in runs if run.get("c10d")]
     found += [wrapped(run) for run in runs if run.get("wrapped")]
     found += [sharded(run) for run in runs if run.get("sharded")]
+    found += [weighted(run) for run in runs if run.get("weighted")]
     found += [tail(run) for run in runs if run.get("tail")]
     if any("upkeep" in run for run in runs):
         found.append(upkeep(run for run in runs if "upkeep" in run))
@@ -239,6 +241,16 @@ def sharded(run: Mapping[str, Any]) -> Table:
     title = f"Steps with a divided update, {row['title']}, {Place(**run['place'])}, {run['mpi']}"
     columns = ["", "step", "the update alone", "as fast as unsharded"]
     return Table(title, columns, cells)
+
+
+def weighted(run: Mapping[str, Any]) -> Table:
+    (row,) = run["weighted"]
+    cells = [
+        [name, time_text(step_s), f"{more_percent(row['median_s'], name):+.2f} %"]
+        for name, step_s in row["median_s"].items()
+    ]
+    title = f"Steps with weights, {row['title']}, {Place(**run['place'])}, {run['mpi']}"
+    return Table(title, ["", "step", "more than without"], cells)
 
 
 def tail(run: Mapping[str, Any]) -> Table:

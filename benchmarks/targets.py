@@ -22,12 +22,14 @@ from benchmarks.figures import (
     IDLE,
     OPTIMIZER,
     OURS,
+    PLAIN,
     SHARDED,
     SHARED,
     ZERO,
     Row,
     digits,
     idle_in_10_s,
+    more_percent,
     not_hidden,
     of_bound,
     over_gloo,
@@ -65,6 +67,7 @@ def verdicts(report: Mapping[str, Any]) -> list[Verdict]:
         *operations(runs),
         *wrapped(runs),
         *sharded([row for run in runs for row in run.get("sharded", ())]),
+        weighted([row for run in runs for row in run.get("weighted", ())]),
         *upkeep(runs),
         *memory(report.get("memory")),
         *copies(report.get("copies")),
@@ -339,6 +342,18 @@ def sharded(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
             scale = Scale("×", f"as fast as {said}")
             found.append(at_least(limit, scale, f"step with a divided update, {what}", speedups))
     return found
+
+
+def weighted(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+    """A step with weights, on 2 ranks of one host."""
+    found = [
+        (name, more_percent(row["median_s"], name))
+        for row in rows
+        for name in row["median_s"]
+        if name != PLAIN
+    ]
+    scale = Scale(" %", "more than without weights")
+    return at_most(1, scale, "step with weights, MLP 784-700-500-10, 2 ranks", found)
 
 
 def best_s(medians_s: Mapping[str, float], peer: str) -> float:

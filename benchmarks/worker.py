@@ -17,7 +17,17 @@ import torch
 import torch.distributed as dist
 
 import hvdlite as hvd
-from benchmarks import allreduce, c10d, halves, sharded, tail, training, upkeep, wrapped
+from benchmarks import (
+    allreduce,
+    c10d,
+    halves,
+    sharded,
+    tail,
+    training,
+    upkeep,
+    weighted,
+    wrapped,
+)
 from benchmarks.figures import (
     FLOOR,
     GLOO,
@@ -219,6 +229,13 @@ def measure_sharded(bench: Bench) -> list[dict[str, Any]]:
     return [{"title": task.title, "update_s": updates_s["median_s"], **steps_s}]
 
 
+def measure_weighted(bench: Bench) -> list[dict[str, Any]]:
+    task = TASKS["mlp"]
+    bench.progress(f"step with weights, {task.title}")
+    times_s = weighted.time_weights(task, bench.plan.weighted, bench.comm)
+    return [{"title": task.title, **bench.summary(times_s)}]
+
+
 # In this order; Gloo, whose threads would count, comes after the first.
 PARTS = {
     "upkeep": measure_upkeep,
@@ -228,6 +245,7 @@ PARTS = {
     "types": measure_types,
     "training": measure_training,
     "sharded": measure_sharded,
+    "weighted": measure_weighted,
     "c10d": measure_c10d,
     "wrapped": measure_wrapped,
 }

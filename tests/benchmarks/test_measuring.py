@@ -20,16 +20,20 @@ from benchmarks.figures import (
     DATASET,
     DATASETS,
     DDP,
+    EQUAL,
     FLOOR,
     FSDP2,
     HALVES,
+    ONES,
     OURS,
     PASSES,
+    PLAIN,
     PLAN,
     SCALED,
     SHARDED,
     SHARED,
     SYNCHRONOUS,
+    UNEQUAL,
     ZERO,
 )
 from benchmarks.plan import MIB, TINY, Effort, Flavour, Job, Place
@@ -256,6 +260,15 @@ def test_a_divided_update_and_one_copy_per_host_are_measured_beside_their_peers(
     assert sum(pss[DATASETS]) >= 4 * report["copies"]["dataset_bytes"]
     for title in ("Steps with a divided update", "Memory of one host"):
         assert title in stdout
+
+
+@pytest.mark.wide
+def test_steps_with_weights_are_measured_beside_those_without(tmp_path):
+    report, stdout = run_tiny(tmp_path, "--only", "weighted")
+    (run,) = report["runs"]
+    (row,) = run["weighted"]
+    assert set(row["median_s"]) == {PLAIN, ONES, EQUAL, UNEQUAL}
+    assert "Steps with weights" in stdout
 
 
 @pytest.mark.wide

@@ -54,9 +54,10 @@ def test_every_place_is_measured_under_every_mpi():
     assert found == [(place, flavour) for place in places for flavour in flavours]
 
 
-def test_a_divided_update_is_timed_on_two_ranks_under_the_first_mpi():
-    found = jobs(FULL, [OPEN_MPI, MPICH], {"sharded", "rig"}, cores=2)
-    at = [(job.place, job.flavour) for job in found if "sharded" in job.parts]
+@pytest.mark.parametrize("part", ["sharded", "weighted"])
+def test_steps_of_one_contender_are_timed_on_two_ranks_under_the_first_mpi(part):
+    found = jobs(FULL, [OPEN_MPI, MPICH], {part, "rig"}, cores=2)
+    at = [(job.place, job.flavour) for job in found if part in job.parts]
     assert at == [(Place(2), OPEN_MPI)]
 
 

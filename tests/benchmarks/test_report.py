@@ -11,14 +11,18 @@ from benchmarks.figures import (
     BOUND,
     DATASET,
     DDP,
+    EQUAL,
     FLOOR,
     FREED,
     FSDP2,
+    ONES,
     OURS,
+    PLAIN,
     SCALED,
     SHARDED,
     SHARED,
     SYNCHRONOUS,
+    UNEQUAL,
     ZERO,
 )
 from benchmarks.tables import tables
@@ -65,6 +69,13 @@ RUN = {
             "title": "a network",
             "update_s": {OURS: 1e-3, SHARDED: 6e-4, SHARED: 5e-4},
             "median_s": {OURS: 3e-3, SHARDED: 2e-3, SHARED: 2e-3, ZERO: 6e-3, FSDP2: 6e-3},
+        }
+    ],
+    "weighted": [
+        {
+            "title": "a network",
+            "median_s": {PLAIN: 4e-3, ONES: 4e-3, EQUAL: 4.02e-3, UNEQUAL: 4.1e-3},
+            "rounds": 9,
         }
     ],
     "upkeep": {
@@ -214,6 +225,15 @@ def test_steps_with_a_divided_update_are_shown_beside_the_unsharded_one():
         [SHARED, "2.00 ms", "500 µs", "1.50"],
         [ZERO, "6.00 ms", "–", "0.500"],
         [FSDP2, "6.00 ms", "–", "0.500"],
+    ]
+
+
+def test_steps_with_weights_are_shown_beside_those_without():
+    assert rows_of("Steps with weights, a network, 4 ranks on one host, Some MPI") == [
+        [PLAIN, "4.00 ms", "+0.00 %"],
+        [ONES, "4.00 ms", "+0.00 %"],
+        [EQUAL, "4.02 ms", "+0.50 %"],
+        [UNEQUAL, "4.10 ms", "+2.50 %"],
     ]
 
 

@@ -9,19 +9,23 @@ from benchmarks.figures import (
     BOUND,
     DATASET,
     DDP,
+    EQUAL,
     FLOOR,
     FREED,
     FSDP2,
     GLOO,
     IDLE,
+    ONES,
     OPTIMIZER,
     OURS,
+    PLAIN,
     REDUCESCATTER,
     SCALED,
     SHARDED,
     SHARED,
     SYNCHRONOUS,
     TO_OWNERS,
+    UNEQUAL,
     WHOLE_PLAN,
     ZERO,
 )
@@ -243,6 +247,14 @@ def test_a_divided_update_is_compared_with_the_whole_one_and_with_torchs_ways(wa
         (f"{figure}× (2 ranks)", True) for figure in ("0.600", "2.00", "2.00", "1.15")
     ]
     assert [met for _, met in of_way(0.61, 1.01)] == [False] * 4
+
+
+@pytest.mark.parametrize(("ms", "met"), [(4.03, True), (4.05, False)])
+def test_the_dearest_weights_decide_what_weights_cost(ms, met):
+    row = {"title": "a step", "median_s": {PLAIN: 4.0, ONES: 3.9, EQUAL: ms, UNEQUAL: 4.0}}
+    ((said, verdict),) = found({"place": {"ranks": 2}, "weighted": [row]}).values()
+    assert verdict == met
+    assert said.endswith(f"({EQUAL})")
 
 
 @pytest.mark.parametrize(("extra", "met"), [(0, True), (4, False)])
