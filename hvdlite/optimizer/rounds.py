@@ -101,10 +101,11 @@ class Rounds:
         bucket, place = slot.bucket, slot.view
         assert bucket is not None
         assert place is not None
+        factor, weighed = self.weights.on_copy(slot)
         if grad is place:
-            self.weights.weigh_in_place(slot, place)
+            if factor is not None:
+                self.weights.weigh_in_place(slot, place, factor)
         else:
-            factor = self.weights.factor(slot)
             if slot.form is Form.ROWS:
                 # `.grad` will be the reduced rows, when they are known.
                 if not put_rows(slot, grad):
@@ -130,11 +131,7 @@ class Rounds:
                 return
             put(place, grad, factor)
         # In one statement: no signal's exception can come in between.
-        slot.weighed, slot.param.grad, slot.round_grad = (
-            slot.weighed or self.weights.note(slot),
-            place,
-            place,
-        )
+        slot.weighed, slot.param.grad, slot.round_grad = weighed, place, place
 
     def _is_reduced(self, slot: Slot, grad: torch.Tensor | None) -> bool:
         """Whether this gradient is the result of a round of this step."""

@@ -44,6 +44,8 @@ class Weights:
         # The gradients of several passes add up, so each is multiplied before. Those of one pass
         # can leave it to the engine.
         self.add_up = False
+        # It also has a weight that the engine can multiply by: 0 · NaN would be NaN.
+        self._to_engine = False
         # The total of the last round.
         self.last: float | None = None
         # An optimizer calls its closure, perhaps several times in this step.
@@ -62,6 +64,7 @@ class Weights:
             for slot in slots:
                 slot.weighed.clear()
         self.add_up = adds_up or self.total is not None
+        self._to_engine = not self.add_up and self.given != 0
         self.total, self._is_used = (self.total or 0.0) + self.given, True
 
     def of_round(self, slots: Iterable[Slot]) -> float | None:
@@ -77,31 +80,18 @@ class Weights:
         if self._is_used and not self.in_closure:
             self.given, self._is_used = None, False
 
-    def factor(self, slot: Slot) -> float | None:
-        """By what a gradient of this round is still to be multiplied on its way to its bucket;
-        None: by nothing."""
-        # The engine would make NaN of 0 · NaN.
-        return None if self.given and self._by_engine(slot) else self._factor(slot)
+    def on_copy(self, slot: Slot) -> tuple[float | None, list[object]]:
+        """A gradient gets to its place in a bucket: by what it is multiplied there, None: by
+        nothing; and its `Slot.weighed` after that."""
+        bucket = slot.bucket
+        if self.total is None or (self._to_engine and bucket is not None and bucket.weighs):
+            return None, []
+        if slot.weighed:
+            return None, slot.weighed
+        return (None if self.given == 1.0 else self.given), [True]
 
-    def note(self, slot: Slot) -> list[object]:
-        """For `Slot.weighed` of a gradient that is in its bucket, by now multiplied if it is to be
-        there."""
-        return [] if self.total is None or self._by_engine(slot) else [True]
-
-    def _factor(self, slot: Slot) -> float | None:
-        if self.total is None or self.given == 1.0 or slot.weighed:
-            return None
-        return self.given
-
-    def _by_engine(self, slot: Slot) -> bool:
-        """Whether the engine multiplies it, if it is in its bucket."""
-        return not self.add_up and slot.bucket is not None and slot.bucket.weighs
-
-    def weigh_in_place(self, slot: Slot, grad: torch.Tensor) -> None:
+    def weigh_in_place(self, slot: Slot, grad: torch.Tensor, factor: float) -> None:
         """Multiplies `.grad`, which has its place already, once."""
-        factor = self.factor(slot)
-        if factor is None:
-            return
         # Each is one call of C, which multiplies and notes it: no signal's exception comes between.
         if factor == 0:
             slot.weighed.extend(map(torch.Tensor.zero_, (grad,)))
@@ -110,8 +100,10 @@ class Weights:
 
     def of_rows(self, slot: Slot, grad: torch.Tensor | None) -> torch.Tensor | None:
         """A gradient whose rows are to be gathered, multiplied."""
-        factor = None if grad is None else self._factor(slot)
-        return grad if grad is None or factor is None else weighed(grad.detach(), factor)
+        given = self.given
+        if grad is None or self.total is None or given is None or given == 1.0 or slot.weighed:
+            return grad
+        return weighed(grad.detach(), given)
 
     def require_range(self, gradients: Gradients) -> None:
         """After the reductions of a round.
