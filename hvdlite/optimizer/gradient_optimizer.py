@@ -197,8 +197,8 @@ class GradientOptimizer(Wrapper):
 
         - Several backward passes before a step (backward_passes_per_step, no_sync): each counts
           with the weight that was last given before it. The result is the mean over the samples of
-          all passes: do not divide the loss by the number of passes, and tell `recipes.scale_lr`
-          `loss_divided=True`. Until the reduction `.grad` holds the weighted sum.
+          all passes: do not divide the loss by the number of passes, and give `recipes.scale_lr`
+          the argument loss_divided=True. Until the reduction the gradients are weighted sums.
         - Weight 0: the rank has no samples. Its gradients count as zeros, even if they are NaN. If
           all weights are 0, the gradients are zero on all ranks.
         - A rank that has joined does not count: the others' average is that of their samples. (In
