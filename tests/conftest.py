@@ -45,6 +45,10 @@ SHOWN = pytest.StashKey[list[str]]()  # the lines of --show-worlds
 # A shell lets processes in its background ignore Ctrl-C, and their children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# The same for nohup and the end of the terminal. This process goes on ignoring it, its children
+# don't inherit a handler.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def end_in_good_order(number: int, frame: object) -> None:
