@@ -6,16 +6,18 @@ import contextlib
 import os
 import time
 
+from hvdrun.machine.kernel_waits import kernel_wait
+
 MOST_PROCESSES = 16
 SHOWN = 120  # characters of a command
 
 
 def look(pid: int, stack: tuple[list[list[object]], str] | None = None) -> bytes:
     """The process and its descendants, in JSON: `at`, the seconds of a clock, and `processes`, rows
-    of number, parent, state as in /proc/PID/stat, seconds of CPU used so far, command, and whether
-    an MPI is loaded. The first row is `pid`'s; there is none if it has ended. `stack`: what
-    `agent.rank_stack` has read. If no file can be opened, the answer is empty: a keeper must not
-    end because of that."""
+    of number, parent, state as in /proc/PID/stat, seconds of CPU used so far, command, whether an
+    MPI is loaded, and what it waits for (see `kernel_wait`). The first row is `pid`'s; there is
+    none if it has ended. `stack`: what `agent.rank_stack` has read. If no file can be opened, the
+    answer is empty: a keeper must not end because of that."""
     try:
         import json  # 3 ms, which a keeper's start shall not take
 
@@ -30,7 +32,8 @@ def look(pid: int, stack: tuple[list[list[object]], str] | None = None) -> bytes
             # Who reads the memory of a process that hangs in the kernel may hang, too.
             hangs = known[number][1] == "D"
             has_mpi = not hangs and _has_mpi(number)
-            found.append([number, *known[number], _command(number, hangs), has_mpi])
+            waits = kernel_wait(number, known[number][1])
+            found.append([number, *known[number], _command(number, hangs), has_mpi, waits])
             queue += children.get(number, [])
     answer = {"at": time.monotonic(), "processes": found}
     if stack is not None:

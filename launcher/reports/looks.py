@@ -20,12 +20,15 @@ STATES = {
 
 
 class Process(NamedTuple):
+    """waits: what it waits for, as the kernel tells it; "" if it does not."""
+
     pid: int
     parent: int
     state: str
     cpu_s: float
     command: str
     has_mpi: bool
+    waits: str = ""
 
 
 class Frame(NamedTuple):
@@ -63,8 +66,9 @@ def read_look(data: bytes) -> Look | None:
                 float(cpu_s),
                 _printable(command),
                 bool(has_mpi),
+                _printable(waits),
             )
-            for pid, parent, state, cpu_s, command, has_mpi in given["processes"]
+            for pid, parent, state, cpu_s, command, has_mpi, waits in given["processes"]
         ]
         frames = None
         if "frames" in given:
@@ -112,13 +116,16 @@ def _is_busy(process: Process, used: Mapping[int, float], now: Look, before: Loo
 
 
 def _doing(process: Process, used: Mapping[int, float], before: Look | None, now: Look) -> str:
+    if process.state == "D" and process.waits:
+        return f"{process.waits} (in the kernel, uninterruptible)"
     if process.state in STATES:
         return STATES[process.state].format(pid=process.pid)
     busy = _is_busy(process, used, now, before)
+    does = "computes" if busy else process.waits or "sleeps"
     if before and not busy:
-        return "sleeps"
+        return does
     since = f"in the last {duration(now.at - before.at)}" if before else "so far"
-    return f"{'computes' if busy else 'sleeps'} ({used[process.pid]:.1f} s of CPU {since})"
+    return f"{does} ({used[process.pid]:.1f} s of CPU {since})"
 
 
 def _to_name(

@@ -116,7 +116,7 @@ def init(at, *ranks, kind=INIT_BEGUN):
 
 def seen(at, rank, cpu_s=0.0, state="S", children=(), by=None):
     """A keeper's answer about a rank that runs train.py, by its host's clock."""
-    processes = [[100 + rank, 1, state, cpu_s, "python train.py", False], *children]
+    processes = [[100 + rank, 1, state, cpu_s, "python train.py", False, ""], *children]
     look = json.dumps({"at": at if by is None else by, "processes": processes}).encode()
     return [(at, RankLooked(rank, look))]
 

@@ -220,8 +220,16 @@ INIT = {
                 0.0,
                 "S",
                 [
-                    [201, 103, "S", 0.0, "sh fetch", False],
-                    [202, 201, "D", 0.0, "cp /data \x1b[2J", False],
+                    [201, 103, "S", 0.0, "sh fetch", False, ""],
+                    [
+                        202,
+                        201,
+                        "D",
+                        0.0,
+                        "cp /data \x1b[2J",
+                        False,
+                        "reads from /data/x \x1b[2J (nfs4 of server9:/)",
+                    ],
                 ],
             ),
             *seen(
@@ -230,8 +238,16 @@ INIT = {
                 0.0,
                 "S",
                 [
-                    [201, 103, "S", 0.0, "sh fetch", False],
-                    [202, 201, "D", 0.0, "cp /data \x1b[2J", False],
+                    [201, 103, "S", 0.0, "sh fetch", False, ""],
+                    [
+                        202,
+                        201,
+                        "D",
+                        0.0,
+                        "cp /data \x1b[2J",
+                        False,
+                        "reads from /data/x \x1b[2J (nfs4 of server9:/)",
+                    ],
                 ],
             ),
             *init(3.5, 3),
@@ -246,7 +262,8 @@ INIT = {
                 (
                     "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
                     " (2.1 s so far):\n    rank 3 on b sleeps: python train.py (process 103); its"
-                    " child process 202 (cp /data ?[2J) waits for a disk or a file server"
+                    " child process 202 (cp /data ?[2J) reads from /data/x ?[2J (nfs4 of server9:/)"
+                    " (in the kernel, uninterruptible)"
                 ),
             ),
             (3.5, "hvdrun: all ranks are in hvd.init(), after 2.5 s"),

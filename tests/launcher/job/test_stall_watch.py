@@ -20,7 +20,7 @@ def reported(at, rank=0, text=LATE):
 
 
 def stack(at, rank, frames=FRAMES):
-    processes = [[100 + rank, 1, "S", 1.0, "python train.py", False]]
+    processes = [[100 + rank, 1, "S", 1.0, "python train.py", False, "waits for a lock"]]
     answer = {"at": at, "processes": processes, "frames": frames, "no_frames": ""}
     return [(at, RankLooked(rank, json.dumps(answer).encode()))]
 

@@ -184,7 +184,7 @@ HOWS += [
     "lacks 11",
 ]
 LOOKS = [b"", b"{}", b"[1]", b'{"at": 1, "processes": []}', b'{"at": 1, "processes": [[1]]}']
-LOOKS += [b'{"at": 1, "processes": [[7, 1, "S", 0, "\\u001b", false]]}', b"[" * 100_000]
+LOOKS += [b'{"at": 1, "processes": [[7, 1, "S", 0, "\\u001b", false, "\\u001b"]]}', b"[" * 100_000]
 ranks = st.integers(0, 3)
 times = st.floats(0.0, 100.0).map(lambda at: round(at, 3))
 of_ranks = st.one_of(

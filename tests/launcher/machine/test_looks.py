@@ -39,6 +39,10 @@ def test_a_process_is_seen_with_its_children_and_the_cpu_that_it_uses():
         ]
         assert now.processes[0].cpu_s - before.processes[0].cpu_s >= 0.25
         assert not now.processes[0].has_mpi
+        assert now.processes[0].waits == ""
+        while not (waits := read_look(look(process.pid)).processes[1].waits):
+            pass  # it still starts
+        assert waits == "waits for data from a pipe"
         name = os.path.basename(sys.executable)
         assert now.processes[0].command.startswith(f"{name} -c import subprocess, sys child =")
         assert now.at > before.at

@@ -82,7 +82,7 @@ def lines_of_report(process, count):
 def test_a_report_of_the_stall_check_is_followed_by_where_the_ranks_are(started):
     process, script = started("in C")
     stack = IN_LOAD.format(script=script)
-    expected = REPORT.format(does="sleeps", stack=stack, script=script)
+    expected = REPORT.format(does="waits for data from a pipe", stack=stack, script=script)
     report = lines_of_report(process, 9)
     assert re.fullmatch(expected, report), report
     hvdrun = process.args[0].with_name("hvdrun")

@@ -100,7 +100,13 @@ IN_CHILD = "subprocess.run([sys.executable, '-c', 'import time, os\\n' + {waits!
     ("before", "does"),
     [
         (WAITS, r"sleeps( \(.*?\))?: python.* -c "),
-        (IN_CHILD, r"sleeps( \(.*?\))?: python.*; its child process \d+ \(python.*\) sleeps"),
+        (
+            IN_CHILD,
+            (
+                r"waits for a child process to end( \(.*?\))?: python.*; its child process \d+"
+                r" \(python.*\) sleeps"
+            ),
+        ),
         (
             "os.kill(os.getpid(), signal.SIGSTOP)",
             r"is stopped \(`kill -CONT (?P<pid>\d+)` there lets it go on\): python.*",
