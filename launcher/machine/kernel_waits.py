@@ -17,6 +17,7 @@ _ANY = "waits for a file, a socket or a pipe"
 _DISK = "waits for a disk"
 _SERVER = "waits for a file server"
 _DISK_OR_SERVER = "waits for a disk or a file server"
+_FROZEN = "is frozen by its cgroup"
 _MEMORY = "waits for memory"
 
 _WAITING_LOCKS = (7, 38)  # F_SETLKW, F_OFD_SETLKW: all other commands of fcntl do not wait
@@ -70,8 +71,9 @@ CALLS = (
 )
 # By the beginning of the name of the kernel's function, which changes little between its versions.
 _FUNCTIONS = (
-    ("do_freezer_trap", "is frozen by its cgroup (something has written to its cgroup.freeze)"),
-    ("__refrigerator", "is frozen by its cgroup"),
+    ("do_freezer_trap", _FROZEN),
+    ("get_signal", _FROZEN),  # which has the former in it; who is stopped in it has state T
+    ("__refrigerator", _FROZEN),
     ("mem_cgroup_", "waits for memory: its cgroup's limit is reached"),
     ("try_to_free_", _MEMORY),
     ("futex_", _LOCK),

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -130,6 +131,27 @@ def test_a_process_that_hangs_and_can_not_be_asked_does_not_hold_up_who_asks(mon
 
     monkeypatch.setattr(kernel_waits, "_read", read)
     assert kernel_wait(os.getpid(), "D") == "waits for a file server"
+
+
+def test_a_process_that_its_cgroup_has_frozen_is_said_to_be_so(tmp_path):
+    mounts = [pathlib.Path("/sys/fs/cgroup/unified"), pathlib.Path("/sys/fs/cgroup")]
+    mount = next((at for at in mounts if os.access(at / "cgroup.procs", os.W_OK)), None)
+    if mount is None:
+        pytest.skip("no cgroup of version 2 can be made here")
+    group = mount / f"hvdlite-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        with running("", "time.sleep(600)", tmp_path) as (pid, _):
+            (group / "cgroup.procs").write_text(str(pid))
+            (group / "cgroup.freeze").write_text("1")
+            try:
+                assert comes_to(pid, "is frozen by its cgroup") == "is frozen by its cgroup"
+            finally:
+                (group / "cgroup.freeze").write_text("0")
+    finally:
+        while "populated 1" in (group / "cgroup.events").read_text():
+            time.sleep(0.01)
+        group.rmdir()
 
 
 def test_a_file_of_a_file_server_is_said_to_be_one(monkeypatch):
