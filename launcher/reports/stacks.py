@@ -47,10 +47,12 @@ def read_stall(text: str) -> Stall:
 
 
 def _numbers(text: str) -> Iterable[int]:
-    """'0, 2-4' → 0 2 3 4."""
+    """'0, 2-4' → 0 2 3 4. Ends at what is no number of a rank: a rank may send anything."""
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        yield from range(int(first), int(last or first) + 1)
+        found = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?", part)
+        if not found:
+            return
+        yield from range(int(found[1]), int(found[2] or found[1]) + 1)
 
 
 def where_ranks_are(head: str, seen: Mapping[int, Seen], cwd: str, rest: int = 0) -> str:
