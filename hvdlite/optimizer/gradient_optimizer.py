@@ -78,6 +78,8 @@ class GradientOptimizer(Wrapper):
         calls.synchronized = False
         if is_shared:
             reducer.end_step()
+            name = reducer.gradients.name
+            self._hvdlite_check.after_step(self, name, reducer.steps_since_join())
         else:
             reducer.next_step()
         return result

@@ -133,6 +133,11 @@ class Reducer(WeightedRounds):
         self.next_step()
         self.gradients.free()
 
+    def steps_since_join(self) -> int:
+        """Between two steps: how many there have been in this world and since its last join. The
+        same on all ranks that have not joined."""
+        return self._position.phase // 2
+
     def loss_of_all(self, loss: Any) -> Any:
         """After `finish`: the combined loss of all ranks. Blocks."""
         gradients = self.gradients
