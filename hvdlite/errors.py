@@ -3,6 +3,7 @@
 RuntimeError
  ├── HorovodInternalError = HvdliteError    a collective failed, on every rank that takes part
  │    ├── DifferenceError                   the ranks' parameters or state are no longer the same
+ │    ├── NumericsError                     HVDLITE_CHECK_NUMERICS: a gradient is not finite
  │    ├── LaunchError                       init(): the processes can't become one world; run()
  │    └── UnsupportedError                  also a ValueError, see below
  └── RankError                              run(): a rank has failed
@@ -50,6 +51,11 @@ class DifferenceError(HorovodInternalError):
 
     def __reduce__(self) -> tuple[type[DifferenceError], tuple[str, str, tuple[int, ...], int]]:
         return DifferenceError, (str(self), self.tensor, self.ranks, self.step)
+
+
+class NumericsError(HorovodInternalError):
+    """HVDLITE_CHECK_NUMERICS: `step` has got NaN or infinite gradients. The text, the same on every
+    rank, names the rank, the parameter and the step. No parameter has changed."""
 
 
 class LaunchError(HorovodInternalError):

@@ -152,6 +152,13 @@ KNOBS: tuple[Knob, ...] = (
         maximum=TIB,
     ),
     Knob(
+        "check_numerics",
+        "bool",
+        False,
+        "find NaN and infinite gradients of a DistributedOptimizer before they are reduced; step()"
+        " raises an error that names the rank, the parameter and the step",
+    ),
+    Knob(
         "check_parameters",
         "int",
         0,

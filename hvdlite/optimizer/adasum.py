@@ -16,7 +16,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives import Handle, allreduce_, allreduce_async, synchronize
-from hvdlite.errors import HorovodInternalError
+from hvdlite.errors import HorovodInternalError, NumericsError
 from hvdlite.observe import summary
 from hvdlite.ops import Adasum, Sum
 from hvdlite.optimizer.arguments import ParameterNames, checked_passes, checked_weight
@@ -27,9 +27,11 @@ from hvdlite.optimizer.checks.consistency import (
     knob_options,
     parameters_of,
 )
+from hvdlite.optimizer.checks.numerics import Numerics
 from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.wrapping import Wrapper
+from hvdlite.world import world
 from hvdlite.world.process_sets import ProcessSet, included, team_of
 from hvdlite.world.teams import Team
 
@@ -85,11 +87,39 @@ class Deltas:
             return []
         self._build_if_changed()
         assert self._team is not None
+        if self._counts_since != (since := (self._team, self._team.era)):
+            self._counts_since, self.steps_since_join = since, 0
         if self._team.size == 1:
             return []
         if self._start is not None and self._check_start:
             self._start_hash = self._start.hash(self._params)
         return [param.detach().clone() for param in self._params]
+
+    def require_finite(self, counts: bool) -> None:
+        """After `start`. counts: whether this rank makes a step with its gradients. Collective, and
+        blocks, if HVDLITE_CHECK_NUMERICS is on.
+
+        Raises:
+            NumericsError: Some rank's gradients are not finite; on every rank.
+        """
+        team = self._team
+        if team is None or not world.current().config.check_numerics:
+            return
+        if self._consistency is not None:
+            self._consistency.wait()
+            self._consistency = None
+        named = [(self._name_of(param, index), param) for index, param in enumerate(self._params)]
+        numerics = Numerics(team, self.name, named)
+        for param in self._params if counts else ():
+            if param.grad is not None:
+                numerics.look_at(param, param.grad)
+        numerics.post()
+        failure = numerics.wait()
+        if failure is not None:
+            raise HorovodInternalError(failure)
+        text = numerics.report(self.steps_since_join + 1)
+        if text is not None:
+            raise NumericsError(f"{text}. No parameter has changed")
 
     def finish(self, starts: Sequence[torch.Tensor]) -> None:
         """After the step: sets the parameters to the combined values of all ranks. Blocks.
@@ -97,10 +127,11 @@ class Deltas:
         Raises:
             HorovodInternalError: It failed, on every rank; the parameters are as before the step.
         """
-        if self._team is None or self._team.size == 1:
+        if self._team is None:
             return
-        if self._counts_since != (since := (self._team, self._team.era)):
-            self._counts_since, self.steps_since_join = since, 0
+        if self._team.size == 1:
+            self.steps_since_join += 1
+            return
         try:
             if self._consistency is not None:
                 self._consistency.wait()
@@ -219,6 +250,8 @@ class DeltaOptimizer(Wrapper):
                 before.
         """
         starts = self._hvdlite_deltas.start()
+        # (With GradScaler a rank whose gradients have overflowed adds nothing.)
+        self._hvdlite_deltas.require_finite(counts=not vars(self).get("found_inf", 0))
         result = self._own_step(*args, **kwargs)
         with torch.no_grad():
             self._hvdlite_deltas.finish(starts)

@@ -29,6 +29,7 @@ class Config:
     as_gloo: bool = _DEFAULTS["as_gloo"]
     block_bytes: int = _DEFAULTS["block_bytes"]
     bucket_bytes: int = _DEFAULTS["bucket_bytes"]
+    check_numerics: bool = _DEFAULTS["check_numerics"]
     check_parameters: int = _DEFAULTS["check_parameters"]
     check_shared: bool = _DEFAULTS["check_shared"]
     deterministic: bool = _DEFAULTS["deterministic"]

@@ -69,7 +69,10 @@ class Model:
 def knob_options() -> tuple[tuple[str, str], ...]:
     """The knobs of this world that decide when an optimizer communicates, as options."""
     config = world.current().config
-    return (("HVDLITE_CHECK_PARAMETERS", str(config.check_parameters)),)
+    return (
+        ("HVDLITE_CHECK_NUMERICS", str(int(config.check_numerics))),
+        ("HVDLITE_CHECK_PARAMETERS", str(config.check_parameters)),
+    )
 
 
 def parameters_of(
