@@ -59,6 +59,7 @@ from hvdlite.compression import Compression
 from hvdlite.errors import HorovodInternalError, HvdliteError, RankError
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.optimizer.distributed import DistributedOptimizer
+from hvdlite.parameter_check import check_parameters
 from hvdlite.preemption import preempted
 from hvdlite.registry import add_process_set, init, remove_process_set
 from hvdlite.run_function import run
@@ -121,6 +122,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "check_parameters",
     "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",

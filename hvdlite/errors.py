@@ -2,6 +2,8 @@
 
 RuntimeError
  ├── HorovodInternalError = HvdliteError    a collective failed, on every rank that takes part
+ │    ├── DifferenceError                   the ranks' parameters or state are no longer the same
+ │    ├── NumericsError                     HVDLITE_CHECK_NUMERICS: a gradient is not finite
  │    ├── LaunchError                       init(): the processes can't become one world; run()
  │    └── UnsupportedError                  also a ValueError, see below
  └── RankError                              run(): a rank has failed
@@ -29,6 +31,31 @@ class HorovodInternalError(RuntimeError):
 
 
 HvdliteError = HorovodInternalError
+
+
+class DifferenceError(HorovodInternalError):
+    """`check_parameters`, or HVDLITE_CHECK_PARAMETERS: the ranks' values differ. The same on every
+    rank.
+
+    Attributes:
+        tensor: The name of the first tensor that differs, as "fc1.weight" or "exp_avg of fc1.bias".
+        ranks: Those that differ from the majority in it; empty if there is no majority.
+        step: How many steps the optimizer had made; 0: not known.
+    """
+
+    def __init__(self, text: str, tensor: str, ranks: tuple[int, ...], step: int) -> None:
+        super().__init__(text)
+        self.tensor = tensor
+        self.ranks = ranks
+        self.step = step
+
+    def __reduce__(self) -> tuple[type[DifferenceError], tuple[str, str, tuple[int, ...], int]]:
+        return DifferenceError, (str(self), self.tensor, self.ranks, self.step)
+
+
+class NumericsError(HorovodInternalError):
+    """HVDLITE_CHECK_NUMERICS: `step` has got NaN or infinite gradients. The text, the same on every
+    rank, names the rank, the parameter and the step. No parameter has changed."""
 
 
 class LaunchError(HorovodInternalError):

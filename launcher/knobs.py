@@ -152,6 +152,21 @@ KNOBS: tuple[Knob, ...] = (
         maximum=TIB,
     ),
     Knob(
+        "check_numerics",
+        "bool",
+        False,
+        "find NaN and infinite gradients of a DistributedOptimizer before they are reduced; step()"
+        " raises an error that names the rank, the parameter and the step",
+    ),
+    Knob(
+        "check_parameters",
+        "int",
+        0,
+        "every so many steps of a DistributedOptimizer, compare the ranks' parameters and optimizer"
+        " state bit by bit; an error names the first that differs, and the ranks; 0: never",
+        maximum=LONGEST_S,
+    ),
+    Knob(
         "check_shared",
         "bool",
         False,
@@ -236,6 +251,13 @@ KNOBS: tuple[Knob, ...] = (
         "",
         "the rank's process number; processes that it starts inherit it and are worlds of one",
         internal=True,
+    ),
+    Knob(
+        "repair_parameters",
+        "bool",
+        False,
+        "instead of an error, HVDLITE_CHECK_PARAMETERS overwrites what differs with the value of"
+        " the majority's lowest rank, and rank 0 warns; without a majority with that of rank 0",
     ),
     Knob(
         "segment_bytes",

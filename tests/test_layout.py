@@ -54,14 +54,14 @@ observe      | hvdlite/observe/                       | for_hvdlite world
 collectives  | hvdlite/collectives/                   | core words world gpu observe
 shared       | hvdlite/shared/                        | words world collectives
 buckets      | hvdlite/optimizer/buckets/             | core words world gpu collectives observe
-checks       | hvdlite/optimizer/checks/              | core words world collectives buckets
+checks       | hvdlite/optimizer/checks/              | core words world collectives buckets shared
 optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
              |                                        | observe shared
 asynchronous | hvdlite/asynchronous/                  | words world collectives shared
              |                                        | optimizer
 distributed  | hvdlite/distributed/                   | core words world observe
 api          | hvdlite/                               | for_hvdlite core words world collectives
-             |                                        | optimizer observe shared asynchronous
+             |                                        | checks optimizer observe shared asynchronous
 recipes      | hvdlite/recipes/                       | for_hvdlite words world collectives api
 
 harness      | tests/__init__.py tests/conftest.py tests/harness/ |

@@ -16,15 +16,22 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives import Handle, allreduce_, allreduce_async, synchronize
-from hvdlite.errors import HorovodInternalError
+from hvdlite.errors import HorovodInternalError, NumericsError
 from hvdlite.observe import summary
 from hvdlite.ops import Adasum, Sum
 from hvdlite.optimizer.arguments import ParameterNames, checked_passes, checked_weight
 from hvdlite.optimizer.buckets.bucket import Combining, check_reducible
-from hvdlite.optimizer.checks.consistency import ConsistencyCheck, Model, parameters_of
+from hvdlite.optimizer.checks.consistency import (
+    ConsistencyCheck,
+    Model,
+    knob_options,
+    parameters_of,
+)
+from hvdlite.optimizer.checks.numerics import Numerics
 from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.wrapping import Wrapper
+from hvdlite.world import world
 from hvdlite.world.process_sets import ProcessSet, included, team_of
 from hvdlite.world.teams import Team
 
@@ -52,9 +59,12 @@ class Deltas:
         self._is_member = included("DistributedOptimizer", process_set)
         # What follows was made for this team and these parameters.
         self._team: Team | None = None
+        # Steps in this world since its last join, the same on all members that have not joined.
+        self.steps_since_join = 0
+        self._counts_since: tuple[Team | None, int] = (None, 0)
         self._number = -1
         self._generation = 0
-        self._name = ""
+        self.name = ""
         self._params: list[torch.Tensor] = []
         self._consistency: ConsistencyCheck | None = None
         # Set until the members have compared their parameters, in their first step; and the hash.
@@ -77,11 +87,39 @@ class Deltas:
             return []
         self._build_if_changed()
         assert self._team is not None
+        if self._counts_since != (since := (self._team, self._team.era)):
+            self._counts_since, self.steps_since_join = since, 0
         if self._team.size == 1:
             return []
         if self._start is not None and self._check_start:
             self._start_hash = self._start.hash(self._params)
         return [param.detach().clone() for param in self._params]
+
+    def require_finite(self, counts: bool) -> None:
+        """After `start`. counts: whether this rank makes a step with its gradients. Collective, and
+        blocks, if HVDLITE_CHECK_NUMERICS is on.
+
+        Raises:
+            NumericsError: Some rank's gradients are not finite; on every rank.
+        """
+        team = self._team
+        if team is None or not world.current().config.check_numerics:
+            return
+        if self._consistency is not None:
+            self._consistency.wait()
+            self._consistency = None
+        named = [(self._name_of(param, index), param) for index, param in enumerate(self._params)]
+        numerics = Numerics(team, self.name, named)
+        for param in self._params if counts else ():
+            if param.grad is not None:
+                numerics.look_at(param, param.grad)
+        numerics.post()
+        failure = numerics.wait()
+        if failure is not None:
+            raise HorovodInternalError(failure)
+        text = numerics.report(self.steps_since_join + 1)
+        if text is not None:
+            raise NumericsError(f"{text}. No parameter has changed")
 
     def finish(self, starts: Sequence[torch.Tensor]) -> None:
         """After the step: sets the parameters to the combined values of all ranks. Blocks.
@@ -89,7 +127,10 @@ class Deltas:
         Raises:
             HorovodInternalError: It failed, on every rank; the parameters are as before the step.
         """
-        if self._team is None or self._team.size == 1:
+        if self._team is None:
+            return
+        if self._team.size == 1:
+            self.steps_since_join += 1
             return
         try:
             if self._consistency is not None:
@@ -101,6 +142,7 @@ class Deltas:
             for param, start in zip(self._params, starts, strict=True):
                 param.detach().copy_(start)
             raise
+        self.steps_since_join += 1
 
     def _compare_starts(self, team: Team) -> None:
         start = self._start
@@ -110,11 +152,11 @@ class Deltas:
         # nothing: then the next step compares again.
         numbers = torch.zeros(team.size + 1, dtype=torch.int32, device="cpu")
         numbers[team.rank], numbers[-1] = self._start_hash, 1
-        allreduce_(numbers, name=f"{self._name}.starts", op=Sum, process_set=self.process_set)
+        allreduce_(numbers, name=f"{self.name}.starts", op=Sum, process_set=self.process_set)
         *hashes, members = numbers.tolist()
         if members < team.size:
             return
-        text = start.difference(hashes, team, self._name)
+        text = start.difference(hashes, team, self.name)
         self._start = None
         if team.rank == 0:
             warn_of_other_reducers(self._params)
@@ -132,7 +174,7 @@ class Deltas:
             param, start = self._params[index].detach(), starts[index]
             delta = _real(param - start)
             delta = delta.to(self._combining.compression.travels_as(delta.dtype))
-            name = f"{self._name}.delta.{index}"
+            name = f"{self.name}.delta.{index}"
             handle = allreduce_async(delta, name=name, op=Adasum, process_set=self.process_set)
             started.append((param, start, handle))
         for param, start, handle in started:
@@ -155,7 +197,7 @@ class Deltas:
         for index, param in enumerate(params):
             if param.requires_grad:
                 check_reducible(self._name_of(param, index), param)
-        self._name = f"DistributedOptimizer.{self._number}.{self._generation}"
+        self.name = f"DistributedOptimizer.{self._number}.{self._generation}"
         self._generation += 1
         self._team, self._params = team, params
         if team.size == 1:
@@ -163,7 +205,7 @@ class Deltas:
         self._changed = torch.zeros(len(params), dtype=torch.uint8, device="cpu")
         address = self._changed.data_ptr()
         self._plan = team.engine.plan(
-            f"{self._name}.changed",
+            f"{self.name}.changed",
             _core.UINT8,
             _core.MAX,
             address,
@@ -173,8 +215,9 @@ class Deltas:
             1.0,
             self._changed,
         )
-        model = Model(self._options, parameters_of(params, self._name_of, self._combining.group_of))
-        self._consistency = ConsistencyCheck(team, self._name, model)
+        parameters = parameters_of(params, self._name_of, self._combining.group_of)
+        model = Model((*self._options, *knob_options()), parameters)
+        self._consistency = ConsistencyCheck(team, self.name, model)
         self._consistency.post()
 
     def _name_of(self, param: torch.Tensor, index: int) -> str:
@@ -207,11 +250,18 @@ class DeltaOptimizer(Wrapper):
                 before.
         """
         starts = self._hvdlite_deltas.start()
+        # (With GradScaler a rank whose gradients have overflowed adds nothing.)
+        self._hvdlite_deltas.require_finite(counts=not vars(self).get("found_inf", 0))
         result = self._own_step(*args, **kwargs)
         with torch.no_grad():
             self._hvdlite_deltas.finish(starts)
         summary.step_ended(id(self._hvdlite_deltas))
+        deltas = self._hvdlite_deltas
+        self._hvdlite_check.after_step(self, deltas.name, deltas.steps_since_join)
         return result
+
+    def _replicates_state(self, param: torch.Tensor, index: int) -> bool:
+        return False
 
     def synchronize(self) -> None:
         """Returns at once: nothing is combined before the step."""

@@ -24,6 +24,7 @@ from hvdlite.optimizer.arguments import (
 from hvdlite.optimizer.buckets.bucket import Combining, Form
 from hvdlite.optimizer.gradient_optimizer import Calls, GradientOptimizer
 from hvdlite.optimizer.overlap.watching import Watching
+from hvdlite.optimizer.periodic_check import PeriodicCheck
 from hvdlite.optimizer.reducer import Reducer, release
 from hvdlite.optimizer.sharding import clip_guard
 from hvdlite.optimizer.sharding.elementwise import require_shardable
@@ -157,11 +158,18 @@ def DistributedOptimizer(
         release(params)
         clip_guard.release(params)
     kind = type(optimizer).__name__
+    check = PeriodicCheck(process_set, names.of)
     if op is Adasum:
         deltas = Deltas(
             lambda: optimizer.param_groups, names, combining, kind, process_set, check_start
         )
-        return wrap(optimizer, DeltaOptimizer, _hvdlite_deltas=deltas, _hvdlite_passes=[passes])
+        return wrap(
+            optimizer,
+            DeltaOptimizer,
+            _hvdlite_deltas=deltas,
+            _hvdlite_passes=[passes],
+            _hvdlite_check=check,
+        )
     shards = update = None
     if divides:
         shards = Shards(type(optimizer), shard, lambda: optimizer.param_groups, process_set)
@@ -178,7 +186,11 @@ def DistributedOptimizer(
         shards=shards,
         frees=frees,
     )
-    own: dict[str, Any] = {"_hvdlite_reducer": reducer, "_hvdlite_calls": Calls()}
+    own: dict[str, Any] = {
+        "_hvdlite_reducer": reducer,
+        "_hvdlite_calls": Calls(),
+        "_hvdlite_check": check,
+    }
     if shards is None:
         result: Any = wrap(optimizer, GradientOptimizer, **own)
     else:

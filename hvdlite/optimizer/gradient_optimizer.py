@@ -46,7 +46,9 @@ class GradientOptimizer(Wrapper):
         rank calls `step`, with a closure or without, as the others do.
 
         Raises:
-            HorovodInternalError: The reduction failed, on every rank.
+            HorovodInternalError: The reduction failed, on every rank; as `NumericsError` if
+                HVDLITE_CHECK_NUMERICS has found NaN or an infinite gradient on some rank. No
+                parameter has changed then.
         """
         reducer, calls = self._hvdlite_reducer, self._hvdlite_calls
         if reducer.step_is_due and _grad_scaler_calls(5):
@@ -70,6 +72,8 @@ class GradientOptimizer(Wrapper):
         else:
             reducer.settle()
             reducer.require_reduced_weights()
+        if not callable(closure) and not self._skips_step():
+            reducer.require_finite()
         # A rank may make steps with its own unreduced gradients as often as it likes.
         is_shared = callable(closure) or reducer.has_communicated()
         if is_shared:
@@ -78,9 +82,16 @@ class GradientOptimizer(Wrapper):
         calls.synchronized = False
         if is_shared:
             reducer.end_step()
+            name = reducer.gradients.name
+            self._hvdlite_check.after_step(self, name, reducer.steps_since_join())
         else:
             reducer.next_step()
         return result
+
+    def _skips_step(self) -> bool:
+        """Whether GradScaler calls the step of a fused optimizer that is to change nothing."""
+        found = vars(self).get("found_inf")
+        return found is not None and bool(found)
 
     def _update(self, is_reduced: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The wrapped class's step. is_reduced: its gradients are reduced ones.
@@ -261,6 +272,7 @@ class GradientOptimizer(Wrapper):
             try:
                 loss = closure(*args, **kwargs)
                 self._finish()
+                self._hvdlite_reducer.require_finite()
             finally:
                 weights.in_closure = False
             return self._hvdlite_reducer.loss_of_all(loss)

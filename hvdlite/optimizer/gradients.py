@@ -23,7 +23,12 @@ from hvdlite.optimizer.buckets.bucket import (
     lay_out,
     make_buckets,
 )
-from hvdlite.optimizer.checks.consistency import ConsistencyCheck, Model, parameters_of
+from hvdlite.optimizer.checks.consistency import (
+    ConsistencyCheck,
+    Model,
+    knob_options,
+    parameters_of,
+)
 from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.sharding.shards import Shards
@@ -343,7 +348,9 @@ class Gradients:
             if not is_order_known:
                 backward_order = BackwardOrder(team, f"{name}.order", slots, self._start_hash)
             parameters = parameters_of(params, self.name_of, self.combining.group_of)
-            consistency = ConsistencyCheck(team, name, Model(self._options, parameters))
+            consistency = ConsistencyCheck(
+                team, name, Model((*self._options, *knob_options()), parameters)
+            )
         return _Build(
             team,
             name,

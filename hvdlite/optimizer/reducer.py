@@ -20,12 +20,14 @@ it from the presence, which is infinite then. Their rows are gathered at the end
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from hvdlite.errors import NumericsError
 from hvdlite.observe import summary
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.backward_pass import BackwardPass, current_task
@@ -36,6 +38,8 @@ from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.weighted_rounds import WeightedRounds
 from hvdlite.world.process_sets import ProcessSet
+
+log = logging.getLogger("hvdlite")
 
 _alive: weakref.WeakSet[Reducer] = weakref.WeakSet()
 _ages = itertools.count()
@@ -133,6 +137,21 @@ class Reducer(WeightedRounds):
         self.next_step()
         self.gradients.free()
 
+    def require_finite(self) -> None:
+        """Before a step with reduced gradients, which changes nothing if this raises.
+
+        Raises:
+            NumericsError: HVDLITE_CHECK_NUMERICS has found that they are not finite; on every rank.
+        """
+        text, self._not_finite = self._not_finite, None
+        if text is not None:
+            raise NumericsError(f"{text}. No parameter has changed")
+
+    def steps_since_join(self) -> int:
+        """Between two steps: how many there have been in this world and since its last join. The
+        same on all ranks that have not joined."""
+        return self._position.phase // 2
+
     def loss_of_all(self, loss: Any) -> Any:
         """After `finish`: the combined loss of all ranks. Blocks."""
         gradients = self.gradients
@@ -153,6 +172,10 @@ class Reducer(WeightedRounds):
         self._has_unreduced = False
         self._backward = None
         self._task = -1
+        text, self._not_finite = self._not_finite, None
+        team = self.gradients.team
+        if text is not None and team is not None and team.rank == 0:
+            log.warning("%s. No step was made with these gradients", text)
         self.step_is_due = False
         self.weights.end_step()
 

@@ -20,6 +20,7 @@ from hvdlite.observe import waits
 from hvdlite.optimizer.backward_pass import BackwardPass
 from hvdlite.optimizer.buckets.bucket import Bucket, Form, Slot
 from hvdlite.optimizer.buckets.positions import Position
+from hvdlite.optimizer.checks.numerics import Numerics
 from hvdlite.optimizer.checks.position_exchange import PositionExchange, difference, with_advice
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.overlap import on_the_way
@@ -32,6 +33,7 @@ from hvdlite.optimizer.sparse_gradients import (
     rows_in,
 )
 from hvdlite.optimizer.weights import Weights, put
+from hvdlite.world import world
 from hvdlite.world.teams import Team
 
 
@@ -67,6 +69,10 @@ class Rounds:
         # This rank's position; and the team and era in which it is counted.
         self._position = Position()
         self._counts_since: tuple[Team | None, int] = (None, 0)
+        # Looks for NaN and infinite gradients in the round, if asked for; and what rounds since the
+        # last step have found, in words.
+        self._numerics: Numerics | None = None
+        self._not_finite: str | None = None
         self._communicated = False
 
     def _open_round(self) -> None:
@@ -84,6 +90,10 @@ class Rounds:
         self._position.weight_in_input = self.weights.add_up
         self._next, self._by_step, self._grads_withdrawn = 0, True, False
         self._with_graph, self._exchanges, self._position_exchange = [], None, None
+        self._numerics = None
+        if team is not None and world.current().config.check_numerics:
+            named = [(slot.name, slot.param) for slot in gradients.slots]
+            self._numerics = Numerics(team, gradients.name, named)
         self._open = True
 
     def _has_started(self) -> bool:
@@ -92,6 +102,7 @@ class Rounds:
         first = gradients.buckets[0].runs if gradients.buckets else self._exchanges
         backward_order = gradients.backward_order
         begun = bool(first) or (backward_order is not None and backward_order.posted())
+        begun = begun or (self._numerics is not None and self._numerics.posted())
         return begun and gradients.are_current()
 
     def _copy_into_bucket(self, slot: Slot, grad: torch.Tensor) -> None:
@@ -146,8 +157,14 @@ class Rounds:
             return
         buckets = self.gradients.buckets
         while self._next < len(buckets) and not buckets[self._next].pending:
-            buckets[self._next].start(self._position)
+            self._start(buckets[self._next])
             self._next += 1
+
+    def _start(self, bucket: Bucket) -> None:
+        # (Gradients of weight 0 count as zeros, whatever they are.)
+        if self._numerics is not None and not bucket.runs and self._position.weight != 0:
+            self._numerics.look_into(bucket)
+        bucket.start(self._position)
 
     def _start_rest(self) -> None:
         """Starts the buckets that have not started; waits only for the ranks' consistency check."""
@@ -155,10 +172,16 @@ class Rounds:
         for bucket in self.gradients.buckets[self._next :]:
             if bucket.pending and not bucket.runs:
                 self._fill_absent(bucket)
-            bucket.start(self._position)
+            self._start(bucket)
             self._next += 1
         if self.gradients.backward_order is not None:
             self.gradients.backward_order.post()
+        if self._numerics is not None:
+            for slot in self.gradients.slots if self._position.weight != 0 else ():
+                grad = slot.param.grad
+                if grad is not None and grad.is_sparse and slot.last_round == self._round:
+                    self._numerics.look_at(slot.param, grad)
+            self._numerics.post()
 
     def _fill_absent(self, bucket: Bucket) -> None:
         """Fills the places for which this backward pass brought no gradient."""
@@ -277,6 +300,8 @@ class Rounds:
         failures = [bucket.wait() for bucket in gradients.buckets]
         if gradients.backward_order is not None:
             failures.append(gradients.backward_order.wait())
+        if self._numerics is not None:
+            failures.append(self._numerics.wait())
         if gradients.carrier is not None and gradients.carrier.positions_differ():
             assert gradients.team is not None
             if self._position_exchange is None:
@@ -289,6 +314,8 @@ class Rounds:
         failure = next((text for text in failures if text is not None), None)
         if failure is not None:
             raise HorovodInternalError(with_advice(failure))
+        if self._numerics is not None and self._not_finite is None:
+            self._not_finite = self._numerics.report(self._position.phase // 2 + 1)
 
     def _require_one(self, positions: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> None:
         """Raises HorovodInternalError if the positions differ; from then on all ranks count from

@@ -9,14 +9,19 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from hvdlite.optimizer.periodic_check import PeriodicCheck
 
 
 class Wrapper(torch.optim.Optimizer):
     """Base of all distributed optimizers. Subclasses add their methods, and are never constructed:
     `wrap` makes the instances."""
+
+    _hvdlite_check: PeriodicCheck
 
     def __init_subclass__(cls) -> None:
         """Does not call that of the wrapped class, which may need arguments, or register its
@@ -59,6 +64,15 @@ class Wrapper(torch.optim.Optimizer):
         Raises:
             HorovodInternalError: Other ranks' parts did not come; on every rank.
         """
+
+    def _replicates_state(self, param: torch.Tensor, index: int) -> bool:
+        """Whether every rank has the state of this parameter in full, and the same. index: its
+        index among the parameters."""
+        return True
+
+    def _steps_made(self) -> int:
+        """How many steps it has made together with the other ranks."""
+        return self._hvdlite_check.steps
 
     def _is_first(self) -> bool:
         """Whether this is the first rank of the process set."""

@@ -169,6 +169,7 @@ def sparse_rows():
     process_set = hvd.add_process_set([0, 2])
     try:
         if process_set.included():
+            torch.manual_seed(1)
             table = nn.Embedding(3, 2, sparse=True)
             optimizer = hvd.DistributedOptimizer(
                 torch.optim.SGD(table.parameters(), lr=1.0), process_set=process_set

@@ -19,6 +19,7 @@ from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.collectives.host_gather import HostGather
 from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets.bucket import strides_in_place
+from hvdlite.world import world
 from hvdlite.world.teams import Team
 
 
@@ -65,6 +66,15 @@ class Model:
         return int.from_bytes(digest, "little")
 
 
+def knob_options() -> tuple[tuple[str, str], ...]:
+    """The knobs of this world that decide when an optimizer communicates, as options."""
+    config = world.current().config
+    return (
+        ("HVDLITE_CHECK_NUMERICS", str(int(config.check_numerics))),
+        ("HVDLITE_CHECK_PARAMETERS", str(config.check_parameters)),
+    )
+
+
 def parameters_of(
     params: Sequence[torch.Tensor],
     name_of: Callable[[torch.Tensor, int], str],
@@ -93,10 +103,10 @@ def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
     """
     for i, (option, _) in enumerate(models[0].options):
         if values := which_ranks([f"{option}={model.options[i][1]}" for model in models], ranks):
-            return (
-                f"DistributedOptimizer: {values}; pass the same arguments to DistributedOptimizer "
-                "on every rank"
-            )
+            is_variable = option.startswith("HVDLITE_")
+            remedy = "set" if is_variable else "pass"
+            things = "variables" if is_variable else "arguments to DistributedOptimizer"
+            return f"DistributedOptimizer: {values}; {remedy} the same {things} on every rank"
     for i in range(max(len(model.parameters) for model in models)):
         found = [model.parameters[i] if i < len(model.parameters) else None for model in models]
         if any(parameter != found[0] for parameter in found):

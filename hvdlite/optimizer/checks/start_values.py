@@ -123,16 +123,21 @@ def hash_of(param: torch.Tensor) -> int:
 
 
 def hash_on_device(in_bytes: torch.Tensor) -> int:
-    """A hash of bytes on a device, which computes it: adds words of 32 bits, each times a random
-    odd number of 64 bits, row by row. Only one number per row is copied to the host."""
+    """A hash of bytes on a device, which computes it."""
+    return zlib.crc32(row_sums(in_bytes).numpy().data) if in_bytes.numel() else 0
+
+
+def row_sums(in_bytes: torch.Tensor) -> torch.Tensor:
+    """Sums of words of 32 bits, each times a random odd number of 64 bits, row by row, which the
+    device of the bytes computes. Only these sums, one number per row, are copied to the host."""
     generator = torch.Generator("cpu").manual_seed(_WORDS)
     factors = torch.randint(1 << 62, (_WORDS,), generator=generator, device="cpu") * 2 + 1
     factors = factors.to(in_bytes.device)
     step = _ROWS * _WORDS * 4
-    rows = []
+    rows = [torch.empty(0, dtype=torch.int64, device=in_bytes.device)]
     for begin in range(0, in_bytes.numel(), step):
         part = in_bytes[begin : begin + step]
         part = torch.nn.functional.pad(part, (0, -part.numel() % (_WORDS * 4)))
         # The sums wrap around.
         rows.append((part.view(torch.int32).view(-1, _WORDS) * factors).sum(1))
-    return zlib.crc32(torch.cat(rows).cpu().numpy().data) if rows else 0
+    return torch.cat(rows).cpu()

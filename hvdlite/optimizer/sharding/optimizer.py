@@ -13,6 +13,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from hvdlite.optimizer.sharding.whole_methods import WholeMethods
 from hvdlite.optimizer.sharding.words import closure_of_whole, nothing_reduced
+from hvdlite.shared import is_shared
 from hvdlite.shared.check import writing
 
 
@@ -104,6 +105,12 @@ class ShardedOptimizer(WholeMethods):
         super().zero_grad(*args, **kwargs)
         # A step that an exception has ended on this rank: the others wait for its end.
         self._hvdlite_update.end()
+
+    def _replicates_state(self, param: torch.Tensor, index: int) -> bool:
+        division = self._hvdlite_update.division
+        if division is None or is_shared(param):
+            return False
+        return all(part.index != index for parts in division.cut for part in parts)
 
     def wait_for_parameters(self) -> None:
         self._hvdlite_update.wait_for_parameters()

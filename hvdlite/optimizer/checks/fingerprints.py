@@ -1,0 +1,89 @@
+"""Fingerprints of tensors: 64 bits, of which one at least is another if one bit of the tensor is.
+
+In host memory it is the CRC-32 of the bytes. Why it always notices what it must:
+
+- An error, the bits in which two tensors differ, is a polynomial E over GF(2). It stays unnoticed
+  exactly if the generator P divides E. P is primitive, of degree 32, with a constant term.
+- One bit: E = xⁱ, which no P with a constant term but 1 divides. So one flipped bit is always
+  noticed; and likewise every error that lies within 32 bits in a row.
+- Two elements of at most 32 bits are swapped: E = D·xⁱ·(1 + xᵏ), D what they differ in, k bits
+  apart. P is irreducible and D of a lower degree, so P would have to divide 1 + xᵏ, which a
+  primitive one of degree 32 does only for multiples k of 2³² - 1: beyond 512 MiB.
+
+On a device it is a sum of words, each times an odd number, modulo 2⁶⁴. One flipped bit changes one
+word by ±2ᵇ with b < 32, so the sum of its row by 2ᵇ times an odd number, and the sum of the rows,
+each times an odd number again, likewise: that is not 0 modulo 2⁶⁴.
+
+`digest` adds up fingerprints in the same way, so that one tensor with another fingerprint always
+changes it. All other differences are missed with a probability of about 2⁻³².
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable
+
+import torch
+
+from hvdlite.optimizer.checks.start_values import row_sums
+
+_MODULUS = 1 << 64
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor's values as flat bytes on its device: its memory, or a copy if that is not
+    contiguous. None if it has no memory that can be read: meta, sparse, a subclass of its own.
+
+    Of a quantized tensor: its integers, then its scale and zero point.
+    """
+    if (
+        type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        or tensor.layout is not torch.strided
+        or tensor.is_meta
+        or (tensor.numel() and not tensor.untyped_storage().nbytes())
+    ):
+        return None
+    if tensor.is_quantized:
+        return _quantized_bytes(tensor.detach())
+    values = tensor.detach().resolve_conj().resolve_neg()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    return values.contiguous().reshape(-1).view(torch.uint8)
+
+
+def fingerprint(in_bytes: torch.Tensor) -> int:
+    """From 0 to 2⁶⁴ - 1. in_bytes: flat and contiguous, on any device."""
+    if in_bytes.is_cpu:
+        return zlib.crc32(in_bytes.numpy().data)
+    return digest(row_sums(in_bytes).tolist())
+
+
+def digest(fingerprints: Iterable[int]) -> int:
+    """A fingerprint of numbers in their order: from 0 to 2⁶⁴ - 1."""
+    return sum(number * _factor(index) for index, number in enumerate(fingerprints)) % _MODULUS
+
+
+def _factor(index: int) -> int:
+    """An odd number, for each index one that has nothing to do with the others: the finalizer of
+    SplitMix64. With factors in a regular order, differences in a few tensors could cancel out."""
+    mixed = (index + 1) * 0x9E3779B97F4A7C15 % _MODULUS
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % _MODULUS
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % _MODULUS
+    return (mixed ^ mixed >> 31) | 1
+
+
+def as_int64(number: int) -> int:
+    """A number of 64 bits as a signed one, as tensors hold it."""
+    return number - _MODULUS if number >> 63 else number
+
+
+def _quantized_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    integers = tensor.int_repr().contiguous().reshape(-1).view(torch.uint8)
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        packed = struct.pack("dq", tensor.q_scale(), tensor.q_zero_point())
+        scaling = [torch.frombuffer(bytearray(packed), dtype=torch.uint8)]
+    else:
+        numbers = (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
+        scaling = [each.contiguous().reshape(-1).view(torch.uint8) for each in numbers]
+    return torch.cat([integers, *(each.to(integers.device) for each in scaling)])

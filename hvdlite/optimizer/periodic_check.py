@@ -1,0 +1,51 @@
+"""HVDLITE_CHECK_PARAMETERS=N: every N steps the ranks compare what must be the same on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from hvdlite.optimizer.checks.same_values import Comparison
+from hvdlite.optimizer.overlap import on_the_way
+from hvdlite.optimizer.replicated import options_in, parameters_in, state_in
+from hvdlite.world import world
+from hvdlite.world.process_sets import ProcessSet
+
+VARIABLE = "HVDLITE_CHECK_PARAMETERS"
+
+
+class PeriodicCheck:
+    """Of one optimizer. It counts the steps that all members make together."""
+
+    def __init__(
+        self, process_set: ProcessSet, name_of: Callable[[torch.Tensor, int], str]
+    ) -> None:
+        """name_of: gives the name for a parameter and its index."""
+        self._process_set = process_set
+        self.name_of = name_of
+        # Steps of this rank: after a join, some ranks have made more than others.
+        self.steps = 0
+
+    def after_step(self, optimizer: torch.optim.Optimizer, name: str, counted: int) -> None:
+        """Every member calls it after every step. Collective, and blocks, after each N-th.
+
+        name: of the optimizer, the same on every member. counted: the steps since the last join;
+            the same on every member.
+
+        Raises:
+            DifferenceError: Something differs, and is not repaired; on every rank.
+        """
+        self.steps += 1
+        team = self._process_set.team
+        config = world.current().config
+        every = config.check_parameters
+        if not every or team is None or team.size == 1 or counted % every:
+            return
+        comparison = Comparison(
+            VARIABLE, f"{name}.check", team, self._process_set, config.repair_parameters
+        )
+        parameters = list(parameters_in(optimizer, self.name_of))
+        on_the_way.wait_for([each.tensor for each in parameters])
+        others = [*state_in(optimizer, self.name_of), *options_in(optimizer)]
+        comparison.run([*parameters, *others], self.steps)
