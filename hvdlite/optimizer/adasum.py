@@ -68,6 +68,10 @@ class Deltas:
         if self._is_member:
             self._build_if_changed()
 
+    def whose(self) -> tuple[str, Sequence[int]]:
+        """Its name and its members, the same on all of these."""
+        return self._name, self._team.ranks if self._team else ()
+
     def start(self) -> list[torch.Tensor]:
         """Copies of the parameters, before a step.
 
@@ -210,7 +214,7 @@ class DeltaOptimizer(Wrapper):
         result = self._own_step(*args, **kwargs)
         with torch.no_grad():
             self._hvdlite_deltas.finish(starts)
-        summary.step_ended(id(self._hvdlite_deltas))
+        summary.step_ended(id(self._hvdlite_deltas), *self._hvdlite_deltas.whose())
         return result
 
     def synchronize(self) -> None:
