@@ -17,7 +17,7 @@ import torch
 from hvdlite import _core
 from hvdlite.collectives import Handle, allreduce_, allreduce_async, synchronize
 from hvdlite.errors import HorovodInternalError
-from hvdlite.observe import summary
+from hvdlite.observe import summary, waits
 from hvdlite.ops import Adasum, Sum
 from hvdlite.optimizer.arguments import ParameterNames, checked_passes, checked_weight
 from hvdlite.optimizer.buckets.bucket import Combining, check_reducible
@@ -128,7 +128,12 @@ class Deltas:
         changed = self._changed
         for index, (param, start) in enumerate(zip(self._params, starts, strict=True)):
             changed[index] = not torch.equal(param, start)
-        failure = self._plan.start(changed).wait()
+        run = self._plan.start(changed)
+        if waits.observed():
+            with waits.waiting(run):
+                failure = run.wait()
+        else:
+            failure = run.wait()
         if failure is not None:
             raise HorovodInternalError(failure)
         started: list[tuple[torch.Tensor, torch.Tensor, Handle]] = []
