@@ -29,22 +29,22 @@ class Steps:
         self.first = self.last = first
         self.name = name
         self.members = members
+        self.latest: Sample | None = None
         self.samples: list[Sample] = []
         self._bits = 0
 
     def ended(self, reading: Reading) -> None:
         """One more step has ended."""
         self.count += 1
+        last = self.last
+        self.latest = Sample(
+            self.count,
+            reading.now - last.now,
+            reading.waited - last.waited,
+            reading.data - last.data,
+        )
         if _is_kept(self.count, self._bits):
-            last = self.last
-            self.samples.append(
-                Sample(
-                    self.count,
-                    reading.now - last.now,
-                    reading.waited - last.waited,
-                    reading.data - last.data,
-                )
-            )
+            self.samples.append(self.latest)
             while len(self.samples) > MOST_SAMPLES:
                 self._bits += 1
                 self.samples = [each for each in self.samples if _is_kept(each.step, self._bits)]

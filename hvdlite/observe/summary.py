@@ -21,7 +21,7 @@ from hvdlite.observe.waits import Waits
 from hvdlite.world import launcher_link
 from hvdlite.world.exits import is_supervised
 from hvdlite.world.world import World
-from hvdrun.for_hvdlite import Record, encode, notes, summary_of, throttling
+from hvdrun.for_hvdlite import Record, Sample, encode, notes, summary_of, throttling
 
 
 class Summary:
@@ -48,9 +48,17 @@ class Summary:
             self._quotas = throttling()  # not what the start has cost
         self._steps[optimizer] = Steps(self._read(), name, members)
 
+    def latest(self) -> Sample | None:
+        """The last step of the optimizer with most steps; None before its second one."""
+        most = self._most()
+        return most.latest if most else None
+
+    def _most(self) -> Steps | None:
+        return max(self._steps.values(), key=lambda steps: steps.count, default=None)
+
     def record(self, rank: int = 0, size: int = 0) -> Record:
         """Of the optimizer with most steps. Without two steps, the time since `init`."""
-        most = max(self._steps.values(), key=lambda steps: steps.count, default=None)
+        most = self._most()
         if most is None or most.count < 2:
             begin, end = self._begin, self._read()
         else:
@@ -100,13 +108,18 @@ class Summary:
 _summary: Summary | None = None
 
 
-def begin(active: World) -> None:
-    """Counts from now on, and tells when the rank leaves this world, or its process ends."""
+def begun() -> Summary:
+    """Counts from now on, if it did not before."""
     global _summary
     if _summary is None:
         counted = waits.count_time()
         _summary = Summary(counted, loading.count_time(counted))
-    once = functools.cache(functools.partial(_summary.tell, active.rank, active.size))
+    return _summary
+
+
+def begin(active: World) -> None:
+    """Counts from now on, and tells when the rank leaves this world, or its process ends."""
+    once = functools.cache(functools.partial(begun().tell, active.rank, active.size))
     active.before_leaving.append(once)
     atexit.register(once)
 
