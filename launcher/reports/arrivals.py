@@ -49,14 +49,23 @@ class Late(NamedTuple):
     computing_s: tuple[float, float]
 
 
+class Last(NamedTuple):
+    """In which share of steps a rank was last, by how much then, and how much of each step the
+    others have waited for it alone. One that is stopped now and then costs much, and is mostly in
+    time."""
+
+    share: float
+    by_s: float
+    cost_s: float
+
+
 class Arrivals(NamedTuple):
     """Of ranks that make the steps of one optimizer together."""
 
     ranks: tuple[int, ...]
     steps: int  # that were compared
     communication_s: float
-    # By rank: in which share of steps it was last, and by how much then.
-    last: dict[int, tuple[float, float]]
+    last: dict[int, Last]  # by rank
     late: Late | None
 
 
@@ -94,7 +103,7 @@ def throttled_part(record: Record) -> float:
     return record.stopped / record.periods if record.periods else 0.0
 
 
-def _last(samples: Mapping[int, Sequence[Sample]]) -> dict[int, tuple[float, float]]:
+def _last(samples: Mapping[int, Sequence[Sample]]) -> dict[int, Last]:
     by_s: dict[int, list[float]] = {rank: [] for rank in samples}
     ranks = tuple(samples)
     for step in zip(*samples.values(), strict=True):
@@ -102,7 +111,10 @@ def _last(samples: Mapping[int, Sequence[Sample]]) -> dict[int, tuple[float, flo
         last = min(range(len(waited)), key=waited.__getitem__)
         by_s[ranks[last]].append(min(waited[:last] + waited[last + 1 :]) - waited[last])
     count = len(samples[ranks[0]])
-    return {rank: (len(each) / count, median(each or [0.0])) for rank, each in by_s.items()}
+    return {
+        rank: Last(len(each) / count, median(each or [0.0]), sum(each) / count)
+        for rank, each in by_s.items()
+    }
 
 
 def _late(samples: Mapping[int, Sequence[Sample]], records: Mapping[int, Record]) -> Late | None:

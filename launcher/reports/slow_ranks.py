@@ -13,6 +13,7 @@ from hvdrun.reports.arrivals import (
     FEWEST_STEPS,
     THROTTLED,
     Arrivals,
+    Last,
     Late,
     compare,
     throttled_part,
@@ -69,12 +70,16 @@ def _verdicts(
     told = late.ranks if late and late.cause == "throttled" else ()
     parts = {rank: throttled_part(record) for rank, record in records.items() if rank not in told}
     if throttled := {rank: part for rank, part in parts.items() if part >= THROTTLED}:
-        least, most = min(throttled.values()), max(throttled.values())
-        texts.append(
-            f"{_who(tuple(throttled), host_of)} {'are' if len(throttled) > 1 else 'is'} throttled:"
-            f" the CPU quota of {'their cgroups' if len(throttled) > 1 else 'its cgroup'} was used"
-            f" up in {_from_to(least, most)} of its periods"
+        cores = _from_to([_cores(records[rank]) for rank in throttled], ".2f")
+        used_up = _from_to([100 * part for part in throttled.values()], ".0f", " %")
+        gave = (
+            f"are throttled: their cgroups gave them {cores} of a core each, and their CPU quotas"
+            f" were used up in {used_up} of their"
+            if len(throttled) > 1
+            else f"is throttled: its cgroup gave it {cores} of a core, and its CPU quota was used"
+            f" up in {used_up} of its"
         )
+        texts.append(f"{_who(tuple(throttled), host_of)} {gave} periods")
     return texts
 
 
@@ -85,11 +90,10 @@ def _verdict(found: Arrivals, records: Mapping[int, Record], host_of: HostOf) ->
             f" compared, and {FEWEST_STEPS} are needed"
         )
     if found.late is None:
-        rank = max(found.last, key=lambda each: found.last[each][0])
-        share, by_s = found.last[rank]
+        rank, last = max(found.last.items(), key=_cost)
         return (
-            f"no rank is steadily late: {_who((rank,), host_of)} arrives last most often, in"
-            f" {100 * share:.0f} % of steps, by {_ms(by_s)}"
+            f"no rank is steadily late: the others wait most for {_who((rank,), host_of)},"
+            f" {_ms(last.cost_s)} of a step; it arrives last in {100 * last.share:.0f} % of steps"
         )
     late = found.late
     return (
@@ -101,7 +105,7 @@ def _verdict(found: Arrivals, records: Mapping[int, Record], host_of: HostOf) ->
 def _cause(late: Late, records: Mapping[int, Record]) -> str:
     many = len(late.ranks) > 1
     theirs = [records[rank] for rank in late.ranks]
-    cores = median(each.cpu / each.seconds if each.seconds else 0.0 for each in theirs)
+    cores = median(map(_cores, theirs))
     computing = f"{_ms(late.computing_s[0])} of a step, the others {_ms(late.computing_s[1])}"
     match late.cause:
         case "data":
@@ -125,6 +129,14 @@ def _cause(late: Late, records: Mapping[int, Record]) -> str:
             return (
                 f"the cause is not seen ({'they compute' if many else 'it computes'} {computing})"
             )
+
+
+def _cost(item: tuple[int, Last]) -> float:
+    return item[1].cost_s
+
+
+def _cores(record: Record) -> float:
+    return record.cpu / record.seconds if record.seconds else 0.0
 
 
 def _who(ranks: Sequence[int], host_of: HostOf) -> str:
@@ -166,7 +178,7 @@ def _row(record: Record, rank: int, arrivals: Arrivals | None) -> _Row:
     if arrivals is None:
         return _Row(record.steps, step, computing, data, waited, None, None, None)
     communication = min(waited, 1000 * arrivals.communication_s)
-    share, by_s = arrivals.last[rank]
+    share, by_s, _ = arrivals.last[rank]
     waiting = waited - communication
     return _Row(record.steps, step, computing, data, waiting, communication, share, 1000 * by_s)
 
@@ -191,6 +203,6 @@ def _ms(seconds: float) -> str:
     return f"{ms:.{0 if ms >= 10 else 1}f} ms"
 
 
-def _from_to(least: float, most: float) -> str:
-    texts = [f"{100 * part:.0f} %" for part in (least, most)]
+def _from_to(numbers: Sequence[float], form: str, unit: str = "") -> str:
+    texts = [f"{number:{form}}{unit}" for number in (min(numbers), max(numbers))]
     return texts[0] if texts[0] == texts[1] else " to ".join(texts)

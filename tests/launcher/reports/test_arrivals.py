@@ -69,7 +69,7 @@ def test_who_always_comes_last_is_named_with_the_delay(size, data, delay):
     assert found.late[:4] == (tuple(sorted(late)), 1.0, delay, "data" if in_data else "computing")
     if len(late) == 1:
         assert found.last == {
-            rank: (1.0, delay) if rank in late else (0.0, 0.0) for rank in range(size)
+            rank: (1.0, delay, delay) if rank in late else (0.0, 0.0, 0.0) for rank in range(size)
         }
 
 
@@ -78,7 +78,7 @@ def test_ranks_that_are_late_in_turns_are_not_named(size, delay):
     turns = [lambda step, rank=rank: BASE_S + delay * (step % size == rank) for rank in range(size)]
     found = arrivals_of(job(turns, count=6 * size + 20))
     assert found.late is None
-    assert sum(share for share, _ in found.last.values()) == 1.0
+    assert sum(each.share for each in found.last.values()) == 1.0
 
 
 @given(st.integers(2, 7), st.integers(0, 1000))
@@ -220,8 +220,8 @@ MANY = [always(0.5)] * 12 + [always(1.5)] * 10
         (
             job([always(0.5), lambda step: 0.25 + (step % 2)]),
             (
-                "no rank is steadily late: rank 0 on server1 arrives last most often, in 50 % of"
-                " steps, by 250 ms"
+                "no rank is steadily late: the others wait most for rank 1 on server1, 375 ms of a"
+                " step; it arrives last in 50 % of steps"
             ),
         ),
         (
@@ -249,8 +249,25 @@ def test_throttled_ranks_are_named_though_nobody_is_late():
     *_, verdict, text = slow_ranks.report(job([always(0.5)] * 2, **throttled(0.3, 0.9)), host_of)
     assert verdict.startswith("hvdrun: no rank is steadily late")
     assert text == (
-        "hvdrun: ranks 0-1 on server1 are throttled: the CPU quota of their cgroups was used up in"
-        " 30 % to 90 % of its periods"
+        "hvdrun: ranks 0-1 on server1 are throttled: their cgroups gave them 0.50 of a core each,"
+        " and their CPU quotas were used up in 30 % to 90 % of their periods"
+    )
+
+
+def test_a_rank_that_is_stopped_now_and_then_costs_most_though_it_is_mostly_in_time():
+    computing = [
+        lambda step: 0.5 + (step % 3) / 64,
+        lambda step: 0.515 + (step % 8 == 0),
+    ]
+    records = job(computing, **throttled(0, 0.8))
+    assert arrivals_of(records).late is None
+    *_, verdict, text = slow_ranks.report(records, host_of)
+    assert verdict.startswith(
+        "hvdrun: no rank is steadily late: the others wait most for rank 1 on server1, 1"
+    )
+    assert text == (
+        "hvdrun: rank 1 on server1 is throttled: its cgroup gave it 0.50 of a core, and its CPU"
+        " quota was used up in 80 % of its periods"
     )
 
 
