@@ -57,6 +57,7 @@ from hvdlite.collectives import (
 )
 from hvdlite.compression import Compression
 from hvdlite.errors import HorovodInternalError, HvdliteError, RankError
+from hvdlite.observe.metrics import metrics
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.optimizer.distributed import DistributedOptimizer
 from hvdlite.parameter_check import check_parameters
@@ -146,6 +147,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "metrics",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

@@ -313,7 +313,7 @@ KNOBS: tuple[Knob, ...] = (
         "summary",
         "bool",
         False,
-        "at the end, say how many steps there were, and how much of a step was communication",
+        "at the end, say how long a step took, how much of it was communication, and who is slow",
         flag="--summary",
     ),
     Knob(

@@ -1,42 +1,25 @@
-"""The summary of a job in one line, from what its ranks have measured. Pure.
-
-A record says of a rank how many steps it made, in how many seconds, and how many of them it waited
-for communication.
-"""
+"""The summary of a job in one line, from what its ranks have measured. Pure."""
 
 from __future__ import annotations
 
-import json
-
-FIELDS = ("steps", "seconds", "waited")
-Record = dict[str, float]
-
-
-def parse(data: bytes) -> Record | None:
-    """The record that a rank has sent; None if it is none: a rank may send anything."""
-    try:
-        given = json.loads(data)
-        record = {name: float(given[name]) for name in FIELDS}
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-        return None
-    return record if all(0 <= number < 1e12 for number in record.values()) else None
+from hvdrun.records import Record
 
 
 def summary_of(records: dict[int, Record], num_proc: int) -> str:
     """The line. records: by rank, at least one."""
-    steps = max(record["steps"] for record in records.values())
+    steps = max(record.steps for record in records.values())
     told = "" if len(records) == num_proc else f" (of {len(records)} of {num_proc} ranks)"
     if steps < 2:
         made = "one step" if steps else "no step"
-        seconds = max(record["seconds"] for record in records.values())
-        waited = {rank: record["waited"] for rank, record in records.items()}
+        seconds = max(record.seconds for record in records.values())
+        waited = {rank: record.waited for rank, record in records.items()}
         return (
             f"{made} of DistributedOptimizer{told}; communication took"
             f" {_span(waited, ' s', 1)} of {seconds:.1f} s"
         )
-    timed = {rank: record for rank, record in records.items() if record["steps"] > 1}
-    step_ms = max(1000 * each["seconds"] / (each["steps"] - 1) for each in timed.values())
-    shares = {r: 100 * each["waited"] / (each["seconds"] or 1) for r, each in timed.items()}
+    timed = {rank: record for rank, record in records.items() if record.steps > 1}
+    step_ms = max(1000 * each.seconds / (each.steps - 1) for each in timed.values())
+    shares = {r: 100 * each.waited / (each.seconds or 1) for r, each in timed.items()}
     return (
         f"{steps:.0f} steps{told}, {step_ms:.{0 if step_ms >= 100 else 1}f} ms each;"
         f" communication took {_span(shares, ' %', 0)} of a step"

@@ -21,14 +21,15 @@ PACKAGES = {"hvdlite": "hvdlite", "hvdrun": "launcher", "tests": "tests"}
 MAP = """
 machine      | launcher/machine/                      |
 agent        | launcher/agent/                        | machine
-knobs        | launcher/__init__.py launcher/knobs.py launcher/summary.py |
+knobs        | launcher/__init__.py launcher/knobs.py launcher/records.py |
+             | launcher/summary.py                    |
 failures     | launcher/errors.py launcher/ssh_errors.py |
 for_hvdlite  | launcher/for_hvdlite.py                | machine knobs
 plan         | launcher/plan/                         | machine agent knobs failures
 output       | launcher/output/                       | machine failures plan
 preflight    | launcher/preflight/                    | machine agent failures plan
 rendezvous   | launcher/rendezvous/                   | machine agent failures
-reports      | launcher/reports/                      | machine failures plan output
+reports      | launcher/reports/                      | machine knobs failures plan output
 job          | launcher/job/                          | machine agent knobs failures plan output
              |                                        | reports
 running      | launcher/running/                      | machine agent plan output job

@@ -1,95 +1,131 @@
-"""The summary of this rank's run: its optimizer's steps, and how much of them it waited.
+"""The summary of this rank's run: its optimizer's steps, and what the rank waited for in them.
 
-hvdrun gets it when the rank leaves, and shows one line for all ranks. Without hvdrun, rank 0 shows
-its own.
+hvdrun gets it when the rank leaves, and shows one line for all ranks, and which rank is slow.
+Without hvdrun, rank 0 shows its own.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
 import sys
 import time
-from dataclasses import dataclass
+import zlib
+from collections.abc import Sequence
 
-from hvdlite.observe import waits
+from hvdlite.observe import loading, waits
+from hvdlite.observe.loading import Loading
+from hvdlite.observe.steps import Reading, Steps
 from hvdlite.observe.waits import Waits
 from hvdlite.world import launcher_link
 from hvdlite.world.exits import is_supervised
 from hvdlite.world.world import World
-from hvdrun.for_hvdlite import notes, summary_of
-
-
-@dataclass
-class _Steps:
-    """Of one optimizer. The first step warms up: time counts from its end."""
-
-    count: int
-    first_s: float
-    first_waited_s: float
-    last_s: float
-    last_waited_s: float
+from hvdrun.for_hvdlite import Record, Sample, encode, notes, summary_of, throttling
 
 
 class Summary:
-    def __init__(self, counted: Waits) -> None:
+    def __init__(self, counted: Waits, loading: Loading) -> None:
         self._counted = counted
+        self._loading = loading
         self._pid = os.getpid()
-        self._begin_s, self._begin_waited_s = time.perf_counter(), counted.read()
-        self._steps: dict[int, _Steps] = {}
+        self._begin = self._read()
+        self._quotas = throttling()
+        self._steps: dict[int, Steps] = {}
         self._shown_steps = -1
 
-    def step_ended(self, optimizer: int) -> None:
-        now, waited = time.perf_counter(), self._counted.read()
+    def _read(self) -> Reading:
+        return Reading(
+            time.perf_counter(), self._counted.read(), self._loading.read(), time.process_time()
+        )
+
+    def step_ended(self, optimizer: int, name: str, members: Sequence[int]) -> None:
         steps = self._steps.get(optimizer)
-        if steps is None:
-            self._steps[optimizer] = _Steps(1, now, waited, now, waited)
-        else:
-            steps.count, steps.last_s, steps.last_waited_s = steps.count + 1, now, waited
+        if steps is not None:
+            steps.ended(self._read())
+            return
+        if not self._steps:
+            self._quotas = throttling()  # not what the start has cost
+        self._steps[optimizer] = Steps(self._read(), name, members)
 
-    def record(self) -> dict[str, float]:
-        """Of the optimizer with most steps: `steps` is their number, `seconds` the time from the
-        end of the first to the end of the last, `waited` the part of it in which the rank waited.
-        Without two steps, the time since `init`."""
-        most = max(self._steps.values(), key=lambda steps: steps.count, default=None)
+    def latest(self) -> Sample | None:
+        """The last step of the optimizer with most steps; None before its second one."""
+        most = self._most()
+        return most.latest if most else None
+
+    def _most(self) -> Steps | None:
+        return max(self._steps.values(), key=lambda steps: steps.count, default=None)
+
+    def record(self, rank: int = 0, size: int = 0) -> Record:
+        """Of the optimizer with most steps. Without two steps, the time since `init`."""
+        most = self._most()
         if most is None or most.count < 2:
-            seconds = time.perf_counter() - self._begin_s
-            waited = self._counted.read() - self._begin_waited_s
+            begin, end = self._begin, self._read()
         else:
-            seconds = most.last_s - most.first_s
-            waited = most.last_waited_s - most.first_waited_s
-        count = most.count if most else 0
-        return {"steps": count, "seconds": round(seconds, 6), "waited": round(waited, 6)}
+            begin, end = most.first, most.last
+        periods, stopped = self._throttled()
+        return Record(
+            steps=most.count if most else 0,
+            seconds=end.now - begin.now,
+            waited=end.waited - begin.waited,
+            # Another thread than the one that trains may ask.
+            data=max(0.0, end.data - begin.data),
+            cpu=end.cpu - begin.cpu,
+            periods=periods,
+            stopped=stopped,
+            optimizer=most.name if most else "",
+            members=zlib.crc32(repr(list(most.members)).encode()) if most else 0,
+            rank=rank,
+            size=size,
+            samples=tuple(most.samples) if most else (),
+        )
 
-    def tell(self, rank: int) -> None:
+    def _throttled(self) -> tuple[int, int]:
+        """Since the first step, of the cgroup that has stopped this process most."""
+        return max(
+            (
+                (periods - self._quotas[folder][0], stopped - self._quotas[folder][1])
+                for folder, (periods, stopped) in throttling().items()
+                if folder in self._quotas and periods > self._quotas[folder][0]
+            ),
+            key=lambda found: found[1],
+            default=(0, 0),
+        )
+
+    def tell(self, rank: int, size: int) -> None:
         """Passes the record on. Does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
-        record = self.record()
+        record = self.record(rank, size)
         if is_supervised():
-            launcher_link.tell(notes.SUMMARY, json.dumps(record).encode())
-        elif rank == 0 and record["steps"] != self._shown_steps:
+            launcher_link.tell(notes.SUMMARY, encode(record))
+        elif rank == 0 and record.steps != self._shown_steps:
             # Not again after another world without more steps.
-            self._shown_steps = int(record["steps"])
+            self._shown_steps = int(record.steps)
             print(f"hvdlite: {summary_of({0: record}, 1)}", file=sys.stderr, flush=True)
 
 
 _summary: Summary | None = None
 
 
-def begin(active: World) -> None:
-    """Counts from now on, and tells when the rank leaves this world, or its process ends."""
+def begun() -> Summary:
+    """Counts from now on, if it did not before."""
     global _summary
     if _summary is None:
-        _summary = Summary(waits.count_time())
-    once = functools.cache(functools.partial(_summary.tell, active.rank))
+        counted = waits.count_time()
+        _summary = Summary(counted, loading.count_time(counted))
+    return _summary
+
+
+def begin(active: World) -> None:
+    """Counts from now on, and tells when the rank leaves this world, or its process ends."""
+    once = functools.cache(functools.partial(begun().tell, active.rank, active.size))
     active.before_leaving.append(once)
     atexit.register(once)
 
 
-def step_ended(optimizer: int) -> None:
-    """An optimizer has made a step. optimizer: a number of its own."""
+def step_ended(optimizer: int, name: str, members: Sequence[int]) -> None:
+    """An optimizer has made a step. optimizer: a number of its own; name, members: the same on the
+    ranks that make its steps together."""
     if _summary is not None:
-        _summary.step_ended(optimizer)
+        _summary.step_ended(optimizer, name, members)

@@ -17,7 +17,7 @@ import torch
 from hvdlite import _core
 from hvdlite.collectives import Handle, allreduce_, allreduce_async, synchronize
 from hvdlite.errors import HorovodInternalError, NumericsError
-from hvdlite.observe import summary
+from hvdlite.observe import summary, waits
 from hvdlite.ops import Adasum, Sum
 from hvdlite.optimizer.arguments import ParameterNames, checked_passes, checked_weight
 from hvdlite.optimizer.buckets.bucket import Combining, check_reducible
@@ -77,6 +77,10 @@ class Deltas:
         self._plan: _core.Plan
         if self._is_member:
             self._build_if_changed()
+
+    def whose(self) -> tuple[str, Sequence[int]]:
+        """Its name and its members, the same on all of these."""
+        return self._name, self._team.ranks if self._team else ()
 
     def start(self) -> list[torch.Tensor]:
         """Copies of the parameters, before a step.
@@ -166,7 +170,12 @@ class Deltas:
         changed = self._changed
         for index, (param, start) in enumerate(zip(self._params, starts, strict=True)):
             changed[index] = not torch.equal(param, start)
-        failure = self._plan.start(changed).wait()
+        run = self._plan.start(changed)
+        if waits.observed():
+            with waits.waiting(run):
+                failure = run.wait()
+        else:
+            failure = run.wait()
         if failure is not None:
             raise HorovodInternalError(failure)
         started: list[tuple[torch.Tensor, torch.Tensor, Handle]] = []
@@ -255,8 +264,8 @@ class DeltaOptimizer(Wrapper):
         result = self._own_step(*args, **kwargs)
         with torch.no_grad():
             self._hvdlite_deltas.finish(starts)
-        summary.step_ended(id(self._hvdlite_deltas))
         deltas = self._hvdlite_deltas
+        summary.step_ended(id(deltas), *deltas.whose())
         self._hvdlite_check.after_step(self, deltas.name, deltas.steps_since_join)
         return result
 

@@ -133,7 +133,9 @@ class Reducer(WeightedRounds):
     def end_step(self) -> None:
         """The step has changed the parameters."""
         self._position.end_step()
-        summary.step_ended(self._age)
+        gradients = self.gradients
+        members = gradients.team.ranks if gradients.team else ()
+        summary.step_ended(self._age, gradients.name, members)
         self.next_step()
         self.gradients.free()
 

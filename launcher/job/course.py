@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 
-from hvdrun import summary
 from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
 from hvdrun.errors import LaunchError
 from hvdrun.job.actions import (
@@ -71,6 +70,7 @@ from hvdrun.job.supervision import ONE_ACT_S, Supervision
 from hvdrun.job.whereabouts import Whereabouts
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
+from hvdrun.records import Record, parse
 from hvdrun.reports import lacking
 from hvdrun.reports.closed_files import ClosedFiles, runs_on
 from hvdrun.reports.failure_report import (
@@ -107,7 +107,7 @@ class Course:
         self.released = 0  # the number of ranks that had ended at the last Release
         self.passing_on = PassingOn()
         self.preemption = Preemption()
-        self.summaries: dict[int, summary.Record] = {}  # of ranks that have left
+        self.summaries: dict[int, Record] = {}  # of ranks that have left
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
         self.signalled: dict[int, tuple[int, float]] = {}  # node → its first signal, and when
@@ -138,7 +138,7 @@ class Course:
                 self.ranks.in_mpi.discard(rank)
                 self.ranks.done.add(rank)
             case RankSaid(rank, notes.SUMMARY, data):
-                if record := summary.parse(data):
+                if record := parse(data):
                     self.summaries[rank] = record
             case RankSaid(rank, notes.PREEMPTED):
                 self.preemption.told.add(rank)

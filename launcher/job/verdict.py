@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hvdrun.errors import HostLost, LaunchError, MpirunFailed
 from hvdrun.job.course import Course
+from hvdrun.reports import slow_ranks
 from hvdrun.reports.closed_files import broke_mpi, it_had_closed, lost_a_running_rank
 from hvdrun.reports.failure_report import (
     Failure,
@@ -48,7 +49,8 @@ def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -
     if not course.summaries or found.culprit is not None or found.error is not None:
         return found
     line = f"hvdrun: {summary_of(course.summaries, course.command.num_proc)}"
-    return found._replace(lines=(line, *found.lines))
+    table = slow_ranks.report(course.summaries, course.command.host_of)
+    return found._replace(lines=(line, *table, *found.lines))
 
 
 def _preempted(course: Course, found: Verdict) -> Verdict:

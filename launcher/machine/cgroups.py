@@ -28,6 +28,19 @@ def cgroups(controller: str, root: str = "/") -> Iterator[tuple[str, bool]]:
         yield mount, number == "0"
 
 
+def throttling(root: str = "/") -> dict[str, tuple[int, int]]:
+    """By cgroup that limits the CPU time of this process: how many periods of its quota there have
+    been, and in how many of them it was used up, so that the kernel stopped its processes."""
+    found = {}
+    for folder, _ in cgroups("cpu", root):
+        pairs = [line.split() for line in read(f"{folder}/cpu.stat").splitlines()]
+        counts = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+        periods, stopped = counts.get("nr_periods", ""), counts.get("nr_throttled", "")
+        if periods.isdecimal() and stopped.isdecimal():
+            found[folder] = int(periods), int(stopped)
+    return found
+
+
 def read(path: str) -> str:
     """The file's text, or "": containers and virtual machines hide some files."""
     try:

@@ -16,7 +16,7 @@ VARIABLE = "HVDRUN_NOTES"
 INIT_BEGUN = b"B"  # hvd.init() starts or joins MPI, and waits for all ranks
 INIT_DONE = b"D"  # it has made the world; this rank's number there, and how many there are
 INIT_FAILED = b"F"  # it has raised an error
-SUMMARY = b"S"  # what the rank has measured, as JSON (see `hvdrun.summary`)
+SUMMARY = b"S"  # what the rank has measured, as JSON (see `hvdrun.records`)
 PREEMPTIBLE = b"H"  # TERM no longer ends this process: its number, in decimal
 PREEMPTED = b"P"  # the ranks have agreed that the job is to end
 # With a descriptor: the file into which this process writes its stack at a signal (see
@@ -28,7 +28,7 @@ KINDS = {
     INIT_BEGUN: 0,
     INIT_DONE: 20,
     INIT_FAILED: 0,
-    SUMMARY: 1000,
+    SUMMARY: 4000,  # records.LONGEST
     PREEMPTIBLE: 9,
     PREEMPTED: 0,
     STACK: 2000,

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.docs.pages import PAGES, blocks, within
+from tests.harness.uncounted import uncounted
 
 RUNS = "runs on 2 ranks"
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
@@ -15,6 +16,7 @@ def test_the_python_code_of_a_page_compiles(page):
         compile(block.text, f"{page}, block {number}", "exec")
 
 
+@uncounted()
 def run_in_order(page, folder):
     """The marked blocks of a page are one program."""
     program = {"__name__": "page"}

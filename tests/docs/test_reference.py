@@ -14,6 +14,7 @@ from hvdrun.command_line.cli import cli
 from hvdrun.errors import LaunchError
 from hvdrun.knobs import KNOBS, WITHOUT_EFFECT
 from tests.docs.pages import PAGES, within
+from tests.harness.uncounted import uncounted
 from tests.harness.worlds import ROOT
 
 NAMES = [
@@ -41,6 +42,7 @@ def test_a_public_function_has_an_example(name):
     assert doctest.DocTestParser().get_examples(inspect.getdoc(resolve(name)))
 
 
+@uncounted()
 def run_examples(name, folder):
     """The examples of a docstring, on every rank; what they show is rank 0's."""
     hvd.init()

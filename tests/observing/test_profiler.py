@@ -55,6 +55,27 @@ def test_the_profiler_shows_the_waits_for_operations_by_name(world):
             assert shown[wait] == 2
 
 
+def deltas_profiled():
+    hvd.init()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    names = model.named_parameters()
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=names, op=hvd.Adasum)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return {e.key: e.count for e in profile.key_averages() if e.key.startswith("hvdlite::")}
+
+
+@pytest.mark.ranks(2)
+def test_the_first_wait_of_an_adasum_step_is_shown_too(world):
+    for shown in world.run(deltas_profiled):
+        [changed] = [name for name in shown if name.endswith(".changed")]
+        assert changed.startswith("hvdlite::allreduce DistributedOptimizer.")
+        assert shown[changed] == 1
+
+
 def test_a_wait_inside_another_one_counts_once(monkeypatch):
     monkeypatch.setattr(waits, "_counted", None)
     monkeypatch.setattr(waits, "observed", waits.observed)

@@ -11,6 +11,7 @@ from hvdlite import _core
 from hvdlite.collectives.broadcast import broadcast_async_
 from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.errors import HorovodInternalError
+from hvdlite.observe import waits
 from hvdlite.ops import DTYPES
 from hvdlite.optimizer.buckets.bucket import Bucket, Slot, real_view
 from hvdlite.optimizer.overlap import on_the_way
@@ -46,7 +47,12 @@ class Meeting:
         if not self._operations:
             # No bytecode between post and store, so no signal handler can raise there.
             self._operations.extend(map(self._team.post, (self._posting,)))
-        text = self._operations[0].wait()
+        operation = self._operations[0]
+        if waits.observed():
+            with waits.waiting(operation):
+                text = operation.wait()
+        else:
+            text = operation.wait()
         self._is_over = True
         if text is not None:
             raise HorovodInternalError(text)

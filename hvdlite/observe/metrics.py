@@ -1,0 +1,89 @@
+"""This rank's figures, for the script itself."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from hvdlite.observe import summary
+from hvdlite.world import world
+
+
+class StepTimes(TypedDict):
+    """Seconds of one step: all of it, and its parts."""
+
+    all: float
+    computing: float
+    data: float
+    waited: float
+
+
+class Metrics(TypedDict):
+    """What `metrics` gives. It can be written as JSON."""
+
+    rank: int
+    size: int
+    steps: int
+    seconds: float
+    computing: float
+    data: float
+    waited: float
+    cpu: float
+    throttled: float
+    last_step: StepTimes
+
+
+def metrics() -> Metrics:
+    """Where the time of this rank's steps goes. Not collective, and does not block.
+
+    Counts from `init` on where HVDLITE_SUMMARY is 1 (`hvdrun --summary`), else from the first call
+    of this function on. Of several optimizers, the one with most steps counts.
+
+    Returns:
+        A dict of numbers, the times in seconds. Its first step warms up; all but `steps` counts
+        from its end to the end of the last one, and before the second step from when counting began
+        until now:
+
+        - `rank`, `size`: this rank, and how many there are
+        - `steps`: of the DistributedOptimizer
+        - `seconds`: all of the time
+        - `data`: the part in which the program waited for a DataLoader
+        - `waited`: the part in which it waited for hvdlite: for other ranks, or for communication
+        - `computing`: the rest
+        - `cpu`: the CPU time that all threads of the process have used
+        - `throttled`: the part of its periods, 0 to 1, in which the CPU quota of this process's
+          cgroup was used up; 0 without a quota
+        - `last_step`: of the last step alone, `all` of its seconds, `computing`, `data`, `waited`;
+          0 before the second step
+
+    Raises:
+        ValueError: Before `init`.
+
+    Example:
+        On rank 0 of 2:
+
+        >>> figures = hvd.metrics()
+        >>> figures["rank"], figures["size"]
+        (0, 2)
+    """
+    active = world.current()
+    counted = summary.begun()
+    record = counted.record(active.rank, active.size)
+    latest = counted.latest()
+    _, seconds, waited, data = latest or (0, 0.0, 0.0, 0.0)
+    return {
+        "rank": active.rank,
+        "size": active.size,
+        "steps": int(record.steps),
+        "seconds": record.seconds,
+        "computing": max(0.0, record.seconds - record.data - record.waited),
+        "data": record.data,
+        "waited": record.waited,
+        "cpu": record.cpu,
+        "throttled": record.stopped / record.periods if record.periods else 0.0,
+        "last_step": {
+            "all": seconds,
+            "computing": max(0.0, seconds - data - waited),
+            "data": data,
+            "waited": waited,
+        },
+    }

@@ -1,0 +1,208 @@
+"""What hvdrun says at the end of a job about where its ranks' time went, and which of them is slow.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from hvdrun.output.folding import spans
+from hvdrun.records import Record
+from hvdrun.reports.arrivals import (
+    FEWEST_STEPS,
+    THROTTLED,
+    Arrivals,
+    Last,
+    Late,
+    compare,
+    throttled_part,
+)
+
+# Of a larger job, the table has the ranks that are last most often, and a line for all others.
+MOST_ROWS = 16
+ROWS_OF_MANY = 8
+_MOST_HOSTS = 3
+_TITLES = (
+    *("rank", "host", "steps", "ms per step", "computing", "data", "waiting", "communication"),
+    *("last in", "by ms"),
+)
+
+HostOf = Callable[[int], str]
+
+
+class _Row(NamedTuple):
+    """Milliseconds of a step, but for the steps and the share of them. None: not known."""
+
+    steps: float
+    step: float
+    computing: float
+    data: float
+    waiting: float | None
+    communication: float | None
+    last_in: float | None
+    by: float | None
+
+
+def report(records: Mapping[int, Record], host_of: HostOf) -> list[str]:
+    """The table, and the verdict in words. Nothing without steps."""
+    timed = {rank: record for rank, record in sorted(records.items()) if record.steps > 1}
+    if not timed:
+        return []
+    found = compare(timed)
+    texts = _table(timed, found or [], host_of)
+    texts += [f"hvdrun: {verdict}" for verdict in _verdicts(timed, found, host_of)]
+    return texts
+
+
+def _verdicts(
+    records: Mapping[int, Record], found: list[Arrivals] | None, host_of: HostOf
+) -> list[str]:
+    texts = []
+    if found is None:
+        texts.append(
+            "which rank is late is not known: the ranks are not those of one world, so their steps"
+            " can't be compared"
+        )
+    elif found:
+        texts.append(_verdict(found[0], records, host_of))
+    late = found[0].late if found else None
+    told = late.ranks if late and late.cause == "throttled" else ()
+    parts = {rank: throttled_part(record) for rank, record in records.items() if rank not in told}
+    if throttled := {rank: part for rank, part in parts.items() if part >= THROTTLED}:
+        cores = _from_to([_cores(records[rank]) for rank in throttled], ".2f")
+        used_up = _from_to([100 * part for part in throttled.values()], ".0f", " %")
+        gave = (
+            f"are throttled: their cgroups gave them {cores} of a core each, and their CPU quotas"
+            f" were used up in {used_up} of their"
+            if len(throttled) > 1
+            else f"is throttled: its cgroup gave it {cores} of a core, and its CPU quota was used"
+            f" up in {used_up} of its"
+        )
+        texts.append(f"{_who(tuple(throttled), host_of)} {gave} periods")
+    return texts
+
+
+def _verdict(found: Arrivals, records: Mapping[int, Record], host_of: HostOf) -> str:
+    if found.steps < FEWEST_STEPS:
+        return (
+            f"which rank is late is not known: {found.steps} steps that all ranks made can be"
+            f" compared, and {FEWEST_STEPS} are needed"
+        )
+    if found.late is None:
+        rank, last = max(found.last.items(), key=_cost)
+        return (
+            f"no rank is steadily late: the others wait most for {_who((rank,), host_of)},"
+            f" {_ms(last.cost_s)} of a step; it arrives last in {100 * last.share:.0f} % of steps"
+        )
+    late = found.late
+    return (
+        f"{_who(late.ranks, host_of)} {'arrive' if len(late.ranks) > 1 else 'arrives'} last in"
+        f" {100 * late.share:.0f} % of steps, by {_ms(late.by_s)}: {_cause(late, records)}"
+    )
+
+
+def _cause(late: Late, records: Mapping[int, Record]) -> str:
+    many = len(late.ranks) > 1
+    theirs = [records[rank] for rank in late.ranks]
+    cores = median(map(_cores, theirs))
+    computing = f"{_ms(late.computing_s[0])} of a step, the others {_ms(late.computing_s[1])}"
+    match late.cause:
+        case "data":
+            return (
+                f"{'their DataLoaders' if many else 'its DataLoader'} ({_ms(late.data_s[0])} of a"
+                f" step, the others' {_ms(late.data_s[1])})"
+            )
+        case "throttled":
+            part = median(map(throttled_part, theirs))
+            return (
+                f"{'their cgroups throttle them' if many else 'its cgroup throttles it'}"
+                f" (the CPU quota was used up in {100 * part:.0f} % of its periods;"
+                f" {'each' if many else 'it'} got {cores:.2f} of a core)"
+            )
+        case "computing":
+            return (
+                f"{'they compute' if many else 'it computes'} longer ({computing}; on"
+                f" {cores:.2f} of a core{' each' if many else ''})"
+            )
+        case _:
+            return (
+                f"the cause is not seen ({'they compute' if many else 'it computes'} {computing})"
+            )
+
+
+def _cost(item: tuple[int, Last]) -> float:
+    return item[1].cost_s
+
+
+def _cores(record: Record) -> float:
+    return record.cpu / record.seconds if record.seconds else 0.0
+
+
+def _who(ranks: Sequence[int], host_of: HostOf) -> str:
+    hosts = list(dict.fromkeys(map(host_of, ranks)))
+    names = ", ".join(hosts[:_MOST_HOSTS])
+    if len(hosts) > _MOST_HOSTS:
+        names += f" and {len(hosts) - _MOST_HOSTS} more hosts"
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {spans(ranks)} on {names}"
+
+
+def _table(records: Mapping[int, Record], found: list[Arrivals], host_of: HostOf) -> list[str]:
+    arrivals = {rank: each for each in found if each.steps for rank in each.ranks}
+    rows = {rank: _row(record, rank, arrivals.get(rank)) for rank, record in records.items()}
+    shown = list(rows)
+    if len(shown) > MOST_ROWS:
+        shown = sorted(shown, key=lambda rank: -(rows[rank].last_in or 0.0))[:ROWS_OF_MANY]
+        shown.sort()
+    lines: list[tuple[str, ...]] = [_TITLES]
+    lines += [(str(rank), host_of(rank), *_cells(rows[rank])) for rank in shown]
+    if rest := [row for rank, row in rows.items() if rank not in shown]:
+        lines.append(("others", f"({len(rest)} ranks)", *_cells(_middle(rest))))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = ["hvdrun: where the time of a step goes, in ms:"]
+    for line in lines:
+        cells = [
+            cell.ljust(width) if index == 1 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        texts.append(f"    {'  '.join(cells)}".rstrip())
+    return texts
+
+
+def _row(record: Record, rank: int, arrivals: Arrivals | None) -> _Row:
+    per_step = 1000 / (record.steps - 1)
+    step, data, waited = (
+        per_step * seconds for seconds in (record.seconds, record.data, record.waited)
+    )
+    computing = max(0.0, step - data - waited)
+    if arrivals is None:
+        return _Row(record.steps, step, computing, data, waited, None, None, None)
+    communication = min(waited, 1000 * arrivals.communication_s)
+    share, by_s, _ = arrivals.last[rank]
+    waiting = waited - communication
+    return _Row(record.steps, step, computing, data, waiting, communication, share, 1000 * by_s)
+
+
+def _middle(rows: Iterable[_Row]) -> _Row:
+    columns = ([each for each in column if each is not None] for column in zip(*rows, strict=True))
+    return _Row(*(median(column) if column else None for column in columns))  # type: ignore[arg-type]
+
+
+def _cells(row: _Row) -> tuple[str, ...]:
+    steps, *times, last_in, by = row
+    share = "-" if last_in is None else f"{100 * last_in:.0f} %"
+    return (f"{steps:.0f}", *map(_cell, times), share, _cell(by) if last_in else "-")
+
+
+def _cell(ms: float | None) -> str:
+    return "-" if ms is None else f"{ms:.1f}"
+
+
+def _ms(seconds: float) -> str:
+    ms = 1000 * seconds
+    return f"{ms:.{0 if ms >= 10 else 1}f} ms"
+
+
+def _from_to(numbers: Sequence[float], form: str, unit: str = "") -> str:
+    texts = [f"{number:{form}}{unit}" for number in (min(numbers), max(numbers))]
+    return texts[0] if texts[0] == texts[1] else " to ".join(texts)

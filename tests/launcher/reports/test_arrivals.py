@@ -1,0 +1,294 @@
+"""Which ranks are late, by how much and why, from the times that each rank has waited."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdrun.records import Record, Sample
+from hvdrun.reports import slow_ranks
+from hvdrun.reports.arrivals import FEWEST_STEPS, Arrivals, arrivals_of, compare
+
+# Exactly representable, so that sums are exact: the time that data moves in each step.
+MOVES_S = 1 / 512
+BASE_S = 1 / 64
+
+
+def job(computing, data=None, count=40, **fields):
+    """The records of a job. computing, data: for rank and step (from 0), the seconds of it."""
+    ranks = range(len(computing))
+    samples = {rank: [] for rank in ranks}
+    for step in range(count):
+        loads = [data[rank](step) if data else 0.0 for rank in ranks]
+        arrives = [computing[rank](step) + loads[rank] for rank in ranks]
+        end = max(arrives) + MOVES_S
+        for rank in ranks:
+            samples[rank].append(Sample(step + 2, end, end - arrives[rank], loads[rank]))
+    return {
+        rank: Record(
+            count + 1,
+            sum(each.seconds for each in made),
+            sum(each.waited for each in made),
+            sum(each.data for each in made),
+            0.5 * sum(each.seconds for each in made),
+            optimizer="one",
+            members=7,
+            rank=rank,
+            size=len(ranks),
+            samples=tuple(made),
+            **{name: value[rank] for name, value in fields.items()},
+        )
+        for rank, made in samples.items()
+    }
+
+
+def always(seconds):
+    return lambda step: seconds
+
+
+def host_of(rank):
+    return f"server{rank // 2 + 1}"
+
+
+delays = st.integers(1, 64).map(lambda n: n / 64)
+
+
+@given(st.integers(2, 7), st.data(), delays)
+def test_who_always_comes_last_is_named_with_the_delay(size, data, delay):
+    late = data.draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=size // 2))
+    in_data = data.draw(st.booleans())
+    extra = [always(delay if rank in late else 0.0) for rank in range(size)]
+    if in_data:
+        records = job([always(BASE_S)] * size, extra)
+    else:
+        records = job([always(BASE_S + each(0)) for each in extra])
+    found = arrivals_of(records)
+    assert found.communication_s == MOVES_S
+    assert found.late is not None
+    assert found.late[:4] == (tuple(sorted(late)), 1.0, delay, "data" if in_data else "computing")
+    if len(late) == 1:
+        assert found.last == {
+            rank: (1.0, delay, delay) if rank in late else (0.0, 0.0, 0.0) for rank in range(size)
+        }
+
+
+@given(st.integers(2, 7), delays)
+def test_ranks_that_are_late_in_turns_are_not_named(size, delay):
+    turns = [lambda step, rank=rank: BASE_S + delay * (step % size == rank) for rank in range(size)]
+    found = arrivals_of(job(turns, count=6 * size + 20))
+    assert found.late is None
+    assert sum(each.share for each in found.last.values()) == 1.0
+
+
+@given(st.integers(2, 7), st.integers(0, 1000))
+def test_ranks_that_are_late_by_chance_are_not_named(size, seed):
+    chance = random.Random(seed)
+    steps = [[chance.random() / 8 for _ in range(100)] for _ in range(size)]
+    assert arrivals_of(job([each.__getitem__ for each in steps], count=100)).late is None
+
+
+@pytest.mark.parametrize(
+    ("computing", "why"),
+    [
+        ([always(1 / 64), always(1 / 64)], "alike"),
+        ([always(1.0), always(1.0 + 1 / 32)], "by less than a twentieth of a step"),
+        ([always(1 / 4096), always(3 / 4096)], "by less than a millisecond"),
+        ([always(0.5), lambda step: 0.5 + (step % 4 > 0)], "in 75 % of the steps"),
+        ([always(0.5), lambda step: 0.5 + (step < 20)], "in the first half"),
+        ([always(0.5), lambda step: 0.5 + (step > 15)], "not in most of the first half"),
+        ([always(0.5), always(1.5), always(1.5)], "most are late"),
+    ],
+)
+def test_it_is_not_enough_to_be_late(computing, why):
+    assert arrivals_of(job(computing)).late is None, why
+
+
+def test_too_few_steps_name_nobody():
+    late = [always(0.5), always(1.5)]
+    assert arrivals_of(job(late, count=FEWEST_STEPS - 1)).late is None
+    assert arrivals_of(job(late, count=FEWEST_STEPS)).late is not None
+
+
+def test_only_steps_that_all_ranks_have_made_are_compared():
+    records = job([always(0.5), always(1.5), always(0.5)])
+    joined = records[2]
+    records[2] = joined._replace(samples=joined.samples[:25])
+    found = arrivals_of(records)
+    assert (found.steps, found.late.ranks) == (25, (1,))
+    records[2] = joined._replace(samples=())
+    assert arrivals_of(records) == Arrivals((0, 1, 2), 0, 0.0, {}, None)
+
+
+def test_ranks_of_different_process_sets_are_not_compared():
+    records = job([always(0.5), always(0.5), always(1.5), always(2.5)])
+    for rank in (2, 3):
+        records[rank] = records[rank]._replace(members=8)
+    first, second = compare(records)
+    assert (first.ranks, first.late.ranks) == ((2, 3), (3,))
+    assert (second.ranks, second.late) == ((0, 1), None)
+
+
+def test_ranks_of_different_worlds_are_not_compared():
+    records = job([always(0.5), always(1.5)])
+    assert compare(records)
+    for changed in ({"size": 3}, {"rank": 0}):
+        assert compare(records | {1: records[1]._replace(**changed)}) is None
+    assert compare({rank: each._replace(size=0) for rank, each in records.items()}) is None
+    text = slow_ranks.report(records | {1: records[1]._replace(rank=0)}, host_of)[-1]
+    assert text.startswith("hvdrun: which rank is late is not known: the ranks are not those of")
+
+
+def throttled(*parts):
+    return {"periods": [100.0] * len(parts), "stopped": [100.0 * part for part in parts]}
+
+
+def test_the_cgroup_is_the_cause_only_if_the_others_are_not_throttled_alike():
+    late = [always(0.5), always(0.5), always(1.5)]
+    assert arrivals_of(job(late, **throttled(0, 0.1, 0.5))).late.cause == "throttled"
+    assert arrivals_of(job(late, **throttled(0.4, 0.5, 0.5))).late.cause == "computing"
+    assert arrivals_of(job(late, **throttled(0, 0, 0.2))).late.cause == "computing"
+
+
+def test_a_cause_that_explains_less_than_half_of_the_delay_is_none():
+    records = job([always(0.5), always(1.5)])
+    # The rank did not compute, wait or load in most of its step: the clocks say nothing.
+    samples = tuple(each._replace(seconds=0.75) for each in records[1].samples)
+    late = arrivals_of(records | {1: records[1]._replace(samples=samples)}).late
+    assert (late.ranks, late.cause) == ((1,), "unknown")
+
+
+# ---- words
+
+LOADS = job([always(BASE_S)] * 4, [always(0.0), always(0.0), always(0.0), always(0.25)])
+
+
+def test_the_table():
+    assert slow_ranks.report(LOADS, host_of)[:-1] == [
+        "hvdrun: where the time of a step goes, in ms:",
+        (
+            "    rank  host     steps  ms per step  computing   data  waiting  communication"
+            "  last in  by ms"
+        ),
+        (
+            "       0  server1     41        267.6       15.6    0.0    250.0            2.0"
+            "      0 %      -"
+        ),
+        (
+            "       1  server1     41        267.6       15.6    0.0    250.0            2.0"
+            "      0 %      -"
+        ),
+        (
+            "       2  server2     41        267.6       15.6    0.0    250.0            2.0"
+            "      0 %      -"
+        ),
+        (
+            "       3  server2     41        267.6       15.6  250.0      0.0            2.0"
+            "    100 %  250.0"
+        ),
+    ]
+
+
+BOTH = [always(0.5), always(0.5), always(1.5), always(1.5)]
+MANY = [always(0.5)] * 12 + [always(1.5)] * 10
+
+
+@pytest.mark.parametrize(
+    ("records", "verdict"),
+    [
+        (
+            LOADS,
+            (
+                "rank 3 on server2 arrives last in 100 % of steps, by 250 ms: its DataLoader"
+                " (250 ms of a step, the others' 0.0 ms)"
+            ),
+        ),
+        (
+            job(BOTH),
+            (
+                "ranks 2-3 on server2 arrive last in 100 % of steps, by 1000 ms: they compute"
+                " longer (1500 ms of a step, the others 500 ms; on 0.50 of a core each)"
+            ),
+        ),
+        (
+            job([always(0.5), always(1.5)], **throttled(0, 0.8)),
+            (
+                "rank 1 on server1 arrives last in 100 % of steps, by 1000 ms: its cgroup throttles"
+                " it (the CPU quota was used up in 80 % of its periods; it got 0.50 of a core)"
+            ),
+        ),
+        (
+            job([always(0.5), lambda step: 0.25 + (step % 2)]),
+            (
+                "no rank is steadily late: the others wait most for rank 1 on server1, 375 ms of a"
+                " step; it arrives last in 50 % of steps"
+            ),
+        ),
+        (
+            job([always(0.5), always(1.5)], count=19),
+            (
+                "which rank is late is not known: 19 steps that all ranks made can be compared, and"
+                " 20 are needed"
+            ),
+        ),
+        (
+            job(MANY),
+            (
+                "ranks 12-21 on server7, server8, server9 and 2 more hosts arrive last in 100 % of"
+                " steps, by 1000 ms: they compute longer (1500 ms of a step, the others 500 ms; on"
+                " 0.50 of a core each)"
+            ),
+        ),
+    ],
+)
+def test_the_verdict(records, verdict):
+    assert slow_ranks.report(records, host_of)[-1] == f"hvdrun: {verdict}"
+
+
+def test_throttled_ranks_are_named_though_nobody_is_late():
+    *_, verdict, text = slow_ranks.report(job([always(0.5)] * 2, **throttled(0.3, 0.9)), host_of)
+    assert verdict.startswith("hvdrun: no rank is steadily late")
+    assert text == (
+        "hvdrun: ranks 0-1 on server1 are throttled: their cgroups gave them 0.50 of a core each,"
+        " and their CPU quotas were used up in 30 % to 90 % of their periods"
+    )
+
+
+def test_a_rank_that_is_stopped_now_and_then_costs_most_though_it_is_mostly_in_time():
+    computing = [
+        lambda step: 0.5 + (step % 3) / 64,
+        lambda step: 0.515 + (step % 8 == 0),
+    ]
+    records = job(computing, **throttled(0, 0.8))
+    assert arrivals_of(records).late is None
+    *_, verdict, text = slow_ranks.report(records, host_of)
+    assert verdict.startswith(
+        "hvdrun: no rank is steadily late: the others wait most for rank 1 on server1, 1"
+    )
+    assert text == (
+        "hvdrun: rank 1 on server1 is throttled: its cgroup gave it 0.50 of a core, and its CPU"
+        " quota was used up in 80 % of its periods"
+    )
+
+
+def test_of_many_ranks_the_table_has_those_that_are_last_most_often():
+    late = [lambda step, rank=rank: BASE_S + (step % 20 == rank) for rank in range(40)]
+    lines = slow_ranks.report(job(late), host_of)
+    rows = [line.split() for line in lines[2:-1]]
+    assert [row[0] for row in rows[:-1]] == [str(rank) for rank in range(8)]
+    assert rows[-1][:3] == ["others", "(32", "ranks)"]
+
+
+def test_one_rank_alone_is_compared_with_nobody():
+    _, _, row = slow_ranks.report({0: LOADS[3]}, host_of)
+    assert row.split() == ["0", "server1", "41", "267.6", "15.6", "250.0", "2.0", "-", "-", "-"]
+
+
+def test_without_steps_nothing_is_said():
+    assert slow_ranks.report({0: Record(0, 10.0, 1.0), 1: Record(1, 10.0, 1.0)}, host_of) == []
+
+
+@settings(max_examples=30)
+@given(st.lists(st.builds(Record, *[st.floats(0, 1e11)] * 7, size=st.just(2)), max_size=3))
+def test_whatever_a_rank_sends_there_is_a_text(records):
+    slow_ranks.report(dict(enumerate(records)), host_of)

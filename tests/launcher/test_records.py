@@ -1,0 +1,74 @@
+"""What a rank sends of its steps."""
+
+import json
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrun.machine import notes
+from hvdrun.records import LONGEST, MOST_SAMPLES, Record, Sample, encode, parse
+
+single = st.floats(0, 1e6, width=32)
+numbers = st.floats(0, 1e9).map(lambda number: round(number, 6))
+whole = st.integers(0, 2**32 - 1)
+records = st.builds(
+    Record,
+    *[numbers] * 7,
+    st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=100),
+    whole,
+    whole,
+    whole,
+    st.lists(st.builds(Sample, whole, single, single, single), max_size=MOST_SAMPLES).map(tuple),
+)
+
+
+@given(records)
+def test_a_record_arrives_as_it_was(record):
+    assert parse(encode(record)) == record
+
+
+def test_the_longest_one_fits_into_a_note():
+    sample = Sample(2**32 - 1, *[struct.unpack("<f", b"\xff\xff\x7f\x47")[0]] * 3)
+    name = "x" * 1000
+    longest = Record(*[999_999_999_999.0] * 7, name, *[2**32] * 3, samples=(sample,) * 1000)
+    assert len(encode(longest)) <= LONGEST == notes.KINDS[notes.SUMMARY]
+    assert parse(encode(longest))
+
+
+SHORT = {"steps": 1, "seconds": 1, "waited": 1}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[1]",
+        b"\xff",
+        b"null",
+        b'{"steps": "x", "seconds": 1, "waited": 1}',
+        b'{"steps": NaN, "seconds": 1, "waited": 1}',
+        b'{"steps": 1e300, "seconds": 1, "waited": 1}',
+        b'{"steps": -1, "seconds": 1, "waited": 1}',
+        b'{"steps": [], "seconds": 1, "waited": 1}',
+        *(
+            json.dumps(SHORT | given).encode()
+            for given in (
+                {"cpu": None},
+                {"rank": -1},
+                {"size": "x"},
+                {"samples": 1},
+                {"samples": "?"},
+                {"samples": "AAAA"},
+                {"samples": "AAAAAAAAwH8AAAAAAAAAAA=="},  # not a number
+                {"samples": "A" * 4 * (MOST_SAMPLES + 3) * 4},
+            )
+        ),
+        b"[" * 900,
+    ],
+)
+def test_what_is_no_record_is_dropped(data):
+    assert parse(data) is None
+    assert parse(json.dumps(SHORT).encode()) == Record(1, 1, 1)

@@ -1,0 +1,151 @@
+"""What a rank keeps of its steps, and the time in which it waits for a DataLoader."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from hvdlite.observe import loading
+from hvdlite.observe.loading import Loading
+from hvdlite.observe.steps import Reading, Steps
+from hvdrun.for_hvdlite import MOST_SAMPLES
+
+
+def steps_made(count):
+    """Of `count` steps, the one with number s takes s seconds, of which s/2 waited and s/4 data."""
+    made = Steps(Reading(0, 0, 0, 0), "one", (0, 1))
+    now = 0
+    for step in range(2, count + 1):
+        now += step
+        made.ended(Reading(now, now / 2, now / 4, 0))
+    return made
+
+
+def test_a_short_run_keeps_every_step_but_the_first():
+    made = steps_made(MOST_SAMPLES + 1)
+    assert [each.step for each in made.samples] == list(range(2, MOST_SAMPLES + 2))
+    assert all(each[1:] == (each.step, each.step / 2, each.step / 4) for each in made.samples)
+
+
+@settings(max_examples=20)
+@given(st.integers(MOST_SAMPLES + 2, 9_000))
+def test_a_long_run_keeps_some_of_all_parts_of_it(count):
+    samples = steps_made(count).samples
+    assert MOST_SAMPLES / 4 < len(samples) <= MOST_SAMPLES
+    for part in range(8):
+        begin, end = count * part // 8, count * (part + 1) // 8
+        assert any(begin <= each.step <= end for each in samples)
+    # Not those of one rhythm.
+    assert {each.step % 5 for each in samples} == set(range(5))
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 5000), st.integers(2, 5000))
+def test_ranks_of_which_one_has_made_more_steps_have_samples_in_common(one, other):
+    fewer, more = sorted((one, other))
+    kept = {each.step for each in steps_made(fewer).samples}
+    assert kept >= {each.step for each in steps_made(more).samples if each.step <= fewer}
+
+
+# ---- DataLoaders
+
+
+class Clock:
+    """Time passes by what is loaded. `waited`: the part of it that was waited for hvdlite."""
+
+    def __init__(self):
+        self.now = self.waited = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def read(self):
+        return self.waited
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loading, "time", clock)
+    monkeypatch.setattr(loading, "_counted", None)
+    base = torch.utils.data.dataloader._BaseDataLoaderIter
+    monkeypatch.setattr(base, "__next__", base.__next__)  # to be put back
+    return clock
+
+
+class Slow(Dataset):
+    def __init__(self, clock):
+        self.clock = clock
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        self.clock.now += 2.0
+        self.clock.waited += 0.5
+        if index == 2 and self.clock.now > 100:
+            raise OSError("the disk is gone")
+        return float(index)
+
+
+def test_the_time_in_a_loader_counts_without_what_it_waited_for_hvdlite(clock):
+    counted = loading.count_time(clock)
+    assert loading.count_time(clock) is counted  # and wraps nothing twice
+    loaded = []
+    for batch in DataLoader(Slow(clock), batch_size=1):
+        clock.now += 10.0
+        loaded += batch.tolist()
+    assert loaded == [0.0, 1.0, 2.0]
+    assert counted.read() == 3 * (2.0 - 0.5)
+
+
+class OfALoader(IterableDataset):
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __iter__(self):
+        yield from self.inner
+
+
+def test_a_loader_inside_another_counts_once(clock):
+    counted = loading.count_time(clock)
+    assert len(list(DataLoader(OfALoader(DataLoader(Slow(clock)))))) == 3
+    assert counted.read() == 3 * (2.0 - 0.5)
+
+
+def test_what_a_loader_raises_passes_through_and_counting_goes_on(clock):
+    counted = loading.count_time(clock)
+    clock.now = 100.0
+    loader = iter(DataLoader(Slow(clock)))
+    assert [next(loader), next(loader)] == [torch.tensor([0.0]), torch.tensor([1.0])]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(loader)
+    with pytest.raises(StopIteration):
+        next(loader)
+    assert counted.read() == 3 * (2.0 - 0.5)
+    assert next(iter(DataLoader(Slow(clock)))) == 0.0
+    assert counted.read() == 4 * (2.0 - 0.5)
+
+
+def test_another_thread_that_loads_ahead_keeps_nobody_waiting(clock):
+    counted = loading.count_time(clock)
+    there = []
+    thread = threading.Thread(
+        target=lambda: (list(DataLoader(Slow(clock))), there.append(counted.read()))
+    )
+    thread.start()
+    thread.join()
+    assert (there, counted.read()) == ([4.5], 0.0)
+
+
+def test_it_looks_like_the_original():
+    class Base:
+        def __next__(self):
+            "Of torch."
+
+    wrapped = Loading(Clock()).counts(Base.__next__)
+    assert (wrapped.__name__, wrapped.__doc__) == ("__next__", "Of torch.")
+    assert wrapped.__wrapped__ is Base.__next__

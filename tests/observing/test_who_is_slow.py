@@ -1,0 +1,69 @@
+"""hvdrun names the rank that is steadily late, its host and the cause, and nobody else."""
+
+import re
+
+import pytest
+
+from tests.harness.programs import run_program
+from tests.harness.worlds import python_of
+
+# Who is late sleeps 0.1 s in each of the 24 steps, a hundred times as long as the rest of a step
+# takes.
+TRAINS = """
+import sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+import hvdlite as hvd
+
+where, who = sys.argv[1:]
+hvd.init()
+
+def comes(place, step):
+    late = step % hvd.size() if who == "in turns" else int(who)
+    if (where, hvd.rank()) == (place, late):
+        time.sleep(0.1)
+
+class Data(Dataset):
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        comes("data", index)
+        return torch.ones(4)
+
+model = torch.nn.Linear(4, 1)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+for step, batch in enumerate(DataLoader(Data())):
+    optimizer.zero_grad()
+    loss = model(batch).sum()
+    comes("forward", step)
+    loss.backward()
+    optimizer.step()
+"""
+LATE = r"rank {rank} on localhost arrives last in \d+ % of steps, by \d+ ms: {cause} \(.*\)"
+
+
+def verdict_of(mpi, where, who, *options):
+    python = python_of(mpi)
+    hvdrun = [python, "-m", "hvdrun", "-np", "2", "--summary", *options]
+    done = run_program([*hvdrun, python, "-c", TRAINS, where, who], 90)
+    assert done.code == 0, done
+    return done.stderr.splitlines()[-1].removeprefix("hvdrun: ")
+
+
+@pytest.mark.parametrize(
+    ("mpi", "where", "rank", "cause", "options"),
+    [
+        ("openmpi", "data", "1", "its DataLoader", ()),
+        ("mpich", "forward", "0", "it computes longer", ("-x", "HVDLITE_HOST_RANKS=1,1")),
+    ],
+)
+def test_the_late_rank_is_named_with_the_cause(mpi, where, rank, cause, options):
+    verdict = verdict_of(mpi, where, rank, *options)
+    assert re.fullmatch(LATE.format(rank=rank, cause=cause), verdict), verdict
+
+
+def test_nobody_is_named_if_the_ranks_are_late_in_turns():
+    verdict = verdict_of("openmpi", "forward", "in turns")
+    assert verdict.startswith("no rank is steadily late: the others wait most for rank "), verdict
