@@ -280,6 +280,7 @@ def _engine(
         stall_warning_s=0.0 if config.stall_check_disable else config.stall_check_time_seconds,
         stall_shutdown_s=0.0 if config.stall_check_disable else config.stall_shutdown_time_seconds,
         launcher=launcher_link.keeper(),
+        black_box=(0, 0),
     )
 
 
