@@ -20,6 +20,9 @@ MOST_GROUPS = 3
 MOST_SHOWN = 2
 # In the file.
 MOST_IN_FILE = 64
+# Of all ranks together: some hundred thousand take a second. Of each rank at least so many.
+MOST_COMPARED = 100_000
+LEAST_COMPARED = 32
 
 
 class Group(NamedTuple):
@@ -48,21 +51,25 @@ class Standing(NamedTuple):
 
 
 def standings(boxes: Mapping[int, Box]) -> list[Standing]:
-    """Of each team of several ranks, that with the most ranks first."""
+    """Of each team of several ranks, those with the most ranks first, and of these the latest."""
     by_team: dict[int, dict[int, list[Operation]]] = {}
     members: dict[int, int] = {}
+    latest: dict[int, int] = {}
+    most = max(LEAST_COMPARED, MOST_COMPARED // max(1, len(boxes)))
     for rank in sorted(boxes):
-        for each in boxes[rank].operations:
+        for each in boxes[rank].operations[-most:]:
             if each.kind not in MESSAGES:
                 by_team.setdefault(each.team, {}).setdefault(rank, []).append(each)
                 members[each.team] = max(members.get(each.team, 0), each.members)
+                latest[each.team] = max(latest.get(each.team, 0), each.number)
     found = []
-    for team, by_rank in by_team.items():
+    for team in sorted(by_team, key=lambda team: -latest[team]):
+        by_rank = by_team[team]
         if members[team] >= len(boxes):  # those too that have called nothing
             by_rank = {rank: by_rank.get(rank, []) for rank in sorted(boxes)}
         if len(by_rank) > 1:
             found.append(_standing(by_rank))
-    return sorted(found, key=lambda each: (-len(each.ranks), each.ranks))
+    return sorted(found, key=lambda each: -len(each.ranks))
 
 
 def _standing(by_rank: Mapping[int, Sequence[Operation]]) -> Standing:
