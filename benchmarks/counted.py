@@ -13,6 +13,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+BOXES: list[Any] = []  # they stay for as long as the process
 INLINE_BYTES, BLOCK_BYTES, SEGMENT_BYTES, PIECE_BYTES = 16 << 10, 256 << 10, 60 << 10, 8 << 20
 
 
@@ -29,6 +30,8 @@ def engines(core: Any, ranks: int) -> list[Any]:
     members = list(range(ranks))
     memory_fd = os.memfd_create("counted")
     os.ftruncate(memory_fd, core.memory_bytes(ranks, ranks, INLINE_BYTES, BLOCK_BYTES))
+    black_box = array.array("B", bytes(core.BLACK_BOX_BYTES))
+    BOXES.append(black_box)
     return [
         core.Engine(
             rank=rank,
@@ -48,6 +51,7 @@ def engines(core: Any, ranks: int) -> list[Any]:
             stall_warning_s=0.0,
             stall_shutdown_s=0.0,
             launcher=(-1, 0, 0),
+            black_box=(black_box.buffer_info()[0], 1),
         )
         for rank in members
     ]

@@ -93,6 +93,8 @@ RECURSIVE_DOUBLING: int
 
 HEADER_BYTES: int
 EVENT_BYTES: int
+BLACK_BOX_BYTES: int
+KIND_NAMES: tuple[str, ...]
 """The first bytes of the shared memory, which are the caller's (for its nonce)."""
 
 def memory_bytes(local_size: int, num_ranks: int, inline_bytes: int, block_bytes: int) -> int:
@@ -341,6 +343,7 @@ class Engine:
         stall_warning_s: float,
         stall_shutdown_s: float,
         launcher: tuple[int, int, int],
+        black_box: tuple[int, int],
     ) -> None:
         """rank: this process's number among the members, from 0.
         hosts: the members on each host, each list ascending, the lists in the order of their first
@@ -359,6 +362,9 @@ class Engine:
         reported on stderr, once; stall_shutdown_s: everything fails, on all members. 0: never.
         launcher: a socket to hvdrun, which gets each report as a note (hvdrun's machine/notes.py):
         its descriptor, and the file's device and inode.
+        black_box: the address of BLACK_BOX_BYTES that stay for as long as the process, zero behind
+        the text at their begin (0: there is none); and a number of 32 bits by which the members
+        are told from others there.
         Collective: every rank makes its own, after all ranks of the host have opened the memory.
         """
 

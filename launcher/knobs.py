@@ -25,7 +25,7 @@ class Knob:
     kind: 'int', 'bool', 'text' or 'counts' (whole numbers with commas between them).
     minimum, maximum: of an int, and of each of the counts. Larger values would have no effect, or
         overflow the core's arithmetic.
-    off_flag: of a bool: the flag that means the opposite of `flag`.
+    off_flag: of a bool: the flag that means the opposite of `flag`, or of the default.
     unit: a flag's number times this is the variable's number (`--fusion-threshold-mb 25`).
     internal: hvdlite sets it itself, and users do not.
     """
@@ -131,6 +131,13 @@ KNOBS: tuple[Knob, ...] = (
         False,
         "at import torch: torch.distributed's name gloo means hvdlite, for programs and libraries"
         " that take no other name on CPUs",
+    ),
+    Knob(
+        "black_box",
+        "bool",
+        True,
+        "keep each rank's last operations for hvdrun's report on a job that fails",
+        off_flag="--no-black-box",
     ),
     Knob(
         "block_bytes",

@@ -80,7 +80,7 @@ class Deltas:
 
     def whose(self) -> tuple[str, Sequence[int]]:
         """Its name and its members, the same on all of these."""
-        return self._name, self._team.ranks if self._team else ()
+        return self.name, self._team.ranks if self._team else ()
 
     def start(self) -> list[torch.Tensor]:
         """Copies of the parameters, before a step.

@@ -27,6 +27,7 @@ class Config:
     algorithm_table: str = _DEFAULTS["algorithm_table"]
     alone: bool = _DEFAULTS["alone"]
     as_gloo: bool = _DEFAULTS["as_gloo"]
+    black_box: bool = _DEFAULTS["black_box"]
     block_bytes: int = _DEFAULTS["block_bytes"]
     bucket_bytes: int = _DEFAULTS["bucket_bytes"]
     check_numerics: bool = _DEFAULTS["check_numerics"]

@@ -8,6 +8,7 @@ import time
 
 from hvdrun.agent import signals
 from hvdrun.agent.frames import (
+    BLACK_BOX,
     CLOSED,
     END,
     EXIT,
@@ -31,12 +32,14 @@ from hvdrun.agent.frames import (
 )
 from hvdrun.agent.oom import oom_kills, was_out_of_memory
 from hvdrun.agent.pmi import Relay
+from hvdrun.agent.rank_box import RankBox
 from hvdrun.agent.rank_notes import RankNotes
 from hvdrun.agent.rank_stack import RankStack
 from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.agent.spawn import spawn
 from hvdrun.machine.environment import EXPORTED, KEEPER, with_host_variables
 from hvdrun.machine.limits import LACKING
+from hvdrun.machine.notes import BLACK_BOX as RANKS_BOX
 from hvdrun.machine.notes import PREEMPTIBLE, STACK
 from hvdrun.machine.shared_memory import what_is_full
 
@@ -87,6 +90,7 @@ class Keeper:
         self.is_ending = False
         self.preemptible = 0  # the rank's process that TERM does not end; 0: there is none
         self.stack: RankStack | None = None  # of that process of the rank which has offered it last
+        self.box = RankBox()
         self.oom_kills = oom_kills()
         self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
         self.daemon = daemon  # MPI's, the shim's parent
@@ -174,6 +178,8 @@ class Keeper:
                     self.stack.close()
                 self.stack = stack
                 del fds[0]
+        elif note.startswith(RANKS_BOX) and fds:
+            self.box.keep(fds.pop(0))
         else:
             self._tell(NOTE, note)
         for fd in fds:
@@ -239,6 +245,8 @@ class Keeper:
         self.pid = 0
         relay.hear({fd for fd, _ in self.poll.poll(0)})  # its last message may be unread
         notes.hear()
+        if operations := self.box.read(all_of_them=code != 0):
+            self._tell(BLACK_BOX, operations)
         self._tell_end(f"{'asked ' if self.asked else 'late ' if late else ''}{text}")
         if code == 0 and not relay.is_in_mpi and not self.is_ending:
             self.released = True

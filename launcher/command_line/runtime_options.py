@@ -26,8 +26,10 @@ class KnobOption(HvdrunOption):
         self.knob = knob
         self.switches_off = switches_off
         flag = knob.off_flag if switches_off else knob.flag
-        text = f"The opposite of {knob.flag}." if switches_off else f"{knob.help}."
-        text = text[0].upper() + text[1:]
+        text = f"{knob.help[0].upper()}{knob.help[1:]}."
+        if switches_off:
+            opposite = f"The opposite of {knob.flag}."
+            text = opposite if knob.flag else f"Do not {knob.help}."
         if knob.kind == "bool":
             super().__init__(flag, group=GROUP, is_flag=True, help=text)
             return

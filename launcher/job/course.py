@@ -47,6 +47,7 @@ from hvdrun.job.events import (
     RankInMpi,
     RankLeftMpi,
     RankLooked,
+    RankRecorded,
     RankSaid,
     RankSignalled,
     RankStarted,
@@ -64,6 +65,7 @@ from hvdrun.job.mpirun import Mpirun
 from hvdrun.job.passing_on import PassingOn, nobody
 from hvdrun.job.preemption import Preemption
 from hvdrun.job.ranks import Ranks
+from hvdrun.job.recorded import Recorded
 from hvdrun.job.signs_of_life import QUIET_S
 from hvdrun.job.stall_watch import StallWatch
 from hvdrun.job.supervision import ONE_ACT_S, Supervision
@@ -108,6 +110,7 @@ class Course:
         self.passing_on = PassingOn()
         self.preemption = Preemption()
         self.summaries: dict[int, Record] = {}  # of ranks that have left
+        self.recorded = Recorded(self.ranks)
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
         self.signalled: dict[int, tuple[int, float]] = {}  # node → its first signal, and when
@@ -151,6 +154,8 @@ class Course:
             case RankLooked(rank, look):
                 self.init_watch.on_look(now, rank, look)
                 self.whereabouts.on_look(now, rank, look)
+            case RankRecorded(rank, operations):
+                self.recorded.on_operations(rank, operations)
             case StacksAsked(asker):
                 self.stall_watch.ask(now, lambda text: self.actions.append(Answer(asker, text)))
             case RankClosedFiles(rank, at):

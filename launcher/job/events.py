@@ -37,6 +37,14 @@ class RankLooked(Value):
     look: bytes
 
 
+class RankRecorded(Value):
+    """The rank's last operations, as its keeper packs them (`agent.rank_box`). Comes before its
+    RankEnded."""
+
+    rank: int
+    operations: bytes
+
+
 class StacksAsked(Value):
     """Somebody wants to know where the ranks are."""
 
@@ -189,6 +197,7 @@ Event = (
     | RankLeftMpi
     | RankSaid
     | RankLooked
+    | RankRecorded
     | StacksAsked
     | RankClosedFiles
     | RankEnded

@@ -44,6 +44,9 @@ class Verdict(NamedTuple):
 def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
     """`date`: now, in seconds since 1970; `tails`: the end of each rank's stderr."""
     found = _reach(course, now, date, tails)
+    if found.exit_code and course.signal is None and not _is_preempted(course):
+        operations = course.recorded.report()
+        found = found._replace(lines=(*found.lines, *operations), brief=(*found.brief, *operations))
     if course.preemption.told:
         found = _preempted(course, found)
     if not course.summaries or found.culprit is not None or found.error is not None:
@@ -51,6 +54,10 @@ def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -
     line = f"hvdrun: {summary_of(course.summaries, course.command.num_proc)}"
     table = slow_ranks.report(course.summaries, course.command.host_of)
     return found._replace(lines=(line, *table, *found.lines))
+
+
+def _is_preempted(course: Course) -> bool:
+    return bool(course.preemption.told) and not (course.ranks.failures or course.error)
 
 
 def _preempted(course: Course, found: Verdict) -> Verdict:

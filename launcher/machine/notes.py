@@ -22,6 +22,8 @@ PREEMPTED = b"P"  # the ranks have agreed that the job is to end
 # With a descriptor: the file into which this process writes its stack at a signal (see
 # `agent.rank_stack`), and its folders of libraries
 STACK = b"K"
+# With a descriptor: the memory in which the rank keeps its last operations (`agent.rank_box`)
+BLACK_BOX = b"O"
 STALLED = b"W"  # a report of the stall check: its text
 # Each kind, with the greatest length of its data. The keeper drops all other notes.
 KINDS = {
@@ -32,6 +34,7 @@ KINDS = {
     PREEMPTIBLE: 9,
     PREEMPTED: 0,
     STACK: 2000,
+    BLACK_BOX: 0,
     STALLED: 1024,
 }
 LONGEST = 1 + max(KINDS.values())

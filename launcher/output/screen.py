@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
+from hvdrun.output.box_files import write_boxes
 from hvdrun.output.output import Output, targets
 from hvdrun.output.rank_files import RankFiles
 from hvdrun.output.terminal import is_coloured, terminals
@@ -20,6 +21,7 @@ class Screen:
         self.writer = Writer()
         self._sinks = {fd: partial(write_all, fd) for fd in (1, 2)}
         self._folder = request.output_dir
+        self._num_proc = num_proc
         self._files = RankFiles(self._folder, num_proc) if self._folder else None
         self._stamped = Stamped() if request.timestamps else None
         self.output = Output(
@@ -39,6 +41,18 @@ class Screen:
         if self._files is not None:
             data = self._stamped(rank, fd, data) if self._stamped else data
             self.writer.write(self._files.sink(rank, fd), data)
+
+    def keep_operations(self, operations: Mapping[int, Iterable[str]], summary: list[str]) -> str:
+        """After a failure: writes the ranks' last operations into --output-dir. Returns a line that
+        says where, or ""."""
+        if not self._folder:
+            return ""
+        try:
+            path = write_boxes(self._folder, self._num_proc, operations, summary)
+        except OSError as error:
+            why = f"{error.strerror} ({error.filename})"
+            return f"hvdrun: the ranks' last operations are not in --output-dir: {why}"
+        return f"hvdrun: the ranks' last operations are in {path}"
 
     def lost(self) -> str:
         """A line about output that is missing in --output-dir, or ""."""

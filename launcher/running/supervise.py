@@ -12,6 +12,7 @@ import subprocess
 import time
 
 from hvdrun.agent.frames import (
+    BLACK_BOX,
     CLOSED,
     ERR,
     EXIT,
@@ -63,6 +64,7 @@ from hvdrun.job.events import (
     RankInMpi,
     RankLeftMpi,
     RankLooked,
+    RankRecorded,
     RankSaid,
     RankSignalled,
     RankStarted,
@@ -252,11 +254,19 @@ class Supervisor:
         if found.culprit is not None and output.recent.end_with(found.culprit, found.words):
             lines = found.brief
         output.report(found.lines, shown=lines)
+        if found.exit_code and (kept := self._keep_operations()):
+            output.say(kept)
         if found.requeues and self.requeue is not None:
             output.say(requeue(self.requeue))
         if found.error is not None:
             raise found.error
         return found.exit_code
+
+    def _keep_operations(self) -> str:
+        """The line about it, or ""."""
+        recorded = self.course.recorded
+        operations = recorded.rows()
+        return self.screen.keep_operations(operations, recorded.summary()) if operations else ""
 
     def _last_words(self) -> None:
         """Waits until all output is written. After Ctrl-C or a signal like it, a reader that has
@@ -299,6 +309,8 @@ class Supervisor:
             self._tell(RankSaid(rank, payload[:1], payload[1:]))
         elif kind == LOOKED:
             self._tell(RankLooked(rank, payload))
+        elif kind == BLACK_BOX:
+            self._tell(RankRecorded(rank, payload))
         elif kind == CLOSED:
             self._tell(RankClosedFiles(rank, int(payload.split()[1]) / 1e9))
         elif kind == EXIT:

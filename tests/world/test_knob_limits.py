@@ -115,7 +115,7 @@ ENGINE = """
 import sys
 from hvdlite import _core
 sizes = dict(inline_bytes=64, block_bytes=64, segment_bytes=64, piece_bytes=64, event_capacity=0)
-sizes |= dict(stall_warning_s=0.0, stall_shutdown_s=0.0, launcher=(-1, 0, 0))
+sizes |= dict(stall_warning_s=0.0, stall_shutdown_s=0.0, launcher=(-1, 0, 0), black_box=(0, 0))
 for name in sizes:
     for value in (2**59, 2**61, 2**63 - 1, 2**63, 2**64, -1, 1e400, float("nan")):
         try:

@@ -59,6 +59,7 @@ static __attribute__((noinline)) bool step_more(hvdl_engine *e)
 /* Moves everything as far as it can go now. Returns whether anything moved. */
 bool hvdl_sweep(hvdl_engine *e)
 {
+    hvdl_box_forget_time(&e->black_box);
     bool progressed = hvdl_drain_queue(e);
     if (e->announcing.deferred)
         progressed |= hvdl_append_deferred(e);

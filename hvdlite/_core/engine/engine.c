@@ -18,6 +18,7 @@ static void free_parts(hvdl_engine *e)
     hvdl_silence_free(e);
     hvdl_transfers_free(e);
     hvdl_recording_free(&e->recording);
+    hvdl_box_free(&e->black_box);
     hvdl_placement_free(&e->placement, e->config.num_hosts);
     hvdl_queue_free(&e->queue);
     pthread_mutex_destroy(&e->driving.lock);
@@ -50,6 +51,8 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
         err = hvdl_transfers_make(e);
     if (!err)
         err = hvdl_engine_record(e, config->event_capacity);
+    if (!err)
+        err = hvdl_box_open(&e->black_box, config->black_box);
     if (!err)
         err = hvdl_shm_open(&e->shm, config->memory_fd, e->placement.local_size, e->placement.local,
                             hvdl_posted_payload(config->num_ranks, config->inline_bytes),

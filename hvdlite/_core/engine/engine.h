@@ -14,6 +14,7 @@
 typedef struct hvdl_engine hvdl_engine;
 typedef struct hvdl_operation hvdl_operation;
 typedef struct hvdl_plan hvdl_plan;
+typedef struct hvdl_box_memory hvdl_box_memory; /* operations/black_box.h */
 
 #define HVDL_MAX_RULES 8
 
@@ -40,8 +41,10 @@ typedef struct {
     hvdl_socket launcher;                         /* learns of reports */
     hvdl_rule rules[HVDL_MAX_RULES];              /* how slices are reduced between hosts */
     int num_rules;
-    bool deterministic;    /* sums in rank order, whatever the size */
-    size_t event_capacity; /* of hvdl_engine_record, from the start */
+    bool deterministic;         /* sums in rank order, whatever the size */
+    size_t event_capacity;      /* of hvdl_engine_record, from the start */
+    hvdl_box_memory *black_box; /* stays for as long as the process; NULL: none */
+    uint32_t team;              /* what the black box calls this engine's members */
 } hvdl_engine_config;
 
 /* What is to be done. The buffers must stay until the operation has ended; `owner` is handed back by
@@ -101,6 +104,9 @@ typedef struct {
     size_t capacity, first, count;
     uint64_t lost; /* older ones that found no room */
 } hvdl_events;
+
+/* Of the black box in the configuration. */
+size_t hvdl_box_bytes(void);
 
 hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config);
 

@@ -20,6 +20,7 @@
 #include "engine/giving_up.h"
 #include "watching/inquiries.h"
 #include "matching/join.h"
+#include "operations/black_box.h"
 #include "operations/operations.h"
 #include "courses/pieces.h"
 #include "engine/placement.h"
@@ -68,6 +69,7 @@ struct hvdl_operation {
     bool finished; /* the driver has gone */
 
     /* the driver's */
+    uint64_t ticket; /* in the black box; 0: it is not there */
     char *error;
     hvdl_meeting *meeting; /* from the moment it is matched on this host */
     /* Of a run with weights: of how many elements, from the first on, the inputs are multiplied by the factors
@@ -103,6 +105,7 @@ struct hvdl_engine {
     hvdl_recording recording; /* any thread */
     hvdl_driving driving;     /* any thread, in parts */
 
+    hvdl_black_box black_box;
     hvdl_announcing announcing;
     hvdl_meetings meetings;
     hvdl_plans plans;

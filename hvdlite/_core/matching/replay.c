@@ -205,8 +205,8 @@ static void count_posted(hvdl_meeting *meeting, int from)
     meeting->posted_by[from] = true;
 }
 
-/* It has been counted, and its payload kept. */
-static void meeting_joined(hvdl_engine *e, hvdl_meeting *meeting, hvdl_operation *own)
+/* By the rank `from`. It has been counted, and its payload kept. */
+static void meeting_joined(hvdl_engine *e, hvdl_meeting *meeting, hvdl_operation *own, int from)
 {
     if (own) {
         meeting->operation = own;
@@ -214,8 +214,12 @@ static void meeting_joined(hvdl_engine *e, hvdl_meeting *meeting, hvdl_operation
         if (hvdl_refuses(e, own->internal))
             hvdl_finish(e, own, e->failure.text);
     }
-    if (hvdl_meeting_complete(e, meeting))
-        meeting_full(e, meeting);
+    if (!hvdl_meeting_complete(e, meeting))
+        return;
+    const hvdl_operation *op = meeting->operation;
+    if (op && op->ticket && e->config.num_hosts == 1)
+        hvdl_box_write_peer(e, op, hvdl_world_rank(e, hvdl_rank_of_local(e, from)));
+    meeting_full(e, meeting);
 }
 
 /* Returns the bytes of the entry that its site takes. */
@@ -258,7 +262,7 @@ static void read_post(hvdl_engine *e, const hvdl_entry *entry)
         hvdl_out_of_memory(e);
         return;
     }
-    meeting_joined(e, meeting, own);
+    meeting_joined(e, meeting, own, entry->from);
 }
 
 static void read_run(hvdl_engine *e, const hvdl_entry *entry)
@@ -284,7 +288,7 @@ static void read_run(hvdl_engine *e, const hvdl_entry *entry)
         hvdl_out_of_memory(e);
         return;
     }
-    meeting_joined(e, plan->collecting, own);
+    meeting_joined(e, plan->collecting, own, entry->from);
 }
 
 static void read_start(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *entry)

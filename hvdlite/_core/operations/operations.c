@@ -92,6 +92,8 @@ hvdl_key hvdl_make_key(int kind, const char *name)
 void hvdl_set_state(hvdl_engine *e, hvdl_operation *op, hvdl_state state)
 {
     hvdl_record(&e->recording, op, state, 0);
+    if (op->ticket)
+        hvdl_box_write_state(e, op, state);
     atomic_store_explicit(&op->state, (int)state, memory_order_release);
 }
 
@@ -216,6 +218,8 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
     hvdl_plan *plan = op->plan;
     bool makes_plan = hvdl_makes_plan(op);
     hvdl_record(&e->recording, op, text ? HVDL_FAILED : HVDL_DONE, 0);
+    if (op->ticket)
+        hvdl_box_write_state(e, op, text ? HVDL_FAILED : HVDL_DONE);
     if (!op->internal)
         hvdl_note_activity(e, hvdl_activity_of(op, text ? HVDL_DID_FAIL : HVDL_DID_END));
 

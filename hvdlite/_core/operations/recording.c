@@ -12,8 +12,7 @@ const char *hvdl_state_name(int state)
     return names[state];
 }
 
-/* Of the user's tensor on this rank, wherever it lies. */
-static uint64_t tensor_bytes(const hvdl_operation *op)
+uint64_t hvdl_tensor_bytes(const hvdl_operation *op)
 {
     const hvdl_desc *desc = &op->desc;
     const hvdl_kind_facts *facts = hvdl_facts_of(desc);
@@ -34,7 +33,7 @@ void hvdl_record_event(hvdl_recording *recording, const hvdl_operation *op, int 
         hvdl_event *event = &recording->events[recording->num_events++ % recording->capacity];
         event->time_ns = time_ns ? time_ns : hvdl_now_ns();
         event->operation = op->number;
-        event->bytes = tensor_bytes(op);
+        event->bytes = hvdl_tensor_bytes(op);
         event->kind = op->desc.kind;
         event->state = state;
         hvdl_copy_name(event->name, sizeof event->name, op->name);

@@ -26,6 +26,9 @@ static inline void hvdl_record(hvdl_recording *recording, const hvdl_operation *
         hvdl_record_event(recording, operation, state, time_ns);
 }
 
+/* Of the user's tensor on this rank, wherever it lies. */
+uint64_t hvdl_tensor_bytes(const hvdl_operation *operation);
+
 void hvdl_recording_free(hvdl_recording *recording);
 
 #endif

@@ -230,9 +230,23 @@ static int add_kinds(PyObject *module)
     return failed ? -1 : 0;
 }
 
+/* KIND_NAMES: of all kinds, also those that callers can't post. */
+static int add_kind_names(PyObject *module)
+{
+    PyObject *all = PyTuple_New(HVDL_NUM_KINDS);
+    int failed = !all;
+    for (int number = 0; !failed && number < HVDL_NUM_KINDS; number++) {
+        PyObject *name = PyUnicode_FromString(hvdl_facts_of_kind(number)->name);
+        failed = !name || PyTuple_SetItem(all, number, name);
+    }
+    failed = failed || PyModule_AddObjectRef(module, "KIND_NAMES", all);
+    Py_XDECREF(all);
+    return failed ? -1 : 0;
+}
+
 static int module_exec(PyObject *module)
 {
-    static const struct {
+    const struct {
         const char *name;
         int value;
     } constants[] = {
@@ -268,12 +282,13 @@ static int module_exec(PyObject *module)
         {"RECURSIVE_DOUBLING", HVDL_DOUBLING},
         {"HEADER_BYTES", HVDL_HEADER_BYTES},
         {"EVENT_BYTES", sizeof(hvdl_event)},
+        {"BLACK_BOX_BYTES", (int)hvdl_box_bytes()},
     };
     hvdl_py_state *state = PyModule_GetState(module);
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value))
             return -1;
-    if (add_kinds(module) || hvdl_py_intern_fields(state))
+    if (add_kinds(module) || add_kind_names(module) || hvdl_py_intern_fields(state))
         return -1;
     PyObject *engine = PyType_FromModuleAndSpec(module, &hvdl_py_engine_spec, NULL);
     PyObject *operation = PyType_FromModuleAndSpec(module, &hvdl_py_operation_spec, NULL);

@@ -210,11 +210,12 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
                             "stall_warning_s",
                             "stall_shutdown_s",
                             "launcher",
+                            "black_box",
                             NULL};
     EngineObject *self = (EngineObject *)object;
     hvdl_engine_config config = {.launcher = {.fd = -1}};
     hvdl_wire wire;
-    unsigned long long device = 0, inode = 0;
+    unsigned long long device = 0, inode = 0, black_box = 0;
     geometry g = {0};
     PyObject *hosts, *host_names, *world_ranks, *wire_dict, *algorithms;
     int progress_thread, deterministic;
@@ -224,12 +225,12 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "the engine is already made");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$iOOOiOpnnnnOpndd(iKK):Engine", names,
-                                     &config.rank, &hosts, &host_names, &world_ranks,
-                                     &config.memory_fd, &wire_dict, &progress_thread, &inline_bytes,
-                                     &block_bytes, &segment_bytes, &piece_bytes, &algorithms,
-                                     &deterministic, &event_capacity, &stall_warning_s,
-                                     &stall_shutdown_s, &config.launcher.fd, &device, &inode))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "$iOOOiOpnnnnOpndd(iKK)(KI):Engine", names, &config.rank, &hosts,
+            &host_names, &world_ranks, &config.memory_fd, &wire_dict, &progress_thread,
+            &inline_bytes, &block_bytes, &segment_bytes, &piece_bytes, &algorithms, &deterministic,
+            &event_capacity, &stall_warning_s, &stall_shutdown_s, &config.launcher.fd, &device,
+            &inode, &black_box, &config.team))
         return -1;
     if (inline_bytes < 0 || block_bytes < 64 || segment_bytes < 1 || piece_bytes < 64 ||
         event_capacity < 0 || !is_time(stall_warning_s) || !is_time(stall_shutdown_s) ||
@@ -239,6 +240,7 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
                                           "piece_bytes at least 64, segment_bytes 1 to 2^30");
         return -1;
     }
+    config.black_box = (hvdl_box_memory *)(uintptr_t)black_box;
     config.launcher.device = device;
     config.launcher.inode = inode;
     config.progress_thread = progress_thread;

@@ -496,6 +496,7 @@ def make_engine(rank, memory, progress_thread=True, event_capacity=0, stall_shut
         stall_warning_s=0,
         stall_shutdown_s=stall_shutdown_s,
         launcher=(-1, 0, 0),
+        black_box=(0, 0),
     )
 
 

@@ -1,0 +1,60 @@
+"""The keeper's end of a rank's black box: the memory in which the rank keeps its last operations
+(the rank's end: `hvdlite.world.black_box`). It outlives the rank, as the keeper has it, too.
+
+What a rank writes there is not trusted: this only copies entries, `reports.black_box` reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from hvdrun.agent.frames import Suppress
+from hvdrun.machine.box_layout import ENTRY_BYTES, HEAD_BYTES, TOTAL_BYTES
+
+# What follows a rank that has ended well: a later failure of others may come from its leaving.
+FEW = 32
+
+_TICKET = struct.Struct("=Q")
+_GET_SEALS = 1034  # fcntl's F_GET_SEALS, which files in memory alone have
+
+
+class RankBox:
+    def __init__(self) -> None:
+        self.fd: int | None = None
+
+    def keep(self, fd: int) -> None:
+        """Instead of an earlier one. Closes what is no memory: reading it could take for ever."""
+        import fcntl
+
+        try:
+            fcntl.fcntl(fd, _GET_SEALS)
+        except OSError:
+            os.close(fd)
+            return
+        if self.fd is not None:
+            os.close(self.fd)
+        self.fd = fd
+
+    def read(self, all_of_them: bool) -> bytes:
+        """The text at its begin, a NUL, and the last entries in their order, all of it compressed.
+        Empty if there are none. To be called when the rank has ended."""
+        if self.fd is None:
+            return b""
+        data = b""
+        with Suppress(OSError):
+            data = os.pread(self.fd, TOTAL_BYTES, 0)
+        head = data[:HEAD_BYTES].partition(b"\0")[0]
+        found = []
+        for at in range(HEAD_BYTES, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
+            (ticket,) = _TICKET.unpack_from(data, at)
+            if ticket:  # else it was being written when the rank was killed, or never
+                found.append((ticket, at))
+        if not found:
+            return b""
+        found.sort()
+        import zlib  # which a keeper's start shall not take
+
+        last = found if all_of_them else found[-FEW:]
+        entries = b"".join(data[at : at + ENTRY_BYTES] for _, at in last)
+        return zlib.compress(head + b"\0" + entries, 6)

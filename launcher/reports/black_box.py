@@ -1,0 +1,127 @@
+"""A rank's last operations, from what its keeper has sent (`agent.rank_box`). Pure.
+
+The bytes are the rank's own: whatever stands there, reading it ends, and texts are printable.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hvdrun.machine.box_layout import ENTRY_BYTES, TOTAL_BYTES
+
+# hvdl_box_entry of the core's operations/black_box.h.
+_ENTRY = struct.Struct("=QQQQQQQIIIIiBB2x48s")
+assert _ENTRY.size == ENTRY_BYTES
+_MOST_KINDS = 256
+_SHOWN_OF_KIND = 32
+_FORMAT = 1
+# Messages between two ranks: no other ranks take part.
+MESSAGES = ("send", "recv")
+
+
+class Operation(NamedTuple):
+    """As one rank has it. Times are nanoseconds of its host's monotonic clock; 0: not yet.
+
+    number: the order in which the rank posted them. team: the ranks that take part, as a number.
+    key: of kind and name. round: how many of that key there have been; epoch: since all ranks
+    joined so often. peer: the rank at the other end of a message; else the rank that was the last
+    to call it, where that is known; -1: not known.
+    """
+
+    number: int
+    team: int
+    key: int
+    round: int
+    epoch: int
+    kind: str
+    name: str
+    bytes: int
+    members: int
+    peer: int
+    posted: int
+    matched: int
+    started: int
+    ended: int
+    failed: bool
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.ended > 0 and not self.failed
+
+    @property
+    def identity(self) -> tuple[int, int, int, int]:
+        """The same on all ranks that take part."""
+        return self.team, self.epoch, self.key, self.round
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} '{self.name}'"
+
+
+class Box(NamedTuple):
+    """to_wall_ns: what to add to a time to get nanoseconds since 1970."""
+
+    to_wall_ns: int
+    operations: tuple[Operation, ...]
+
+
+def read_box(data: bytes) -> Box | None:
+    """None if this is no black box."""
+    unpacker = zlib.decompressobj()
+    try:
+        text, found, rest = unpacker.decompress(data, TOTAL_BYTES).partition(b"\0")
+        head = json.loads(text)
+        kinds = [_printable(str(kind)[:_SHOWN_OF_KIND]) for kind in head["kinds"][:_MOST_KINDS]]
+        to_wall_ns = int(head["to_wall_ns"])
+        is_known = head["format"] == _FORMAT
+    except (zlib.error, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+    if not found or not is_known or abs(to_wall_ns) >= 1 << 63:
+        return None
+    by_number = {operation.number: operation for operation in _operations(rest, kinds)}
+    return Box(to_wall_ns, tuple(by_number[number] for number in sorted(by_number)))
+
+
+def _operations(rest: bytes, kinds: list[str]) -> Iterator[Operation]:
+    for at in range(0, len(rest) - ENTRY_BYTES + 1, ENTRY_BYTES):
+        words = _ENTRY.unpack_from(rest, at)
+        number, key, posted, matched, started, ended, size_bytes = words[:7]
+        team, round_, epoch, members, peer, kind, failed, name = words[7:]
+        yield Operation(
+            number=number,
+            team=team,
+            key=key,
+            round=round_,
+            epoch=epoch,
+            kind=kinds[kind] if kind < len(kinds) else f"operation {kind}",
+            name=_printable(name.partition(b"\0")[0].decode(errors="replace")),
+            bytes=size_bytes,
+            members=members,
+            peer=peer,
+            posted=posted,
+            matched=matched,
+            started=started,
+            ended=ended,
+            failed=bool(failed),
+        )
+
+
+def lines_of(box: Box) -> Iterator[str]:
+    """Each operation in JSON, with times in seconds since 1970; null: not yet."""
+
+    def wall(at_ns: int) -> float | None:
+        return round((at_ns + box.to_wall_ns) / 1e9, 6) if at_ns else None
+
+    for each in box.operations:
+        row = each._asdict()
+        row.update({name: wall(row[name]) for name in ("posted", "matched", "started", "ended")})
+        row["peer"] = None if each.peer < 0 else each.peer
+        yield json.dumps(row)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,171 @@
+"""What the core writes into the black box, as the keeper and hvdrun read it."""
+
+import ctypes
+import json
+import mmap
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from hvdlite import _core
+from hvdrun.agent.rank_box import RankBox
+from hvdrun.machine.box_layout import ENTRIES, TOTAL_BYTES
+from hvdrun.reports.black_box import read_box
+
+SIZES = {"inline_bytes": 4096, "block_bytes": 65536, "segment_bytes": 61440}
+
+
+class Members:
+    """The engines of two ranks, in this process, which take turns; each has a box."""
+
+    def __init__(self, label):
+        shared = os.memfd_create("test")
+        os.ftruncate(shared, _core.memory_bytes(2, 2, 4096, 65536))
+        self.fds = [os.memfd_create("box", os.MFD_ALLOW_SEALING) for _ in range(2)]
+        self.boxes = []
+        for fd in self.fds:
+            os.ftruncate(fd, _core.BLACK_BOX_BYTES)
+            box = mmap.mmap(fd, _core.BLACK_BOX_BYTES)
+            head = json.dumps({"format": 1, "kinds": _core.KIND_NAMES, "to_wall_ns": 0})
+            box[: len(head)] = head.encode()
+            self.boxes.append(box)
+        self.engines = [self._engine(rank, shared, box) for rank, box in enumerate(self.boxes)]
+        os.close(shared)
+
+    @staticmethod
+    def _engine(rank, shared, box):
+        return _core.Engine(
+            rank=rank,
+            hosts=[[0, 1]],
+            host_names=["here"],
+            world_ranks=[4, 7],
+            memory_fd=shared,
+            wire=None,
+            progress_thread=False,
+            **SIZES,
+            piece_bytes=1 << 20,
+            algorithms=(),
+            deterministic=False,
+            event_capacity=0,
+            stall_warning_s=0.0,
+            stall_shutdown_s=0.0,
+            launcher=(-1, 0, 0),
+            black_box=(ctypes.addressof(ctypes.c_char.from_buffer(box)), 99),
+        )
+
+    def post(self, rank, name, elements=3):
+        buffer = (ctypes.c_float * elements)()
+        tensor = SimpleNamespace(
+            shape=(elements,), data_ptr=lambda: ctypes.addressof(buffer), kept=buffer
+        )
+        posting = _core.posting(
+            _core.ALLREDUCE, name, False, _core.FLOAT32, tensor, tensor, _core.MAX
+        )
+        operation = self.engines[rank].post(posting, False)
+        operation.poll()
+        return operation
+
+    def all_call(self, name, elements=3):
+        """Rank 1 is the last one."""
+        operations = [self.post(rank, name, elements) for rank in range(2)]
+        while operations:
+            operations = [operation for operation in operations if not operation.poll()]
+
+    def read(self, rank, all_of_them=True):
+        box = RankBox()
+        box.keep(os.dup(self.fds[rank]))
+        found = read_box(box.read(all_of_them))
+        os.close(box.fd)
+        return found.operations
+
+    def close(self):
+        for engine in self.engines:
+            engine.close()
+        for fd in self.fds:
+            os.close(fd)
+
+
+@pytest.fixture
+def members(request):
+    found = Members(request.node.name)
+    yield found
+    found.close()
+
+
+def test_an_operation_has_its_times_and_who_came_last(members):
+    members.all_call("small")
+    members.all_call("large", 100_000)
+    for rank in range(2):
+        small, large = members.read(rank)
+        assert (small.kind, small.name, small.bytes) == ("allreduce", "small", 12)
+        assert (large.kind, large.name, large.bytes) == ("allreduce", "large", 400_000)
+        for each in (small, large):
+            assert 0 < each.posted <= each.matched <= each.started <= each.ended
+            assert (each.failed, each.members, each.team, each.peer) == (False, 2, 99, 7)
+        assert small.number < large.number
+    assert [a.identity for a in members.read(0)] == [b.identity for b in members.read(1)]
+
+
+def test_what_others_have_not_called_is_posted_and_then_failed(members):
+    members.all_call("a")
+    members.post(0, "b")
+    _, waits = members.read(0)
+    assert (waits.matched, waits.started, waits.ended, waits.peer) == (0, 0, 0, -1)
+    members.engines[0].close()
+    _, failed = members.read(0)
+    assert failed.failed
+    assert failed.ended >= failed.posted
+    assert [each.name for each in members.read(1)] == ["a"]
+
+
+def test_each_coming_of_a_name_has_its_number_in_whatever_order_names_come(members):
+    for name in "abacaab":
+        members.all_call(name)
+    assert [(each.name, each.round) for each in members.read(0)] == [
+        *(("a", 1), ("b", 1), ("a", 2), ("c", 1)),
+        *(("a", 3), ("a", 4), ("b", 2)),
+    ]
+
+
+def test_a_name_keeps_its_count_among_a_hundred_others(members):
+    for step in range(1, 4):
+        for number in range(100):
+            members.all_call(f"n{number}")
+        assert {each.round for each in members.read(1)[-100:]} == {step}
+
+
+def test_the_latest_are_kept_and_those_that_have_not_ended(members):
+    members.all_call("early")
+    members.post(0, "waits")
+    for _ in range(ENTRIES + 10):
+        members.all_call("x")
+    names = [each.name for each in members.read(0)]
+    assert names == ["waits", *["x"] * (ENTRIES - 1)]
+    assert [each.round for each in members.read(0)[-2:]] == [ENTRIES + 9, ENTRIES + 10]
+
+
+def test_of_a_rank_that_has_ended_well_a_few_are_read(members):
+    for number in range(40):
+        members.all_call(f"n{number}")
+    names = [each.name for each in members.read(0, all_of_them=False)]
+    assert names == [f"n{number}" for number in range(8, 40)]
+
+
+@pytest.mark.parametrize("length", [1, 47, 48, 49, 500])
+def test_a_long_name_is_cut_in_the_middle(members, length):
+    name = ("front of it" + "." * length + "the end")[-length:]
+    members.all_call("before, as long as it can be, " * 2)
+    members.all_call(name)
+    shown = members.read(0)[-1].name
+    assert shown == (name if length <= 48 else name[:14] + "..." + name[-31:])
+
+
+def test_the_memory_has_the_size_that_its_readers_expect():
+    assert _core.BLACK_BOX_BYTES == TOTAL_BYTES
+
+
+def test_names_that_are_cut_alike_are_not_taken_for_the_same(members):
+    members.all_call("x" * 100)
+    members.all_call("x" * 101)
+    assert len({each.identity for each in members.read(0)}) == 2

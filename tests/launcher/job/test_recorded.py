@@ -1,0 +1,83 @@
+"""The ranks' last operations in the report on a job, and when they are not told."""
+
+import json
+import struct
+import zlib
+
+import pytest
+
+from hvdrun.job.events import Interrupted, RankEnded, RankRecorded, RankSaid
+from hvdrun.machine.box_layout import LARGEST_BYTES
+from hvdrun.machine.notes import PREEMPTED
+from tests.launcher.job.histories import TERM, asked, begun, over, play, well
+
+LAST = "hvdrun: the last operation that ranks 0-3 have all ended is allreduce 'a'"
+
+
+def recorded(at, rank, names, ended):
+    """The rank has called these operations, and this many of them have ended."""
+    head = json.dumps({"format": 1, "kinds": ["allreduce"], "to_wall_ns": 0}).encode()
+    entries = b""
+    for place, name in enumerate(names):
+        times = (1, 2, 3, 4) if place < ended else (1, 0, 0, 0)
+        words = (place + 1, ord(name), *times, 12, 9, 1, 0, 4, -1, 0, 0, name.encode())
+        entries += struct.pack("=QQQQQQQIIIIiBB2x48s", *words)
+    return [(at, RankRecorded(rank, zlib.compress(head + b"\0" + entries)))]
+
+
+def operations():
+    """Rank 1 did not come to what the others wait in."""
+    return [
+        each
+        for rank in range(4)
+        for each in recorded(1.0, rank, "a" if rank == 1 else "ab", ended=1)
+    ]
+
+
+FAILS = [(1.1, RankEnded(1, "signal 9", 1.1)), *asked(1.2, 0, 2, 3), *over(1.3, 137)]
+
+
+def test_the_report_on_a_rank_that_failed_ends_with_them():
+    _, _, verdict = play([*begun(), *operations(), *FAILS])
+    assert verdict.lines[-3:] == (
+        LAST,
+        "    ranks 0,2-3 went on to allreduce 'b', which rank 1 has not called",
+        "    rank 1 called no operation after that",
+    )
+    assert verdict.brief[-3:] == verdict.lines[-3:]
+
+
+def test_a_rank_that_left_is_told_from_one_that_was_ended():
+    history = [*begun(), *operations(), *well(1.05, 1)]
+    history += [(1.1, RankEnded(0, "code 1", 1.1)), *asked(1.2, 2, 3), *over(1.3, 1)]
+    _, _, verdict = play(history)
+    last = "    rank 1 called no operation after that and ended with exit code 0"
+    assert last in verdict.lines
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [*well(1.1, 0, 1, 2, 3), *over(1.3)],
+        [(1.05, Interrupted(TERM, 0)), *asked(1.2, 0, 1, 2, 3), *over(1.3, 1)],
+        [
+            *((1.05, RankSaid(rank, PREEMPTED)) for rank in range(4)),
+            *well(1.1, 0, 1, 2, 3),
+            *over(1.3),
+        ],
+    ],
+    ids=["ended well", "interrupted", "preempted"],
+)
+def test_a_job_that_has_not_failed_has_no_such_report(history):
+    course, _, verdict = play([*begun(), *operations(), *history])
+    assert not any("last operation" in line for line in verdict.lines)
+    assert course.recorded.summary()[0] == LAST.removeprefix("hvdrun: ")
+
+
+def test_what_is_too_long_or_of_no_rank_is_dropped():
+    noise = [(1.0, RankRecorded(0, b"x" * (LARGEST_BYTES + 1)))]
+    noise += [(1.0, RankRecorded(rank, b"x")) for rank in (-1, 4, 1)]
+    course, _, verdict = play([*begun(), *noise, *FAILS])
+    assert verdict.exit_code == 137
+    assert set(course.recorded.packed) == {1}
+    assert course.recorded.boxes() == course.recorded.rows() == {}

@@ -1,0 +1,141 @@
+"""Reading a rank's black box, whatever the rank has written there."""
+
+import json
+import os
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrun.agent.rank_box import FEW, RankBox
+from hvdrun.machine.box_layout import ENTRIES, ENTRY_BYTES, HEAD_BYTES, LARGEST_BYTES
+from hvdrun.reports.black_box import lines_of, read_box
+
+HEAD = {"format": 1, "kinds": ["allreduce", "barrier"], "to_wall_ns": 5000}
+
+
+def entry(ticket, name=b"x", kind=0, posted=10**9):
+    words = (ticket, 1, posted, 0, 0, 0, 12, 2, 3, 4, 5, -1, kind, 0, name)
+    return struct.pack("=QQQQQQQIIIIiBB2x48s", *words)
+
+
+def packed(head=None, *entries):
+    text = json.dumps(HEAD if head is None else head).encode()
+    return zlib.compress(text + b"\0" + b"".join(entries))
+
+
+@pytest.fixture
+def kept():
+    """kept(content): what the keeper reads of a memory with that content."""
+    boxes = []
+
+    def read(content, all_of_them=True):
+        fd = os.memfd_create("box", os.MFD_ALLOW_SEALING)
+        os.write(fd, content)
+        boxes.append(RankBox())
+        boxes[-1].keep(fd)
+        return boxes[-1].read(all_of_them)
+
+    yield read
+    for box in boxes:
+        os.close(box.fd)
+
+
+def test_entries_are_read_in_their_order_and_one_that_is_being_written_is_left_out(kept):
+    head = json.dumps(HEAD).encode().ljust(HEAD_BYTES, b"\0")
+    whole = head + entry(9, b"c") + entry(0, b"torn") + entry(7, b"a") + entry(8, b"b")
+    box = read_box(kept(whole + entry(10, b"cut off")[:-1]))
+    assert [each.name for each in box.operations] == ["a", "b", "c"]
+    assert [each.number for each in box.operations] == [7, 8, 9]
+    row = json.loads(next(lines_of(box)))
+    assert (row["kind"], row["posted"], row["matched"]) == ("allreduce", 1.000005, None)
+
+
+def test_an_empty_memory_is_not_sent(kept):
+    assert kept(b"") == kept(b"\0" * 70_000) == kept(b"short") == b""
+    assert RankBox().read(True) == b""
+
+
+@pytest.mark.parametrize("make", [os.pipe, lambda: (os.open("/proc/self/maps", os.O_RDONLY),)])
+def test_what_is_no_memory_is_closed_and_not_read(make):
+    box = RankBox()
+    fds = make()
+    box.keep(fds[0])
+    assert box.fd is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fds[0])
+    for fd in fds[1:]:
+        os.close(fd)
+
+
+def test_a_later_memory_takes_the_place_of_an_earlier_one():
+    box = RankBox()
+    first, second = (os.memfd_create("box") for _ in range(2))
+    box.keep(first)
+    box.keep(second)
+    assert box.fd == second
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(first)
+    os.close(second)
+
+
+def test_the_names_and_kinds_can_not_deceive_a_terminal():
+    head = {**HEAD, "kinds": ["all\x1b[2Jreduce" + "x" * 1000]}
+    box = read_box(
+        packed(head, entry(1, b"\x1b]0;title\x07\nhvdrun: ok"), entry(2, b"\xff\xfe", 9))
+    )
+    first, second = box.operations
+    assert first.title.isprintable()
+    assert first.name == "?]0;title??hvdrun: ok"
+    assert len(first.kind) == 32
+    assert second.title == "operation 9 '��'"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"x" * 100,
+        packed()[:-5][:10],
+        packed([]),
+        packed({}),
+        packed({**HEAD, "format": 2}),
+        packed({**HEAD, "kinds": 1}),
+        packed({**HEAD, "to_wall_ns": 1e400}),
+        packed({**HEAD, "to_wall_ns": 1 << 70}),
+        zlib.compress(b"no text"),
+        zlib.compress(b"[" * 4000 + b"\0"),
+    ],
+)
+def test_what_is_no_black_box_is_none(data):
+    assert read_box(data) is None
+
+
+def test_a_small_message_can_not_become_a_large_one():
+    bomb = zlib.compress(json.dumps(HEAD).encode() + b"\0" + entry(1) * 3_000_000)
+    assert len(read_box(bomb).operations) == 1
+    many = packed(None, *(entry(number) for number in range(1, 3 * ENTRIES)))
+    assert len(read_box(many).operations) <= ENTRIES + HEAD_BYTES // ENTRY_BYTES
+
+
+@given(st.binary(max_size=4 * ENTRY_BYTES))
+def test_any_bytes_for_entries_give_operations_and_lines(rest):
+    box = read_box(zlib.compress(json.dumps(HEAD).encode() + b"\0" + rest))
+    assert len(box.operations) <= len(rest) // ENTRY_BYTES
+    for line in lines_of(box):
+        assert line.isprintable()
+        json.loads(line)
+
+
+@given(st.binary(max_size=200))
+def test_any_message_is_read_to_its_end(data):
+    read_box(data)
+    read_box(zlib.compress(data))
+
+
+def test_the_largest_memory_fits_into_the_largest_message(kept):
+    noise = os.urandom(HEAD_BYTES + ENTRIES * ENTRY_BYTES + 1000)
+    assert len(kept(noise)) <= LARGEST_BYTES
+    assert len(zlib.decompress(kept(noise, False))) <= HEAD_BYTES + 1 + FEW * ENTRY_BYTES

@@ -1,0 +1,284 @@
+"""Where ranks were among their operations, as told from what each of them recorded."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdrun.reports.black_box import Box, Operation
+from hvdrun.reports.last_operations import report, standings, summary
+
+WORLD = 1
+
+
+@dataclass
+class Recorder:
+    """What one rank records."""
+
+    members: int
+    team: int = WORLD
+    made: list = field(default_factory=list)
+    counts: Counter = field(default_factory=Counter)
+
+    def call(self, name, reached="ended", kind="allreduce", team=None):
+        """reached: how far the operation has come on this rank."""
+        self.counts[kind, name] += 1
+        at = 1000 + 10 * len(self.made)
+        steps = ["posted", "matched", "started", "ended"].index(reached.replace("failed", "posted"))
+        self.made.append(
+            Operation(
+                number=len(self.made) + 1,
+                team=self.team if team is None else team,
+                key=hash((kind, name)) % (1 << 64),
+                round=self.counts[kind, name],
+                epoch=0,
+                kind=kind,
+                name=name,
+                bytes=12,
+                members=self.members if team is None else 2,
+                peer=-1,
+                posted=at,
+                matched=at + 1 if steps > 0 else 0,
+                started=at + 2 if steps > 1 else 0,
+                ended=at + 3 if steps > 2 or reached == "failed" else 0,
+                failed=reached == "failed",
+            )
+        )
+        return self
+
+    def box(self, kept=512):
+        return Box(0, tuple(self.made[-kept:]))
+
+
+def boxes_of(*programs):
+    """Each rank's calls, as words: 'a' has ended, 'a:failed', 'a:posted' …"""
+    found = {}
+    for rank, program in enumerate(programs):
+        recorder = Recorder(len(programs))
+        for word in program.split():
+            recorder.call(*word.split(":"))
+        found[rank] = recorder.box()
+    return found
+
+
+NOT_BY_1 = ", which rank 1 has not called"
+CASES = {
+    "a rank is killed between two operations": (
+        ("a b c:failed", "a b", "a b c:posted"),
+        (
+            "the last operation that ranks 0-2 have all ended is allreduce 'b'",
+            "    ranks 0,2 went on to allreduce 'c', which rank 1 has not called",
+            "    rank 1 called no operation after that",
+        ),
+    ),
+    "the same name again and again": (
+        ("a a a:posted", "a a"),
+        (
+            "the last operation that ranks 0-1 have all ended is allreduce 'a' (no. 2)",
+            "    rank 0 went on to allreduce 'a' (no. 3), which rank 1 has not called",
+            "    rank 1 called no operation after that",
+        ),
+    ),
+    "another operation than the others'": (
+        ("a b:posted", "a b:posted", "a b:posted", "a c:posted"),
+        (
+            "the last operation that ranks 0-3 have all ended is allreduce 'a'",
+            "    ranks 0-2 went on to allreduce 'b', which rank 3 has not called",
+            "    rank 3 went on to allreduce 'c', which ranks 0-2 have not called",
+            "    rank 3 called allreduce 'c' where ranks 0-2 called allreduce 'b'",
+        ),
+    ),
+    "killed while data moved": (
+        ("a b:failed", "a b:started"),
+        (
+            "the last operation that ranks 0-1 have all ended is allreduce 'a'",
+            "    rank 0 went on to allreduce 'b' (called)",
+            "    rank 1 went on to allreduce 'b' (its data moved)",
+        ),
+    ),
+    "some have ended what another one has not": (
+        ("a b c:posted", "a b:matched"),
+        (
+            "the last operation that ranks 0-1 have all ended is allreduce 'a'",
+            f"    rank 0 went on to allreduce 'b' (ended), to allreduce 'c'{NOT_BY_1}",
+            "    rank 1 went on to allreduce 'b' (all had called it)",
+        ),
+    ),
+    "an older one still waits": (
+        ("w:posted a b", "a b"),
+        (
+            "the last operation that ranks 0-1 have all ended is allreduce 'b'",
+            "    rank 0 went on to allreduce 'w', which rank 1 has not called",
+            "    rank 1 called no operation after that",
+        ),
+    ),
+    "many at once": (
+        ("a b:posted c:posted d:posted e:posted", "a"),
+        (
+            "the last operation that ranks 0-1 have all ended is allreduce 'a'",
+            f"    rank 0 went on to allreduce 'b', allreduce 'c' and 2 more{NOT_BY_1}",
+            "    rank 1 called no operation after that",
+        ),
+    ),
+    "nothing has ended": (
+        ("a:posted", ""),
+        (
+            "ranks 0-1 have not all ended any of the operations that are kept",
+            "    rank 0 went on to allreduce 'a', which rank 1 has not called",
+            "    rank 1 called no operation after that",
+        ),
+    ),
+    "all are at the same place": (("a b:failed", "a b:failed"), ()),
+    "all have ended everything": (("a b", "a b"), ()),
+    "nobody has called anything": (("", ""), ()),
+    "messages are between two ranks": (("a m:posted:send", "a m:posted:recv"), ()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_report_says_where_the_ranks_differ(case):
+    programs, lines = CASES[case]
+    assert report(boxes_of(*programs), {}) == list(lines)
+
+
+def test_one_rank_alone_is_not_compared():
+    assert report(boxes_of("a b:posted"), {}) == summary(boxes_of("a b:posted"), {}) == []
+    assert report({}, {}) == summary({}, {}) == []
+
+
+def test_of_a_rank_that_left_it_is_said():
+    lines = report(boxes_of("a b:posted", "a", "a"), {1: "ended with exit code 0"})
+    assert lines[2] == "    ranks 1-2 called no operation after that"
+    lines = report(boxes_of("a b:posted", "a"), {1: "ended with exit code 0"})
+    assert lines[2] == "    rank 1 called no operation after that and ended with exit code 0"
+
+
+def test_a_rank_that_has_joined_is_not_waited_for():
+    found = boxes_of("a b", "a j:posted:join")
+    assert "has not called" not in "\n".join(report(found, {})).replace("which rank 0 has", "")
+    ahead = standings(found)[0].groups[0].ahead
+    assert [each.name for each in ahead] == ["b"]
+    assert standings(found)[0].lacking[ahead[0].identity] == ()
+
+
+def test_there_is_a_limit_to_what_is_shown():
+    programs = [" ".join(["a", *(f"r{rank}.{i}:posted" for i in range(9))]) for rank in range(20)]
+    lines = report(boxes_of(*programs), {})
+    assert len(lines) == 6
+    assert lines[4] == "    and 17 more groups of ranks"
+    assert max(map(len, lines)) < 300
+    assert len(summary(boxes_of(*programs), {})) == 22
+
+
+def test_the_summary_has_all_teams_and_the_report_the_one_with_the_difference():
+    recorders = [Recorder(3) for _ in range(3)]
+    for recorder in recorders:
+        recorder.call("a")
+    for rank in (0, 2):
+        recorders[rank].call("of two", "ended" if rank else "posted", team=7)
+    boxes = {rank: recorder.box() for rank, recorder in enumerate(recorders)}
+    assert report(boxes, {}) == [
+        "ranks 0,2 have not all ended any of the operations that are kept",
+        "    rank 0 went on to allreduce 'of two' (called)",
+        "    rank 2 went on to allreduce 'of two' (ended)",
+    ]
+    assert summary(boxes, {}) == [
+        "the last operation that ranks 0-2 have all ended is allreduce 'a'",
+        "    ranks 0-2 called no operation after that",
+        "",
+        *report(boxes, {}),
+    ]
+
+
+# ---- ranks that run one program, each up to some place
+
+
+@st.composite
+def histories(draw):
+    """A program, how many of its operations each rank has called, and how many entries each keeps:
+    those that had called more wait in the first that is lacking."""
+    program = draw(st.lists(st.sampled_from("abc"), max_size=30))
+    called = draw(st.lists(st.integers(0, len(program)), min_size=2, max_size=5))
+    ahead = draw(st.integers(1, 4))  # operations in flight at once
+    called = [min(count, min(called) + ahead) for count in called]
+    kept = [draw(st.integers(ahead + 1, 40)) for _ in called]
+    return program, called, kept
+
+
+@given(histories())
+def test_the_last_common_operation_is_that_of_the_rank_that_came_least_far(history):
+    program, called, kept = history
+    slowest = min(called)
+    boxes = {}
+    for rank, count in enumerate(called):
+        recorder = Recorder(len(called))
+        for place, name in enumerate(program[:count]):
+            recorder.call(name, "ended" if place < slowest else "posted")
+        boxes[rank] = recorder.box(kept[rank])
+    if not any(called):
+        assert standings(boxes) == []
+        return
+    (standing,) = standings(boxes)
+    assert (standing.last.number if standing.last else 0) == slowest
+    groups = {group.ranks: [each.number for each in group.ahead] for group in standing.groups}
+    ranks = sorted(range(len(called)), key=lambda rank: called[rank])
+    expected = {
+        tuple(sorted(same)): list(range(slowest + 1, count + 1))
+        for count, same in groupby(ranks, key=lambda rank: called[rank])
+    }
+    assert groups == expected
+    for group in standing.groups:
+        for each in group.ahead:
+            lacking = tuple(r for r, count in enumerate(called) if count < each.number)
+            assert standing.lacking[each.identity] == lacking
+    lines = report(boxes, {})
+    assert bool(lines) == (len(set(called)) > 1)
+
+
+@given(st.permutations("abcdef"), st.permutations("abcdef"), st.integers(0, 6))
+def test_the_order_in_which_ranks_call_is_no_difference_once_all_have_ended(first, second, left):
+    boxes = boxes_of(" ".join(first), " ".join(second))
+    assert not any(standing.tells_more for standing in standings(boxes))
+    # One rank lacks some of them: those alone are named, whatever the order.
+    lacked = second[:left]
+    other = " ".join(name for name in second if name not in lacked)
+    words = " ".join(f"{name}:posted" if name in lacked else name for name in first)
+    (standing,) = standings(boxes_of(words, other))
+    assert {each.name for group in standing.groups for each in group.ahead} == set(lacked)
+    assert set(standing.lacking.values()) <= {(1,)}
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 5),
+        st.lists(
+            st.builds(
+                Operation,
+                number=st.integers(1, 9),
+                team=st.integers(0, 1),
+                key=st.integers(0, 3),
+                round=st.integers(0, 2),
+                epoch=st.integers(0, 1),
+                kind=st.sampled_from(["allreduce", "send", "join"]),
+                name=st.text("ab", max_size=2),
+                bytes=st.just(0),
+                members=st.integers(0, 9),
+                peer=st.just(-1),
+                posted=st.integers(0, 9),
+                matched=st.integers(0, 9),
+                started=st.integers(0, 9),
+                ended=st.integers(0, 9),
+                failed=st.booleans(),
+            ),
+            max_size=9,
+        ),
+        max_size=4,
+    )
+)
+def test_whatever_ranks_have_recorded_there_is_a_report_and_a_summary(recorded):
+    boxes = {rank: Box(0, tuple(operations)) for rank, operations in recorded.items()}
+    assert len(report(boxes, {})) <= 6
+    summary(boxes, {})
