@@ -19,10 +19,12 @@ from hvdrun.command_line.cli import cli
 from hvdrun.errors import HostListError, UsageError
 from hvdrun.machine.looks import look
 from hvdrun.plan.hosts import parse_hostfile, parse_hosts
+from hvdrun.records import Record, Sample, encode, parse
 from hvdrun.rendezvous import messages
+from hvdrun.reports import slow_ranks
 from hvdrun.reports.looks import activity, read_look
 from hvdrun.reports.stacks import Seen, read_stall, where_ranks_are
-from hvdrun.summary import parse, summary_of
+from hvdrun.summary import summary_of
 
 LOOK = json.dumps(
     {
@@ -41,7 +43,13 @@ STALLS = [
 ]
 HELLO = messages.pack_hello(messages.Hello("0.1.0", 1, 2, "server2", None, 0, 4))
 RUN = messages.pack_run(messages.Run("3", ("mpirun", "-np", "2")))
-SUMMARY = b'{"steps": 100, "seconds": 3.5, "waited": 0.25}'
+RECORDS = [
+    b'{"steps": 100, "seconds": 3.5, "waited": 0.25}',
+    *(
+        encode(Record(40, 4.0, w, samples=tuple(Sample(s, 0.1, w / 40, 0) for s in range(40))))
+        for w in (0.0, 2.0)
+    ),
+]
 HOSTS = [b"server1:4,server2:4", b"me@[fe80::1%eth0]:2,a", b"10.0.0.1 b:1"]
 HOST_FILES = [b"# all\nserver1 slots=4\nserver2:2 # two\n", b"me@a slots=2 max_slots=4\n\n[::1]\n"]
 YAML = [
@@ -104,11 +112,12 @@ def test_a_report_of_the_stall_check_is_read_as_far_as_it_is_one(text):
     assert len(stall.missing) + len(stall.waiting) < 1_000_000
 
 
-@given(st.lists(edited([SUMMARY]), min_size=1, max_size=3))
-def test_a_summary_of_a_rank_counts_or_is_passed_over(given):
+@given(st.lists(edited(RECORDS), min_size=1, max_size=3))
+def test_a_record_of_a_rank_counts_or_is_passed_over(given):
     records = {rank: record for rank, data in enumerate(given) if (record := parse(data))}
     if records:
-        assert summary_of(records, len(given)).isprintable()
+        lines = [summary_of(records, len(given)), *slow_ranks.report(records, str)]
+        assert all(line.isprintable() for line in lines)
 
 
 @given(edited([HELLO, RUN, b"12", b"3.5", b"{}"]))
