@@ -48,6 +48,7 @@ LOOK, LOOKED = b"L", b"l"
 WITH_STACK = b"stack"
 # keeper → supervisor, before EXIT: the rank's last operations (see rank_box)
 BLACK_BOX = b"A"
+BLACK_BOX_NOW = b"a"  # the same of a rank that runs, before LOOKED with a stack
 SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote

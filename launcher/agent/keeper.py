@@ -9,6 +9,7 @@ import time
 from hvdrun.agent import signals
 from hvdrun.agent.frames import (
     BLACK_BOX,
+    BLACK_BOX_NOW,
     CLOSED,
     END,
     EXIT,
@@ -287,7 +288,12 @@ class Keeper:
             elif kind == LOOK:
                 from hvdrun.machine.looks import look
 
-                self._tell(LOOKED, look(self.pid, self._stack() if payload == WITH_STACK else None))
+                stack = None
+                if payload == WITH_STACK:
+                    if operations := self.box.read(all_of_them=True):
+                        self._tell(BLACK_BOX_NOW, operations)
+                    stack = self._stack()
+                self._tell(LOOKED, look(self.pid, stack))
 
     def _stack(self) -> tuple[list[list[object]], str]:
         return self.stack.read() if self.stack else ([], "it has not called hvd.init()")

@@ -55,8 +55,8 @@ class LocalRanks:
     """The ranks of this host: reads their output, learns how they end, can end them.
 
     Both hvdrun and the host agents have one. It calls `deliver(kind, rank, payload)` with RANK,
-    OUT, ERR, MPI_BEGUN, MPI_DONE, NOTE, LOOKED, CLOSED, SHIM_GONE, SIGNALLED, BLACK_BOX, EXIT and
-    KEEPER_GONE; a rank's output, notes and black box come before its EXIT.
+    OUT, ERR, MPI_BEGUN, MPI_DONE, NOTE, LOOKED, CLOSED, SHIM_GONE, SIGNALLED, BLACK_BOX,
+    BLACK_BOX_NOW, EXIT and KEEPER_GONE; a rank's output, notes and black box come before its EXIT.
     """
 
     def __init__(

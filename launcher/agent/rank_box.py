@@ -38,17 +38,20 @@ class RankBox:
 
     def read(self, all_of_them: bool) -> bytes:
         """The text at its begin, a NUL, and the last entries in their order, all of it compressed.
-        Empty if there are none. To be called when the rank has ended."""
+        Empty if there are none. The rank may run on: of an entry whose ticket has changed since
+        it was read, it was writing."""
         if self.fd is None:
             return b""
-        data = b""
+        data = later = b""
         with Suppress(OSError):
             data = os.pread(self.fd, TOTAL_BYTES, 0)
+            later = os.pread(self.fd, TOTAL_BYTES, 0)
         head = data[:HEAD_BYTES].partition(b"\0")[0]
         found = []
         for at in range(HEAD_BYTES, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
             (ticket,) = _TICKET.unpack_from(data, at)
-            if ticket:  # else it was being written when the rank was killed, or never
+            # 0: it was being written when the rank was killed, or never.
+            if ticket and later[at : at + _TICKET.size] == data[at : at + _TICKET.size]:
                 found.append((ticket, at))
         if not found:
             return b""

@@ -126,7 +126,9 @@ class Course:
             self._fail,
         )
         self.whereabouts = Whereabouts(self.ranks, lambda *look: self.actions.append(Look(*look)))
-        self.stall_watch = StallWatch(self.ranks, self.whereabouts, supervision.cwd, self._say)
+        self.stall_watch = StallWatch(
+            self.ranks, self.whereabouts, self.recorded, supervision.cwd, self._say
+        )
         self.leaving = Leaving(self.ranks, self.init_watch, begin, self._say, self._fail, self._end)
 
     def on(self, now: float, event: Event) -> list[Action]:
@@ -154,8 +156,8 @@ class Course:
             case RankLooked(rank, look):
                 self.init_watch.on_look(now, rank, look)
                 self.whereabouts.on_look(now, rank, look)
-            case RankRecorded(rank, operations):
-                self.recorded.on_operations(rank, operations)
+            case RankRecorded(rank, operations, is_running):
+                self.recorded.on_operations(rank, operations, is_running)
             case StacksAsked(asker):
                 self.stall_watch.ask(now, lambda text: self.actions.append(Answer(asker, text)))
             case RankClosedFiles(rank, at):

@@ -38,11 +38,12 @@ class RankLooked(Value):
 
 
 class RankRecorded(Value):
-    """The rank's last operations, as its keeper packs them (`agent.rank_box`). Comes before its
-    RankEnded."""
+    """The rank's last operations, as its keeper packs them (`agent.rank_box`). is_running: as it
+    looked at its stack; else they come before its RankEnded."""
 
     rank: int
     operations: bytes
+    is_running: bool = False
 
 
 class StacksAsked(Value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from hvdrun.job.ranks import Ranks
 from hvdrun.machine.box_layout import LARGEST_BYTES
@@ -15,11 +15,28 @@ class Recorded:
         self.ranks = ranks
         self.packed: dict[int, bytes] = {}
         self.read: dict[int, Box] | None = None
+        self.running: dict[int, bytes] = {}  # of ranks that run, when they were asked last
 
-    def on_operations(self, rank: int, data: bytes) -> None:
-        if 0 <= rank < self.ranks.num_proc and len(data) <= LARGEST_BYTES:
+    def on_operations(self, rank: int, data: bytes, is_running: bool = False) -> None:
+        if not 0 <= rank < self.ranks.num_proc or len(data) > LARGEST_BYTES:
+            return
+        if is_running:
+            self.running[rank] = data
+        else:
             self.packed[rank] = data
             self.read = None
+
+    def take_orders(self, ranks: Collection[int]) -> tuple[str, ...]:
+        """If ranks that have just been asked are in different operations, which each of them has
+        not called: what each has called since the last operation that all have ended."""
+        packed, self.running = self.running, {}
+        boxes = {
+            rank: box
+            for rank in sorted(set(ranks) & set(packed))
+            if (box := read_box(packed[rank])) is not None
+        }
+        lines = last_operations.orders(boxes)
+        return (f"hvdrun: {lines[0]}", *lines[1:]) if lines else ()
 
     def rows(self) -> dict[int, Iterator[str]]:
         """Of these ranks: an operation per line."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hvdrun.job.ranks import Ranks
+from hvdrun.job.recorded import Recorded
 from hvdrun.job.whereabouts import Whereabouts
 from hvdrun.reports.stacks import Seen, Stall, read_stall, where_ranks_are
 
@@ -20,10 +21,16 @@ class StallWatch:
     """`cwd`: the job's folder; `say` gets texts to show."""
 
     def __init__(
-        self, ranks: Ranks, whereabouts: Whereabouts, cwd: str, say: Callable[[str], None]
+        self,
+        ranks: Ranks,
+        whereabouts: Whereabouts,
+        recorded: Recorded,
+        cwd: str,
+        say: Callable[[str], None],
     ) -> None:
         self.ranks = ranks
         self.whereabouts = whereabouts
+        self.recorded = recorded
         self.cwd = cwd
         self.say = say
         self.silent_until = float("-inf")
@@ -67,4 +74,5 @@ class StallWatch:
         head = f"where the ranks are while {stall.operation} waits"
         if stall.missing:
             head = f"where the ranks are that {stall.operation} waits for, and those in it"
-        self.say(f"hvdrun: {where_ranks_are(head, seen, self.cwd, rest)}")
+        where = f"hvdrun: {where_ranks_are(head, seen, self.cwd, rest)}"
+        self.say("\n".join((where, *self.recorded.take_orders(seen))))

@@ -18,6 +18,8 @@ JOIN = "join"
 # On the screen: entries of one report, and operations of one entry.
 MOST_GROUPS = 3
 MOST_SHOWN = 2
+# The same while the job runs, where ranks are in different operations: the order shows the cause.
+MOST_OF_AN_ORDER = 6
 # In the file.
 MOST_IN_FILE = 64
 # Of all ranks together: some hundred thousand take a second. Of each rank at least so many.
@@ -114,6 +116,14 @@ def report(boxes: Mapping[int, Box], endings: Mapping[int, str]) -> list[str]:
     have ended with 0, in words."""
     telling = [standing for standing in standings(boxes) if standing.tells_more]
     return _lines(telling[0], endings, MOST_GROUPS, MOST_SHOWN) if telling else []
+
+
+def orders(boxes: Mapping[int, Box]) -> list[str]:
+    """Of ranks that run: nothing if none of them are in operations that others of them, which are
+    in another one, have not called."""
+    telling = (standing for standing in standings(boxes) if any(True for _ in _orders(standing)))
+    first = next(telling, None)
+    return _lines(first, {}, MOST_GROUPS, MOST_OF_AN_ORDER) if first else []
 
 
 def summary(boxes: Mapping[int, Box], endings: Mapping[int, str]) -> list[str]:

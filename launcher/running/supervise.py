@@ -13,6 +13,7 @@ import time
 
 from hvdrun.agent.frames import (
     BLACK_BOX,
+    BLACK_BOX_NOW,
     CLOSED,
     ERR,
     EXIT,
@@ -309,8 +310,8 @@ class Supervisor:
             self._tell(RankSaid(rank, payload[:1], payload[1:]))
         elif kind == LOOKED:
             self._tell(RankLooked(rank, payload))
-        elif kind == BLACK_BOX:
-            self._tell(RankRecorded(rank, payload))
+        elif kind in (BLACK_BOX, BLACK_BOX_NOW):
+            self._tell(RankRecorded(rank, payload, is_running=kind == BLACK_BOX_NOW))
         elif kind == CLOSED:
             self._tell(RankClosedFiles(rank, int(payload.split()[1]) / 1e9))
         elif kind == EXIT:

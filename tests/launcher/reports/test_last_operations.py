@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrun.reports.black_box import Box, Operation
-from hvdrun.reports.last_operations import report, standings, summary
+from hvdrun.reports.last_operations import orders, report, standings, summary
 
 WORLD = 1
 
@@ -282,3 +282,19 @@ def test_whatever_ranks_have_recorded_there_is_a_report_and_a_summary(recorded):
     boxes = {rank: Box(0, tuple(operations)) for rank, operations in recorded.items()}
     assert len(report(boxes, {})) <= 6
     summary(boxes, {})
+
+
+def test_while_the_job_runs_orders_are_told_only_where_ranks_are_in_different_operations():
+    assert orders(boxes_of("a x:posted", "a y:posted x:posted z:posted", "a y:posted")) == [
+        "the last operation that ranks 0-2 have all ended is allreduce 'a'",
+        "    rank 0 went on to allreduce 'x', which rank 2 has not called",
+        (
+            "    rank 1 went on to allreduce 'y', which rank 0 has not called, to allreduce 'x',"
+            " which rank 2 has not called, to allreduce 'z', which ranks 0,2 have not called"
+        ),
+        "    rank 2 went on to allreduce 'y', which rank 0 has not called",
+        "    rank 2 called allreduce 'y' where rank 0 called allreduce 'x'",
+    ]
+    for late in ("a", "a x:posted", "", "a y x:posted"):
+        assert orders(boxes_of("a x:posted y:posted", late, "a x:posted y:posted")) == []
+    assert orders({}) == []

@@ -14,7 +14,7 @@ from tests.harness.programs import run_program
 from tests.harness.worlds import ROOT, end_tree
 
 STALLS = """
-import ctypes, os, signal, sys, time
+import ctypes, os, signal, sys, threading, time
 import torch
 import hvdlite as hvd
 
@@ -27,6 +27,11 @@ def load():
 def main():
     hvd.init()
     hvd.barrier()
+    if sys.argv[1] == "orders":
+        # Another thread might call what is missing, as far as hvdlite knows.
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        for name in ("x", "y") if hvd.rank() == 1 else ("y", "x"):
+            hvd.allreduce(torch.ones(3), name=name)
     if hvd.rank() == 1:
         load()
     hvd.allreduce(torch.ones(3), name="loss")
@@ -38,11 +43,11 @@ REPORT = (
     r"    rank 1 on localhost {does}: .*\(process \d+\)\n{stack}"
     r"    ranks 0,2 on localhost\n"
     r"        hvdlite/collectives/allreduce.py:\d+ in allreduce\n"
-    r"        {script}:16 in main\n"
-    r"        {script}:18 in <module>\n"
+    r"        {script}:21 in main\n"
+    r"        {script}:23 in <module>\n"
 )
 IN_LOAD = (
-    r"        {script}:9 in load\n        {script}:15 in main\n        {script}:18 in <module>\n"
+    r"        {script}:9 in load\n        {script}:20 in main\n        {script}:23 in <module>\n"
 )
 
 
@@ -99,6 +104,23 @@ def test_of_a_stopped_rank_it_is_said_that_it_is_stopped(started):
     expected = REPORT.format(does=does, stack="", script=script)
     report = lines_of_report(process, 6)
     assert re.fullmatch(expected, report), report
+
+
+def test_of_ranks_in_different_operations_both_orders_are_shown(started):
+    process, script = started("orders")
+    report = lines_of_report(process, 8)
+    expected = (
+        r"hvdrun: where the ranks are that allreduce '[xy]' waits for, and those in it:\n"
+        r"    ranks 0-2 on localhost\n"
+        r"        hvdlite/collectives/allreduce.py:\d+ in allreduce\n"
+        rf"        {script}:18 in main\n        {script}:23 in <module>\n"
+        r"hvdrun: the last operation that ranks 0-2 have all ended is barrier '.*'\n"
+        r"    ranks 0,2 went on to allreduce 'y', which rank 1 has not called\n"
+        r"    rank 1 went on to allreduce 'x', which ranks 0,2 have not called\n"
+    )
+    assert re.fullmatch(expected, report), report
+    line = process.stderr.readline()
+    assert line == "    rank 1 called allreduce 'x' where ranks 0,2 called allreduce 'y'\n"
 
 
 # ---- who asks, and who answers
