@@ -38,9 +38,10 @@ class PeriodicCheck:
         """
         self.steps += 1
         team = self._process_set.team
-        config = world.current().config
-        every = config.check_parameters
-        if not every or team is None or team.size == 1 or counted % every:
+        if world.active is None or team is None or team.size == 1:
+            return
+        config = world.active.config
+        if not config.check_parameters or counted % config.check_parameters:
             return
         comparison = Comparison(
             VARIABLE, f"{name}.check", team, self._process_set, config.repair_parameters

@@ -354,7 +354,7 @@ def test_tensors_of_every_form_are_compared_and_repaired(world):
 
 
 def test_a_variable_that_differs_is_an_error(world):
-    text = "HVDLITE_CHECK_PARAMETERS=0 on rank 0, HVDLITE_CHECK_PARAMETERS=5 on rank 1; set the"
+    text = "HVDLITE_CHECK_PARAMETERS=0 on rank 0, HVDLITE_CHECK_PARAMETERS=5 on rank 1; give every"
     world.run(differing_knob, text)
 
 
@@ -370,6 +370,23 @@ def differing_knob(text):
         assert text in str(caught.value)
     finally:
         del os.environ["HVDLITE_CHECK_PARAMETERS"]
+
+
+def alone():
+    hvd.init()
+    net = model()
+    optimizer = trained(net)
+    assert hvd.check_parameters(net, optimizer, repair=True) == []
+    with pytest.raises(ValueError, match="buffers=True needs a module"):
+        hvd.check_parameters(net.state_dict(), buffers=True)
+    loss_of(net, torch.ones(1, 6, dtype=torch.float64), torch.ones(1, 1)).backward()
+    hvd.shutdown()
+    optimizer.step()
+
+
+@pytest.mark.ranks(1)
+def test_one_rank_alone_is_the_same_as_itself(world):
+    world.run(alone, knobs={"HVDLITE_CHECK_PARAMETERS": "1"})
 
 
 @pytest.mark.parametrize("of", [fingerprint, lambda t: digest(row_sums(t).tolist())])
