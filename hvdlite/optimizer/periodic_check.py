@@ -46,7 +46,11 @@ class PeriodicCheck:
         comparison = Comparison(
             VARIABLE, f"{name}.check", team, self._process_set, config.repair_parameters
         )
-        parameters = list(parameters_in(optimizer, self.name_of))
-        on_the_way.wait_for([each.tensor for each in parameters])
-        others = [*state_in(optimizer, self.name_of), *options_in(optimizer)]
-        comparison.run([*parameters, *others], self.steps)
+        try:
+            entries = list(parameters_in(optimizer, self.name_of))
+            on_the_way.wait_for([each.tensor for each in entries])
+            entries += [*state_in(optimizer, self.name_of), *options_in(optimizer)]
+        except Exception:
+            comparison.give_up()
+            raise
+        comparison.run(entries, self.steps)
