@@ -38,14 +38,19 @@ class PeriodicCheck:
         """
         self.steps += 1
         team = self._process_set.team
-        config = world.current().config
-        every = config.check_parameters
-        if not every or team is None or team.size == 1 or counted % every:
+        if world.active is None or team is None or team.size == 1:
+            return
+        config = world.active.config
+        if not config.check_parameters or counted % config.check_parameters:
             return
         comparison = Comparison(
             VARIABLE, f"{name}.check", team, self._process_set, config.repair_parameters
         )
-        parameters = list(parameters_in(optimizer, self.name_of))
-        on_the_way.wait_for([each.tensor for each in parameters])
-        others = [*state_in(optimizer, self.name_of), *options_in(optimizer)]
-        comparison.run([*parameters, *others], self.steps)
+        try:
+            entries = list(parameters_in(optimizer, self.name_of))
+            on_the_way.wait_for([each.tensor for each in entries])
+            entries += [*state_in(optimizer, self.name_of), *options_in(optimizer)]
+        except Exception:
+            comparison.give_up()
+            raise
+        comparison.run(entries, self.steps)

@@ -103,10 +103,12 @@ def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
     """
     for i, (option, _) in enumerate(models[0].options):
         if values := which_ranks([f"{option}={model.options[i][1]}" for model in models], ranks):
-            is_variable = option.startswith("HVDLITE_")
-            remedy = "set" if is_variable else "pass"
-            things = "variables" if is_variable else "arguments to DistributedOptimizer"
-            return f"DistributedOptimizer: {values}; {remedy} the same {things} on every rank"
+            if option.startswith("HVDLITE_"):
+                return f"DistributedOptimizer: {values}; give every rank the same value of {option}"
+            return (
+                f"DistributedOptimizer: {values}; pass the same arguments to DistributedOptimizer "
+                "on every rank"
+            )
     for i in range(max(len(model.parameters) for model in models)):
         found = [model.parameters[i] if i < len(model.parameters) else None for model in models]
         if any(parameter != found[0] for parameter in found):

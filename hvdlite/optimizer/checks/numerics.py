@@ -85,7 +85,7 @@ class Numerics:
             return
         first = next(iter(self._found), 0)
         row = [1, len(self._found), first, self._found.get(first, 0), self._loss]
-        self._sum.numbers[5 * self._team.rank :][:5] = torch.tensor(row, dtype=torch.int64)
+        self._sum.numbers[5 * self._team.rank :][:5] = torch.tensor(row, device="cpu")
         self._sum.post()
 
     def posted(self) -> bool:

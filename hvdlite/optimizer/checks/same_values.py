@@ -77,7 +77,10 @@ class Entry:
 
     def form(self) -> str:
         dtype = str(self.tensor.dtype).removeprefix("torch.")
-        return f"{self.kind.value} {self.name!r} {dtype}{list(self.tensor.shape)}"
+        # The fingerprint is another one on another kind of device.
+        device = self.tensor.device.type
+        place = "" if device == "cpu" else f" on {device}"
+        return f"{self.kind.value} {self.name!r} {dtype}{list(self.tensor.shape)}{place}"
 
 
 class Comparison:

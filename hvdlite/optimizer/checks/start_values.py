@@ -6,6 +6,7 @@ exchange one for each parameter, so that the error names the first that differs.
 
 from __future__ import annotations
 
+import functools
 import struct
 import warnings
 import zlib
@@ -130,9 +131,7 @@ def hash_on_device(in_bytes: torch.Tensor) -> int:
 def row_sums(in_bytes: torch.Tensor) -> torch.Tensor:
     """Sums of words of 32 bits, each times a random odd number of 64 bits, row by row, which the
     device of the bytes computes. Only these sums, one number per row, are copied to the host."""
-    generator = torch.Generator("cpu").manual_seed(_WORDS)
-    factors = torch.randint(1 << 62, (_WORDS,), generator=generator, device="cpu") * 2 + 1
-    factors = factors.to(in_bytes.device)
+    factors = _factors(in_bytes.device)
     step = _ROWS * _WORDS * 4
     rows = [torch.empty(0, dtype=torch.int64, device=in_bytes.device)]
     for begin in range(0, in_bytes.numel(), step):
@@ -141,3 +140,11 @@ def row_sums(in_bytes: torch.Tensor) -> torch.Tensor:
         # The sums wrap around.
         rows.append((part.view(torch.int32).view(-1, _WORDS) * factors).sum(1))
     return torch.cat(rows).cpu()
+
+
+@functools.lru_cache(maxsize=8)
+def _factors(device: torch.device) -> torch.Tensor:
+    """The same on every rank."""
+    generator = torch.Generator("cpu").manual_seed(_WORDS)
+    factors = torch.randint(1 << 62, (_WORDS,), generator=generator, device="cpu") * 2 + 1
+    return factors.to(device)
