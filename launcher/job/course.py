@@ -38,6 +38,7 @@ from hvdrun.job.events import (
     Interrupted,
     KeeperGone,
     KeepersHere,
+    MetricsAsked,
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
@@ -71,7 +72,7 @@ from hvdrun.job.whereabouts import Whereabouts
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
 from hvdrun.records import Record, parse
-from hvdrun.reports import lacking
+from hvdrun.reports import lacking, slow_ranks
 from hvdrun.reports.closed_files import ClosedFiles, runs_on
 from hvdrun.reports.failure_report import (
     Failure,
@@ -107,7 +108,7 @@ class Course:
         self.released = 0  # the number of ranks that had ended at the last Release
         self.passing_on = PassingOn()
         self.preemption = Preemption()
-        self.summaries: dict[int, Record] = {}  # of ranks that have left
+        self.summaries: dict[int, Record] = {}  # by rank, its latest
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
         self.signalled: dict[int, tuple[int, float]] = {}  # node → its first signal, and when
@@ -153,6 +154,9 @@ class Course:
                 self.whereabouts.on_look(now, rank, look)
             case StacksAsked(asker):
                 self.stall_watch.ask(now, lambda text: self.actions.append(Answer(asker, text)))
+            case MetricsAsked(asker):
+                text = slow_ranks.so_far(self.summaries, self.ranks.num_proc, self.command.host_of)
+                self.actions.append(Answer(asker, text))
             case RankClosedFiles(rank, at):
                 self.closed_files.at.setdefault(rank, at)
             case RankEnded(rank, how, at):
