@@ -13,13 +13,22 @@ from hvdrun.machine.processes import die_with_parent
 from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
 from hvdrun.machine.socket_users import is_trusted, user_of
 from hvdrun.machine.topology import cores, tightest_quota
-from hvdrun.records import MOST_SAMPLES, Record, Sample, encode
+from hvdrun.records import (
+    MOST_SAMPLES,
+    TELLS_AGAIN_AFTER,
+    TELLS_EVERY_S,
+    Record,
+    Sample,
+    encode,
+)
 from hvdrun.summary import summary_of
 
 __all__ = [
     "ENDING",
     "KNOBS",
     "MOST_SAMPLES",
+    "TELLS_AGAIN_AFTER",
+    "TELLS_EVERY_S",
     "Identity",
     "Record",
     "Sample",

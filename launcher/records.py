@@ -14,6 +14,11 @@ from typing import Any, NamedTuple
 # A record has no more samples, and a note with it this many bytes at most.
 MOST_SAMPLES = 128
 LONGEST = 4000
+# A rank sends its record as it leaves and, for those who ask meanwhile, so often, or after this
+# part of the time that has passed, if that is longer: its keeper takes a limited number of notes,
+# and a job of many ranks must not keep hvdrun busy.
+TELLS_EVERY_S = 5.0
+TELLS_AGAIN_AFTER = 0.01
 _LONGEST_NAME = 100
 # A step's number, and seconds: all of it, waited, waited for data.
 _SAMPLE = struct.Struct("<Ifff")

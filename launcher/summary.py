@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hvdrun.records import Record
 
 
-def summary_of(records: dict[int, Record], num_proc: int) -> str:
+def summary_of(records: Mapping[int, Record], num_proc: int) -> str:
     """The line. records: by rank, at least one."""
     steps = max(record.steps for record in records.values())
     told = "" if len(records) == num_proc else f" (of {len(records)} of {num_proc} ranks)"

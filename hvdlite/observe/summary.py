@@ -21,7 +21,16 @@ from hvdlite.observe.waits import Waits
 from hvdlite.world import launcher_link
 from hvdlite.world.exits import is_supervised
 from hvdlite.world.world import World
-from hvdrun.for_hvdlite import Record, Sample, encode, notes, summary_of, throttling
+from hvdrun.for_hvdlite import (
+    TELLS_AGAIN_AFTER,
+    TELLS_EVERY_S,
+    Record,
+    Sample,
+    encode,
+    notes,
+    summary_of,
+    throttling,
+)
 
 
 class Summary:
@@ -33,6 +42,9 @@ class Summary:
         self._quotas = throttling()
         self._steps: dict[int, Steps] = {}
         self._shown_steps = -1
+        # Of the world that hvdrun is told about; None: there is none.
+        self.place: tuple[int, int] | None = None
+        self._tell_at = 0.0
 
     def _read(self) -> Reading:
         return Reading(
@@ -42,7 +54,10 @@ class Summary:
     def step_ended(self, optimizer: int, name: str, members: Sequence[int]) -> None:
         steps = self._steps.get(optimizer)
         if steps is not None:
-            steps.ended(self._read())
+            reading = self._read()
+            steps.ended(reading)
+            if self.place is not None and reading.now >= self._tell_at:
+                self._tell_meanwhile(reading.now, *self.place)
             return
         if not self._steps:
             self._quotas = throttling()  # not what the start has cost
@@ -92,10 +107,17 @@ class Summary:
             default=(0, 0),
         )
 
+    def _tell_meanwhile(self, now: float, rank: int, size: int) -> None:
+        passed = now - self._begin.now
+        self._tell_at = now + max(TELLS_EVERY_S, TELLS_AGAIN_AFTER * passed)
+        if os.getpid() == self._pid:
+            launcher_link.tell(notes.SUMMARY, encode(self.record(rank, size)))
+
     def tell(self, rank: int, size: int) -> None:
         """Passes the record on. Does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
+        self.place = None
         record = self.record(rank, size)
         if is_supervised():
             launcher_link.tell(notes.SUMMARY, encode(record))
@@ -119,7 +141,10 @@ def begun() -> Summary:
 
 def begin(active: World) -> None:
     """Counts from now on, and tells when the rank leaves this world, or its process ends."""
-    once = functools.cache(functools.partial(begun().tell, active.rank, active.size))
+    counted = begun()
+    if is_supervised():
+        counted.place = active.rank, active.size
+    once = functools.cache(functools.partial(counted.tell, active.rank, active.size))
     active.before_leaving.append(once)
     atexit.register(once)
 

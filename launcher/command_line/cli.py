@@ -108,6 +108,7 @@ def cli(
     check_build: bool,
     completion: str | None,
     stacks: int | None,
+    metrics: int | None,
     version: bool,
     **others: Any,
 ) -> int:
@@ -124,7 +125,9 @@ def cli(
         click.echo(completion_script(cli, completion))
         return 0
     if stacks is not None:
-        return _show_stacks(stacks)
+        return _ask("--stacks", stacks)
+    if metrics is not None:
+        return _ask("--metrics", metrics)
     if check_build:
         command = CHECK_BUILD
         others |= {"num_proc": 1, "hosts": "localhost", "hostfile": None}
@@ -161,13 +164,14 @@ def cli(
     return nodes.run(request, place, others["rendezvous_secret_file"], job)
 
 
-def _show_stacks(pid: int) -> int:
-    from hvdrun.running.askers import NoAnswer, ask
+def _ask(option: str, pid: int) -> int:
+    from hvdrun.running.askers import METRICS, STACKS, NoAnswer, ask
 
+    question = STACKS if option == "--stacks" else METRICS
     try:
-        click.echo(ask(pid))
+        click.echo(ask(pid, question))
     except NoAnswer as error:
-        raise UsageError(f"--stacks {pid}: {error}") from error
+        raise UsageError(f"{option} {pid}: {error}") from error
     return 0
 
 

@@ -300,6 +300,14 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         help="Print where the ranks of a running job, hvdrun's PID, are in their Python code.",
     ),
     HvdrunOption(
+        "--metrics",
+        group=INSTEAD,
+        in_config_file=False,
+        type=click.IntRange(min=1),
+        metavar="PID",
+        help="Print how a running job, hvdrun's PID, fares, and which rank is slow (--summary).",
+    ),
+    HvdrunOption(
         "--completion",
         group=INSTEAD,
         in_config_file=False,

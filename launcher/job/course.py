@@ -38,6 +38,7 @@ from hvdrun.job.events import (
     Interrupted,
     KeeperGone,
     KeepersHere,
+    MetricsAsked,
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
@@ -73,7 +74,7 @@ from hvdrun.job.whereabouts import Whereabouts
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
 from hvdrun.records import Record, parse
-from hvdrun.reports import lacking
+from hvdrun.reports import lacking, slow_ranks
 from hvdrun.reports.closed_files import ClosedFiles, runs_on
 from hvdrun.reports.failure_report import (
     Failure,
@@ -109,7 +110,7 @@ class Course:
         self.released = 0  # the number of ranks that had ended at the last Release
         self.passing_on = PassingOn()
         self.preemption = Preemption()
-        self.summaries: dict[int, Record] = {}  # of ranks that have left
+        self.summaries: dict[int, Record] = {}  # by rank, its latest
         self.recorded = Recorded(self.ranks)
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
@@ -160,6 +161,9 @@ class Course:
                 self.recorded.on_operations(rank, operations, is_running)
             case StacksAsked(asker):
                 self.stall_watch.ask(now, lambda text: self.actions.append(Answer(asker, text)))
+            case MetricsAsked(asker):
+                text = slow_ranks.so_far(self.summaries, self.ranks.num_proc, self.command.host_of)
+                self.actions.append(Answer(asker, text))
             case RankClosedFiles(rank, at):
                 self.closed_files.at.setdefault(rank, at)
             case RankEnded(rank, how, at):

@@ -52,6 +52,12 @@ class StacksAsked(Value):
     asker: int
 
 
+class MetricsAsked(Value):
+    """Somebody wants to know where the time of the ranks' steps goes."""
+
+    asker: int
+
+
 class RankClosedFiles(Value):
     """The rank runs on and has closed its end of PMI, or of the way for notes; `at` by the clock of
     this host. A program that closes these closes all descriptors that it does not know."""
@@ -200,6 +206,7 @@ Event = (
     | RankLooked
     | RankRecorded
     | StacksAsked
+    | MetricsAsked
     | RankClosedFiles
     | RankEnded
     | KeeperGone

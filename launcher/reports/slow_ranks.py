@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from hvdrun.output.folding import spans
-from hvdrun.records import Record
+from hvdrun.records import TELLS_EVERY_S, Record
 from hvdrun.reports.arrivals import (
     FEWEST_STEPS,
     THROTTLED,
@@ -18,6 +18,7 @@ from hvdrun.reports.arrivals import (
     compare,
     throttled_part,
 )
+from hvdrun.summary import summary_of
 
 # Of a larger job, the table has the ranks that are last most often, and a line for all others.
 MOST_ROWS = 16
@@ -44,15 +45,25 @@ class _Row(NamedTuple):
     by: float | None
 
 
-def report(records: Mapping[int, Record], host_of: HostOf) -> list[str]:
+def so_far(records: Mapping[int, Record], num_proc: int, host_of: HostOf) -> str:
+    """The answer to somebody who asks while the job runs."""
+    if not records:
+        return (
+            "no rank has told anything: a job that was started with --summary, or with"
+            f" HVDLITE_SUMMARY=1, tells after its first steps, and then every {TELLS_EVERY_S:g} s"
+        )
+    return "\n".join([summary_of(records, num_proc), *report(records, host_of, "")])
+
+
+def report(records: Mapping[int, Record], host_of: HostOf, head: str = "hvdrun: ") -> list[str]:
     """The table, and the verdict in words. Nothing without steps."""
     timed = {rank: record for rank, record in sorted(records.items()) if record.steps > 1}
     if not timed:
         return []
     found = compare(timed)
     texts = _table(timed, found or [], host_of)
-    texts += [f"hvdrun: {verdict}" for verdict in _verdicts(timed, found, host_of)]
-    return texts
+    texts[0] = f"{head}{texts[0]}"
+    return texts + [f"{head}{verdict}" for verdict in _verdicts(timed, found, host_of)]
 
 
 def _verdicts(
@@ -159,7 +170,7 @@ def _table(records: Mapping[int, Record], found: list[Arrivals], host_of: HostOf
     if rest := [row for rank, row in rows.items() if rank not in shown]:
         lines.append(("others", f"({len(rest)} ranks)", *_cells(_middle(rest))))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["hvdrun: where the time of a step goes, in ms:"]
+    texts = ["where the time of a step goes, in ms:"]
     for line in lines:
         cells = [
             cell.ljust(width) if index == 1 else cell.rjust(width)

@@ -1,8 +1,9 @@
-"""Who asks a running hvdrun about its job: `hvdrun --stacks PID` on the same host.
+"""Who asks a running hvdrun about its job: `hvdrun --stacks PID`, or `--metrics PID`, on the same
+host.
 
-hvdrun listens on a socket whose name has its process number, so that anybody can find it, and can
-take the name before it does. Hence both ends ask the kernel: hvdrun answers this user and root, and
-who asks believes only that process.
+For each question hvdrun listens on a socket whose name has its process number, so that anybody can
+find it, and can take the name before it does. Hence both ends ask the kernel: hvdrun answers this
+user and root, and who asks believes only that process.
 """
 
 from __future__ import annotations
@@ -11,47 +12,55 @@ import contextlib
 import os
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from hvdrun.machine.socket_users import is_trusted, process_of, user_of
 
 MOST = 16  # that wait at a time
 ANSWER_S = 20.0
+STACKS, METRICS = b"", b"-metrics"  # the questions: where the ranks are, and how they have fared
 
 
 class NoAnswer(Exception):
     """Why there is none."""
 
 
-def address(pid: int) -> bytes:
-    return b"\0hvdrun-job-%d" % pid
+def address(pid: int, question: bytes = STACKS) -> bytes:
+    return b"\0hvdrun-job-%d%s" % (pid, question)
 
 
 class Askers:
-    """`on_asked` gets the number of each, to be answered by `answer`."""
+    """`on_asked`: by question, what gets the number of each who asks it, to be answered by
+    `answer`."""
 
-    def __init__(self, selector: selectors.BaseSelector, on_asked: Callable[[int], None]) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, on_asked: Mapping[bytes, Callable[[int], None]]
+    ) -> None:
         self.selector = selector
-        self.on_asked = on_asked
         self.waiting: dict[int, socket.socket] = {}
         self.last = 0
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.setblocking(False)
-        with contextlib.suppress(OSError):  # the name is taken: nobody can ask
-            self.listener.bind(address(os.getpid()))
-            self.listener.listen(MOST)
-            selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        self.listeners: list[socket.socket] = []
+        for question, tell in on_asked.items():
+            listener = socket.socket(socket.AF_UNIX)
+            self.listeners.append(listener)
+            listener.setblocking(False)
+            with contextlib.suppress(OSError):  # the name is taken: nobody can ask
+                listener.bind(address(os.getpid(), question))
+                listener.listen(MOST)
+                heard = partial(self._accept, listener, tell)
+                selector.register(listener, selectors.EVENT_READ, heard)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket, tell: Callable[[int], None]) -> None:
         with contextlib.suppress(OSError):
-            sock, _ = self.listener.accept()
+            sock, _ = listener.accept()
             if len(self.waiting) >= MOST or not is_trusted(sock):
                 sock.close()
                 return
             sock.setblocking(False)
             self.last += 1
             self.waiting[self.last] = sock
-            self.on_asked(self.last)
+            tell(self.last)
 
     def answer(self, number: int, text: str) -> None:
         sock = self.waiting.pop(number)
@@ -62,17 +71,19 @@ class Askers:
         for sock in self.waiting.values():
             sock.close()
         self.waiting.clear()
-        with contextlib.suppress(KeyError, ValueError):
-            self.selector.unregister(self.listener)
-        self.listener.close()
+        for listener in self.listeners:
+            with contextlib.suppress(KeyError, ValueError):
+                self.selector.unregister(listener)
+            listener.close()
+        self.listeners.clear()
 
 
-def ask(pid: int) -> str:
+def ask(pid: int, question: bytes = STACKS) -> str:
     """What that hvdrun answers. Raises NoAnswer."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(ANSWER_S)
         try:
-            sock.connect(address(pid))
+            sock.connect(address(pid, question))
         except OSError:
             raise NoAnswer(f"process {pid} is no hvdrun that runs a job on this host") from None
         if not is_trusted(sock):

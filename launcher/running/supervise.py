@@ -56,6 +56,7 @@ from hvdrun.job.events import (
     Interrupted,
     KeeperGone,
     KeepersHere,
+    MetricsAsked,
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
@@ -89,7 +90,7 @@ from hvdrun.machine.resources import temporary_path
 from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import Terminal
 from hvdrun.plan.command import Command
-from hvdrun.running.askers import Askers
+from hvdrun.running.askers import METRICS, STACKS, Askers
 from hvdrun.running.host_link import HostLink
 from hvdrun.running.mpirun_pipe import Source
 from hvdrun.running.node_signals import NodeSignals
@@ -148,7 +149,13 @@ class Supervisor:
             self.stdin.for_local_rank,
             on_host=self._new_link,
         )
-        self.askers = Askers(self.selector, lambda asker: self._tell(StacksAsked(asker)))
+        self.askers = Askers(
+            self.selector,
+            {
+                STACKS: lambda asker: self._tell(StacksAsked(asker)),
+                METRICS: lambda asker: self._tell(MetricsAsked(asker)),
+            },
+        )
         self.selector.register(waker.fd, selectors.EVENT_READ, lambda: self._woken(waker.read()))
         if (nodes := self.node_signals) is not None:
             self.selector.register(nodes.fd, selectors.EVENT_READ, lambda: self._heard(nodes))

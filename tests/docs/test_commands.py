@@ -35,7 +35,7 @@ def test_every_command_of_a_page_is_one_that_hvdrun_understands(page, tmp_path, 
     for line in hvdruns(page):
         words = words_of(line)
         context = cli.make_context("hvdrun", words)
-        instead = {"--check", "--check-build", "--stacks"}
+        instead = {"--check", "--check-build", "--metrics", "--stacks"}
         assert context.params["command"] or instead & set(words)
 
 

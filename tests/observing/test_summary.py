@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hvdlite.observe.summary import Summary
-from hvdrun.records import Record
+from hvdrun.records import Record, parse
 from hvdrun.summary import summary_of
 from tests.harness.worlds import mpiexec_command, python_of
 
@@ -101,6 +101,30 @@ def test_without_steps_the_time_counts_from_init(clock):
 )
 def test_the_line(records, num_proc, text):
     assert summary_of(records, num_proc) == text
+
+
+def test_hvdrun_is_told_now_and_then_while_there_is_a_world(clock, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        "hvdlite.observe.summary.launcher_link.tell",
+        lambda kind, data: told.append((clock.now, parse(data))),
+    )
+    monkeypatch.setattr("hvdlite.observe.summary.is_supervised", lambda: True)
+    summary = Summary(clock, Clock())
+    summary.place = 1, 3
+    for _ in range(2001):
+        summary.step_ended(1, "one", ())
+        clock.now += 1.0
+    times = [at for at, _ in told]
+    assert times[:4] == [1.0, 6.0, 11.0, 16.0]
+    assert times[-1] - times[-2] == pytest.approx(20, abs=1)  # a hundredth of the time
+    assert told[0][1][:2] == (2, 1.0)
+    assert {(record.rank, record.size) for _, record in told} == {(1, 3)}
+    summary.tell(1, 3)
+    clock.now += 1000.0
+    before = len(told)
+    summary.step_ended(1, "one", ())
+    assert len(told) == before
 
 
 TRAINS = """

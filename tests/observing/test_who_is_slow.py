@@ -1,21 +1,21 @@
 """hvdrun names the rank that is steadily late, its host and the cause, and nobody else."""
 
 import re
+import subprocess
 
 import pytest
 
 from tests.harness.programs import run_program
-from tests.harness.worlds import python_of
+from tests.harness.worlds import end_tree, python_of
 
-# Who is late sleeps 0.1 s in each of the 24 steps, a hundred times as long as the rest of a step
-# takes.
+# Who is late sleeps 0.1 s in each step, a hundred times as long as the rest of a step takes.
 TRAINS = """
 import sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset
 import hvdlite as hvd
 
-where, who = sys.argv[1:]
+where, who, steps = sys.argv[1:]
 hvd.init()
 
 def comes(place, step):
@@ -25,7 +25,7 @@ def comes(place, step):
 
 class Data(Dataset):
     def __len__(self):
-        return 24
+        return int(steps)
     def __getitem__(self, index):
         comes("data", index)
         return torch.ones(4)
@@ -47,7 +47,7 @@ LATE = r"rank {rank} on localhost arrives last in \d+ % of steps, by \d+ ms: {ca
 def verdict_of(mpi, where, who, *options):
     python = python_of(mpi)
     hvdrun = [python, "-m", "hvdrun", "-np", "2", "--summary", *options]
-    done = run_program([*hvdrun, python, "-c", TRAINS, where, who], 90)
+    done = run_program([*hvdrun, python, "-c", TRAINS, where, who, "24"], 90)
     assert done.code == 0, done
     return done.stderr.splitlines()[-1].removeprefix("hvdrun: ")
 
@@ -67,3 +67,24 @@ def test_the_late_rank_is_named_with_the_cause(mpi, where, rank, cause, options)
 def test_nobody_is_named_if_the_ranks_are_late_in_turns():
     verdict = verdict_of("openmpi", "forward", "in turns")
     assert verdict.startswith("no rank is steadily late: the others wait most for rank "), verdict
+
+
+def test_a_running_job_can_be_asked():
+    python = python_of("openmpi")
+    hvdrun = [python, "-m", "hvdrun"]
+    job = [*hvdrun, "-np", "2", "--summary", python, "-c", TRAINS, "forward", "1", "3000"]
+    with subprocess.Popen(job, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            answer = ""
+            # It trains for five minutes, and tells every 5 s.
+            while process.poll() is None and "arrives last" not in answer:
+                done = run_program([*hvdrun, "--metrics", str(process.pid)], 60)
+                answer = done.stdout
+        finally:
+            end_tree(process)
+    line, head, titles, *rows, verdict = answer.splitlines()
+    assert re.match(r"\d+ steps, \d+ ms each; ", line), answer
+    assert head == "where the time of a step goes, in ms:"
+    assert titles.split()[:3] == ["rank", "host", "steps"]
+    assert [row.split()[:2] for row in rows] == [["0", "localhost"], ["1", "localhost"]]
+    assert re.fullmatch(LATE.format(rank="1", cause="it computes longer"), verdict), verdict

@@ -5,11 +5,12 @@ from hvdrun.errors import (
     LacksResource,
     MpirunFailed,
 )
-from hvdrun.job.actions import EndHosts, Finish, SignalMpirun
+from hvdrun.job.actions import Answer, EndHosts, Finish, SignalMpirun
 from hvdrun.job.events import (
     HostEnded,
     KeeperGone,
     KeepersHere,
+    MetricsAsked,
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
@@ -19,6 +20,8 @@ from hvdrun.job.events import (
     RankStarted,
 )
 from hvdrun.machine import notes
+from hvdrun.records import Record
+from hvdrun.reports.slow_ranks import so_far
 from tests.launcher.job.histories import (
     IMPROPER,
     KILL,
@@ -33,6 +36,8 @@ from tests.launcher.job.histories import (
     well,
 )
 
+MEASURED = b'{"steps": 3, "seconds": 2, "waited": 1}'
+
 RANKS = {
     "all ranks end with 0": History(
         [*begun(), *well(2.0, 0, 1, 2, 3), *over(2.1)],
@@ -42,12 +47,30 @@ RANKS = {
     "ranks send what they have measured, and one sends nonsense": History(
         [
             *begun(),
-            (1.9, RankSaid(0, notes.SUMMARY, b'{"steps": 3, "seconds": 2, "waited": 1}')),
+            (1.9, RankSaid(0, notes.SUMMARY, MEASURED)),
             (1.9, RankSaid(2, notes.SUMMARY, b'{"steps": 3}')),
             *well(2.0, 0, 1, 2, 3),
             *over(2.1),
         ],
         [(2.1, EndHosts(3.0)), (2.1, Finish())],
+        0,
+        words=("hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; communication took 50 %",),
+    ),
+    "somebody asks how the ranks fare": History(
+        [
+            *begun(),
+            (1.8, MetricsAsked(4)),
+            (1.9, RankSaid(0, notes.SUMMARY, MEASURED)),
+            (1.9, MetricsAsked(5)),
+            *well(2.0, 0, 1, 2, 3),
+            *over(2.1),
+        ],
+        [
+            (1.8, Answer(4, so_far({}, 4, str))),
+            (1.9, Answer(5, so_far({0: Record(3, 2, 1)}, 4, lambda rank: "a"))),
+            (2.1, EndHosts(3.0)),
+            (2.1, Finish()),
+        ],
         0,
         words=("hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; communication took 50 %",),
     ),

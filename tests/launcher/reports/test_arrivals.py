@@ -284,6 +284,14 @@ def test_one_rank_alone_is_compared_with_nobody():
     assert row.split() == ["0", "server1", "41", "267.6", "15.6", "250.0", "2.0", "-", "-", "-"]
 
 
+def test_who_asks_while_the_job_runs_gets_the_line_the_table_and_the_verdict():
+    line, head, *_, verdict = slow_ranks.so_far(LOADS, 5, host_of).splitlines()
+    assert line.startswith("41 steps (of 4 of 5 ranks), 268 ms each")
+    assert head == "where the time of a step goes, in ms:"
+    assert verdict.startswith("rank 3 on server2 arrives last in 100 % of steps")
+    assert "--summary" in slow_ranks.so_far({}, 5, host_of)
+
+
 def test_without_steps_nothing_is_said():
     assert slow_ranks.report({0: Record(0, 10.0, 1.0), 1: Record(1, 10.0, 1.0)}, host_of) == []
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from hvdrun.running.askers import Askers, NoAnswer, address, ask
+from hvdrun.running.askers import METRICS, STACKS, Askers, NoAnswer, address, ask
 from tests.harness.programs import run_program
 from tests.harness.worlds import ROOT, end_tree
 
@@ -132,26 +132,28 @@ class Served:
     def __init__(self):
         self.selector = selectors.DefaultSelector()
         self.asked = []
-        self.askers = Askers(self.selector, self.asked.append)
+        self.metrics_asked = []
+        on_asked = {STACKS: self.asked.append, METRICS: self.metrics_asked.append}
+        self.askers = Askers(self.selector, on_asked)
 
     def turn(self):
         for key, _ in self.selector.select(10):
             key.data()
 
-    def answers(self, text):
+    def answers(self, text, question=STACKS):
         """One question, by another thread."""
         got = []
 
         def asks():
             try:
-                got.append(ask(os.getpid()))
+                got.append(ask(os.getpid(), question))
             except NoAnswer as error:
                 got.append(str(error))
 
         thread = threading.Thread(target=asks)
         thread.start()
         self.turn()
-        self.askers.answer(self.asked[-1], text)
+        self.askers.answer(max(self.asked + self.metrics_asked), text)
         thread.join()
         return got[0]
 
@@ -167,6 +169,12 @@ def test_each_question_gets_its_answer_however_long(served):
     for text in ("3 ranks:", "x" * 150_000):
         assert served.answers(text) == text
     assert served.asked == [1, 2]
+
+
+def test_the_questions_are_told_apart(served):
+    assert served.answers("a table", METRICS) == "a table"
+    assert served.answers("3 ranks:") == "3 ranks:"
+    assert (served.metrics_asked, served.asked) == ([1], [2])
 
 
 def test_a_job_that_ends_meanwhile_gives_no_answer(served):
