@@ -129,9 +129,9 @@ bool hvdl_drain_queue(hvdl_engine *e)
     for (; op; op = next_op) {
         next_op = op->next;
         op->next = NULL;
-        hvdl_record(&e->recording, op, HVDL_POSTED, op->posted_ns);
         if (e->black_box.memory && !op->internal)
             hvdl_box_write_posted(e, op);
+        hvdl_record(&e->recording, op, HVDL_POSTED, op->posted_ns);
         if (op->transfer)
             hvdl_transfer_begin(e, op->transfer);
         else if (hvdl_refuses(e, op->internal))

@@ -6,26 +6,37 @@ import textwrap
 
 import pytest
 
-# Rank 1 leaves after the second 'grad', in the way that it is told.
+# Rank 1 leaves after the second 'grad', in the way that it is told, once rank 0 waits for it.
 LEAVES = """
-import os, signal, sys
+import os, signal, sys, time
 import torch
 import hvdlite as hvd
+from hvdlite.world import world
 
+how, go = sys.argv[1:]
 hvd.init()
 for _ in range(2):
     hvd.allreduce(torch.ones(3), name="loss")
     hvd.allreduce(torch.ones(30000), name="grad")
-if hvd.rank() == 1:
-    if sys.argv[1] == "is killed":
+if hvd.rank() == 0:
+    engine = world.current().team.engine
+    engine.record(10)
+    handle = hvd.allreduce_async(torch.ones(3), name="loss")
+    while not engine.drain_events()[0]:  # the engine has seen it
+        time.sleep(0.001)
+    open(go, "w").close()
+    hvd.synchronize(handle)
+else:
+    while not os.path.exists(go):
+        time.sleep(0.001)
+    if how == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if sys.argv[1] == "raises":
+    if how == "raises":
         raise RuntimeError("no more data")
-    if sys.argv[1] == "leaves":
+    if how == "leaves":
         hvd.shutdown()
         sys.exit()
     hvd.allreduce(torch.ones(3), name="another")
-hvd.allreduce(torch.ones(3), name="loss")
 """
 LAST = "the last operation that ranks 0-1 have all ended is allreduce 'grad' (no. 2)\n"
 WAITS = "    rank 0 went on to allreduce 'loss' (no. 3), which rank 1 has not called\n"
@@ -41,7 +52,9 @@ def run(hvdrun, tmp_path, monkeypatch):
         for name, value in (variables or {}).items():
             monkeypatch.setenv(name, value)
         logs = tmp_path / "logs"
-        done = hvdrun("-np", "2", "--output-dir", logs, *options, "python", script, how)
+        done = hvdrun(
+            "-np", "2", "--output-dir", logs, *options, "python", script, how, tmp_path / "go"
+        )
         folder = logs / "black-box"
         found = {path.name: path.read_text() for path in folder.glob("*")}
         return done, found
@@ -96,7 +109,7 @@ def test_a_rank_that_left_before_the_others_failed_is_in_it(run):
 
 @pytest.mark.wide_in("mpich")
 def test_after_the_stall_check_has_ended_a_job_it_says_who_called_what(run):
-    done, _ = run("calls another", "--stall-check-shutdown-time-seconds", "2")
+    done, _ = run("calls another", "--stall-check-shutdown-time-seconds", "3")
     assert done.code == 1, done
     assert (
         LAST
