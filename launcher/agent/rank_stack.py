@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 
-LIMIT_S = 0.3  # the keeper does nothing else meanwhile
+LIMIT_S = 1.0  # the keeper does nothing else meanwhile
 _PAUSE_S = 0.002
 _LARGEST_BYTES = 1 << 16
 _MOST_FRAMES = 100

@@ -15,7 +15,7 @@ from hvdrun.reports.stacks import Seen
 # Between the two questions.
 SAMPLE_S = 0.5
 # A host has this long to answer the second one.
-ANSWER_S = 2.0
+ANSWER_S = 5.0
 
 Then = Callable[[float, dict[int, Seen]], None]
 

@@ -87,18 +87,19 @@ hvd.allreduce(torch.ones(3), name="loss")
 # The operation's coordinator, which makes the report, is on the first host or on the second.
 @pytest.mark.parametrize("rank", [0, 3])
 def test_hvdrun_shows_where_the_ranks_of_all_hosts_are(rig, hvdrun, python, rank):
-    (rig.share / "lost.py").write_text(LOST.format(rank=rank).lstrip())
+    script = rig.share / "lost.py"
+    script.write_text(LOST.format(rank=rank).lstrip())
     limits = ("--stall-check-warning-time-seconds", "3")
     limits += ("--stall-check-shutdown-time-seconds", "9")
-    done = hvdrun("-H", "server1:2,server2:2", *limits, python, "lost.py")
+    done = hvdrun("-H", "server1:2,server2:2", *limits, python, script)
     assert done.code == 1, done
     others = "1-3" if rank == 0 else "0-2"
     assert re.search(
         r"hvdrun: where the ranks are that allreduce 'loss' waits for, and those in it:\n"
-        rf"    rank {rank} on server[12] sleeps: python lost.py \(process \d+\)\n"
-        r"        lost.py:5 in load\n        lost.py:10 in <module>\n"
+        rf"    rank {rank} on server[12] sleeps: python {script} \(process \d+\)\n"
+        rf"        {script}:5 in load\n        {script}:10 in <module>\n"
         rf"    ranks {others} on server1, server2\n"
         r"        hvdlite/collectives/allreduce.py:\d+ in allreduce\n"
-        r"        lost.py:11 in <module>\n",
+        rf"        {script}:11 in <module>\n",
         done.stderr,
     ), done

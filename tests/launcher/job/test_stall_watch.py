@@ -51,11 +51,11 @@ def test_the_ranks_of_a_report_are_asked_twice_and_shown_once_all_have_answered(
     ]
 
 
-def test_a_rank_that_gives_no_answer_is_waited_for_two_seconds():
+def test_a_rank_that_gives_no_answer_is_waited_for_five_seconds():
     answers = [each for rank in (0, 1, 3) for each in stack(10.7, rank)]
     _, actions, _ = play(begun() + reported(10.0) + answers)
     ((at, text),) = said(actions)
-    assert at == 12.5
+    assert at == 15.5
     assert "    rank 2 on b: the host does not answer\n    ranks 0-1,3 on a, b\n" in text
 
 
@@ -71,7 +71,7 @@ def test_a_rank_that_ends_meanwhile_is_not_waited_for():
 def test_reports_that_follow_within_ten_seconds_ask_nobody():
     events = begun() + reported(10.0) + reported(11.0, rank=3) + reported(20.5)
     _, actions, _ = play(events)
-    assert [at for at, _ in said(actions)] == [12.5, 23.0]
+    assert [at for at, _ in said(actions)] == [15.5, 26.0]
 
 
 def test_a_report_that_names_no_rank_asks_all_that_have_started():
