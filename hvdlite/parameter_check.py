@@ -39,7 +39,8 @@ def check_parameters(
     rank that has joined is left out.
 
     Args:
-        model: A module, for its parameters; or a state dict, (name, tensor) pairs or tensors.
+        model: A module, for its parameters; or a state dict, (name, tensor) pairs or tensors, of
+            which all tensors are compared, a state dict's buffers too.
         optimizer: For its state, and the numbers among its options (lr). State that rightly differs
             is left out: with `shard` and for shared parameters that of parts, with op=Adasum all.
         buffers: Whether a module's buffers are compared too. BatchNorm's statistics rightly differ

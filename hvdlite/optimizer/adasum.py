@@ -99,7 +99,7 @@ class Deltas:
             self._start_hash = self._start.hash(self._params)
         return [param.detach().clone() for param in self._params]
 
-    def require_finite(self, counts: bool) -> None:
+    def require_finite(self, counts: Callable[[], bool]) -> None:
         """After `start`. counts: whether this rank makes a step with its gradients. Collective, and
         blocks, if HVDLITE_CHECK_NUMERICS is on.
 
@@ -114,7 +114,7 @@ class Deltas:
             self._consistency = None
         named = [(self._name_of(param, index), param) for index, param in enumerate(self._params)]
         numerics = Numerics(team, self.name, named)
-        for param in self._params if counts else ():
+        for param in self._params if counts() else ():
             if param.grad is not None:
                 numerics.look_at(param, param.grad)
         numerics.post()
@@ -259,8 +259,11 @@ class DeltaOptimizer(Wrapper):
                 before.
         """
         starts = self._hvdlite_deltas.start()
-        # (With GradScaler a rank whose gradients have overflowed adds nothing.)
-        self._hvdlite_deltas.require_finite(counts=not vars(self).get("found_inf", 0))
+        # The gradients of a closure are not known yet; and it may be called several times, on each
+        # rank as often as its own optimizer likes.
+        if not callable(kwargs.get("closure", args[0] if args else None)):
+            # (With GradScaler a rank whose gradients have overflowed adds nothing.)
+            self._hvdlite_deltas.require_finite(lambda: not vars(self).get("found_inf", 0))
         result = self._own_step(*args, **kwargs)
         with torch.no_grad():
             self._hvdlite_deltas.finish(starts)

@@ -48,7 +48,8 @@ class GradientOptimizer(Wrapper):
         Raises:
             HorovodInternalError: The reduction failed, on every rank; as `NumericsError` if
                 HVDLITE_CHECK_NUMERICS has found NaN or an infinite gradient on some rank. No
-                parameter has changed then.
+                parameter has changed then, unless by an optimizer that had called its closure
+                before.
         """
         reducer, calls = self._hvdlite_reducer, self._hvdlite_calls
         if reducer.step_is_due and _grad_scaler_calls(5):
@@ -72,8 +73,8 @@ class GradientOptimizer(Wrapper):
         else:
             reducer.settle()
             reducer.require_reduced_weights()
-        if not callable(closure) and not self._skips_step():
-            reducer.require_finite()
+        if not callable(closure):
+            reducer.require_finite(self._skips_step)
         # A rank may make steps with its own unreduced gradients as often as it likes.
         is_shared = callable(closure) or reducer.has_communicated()
         if is_shared:
@@ -89,7 +90,8 @@ class GradientOptimizer(Wrapper):
         return result
 
     def _skips_step(self) -> bool:
-        """Whether GradScaler calls the step of a fused optimizer that is to change nothing."""
+        """Whether GradScaler calls the step of a fused optimizer that is to change nothing. Waits
+        for the device then."""
         found = vars(self).get("found_inf")
         return found is not None and bool(found)
 
@@ -272,7 +274,7 @@ class GradientOptimizer(Wrapper):
             try:
                 loss = closure(*args, **kwargs)
                 self._finish()
-                self._hvdlite_reducer.require_finite()
+                self._hvdlite_reducer.require_finite(in_closure=True)
             finally:
                 weights.in_closure = False
             return self._hvdlite_reducer.loss_of_all(loss)

@@ -139,15 +139,23 @@ class Reducer(WeightedRounds):
         self.next_step()
         self.gradients.free()
 
-    def require_finite(self) -> None:
+    def require_finite(
+        self, is_skipped: Callable[[], bool] = lambda: False, in_closure: bool = False
+    ) -> None:
         """Before a step with reduced gradients, which changes nothing if this raises.
+
+        is_skipped: whether the step changes nothing anyway; asked only if there is something to
+            raise. in_closure: an optimizer that calls its closure several times may have changed
+            parameters before.
 
         Raises:
             NumericsError: HVDLITE_CHECK_NUMERICS has found that they are not finite; on every rank.
         """
+        if self._not_finite is None or is_skipped():
+            return
         text, self._not_finite = self._not_finite, None
-        if text is not None:
-            raise NumericsError(f"{text}. No parameter has changed")
+        what = "The parameters are as they were when the closure was called"
+        raise NumericsError(f"{text}. {what if in_closure else 'No parameter has changed'}")
 
     def steps_since_join(self) -> int:
         """Between two steps: how many there have been in this world and since its last join. The

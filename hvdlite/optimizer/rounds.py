@@ -91,7 +91,7 @@ class Rounds:
         self._next, self._by_step, self._grads_withdrawn = 0, True, False
         self._with_graph, self._exchanges, self._position_exchange = [], None, None
         self._numerics = None
-        if team is not None and world.current().config.check_numerics:
+        if team is not None and gradients.are_current() and world.current().config.check_numerics:
             named = [(slot.name, slot.param) for slot in gradients.slots]
             self._numerics = Numerics(team, gradients.name, named)
         self._open = True
@@ -179,7 +179,9 @@ class Rounds:
         if self._numerics is not None:
             for slot in self.gradients.slots if self._position.weight != 0 else ():
                 grad = slot.param.grad
-                if grad is not None and grad.is_sparse and slot.last_round == self._round:
+                if grad is None or not grad.is_sparse:
+                    continue
+                if slot.last_round == self._round or self._counts_in_round(slot, grad):
                     self._numerics.look_at(slot.param, grad)
             self._numerics.post()
 

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import hvdlite as hvd
@@ -174,6 +175,100 @@ def test_it_is_found_in_sparse_gradients(world):
         world.run(in_sparse_rows, knobs=ON)
 
 
+def in_accumulated_rows():
+    hvd.init()
+    net = nn.Embedding(5, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters()
+    )
+    with optimizer.no_sync():
+        Poison.apply(net(torch.tensor([1, 2])), math.nan if hvd.rank() else 1.0).sum().backward()
+    with pytest.raises(NumericsError, match="NaN in the gradient of 'weight' on rank 1"):
+        optimizer.step()
+    assert net.weight.isfinite().all()
+
+
+def test_it_is_found_in_sparse_gradients_of_earlier_backward_passes(world):
+    with warnings.catch_warnings():
+        world.run(in_accumulated_rows, knobs=ON)
+
+
+def in_a_later_call_of_a_closure():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    net = model(torch.float32)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=5), net.named_parameters()
+    )
+    ((x, y),) = batches(1, 2, size, torch.float32)
+    calls = []
+
+    def closure():
+        optimizer.zero_grad()
+        calls.append(1)
+        hidden = Poison.apply(net[:2](own(x, rank, size)), math.nan if len(calls) == 3 else 1.0)
+        loss = nn.functional.mse_loss(net[2:](hidden), own(y, rank, size))
+        loss.backward()
+        return loss
+
+    with pytest.raises(NumericsError) as raised:
+        optimizer.step(closure)
+    return len(calls), str(raised.value)
+
+
+def test_in_a_later_call_of_a_closure_nothing_is_said_of_what_came_before(world):
+    for calls, text in world.run(in_a_later_call_of_a_closure, knobs=ON):
+        assert calls == 3
+        assert text.endswith(". The parameters are as they were when the closure was called")
+
+
+def begun_by(kind):
+    """The loss of the last rank is NaN, or is not what backward is called on."""
+    hvd.init()
+    net = nn.Linear(3, 3)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters()
+    )
+    x = torch.ones(2, 3, requires_grad=True)
+    if kind == "checkpoint":
+        y = torch.utils.checkpoint.checkpoint(net, x, use_reentrant=True)
+    else:
+        y = net(x)
+    loss = y.sum() * (math.nan if hvd.rank() else 1.0)
+    if kind == "edge":
+        torch.autograd.backward([torch.autograd.graph.get_gradient_edge(loss)])
+    else:
+        loss.backward()
+    with pytest.raises(NumericsError) as raised:
+        optimizer.step()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("kind", "loss"), [("checkpoint", NOT_FINITE), ("edge", UNKNOWN)])
+def test_the_loss_is_that_of_the_scripts_own_backward(world, kind, loss):
+    first, second = world.run(begun_by, kind, knobs=ON)
+    assert first == second
+    assert loss in first
+
+
+class Unasked(torch.Tensor):
+    def __bool__(self):
+        raise AssertionError("the host waits for the device")
+
+
+def of_a_fused_optimizer():
+    hvd.init()
+    net = nn.Linear(3, 3)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1, fused=True))
+    net(torch.ones(2, 3)).sum().backward()
+    optimizer.found_inf = torch.zeros(()).as_subclass(Unasked)  # as GradScaler does
+    optimizer.step()
+
+
+def test_a_fused_optimizer_is_not_asked_whether_it_skips_the_step(world):
+    world.run(of_a_fused_optimizer)
+
+
 def of_no_weight():
     """The NaN of a rank without samples does not count; a joined rank has none."""
     hvd.init()
@@ -189,7 +284,7 @@ def of_no_weight():
         optimizer.step()
         optimizer.zero_grad()
     hvd.join()
-    assert all(p.isfinite().all() for p in net.parameters()) or not rank
+    assert all(p.isfinite().all() for p in net.parameters())
 
 
 def test_a_rank_without_weight_or_that_has_joined_does_not_count(world):

@@ -125,14 +125,19 @@ def is_finite(values: torch.Tensor) -> bool:
 
 def _loss_of_backward() -> int:
     """Whether what the script calls backward on is finite, if autograd calls this in the thread of
-    the script."""
+    the script. Never raises: other ranks don't see what is found here."""
     code = torch.autograd.backward.__code__
     frame: types.FrameType | None = sys._getframe(1)
+    outermost = None  # inside it, torch.utils.checkpoint may call backward, too
     while frame is not None:
-        if frame.f_code is code:
-            losses = frame.f_locals.get("tensors")
-            losses = (losses,) if isinstance(losses, torch.Tensor) else tuple(losses or ())
-            finite = all(is_finite(loss.detach()) for loss in losses)
-            return (_FINITE if finite else _NOT_FINITE) if losses else _UNKNOWN
+        outermost = frame if frame.f_code is code else outermost
         frame = frame.f_back
-    return _UNKNOWN
+    given = outermost.f_locals.get("tensors") if outermost else None
+    try:
+        losses = (given,) if isinstance(given, torch.Tensor) else tuple(given or ())
+        # Other kinds may be edges of the graph, or communicate when they are looked at.
+        if not losses or any(type(each) is not torch.Tensor for each in losses):
+            return _UNKNOWN
+        return _FINITE if all(is_finite(each.detach()) for each in losses) else _NOT_FINITE
+    except Exception:
+        return _UNKNOWN
