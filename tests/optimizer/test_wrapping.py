@@ -166,6 +166,26 @@ def test_an_optimizer_whose_groups_are_those_of_another_can_be_wrapped(world, op
     world.run(wraps_a_wrapper, op)
 
 
+def steps_of_its_own():
+    """An optimizer that another one has replaced steps with its rank's own gradients."""
+    hvd.init()
+    p = nn.Parameter(torch.zeros(2))
+    replaced = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+    p.sum().backward()
+    optimizer.step()
+    if hvd.rank() == 0:
+        replaced.step()
+    hvd.barrier()
+    hvd.shutdown()
+    replaced.step()
+    return p.tolist()
+
+
+def test_an_optimizer_that_another_has_replaced_steps_after_the_world_has_ended(world):
+    assert world.run(steps_of_its_own) == [[-3.0, -3.0], [-2.0, -2.0]]
+
+
 def step_hooks():
     hvd.init()
     p = nn.Parameter(torch.zeros(2))
