@@ -42,13 +42,15 @@ from tests.harness.worlds import (
 SIZES = (1, 2, 3, 4, 7)
 SHOWN = pytest.StashKey[list[str]]()  # the lines of --show-worlds
 
-# A shell lets processes in its background ignore Ctrl-C, and their children would inherit that.
+# A shell lets processes in its background ignore Ctrl-C and QUIT, and their children would inherit
+# that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# The same for nohup and the end of the terminal. This process goes on ignoring it, its children
+# The same for nohup and the end of the terminal. This process goes on ignoring them, its children
 # don't inherit a handler.
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, lambda *_: None)
+for ignored in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, lambda *_: None)
 
 
 def end_in_good_order(number: int, frame: object) -> None:

@@ -371,6 +371,7 @@ def differing_knob(text):
         assert text in str(caught.value)
     finally:
         del os.environ["HVDLITE_CHECK_PARAMETERS"]
+        hvd.shutdown()  # the next case gets a world with the same variables on all ranks
 
 
 def alone():
