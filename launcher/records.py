@@ -65,7 +65,8 @@ def encode(record: Record) -> bytes:
     """At most LONGEST bytes."""
     given: dict[str, Any] = {name: round(getattr(record, name), 6) for name in _NUMBERS}
     given |= {name: getattr(record, name) for name in _WHOLE}
-    given["optimizer"] = record.optimizer[:_LONGEST_NAME]
+    # (In JSON other characters than ASCII take six bytes and more.)
+    given["optimizer"] = record.optimizer.encode("ascii", "replace").decode()[:_LONGEST_NAME]
     packed = b"".join(_SAMPLE.pack(*sample) for sample in record.samples[:MOST_SAMPLES])
     given["samples"] = base64.b64encode(packed).decode()
     return json.dumps(given, separators=(",", ":")).encode()

@@ -37,11 +37,11 @@ class Loading:
             if getattr(thread, "loads", False):
                 return following(self)
             thread.loads = True
-            waited_s, begin_s = waits.read(), time.perf_counter()
+            waited_s, begin_s = waits.read_own(), time.perf_counter()
             try:
                 return following(self)
             finally:
-                loaded_s = time.perf_counter() - begin_s - (waits.read() - waited_s)
+                loaded_s = time.perf_counter() - begin_s - (waits.read_own() - waited_s)
                 thread.loaded_s = getattr(thread, "loaded_s", 0.0) + max(0.0, loaded_s)
                 thread.loads = False
 

@@ -69,7 +69,8 @@ class Summary:
         return most.latest if most else None
 
     def _most(self) -> Steps | None:
-        return max(self._steps.values(), key=lambda steps: steps.count, default=None)
+        # A list, as another thread may ask while a second optimizer makes its first step.
+        return max(list(self._steps.values()), key=lambda steps: steps.count, default=None)
 
     def record(self, rank: int = 0, size: int = 0) -> Record:
         """Of the optimizer with most steps. Without two steps, the time since `init`."""

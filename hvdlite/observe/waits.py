@@ -31,6 +31,11 @@ class Waits:
         with self._lock:
             return self._waited_s
 
+    def read_own(self) -> float:
+        """Of this thread alone."""
+        waited_s: float = getattr(self._thread, "waited_s", 0.0)
+        return waited_s
+
     def counting(self) -> contextlib.AbstractContextManager[None]:
         """Counts the time inside. A wait inside another one counts once."""
         return _NOTHING if getattr(self._thread, "waits", False) else _Counting(self)
@@ -40,9 +45,11 @@ class Waits:
         return time.perf_counter()
 
     def end(self, begin: float) -> None:
-        self._thread.waits = False
+        thread, waited_s = self._thread, time.perf_counter() - begin
+        thread.waits = False
+        thread.waited_s = getattr(thread, "waited_s", 0.0) + waited_s
         with self._lock:
-            self._waited_s += time.perf_counter() - begin
+            self._waited_s += waited_s
 
 
 _NOTHING = contextlib.nullcontext()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hvdlite.observe import loading
+from hvdlite.observe import loading, waits
 from hvdlite.observe.loading import Loading
 from hvdlite.observe.steps import Reading, Steps
 from hvdrun.for_hvdlite import MOST_SAMPLES
@@ -62,7 +62,7 @@ class Clock:
     def perf_counter(self):
         return self.now
 
-    def read(self):
+    def read_own(self):
         return self.waited
 
 
@@ -139,6 +139,25 @@ def test_another_thread_that_loads_ahead_keeps_nobody_waiting(clock):
     thread.start()
     thread.join()
     assert (there, counted.read()) == ([4.5], 0.0)
+
+
+def test_what_another_thread_waits_for_meanwhile_is_no_time_of_the_loader(clock, monkeypatch):
+    monkeypatch.setattr(waits, "time", clock)
+    counted = waits.Waits()
+
+    class Busy(Slow):
+        def __getitem__(self, index):
+            waiting = threading.Thread(target=lambda: counted.end(counted.begin() - 50.0))
+            waiting.start()
+            waiting.join()
+            clock.now += 2.0
+            counted.end(counted.begin() - 0.5)
+            return float(index)
+
+    loaded = loading.count_time(counted)
+    assert len(list(DataLoader(Busy(clock)))) == 3
+    assert loaded.read() == 3 * (2.0 - 0.5)
+    assert (counted.read(), counted.read_own()) == (3 * 50.5, 3 * 0.5)
 
 
 def test_it_looks_like_the_original():
