@@ -35,7 +35,7 @@ class Recorded:
             for rank in sorted(set(ranks) & set(packed))
             if (box := read_box(packed[rank])) is not None
         }
-        lines = last_operations.orders(boxes)
+        lines = last_operations.orders(boxes, self.ranks.num_proc)
         return (f"hvdrun: {lines[0]}", *lines[1:]) if lines else ()
 
     def rows(self) -> dict[int, Iterator[str]]:
@@ -51,11 +51,11 @@ class Recorded:
 
     def report(self) -> tuple[str, ...]:
         """What the report on a job that has failed says of them, if anything."""
-        lines = last_operations.report(self.boxes(), self._left())
+        lines = last_operations.report(self.boxes(), self._left(), self.ranks.num_proc)
         return (f"hvdrun: {lines[0]}", *lines[1:]) if lines else ()
 
     def _left(self) -> dict[int, str]:
         return dict.fromkeys(self.ranks.well, "ended with exit code 0")
 
     def summary(self) -> list[str]:
-        return last_operations.summary(self.boxes(), self._left())
+        return last_operations.summary(self.boxes(), self._left(), self.ranks.num_proc)
