@@ -24,6 +24,7 @@ from hvdrun.agent.frames import (
     SIGNAL,
     SIGNALLED,
     WITH_STACK,
+    WITH_STACK_AND_BOX,
     Suppress,
     Waker,
     frame,
@@ -295,9 +296,9 @@ class Keeper:
         from hvdrun.machine.looks import look
 
         stack = None
-        if what == WITH_STACK:
-            if operations := self.box.read(all_of_them=True):
-                self._tell(BLACK_BOX_NOW, operations)
+        if what == WITH_STACK_AND_BOX and (operations := self.box.read(all_of_them=True)):
+            self._tell(BLACK_BOX_NOW, operations)
+        if what in (WITH_STACK, WITH_STACK_AND_BOX):
             stack = self._stack()
         return look(self.pid, stack)
 

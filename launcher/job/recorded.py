@@ -26,6 +26,10 @@ class Recorded:
             self.packed[rank] = data
             self.read = None
 
+    def forget_running(self) -> None:
+        """The ranks are about to be asked again."""
+        self.running = {}
+
     def take_orders(self, ranks: Collection[int]) -> tuple[str, ...]:
         """If ranks that have just been asked are in different operations, which each of them has
         not called: what each has called since the last operation that all have ended."""

@@ -29,6 +29,7 @@ from hvdrun.agent.frames import (
     SIGNAL,
     SIGNALLED,
     WITH_STACK,
+    WITH_STACK_AND_BOX,
     Waker,
 )
 from hvdrun.agent.local_ranks import LocalRanks
@@ -392,8 +393,9 @@ class Supervisor:
                 payload = b"%d %d" % (number, request)
                 self.local_ranks.pass_on(payload)
                 self._send_hosts(SIGNAL, payload)
-            case Look(ranks, with_stack):
-                self._look(ranks, WITH_STACK if with_stack else b"")
+            case Look(ranks, with_stack, with_box):
+                what = WITH_STACK_AND_BOX if with_box else WITH_STACK
+                self._look(ranks, what if with_stack else b"")
             case Answer(asker, text):
                 self.askers.answer(asker, text)
             case HangUp(host):
