@@ -5,8 +5,9 @@ same on all ranks by its name and by how often that name has come (`Operation.id
 is not counted (round 0) is not compared, nor are the others of its name.
 
 A rank keeps its latest operations. That one is not among them says that the rank has not called it
-only if the rank has kept one that another rank called before it, and if nobody knows that all have
-called it. Otherwise the rank may have ended it long ago, and nothing is said.
+only if the rank has kept one that another rank called before it; or, if the operation has come so
+far that all may have called it, the one before of the same name. Otherwise the rank may have ended
+it long ago, and nothing is said. Of a rank that has kept all that it ever called, all is known.
 """
 
 from __future__ import annotations
@@ -59,13 +60,18 @@ class Standing(NamedTuple):
         return len(self.groups) > 1 or any(self.lacking.values())
 
 
+def most_compared(num_boxes: int) -> int:
+    """Of each rank's operations."""
+    return max(LEAST_COMPARED, MOST_COMPARED // max(1, num_boxes))
+
+
 def standings(boxes: Mapping[int, Box], num_ranks: int) -> list[Standing]:
     """Of each team of several ranks, those with the most ranks first, and of these the latest.
     num_ranks: of the job; boxes of some may be missing."""
     by_team: dict[int, dict[int, list[Operation]]] = {}
     members: dict[int, int] = {}
     latest: dict[int, int] = {}
-    most = max(LEAST_COMPARED, MOST_COMPARED // max(1, len(boxes)))
+    most = most_compared(len(boxes))
     are_cut = set()
     for rank in sorted(boxes):
         kept = boxes[rank].operations
@@ -126,15 +132,16 @@ class _Knowledge:
         self.unsure = self._bits(rank for rank in self.ranks if rank in are_unsure)
         self.have: dict[Identity, int] = {}
         self.succeeded: dict[Identity, int] = {}
-        self.called_by_all: set[Identity] = set()
+        # Of buckets these may mean the ranks of one host.
+        self.matched: set[Identity] = set()
         joined = []
         for place, (rank, operations) in enumerate(posted.items()):
             for key, each in operations.items():
                 self.have[key] = self.have.get(key, 0) | 1 << place
                 if each.has_succeeded:
                     self.succeeded[key] = self.succeeded.get(key, 0) | 1 << place
-                if each.has_succeeded or each.matched or each.started:
-                    self.called_by_all.add(key)
+                if each.matched or each.started:
+                    self.matched.add(key)
                 if each.kind == JOIN and not each.ended:
                     joined.append(rank)
         self.joined = self._bits(joined)
@@ -156,9 +163,14 @@ class _Knowledge:
         return self.have[key] == self.all
 
     def lacking(self, key: Identity) -> tuple[int, ...]:
-        proven = 0 if key in self.called_by_all else self.kept_earlier[key]
-        may_have = self.unsure & ~proven
-        bits = self.all & ~self.have[key] & ~self.joined & ~may_have
+        if key in self.succeeded:
+            sure = 0  # all have called it
+        elif key in self.matched:
+            # A rank that had called it after the one before of the same name would have kept both.
+            sure = self.have.get((*key[:3], key[3] - 1), 0)
+        else:
+            sure = self.kept_earlier[key]
+        bits = self.all & ~self.have[key] & ~self.joined & ~(self.unsure & ~sure)
         if bits not in self._lists:
             self._lists[bits] = tuple(
                 rank for place, rank in enumerate(self.ranks) if bits >> place & 1

@@ -272,10 +272,13 @@ class Supervisor:
         return found.exit_code
 
     def _keep_operations(self) -> str:
-        """The line about it, or ""."""
+        """The line about it, or "". After Ctrl-C or a signal like it hvdrun ends at once, and which
+        operation came last is what the signal happened to find."""
         recorded = self.course.recorded
-        operations = recorded.rows()
-        return self.screen.keep_operations(operations, recorded.summary()) if operations else ""
+        is_wanted = self.screen.keeps_files and self.course.signal is None
+        if not is_wanted or not (operations := recorded.rows()):
+            return ""
+        return self.screen.keep_operations(operations, recorded.summary())
 
     def _last_words(self) -> None:
         """Waits until all output is written. After Ctrl-C or a signal like it, a reader that has

@@ -122,6 +122,12 @@ def test_a_small_message_can_not_become_a_large_one():
     assert len(read_box(many).operations) <= ENTRIES + HEAD_BYTES // ENTRY_BYTES
 
 
+def test_the_last_ones_can_be_read_alone():
+    data = packed(None, *(entry(number) for number in (3, 1, 4, 2)))
+    assert [each.number for each in read_box(data, 2).operations] == [3, 4]
+    assert [each.number for each in read_box(data, 9).operations] == [1, 2, 3, 4]
+
+
 @given(st.binary(max_size=4 * ENTRY_BYTES))
 def test_any_bytes_for_entries_give_operations_and_lines(rest):
     box = read_box(zlib.compress(json.dumps(HEAD).encode() + b"\0" + rest))

@@ -330,6 +330,22 @@ def test_a_rank_of_which_nothing_is_left_of_a_team_is_not_compared_in_it():
     assert summary(boxes, {})[0].startswith("the last operation that ranks 0,2 have all ended")
 
 
+@pytest.mark.parametrize(
+    ("reached", "is_told"), [("matched", True), ("started", True), ("ended", False)]
+)
+def test_what_the_ranks_of_one_host_have_matched_another_may_not_have_called(reached, is_told):
+    """As the buckets of an optimizer. Boxes are cut, as they are after some steps."""
+    recorders = [Recorder(2) for _ in range(2)]
+    for recorder in recorders:
+        for name in "abcabc":
+            recorder.call(name)
+    recorders[0].call("a", reached)
+    for kept, is_sure in ((3, True), (2, False)):
+        boxes = {0: recorders[0].box(kept=4), 1: recorders[1].box(kept=kept)}
+        told = "which rank 1 has not called" in "\n".join(report(boxes, {}))
+        assert told == (is_told and is_sure)
+
+
 def test_what_is_not_counted_is_not_compared():
     one, other = Recorder(2), Recorder(2)
     for recorder in (one, other):
