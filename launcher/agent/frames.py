@@ -42,13 +42,14 @@ NOTE = b"Q"  # keeper → supervisor: what hvdlite in the rank told it (see mach
 # has closed what it does not know, perhaps MPI's, too. With the time, as for EXIT
 CLOSED = b"C"
 # hvdrun → keeper: what does the rank do now? The payload is WITH_STACK if its Python stack is
-# wanted, too. Where a host agent passes it on, the rank and a space are in front. Back: the answer
-# (see machine/looks)
+# wanted, too, or WITH_STACK_AND_BOX. Where a host agent passes it on, the rank and a space are in
+# front. Back: the answer (see machine/looks); empty if looking has failed
 LOOK, LOOKED = b"L", b"l"
 WITH_STACK = b"stack"
+WITH_STACK_AND_BOX = b"stack and black box"
 # keeper → supervisor, before EXIT: the rank's last operations (see rank_box)
 BLACK_BOX = b"A"
-BLACK_BOX_NOW = b"a"  # the same of a rank that runs, before LOOKED with a stack
+BLACK_BOX_NOW = b"a"  # the same of a rank that runs, before LOOKED, if asked for
 SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote

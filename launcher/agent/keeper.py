@@ -24,6 +24,7 @@ from hvdrun.agent.frames import (
     SIGNAL,
     SIGNALLED,
     WITH_STACK,
+    WITH_STACK_AND_BOX,
     Suppress,
     Waker,
     frame,
@@ -286,14 +287,20 @@ class Keeper:
             elif kind == SIGNAL:
                 self._pass_on(payload)
             elif kind == LOOK:
-                from hvdrun.machine.looks import look
+                answer = b""  # which hvdrun drops
+                with Suppress(OSError, ValueError):
+                    answer = self._look(payload)
+                self._tell(LOOKED, answer)
 
-                stack = None
-                if payload == WITH_STACK:
-                    if operations := self.box.read(all_of_them=True):
-                        self._tell(BLACK_BOX_NOW, operations)
-                    stack = self._stack()
-                self._tell(LOOKED, look(self.pid, stack))
+    def _look(self, what: bytes) -> bytes:
+        from hvdrun.machine.looks import look
+
+        stack = None
+        if what == WITH_STACK_AND_BOX and (operations := self.box.read(all_of_them=True)):
+            self._tell(BLACK_BOX_NOW, operations)
+        if what in (WITH_STACK, WITH_STACK_AND_BOX):
+            stack = self._stack()
+        return look(self.pid, stack)
 
     def _stack(self) -> tuple[list[list[object]], str]:
         return self.stack.read() if self.stack else ([], "it has not called hvd.init()")

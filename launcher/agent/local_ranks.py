@@ -101,8 +101,8 @@ class LocalRanks:
                     send(keeper.sock, message)
 
     def look(self, rank: int, what: bytes = b"") -> None:
-        """Asks the rank's keeper, if it is on this host, what the rank does. what: WITH_STACK, or
-        nothing more."""
+        """Asks the rank's keeper, if it is on this host, what the rank does. what: WITH_STACK,
+        WITH_STACK_AND_BOX, or nothing more."""
         for keeper in self.keepers:
             if keeper.rank == rank:
                 with contextlib.suppress(OSError):

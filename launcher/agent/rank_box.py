@@ -12,6 +12,11 @@ import struct
 from hvdrun.agent.frames import Suppress
 from hvdrun.machine.box_layout import ENTRY_BYTES, HEAD_BYTES, TOTAL_BYTES
 
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 # What follows a rank that has ended well: a later failure of others may come from its leaving.
 FEW = 32
 
@@ -22,16 +27,23 @@ _GET_SEALS = 1034  # fcntl's F_GET_SEALS, which files in memory alone have
 class RankBox:
     def __init__(self) -> None:
         self.fd: int | None = None
+        self.compress: Callable[[bytes, int], bytes] = lambda data, _: data  # zlib's, with the fd
 
     def keep(self, fd: int) -> None:
-        """Instead of an earlier one. Closes what is no memory: reading it could take for ever."""
-        import fcntl
+        """Instead of an earlier one. Closes what is no memory: reading it could take for ever.
 
+        A keeper's start shall not take these modules. Nor are they imported by `read`: when the
+        rank ends, the file server that they lie on may hang, and the end must be told.
+        """
         try:
+            import fcntl
+            import zlib
+
             fcntl.fcntl(fd, _GET_SEALS)
-        except OSError:
+        except (OSError, ImportError):
             os.close(fd)
             return
+        self.compress = zlib.compress
         if self.fd is not None:
             os.close(self.fd)
         self.fd = fd
@@ -56,8 +68,6 @@ class RankBox:
         if not found:
             return b""
         found.sort()
-        import zlib  # which a keeper's start shall not take
-
         last = found if all_of_them else found[-FEW:]
         entries = b"".join(data[at : at + ENTRY_BYTES] for _, at in last)
-        return zlib.compress(head + b"\0" + entries, 6)
+        return self.compress(head + b"\0" + entries, 6)

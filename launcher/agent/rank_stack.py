@@ -17,6 +17,8 @@ LIMIT_S = 1.0  # the keeper does nothing else meanwhile
 _PAUSE_S = 0.002
 _LARGEST_BYTES = 1 << 16
 _MOST_FRAMES = 100
+# The kernel's limits; the note is the rank's own.
+_MOST_PID, _MOST_SIGNAL, _MOST_FD = 1 << 22, 64, (1 << 20) - 1
 
 
 class RankStack:
@@ -26,6 +28,13 @@ class RankStack:
         """Raises ValueError."""
         numbers, *folders = note.decode(errors="replace").split("\0")
         self.pid, self.number, self.their_fd = map(int, numbers.split())
+        for value, least, most in (
+            (self.pid, 1, _MOST_PID),
+            (self.number, 1, _MOST_SIGNAL),
+            (self.their_fd, 0, _MOST_FD),
+        ):
+            if not least <= value <= most:
+                raise ValueError(f"{value} is not in {least}..{most}")
         self.fd = fd
         self.roots = [
             (f"{folder}/", name) for folder, name in zip(folders, _NAMES, strict=False) if folder
@@ -40,9 +49,9 @@ class RankStack:
         try:
             why = self._ask()
             text = os.pread(self.fd, _LARGEST_BYTES, 0).decode(errors="replace")
-        except (OSError, ValueError) as error:
+            return self._frames(text), why
+        except (OSError, ValueError, LookupError) as error:
             return [], f"its stack can't be read: {error}"
-        return self._frames(text), why
 
     def _ask(self) -> str:
         if not self._has_the_file():
@@ -82,7 +91,7 @@ class RankStack:
     def _frames(self, text: str) -> list[list[object]]:
         import re
 
-        found = re.findall(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', text, re.MULTILINE)
+        found = re.findall(r'^  File "(.*)", line ([0-9]{1,9}|\?\?\?) in (.*)$', text, re.MULTILINE)
         return [
             [file, int(line) if line.isdecimal() else 0, function, self._library(file)]
             for file, line, function in found[:_MOST_FRAMES]

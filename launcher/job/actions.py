@@ -45,10 +45,12 @@ class SignalMpirun(Value):
 
 class Look(Value):
     """Asks the keepers of these ranks what the ranks do now; their answers are RankLooked.
-    with_stack: and where they are in their Python code."""
+    with_stack: and where they are in their Python code; with_box: and before that, as
+    RankRecorded, their last operations."""
 
     ranks: tuple[int, ...]
     with_stack: bool = False
+    with_box: bool = False
 
 
 class Answer(Value):

@@ -26,36 +26,47 @@ class Recorded:
             self.packed[rank] = data
             self.read = None
 
+    def forget_running(self) -> None:
+        """The ranks are about to be asked again."""
+        self.running = {}
+
     def take_orders(self, ranks: Collection[int]) -> tuple[str, ...]:
         """If ranks that have just been asked are in different operations, which each of them has
         not called: what each has called since the last operation that all have ended."""
         packed, self.running = self.running, {}
+        most = last_operations.most_compared(len(packed))
         boxes = {
             rank: box
             for rank in sorted(set(ranks) & set(packed))
-            if (box := read_box(packed[rank])) is not None
+            if (box := read_box(packed[rank], most)) is not None
         }
-        lines = last_operations.orders(boxes)
+        lines = last_operations.orders(boxes, self.ranks.num_proc)
         return (f"hvdrun: {lines[0]}", *lines[1:]) if lines else ()
 
     def rows(self) -> dict[int, Iterator[str]]:
-        """Of these ranks: an operation per line."""
-        return {rank: lines_of(box) for rank, box in self.boxes().items()}
+        """Of these ranks: an operation per line. A rank's are read when its lines are asked for,
+        since all of a large job would take much memory at once."""
+        return {rank: self._rows_of(rank) for rank in self.boxes()}
+
+    def _rows_of(self, rank: int) -> Iterator[str]:
+        if (box := read_box(self.packed[rank])) is not None:
+            yield from lines_of(box)
 
     def boxes(self) -> dict[int, Box]:
-        """Of the ranks that have sent one."""
+        """Of the ranks that have sent one: as much as is compared."""
         if self.read is None:
-            boxes = ((rank, read_box(data)) for rank, data in sorted(self.packed.items()))
+            most = last_operations.most_compared(len(self.packed))
+            boxes = ((rank, read_box(data, most)) for rank, data in sorted(self.packed.items()))
             self.read = {rank: box for rank, box in boxes if box is not None}
         return self.read
 
     def report(self) -> tuple[str, ...]:
         """What the report on a job that has failed says of them, if anything."""
-        lines = last_operations.report(self.boxes(), self._left())
+        lines = last_operations.report(self.boxes(), self._left(), self.ranks.num_proc)
         return (f"hvdrun: {lines[0]}", *lines[1:]) if lines else ()
 
     def _left(self) -> dict[int, str]:
         return dict.fromkeys(self.ranks.well, "ended with exit code 0")
 
     def summary(self) -> list[str]:
-        return last_operations.summary(self.boxes(), self._left())
+        return last_operations.summary(self.boxes(), self._left(), self.ranks.num_proc)

@@ -51,8 +51,12 @@ class StallWatch:
             stall = Stall(stall.operation)
         named = (*stall.missing, *stall.waiting) or tuple(sorted(self.ranks.started))
         rest = len(named) - MOST_RANKS
+        self.recorded.forget_running()
         self.whereabouts.ask(
-            now, named[:MOST_RANKS], lambda _, seen: self._report(stall, seen, max(0, rest))
+            now,
+            named[:MOST_RANKS],
+            lambda _, seen: self._report(stall, seen, max(0, rest)),
+            with_boxes=True,
         )
 
     def ask(self, now: float, answer: Callable[[str], None]) -> None:
@@ -75,4 +79,5 @@ class StallWatch:
         if stall.missing:
             head = f"where the ranks are that {stall.operation} waits for, and those in it"
         where = f"hvdrun: {where_ranks_are(head, seen, self.cwd, rest)}"
-        self.say("\n".join((where, *self.recorded.take_orders(seen))))
+        answered = [rank for rank, each in seen.items() if each.now is not None]
+        self.say("\n".join((where, *self.recorded.take_orders(answered))))

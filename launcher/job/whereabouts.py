@@ -21,8 +21,11 @@ Then = Callable[[float, dict[int, Seen]], None]
 
 
 class _Inquiry:
-    def __init__(self, ranks: tuple[int, ...], ask_again_at: float, then: Then) -> None:
+    def __init__(
+        self, ranks: tuple[int, ...], ask_again_at: float, then: Then, with_boxes: bool
+    ) -> None:
         self.ranks = ranks
+        self.with_boxes = with_boxes
         self.ask_again_at: float | None = ask_again_at
         self.until = 0.0
         self.then = then
@@ -32,21 +35,21 @@ class _Inquiry:
 
 
 class Whereabouts:
-    """`look` gets ranks whose keepers are to be asked, and whether for their stacks, too; the
-    answers come to `on_look`."""
+    """`look` gets ranks whose keepers are to be asked, and whether for their stacks, too, and for
+    their black boxes; the answers come to `on_look`."""
 
-    def __init__(self, ranks: Ranks, look: Callable[[tuple[int, ...], bool], None]) -> None:
+    def __init__(self, ranks: Ranks, look: Callable[[tuple[int, ...], bool, bool], None]) -> None:
         self.ranks = ranks
         self.look = look
         self.inquiries: list[_Inquiry] = []
 
-    def ask(self, now: float, ranks: Iterable[int], then: Then) -> None:
+    def ask(self, now: float, ranks: Iterable[int], then: Then, with_boxes: bool = False) -> None:
         """`then` gets the time and what was seen, once all have answered or ANSWER_S have passed.
         Of ranks that do not run, nothing is seen."""
-        inquiry = _Inquiry(self._running(ranks), now + SAMPLE_S, then)
+        inquiry = _Inquiry(self._running(ranks), now + SAMPLE_S, then, with_boxes)
         self.inquiries.append(inquiry)
         if inquiry.ranks:
-            self.look(inquiry.ranks, False)
+            self.look(inquiry.ranks, False, False)
 
     def on_look(self, now: float, rank: int, data: bytes) -> None:
         found = read_look(data)
@@ -87,7 +90,7 @@ class Whereabouts:
         inquiry.until = now + ANSWER_S
         inquiry.pending = set(self._running(inquiry.ranks))
         if inquiry.pending:
-            self.look(tuple(sorted(inquiry.pending)), True)
+            self.look(tuple(sorted(inquiry.pending)), True, inquiry.with_boxes)
         self._end_if_complete(now, inquiry)
 
     def _end_if_complete(self, now: float, inquiry: _Inquiry) -> None:

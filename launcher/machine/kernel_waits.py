@@ -189,10 +189,19 @@ def _read(pid: int, name: str) -> str:
 
 
 def _read_in_time(pid: int, name: str) -> str:
-    import threading  # some ms, which a keeper's start shall not take
+    # Built in: to import threading a file is read, and its file server may be what hangs.
+    import _thread
 
     found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(_read(pid, name)), daemon=True)
-    thread.start()
-    thread.join(_LIMIT_S)
-    return found[0] if found else ""
+    has_ended = _thread.allocate_lock()
+    has_ended.acquire()
+
+    def read() -> None:
+        found.append(_read(pid, name))
+        has_ended.release()
+
+    try:
+        _thread.start_new_thread(read, ())
+    except RuntimeError:  # there may be no more threads
+        return ""
+    return found[0] if has_ended.acquire(timeout=_LIMIT_S) else ""

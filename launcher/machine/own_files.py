@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 
@@ -75,6 +76,22 @@ def open_folder(path: str, mode: int | None = None) -> int:
     with _Walk(path) as walk:
         walk.to_folder(mode)
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=walk.fd)
+
+
+def remove_files(path: str, names: re.Pattern[str]) -> None:
+    """Removes the user's (and root's) regular files with these names from the folder, if there is
+    one."""
+    try:
+        folder = open_folder(path)
+    except FileNotFoundError:
+        return
+    try:
+        for name in filter(names.fullmatch, os.listdir(folder)):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and not _is_others(status):
+                os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def replace(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:

@@ -42,6 +42,11 @@ class Screen:
             data = self._stamped(rank, fd, data) if self._stamped else data
             self.writer.write(self._files.sink(rank, fd), data)
 
+    @property
+    def keeps_files(self) -> bool:
+        """There is an --output-dir."""
+        return bool(self._folder)
+
     def keep_operations(self, operations: Mapping[int, Iterable[str]], summary: list[str]) -> str:
         """After a failure: writes the ranks' last operations into --output-dir. Returns a line that
         says where, or ""."""
@@ -50,7 +55,9 @@ class Screen:
         try:
             path = write_boxes(self._folder, self._num_proc, operations, summary)
         except OSError as error:
-            why = f"{error.strerror} ({error.filename})"
+            why = error.strerror or str(error)
+            if error.filename is not None:
+                why += f" ({error.filename})"
             return f"hvdrun: the ranks' last operations are not in --output-dir: {why}"
         return f"hvdrun: the ranks' last operations are in {path}"
 

@@ -11,11 +11,12 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hvdrun.machine.box_layout import ENTRY_BYTES, TOTAL_BYTES
+from hvdrun.machine.box_layout import ENTRIES, ENTRY_BYTES, HEAD_BYTES, TOTAL_BYTES
 
 # hvdl_box_entry of the core's operations/black_box.h.
 _ENTRY = struct.Struct("=QQQQQQQIIIIiBB2x48s")
 assert _ENTRY.size == ENTRY_BYTES
+_NUMBER = struct.Struct("=Q")
 _MOST_KINDS = 256
 _SHOWN_OF_KIND = 32
 _FORMAT = 1
@@ -69,8 +70,8 @@ class Box(NamedTuple):
     operations: tuple[Operation, ...]
 
 
-def read_box(data: bytes) -> Box | None:
-    """None if this is no black box."""
+def read_box(data: bytes, most: int = ENTRIES + HEAD_BYTES // ENTRY_BYTES) -> Box | None:
+    """The last operations, so many at most. None if this is no black box."""
     unpacker = zlib.decompressobj()
     try:
         text, found, rest = unpacker.decompress(data, TOTAL_BYTES).partition(b"\0")
@@ -82,12 +83,13 @@ def read_box(data: bytes) -> Box | None:
         return None
     if not found or not is_known or abs(to_wall_ns) >= 1 << 63:
         return None
-    by_number = {operation.number: operation for operation in _operations(rest, kinds)}
-    return Box(to_wall_ns, tuple(by_number[number] for number in sorted(by_number)))
+    return Box(to_wall_ns, tuple(_operations(rest, kinds, most)))
 
 
-def _operations(rest: bytes, kinds: list[str]) -> Iterator[Operation]:
-    for at in range(0, len(rest) - ENTRY_BYTES + 1, ENTRY_BYTES):
+def _operations(rest: bytes, kinds: list[str], most: int) -> Iterator[Operation]:
+    places = range(0, len(rest) - ENTRY_BYTES + 1, ENTRY_BYTES)
+    place_of = {_NUMBER.unpack_from(rest, at)[0]: at for at in places}
+    for at in (place_of[number] for number in sorted(place_of)[-most:]):
         words = _ENTRY.unpack_from(rest, at)
         number, key, posted, matched, started, ended, size_bytes = words[:7]
         team, round_, epoch, members, peer, kind, failed, name = words[7:]
@@ -124,4 +126,4 @@ def lines_of(box: Box) -> Iterator[str]:
 
 
 def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -1,7 +1,13 @@
 """Where the ranks of a job were among its operations, from their black boxes. Pure.
 
 Ranks need not post operations in the same order, and each knows only its own: an operation is the
-same on all ranks by its name and by how often that name has come (`Operation.identity`).
+same on all ranks by its name and by how often that name has come (`Operation.identity`). One that
+is not counted (round 0) is not compared, nor are the others of its name.
+
+A rank keeps its latest operations. That one is not among them says that the rank has not called it
+only if the rank has kept one that another rank called before it; or, if the operation has come so
+far that all may have called it, the one before of the same name. Otherwise the rank may have ended
+it long ago, and nothing is said. Of a rank that has kept all that it ever called, all is known.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from hvdrun.machine.box_layout import ENTRIES
 from hvdrun.output.folding import spans
 from hvdrun.reports.black_box import MESSAGES, Box, Operation
 
@@ -22,7 +29,8 @@ MOST_SHOWN = 2
 MOST_OF_AN_ORDER = 6
 # In the file.
 MOST_IN_FILE = 64
-# Of all ranks together: some hundred thousand take a second. Of each rank at least so many.
+# Of all ranks together: a hundred thousand of a thousand ranks take some seconds at most, one if
+# most of them are the same. Of each rank at least so many.
 MOST_COMPARED = 100_000
 LEAST_COMPARED = 32
 
@@ -52,40 +60,139 @@ class Standing(NamedTuple):
         return len(self.groups) > 1 or any(self.lacking.values())
 
 
-def standings(boxes: Mapping[int, Box]) -> list[Standing]:
-    """Of each team of several ranks, those with the most ranks first, and of these the latest."""
+def most_compared(num_boxes: int) -> int:
+    """Of each rank's operations."""
+    return max(LEAST_COMPARED, MOST_COMPARED // max(1, num_boxes))
+
+
+def standings(boxes: Mapping[int, Box], num_ranks: int) -> list[Standing]:
+    """Of each team of several ranks, those with the most ranks first, and of these the latest.
+    num_ranks: of the job; boxes of some may be missing."""
     by_team: dict[int, dict[int, list[Operation]]] = {}
     members: dict[int, int] = {}
     latest: dict[int, int] = {}
-    most = max(LEAST_COMPARED, MOST_COMPARED // max(1, len(boxes)))
+    most = most_compared(len(boxes))
+    are_cut = set()
     for rank in sorted(boxes):
-        for each in boxes[rank].operations[-most:]:
+        kept = boxes[rank].operations
+        # Numbers count from 1, and an operation that waits may be kept for longer than newer ones.
+        if len(kept) > most or (kept and (kept[0].number > 1 or kept[-1].number > ENTRIES)):
+            are_cut.add(rank)
+        for each in kept[-most:]:
             if each.kind not in MESSAGES:
                 by_team.setdefault(each.team, {}).setdefault(rank, []).append(each)
                 members[each.team] = max(members.get(each.team, 0), each.members)
                 latest[each.team] = max(latest.get(each.team, 0), each.number)
     found = []
     for team in sorted(by_team, key=lambda team: -latest[team]):
-        by_rank = by_team[team]
-        if members[team] >= len(boxes):  # those too that have called nothing
+        by_rank, are_unsure = _counted(by_team[team])
+        are_unsure |= are_cut
+        if members[team] >= num_ranks:  # those too that have called nothing
             by_rank = {rank: by_rank.get(rank, []) for rank in sorted(boxes)}
+        by_rank = {
+            rank: operations
+            for rank, operations in by_rank.items()
+            if operations or rank not in are_unsure
+        }
         if len(by_rank) > 1:
-            found.append(_standing(by_rank))
+            found.append(_standing(by_rank, are_unsure))
     return sorted(found, key=lambda each: -len(each.ranks))
 
 
-def _standing(by_rank: Mapping[int, Sequence[Operation]]) -> Standing:
+def _counted(
+    by_rank: dict[int, list[Operation]],
+) -> tuple[dict[int, list[Operation]], set[int]]:
+    """Without the names that some rank has not counted; and these ranks."""
+    uncounted = {
+        rank: {each.identity[:3] for each in operations if not each.round}
+        for rank, operations in by_rank.items()
+    }
+    dropped = set().union(*uncounted.values())
+    if not dropped:
+        return by_rank, set()
+    counted = {
+        rank: [each for each in operations if each.identity[:3] not in dropped]
+        for rank, operations in by_rank.items()
+    }
+    return counted, {rank for rank, names in uncounted.items() if names}
+
+
+class _Knowledge:
+    """Which ranks have called an operation, which have not, and which may have.
+
+    Sets of ranks are the bits of an integer, by the place of a rank in `ranks`: there may be a
+    thousand ranks with hundreds of operations each.
+    """
+
+    def __init__(
+        self, posted: Mapping[int, Mapping[Identity, Operation]], are_unsure: set[int]
+    ) -> None:
+        self.ranks = tuple(posted)
+        self.all = (1 << len(self.ranks)) - 1
+        self.unsure = self._bits(rank for rank in self.ranks if rank in are_unsure)
+        self.have: dict[Identity, int] = {}
+        self.succeeded: dict[Identity, int] = {}
+        # Of buckets these may mean the ranks of one host.
+        self.matched: set[Identity] = set()
+        joined = []
+        for place, (rank, operations) in enumerate(posted.items()):
+            for key, each in operations.items():
+                self.have[key] = self.have.get(key, 0) | 1 << place
+                if each.has_succeeded:
+                    self.succeeded[key] = self.succeeded.get(key, 0) | 1 << place
+                if each.matched or each.started:
+                    self.matched.add(key)
+                if each.kind == JOIN and not each.ended:
+                    joined.append(rank)
+        self.joined = self._bits(joined)
+        # By operation: ranks that have kept one that was called before it.
+        self.kept_earlier: dict[Identity, int] = {}
+        for operations in posted.values():
+            seen = 0
+            for key in operations:
+                self.kept_earlier[key] = self.kept_earlier.get(key, 0) | seen
+                seen |= self.have[key]
+        self._lists: dict[int, tuple[int, ...]] = {}
+
+    def is_over(self, key: Identity) -> bool:
+        """All have ended it, as far as is known."""
+        succeeded = self.succeeded.get(key, 0)
+        return succeeded != 0 and not self.all & ~succeeded & ~(self.unsure & ~self.have[key])
+
+    def all_keep(self, key: Identity) -> bool:
+        return self.have[key] == self.all
+
+    def lacking(self, key: Identity) -> tuple[int, ...]:
+        if key in self.succeeded:
+            sure = 0  # all have called it
+        elif key in self.matched:
+            # A rank that had called it after the one before of the same name would have kept both.
+            sure = self.have.get((*key[:3], key[3] - 1), 0)
+        else:
+            sure = self.kept_earlier[key]
+        bits = self.all & ~self.have[key] & ~self.joined & ~(self.unsure & ~sure)
+        if bits not in self._lists:
+            self._lists[bits] = tuple(
+                rank for place, rank in enumerate(self.ranks) if bits >> place & 1
+            )
+        return self._lists[bits]
+
+    def _bits(self, ranks: Iterable[int]) -> int:
+        places = {rank: place for place, rank in enumerate(self.ranks)}
+        return sum(1 << places[rank] for rank in set(ranks))
+
+
+def _standing(by_rank: Mapping[int, Sequence[Operation]], are_unsure: set[int]) -> Standing:
+    """are_unsure: ranks that may have called more than is known of them."""
     posted = {rank: {each.identity: each for each in ops} for rank, ops in by_rank.items()}
     ranks = tuple(posted)
-    ended = set.intersection(
-        *({key for key, each in ops.items() if each.has_succeeded} for ops in posted.values())
+    known = _Knowledge(posted, are_unsure)
+    over = {key for key in known.have if known.is_over(key)}
+    last = max(
+        (posted[ranks[0]][key] for key in over if known.all_keep(key)),
+        key=lambda each: each.number,
+        default=None,
     )
-    last = max((posted[ranks[0]][key] for key in ended), key=lambda each: each.number, default=None)
-    joined = {
-        rank
-        for rank, ops in posted.items()
-        if any(each.kind == JOIN and not each.ended for each in ops.values())
-    }
     groups: dict[object, Group] = {}
     lacking: dict[Identity, tuple[int, ...]] = {}
     for rank, ops in posted.items():
@@ -93,13 +200,11 @@ def _standing(by_rank: Mapping[int, Sequence[Operation]]) -> Standing:
         ahead = tuple(
             each
             for key, each in ops.items()
-            if key not in ended and (each.number > since or not each.ended)
+            if key not in over and (each.number > since or not each.ended)
         )
         for each in ahead:
-            key = each.identity
-            lacking.setdefault(
-                key, tuple(r for r in ranks if key not in posted[r] and r not in joined)
-            )
+            if each.identity not in lacking:
+                lacking[each.identity] = known.lacking(each.identity)
         state = tuple((each.identity, _progress(each)) for each in ahead)
         group = groups.get(state, Group((), ahead))
         groups[state] = group._replace(ranks=(*group.ranks, rank))
@@ -111,25 +216,25 @@ def _progress(each: Operation) -> tuple[bool, ...]:
     return each.has_succeeded, each.started > 0, each.matched > 0
 
 
-def report(boxes: Mapping[int, Box], endings: Mapping[int, str]) -> list[str]:
+def report(boxes: Mapping[int, Box], endings: Mapping[int, str], num_ranks: int) -> list[str]:
     """For the screen: nothing if it would not tell where the ranks differ. endings: of ranks that
     have ended with 0, in words."""
-    telling = [standing for standing in standings(boxes) if standing.tells_more]
+    telling = [standing for standing in standings(boxes, num_ranks) if standing.tells_more]
     return _lines(telling[0], endings, MOST_GROUPS, MOST_SHOWN) if telling else []
 
 
-def orders(boxes: Mapping[int, Box]) -> list[str]:
+def orders(boxes: Mapping[int, Box], num_ranks: int) -> list[str]:
     """Of ranks that run: nothing if none of them are in operations that others of them, which are
     in another one, have not called."""
-    telling = (standing for standing in standings(boxes) if any(True for _ in _orders(standing)))
+    telling = (each for each in standings(boxes, num_ranks) if any(True for _ in _orders(each)))
     first = next(telling, None)
     return _lines(first, {}, MOST_GROUPS, MOST_OF_AN_ORDER) if first else []
 
 
-def summary(boxes: Mapping[int, Box], endings: Mapping[int, str]) -> list[str]:
+def summary(boxes: Mapping[int, Box], endings: Mapping[int, str], num_ranks: int) -> list[str]:
     """For the file: of all teams."""
     lines: list[str] = []
-    for standing in standings(boxes):
+    for standing in standings(boxes, num_ranks):
         lines += [*_lines(standing, endings, MOST_IN_FILE, MOST_IN_FILE), ""]
     return lines[:-1]
 

@@ -29,6 +29,7 @@ from hvdrun.agent.frames import (
     SIGNAL,
     SIGNALLED,
     WITH_STACK,
+    WITH_STACK_AND_BOX,
     Waker,
 )
 from hvdrun.agent.local_ranks import LocalRanks
@@ -271,10 +272,13 @@ class Supervisor:
         return found.exit_code
 
     def _keep_operations(self) -> str:
-        """The line about it, or ""."""
+        """The line about it, or "". After Ctrl-C or a signal like it hvdrun ends at once, and which
+        operation came last is what the signal happened to find."""
         recorded = self.course.recorded
-        operations = recorded.rows()
-        return self.screen.keep_operations(operations, recorded.summary()) if operations else ""
+        is_wanted = self.screen.keeps_files and self.course.signal is None
+        if not is_wanted or not (operations := recorded.rows()):
+            return ""
+        return self.screen.keep_operations(operations, recorded.summary())
 
     def _last_words(self) -> None:
         """Waits until all output is written. After Ctrl-C or a signal like it, a reader that has
@@ -392,8 +396,9 @@ class Supervisor:
                 payload = b"%d %d" % (number, request)
                 self.local_ranks.pass_on(payload)
                 self._send_hosts(SIGNAL, payload)
-            case Look(ranks, with_stack):
-                self._look(ranks, WITH_STACK if with_stack else b"")
+            case Look(ranks, with_stack, with_box):
+                what = WITH_STACK_AND_BOX if with_box else WITH_STACK
+                self._look(ranks, what if with_stack else b"")
             case Answer(asker, text):
                 self.askers.answer(asker, text)
             case HangUp(host):

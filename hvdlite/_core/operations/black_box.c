@@ -1,4 +1,5 @@
-/* The black box: what the driver writes into it. No system call but for the clock, no lock, no memory. */
+/* The black box: what the driver writes into it. No lock, and no system call but for the clock, and for memory
+ * when an engine has seen twice as many names as before. */
 #define _GNU_SOURCE
 #include "operations/black_box.h"
 
@@ -12,38 +13,87 @@ _Static_assert(offsetof(hvdl_box_memory, entries) == HVDL_BOX_HEAD_BYTES, "the s
 
 /* ---- rounds: names come again, and ranks need not agree on the order of what they post ---- */
 
-#define SETS 64 /* a power of two */
-#define WAYS 4
+/* A count that began anew on one rank alone would make different operations the same. So none is
+ * ever dropped: a key for which there is no room is not counted at all, until the next epoch. */
+#define FIRST_SLOTS 256 /* a power of two */
+#define MOST_KEYS 16384
 
 typedef struct {
     uint64_t key;
-    uint32_t epoch, count;
+    uint32_t count; /* 0: the slot is empty */
 } round_count;
 
+/* Open addressing, at most half full. */
 struct hvdl_box_rounds {
-    round_count sets[SETS][WAYS]; /* in each, the latest first */
+    round_count *slots;
+    size_t num_slots, num_keys;
+    uint32_t epoch;
+    bool is_full; /* new keys get no slot in this epoch */
 };
 
-/* Of a name that has not come for long the count begins anew; then all ranks have forgotten it. */
+/* The key's slot, or the empty one where it belongs. */
+static round_count *slot_of(round_count *slots, size_t num_slots, uint64_t key)
+{
+    size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> 32);
+    while (slots[at & (num_slots - 1)].count && slots[at & (num_slots - 1)].key != key)
+        at++;
+    return &slots[at & (num_slots - 1)];
+}
+
+/* Whether there is room for one more key. */
+static bool make_room(hvdl_box_rounds *rounds)
+{
+    if (rounds->is_full || 2 * rounds->num_keys < rounds->num_slots)
+        return !rounds->is_full;
+    size_t num_slots = rounds->num_slots ? 2 * rounds->num_slots : FIRST_SLOTS;
+    round_count *slots =
+        num_slots > 2 * MOST_KEYS ? NULL : calloc(num_slots, sizeof *rounds->slots);
+    if (!slots) {
+        rounds->is_full = true;
+        return false;
+    }
+    for (size_t i = 0; i < rounds->num_slots; i++)
+        if (rounds->slots[i].count)
+            *slot_of(slots, num_slots, rounds->slots[i].key) = rounds->slots[i];
+    free(rounds->slots);
+    rounds->slots = slots;
+    rounds->num_slots = num_slots;
+    return true;
+}
+
+static void begin_epoch(hvdl_box_rounds *rounds, uint32_t epoch)
+{
+    if (rounds->num_keys)
+        memset(rounds->slots, 0, rounds->num_slots * sizeof *rounds->slots);
+    rounds->num_keys = 0;
+    rounds->is_full = false;
+    rounds->epoch = epoch;
+}
+
+/* 0: it is not counted. */
 static uint32_t next_round(hvdl_box_rounds *rounds, uint64_t key, uint32_t epoch)
 {
-    round_count *set = rounds->sets[key % SETS], found = {key, epoch, 0};
-    int way = 0;
-    while (way < WAYS - 1 && (set[way].key != key || set[way].epoch != epoch))
-        way++;
-    if (set[way].key == key && set[way].epoch == epoch)
-        found = set[way];
-    found.count++;
-    memmove(set + 1, set, (size_t)way * sizeof *set);
-    set[0] = found;
-    return found.count;
+    if (rounds->epoch != epoch)
+        begin_epoch(rounds, epoch);
+    round_count *slot = rounds->slots ? slot_of(rounds->slots, rounds->num_slots, key) : NULL;
+    if (!slot || !slot->count) {
+        if (!make_room(rounds))
+            return 0;
+        slot = slot_of(rounds->slots, rounds->num_slots, key);
+        slot->key = key;
+        rounds->num_keys++;
+    }
+    if (slot->count == UINT32_MAX)
+        return 0;
+    return ++slot->count;
 }
 
 /* ---- entries ---- */
 
 #define SKIPPED 16 /* entries of operations that have not ended, for which newer ones make way */
 
-/* Tickets are given once, so that no two engines write the same entry. */
+/* A ticket is given once. Two engines write the same entry only if one of them is held up between its ticket and
+ * its entry while others take a whole round of tickets; then that entry may mix two operations. */
 static hvdl_box_entry *take_entry(hvdl_box_memory *memory, uint64_t *ticket)
 {
     hvdl_box_entry *entry = NULL;
@@ -83,7 +133,8 @@ static void put_name(char *to, const char *name)
     memcpy(to + FRONT + sizeof dots - 1, name + length - BACK, BACK);
 }
 
-/* One look at the clock per sweep, which takes less than what a reader cares about. */
+/* One look at the clock per sweep: a time is too early by what the sweep has taken until then, which may be as long
+ * as the reduction of a segment. */
 static uint64_t sweeps_now(hvdl_black_box *box)
 {
     if (!box->now_ns)
@@ -159,5 +210,7 @@ hvdl_err hvdl_box_open(hvdl_black_box *box, hvdl_box_memory *memory)
 
 void hvdl_box_free(hvdl_black_box *box)
 {
+    if (box->rounds)
+        free(box->rounds->slots);
     free(box->rounds);
 }

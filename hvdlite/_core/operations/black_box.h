@@ -20,8 +20,9 @@ typedef struct {
     uint64_t posted_ns;
     _Atomic uint64_t matched_ns, started_ns, ended_ns;
     uint64_t bytes;
-    uint32_t team, round; /* round: how many of this key there have been in this epoch */
-    uint32_t epoch;       /* of join.c: a joined rank counts anew */
+    uint32_t team,
+        round;      /* round: how many of this key there have been in this epoch; 0: not counted */
+    uint32_t epoch; /* of join.c: a joined rank counts anew */
     uint32_t members;
     _Atomic int32_t
         peer; /* a message: the other rank; else the last one to post it; -1: not known */

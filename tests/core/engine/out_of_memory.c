@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "network.h"
+#include "operations/black_box.h"
 
 #define MOST_RANKS 8
 #define ROUNDS 6000
@@ -102,6 +103,7 @@ static int irecv(void *buf, int count, hvdl_word type, int source, int tag, hvdl
 
 static int num_hosts, num_ranks;
 static hvdl_engine *engines[MOST_RANKS];
+static hvdl_box_memory boxes[MOST_RANKS];
 
 static void say_nothing(const char *line)
 {
@@ -150,6 +152,7 @@ static hvdl_err make_engines(int local_size)
                                      .piece_bytes = 1024,
                                      .say = say_nothing,
                                      .launcher = {.fd = -1},
+                                     .black_box = &boxes[r],
                                      .rules = {{SIZE_MAX, HVDL_DOUBLING}},
                                      .num_rules = 1};
         err = hvdl_engine_create(&engines[r], &config);

@@ -4,6 +4,7 @@ import ctypes
 import json
 import mmap
 import os
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from hvdlite import _core
 from hvdrun.agent.rank_box import RankBox
 from hvdrun.machine.box_layout import ENTRIES, TOTAL_BYTES
-from hvdrun.reports.black_box import read_box
+from hvdrun.reports import last_operations
+from hvdrun.reports.black_box import Box, read_box
 
 SIZES = {"inline_bytes": 4096, "block_bytes": 65536, "segment_bytes": 61440}
 
@@ -128,11 +130,54 @@ def test_each_coming_of_a_name_has_its_number_in_whatever_order_names_come(membe
     ]
 
 
-def test_a_name_keeps_its_count_among_a_hundred_others(members):
-    for step in range(1, 4):
-        for number in range(100):
-            members.all_call(f"n{number}")
-        assert {each.round for each in members.read(1)[-100:]} == {step}
+def standings_of(members):
+    boxes = {rank: Box(0, members.read(rank)) for rank in range(2)}
+    return last_operations.standings(boxes, 2)
+
+
+def call_in_random_orders(members, names, steps, left_out=None):
+    """In each step each rank posts all names in an order of its own, and waits for all of them;
+    in the last one rank 1 leaves one out, for which rank 0 waits."""
+    chosen = random.Random(7)
+    for step in range(steps):
+        waits = []
+        for rank in range(2):
+            order = chosen.sample(names, len(names))
+            if rank == 1 and step == steps - 1:
+                order = [name for name in order if name != left_out]
+            waits += [members.post(rank, name) for name in order]
+        is_last = step == steps - 1 and left_out is not None
+        while len(waits) > is_last:
+            waits = [operation for operation in waits if not operation.poll()]
+
+
+@pytest.mark.parametrize("num_names", [100, 400])
+def test_many_names_keep_their_counts_in_whatever_order_ranks_call_them(members, num_names):
+    names = [f"n{number}" for number in range(num_names)]
+    call_in_random_orders(members, names, 4)
+    for rank in range(2):
+        assert {each.round for each in members.read(rank)[-num_names:]} == {4}
+    assert not any(standing.tells_more for standing in standings_of(members))
+
+
+@pytest.mark.parametrize("num_names", [100, 400])
+def test_of_many_names_the_one_that_a_rank_has_not_called_is_told(members, num_names):
+    names = [f"n{number}" for number in range(num_names)]
+    call_in_random_orders(members, names, 3, left_out="n17")
+    (standing,) = standings_of(members)
+    lacking = {key: ranks for key, ranks in standing.lacking.items() if ranks}
+    ahead = {each.identity: each for group in standing.groups for each in group.ahead}
+    assert [(ahead[key].name, ahead[key].round) for key in lacking] == [("n17", 3)]
+    assert list(lacking.values()) == [(1,)]
+
+
+def test_a_name_for_which_there_is_no_room_is_not_counted_and_others_are(members):
+    for number in range(16384):
+        members.all_call(f"n{number}")
+    for name in ("more", "n5", "more", "n16383"):
+        members.all_call(name)
+    found = [(each.name, each.round) for each in members.read(0)[-4:]]
+    assert found == [("more", 0), ("n5", 2), ("more", 0), ("n16383", 2)]
 
 
 def test_the_latest_are_kept_and_those_that_have_not_ended(members):

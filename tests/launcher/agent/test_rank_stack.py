@@ -6,11 +6,14 @@ import os
 import re
 import select
 import signal
+import socket
 import threading
 
 import pytest
 
 from hvdlite.world import launcher_link, stacks
+from hvdrun.agent.frames import LOOK, LOOKED, WITH_STACK, frame, receive, send, unpack
+from hvdrun.agent.keeper import Keeper
 from hvdrun.agent.rank_notes import RankNotes
 from hvdrun.agent.rank_stack import RankStack
 from hvdrun.machine.notes import STACK
@@ -196,9 +199,38 @@ def test_of_a_rank_that_has_ended_nothing_is_read(rank):
 
 
 def test_a_note_that_makes_no_sense_is_refused():
-    for note in (b"", b"x y z", b"1 2", b"1 2 3 4", b"\xff\0\0"):
+    outside = (b"1 9999999999999 3", b"1 0 3", b"1 65 3", b"0 2 3", b"-1 2 3", b"1 2 -1")
+    huge = (b"9" * 30 + b" 2 3", b"1 2 99999999999", b"9" * 5000 + b" 2 3")
+    for note in (b"", b"x y z", b"1 2", b"1 2 3 4", b"\xff\0\0", *outside, *huge):
         with pytest.raises(ValueError, match=r".*"):
             RankStack(note, 0)
+
+
+@pytest.mark.parametrize("error", [ValueError, FileNotFoundError])
+def test_a_keeper_that_can_not_look_says_so_and_goes_on(error):
+    class Broken:
+        def read(self):
+            raise error
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        keeper = Keeper(theirs, -1, 3, 0)
+        keeper.stack = Broken()
+        send(ours, frame(LOOK, payload=WITH_STACK))
+        keeper._hear()
+        data, _ = receive(ours)
+    assert list(unpack(bytearray(data))) == [(LOOKED, 3, b"")]
+
+
+@pytest.mark.parametrize("line", ["9" * 5000, "٣", "-1", "1e9"])
+def test_a_line_number_that_is_none_is_harmless(line, tmp_path):
+    path = tmp_path / "stack"
+    path.write_text(f'  File "a.py", line {line} in f\n  File "b.py", line 7 in g\n')
+    fd = os.open(path, os.O_RDONLY)
+    stack = RankStack(f"{os.getpid()} 40 {fd}".encode(), fd)
+    stack._ask = lambda: ""
+    assert stack.read() == ([["b.py", 7, "g", ""]], "")
+    stack.close()
 
 
 @pytest.mark.parametrize(

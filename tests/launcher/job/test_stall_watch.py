@@ -4,9 +4,10 @@ and what is said then."""
 import json
 
 from hvdrun.job.actions import Answer, Look, Say
-from hvdrun.job.events import Interrupted, RankLooked, RankSaid, StacksAsked
+from hvdrun.job.events import Interrupted, RankLooked, RankRecorded, RankSaid, StacksAsked
 from hvdrun.machine.notes import INIT_DONE, STALLED
 from tests.launcher.job.histories import TERM, asked, begun, play, seen
+from tests.launcher.job.test_recorded import recorded
 
 LATE = (
     b"allreduce 'x' has waited 60 s for rank 2 on b (which has called no collective yet); called by"
@@ -29,6 +30,10 @@ def looks(actions):
     return [(at, a.ranks, a.with_stack) for at, a in actions if isinstance(a, Look)]
 
 
+def have_boxes(actions):
+    return [a.with_box for _, a in actions if isinstance(a, Look)]
+
+
 def said(actions, kind=Say):
     texts = [(at, action.text) for at, action in actions if isinstance(action, kind)]
     return [(at, text) for at, text in texts if "where the ranks are" in text or kind is Answer]
@@ -40,6 +45,7 @@ def test_the_ranks_of_a_report_are_asked_twice_and_shown_once_all_have_answered(
     events = begun() + reported(10.0) + answers
     _, actions, _ = play(events)
     assert looks(actions) == [(10.0, (2, 0, 1, 3), False), (10.5, (0, 1, 2, 3), True)]
+    assert have_boxes(actions) == [False, True]
     assert said(actions) == [
         (
             10.7,
@@ -110,9 +116,38 @@ def test_who_asks_gets_an_answer_about_all_ranks():
         )
     ]
     assert said(actions) == []
+    assert have_boxes(actions) == [False, False]
 
 
 def test_who_asks_before_a_rank_has_started_is_answered_too():
     _, actions, _ = play([(0.1, StacksAsked(7))])
     ((_, text),) = said(actions, Answer)
     assert text == "4 ranks:"
+
+
+def box_now(at, rank, names):
+    """What the rank has called; only the first of it has ended."""
+    return [
+        (at, RankRecorded(rank, each.operations, is_running=True))
+        for _, each in recorded(at, rank, names, ended=1)
+    ]
+
+
+def test_of_ranks_that_have_answered_the_operations_are_compared():
+    events = begun() + reported(10.0)
+    for rank in range(4):
+        events += box_now(10.7, rank, "ax" if rank == 2 else "ay") + stack(10.7, rank)
+    _, actions, _ = play(events)
+    ((_, text),) = said(actions)
+    assert "    rank 2 called allreduce 'x' where ranks 0-1,3 called allreduce 'y'" in text
+
+
+def test_what_a_rank_has_sent_for_an_earlier_question_is_not_compared():
+    events = begun() + box_now(5.0, 2, "ax") + reported(10.0)
+    for rank in (0, 1, 3):
+        events += box_now(10.7, rank, "ay") + stack(10.7, rank)
+    late = stack(10.8, 2)  # for another question: its box has not come
+    for answers in ([], late):
+        _, actions, _ = play(events + answers)
+        ((_, text),) = said(actions)
+        assert "allreduce 'y'" not in text

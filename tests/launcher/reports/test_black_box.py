@@ -3,6 +3,8 @@
 import json
 import os
 import struct
+import subprocess
+import sys
 import zlib
 
 import pytest
@@ -120,6 +122,12 @@ def test_a_small_message_can_not_become_a_large_one():
     assert len(read_box(many).operations) <= ENTRIES + HEAD_BYTES // ENTRY_BYTES
 
 
+def test_the_last_ones_can_be_read_alone():
+    data = packed(None, *(entry(number) for number in (3, 1, 4, 2)))
+    assert [each.number for each in read_box(data, 2).operations] == [3, 4]
+    assert [each.number for each in read_box(data, 9).operations] == [1, 2, 3, 4]
+
+
 @given(st.binary(max_size=4 * ENTRY_BYTES))
 def test_any_bytes_for_entries_give_operations_and_lines(rest):
     box = read_box(zlib.compress(json.dumps(HEAD).encode() + b"\0" + rest))
@@ -133,6 +141,28 @@ def test_any_bytes_for_entries_give_operations_and_lines(rest):
 def test_any_message_is_read_to_its_end(data):
     read_box(data)
     read_box(zlib.compress(data))
+
+
+READS = """
+import os, sys
+from hvdrun.agent.rank_box import RankBox
+from hvdrun.machine import kernel_waits
+box = RankBox()
+fd = os.memfd_create("box", os.MFD_ALLOW_SEALING)
+os.write(fd, os.urandom(69632))
+box.keep(fd)
+before = set(sys.modules)
+assert box.read(True)
+assert kernel_waits._read_in_time(os.getpid(), "stat")
+print(sorted(set(sys.modules) - before - set(sys.builtin_module_names)))
+"""
+
+
+def test_at_a_ranks_end_and_while_something_hangs_no_module_is_read_from_a_disk():
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", READS], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_the_largest_memory_fits_into_the_largest_message(kept):

@@ -8,10 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdrun.reports import last_operations
 from hvdrun.reports.black_box import Box, Operation
-from hvdrun.reports.last_operations import orders, report, standings, summary
 
 WORLD = 1
+
+
+def standings(boxes):
+    return last_operations.standings(boxes, len(boxes))
+
+
+def report(boxes, endings):
+    return last_operations.report(boxes, endings, len(boxes))
+
+
+def summary(boxes, endings):
+    return last_operations.summary(boxes, endings, len(boxes))
+
+
+def orders(boxes):
+    return last_operations.orders(boxes, len(boxes))
 
 
 @dataclass
@@ -249,6 +265,105 @@ def test_the_order_in_which_ranks_call_is_no_difference_once_all_have_ended(firs
     (standing,) = standings(boxes_of(words, other))
     assert {each.name for group in standing.groups for each in group.ahead} == set(lacked)
     assert set(standing.lacking.values()) <= {(1,)}
+
+
+# ---- what a rank has not kept it may have called
+
+
+@st.composite
+def cut_histories(draw):
+    """One program, which all ranks call in its order: how many of it each has called, all but the
+    last few of which have ended everywhere, and how many of its latest each has kept."""
+    program = draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=40))
+    called = draw(st.lists(st.integers(1, len(program)), min_size=2, max_size=5))
+    kept = [draw(st.integers(1, 40)) for _ in called]
+    knows_end = [draw(st.integers(0, len(program))) for _ in called]
+    return program, called, kept, knows_end
+
+
+@given(cut_histories())
+def test_no_rank_is_said_to_lack_what_it_has_called(history):
+    program, called, kept, knows_end = history
+    boxes = {}
+    for rank, count in enumerate(called):
+        recorder = Recorder(len(called))
+        for place, name in enumerate(program[:count]):
+            has_ended = place < min(*called, knows_end[rank])
+            recorder.call(name, "ended" if has_ended else "posted")
+        boxes[rank] = recorder.box(kept[rank])
+    for standing in standings(boxes):
+        numbers = {each.identity: each.number for g in standing.groups for each in g.ahead}
+        for key, ranks in standing.lacking.items():
+            for rank in ranks:
+                assert called[rank] < numbers[key]
+        if not any(standing.lacking.values()):
+            assert "has not called" not in "\n".join(report(boxes, {}))
+
+
+def test_a_rank_that_has_kept_only_later_operations_is_not_said_to_lack_earlier_ones():
+    slow, fast = Recorder(2), Recorder(2)
+    for name in "abcd":
+        slow.call(name, "posted")
+    for name in "abcdefgh":
+        fast.call(name, "ended" if name in "ab" else "posted")
+    boxes = {0: slow.box(), 1: fast.box(kept=3)}
+    assert "rank 1 has not called" not in "\n".join(report(boxes, {}))
+    assert "rank 0 has not called" in "\n".join(report(boxes, {}))
+
+
+def test_a_waiting_operation_that_is_kept_for_long_does_not_make_the_rest_complete():
+    first, second = Recorder(3), Recorder(3)
+    for recorder in (first, second):
+        recorder.call("waits", "posted").call("x")
+    for _ in range(600):
+        second.call("of others", team=7)
+    boxes = {0: first.box(), 1: Box(0, (second.made[0], *second.made[-511:])), 2: first.box()}
+    assert report(boxes, {}) == []
+
+
+def test_a_rank_of_which_nothing_is_left_of_a_team_is_not_compared_in_it():
+    recorders = [Recorder(3).call("of all") for _ in range(3)]
+    for _ in range(4):
+        recorders[1].call("of two", team=7)
+    boxes = {rank: recorder.box(kept=4) for rank, recorder in enumerate(recorders)}
+    assert report(boxes, {}) == []
+    assert summary(boxes, {})[0].startswith("the last operation that ranks 0,2 have all ended")
+
+
+@pytest.mark.parametrize(
+    ("reached", "is_told"), [("matched", True), ("started", True), ("ended", False)]
+)
+def test_what_the_ranks_of_one_host_have_matched_another_may_not_have_called(reached, is_told):
+    """As the buckets of an optimizer. Boxes are cut, as they are after some steps."""
+    recorders = [Recorder(2) for _ in range(2)]
+    for recorder in recorders:
+        for name in "abcabc":
+            recorder.call(name)
+    recorders[0].call("a", reached)
+    for kept, is_sure in ((3, True), (2, False)):
+        boxes = {0: recorders[0].box(kept=4), 1: recorders[1].box(kept=kept)}
+        told = "which rank 1 has not called" in "\n".join(report(boxes, {}))
+        assert told == (is_told and is_sure)
+
+
+def test_what_is_not_counted_is_not_compared():
+    one, other = Recorder(2), Recorder(2)
+    for recorder in (one, other):
+        recorder.call("a")
+    one.call("b", "posted")
+    other.call("b", "posted").made[-1] = other.made[-1]._replace(round=0)
+    assert report({0: one.box(), 1: other.box()}, {}) == []
+
+
+def test_members_of_process_sets_are_not_taken_for_all_ranks_when_boxes_are_missing():
+    """Ranks 2 and 3 are lost with their host; {0, 2} and {1, 3} are process sets."""
+    boxes = {}
+    for rank in range(2):
+        recorder = Recorder(4)
+        recorder.call("a").call("of two", "posted", team=7 + rank)
+        boxes[rank] = recorder.box()
+    assert last_operations.report(boxes, {}, 4) == []
+    assert "of two" not in "\n".join(last_operations.summary(boxes, {}, 4))
 
 
 @given(
