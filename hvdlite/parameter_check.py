@@ -31,8 +31,8 @@ def check_parameters(
     Every rank calls it, at the same place between two steps. If all are the same, it costs one pass
     over the values, and one small operation. A difference is an error on all ranks, with the same
     text: the first tensor that differs, the ranks that differ from the majority, the steps that a
-    distributed optimizer has made, and the usual causes. Two ranks have no majority: then nobody
-    knows which is wrong.
+    distributed optimizer has made, and the usual causes. Two ranks have no majority: it is not
+    known which is wrong.
 
     It compares tensors of every dtype, on every device, contiguous or not; all but sparse ones,
     those without memory (meta), and subclasses of torch.Tensor that act on their own (DTensor). A

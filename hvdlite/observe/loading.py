@@ -17,7 +17,7 @@ from hvdlite.observe.waits import Waits
 
 class Loading:
     """The time that threads have been in a DataLoader's `next`, by thread: a thread that loads
-    ahead keeps nobody waiting. What the loader waits for hvdlite itself counts as that."""
+    ahead holds up no other. The loader's own waits for hvdlite count as such."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits

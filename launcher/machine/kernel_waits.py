@@ -121,7 +121,7 @@ def kernel_wait(pid: int, state: str) -> str:
     by_function = next((words for name, words in _FUNCTIONS if function.startswith(name)), "")
     if "cgroup" in by_function:
         return by_function
-    # While a process replaces its program, the kernel lets nobody see its call: who asks waits.
+    # While a process replaces its program, whoever reads its call waits until it has done so.
     call = _read_in_time(pid, "syscall") if state == "D" else _read(pid, "syscall")
     return _words(pid, call) or by_function
 

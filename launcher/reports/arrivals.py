@@ -1,7 +1,7 @@
 """Which ranks of a job arrive late, by how much, how steadily, and why. Pure.
 
-A step ends for all ranks at the same time, as each has waited for the others: so the later a rank
-has come to it, the less it has waited. In step s, with w[r] the time that rank r waited in it,
+All ranks end a step at the same time, as each waits for the others: the later a rank arrives, the
+less it waits. In a step in which rank r waits for w[r],
 
     the least of all w    is what communication took: the last rank waited for nothing else
     w[r] - the least      is what r waited for others
@@ -71,7 +71,7 @@ class Arrivals(NamedTuple):
 
 def compare(records: Mapping[int, Record]) -> list[Arrivals] | None:
     """One for each optimizer that several ranks have, those with late ranks first. None: the ranks
-    are not those of one world, so nobody knows which of them make steps together."""
+    are not those of one world, and which of them make steps together is not known."""
     worlds = {record.size for record in records.values()}
     if len(worlds) > 1 or 0 in worlds or len({r.rank for r in records.values()}) < len(records):
         return None

@@ -45,7 +45,7 @@ class Askers:
             listener = socket.socket(socket.AF_UNIX)
             self.listeners.append(listener)
             listener.setblocking(False)
-            with contextlib.suppress(OSError):  # the name is taken: nobody can ask
+            with contextlib.suppress(OSError):  # the name is taken, and so no question can come
                 listener.bind(address(os.getpid(), question))
                 listener.listen(MOST)
                 heard = partial(self._accept, listener, tell)

@@ -14,8 +14,7 @@ from hvdrun.agent.rank_box import RankBox
 from hvdrun.machine.box_layout import ENTRIES, TOTAL_BYTES
 from hvdrun.reports import last_operations
 from hvdrun.reports.black_box import Box, read_box
-
-SIZES = {"inline_bytes": 4096, "block_bytes": 65536, "segment_bytes": 61440}
+from tests.core.engines import BLOCK_BYTES, INLINE_BYTES, make_engine
 
 
 class Members:
@@ -23,7 +22,7 @@ class Members:
 
     def __init__(self, label):
         shared = os.memfd_create("test")
-        os.ftruncate(shared, _core.memory_bytes(2, 2, 4096, 65536))
+        os.ftruncate(shared, _core.memory_bytes(2, 2, INLINE_BYTES, BLOCK_BYTES))
         self.fds = [os.memfd_create("box", os.MFD_ALLOW_SEALING) for _ in range(2)]
         self.boxes = []
         for fd in self.fds:
@@ -37,23 +36,9 @@ class Members:
 
     @staticmethod
     def _engine(rank, shared, box):
-        return _core.Engine(
-            rank=rank,
-            hosts=[[0, 1]],
-            host_names=["here"],
-            world_ranks=[4, 7],
-            memory_fd=shared,
-            wire=None,
-            progress_thread=False,
-            **SIZES,
-            piece_bytes=1 << 20,
-            algorithms=(),
-            deterministic=False,
-            event_capacity=0,
-            stall_warning_s=0.0,
-            stall_shutdown_s=0.0,
-            launcher=(-1, 0, 0),
-            black_box=(ctypes.addressof(ctypes.c_char.from_buffer(box)), 99),
+        address = ctypes.addressof(ctypes.c_char.from_buffer(box))
+        return make_engine(
+            rank, shared, progress_thread=False, world_ranks=(4, 7), black_box=(address, 99)
         )
 
     def post(self, rank, name, elements=3):

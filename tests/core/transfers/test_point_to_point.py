@@ -16,6 +16,7 @@ import torch
 import hvdlite as hvd
 from hvdlite import _core
 from hvdlite.world import world as worlds
+from tests.core.engines import make_engine
 from tests.core.matching.test_joined import everyone
 
 # Each side of what travels with the announcement, of a block, of a segment, of several.
@@ -475,29 +476,6 @@ def refused():
 @pytest.mark.ranks(1)
 def test_arguments_are_checked(world):
     world.run(refused)
-
-
-def make_engine(rank, memory, progress_thread=True, event_capacity=0, stall_shutdown_s=0.0):
-    return _core.Engine(
-        rank=rank,
-        hosts=[[0, 1]],
-        host_names=["here"],
-        world_ranks=[0, 1],
-        memory_fd=memory,
-        wire=None,
-        progress_thread=progress_thread,
-        inline_bytes=4096,
-        block_bytes=65536,
-        segment_bytes=61440,
-        piece_bytes=1 << 20,
-        algorithms=(),
-        deterministic=False,
-        event_capacity=event_capacity,
-        stall_warning_s=0,
-        stall_shutdown_s=stall_shutdown_s,
-        launcher=(-1, 0, 0),
-        black_box=(0, 0),
-    )
 
 
 @pytest.mark.parametrize("what", ["send", "recv", "recv from any"])

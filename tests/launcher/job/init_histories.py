@@ -17,6 +17,20 @@ from tests.launcher.job.histories import (
     well,
 )
 
+# Processes that a rank has started.
+COPIES = [
+    [201, 103, "S", 0.0, "sh fetch", False, ""],
+    [
+        202,
+        201,
+        "D",
+        0.0,
+        "cp /data \x1b[2J",
+        False,
+        "reads from /data/x \x1b[2J (nfs4 of server9:/)",
+    ],
+]
+
 BEFORE_INIT = "ended with exit code 0 after 2.0 s and had not called hvd.init(), where ranks 0,2-3"
 INIT = {
     "all ranks are in init at about the same time": History(
@@ -219,36 +233,14 @@ INIT = {
                 3,
                 0.0,
                 "S",
-                [
-                    [201, 103, "S", 0.0, "sh fetch", False, ""],
-                    [
-                        202,
-                        201,
-                        "D",
-                        0.0,
-                        "cp /data \x1b[2J",
-                        False,
-                        "reads from /data/x \x1b[2J (nfs4 of server9:/)",
-                    ],
-                ],
+                COPIES,
             ),
             *seen(
                 3.1,
                 3,
                 0.0,
                 "S",
-                [
-                    [201, 103, "S", 0.0, "sh fetch", False, ""],
-                    [
-                        202,
-                        201,
-                        "D",
-                        0.0,
-                        "cp /data \x1b[2J",
-                        False,
-                        "reads from /data/x \x1b[2J (nfs4 of server9:/)",
-                    ],
-                ],
+                COPIES,
             ),
             *init(3.5, 3),
             *well(9.0, 0, 1, 2, 3),
