@@ -2,9 +2,10 @@
 
     hvdrun -np 2 python -m benchmarks.memory '{"variant": "hvdlite", "folder": "FOLDER"}'
 
-The proportional set size (PSS) counts a page that several processes map as a part of each (pages
-of files, as of torch's libraries, are left out). So it is read while all ranks are there, after a few steps, and with all gradients in place. The ranks
-meet by files in FOLDER: the variant without hvdlite has no MPI.
+The proportional set size (PSS) counts a page that several processes map as a part of each; pages of
+files, as of torch's libraries, are left out. It is read while all ranks are there, after a few
+steps, and with all gradients in place. The ranks meet by files in FOLDER: the variant without
+hvdlite has no MPI.
 """
 
 import gc
