@@ -3,7 +3,7 @@
 There is one file per job, in Chrome's JSON array format, with a row for each rank. Each rank drains
 the events of its engines four times a second. Ranks that can open rank 0's file write to it; ranks
 on other hosts send their lines to rank 0. So events reach the file soon, and the file of a killed
-job shows it up to its last moments. It is valid JSON after each write (`trace_file`).
+job shows it up to its last moments. It is valid JSON at every moment (`trace_file`).
 """
 
 from __future__ import annotations
@@ -246,14 +246,18 @@ class Timeline:
         self._unwritten += lines
         try:
             self._file.write(self._unwritten)
-            self._unwritten = []
         except TimeoutError as error:
             log.warning(
                 "timeline: it gets the events of rank %d later: %s", self._world.rank, error
             )
         except OSError as error:
             self._broken, self._unwritten = True, []
-            log.warning("timeline: writing has stopped: %s", error)
+            # The same text on all ranks, which hvdrun shows once.
+            log.warning(
+                "timeline: writing has stopped; the file is complete up to here, and the job goes "
+                "on: %s",
+                error,
+            )
 
     def _send(self, lines: list[bytes]) -> None:
         assert self._comm is not None
