@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite.timeline import TraceRow
+from hvdlite.observe.trace_row import TraceRow
 from tests.harness.needs import lacking
 from tests.harness.worlds import mpiexec_command, python_of
 
