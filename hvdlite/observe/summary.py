@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Sequence
 
-from hvdlite.observe import loading, waits
+from hvdlite.observe import loading, program, waits
 from hvdlite.observe.loading import Loading
 from hvdlite.observe.steps import Reading, Steps, between
 from hvdlite.observe.waits import Waits
@@ -140,5 +140,6 @@ def begin(active: World) -> None:
 def step_ended(optimizer: int, name: str, members: Sequence[int]) -> None:
     """An optimizer has made a step. optimizer: a number of its own; name, members: the same on the
     ranks that make its steps together."""
+    program.step_ended(optimizer, name)
     if _summary is not None:
         _summary.step_ended(optimizer, name, members)
