@@ -31,7 +31,7 @@ def sources(*names: str) -> list[Path]:
 
 
 def with_core(target: Path, source: Path, *options: str) -> Path:
-    """A program of one source and the whole core, but for what needs Python. options: the linker's."""
+    """A program of a source and the core without what needs Python. options: the linker's."""
     core = [each for each in sources("*/*") if each.stem != "exit" and each.parent.name != "python"]
     objects = [compiled(each, *SANITIZER) for each in [source, *core]]
     return linked(target, objects, *SANITIZER, *options)
