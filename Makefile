@@ -198,7 +198,7 @@ sanitize-address sanitize-thread: build
 	@echo '== $@: $(SANITIZE)'
 	@CFLAGS='$(SANITIZE) -g -fno-omit-frame-pointer -O1' $(BIN)/python setup.py --quiet build_ext \
 	    --force --build-lib build/$@ --build-temp build/$@/temp
-	@$(OPTIONS) HVDLITE_TEST_CORE=build/$@/$(EXTENSION) \
+	@$(OPTIONS) HVDLITE_TEST_CORE=build/$@/$(EXTENSION) HVDLITE_TEST_SANITIZER='$(SANITIZE) -g' \
 	    HVDLITE_TEST_PRELOAD='$(PRELOAD) $(call runtime,libstdc++.so)' \
 	    $(BIN)/python -m pytest tests/core $(SANITIZE_TESTS) $(PYTEST_ARGS)
 

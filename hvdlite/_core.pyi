@@ -149,6 +149,10 @@ def reduce_tree(
     ValueError: this CPU has no such variant, or an argument is out of its range.
     """
 
+def fingerprint(address: int, size_bytes: int, /) -> int:
+    """A number of 64 bits that is another one if one bit of the memory is: see
+    optimizer/checks/fingerprints.py."""
+
 def finish_on_exit(
     *,
     abort: int,

@@ -18,6 +18,8 @@ from tests.harness.worlds import ROOT
 
 CORE = ROOT / "hvdlite" / "_core"
 KEPT = ROOT / "build" / "test-objects"
+# `make sanitize` sets it: for programs, as what loads a library would need the sanitizer, too.
+SANITIZER = tuple(os.environ.get("HVDLITE_TEST_SANITIZER", "").split())
 OPTIONS = ("-std=c11", "-O1", "-ffp-contract=off", "-fPIC", "-pthread", f"-I{CORE}")
 
 
@@ -26,6 +28,13 @@ def sources(*names: str) -> list[Path]:
     found = [path for name in names for path in sorted(CORE.glob(f"{name}.c"))]
     assert len(found) >= len(names), names
     return found
+
+
+def with_core(target: Path, source: Path, *options: str) -> Path:
+    """A program of a source and the core without what needs Python. options: the linker's."""
+    core = [each for each in sources("*/*") if each.stem != "exit" and each.parent.name != "python"]
+    objects = [compiled(each, *SANITIZER) for each in [source, *core]]
+    return linked(target, objects, *SANITIZER, *options)
 
 
 def linked(target: Path, objects: Iterable[Path], *options: str) -> Path:

@@ -407,6 +407,39 @@ def test_one_flipped_bit_or_two_swapped_words_change_a_fingerprint(of):
         values[[i, j]] = values[[j, i]]
 
 
+def numbers(index):
+    """SplitMix64's finalizer, made odd."""
+    mixed = (index + 1) * 0x9E3779B97F4A7C15 % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    return (mixed ^ mixed >> 31) | 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 4095, 4096, 4097, 8192, 12301])
+def test_a_fingerprint_is_the_sum_that_its_module_says(size):
+    for at in range(3):  # at any address
+        data = torch.randint(256, (at + size,), dtype=torch.uint8)[at:]
+        words = [int.from_bytes(data[i : i + 4].tolist(), "little") for i in range(0, size, 4)]
+        rows = [words[i : i + 1024] for i in range(0, size // 4, 1024)]
+        rows = [row[: size // 4 - 1024 * i] for i, row in enumerate(rows)]
+        rows += [words[-1:]] * (size % 4 > 0)
+        sums = [sum(word * (numbers(i) % 2**32) for i, word in enumerate(row)) for row in rows]
+        if size % 4:
+            sums[-1] = words[-1]
+        expected = sum(each * numbers(i) for i, each in enumerate(sums)) % 2**64
+        assert fingerprint(data) == expected
+
+
+def test_no_two_words_of_a_row_have_the_same_number():
+    data = torch.zeros(1024, dtype=torch.int32)
+    found = set()
+    for index in range(1024):
+        data[index] = 1
+        found.add(fingerprint(bytes_of(data)))
+        data[index] = 0
+    assert len(found) == 1024
+
+
 def test_one_other_fingerprint_or_two_swapped_ones_change_the_digest():
     numbers = [zlib.crc32(bytes([i])) for i in range(50)]
     for i, bit in itertools.product(range(50), range(64)):

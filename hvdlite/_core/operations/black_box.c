@@ -116,21 +116,28 @@ static hvdl_box_entry *entry_of(const hvdl_engine *e, const hvdl_operation *op)
     return is_its ? entry : NULL;
 }
 
+/* Who reads the entry meanwhile sees by its ticket that it is not complete. */
+#define PUT(field, value) atomic_store_explicit(&(field), (value), memory_order_relaxed)
+
 /* The ends of long names differ, and their beginnings say what they are of. */
-static void put_name(char *to, const char *name)
+static void put_name(hvdl_box_entry *entry, const char *name)
 {
     static const char dots[] = "...";
     enum { FRONT = 14, BACK = HVDL_BOX_NAME_BYTES - FRONT - (sizeof dots - 1) };
+    union {
+        char text[HVDL_BOX_NAME_BYTES];
+        uint64_t words[HVDL_BOX_NAME_BYTES / sizeof(uint64_t)];
+    } shown = {{0}};
     size_t length = strlen(name);
     if (length <= HVDL_BOX_NAME_BYTES) {
-        memcpy(to, name, length);
-        if (length < HVDL_BOX_NAME_BYTES)
-            to[length] = 0; /* what a former name leaves behind it is not read */
-        return;
+        memcpy(shown.text, name, length);
+    } else {
+        memcpy(shown.text, name, FRONT);
+        memcpy(shown.text + FRONT, dots, sizeof dots - 1);
+        memcpy(shown.text + FRONT + sizeof dots - 1, name + length - BACK, BACK);
     }
-    memcpy(to, name, FRONT);
-    memcpy(to + FRONT, dots, sizeof dots - 1);
-    memcpy(to + FRONT + sizeof dots - 1, name + length - BACK, BACK);
+    for (size_t i = 0; i < sizeof shown.words / sizeof shown.words[0]; i++)
+        PUT(entry->name[i], shown.words[i]);
 }
 
 /* One look at the clock per sweep: a time is too early by what the sweep has taken until then, which may be as long
@@ -147,25 +154,23 @@ void hvdl_box_write_posted(hvdl_engine *e, hvdl_operation *op)
     uint64_t ticket;
     hvdl_box_entry *entry = take_entry(e->black_box.memory, &ticket);
     uint32_t epoch = (uint32_t)e->join.epoch;
-    atomic_store_explicit(&entry->ticket, 0, memory_order_relaxed);
+    PUT(entry->ticket, 0);
     atomic_thread_fence(memory_order_release); /* before all that follows */
-    entry->key = op->key.lo;
-    entry->posted_ns = op->posted_ns;
-    atomic_store_explicit(&entry->matched_ns, 0, memory_order_relaxed);
-    atomic_store_explicit(&entry->started_ns, 0, memory_order_relaxed);
-    atomic_store_explicit(&entry->ended_ns, 0, memory_order_relaxed);
-    entry->bytes = hvdl_tensor_bytes(op);
-    entry->team = e->config.team;
-    entry->round = next_round(e->black_box.rounds, op->key.lo, epoch);
-    entry->epoch = epoch;
-    entry->members = (uint32_t)e->config.num_ranks;
+    PUT(entry->key, op->key.lo);
+    PUT(entry->posted_ns, op->posted_ns);
+    PUT(entry->matched_ns, 0);
+    PUT(entry->started_ns, 0);
+    PUT(entry->ended_ns, 0);
+    PUT(entry->bytes, hvdl_tensor_bytes(op));
+    PUT(entry->team, e->config.team);
+    PUT(entry->round, next_round(e->black_box.rounds, op->key.lo, epoch));
+    PUT(entry->epoch, epoch);
+    PUT(entry->members, (uint32_t)e->config.num_ranks);
     bool has_peer = op->transfer && op->transfer->posted_peer >= 0;
-    atomic_store_explicit(&entry->peer,
-                          has_peer ? hvdl_world_rank(e, op->transfer->posted_peer) : -1,
-                          memory_order_relaxed);
-    entry->kind = op->desc.kind;
-    atomic_store_explicit(&entry->failed, 0, memory_order_relaxed);
-    put_name(entry->name, op->name);
+    PUT(entry->peer, has_peer ? hvdl_world_rank(e, op->transfer->posted_peer) : -1);
+    PUT(entry->kind, op->desc.kind);
+    PUT(entry->failed, 0);
+    put_name(entry, op->name);
     atomic_store_explicit(&entry->ticket, ticket, memory_order_release);
     op->ticket = ticket;
 }

@@ -11,25 +11,26 @@
 #define HVDL_BOX_NAME_BYTES 48
 #define HVDL_BOX_HEAD_BYTES 4096 /* with the ticket counter at its end */
 
-/* Of the times, which are CLOCK_MONOTONIC's, 0 means that it has not happened. Each is one word, so that it is
- * there or it is not. launcher/reports/black_box.py reads these, and launcher/machine/box_layout.py has their sizes. */
+/* Of the times, which are CLOCK_MONOTONIC's, 0 means that it has not happened. All words are atomic, as they are read
+ * while they are written. launcher/reports/black_box.py reads them, and launcher/machine/box_layout.py has their
+ * sizes. */
 typedef struct {
     /* 0 while the rest is written; a release, so that who reads it sees the rest. Counts from 1. */
     _Atomic uint64_t ticket;
-    uint64_t key; /* of its kind and name */
-    uint64_t posted_ns;
-    _Atomic uint64_t matched_ns, started_ns, ended_ns;
-    uint64_t bytes;
-    uint32_t team,
-        round;      /* round: how many of this key there have been in this epoch; 0: not counted */
-    uint32_t epoch; /* of join.c: a joined rank counts anew */
-    uint32_t members;
+    _Atomic uint64_t key; /* of its kind and name */
+    _Atomic uint64_t posted_ns, matched_ns, started_ns, ended_ns;
+    _Atomic uint64_t bytes;
+    _Atomic uint32_t team,
+        round; /* round: how many of this key there have been in this epoch; 0: not counted */
+    _Atomic uint32_t epoch; /* of join.c: a joined rank counts anew */
+    _Atomic uint32_t members;
     _Atomic int32_t
         peer; /* a message: the other rank; else the last one to post it; -1: not known */
-    uint8_t kind;
+    _Atomic uint8_t kind;
     _Atomic uint8_t failed;
     uint8_t zero[2];
-    char name[HVDL_BOX_NAME_BYTES]; /* cut in the middle; NUL only if it is shorter */
+    /* Its characters, in the order of memory: cut in the middle, and NUL after the end of a shorter one. */
+    _Atomic uint64_t name[HVDL_BOX_NAME_BYTES / sizeof(uint64_t)];
 } hvdl_box_entry;
 
 /* Of all engines of the process, which write at the same time. */

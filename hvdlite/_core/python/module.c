@@ -7,6 +7,7 @@
 #include "host/conveyor.h"
 #include "engine/exit.h"
 #include "python/python_glue.h"
+#include "kernels/fingerprint.h"
 #include "kernels/reduce.h"
 #include "host/shm.h"
 
@@ -157,6 +158,23 @@ static PyObject *reduce_tree(PyObject *module, PyObject *args)
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
+/* fingerprint(address, bytes) */
+static PyObject *fingerprint(PyObject *module, PyObject *args)
+{
+    unsigned long long address;
+    Py_ssize_t bytes;
+    uint64_t found;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Kn:fingerprint", &address, &bytes))
+        return NULL;
+    if (bytes < 0) {
+        PyErr_SetString(PyExc_ValueError, "fingerprint: a negative number of bytes");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS found = hvdl_fingerprint((void *)(uintptr_t)address, (size_t)bytes);
+    Py_END_ALLOW_THREADS return PyLong_FromUnsignedLongLong(found);
+}
+
 static PyObject *finish_on_exit(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"abort",    "ibarrier", "test",       "finalized",
@@ -231,6 +249,7 @@ static PyMethodDef module_methods[] = {
     {"kernel_variants", kernel_variants, METH_NOARGS, NULL},
     {"reduce", reduce, METH_VARARGS, NULL},
     {"reduce_tree", reduce_tree, METH_VARARGS, NULL},
+    {"fingerprint", fingerprint, METH_VARARGS, NULL},
     {"close_on_exit", close_on_exit, METH_O, NULL},
     {"finish_on_exit", (PyCFunction)(void (*)(void))finish_on_exit, METH_VARARGS | METH_KEYWORDS,
      NULL},

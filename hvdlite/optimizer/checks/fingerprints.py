@@ -1,18 +1,14 @@
 """Fingerprints of tensors: 64 bits, of which one at least is another if one bit of the tensor is.
 
-In host memory it is the CRC-32 of the bytes. Why it always notices what it must:
+In host memory and on a device alike it is a sum modulo 2⁶⁴: of words of 32 bits, each times an odd
+number of its place in a row of words; and of the rows' sums, each times an odd number of the row.
+(The rows are longer on a device, as the numbers are.) Why it notices what it must:
 
-- An error, the bits in which two tensors differ, is a polynomial E over GF(2). It stays unnoticed
-  exactly if the generator P divides E. P is primitive, of degree 32, with a constant term.
-- One bit: E = xⁱ, which no P with a constant term but 1 divides. So one flipped bit is always
-  noticed; and likewise every error that lies within 32 bits in a row.
-- Two elements of at most 32 bits are swapped: E = D·xⁱ·(1 + xᵏ), D what they differ in, k bits
-  apart. P is irreducible and D of a lower degree, so P would have to divide 1 + xᵏ, which a
-  primitive one of degree 32 does only for multiples k of 2³² - 1: beyond 512 MiB.
-
-On a device it is a sum of words, each times an odd number, modulo 2⁶⁴. One flipped bit changes one
-word by ±2ᵇ with b < 32, so the sum of its row by 2ᵇ times an odd number, and the sum of the rows,
-each times an odd number again, likewise: that is not 0 modulo 2⁶⁴.
+- One flipped bit changes one word by ±2ᵇ with b < 32, so the sum of its row by 2ᵇ times an odd
+  number, and the sum of the rows likewise: that is not 0 modulo 2⁶⁴.
+- Two words of a row in host memory are swapped: its sum changes by the product of their difference
+  and that of their numbers. The numbers of a row have 32 bits, and no two are the same, so that the
+  product is not 0 modulo 2⁶⁴.
 
 `digest` adds up fingerprints in the same way, so that one tensor with another fingerprint always
 changes it. All other differences are missed with a probability of about 2⁻³².
@@ -21,11 +17,11 @@ changes it. All other differences are missed with a probability of about 2⁻³�
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterable
 
 import torch
 
+from hvdlite import _core
 from hvdlite.optimizer.checks.start_values import row_sums
 
 _MODULUS = 1 << 64
@@ -55,7 +51,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def fingerprint(in_bytes: torch.Tensor) -> int:
     """From 0 to 2⁶⁴ - 1. in_bytes: flat and contiguous, on any device."""
     if in_bytes.is_cpu:
-        return zlib.crc32(in_bytes.numpy().data)
+        return _core.fingerprint(in_bytes.data_ptr(), in_bytes.numel())
     return digest(row_sums(in_bytes).tolist())
 
 

@@ -4,16 +4,20 @@ Engines of two hosts in one process, over a network in memory (bad_entries.c).""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.core.engine.test_many_hosts import program
+from tests.harness.compiled import with_core
 from tests.harness.programs import run_program
 
 
 @pytest.fixture(scope="module")
 def bad_entries(tmp_path_factory):
     """Runs the program with one argument, and returns what it prints."""
-    path = program(tmp_path_factory.mktemp("bad"), "bad_entries")
+    path = with_core(
+        tmp_path_factory.mktemp("bad") / "program", Path(__file__).with_name("bad_entries.c")
+    )
 
     def run(argument):
         finished = run_program([path, argument], 60)

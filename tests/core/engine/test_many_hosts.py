@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.compiled import compiled, linked, sources
+from tests.harness.compiled import with_core
 from tests.harness.programs import run_program
 
 LEAST_TAG_UB = 32767  # that MPI promises
@@ -15,20 +15,12 @@ NUMBERS = 32  # of a coordinator, at least
 LATE = 50  # looks that a message may take
 
 
-def program(folder: Path, name: str, *options: str) -> Path:
-    core = [
-        source
-        for source in sources("*/*")
-        if source.stem != "exit" and source.parent.name != "python"
-    ]
-    own = Path(__file__).with_name(f"{name}.c")
-    return linked(folder / name, map(compiled, [own, *core]), *options)
-
-
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
     """Runs the program with the given arguments, and returns what it prints."""
-    path = program(tmp_path_factory.mktemp("hosts"), "hosts")
+    path = with_core(
+        tmp_path_factory.mktemp("hosts") / "hosts", Path(__file__).with_name("hosts.c")
+    )
 
     def run(*arguments, limit_s=60):
         finished = run_program([path, *map(str, arguments)], limit_s)

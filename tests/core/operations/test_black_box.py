@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,8 @@ from hvdrun.machine.box_layout import ENTRIES, TOTAL_BYTES
 from hvdrun.reports import last_operations
 from hvdrun.reports.black_box import Box, read_box
 from tests.core.engines import BLOCK_BYTES, INLINE_BYTES, make_engine
+from tests.harness.compiled import with_core
+from tests.harness.programs import run_program
 
 
 class Members:
@@ -199,3 +202,10 @@ def test_names_that_are_cut_alike_are_not_taken_for_the_same(members):
     members.all_call("x" * 100)
     members.all_call("x" * 101)
     assert len({each.identity for each in members.read(0)}) == 2
+
+
+def test_an_entry_that_is_read_while_it_is_written_is_of_one_operation(tmp_path):
+    path = with_core(tmp_path / "program", Path(__file__).with_name("box_readers.c"))
+    finished = run_program([path, "1500"], 120)
+    assert finished.code == 0, finished
+    assert finished.stdout == "all entries read, 0 wrong\n"
