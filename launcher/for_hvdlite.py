@@ -6,6 +6,7 @@
 from hvdrun.knobs import KNOBS
 from hvdrun.machine import notes
 from hvdrun.machine.binding import chosen_by_user
+from hvdrun.machine.box_layout import LINES_AT, LINES_BYTES, pack_lines
 from hvdrun.machine.cgroups import throttling
 from hvdrun.machine.environment import ENDING
 from hvdrun.machine.own_files import Identity, identity, open_file, open_folder, replace
@@ -26,6 +27,8 @@ from hvdrun.summary import summary_of
 __all__ = [
     "ENDING",
     "KNOBS",
+    "LINES_AT",
+    "LINES_BYTES",
     "MOST_SAMPLES",
     "TELLS_AGAIN_AFTER",
     "TELLS_EVERY_S",
@@ -43,6 +46,7 @@ __all__ = [
     "notes",
     "open_file",
     "open_folder",
+    "pack_lines",
     "replace",
     "summary_of",
     "throttling",
