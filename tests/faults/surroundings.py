@@ -104,6 +104,17 @@ def _cluster(*words: str):
     return does
 
 
+def _slow(*options: str):
+    def does(job: Job) -> None:
+        def restore() -> None:
+            job.cluster("slow", job.host)
+
+        job.cluster("slow", job.host, *options)
+        job.at_end(restore)
+
+    return does
+
+
 def lose_packets(job: Job) -> None:
     job.cluster(
         *("exec", job.host, "iptables", "-A", "INPUT", "-p", "tcp", "-m", "statistic"),
@@ -184,14 +195,14 @@ SURROUNDINGS = [
         "a link of 8 kbit/s",
         SLOW_LINK,
         model=BIG,
-        outside=_cluster("slow", "--rate", "8kbit"),
+        outside=_slow("--rate", "8kbit"),
         limit_s=STALL_S,
         hosts=(3,),
     ),
     Fault(
         "a delay of 3 s",
         SLOW_LINK,
-        outside=_cluster("slow", "--delay", "3s"),
+        outside=_slow("--delay", "3s"),
         limit_s=STALL_S,
         hosts=(3,),
     ),
