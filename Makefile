@@ -22,6 +22,7 @@ PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-wide test-rig test-c10d test-gpu test-properties check docs format build clean
+.PHONY: fault-table
 .PHONY: bench bench-quick bench-c10d bench-shared bench-instructions tune
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
@@ -32,6 +33,7 @@ help:
 	@echo '                PYTEST_ARGS=--show-worlds prints which tests run in which worlds)'
 	@echo 'make test-wide  what make test leaves out: the same in more shapes of the world'
 	@echo 'make test-rig   hosts that fail in all ways; needs root, sshd and ip'
+	@echo 'make fault-table  faults on one rank or host: does hvdrun name the culprit?'
 	@echo 'make test-c10d  the tests of torch.distributed that PyTorch ships, on hvdlite'
 	@echo 'make test-gpu  what needs a GPU, with an interpreter that has CUDA: PYTHON=/path/to/it'
 	@echo 'make test-properties  random programs of collectives, PROGRAMS=20000 of them'
@@ -64,6 +66,11 @@ test-wide: build $(VENV)/.frameworks $(VENV)/.manifests
 # torchrun, of which each test imports torch five times or more.
 test-rig: build $(VENV)/.notebook
 	@$(BIN)/python -m pytest -m long tests/rig tests/launcher tests/world $(PYTEST_ARGS)
+
+# Some forty minutes on two cores: FAULT_ARGS=--help chooses.
+FAULT_ARGS ?=
+fault-table: build
+	@$(BIN)/python -m tests.faults $(FAULT_ARGS)
 
 # Some two minutes: under the names hvdlite and gloo, with 3 and 4 ranks. C10D_ARGS=--help.
 C10D_ARGS ?=

@@ -6,6 +6,7 @@
 from hvdrun.knobs import KNOBS
 from hvdrun.machine import notes
 from hvdrun.machine.binding import chosen_by_user
+from hvdrun.machine.box_layout import LINES_AT, LINES_BYTES, pack_lines
 from hvdrun.machine.cgroups import throttling
 from hvdrun.machine.environment import ENDING
 from hvdrun.machine.own_files import Identity, identity, open_file, open_folder, replace
@@ -31,6 +32,8 @@ from hvdrun.summary import summary_of
 __all__ = [
     "ENDING",
     "KNOBS",
+    "LINES_AT",
+    "LINES_BYTES",
     "MOST_RECENT",
     "MOST_SAMPLES",
     "RECENT_S",
@@ -53,6 +56,7 @@ __all__ = [
     "of_world",
     "open_file",
     "open_folder",
+    "pack_lines",
     "replace",
     "summary_of",
     "throttling",

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
+from hvdlite.world import last_line
 
 
 class Waitable(Protocol):
@@ -153,6 +154,7 @@ def synchronize(handle: Handle) -> Any:
     """
     if handle.__class__ is not Handle:
         raise _not_a_handle(handle)
+    last_line.look()
     if waits.observed():
         with waits.waiting(handle.operation):
             failure = handle.operation.wait()

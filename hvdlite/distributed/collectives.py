@@ -30,6 +30,7 @@ from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
 from hvdlite.distributed.sites import site
 from hvdlite.distributed.work import DONE, OperationWork, SeveralWork
 from hvdlite.observe import waits
+from hvdlite.world import last_line
 from hvdlite.world.teams import Team
 
 Tensor = torch.Tensor
@@ -59,6 +60,7 @@ class Collectives:
         posting, finish = posted
         timeout_s = arguments.seconds(opts.timeout, self.timeout_s)
         asynchronous = opts.asyncOp
+        last_line.look()
         if asynchronous or waits.observed():
             return self._observed(form, posting, finish, timeout_s, asynchronous, outputs, inputs)
         try:
@@ -129,6 +131,8 @@ class Collectives:
             return self.cuda().allreduce([tensor], opts)
         if tensor.is_sparse:
             return sparse.allreduce(self, tensor, opts)
+        if last_line.clock() >= last_line.due:
+            last_line.note()
         if not opts.asyncOp and not waits.observed() and self._allreduced(tensor, opts):
             return DONE
         posted = postings.allreduce(self.next_name, tensor, opts.reduceOp)

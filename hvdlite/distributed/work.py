@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import Work
 from hvdlite.distributed import futures
 from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
 from hvdlite.observe import waits
+from hvdlite.world import last_line
 
 Tensor = torch.Tensor
 
@@ -135,6 +136,7 @@ class OperationWork(Work):
         return True
 
     def _await(self, limit_s: float, own: bool) -> None:
+        last_line.look()
         try:
             if waits.observed():
                 with waits.counting():

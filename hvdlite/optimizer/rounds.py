@@ -33,7 +33,7 @@ from hvdlite.optimizer.sparse_gradients import (
     rows_in,
 )
 from hvdlite.optimizer.weights import Weights, put
-from hvdlite.world import world
+from hvdlite.world import last_line, world
 from hvdlite.world.teams import Team
 
 
@@ -226,6 +226,7 @@ class Rounds:
 
     def _collect(self) -> None:
         """Waits for everything, and gives all gradients their reduced values."""
+        last_line.look()
         if waits.observed():
             with waits.waiting(f"hvdlite::{self.gradients.name} waits for its gradients"):
                 self._collect_unobserved()

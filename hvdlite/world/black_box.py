@@ -16,7 +16,7 @@ import time
 import zlib
 
 from hvdlite import _core
-from hvdlite.world import launcher_link
+from hvdlite.world import last_line, launcher_link
 from hvdlite.world.config import Config
 from hvdrun.for_hvdlite import notes
 
@@ -64,6 +64,7 @@ def _give_to_keeper() -> mmap.mmap | None:
         memory[: len(head)] = head
         if launcher_link.tell(notes.BLACK_BOX, b"", [fd]):
             _memory = memory
+            last_line.keep_in(memory)
             # Never unmapped: threads of engines write there until the process ends.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     except OSError:
@@ -76,7 +77,7 @@ def _give_to_keeper() -> mmap.mmap | None:
 def _head() -> bytes:
     """What a reader must know beside the entries, as a text that ends with a NUL."""
     known = {
-        "format": 1,
+        "format": 2,
         "kinds": _core.KIND_NAMES,
         "pid": os.getpid(),
         # The entries' times are those of the monotonic clock, which differs between hosts.

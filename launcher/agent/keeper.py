@@ -57,6 +57,8 @@ else:  # see frames
 PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 MOST_FDS = 256  # a keeper has about twenty
 LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
+LOOK_AT_THE_STOPPED = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+LAST_WAITED = "it last waited for hvdlite here:"
 LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two checks
 
 
@@ -86,6 +88,7 @@ class Keeper:
         self.rank = rank
         self.pid = 0  # of the command, while it runs
         self.status = 127
+        self.stopped_at: float | None = None  # when a signal stopped it; None: it may run
         self.asked = False  # the keeper was told to end the command, or had to
         self.released = False  # the keeper may end with the command
         self.deadlines: list[tuple[float, int]] = []  # when to send which signal
@@ -141,6 +144,7 @@ class Keeper:
             are_open = relay.hear(ready), notes.hear()
             if not all(are_open) and self.pid and not (self.is_ending or is_exiting(self.pid)):
                 self._tell(CLOSED, b"closed %d" % time.monotonic_ns())
+            self._notice_stops()
             self._reap(relay, notes)
             if self.sock.fileno() in ready:
                 self._hear()
@@ -222,6 +226,13 @@ class Keeper:
         timeout = max(0.0, 1000 * (min(times) - now)) if times else None
         return {fd for fd, _ in self.poll.poll(timeout)}
 
+    def _notice_stops(self) -> None:
+        """The kernel tells the parent at once, and nobody later."""
+        with Suppress(OSError):
+            while self.pid and (found := os.waitid(os.P_PID, self.pid, LOOK_AT_THE_STOPPED)):
+                has_stopped = found.si_code == os.CLD_STOPPED
+                self.stopped_at = time.monotonic() if has_stopped else None
+
     def _reap(self, relay: Relay, notes: RankNotes) -> None:
         if not self.pid or os.waitid(os.P_PID, self.pid, LOOK_AT_THE_DEAD) is None:
             return
@@ -300,10 +311,16 @@ class Keeper:
             self._tell(BLACK_BOX_NOW, operations)
         if what in (WITH_STACK, WITH_STACK_AND_BOX):
             stack = self._stack()
-        return look(self.pid, stack)
+        stopped_s = None if self.stopped_at is None else time.monotonic() - self.stopped_at
+        return look(self.pid, stack, stopped_s)
 
     def _stack(self) -> tuple[list[list[object]], str]:
-        return self.stack.read() if self.stack else ([], "it has not called hvd.init()")
+        if not self.stack:
+            return [], "it has not called hvd.init()"
+        frames, why = self.stack.read()
+        if not frames and (last := self.stack.frames_in(self.box.lines())):
+            return last, f"{why}; {LAST_WAITED}" if why else LAST_WAITED
+        return frames, why
 
     def _pass_on(self, request: bytes) -> None:
         answer = signals.pass_on(self.pid, int(request.split()[0])) if self.pid else b"absent"

@@ -10,7 +10,7 @@ import os
 import struct
 
 from hvdrun.agent.frames import Suppress
-from hvdrun.machine.box_layout import ENTRY_BYTES, HEAD_BYTES, TOTAL_BYTES
+from hvdrun.machine.box_layout import ENTRY_BYTES, HEAD_BYTES, TOTAL_BYTES, lines_in
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -27,7 +27,9 @@ _GET_SEALS = 1034  # fcntl's F_GET_SEALS, which files in memory alone have
 class RankBox:
     def __init__(self) -> None:
         self.fd: int | None = None
-        self.compress: Callable[[bytes, int], bytes] = lambda data, _: data  # zlib's, with the fd
+        # zlib's, with the fd
+        self.compress: Callable[[bytes, int], bytes] = lambda data, _: data
+        self.crc32: Callable[[bytes], int] = lambda _: 0
 
     def keep(self, fd: int) -> None:
         """Instead of an earlier one. Closes what is no memory: reading it could take for ever.
@@ -43,15 +45,15 @@ class RankBox:
         except (OSError, ImportError):
             os.close(fd)
             return
-        self.compress = zlib.compress
+        self.compress, self.crc32 = zlib.compress, zlib.crc32
         if self.fd is not None:
             os.close(self.fd)
         self.fd = fd
 
     def read(self, all_of_them: bool) -> bytes:
-        """The text at its begin, a NUL, and the last entries in their order, all of it compressed.
-        Empty if there are none. The rank may run on: of an entry whose ticket has changed since
-        it was read, it was writing."""
+        """The text at its begin, a NUL, where the script has waited last, a NUL, and the last
+        entries in their order, all of it compressed. Empty if there are none. The rank may run on:
+        of an entry whose ticket has changed since it was read, it was writing."""
         if self.fd is None:
             return b""
         data = later = b""
@@ -70,4 +72,13 @@ class RankBox:
         found.sort()
         last = found if all_of_them else found[-FEW:]
         entries = b"".join(data[at : at + ENTRY_BYTES] for _, at in last)
-        return self.compress(head + b"\0" + entries, 6)
+        lines = lines_in(data, self.crc32)
+        return self.compress(b"\0".join((head, lines, entries)), 6)
+
+    def lines(self) -> str:
+        """Where the script has waited for hvdlite last, in faulthandler's form."""
+        data = b""
+        if self.fd is not None:
+            with Suppress(OSError):
+                data = os.pread(self.fd, HEAD_BYTES, 0)
+        return lines_in(data, self.crc32).decode(errors="replace")

@@ -49,7 +49,7 @@ class RankStack:
         try:
             why = self._ask()
             text = os.pread(self.fd, _LARGEST_BYTES, 0).decode(errors="replace")
-            return self._frames(text), why
+            return self.frames_in(text), why
         except (OSError, ValueError, LookupError) as error:
             return [], f"its stack can't be read: {error}"
 
@@ -61,7 +61,8 @@ class RankStack:
         if status["State"] in _STOPPED:
             return ""  # which is said anyway
         if not int(status["SigCgt"], 16) & bit or int(status["SigBlk"], 16) & bit:
-            return f"it has changed what signal {self.number} does, so its stack can't be read"
+            changed = f"it is ending, or has changed what signal {self.number} does"
+            return f"{changed}, so its stack can't be read"
         os.ftruncate(self.fd, 0)
         _send(self.pid, self.number)
         end = time.monotonic() + LIMIT_S
@@ -88,7 +89,8 @@ class RankStack:
         found = dict(line.partition(":")[::2] for line in lines)
         return {name: value.split()[0] for name, value in found.items() if value.split()}
 
-    def _frames(self, text: str) -> list[list[object]]:
+    def frames_in(self, text: str) -> list[list[object]]:
+        """text: in faulthandler's form."""
         import re
 
         found = re.findall(r'^  File "(.*)", line ([0-9]{1,9}|\?\?\?) in (.*)$', text, re.MULTILINE)

@@ -60,6 +60,14 @@ class Recorded:
             self.read = {rank: box for rank, box in boxes if box is not None}
         return self.read
 
+    def waited_at(self, rank: int) -> str:
+        """The script's line from which it has waited for hvdlite last, as 'train.py:12 in main'."""
+        box = self.boxes().get(rank)
+        if box is None or not box.waited_at:
+            return ""
+        file, line, function = box.waited_at[0]
+        return f"{file}:{line} in {function}"
+
     def report(self) -> tuple[str, ...]:
         """What the report on a job that has failed says of them, if anything."""
         lines = last_operations.report(self.boxes(), self._left(), self.ranks.num_proc)

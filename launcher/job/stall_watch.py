@@ -14,7 +14,7 @@ MOST_RANKS = 32
 # The same for the answer to somebody who asks where all are.
 MOST_ASKED = 256
 # After one report, others are not answered for so long: many operations may wait at once.
-PAUSE_S = 10.0
+PAUSE_S = 5.0
 
 
 class StallWatch:

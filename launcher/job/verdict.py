@@ -141,8 +141,9 @@ def _report(
         after.append(had_left(*course.ranks.who(rank), at - course.begin))
     elif lost_a_rank:
         after.append(lost_a_running_rank(failure.rank, course.command.num_proc - 1))
+    waited_at = course.recorded.waited_at(failure.rank)
     lines, brief = (
-        (rank_failed(failure, words, same, course.command.num_proc, repeat), *after)
+        (rank_failed(failure, words, same, course.command.num_proc, repeat, waited_at), *after)
         for repeat in (True, False)
     )
     return Verdict(failure.exit_code, None, lines, failure.rank, len(words), brief)

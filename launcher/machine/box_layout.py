@@ -3,8 +3,42 @@
 Keepers import it: hence it imports nothing.
 """
 
+from __future__ import annotations
+
+# typing costs 10 ms of each start, and collections.abc as much.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Crc32 = Callable[[bytes], int]
+
 # A text that ends with a NUL, and then the entries, each of which begins with its ticket.
 HEAD_BYTES, ENTRY_BYTES, ENTRIES = 4096, 128, 512
 TOTAL_BYTES = HEAD_BYTES + ENTRIES * ENTRY_BYTES
+# In the first part, at its end: where the script has waited for hvdlite last (`lines_in`).
+LINES_AT, LINES_BYTES = 3072, 1016
+_SUM_BYTES = 4
 # What a keeper sends of it, compressed: never much longer than what it was made from.
 LARGEST_BYTES = TOTAL_BYTES + 1024
+
+
+def pack_lines(lines: list[str], crc32: Crc32) -> bytes:
+    """The bytes to be written at LINES_AT: whole lines, as many as fit. crc32: zlib's.
+    A rank that is killed while it writes leaves bytes of another sum."""
+    text = b""
+    for line in lines:
+        more = line.replace("\0", "?").encode(errors="replace") + b"\n"
+        if _SUM_BYTES + len(text) + len(more) > LINES_BYTES:
+            break
+        text += more
+    padded = text.ljust(LINES_BYTES - _SUM_BYTES, b"\0")
+    return crc32(padded).to_bytes(_SUM_BYTES, "little") + padded
+
+
+def lines_in(memory: bytes, crc32: Crc32) -> bytes:
+    """The text of these lines; empty if there are none, or if they were being written."""
+    found = memory[LINES_AT : LINES_AT + LINES_BYTES]
+    summed, padded = found[:_SUM_BYTES], found[_SUM_BYTES:]
+    if len(found) < LINES_BYTES or crc32(padded).to_bytes(_SUM_BYTES, "little") != summed:
+        return b""
+    return padded.partition(b"\0")[0]

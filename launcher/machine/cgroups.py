@@ -1,4 +1,4 @@
-"""The cgroups of this process. Loaded beside each rank, hence without other modules."""
+"""The cgroups of a process. Loaded beside each rank, hence without other modules."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def cgroups(controller: str, root: str = "/") -> Iterator[tuple[str, bool]]:
-    """The folders of the cgroups that limit this process, and whether each is of version 2.
+def cgroups(
+    controller: str, root: str = "/", process: int | str = "self"
+) -> Iterator[tuple[str, bool]]:
+    """The folders of the cgroups that limit that process, and whether each is of version 2.
 
     The limits of all ancestors apply too. In a container the path in /proc/self/cgroup may not be
     mounted; then the mounted folder is the container's own cgroup.
     """
-    for line in read(f"{root}/proc/self/cgroup").splitlines():
+    for line in read(f"{root}/proc/{process}/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
             mount = f"{root}/sys/fs/cgroup"
@@ -28,11 +30,11 @@ def cgroups(controller: str, root: str = "/") -> Iterator[tuple[str, bool]]:
         yield mount, number == "0"
 
 
-def throttling(root: str = "/") -> dict[str, tuple[int, int]]:
-    """By cgroup that limits the CPU time of this process: how many periods of its quota there have
+def throttling(process: int | str = "self", root: str = "/") -> dict[str, tuple[int, int]]:
+    """By cgroup that limits the CPU time of that process: how many periods of its quota there have
     been, and in how many of them it was used up, so that the kernel stopped its processes."""
     found = {}
-    for folder, _ in cgroups("cpu", root):
+    for folder, _ in cgroups("cpu", root, process):
         pairs = [line.split() for line in read(f"{folder}/cpu.stat").splitlines()]
         counts = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
         periods, stopped = counts.get("nr_periods", ""), counts.get("nr_throttled", "")

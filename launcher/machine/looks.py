@@ -6,18 +6,24 @@ import contextlib
 import os
 import time
 
+from hvdrun.machine.cgroups import throttling
 from hvdrun.machine.kernel_waits import kernel_wait
 
 MOST_PROCESSES = 16
 SHOWN = 120  # characters of a command
 
 
-def look(pid: int, stack: tuple[list[list[object]], str] | None = None) -> bytes:
+def look(
+    pid: int,
+    stack: tuple[list[list[object]], str] | None = None,
+    stopped_s: float | None = None,
+) -> bytes:
     """The process and its descendants, in JSON: `at`, the seconds of a clock, and `processes`, rows
     of number, parent, state as in /proc/PID/stat, seconds of CPU used so far, command, whether an
     MPI is loaded, and what it waits for (see `kernel_wait`). The first row is `pid`'s; there is
-    none if it has ended. `stack`: what `agent.rank_stack` has read. If no file can be opened, the
-    answer is empty: a keeper must not end because of that."""
+    none if it has ended. `quotas`: of `pid`, see `throttling`. `stack`: what `agent.rank_stack` has
+    read. `stopped_s`: for how long a signal has stopped `pid`, if the caller knows. If no file can
+    be opened, the answer is empty: a keeper must not end because of that."""
     try:
         import json  # 3 ms, which a keeper's start shall not take
 
@@ -35,7 +41,12 @@ def look(pid: int, stack: tuple[list[list[object]], str] | None = None) -> bytes
             waits = kernel_wait(number, known[number][1])
             found.append([number, *known[number], _command(number, hangs), has_mpi, waits])
             queue += children.get(number, [])
-    answer = {"at": time.monotonic(), "processes": found}
+    answer: dict[str, object] = {
+        "at": time.monotonic(),
+        "processes": found,
+        "quotas": throttling(pid),
+        "stopped_s": stopped_s,
+    }
     if stack is not None:
         answer["frames"], answer["no_frames"] = stack
     return json.dumps(answer).encode()

@@ -6,6 +6,7 @@ The bytes are the rank's own: whatever stands there, reading it ends, and texts 
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ assert _ENTRY.size == ENTRY_BYTES
 _NUMBER = struct.Struct("=Q")
 _MOST_KINDS = 256
 _SHOWN_OF_KIND = 32
-_FORMAT = 1
+_FORMAT = 2
+_LINE = re.compile(r'^  File "(.*)", line ([0-9]{1,9}) in (.*)$', re.MULTILINE)
 # Messages between two ranks: no other ranks take part.
 MESSAGES = ("send", "recv")
 
@@ -64,17 +66,21 @@ class Operation(NamedTuple):
 
 
 class Box(NamedTuple):
-    """to_wall_ns: what to add to a time to get nanoseconds since 1970."""
+    """to_wall_ns: what to add to a time to get nanoseconds since 1970. waited_at: the lines of the
+    script from which it has waited for hvdlite last, the innermost first, as file, line and
+    function."""
 
     to_wall_ns: int
     operations: tuple[Operation, ...]
+    waited_at: tuple[tuple[str, int, str], ...] = ()
 
 
 def read_box(data: bytes, most: int = ENTRIES + HEAD_BYTES // ENTRY_BYTES) -> Box | None:
     """The last operations, so many at most. None if this is no black box."""
     unpacker = zlib.decompressobj()
     try:
-        text, found, rest = unpacker.decompress(data, TOTAL_BYTES).partition(b"\0")
+        text, _, rest = unpacker.decompress(data, TOTAL_BYTES).partition(b"\0")
+        lines, found, rest = rest.partition(b"\0")
         head = json.loads(text)
         kinds = [_printable(str(kind)[:_SHOWN_OF_KIND]) for kind in head["kinds"][:_MOST_KINDS]]
         to_wall_ns = int(head["to_wall_ns"])
@@ -83,7 +89,11 @@ def read_box(data: bytes, most: int = ENTRIES + HEAD_BYTES // ENTRY_BYTES) -> Bo
         return None
     if not found or not is_known or abs(to_wall_ns) >= 1 << 63:
         return None
-    return Box(to_wall_ns, tuple(_operations(rest, kinds, most)))
+    waited_at = tuple(
+        (_printable(file), int(line), _printable(function))
+        for file, line, function in _LINE.findall(lines.decode(errors="replace"))
+    )
+    return Box(to_wall_ns, tuple(_operations(rest, kinds, most)), waited_at)
 
 
 def _operations(rest: bytes, kinds: list[str], most: int) -> Iterator[Operation]:

@@ -241,10 +241,16 @@ def of_full_shared_memory(failure: Failure) -> str:
 
 
 def rank_failed(
-    failure: Failure, said: Sequence[str], same: Sequence[int], num_proc: int, repeat: bool = True
+    failure: Failure,
+    said: Sequence[str],
+    same: Sequence[int],
+    num_proc: int,
+    repeat: bool = True,
+    waited_at: str = "",
 ) -> str:
     """`said`: the rank's last lines; `same`: all ranks whose last lines are the same; `repeat`:
-    whether to show them, as they are not on the screen right above."""
+    whether to show them, as they are not on the screen right above; `waited_at`: the line of the
+    script from which the rank has waited for hvdlite last, if that is known."""
     others = {1: "", 2: "; the other rank was ended"}.get(
         num_proc, f"; the other {num_proc - 1} ranks were ended"
     )
@@ -256,6 +262,9 @@ def rank_failed(
             lines += [f"    {line}" for line in said]
         else:
             lines.append(f"hvdrun: its last lines on stderr{many} are just above")
+    # A traceback knows better.
+    if waited_at and not any(line.startswith("Traceback ") for line in said):
+        lines.append(f"hvdrun: it last waited for hvdlite in {waited_at}")
     if cause := of_full_shared_memory(failure):
         lines.append(cause)
     return "\n".join(lines)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from hvdrun.reports.failure_report import duration
 
 # A process that uses this share of a core computes.
 BUSY = 0.05
+# What helpers that have nothing to do wait for, as the kernel tells it (`machine.kernel_waits`).
+WAITS_FOR_WORK = ("", "waits for a file, a socket or a pipe", "waits for data from a pipe")
+# A cgroup whose CPU quota was used up in this part of its periods holds its processes up.
+THROTTLED = 0.25
 STATES = {
-    "T": "is stopped (`kill -CONT {pid}` there lets it go on)",
+    "T": "is stopped{since} (`kill -CONT {pid}` there lets it go on)",
     "t": "is stopped by a debugger",
     "D": "waits for a disk or a file server (in the kernel, uninterruptible)",
     "Z": "has ended",
@@ -44,13 +49,16 @@ class Look(NamedTuple):
     """What a rank's command, the first of the processes, did at a moment of its host's clock.
 
     frames: its calls, the innermost first; None if they were not asked for. no_frames: why there
-    are none.
+    are none. stopped_s: for how long a signal has stopped it; None: not known, or it is not.
+    quotas: by cgroup, the periods of its CPU quota so far, and in how many it was used up.
     """
 
     at: float
     processes: tuple[Process, ...]
     frames: tuple[Frame, ...] | None = None
     no_frames: str = ""
+    stopped_s: float | None = None
+    quotas: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
 
 def read_look(data: bytes) -> Look | None:
@@ -77,8 +85,20 @@ def read_look(data: bytes) -> Look | None:
                 for file, line, function, library in given["frames"]
             )
         no_frames = _printable(given.get("no_frames", ""))
-        return Look(float(given["at"]), tuple(rows), frames, no_frames)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        stopped_s = given.get("stopped_s")
+        quotas = {
+            _printable(folder): (int(periods), int(used_up))
+            for folder, (periods, used_up) in given.get("quotas", {}).items()
+        }
+        return Look(
+            float(given["at"]),
+            tuple(rows),
+            frames,
+            no_frames,
+            None if stopped_s is None else float(stopped_s),
+            quotas,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -119,8 +139,14 @@ def _doing(process: Process, used: Mapping[int, float], before: Look | None, now
     if process.state == "D" and process.waits:
         return f"{process.waits} (in the kernel, uninterruptible)"
     if process.state in STATES:
-        return STATES[process.state].format(pid=process.pid)
+        is_known = now.stopped_s is not None and process is now.processes[0]
+        since = f", for {duration(now.stopped_s or 0.0)} now" if is_known else ""
+        return STATES[process.state].format(pid=process.pid, since=since)
     busy = _is_busy(process, used, now, before)
+    would_run = busy or process.state == "R"  # one that sleeps is not held up by a quota
+    if before and would_run and process is now.processes[0] and (why := _throttled(before, now)):
+        since = f"in the last {duration(now.at - before.at)}"
+        return f"is {why} ({used[process.pid]:.1f} s of CPU {since})"
     does = "computes" if busy else process.waits or "sleeps"
     if before and not busy:
         return does
@@ -128,13 +154,34 @@ def _doing(process: Process, used: Mapping[int, float], before: Look | None, now
     return f"{does} ({used[process.pid]:.1f} s of CPU {since})"
 
 
+def _throttled(before: Look, now: Look) -> str:
+    """The quotas hold back the rank's whole cgroup, and so its first process. Empty if they do
+    not."""
+    most, text = 0.0, ""
+    for folder, (periods, used_up) in now.quotas.items():
+        old_periods, old_used_up = before.quotas.get(folder, (periods, used_up))
+        count, full = periods - old_periods, used_up - old_used_up
+        if count > 0 and full / count > most:
+            most = full / count
+            text = (
+                f"throttled by its cgroup, whose CPU quota was used up in {full} of {count} periods"
+            )
+    return text if most >= THROTTLED else ""
+
+
 def _to_name(
     others: Sequence[Process], used: Mapping[int, float], before: Look | None, now: Look
 ) -> Process | None:
-    """The descendant that says most about what the rank waits for."""
+    """The descendant that says most about what the rank waits for. Those that wait for work, as a
+    DataLoader's workers do, say least."""
     alive = [process for process in others if process.state not in ("Z", "X")]
     return max(
         alive,
-        key=lambda p: (p.state in STATES, _is_busy(p, used, now, before), -p.pid),
+        key=lambda p: (
+            p.state in STATES,
+            _is_busy(p, used, now, before),
+            p.waits not in WAITS_FOR_WORK,
+            -p.pid,
+        ),
         default=None,
     )

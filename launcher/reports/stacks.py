@@ -70,7 +70,9 @@ def _alike(seen: Mapping[int, Seen], cwd: str) -> list[list[int]]:
     groups: dict[object, list[int]] = {}
     for rank, found in seen.items():
         stack = tuple(_stack(found.now, cwd))
-        groups.setdefault(stack or rank, []).append(rank)
+        # Where a rank was earlier is no place at which it is with others.
+        is_now = found.now is not None and not found.now.no_frames
+        groups.setdefault(stack if stack and is_now else rank, []).append(rank)
     return list(groups.values())
 
 

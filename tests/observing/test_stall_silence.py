@@ -71,6 +71,34 @@ def test_a_frozen_host_is_reported_whichever_is_the_coordinator(world, frozen):
     world.run(one_host_is_frozen, frozen, knobs=WARNS)
 
 
+def a_host_is_frozen_until_the_second_report():
+    hvd.init()
+    rank, others = hvd.rank(), [r for r in range(hvd.size()) if r != 1]
+    process = Frozen(1)
+    said = Said()
+    handle = None
+    if rank == 1:
+        process.stop_self()
+    else:
+        process.wait()
+        handle = start("late")
+        # Between two reports of one operation are 4 s.
+        said.wait_for_line(r"hvdlite: allreduce 'late' still waits, after \d+ s, for .*")
+    if rank == others[0]:
+        process.resume()
+    end({"late": handle})
+    return said.lines(), host_of(1)
+
+
+@pytest.mark.hosts("1,1,1")
+@pytest.mark.wide_in("mpich")
+def test_a_repeated_report_waits_for_the_answers_of_the_hosts_that_are_there(world):
+    lines, host = world.run(a_host_is_frozen_until_the_second_report, knobs=WARNS)[0]
+    again = [line for line in lines if " still waits, " in line]
+    blames = rf"hvdlite: allreduce 'late' still waits, after \d+ s, for {host}, which does not "
+    assert all(re.match(rf"{blames}answer; called by ranks (0, 2|2, 0); ", x) for x in again), again
+
+
 def a_host_is_frozen_before_a_run():
     hvd.init()
     process = Frozen(1)

@@ -148,6 +148,7 @@ static void ask(hvdl_engine *e, hvdl_inquiry *inquiry)
     }
     inquiry->answers = answers;
     inquiry->answered = answered;
+    inquiry->num_answers = 0;
     inquiry->posted = (hvdl_writer){answers->posted, sizeof answers->posted, 0};
     inquiry->missing = (hvdl_writer){answers->missing, sizeof answers->missing, 0};
     e->inquiries.num_asking++;

@@ -14,15 +14,16 @@ from tests.launcher.job.histories import TERM, asked, begun, over, play, well
 LAST = "hvdrun: the last operation that ranks 0-3 have all ended is allreduce 'a'"
 
 
-def recorded(at, rank, names, ended):
-    """The rank has called these operations, and this many of them have ended."""
-    head = json.dumps({"format": 1, "kinds": ["allreduce"], "to_wall_ns": 0}).encode()
+def recorded(at, rank, names, ended, lines=b""):
+    """The rank has called these operations, and this many of them have ended; lines: from which it
+    has waited last."""
+    head = json.dumps({"format": 2, "kinds": ["allreduce"], "to_wall_ns": 0}).encode()
     entries = b""
     for place, name in enumerate(names):
         times = (1, 2, 3, 4) if place < ended else (1, 0, 0, 0)
         words = (place + 1, ord(name), *times, 12, 9, 1, 0, 4, -1, 0, 0, name.encode())
         entries += struct.pack("=QQQQQQQIIIIiBB2x48s", *words)
-    return [(at, RankRecorded(rank, zlib.compress(head + b"\0" + entries)))]
+    return [(at, RankRecorded(rank, zlib.compress(b"\0".join((head, lines, entries)))))]
 
 
 def operations():
@@ -45,6 +46,13 @@ def test_the_report_on_a_rank_that_failed_ends_with_them():
         "    rank 1 called no operation after that",
     )
     assert verdict.brief[-3:] == verdict.lines[-3:]
+
+
+def test_of_a_rank_that_was_killed_it_is_said_where_it_last_waited():
+    lines = b'  File "/job/train.py", line 12 in main\n  File "/job/train.py", line 20 in <module>'
+    _, _, verdict = play([*begun(), *recorded(1.0, 1, "a", ended=1, lines=lines), *FAILS])
+    said = "\n".join(verdict.lines).splitlines()
+    assert "hvdrun: it last waited for hvdlite in /job/train.py:12 in main" in said, said
 
 
 def test_a_rank_that_left_is_told_from_one_that_was_ended():

@@ -32,4 +32,4 @@ def test_each_cgroup_with_a_quota_tells(tmp_path, cgroup, files, found):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
     expected = {f"{tmp_path}/{folder}": counts for folder, counts in found.items()}
-    assert throttling(str(tmp_path)) == expected
+    assert throttling(root=str(tmp_path)) == expected

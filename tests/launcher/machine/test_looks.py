@@ -55,6 +55,15 @@ def test_a_process_is_seen_with_its_children_and_the_cpu_that_it_uses():
     assert activity(before, read_look(look(process.pid))) == "has just ended"
 
 
+def test_a_look_has_the_quotas_and_for_how_long_the_process_is_stopped(monkeypatch):
+    monkeypatch.setattr(looks, "throttling", lambda pid: {f"/cpu/{pid}": (10, 2)})
+    found = read_look(look(os.getpid(), None, 4.5))
+    assert (found.stopped_s, found.quotas) == (4.5, {f"/cpu/{os.getpid()}": (10, 2)})
+    assert read_look(look(os.getpid())).stopped_s is None
+    for wrong in ({"quotas": 3}, {"quotas": {"x": [1]}}, {"stopped_s": "long"}):
+        assert read_look(json.dumps({"at": 1, "processes": [], **wrong}).encode()) is None
+
+
 def test_a_look_has_no_more_than_some_processes():
     sleepers = f"for i in $(seq {2 * MOST_PROCESSES}); do sleep 60 & done; echo up; wait"
     process = subprocess.Popen(["sh", "-c", sleepers], stdout=subprocess.PIPE)

@@ -12,10 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrun.agent.rank_box import FEW, RankBox
-from hvdrun.machine.box_layout import ENTRIES, ENTRY_BYTES, HEAD_BYTES, LARGEST_BYTES
+from hvdrun.machine.box_layout import (
+    ENTRIES,
+    ENTRY_BYTES,
+    HEAD_BYTES,
+    LARGEST_BYTES,
+    LINES_AT,
+    LINES_BYTES,
+    pack_lines,
+)
 from hvdrun.reports.black_box import lines_of, read_box
 
-HEAD = {"format": 1, "kinds": ["allreduce", "barrier"], "to_wall_ns": 5000}
+HEAD = {"format": 2, "kinds": ["allreduce", "barrier"], "to_wall_ns": 5000}
 
 
 def entry(ticket, name=b"x", kind=0, posted=10**9):
@@ -23,9 +31,9 @@ def entry(ticket, name=b"x", kind=0, posted=10**9):
     return struct.pack("=QQQQQQQIIIIiBB2x48s", *words)
 
 
-def packed(head=None, *entries):
+def packed(head=None, *entries, lines=b""):
     text = json.dumps(HEAD if head is None else head).encode()
-    return zlib.compress(text + b"\0" + b"".join(entries))
+    return zlib.compress(b"\0".join((text, lines, b"".join(entries))))
 
 
 @pytest.fixture
@@ -53,6 +61,39 @@ def test_entries_are_read_in_their_order_and_one_that_is_being_written_is_left_o
     assert [each.number for each in box.operations] == [7, 8, 9]
     row = json.loads(next(lines_of(box)))
     assert (row["kind"], row["posted"], row["matched"]) == ("allreduce", 1.000005, None)
+
+
+def with_lines(block):
+    head = json.dumps(HEAD).encode().ljust(LINES_AT, b"\0") + block
+    return head.ljust(HEAD_BYTES, b"\0") + entry(7)
+
+
+def test_the_lines_from_which_the_script_waited_last_are_read(kept):
+    lines = ['  File "/a b/train.py", line 12 in main', '  File "/t\x1b.py", line 3 in <module>']
+    box = read_box(kept(with_lines(pack_lines(lines, zlib.crc32))))
+    assert box.waited_at == (("/a b/train.py", 12, "main"), ("/t?.py", 3, "<module>"))
+    assert [each.number for each in box.operations] == [7]
+
+
+@pytest.mark.parametrize("cut", [0, 3, 4, 30, LINES_BYTES - 1])
+def test_lines_that_were_being_written_are_left_out(kept, cut):
+    old, new = (
+        pack_lines([f'  File "/{name}.py", line {line} in main'], zlib.crc32)
+        for name, line in (("new" * 9, 1), ("old", 22))
+    )
+    torn = new[:cut] + b"\xff" + old[cut + 1 :]
+    box = read_box(kept(with_lines(torn)))
+    assert (box.waited_at, len(box.operations)) == ((), 1)
+
+
+def test_of_lines_that_are_too_long_the_first_ones_are_kept():
+    lines = [f'  File "/{"x" * 300}", line {n} in main' for n in range(5)]
+    block = pack_lines(lines, zlib.crc32)
+    assert len(block) == LINES_BYTES
+    assert block.count(b"line") == 3
+    assert pack_lines(["x" * 2000], zlib.crc32).strip(b"\0") == zlib.crc32(
+        bytes(LINES_BYTES - 4)
+    ).to_bytes(4, "little").strip(b"\0")
 
 
 def test_an_empty_memory_is_not_sent(kept):
@@ -103,7 +144,7 @@ def test_the_names_and_kinds_can_not_deceive_a_terminal():
         packed()[:-5][:10],
         packed([]),
         packed({}),
-        packed({**HEAD, "format": 2}),
+        packed({**HEAD, "format": 1}),
         packed({**HEAD, "kinds": 1}),
         packed({**HEAD, "to_wall_ns": 1e400}),
         packed({**HEAD, "to_wall_ns": 1 << 70}),
@@ -116,7 +157,7 @@ def test_what_is_no_black_box_is_none(data):
 
 
 def test_a_small_message_can_not_become_a_large_one():
-    bomb = zlib.compress(json.dumps(HEAD).encode() + b"\0" + entry(1) * 3_000_000)
+    bomb = zlib.compress(json.dumps(HEAD).encode() + b"\0\0" + entry(1) * 3_000_000)
     assert len(read_box(bomb).operations) == 1
     many = packed(None, *(entry(number) for number in range(1, 3 * ENTRIES)))
     assert len(read_box(many).operations) <= ENTRIES + HEAD_BYTES // ENTRY_BYTES
@@ -128,9 +169,11 @@ def test_the_last_ones_can_be_read_alone():
     assert [each.number for each in read_box(data, 9).operations] == [1, 2, 3, 4]
 
 
-@given(st.binary(max_size=4 * ENTRY_BYTES))
-def test_any_bytes_for_entries_give_operations_and_lines(rest):
-    box = read_box(zlib.compress(json.dumps(HEAD).encode() + b"\0" + rest))
+@given(st.binary(max_size=4 * ENTRY_BYTES), st.binary(max_size=100))
+def test_any_bytes_for_entries_give_operations_and_lines(rest, lines):
+    lines = lines.replace(b"\0", b"")
+    box = read_box(packed(None, rest, lines=lines))
+    assert read_box(packed(None, rest, lines=b'  File "x", line 3 in y\n' + lines)).waited_at
     assert len(box.operations) <= len(rest) // ENTRY_BYTES
     for line in lines_of(box):
         assert line.isprintable()

@@ -55,6 +55,16 @@ def test_the_report_says_who_where_how_when_and_its_traceback():
     )
 
 
+def test_without_a_traceback_the_report_says_where_the_rank_last_waited():
+    failure = Failure(1, "server2", "signal 9", 12.34)
+    where = "train.py:12 in main"
+    last = f"hvdrun: it last waited for hvdlite in {where}"
+    for said in ([], ["its words"]):
+        assert rank_failed(failure, said, [1], 4, True, where).splitlines()[-1] == last
+    assert last not in rank_failed(failure, last_lines(TRACEBACK), [1], 4, True, where)
+    assert last not in rank_failed(failure, [], [1], 4)
+
+
 @pytest.mark.parametrize(
     ("ended", "code", "text"),
     [

@@ -113,6 +113,19 @@ def test_ranks_without_a_stack_are_described_one_by_one():
     ]
 
 
+def test_where_a_rank_last_waited_is_no_place_that_it_shares_with_others():
+    last = "it last waited for hvdlite here:"
+    found = {0: seen(5, MAIN), 1: seen(7, MAIN, state="T", why=last), 2: seen(6, MAIN)}
+    stopped = found[1].now._replace(stopped_s=75.5)
+    found[1] = found[1]._replace(now=stopped)
+    places = "        train.py:20 in main\n        train.py:30 in <module>"
+    assert where_ranks_are("where they are", found, CWD) == (
+        f"where they are:\n    ranks 0,2 on server1\n{places}\n"
+        "    rank 1 on server1 is stopped, for 1 min 15 s now (`kill -CONT 7` there lets it go on):"
+        f" python train.py (process 7); {last}\n{places}"
+    )
+
+
 def test_a_dataset_of_the_script_that_the_loader_calls_is_the_scripts():
     dataset = frame("/home/me/data.py", 3, "__getitem__")
     found = {0: seen(5, (dataset, *LOADER[1:], *MAIN))}

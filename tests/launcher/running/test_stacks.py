@@ -97,12 +97,15 @@ def test_a_report_of_the_stall_check_is_followed_by_where_the_ranks_are(started)
     assert re.search(stack, done.stdout), done
 
 
-@pytest.mark.wide
-def test_of_a_stopped_rank_it_is_said_that_it_is_stopped(started):
+@pytest.mark.wide_in("mpich")
+def test_of_a_stopped_rank_it_is_said_since_when_and_where_it_last_waited(started):
     process, script = started("stopped")
-    does = r"is stopped \(`kill -CONT \d+` there lets it go on\)"
-    expected = REPORT.format(does=does, stack="", script=script)
-    report = lines_of_report(process, 6)
+    does = r"is stopped, for \d+\.\d s now \(`kill -CONT \d+` there lets it go on\)"
+    stack = rf"        {script}:14 in main\n        {script}:23 in <module>\n"
+    expected = REPORT.format(does=does, stack=stack, script=script).replace(
+        r"\(process \d+\)", r"\(process \d+\); it last waited for hvdlite here:"
+    )
+    report = lines_of_report(process, 8)
     assert re.fullmatch(expected, report), report
 
 
