@@ -13,6 +13,9 @@ from hvdrun.machine.processes import die_with_parent
 from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
 from hvdrun.machine.socket_users import is_trusted, user_of
 from hvdrun.machine.topology import cores, tightest_quota
+from hvdrun.pulse import LONGEST_NAME, MOST_VALUES, Pulse, is_name
+from hvdrun.pulse import encode as encode_pulse
+from hvdrun.pulse import every_s as pulse_every_s
 from hvdrun.records import (
     MOST_SAMPLES,
     TELLS_AGAIN_AFTER,
@@ -26,10 +29,13 @@ from hvdrun.summary import summary_of
 __all__ = [
     "ENDING",
     "KNOBS",
+    "LONGEST_NAME",
     "MOST_SAMPLES",
+    "MOST_VALUES",
     "TELLS_AGAIN_AFTER",
     "TELLS_EVERY_S",
     "Identity",
+    "Pulse",
     "Record",
     "Sample",
     "available_bytes",
@@ -37,12 +43,15 @@ __all__ = [
     "cores",
     "die_with_parent",
     "encode",
+    "encode_pulse",
     "identity",
+    "is_name",
     "is_trusted",
     "left_in_cgroup_bytes",
     "notes",
     "open_file",
     "open_folder",
+    "pulse_every_s",
     "replace",
     "summary_of",
     "throttling",

@@ -145,10 +145,13 @@ def cli(
         values["hosts"] = _hosts_in_file(hostfile)
     # --rendezvous comes before what a scheduler says, also for a job of this host alone.
     allocation = None if others["rendezvous"] else _allocation(is_needed=not (hosts or hostfile))
+    set_by_options = settings(cli.params, others)
+    if others["monitor"]:
+        set_by_options = {"HVDLITE_SUMMARY": "1", **set_by_options, "HVDLITE_MONITORED": "1"}
     request = Request(
         command=command,
         allocation=allocation,
-        settings=settings(cli.params, others),
+        settings=set_by_options,
         notes=idle_notes(cli.params, others),
         **values,
     )
@@ -282,6 +285,7 @@ def launch(
             request.grace_period_s,
             is_started_everywhere(request),
             requeue,
+            request.monitor,
             found.cwd,
         )
         code = supervise(command, found.cwd, screen, supervision, node_signals)

@@ -35,6 +35,7 @@ class Request:
     requeue: bool = False  # the scheduler is to run a job again that it has preempted
     output_dir: str | None = None  # gets a file per rank and stream
     timestamps: bool = False  # in front of each line
+    monitor: bool = False  # shows the job while it runs
     verbose: bool = False
     notes: tuple[str, ...] = ()  # about options that have no effect
 
