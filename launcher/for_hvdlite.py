@@ -17,12 +17,17 @@ from hvdrun.pulse import LONGEST_NAME, MOST_VALUES, Pulse, is_name
 from hvdrun.pulse import encode as encode_pulse
 from hvdrun.pulse import every_s as pulse_every_s
 from hvdrun.records import (
+    MOST_RECENT,
     MOST_SAMPLES,
+    RECENT_S,
+    RECENT_STEPS,
     TELLS_AGAIN_AFTER,
+    TELLS_AT_LEAST_EVERY_S,
     TELLS_EVERY_S,
     Record,
     Sample,
     encode,
+    of_world,
 )
 from hvdrun.summary import summary_of
 
@@ -30,9 +35,13 @@ __all__ = [
     "ENDING",
     "KNOBS",
     "LONGEST_NAME",
+    "MOST_RECENT",
     "MOST_SAMPLES",
     "MOST_VALUES",
+    "RECENT_S",
+    "RECENT_STEPS",
     "TELLS_AGAIN_AFTER",
+    "TELLS_AT_LEAST_EVERY_S",
     "TELLS_EVERY_S",
     "Identity",
     "Pulse",
@@ -49,6 +58,7 @@ __all__ = [
     "is_trusted",
     "left_in_cgroup_bytes",
     "notes",
+    "of_world",
     "open_file",
     "open_folder",
     "pulse_every_s",

@@ -34,7 +34,7 @@ FIRST_S = 120.0
 ASKER = -1
 
 _KEYS = ("s stacks   m table   q end the job   ? help",)
-_ASKED = ("the ranks are being asked where they are …",)
+_ASKED = ("the ranks are being asked where they are",)
 _SURE = ("end the job, as Ctrl-C does?  y yes   any other key: no",)
 _ENDING = ("s stacks   m table   Ctrl-C ends the job at once",)
 _HELP = (

@@ -161,6 +161,7 @@ def _drawn(lines: Iterable[Text], width: int, look: Look) -> list[Line]:
     drawn = []
     for line in lines:
         line = Text(_plain(line.plain), line.style, spans=line.spans)
+        line.rstrip()
         line.truncate(width, overflow="crop")
         with console.capture() as captured:
             console.print(line, end="", no_wrap=True, crop=True, highlight=False, soft_wrap=True)

@@ -47,7 +47,25 @@ def test_the_longest_one_fits_into_a_note():
     assert parse(encode(longest))
 
 
-SOUND = {"at": 1, "steps": 1, "seconds": 1, "waited": 1, "data": 1}
+WRONG: list[dict[str, object]] = [
+    {"at": None},
+    {"steps": -1},
+    {"seconds": math.inf},
+    {"waited": math.nan},
+    {"data": "x"},
+    {"step": -1},
+    {"step": math.nan},
+    {"step": []},
+    {"values": 1},
+    {"values": {"loss": "x"}},
+    {"values": {"loss": None}},
+    {"values": {"": 1}},
+    {"values": {"\x1b[2J": 1}},
+    {"values": {"x" * (LONGEST_NAME + 1): 1}},
+    {"values": {str(number): 1 for number in range(MOST_VALUES + 1)}},
+    {"values": {"loss": 10**400}},
+]
+SOUND: dict[str, object] = {"at": 1, "steps": 1, "seconds": 1, "waited": 1, "data": 1}
 
 
 @pytest.mark.parametrize(
@@ -59,27 +77,7 @@ SOUND = {"at": 1, "steps": 1, "seconds": 1, "waited": 1, "data": 1}
         b"\xff",
         b"null",
         b"[" * 900,
-        *(
-            json.dumps(SOUND | more).encode()
-            for more in (
-                {"at": None},
-                {"steps": -1},
-                {"seconds": math.inf},
-                {"waited": math.nan},
-                {"data": "x"},
-                {"step": -1},
-                {"step": math.nan},
-                {"step": []},
-                {"values": 1},
-                {"values": {"loss": "x"}},
-                {"values": {"loss": None}},
-                {"values": {"": 1}},
-                {"values": {"\x1b[2J": 1}},
-                {"values": {"x" * (LONGEST_NAME + 1): 1}},
-                {"values": {str(number): 1 for number in range(MOST_VALUES + 1)}},
-                {"values": {"loss": 10**400}},
-            )
-        ),
+        *(json.dumps(SOUND | more).encode() for more in WRONG),
     ],
 )
 def test_what_is_no_pulse_is_dropped(data):
