@@ -33,7 +33,7 @@ rendezvous   | launcher/rendezvous/                   | machine agent failures
 reports      | launcher/reports/                      | machine knobs failures plan output
 job          | launcher/job/                          | machine agent knobs failures plan output
              |                                        | reports
-monitor      | launcher/monitor/                      | knobs plan output reports job
+monitor      | launcher/monitor/                      | knobs output reports job
 running      | launcher/running/                      | machine agent plan output job monitor
 command_line | launcher/command_line/ launcher/__main__.py |
              |                                        | knobs failures plan output preflight reports
