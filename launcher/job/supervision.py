@@ -21,4 +21,5 @@ class Supervision:
     of_nodes: bool = False  # each host runs an hvdrun, which passes its signals on to this one
     requeue: Requeue | None = None  # if the batch scheduler is to run a preempted job again
     monitor: bool = False  # the job is shown while it runs
+    metrics_file: str = ""  # the path; "": there is none
     cwd: str = ""  # the ranks' folder: places in their code are named from there

@@ -30,6 +30,10 @@ _TITLES = (
 )
 
 HostOf = Callable[[int], str]
+NOTHING_TOLD = (
+    "no rank has told anything: a job that was started with --summary, or with"
+    f" HVDLITE_SUMMARY=1, tells after its first steps, and then every {TELLS_EVERY_S:g} s"
+)
 
 
 class _Row(NamedTuple):
@@ -48,10 +52,7 @@ class _Row(NamedTuple):
 def so_far(records: Mapping[int, Record], num_proc: int, host_of: HostOf) -> str:
     """The answer to somebody who asks while the job runs."""
     if not records:
-        return (
-            "no rank has told anything: a job that was started with --summary, or with"
-            f" HVDLITE_SUMMARY=1, tells after its first steps, and then every {TELLS_EVERY_S:g} s"
-        )
+        return NOTHING_TOLD
     texts = [summary_of(records, num_proc), *report(records, host_of, "")]
     recent = {rank: record.recent for rank, record in records.items() if record.recent}
     if timed := with_steps(recent):
