@@ -11,9 +11,10 @@ from hvdlite.asynchronous.leaving import tell_servers_at_the_end
 from hvdlite.asynchronous.server import serve
 from hvdlite.collectives.objects import allgather_object, attempt, gather_results, unwrap
 from hvdlite.errors import HorovodInternalError, LaunchError
-from hvdlite.observe import summary
+from hvdlite.observe import pulses, summary
 from hvdlite.timeline import start_timeline
 from hvdlite.world import starting, world
+from hvdlite.world.exits import is_supervised
 from hvdlite.world.placement import part_of
 from hvdlite.world.process_sets import ProcessSet, global_process_set
 from hvdlite.world.teams import Team, make_team, team_of_one
@@ -81,6 +82,8 @@ def init(
         config = world.current().config
         if config.summary:
             summary.begin(world.current())
+        if config.monitored and is_supervised():
+            pulses.begin(world.current(), summary.begun().progress)
         timeline = config.timeline
         if timeline and timeline != "DYNAMIC":  # Horovod's word for: not from the start
             start_timeline(timeline)

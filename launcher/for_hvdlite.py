@@ -14,6 +14,9 @@ from hvdrun.machine.processes import die_with_parent
 from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
 from hvdrun.machine.socket_users import is_trusted, user_of
 from hvdrun.machine.topology import cores, tightest_quota
+from hvdrun.pulse import LONGEST_NAME, MOST_VALUES, Pulse, is_name
+from hvdrun.pulse import encode as encode_pulse
+from hvdrun.pulse import every_s as pulse_every_s
 from hvdrun.records import (
     MOST_RECENT,
     MOST_SAMPLES,
@@ -34,14 +37,17 @@ __all__ = [
     "KNOBS",
     "LINES_AT",
     "LINES_BYTES",
+    "LONGEST_NAME",
     "MOST_RECENT",
     "MOST_SAMPLES",
+    "MOST_VALUES",
     "RECENT_S",
     "RECENT_STEPS",
     "TELLS_AGAIN_AFTER",
     "TELLS_AT_LEAST_EVERY_S",
     "TELLS_EVERY_S",
     "Identity",
+    "Pulse",
     "Record",
     "Sample",
     "available_bytes",
@@ -49,7 +55,9 @@ __all__ = [
     "cores",
     "die_with_parent",
     "encode",
+    "encode_pulse",
     "identity",
+    "is_name",
     "is_trusted",
     "left_in_cgroup_bytes",
     "notes",
@@ -57,6 +65,7 @@ __all__ = [
     "open_file",
     "open_folder",
     "pack_lines",
+    "pulse_every_s",
     "replace",
     "summary_of",
     "throttling",

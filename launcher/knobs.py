@@ -245,6 +245,13 @@ KNOBS: tuple[Knob, ...] = (
         choices=LOG_LEVELS,
     ),
     Knob(
+        "monitored",
+        "bool",
+        False,
+        "tell hvdrun every two seconds how far this rank is, as hvdrun --monitor sets it",
+        internal=True,
+    ),
+    Knob(
         "piece_bytes",
         "int",
         0,

@@ -22,6 +22,7 @@ MAP = """
 machine      | launcher/machine/                      |
 agent        | launcher/agent/                        | machine
 knobs        | launcher/__init__.py launcher/knobs.py launcher/records.py |
+             | launcher/pulse.py                      |
              | launcher/summary.py                    |
 failures     | launcher/errors.py launcher/ssh_errors.py |
 for_hvdlite  | launcher/for_hvdlite.py                | machine knobs
@@ -32,7 +33,8 @@ rendezvous   | launcher/rendezvous/                   | machine agent failures
 reports      | launcher/reports/                      | machine knobs failures plan output
 job          | launcher/job/                          | machine agent knobs failures plan output
              |                                        | reports
-running      | launcher/running/                      | machine agent plan output job
+monitor      | launcher/monitor/                      | knobs output reports job
+running      | launcher/running/                      | machine agent plan output job monitor
 command_line | launcher/command_line/ launcher/__main__.py |
              |                                        | knobs failures plan output preflight reports
              |                                        | job running rendezvous machine

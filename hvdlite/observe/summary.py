@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Sequence
 
-from hvdlite.observe import loading, program, waits
+from hvdlite.observe import loading, program, pulses, waits
 from hvdlite.observe.loading import Loading
 from hvdlite.observe.steps import Reading, Steps, between
 from hvdlite.observe.waits import Waits
@@ -74,6 +74,16 @@ class Summary:
     def _most(self) -> Steps | None:
         # A list, as another thread may ask while a second optimizer makes its first step.
         return max(list(self._steps.values()), key=lambda steps: steps.count, default=None)
+
+    def progress(self) -> tuple[float, float, float, float]:
+        """Of the optimizer with most steps: their number, and from the end of the first one on the
+        seconds, and the parts of them that the rank has waited for hvdlite and for data."""
+        most = self._most()
+        if most is None:
+            return 0, 0.0, 0.0, 0.0
+        begin, end = most.first.reading, most.last
+        data = max(0.0, end.data - begin.data)
+        return most.count, end.now - begin.now, end.waited - begin.waited, data
 
     def record(self, rank: int = 0, size: int = 0) -> Record:
         """Of the optimizer with most steps. Without two steps, the time since `init`."""
@@ -143,3 +153,4 @@ def step_ended(optimizer: int, name: str, members: Sequence[int]) -> None:
     program.step_ended(optimizer, name)
     if _summary is not None:
         _summary.step_ended(optimizer, name, members)
+        pulses.step_ended()

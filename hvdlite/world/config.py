@@ -41,6 +41,7 @@ class Config:
     host_ranks: tuple[int, ...] = _DEFAULTS["host_ranks"]
     inline_bytes: int = _DEFAULTS["inline_bytes"]
     log_level: str = _DEFAULTS["log_level"]
+    monitored: bool = _DEFAULTS["monitored"]
     piece_bytes: int = _DEFAULTS["piece_bytes"]
     rank_process: str = _DEFAULTS["rank_process"]
     repair_parameters: bool = _DEFAULTS["repair_parameters"]

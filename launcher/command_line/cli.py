@@ -169,8 +169,10 @@ def cli(
 
 def _settings(given: dict[str, Any]) -> dict[str, str]:
     found = settings(cli.params, given)
-    # The ranks measure themselves if there is a file for it.
-    return found | ({"HVDLITE_SUMMARY": "1"} if given["metrics_file"] else {})
+    # The ranks measure themselves if there is somebody to tell.
+    if given["metrics_file"] or given["monitor"]:
+        found = {"HVDLITE_SUMMARY": "1", **found}
+    return found | ({"HVDLITE_MONITORED": "1"} if given["monitor"] else {})
 
 
 def _ask(option: str, pid: int, as_json: bool = False) -> int:
@@ -295,6 +297,7 @@ def launch(
             request.grace_period_s,
             is_started_everywhere(request),
             requeue,
+            request.monitor,
             request.metrics_file,
             found.cwd,
         )

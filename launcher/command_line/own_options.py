@@ -274,6 +274,14 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         help="Put the time in front of each line, also in the files of --output-dir.",
     ),
     HvdrunOption(
+        "--monitor",
+        group=OUTPUT,
+        is_flag=True,
+        help="Show the job live below its output: steps/s, each rank's time, who is slow, hosts."
+        " Keys ask for stacks or end the job, so rank 0 reads nothing from the terminal. Without a"
+        " terminal: a line now and then.",
+    ),
+    HvdrunOption(
         "--verbose",
         group=OUTPUT,
         is_flag=True,

@@ -65,6 +65,7 @@ from hvdrun.job.leaving import Leaving
 from hvdrun.job.mpirun import Mpirun
 from hvdrun.job.passing_on import PassingOn, nobody
 from hvdrun.job.preemption import Preemption
+from hvdrun.job.pulses import Pulses
 from hvdrun.job.ranks import Ranks
 from hvdrun.job.recorded import Recorded
 from hvdrun.job.signs_of_life import QUIET_S
@@ -111,6 +112,7 @@ class Course:
         self.passing_on = PassingOn()
         self.preemption = Preemption()
         self.summaries: dict[int, Record] = {}  # by rank, its latest
+        self.pulses = Pulses()
         self.recorded = Recorded(self.ranks)
         self.error: LaunchError | None = None
         self.signal: int | None = None  # that hvdrun was ended with
@@ -146,6 +148,8 @@ class Course:
             case RankSaid(rank, notes.SUMMARY, data):
                 if record := parse(data):
                     self.summaries[rank] = record
+            case RankSaid(rank, notes.PULSE, data):
+                self.pulses.add(now, rank, data)
             case RankSaid(rank, notes.PREEMPTED):
                 self.preemption.told.add(rank)
             case RankSaid(_, notes.STALLED, data):

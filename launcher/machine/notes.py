@@ -24,6 +24,7 @@ PREEMPTED = b"P"  # the ranks have agreed that the job is to end
 STACK = b"K"
 # With a descriptor: the memory in which the rank keeps its last operations (`agent.rank_box`)
 BLACK_BOX = b"O"
+PULSE = b"V"  # how far the rank is, as JSON (see `hvdrun.pulse`)
 STALLED = b"W"  # a report of the stall check: its text
 # Each kind, with the greatest length of its data. The keeper drops all other notes.
 KINDS = {
@@ -36,6 +37,7 @@ KINDS = {
     STACK: 2000,
     BLACK_BOX: 0,
     STALLED: 1024,
+    PULSE: 1000,  # pulse.LONGEST
 }
 LONGEST = 1 + max(KINDS.values())
 

@@ -65,6 +65,11 @@ class Writer:
             self._was_full = self._backlog_bytes > limit
             return self._was_full
 
+    def is_idle(self) -> bool:
+        """Whether all is written."""
+        with self._changed:
+            return not self._backlog_bytes
+
     def check(self) -> None:
         """Raises OutputLost if writing failed, except because the reader is gone."""
         if self._broken is not None and not isinstance(self._broken, BrokenPipeError):

@@ -36,6 +36,7 @@ class Request:
     output_dir: str | None = None  # gets a file per rank and stream
     metrics_file: str = ""  # replaced now and then with what the ranks have measured
     timestamps: bool = False  # in front of each line
+    monitor: bool = False  # shows the job while it runs
     verbose: bool = False
     notes: tuple[str, ...] = ()  # about options that have no effect
 

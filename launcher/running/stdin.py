@@ -12,10 +12,12 @@ from hvdrun.running.host_link import HostLink
 
 class Stdin:
     """If rank 0 is on this host, it inherits the file itself. To another host the input is sent in
-    pieces, each after rank 0 has taken the one before; nothing is read before rank 0 starts."""
+    pieces, each after rank 0 has taken the one before; nothing is read before rank 0 starts.
+    is_taken: what is typed is for hvdrun itself, and rank 0's input is empty."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
+    def __init__(self, selector: selectors.BaseSelector, is_taken: bool = False) -> None:
         self.selector = selector
+        self.is_taken = is_taken
         self.link: HostLink | None = None
 
     def for_local_rank(self) -> int:
@@ -44,9 +46,11 @@ class Stdin:
         if self.link is not None:
             self.link.send(STDIN, data)
 
-    @staticmethod
-    def _usable() -> bool:
-        """False if hvdrun runs in the background: reading from the terminal would stop it."""
+    def _usable(self) -> bool:
+        """False if it is taken, or if hvdrun runs in the background: reading from the terminal
+        would stop it."""
+        if self.is_taken:
+            return False
         try:
             return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
         except OSError:  # a terminal, but not this session's

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from typing import TYPE_CHECKING
 
 from hvdrun.agent.frames import (
     BLACK_BOX,
@@ -99,6 +100,9 @@ from hvdrun.running.node_signals import NodeSignals
 from hvdrun.running.requeue import requeue
 from hvdrun.running.stdin import Stdin
 
+if TYPE_CHECKING:
+    from hvdrun.monitor.monitor import Monitor
+
 # After a signal, hvdrun takes at most this long to write its remaining output.
 LAST_WORDS_S = 2.0
 # A turn of the loop waits no longer than this, so that hosts get signs of life.
@@ -136,6 +140,8 @@ class Supervisor:
         self.metrics_file: MetricsFile | None = None
         if supervision.metrics_file:
             self.metrics_file = MetricsFile(supervision.metrics_file, self._metrics)
+        self.is_monitored = supervision.monitor
+        self.monitor: Monitor | None = None
         self.links: set[HostLink] = set()
         self.pauses = Pauses(clock())
 
@@ -146,7 +152,12 @@ class Supervisor:
         assert listener is not None, "nobody else knows the secret"
         terminal = Terminal()
         waker, writer, course = self.waker, self.screen.writer, self.course
-        self.stdin = Stdin(self.selector)
+        if self.is_monitored:
+            from hvdrun.monitor.monitor import Monitor
+
+            self.monitor = Monitor(course, self.screen, self.selector, self._tell, os.environ)
+        takes_keys = self.monitor is not None and self.monitor.takes_keys
+        self.stdin = Stdin(self.selector, is_taken=takes_keys)
         self.local_ranks = LocalRanks(
             listener,
             self.selector,
@@ -175,6 +186,8 @@ class Supervisor:
         except BrokenPipeError:
             self._tell(ReaderLeft())
         finally:
+            if self.monitor is not None:
+                self.monitor.end()
             self.askers.close()
             for link in list(self.links):
                 link.close()
@@ -207,6 +220,8 @@ class Supervisor:
             self._tell(TimePassed())
         self._say_metrics_failure()
         self.screen.output.tick()
+        if self.monitor is not None:
+            self.monitor.tick(time.monotonic())
         full = self.screen.writer.is_full()
         self.local_ranks.pause(full)
         self.mpirun_pipe.pause(full)
@@ -215,6 +230,8 @@ class Supervisor:
 
     def _timeout(self) -> float:
         waits = [TURN_S, self.screen.output.wait_s()]
+        if self.monitor is not None:
+            waits.append(self.monitor.wait_s(time.monotonic()))
         wake_at = self.course.wake_at()
         if wake_at is not None:
             waits.append(max(wake_at - time.monotonic(), self.pauses.catch_up_s(clock())))
@@ -423,6 +440,8 @@ class Supervisor:
             case Look(ranks, with_stack, with_box):
                 what = WITH_STACK_AND_BOX if with_box else WITH_STACK
                 self._look(ranks, what if with_stack else b"")
+            case Answer(asker, text) if asker < 0 and self.monitor is not None:
+                self.monitor.answered(text)
             case Answer(asker, text):
                 self.askers.answer(asker, text)
             case HangUp(host):

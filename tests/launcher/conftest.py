@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from tests.harness.needs import lacking
 from tests.harness.programs import Finished, run_program
 from tests.harness.worlds import MPIS, ROOT, python_of
+from tests.launcher.terminal import Terminal
 
 LIMIT_S = 60.0
 
@@ -31,3 +32,10 @@ def hvdrun(python: Path) -> Callable[..., Finished]:
         return run_program([python.with_name("hvdrun"), *arguments], LIMIT_S, cwd)
 
     return run
+
+
+@pytest.fixture
+def terminal(python: Path) -> Iterator[Terminal]:
+    it = Terminal(python)
+    yield it
+    it.close()

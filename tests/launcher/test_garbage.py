@@ -17,14 +17,25 @@ from hvdrun.agent.rank_stack import RankStack
 from hvdrun.command_line import config_file
 from hvdrun.command_line.cli import cli
 from hvdrun.errors import HostListError, UsageError
+from hvdrun.job.course import Course
+from hvdrun.job.events import RankSaid
+from hvdrun.job.supervision import Supervision
 from hvdrun.machine.looks import look
+from hvdrun.machine.notes import PULSE
+from hvdrun.monitor.figures import figures_of
+from hvdrun.monitor.verdicts import Verdicts
+from hvdrun.monitor.view import Look, render
+from hvdrun.monitor.words import line
 from hvdrun.plan.hosts import parse_hostfile, parse_hosts
+from hvdrun.pulse import Pulse
+from hvdrun.pulse import encode as encode_pulse
 from hvdrun.records import Record, Sample, encode, parse
 from hvdrun.rendezvous import messages
 from hvdrun.reports import slow_ranks
 from hvdrun.reports.looks import activity, read_look
 from hvdrun.reports.stacks import Seen, read_stall, where_ranks_are
 from hvdrun.summary import summary_of
+from tests.launcher.job.histories import command
 
 LOOK = json.dumps(
     {
@@ -49,6 +60,10 @@ RECORDS = [
         encode(Record(40, 4.0, w, samples=tuple(Sample(s, 0.1, w / 40, 0) for s in range(40))))
         for w in (0.0, 2.0)
     ),
+]
+PULSES = [
+    encode_pulse(Pulse(4.0, 40, 3.9, 1.0, 0.5, 39, {"loss": 0.25, "lr": 1e-3})),
+    encode_pulse(Pulse(6.0, 60, 5.9, 1.5, 0.7)),
 ]
 HOSTS = [b"server1:4,server2:4", b"me@[fe80::1%eth0]:2,a", b"10.0.0.1 b:1"]
 HOST_FILES = [b"# all\nserver1 slots=4\nserver2:2 # two\n", b"me@a slots=2 max_slots=4\n\n[::1]\n"]
@@ -118,6 +133,19 @@ def test_a_record_of_a_rank_counts_or_is_passed_over(given):
     if records:
         lines = [summary_of(records, len(given)), *slow_ranks.report(records, str)]
         assert all(line.isprintable() for line in lines)
+
+
+@given(st.lists(edited(PULSES), min_size=1, max_size=4))
+@example([b'{"at":1,"steps":9e11,"seconds":1e-300,"waited":9e11,"data":9e11,"step":9e11}'])
+@example([b'{"at":1,"steps":1,"seconds":1,"waited":1,"data":1,"values":{"loss":1e999}}'])
+def test_a_pulse_of_a_rank_is_shown_or_passed_over(given):
+    course = Course(command(a=2), 0.0, Supervision(60.0))
+    for number, data in enumerate(given):
+        course.on(float(number), RankSaid(number % 2, PULSE, data))
+    figures = figures_of(course, 20.0, Verdicts())
+    assert line(figures).isprintable()
+    for drawn in render(figures, Look(80, 24, coloured=False), ()):
+        assert re.sub(r"\x1b\[1?m|\x1b\[0m", "", drawn.text).isprintable()
 
 
 @given(edited([HELLO, RUN, b"12", b"3.5", b"{}"]))
