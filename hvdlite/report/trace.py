@@ -274,9 +274,9 @@ def match(operations: list[Operation]) -> list[dict[int, Operation]]:
         if each.posted is None:
             continue  # it began before the timeline
         members[each.process_set].add(each.rank)
-        name = (each.rank, each.process_set, each.kind, each.name)
-        found[(*name[1:], counts[name])][each.rank] = each
-        counts[name] += 1
+        own = (each.rank, each.process_set, each.kind, each.name)
+        found[each.process_set, each.kind, each.name, counts[own]][each.rank] = each
+        counts[own] += 1
     return [
         of_ranks
         for (process_set, *_), of_ranks in found.items()
