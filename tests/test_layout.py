@@ -65,6 +65,7 @@ asynchronous | hvdlite/asynchronous/                  | words world collectives 
 distributed  | hvdlite/distributed/                   | core words world observe
 api          | hvdlite/                               | for_hvdlite core words world collectives
              |                                        | checks optimizer observe shared asynchronous
+report       | hvdlite/report/                        | for_hvdlite observe
 recipes      | hvdlite/recipes/                       | for_hvdlite words world collectives api
 
 harness      | tests/__init__.py tests/conftest.py tests/harness/ |

@@ -151,6 +151,7 @@ def test_the_next_writer_goes_on_after_a_kill_at_any_step(tmp_path, monkeypatch)
     assert step > 8
 
 
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_it_is_complete_after_kill_9_at_any_time(tmp_path):
     for attempt in range(25):
         path = tmp_path / f"{attempt}.json"
