@@ -100,7 +100,7 @@ def arrivals_of(records: Mapping[int, Record]) -> Arrivals:
 
 
 def throttled_part(record: Record) -> float:
-    return record.stopped / record.periods if record.periods else 0.0
+    return record.stopped / record.periods if record.periods >= 1 else 0.0
 
 
 def _last(samples: Mapping[int, Sequence[Sample]]) -> dict[int, Last]:

@@ -41,12 +41,12 @@ def _part(records: Mapping[int, Record], host_of: HostOf, steps_before: int = 0)
         for rank, record in sorted(records.items())
     ]
     total = {name: sum(row[name] for row in rows) for name in _SUMMED}
-    whole_s = total["seconds"] or 1.0
+    whole_s = total["seconds"]
     return {
         "steps": max((row["steps"] for row in rows), default=0),
         "ranks": rows,
         "sum": total,
-        "shares": {name: total[name] / whole_s for name in ("computing", "data", "waited")},
+        "shares": {name: _ratio(total[name], whole_s) for name in ("computing", "data", "waited")},
         "late": [_late(each, host_of) for each in found or [] if each.late],
         "throttled": [
             {"rank": rank, "host": host_of(rank), "periods": part, "cores": _cores(record)}
@@ -97,4 +97,9 @@ def _two(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _cores(record: Record) -> float:
-    return record.cpu / record.seconds if record.seconds else 0.0
+    return _ratio(record.cpu, record.seconds)
+
+
+def _ratio(part: float, whole: float) -> float:
+    """A finite number, whatever a rank has sent: JSON has no other."""
+    return part / whole if whole > 1e-9 else 0.0

@@ -1,5 +1,10 @@
 """How often the kernel has stopped this process because a CPU quota was used up."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from hvdrun.machine.cgroups import throttling
@@ -33,3 +38,47 @@ def test_each_cgroup_with_a_quota_tells(tmp_path, cgroup, files, found):
         path.write_text(f"{text}\n")
     expected = {f"{tmp_path}/{folder}": counts for folder, counts in found.items()}
     assert throttling(root=str(tmp_path)) == expected
+
+
+BURNS = """
+import os, sys
+from pathlib import Path
+from hvdrun.machine.cgroups import throttling
+
+folder = Path(sys.argv[1])
+(folder / "cgroup.procs").write_text(str(os.getpid()))
+found = 0, 0
+while found[1] < 3:
+    found = {Path(each).name: counts for each, counts in throttling().items()}[folder.name]
+print(*found)
+"""
+
+
+@pytest.fixture
+def quota():
+    """A cgroup of the kernel's whose processes get a hundredth of a core."""
+    folder = f"hvdlite-test-{os.getpid()}"
+    v1, v2 = Path("/sys/fs/cgroup/cpu", folder), Path("/sys/fs/cgroup", folder)
+    made, name, text = v1, "cpu.cfs_quota_us", "1000"
+    if not v1.parent.is_dir():
+        made, name, text = v2, "cpu.max", "1000 100000"
+    try:
+        made.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    try:
+        try:
+            (made / name).write_text(text)
+        except OSError as error:
+            pytest.skip(f"no quota can be set: {error}")
+        yield made
+    finally:
+        made.rmdir()
+
+
+def test_the_kernel_tells_of_a_quota_that_is_used_up(quota):
+    command = [sys.executable, "-c", BURNS, quota]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    periods, stopped = map(int, done.stdout.split())
+    assert periods >= stopped >= 3
+    assert quota.name not in {Path(each).name for each in throttling()}
