@@ -68,6 +68,7 @@ def reduces_along_the_tree():
     return wrong
 
 
+@pytest.mark.wide
 @pytest.mark.ranks(4)
 @pytest.mark.hosts("2,2", "1,2,1")
 @pytest.mark.above_mpi

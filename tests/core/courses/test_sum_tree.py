@@ -110,7 +110,7 @@ def go_all_ways():
 
 @pytest.mark.ranks(2, 4, 7)
 @pytest.mark.hosts("2,2", "3,1", "1,2,1", "1,1,1,1", "1,3,3")
-@pytest.mark.wide_in(2, 7, "1,3,3")
+@pytest.mark.wide_in(2, 7, "1,3,3", "1,2,1")
 @pytest.mark.parametrize(
     ("sizes", "algorithm"),
     [
