@@ -167,7 +167,7 @@ def draw(seed: int, number: int, kind: str | None = None) -> Job:
     name = chance.choices(list(KINDS), [each.weight for each in KINDS.values()])[0]
     name = kind or name
     wanted = KINDS[name]
-    layout = chance.choices(LAYOUTS, LAYOUT_WEIGHTS)[0]
+    layout: tuple[int, ...] = chance.choices(LAYOUTS, LAYOUT_WEIGHTS)[0]
     while sum(layout) < wanted.ranks or len(layout) < wanted.hosts:
         layout = chance.choices(LAYOUTS, LAYOUT_WEIGHTS)[0]
     size = sum(layout)

@@ -1,5 +1,5 @@
-"""One long job, whose processes may not grow. `python -m tests.soak.growth FOLDER SECONDS` is one of
-its ranks.
+"""One long job, whose processes may not grow. `python -m tests.soak.growth FOLDER SECONDS` is
+one of its ranks.
 
 In each lap it makes and drops process sets and optimizers, shared parameters and objects, and all
 kinds of operations. After a warm-up of a third of the time, all its processes are measured: the
@@ -107,7 +107,7 @@ def play(rig: Rig, mpi: str, seconds: float, kept: Path) -> Growth:
     kept.mkdir(parents=True, exist_ok=True)
     before = things(rig, HOSTS)
     python = python_of(mpi)
-    words = [python, "-m", "tests.soak.growth", folder, str(seconds)]
+    words: list[str | Path] = [python, "-m", "tests.soak.growth", folder, str(seconds)]
     command = rig.inside("server1", python.with_name("hvdrun"), "-H", LAYOUT, *words)
     with open(kept / "out", "wb") as out, open(kept / "err", "wb") as errors:
         process = subprocess.Popen(

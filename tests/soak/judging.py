@@ -134,13 +134,18 @@ def _wrong_codes(job: Job, played: Played) -> Iterator[str]:
         yield f"code: {played.codes}, expected {wanted}"
 
 
+def _names_of(job: Job, rank: int) -> set[str]:
+    """What the rank's host is called in reports: the only host is hvdrun's own."""
+    return {job.host_of(rank), *(["localhost"] if len(job.layout) == 1 else [])}
+
+
 def _accusations(job: Job, lines: Iterable[str], found: Judgement) -> None:
     fault, names = job.fault, []
     for line in lines:
         if match := ACCUSED_RANK.match(line):
             rank, host, how = int(match[1]), match[2], match[3]
             names.append(how)
-            is_right = rank == fault.victim and host == job.host_of(rank)
+            is_right = rank == fault.victim and host in _names_of(job, rank)
             if fault.kind in ENDED and is_right and how.startswith(ENDED[fault.kind]):
                 found.named.append(line)
             elif fault.kind not in ("stall for ever", "flipped bit", "NaN"):
@@ -170,7 +175,7 @@ def _stalls(job: Job, lines: Iterable[str], found: Judgement) -> None:
         hosts = set(STALLED_HOST.findall(line))
         if fault.kind not in ("stall", "stall for ever"):
             found.wrong.append(f"accused: {line}")
-        elif ranks <= {fault.victim} and hosts <= {job.host_of(fault.victim)} and (ranks or hosts):
+        elif ranks <= {fault.victim} and hosts <= _names_of(job, fault.victim) and (ranks or hosts):
             named += 1
             found.named.append(line)
         else:

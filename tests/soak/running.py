@@ -258,7 +258,7 @@ class Running:
                 case "pause" | "stall":
                     self._pause(self._victim())
                 case "keeper killed":
-                    self._victim().parent().kill()  # type: ignore[union-attr]
+                    self._victim().parent().kill()
                 case "Ctrl-C":
                     self._one(is_hvdrun, "server1").send_signal(signal.SIGINT)
                 case "TERM":

@@ -28,9 +28,18 @@ def same(found: object, wanted: object, what: str) -> None:
         raise WrongResult(f"WRONG RESULT on rank {hvd.rank()}: {what}: {found} != {wanted}")
 
 
+def _place(on: hvd.ProcessSet) -> tuple[int, int, list[int]]:
+    """This member's number in the set, the set's size, and its ranks."""
+    rank, size, ranks = on.rank(), on.size(), on.ranks
+    assert rank is not None
+    assert size is not None
+    assert ranks is not None
+    return rank, size, list(ranks)
+
+
 def _allreduces(chance: Draw, on: hvd.ProcessSet, name: str) -> None:
     """Several at once, in another order on each rank."""
-    rank, size = on.rank(), on.size()
+    rank, size, _ = _place(on)
     pending = []
     cases = [
         (dtype, chance.choice(ops_of(dtype)), chance.choice(COUNTS))
@@ -49,7 +58,7 @@ def _allreduces(chance: Draw, on: hvd.ProcessSet, name: str) -> None:
 
 def _moves(chance: Draw, on: hvd.ProcessSet, name: str) -> None:
     """allgather, broadcast, alltoall and reducescatter."""
-    rank, size = on.rank(), on.size()
+    rank, size, ranks = _place(on)
     count = chance.choice(COUNTS)
     rows = [torch.arange(count + member) * size + member for member in range(size)]
     gathered = hvd.allgather(rows[rank], name=f"{name} gather", process_set=on)
@@ -57,7 +66,7 @@ def _moves(chance: Draw, on: hvd.ProcessSet, name: str) -> None:
     root = chance.randrange(size)
     sent = hvd.broadcast(
         rows[root] if rank == root else torch.zeros_like(rows[root]),
-        on.ranks[root],
+        ranks[root],
         name=f"{name} cast",
         process_set=on,
     )
