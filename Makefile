@@ -22,7 +22,7 @@ PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-wide test-rig test-c10d test-gpu test-properties check docs format build clean
-.PHONY: fault-table
+.PHONY: fault-table soak
 .PHONY: bench bench-quick bench-c10d bench-shared bench-instructions tune
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
@@ -37,6 +37,7 @@ help:
 	@echo 'make test-c10d  the tests of torch.distributed that PyTorch ships, on hvdlite'
 	@echo 'make test-gpu  what needs a GPU, with an interpreter that has CUDA: PYTHON=/path/to/it'
 	@echo 'make test-properties  random programs of collectives, PROGRAMS=20000 of them'
+	@echo 'make soak MINUTES=30  random jobs with random faults on the rig; needs root, sshd and ip'
 	@echo 'make check      formatters, linters, types, C warnings as errors'
 	@echo 'make docs       the documentation as a site: build/site/index.html'
 	@echo 'make format     let the formatters change the files'
@@ -86,6 +87,12 @@ test-properties: build
 	@echo 'at least $(PROGRAMS) programs, SEED=$(SEED)'
 	@HVDLITE_TEST_PROGRAMS=$$(( ($(PROGRAMS) + $(PROGRAM_TESTS) - 1) / $(PROGRAM_TESTS) )) HVDLITE_TEST_SEED=$(SEED) \
 	    $(BIN)/python -m pytest tests/properties -q $(PYTEST_ARGS)
+
+# Random jobs and faults for so long; SEED=… JOB=n plays one of them again. What failed is kept in
+# build/soak, with the log.
+MINUTES ?= 30
+soak: build
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) $(if $(JOB),--job $(JOB))
 
 # Installs nothing: the interpreter has what is needed, or one line says what it lacks.
 test-gpu:

@@ -273,6 +273,9 @@ class BetweenHostsWorker(HogwildWorker):
             if active is None or active.between_hosts is not self._channel:
                 return
             active.async_workers.pop(self._number, None)
+            # Nobody receives what comes after the goodbye: Python may collect this at its end.
+            if self._channel.has_left:
+                return
             # The engine is closed once the worker has left.
             with contextlib.suppress(RuntimeError):
                 for link in self.links:

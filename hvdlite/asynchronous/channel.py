@@ -25,6 +25,8 @@ from hvdlite.world.teams import make_team
 _LABEL = "between hosts"
 # For a server that does not answer; the job is about to fail then.
 _BYE_LIMIT_S = 20.0
+# For one that may have left before: in shutdown it does so once nobody uses an optimizer.
+_UNUSED_LIMIT_S = 1.0
 # For the text of a failure to come.
 _TEXT_LIMIT_S = 10.0
 # No worker sends a message with it.
@@ -53,6 +55,7 @@ class Channel:
 
     server: where this worker is the first of its host.
     optimizers: those of this worker that use the channel.
+    has_left: it has said goodbye, its last message to each server.
     """
 
     def __init__(self, active: world.World) -> None:
@@ -79,7 +82,7 @@ class Channel:
         self.server = HomeServer(self.workers) if active.rank in leaders else None
         self._teams = active.teams
         self._pid = os.getpid()
-        self._has_left = False
+        self.has_left = False
         active.between_hosts = self
         active.on_teams_changed()
         active.before_leaving.append(self._leave)
@@ -89,9 +92,10 @@ class Channel:
 
     def _leave(self, at_exit: bool = False) -> None:
         """Says goodbye, and goes on serving this host's parts until no other host needs them."""
-        if self._has_left or os.getpid() != self._pid:
+        if self.has_left or os.getpid() != self._pid:
             return
-        self._has_left = True
+        self.has_left = True
+        limit_s = _BYE_LIMIT_S if at_exit or self.optimizers else _UNUSED_LIMIT_S
         for optimizer in list(self.optimizers):
             optimizer.leave()
         sent = []
@@ -102,14 +106,14 @@ class Channel:
                 if server != self.team.rank and not self._is_own_host(server):
                     sent.append(self.team.engine.send(header, server, REQUEST_TAG))
             for operation in sent:
-                operation.wait(_BYE_LIMIT_S)
+                operation.wait(limit_s)
         # A failed process must end: that is how the others learn of it.
         if self.server is not None and exits.is_failing():
             self.server.stop()
         elif self.server is not None:
             # No rank is to wait for this one in a collective while it serves.
             for team in self._teams():
-                team.close()
+                team.close(at_exit)
             # At the end of the process the receivers must have ended, which the goodbyes do; in
             # shutdown the end of the team does it.
             self.server.finish(at_exit)
