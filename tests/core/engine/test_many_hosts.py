@@ -15,14 +15,18 @@ NUMBERS = 32  # of a coordinator, at least
 LATE = 50  # looks that a message may take
 
 
-def program(folder: Path, name: str, *options: str) -> Path:
+def core_sources(name: str) -> list[Path]:
+    """A test's own file, and all of the core that needs no Python."""
     core = [
         source
         for source in sources("*/*")
         if source.stem != "exit" and source.parent.name != "python"
     ]
-    own = Path(__file__).with_name(f"{name}.c")
-    return linked(folder / name, map(compiled, [own, *core]), *options)
+    return [Path(__file__).with_name(f"{name}.c"), *core]
+
+
+def program(folder: Path, name: str, *options: str) -> Path:
+    return linked(folder / name, map(compiled, core_sources(name)), *options)
 
 
 @pytest.fixture(scope="module")
