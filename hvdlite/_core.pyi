@@ -129,6 +129,26 @@ def reduce(
     ValueError: this CPU has no such variant, or an argument is out of its range.
     """
 
+def reduce_tree(
+    variant: str,
+    dtype: int,
+    to_dtype: int,
+    op: int,
+    output: int,
+    inputs: tuple[int, ...],
+    merges: bytes,
+    count: int,
+    prescale: float,
+    divisor: int,
+    postscale: float,
+    /,
+) -> None:
+    """As `reduce`, along a tree: after input k the two latest sums are added up merges[k] times.
+
+    to_dtype: of the output: the inputs' or, of 16-bit floats and float32, the other one.
+    ValueError: this CPU has no such variant, or an argument is out of its range.
+    """
+
 def finish_on_exit(
     *,
     abort: int,

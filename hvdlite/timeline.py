@@ -3,7 +3,7 @@
 There is one file per job, in Chrome's JSON array format, with a row for each rank. Each rank drains
 the events of its engines four times a second. Ranks that can open rank 0's file write to it; ranks
 on other hosts send their lines to rank 0. So events reach the file soon, and the file of a killed
-job shows it up to its last moments. It is valid JSON after each write (`trace_file`).
+job shows it up to its last moments. It is valid JSON at every moment (`trace_file`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from hvdlite.collectives import allgather_object, broadcast_object
 from hvdlite.collectives.barrier import barrier
-from hvdlite.observe import trace_file
+from hvdlite.observe import clocks, program, trace_file
+from hvdlite.observe.clocks import Offset
 from hvdlite.observe.trace_file import TraceFile, encoded
+from hvdlite.observe.trace_row import TraceRow
 from hvdlite.world import communicators, world
 from hvdlite.world.teams import Team
 
@@ -65,6 +67,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     active = world.current()
     problem = "a timeline is already being written; call stop_timeline() first" if _active else None
     row = TraceRow(active.rank, active.placement.host_names[active.placement.host])
+    clock = clocks.identity(active.placement.host)
     file: TraceFile | None = None
     place: Any = None
     if active.rank == 0 and problem is None:
@@ -72,13 +75,18 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
             file, *place = trace_file.create(os.fspath(file_path), encoded(row.title()))
         except Exception as error:  # whatever it is, as the other ranks wait
             problem = f"can't write {file_path!r}: {error}"
-    problem, place = broadcast_object((problem, place), 0, "hvdlite.start_timeline")
+    problem, place, to_wall_ns = broadcast_object(
+        (problem, place, row.to_wall_ns), 0, "hvdlite.start_timeline"
+    )
     if problem is not None:
         raise ValueError(f"start_timeline: {problem}")
     if file is None:
         file = trace_file.open_shared(*place)
-    opened_by_rank = allgather_object(file is not None, "hvdlite.start_timeline")
-    senders = [rank for rank, opened in enumerate(opened_by_rank) if not opened]
+    of_ranks = allgather_object((file is not None, clock), "hvdlite.start_timeline")
+    senders = [rank for rank, (opened, _) in enumerate(of_ranks) if not opened]
+    identities = [identity for _, identity in of_ranks]
+    offsets = _measured(identities)
+    row.place_on(to_wall_ns, offsets[active.rank].offset)
     comm = None
     if senders and active.mpi_runtime is not None:
         if active.mpi_runtime.threads_supported() and active.team.comm is not None:
@@ -91,7 +99,9 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
                 place[0],
                 active.mpi_runtime.version(),
             )
-    _active = Timeline(active, row, file, comm, senders if active.rank == 0 else [])
+    _active = Timeline(active, row, file, comm, senders if active.rank == 0 else [], identities)
+    if active.rank == 0:
+        _active.write_clocks("start", offsets)
     if leave_timeline not in active.before_leaving:
         active.before_leaving.append(leave_timeline)
     _at_exit()
@@ -114,9 +124,20 @@ def stop_timeline() -> None:
     complete = world.is_initialized()
     if complete:
         timeline.exchange()
+        offsets = _measured(timeline.identities)
+        if world.rank() == 0:
+            timeline.write_clocks("end", offsets)
         barrier(name="hvdlite.stop_timeline")  # all have written, or sent, their events
     timeline.close(complete and world.rank() == 0)
     timeline.release_comm(together=complete)
+
+
+def _measured(identities: list[tuple[object, ...]]) -> list[Offset]:
+    """How far each rank's clock is from rank 0's now. Every rank calls it; blocks."""
+    if len(set(identities)) == 1:
+        return [clocks.SAME] * len(identities)
+    seen = clocks.rounds(lambda: barrier(name="hvdlite.clocks"))
+    return clocks.offsets(identities, allgather_object(seen, "hvdlite.clocks"))
 
 
 @functools.cache
@@ -139,6 +160,7 @@ def _after_fork_in_child() -> None:
     """In a forked child: the timeline belongs to the parent."""
     global _active
     _active = None
+    program.stop()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -154,7 +176,10 @@ class Timeline:
         file: TraceFile | None,
         comm: Intracomm | None,
         senders: list[int],
+        identities: list[tuple[object, ...]],
     ) -> None:
+        """identities: of all ranks' clocks."""
+        self.identities = identities
         self._world = active
         self._file = file
         self._comm = comm
@@ -167,6 +192,7 @@ class Timeline:
         self._stopping = threading.Event()
         if active.rank:
             self._write_events(self._row.title())
+        program.record()
         self._watch()
         active.teams_changed.append(self._watch)
         self._thread = threading.Thread(target=self._run, name="hvdlite timeline", daemon=True)
@@ -179,10 +205,15 @@ class Timeline:
         if self._thread is not threading.current_thread():
             self._thread.join()
         self._drain_events()
+        program.stop()
         for team in self._teams.values():
             team.engine.record(0)
         if self._comm is not None and self._file is None:
             self._sending.append(self._comm.isend([], 0))  # nothing follows
+
+    def write_clocks(self, when: str, offsets: list[Offset]) -> None:
+        """On rank 0. when: start or end."""
+        self._write_events(self._row.clocks(when, offsets, len(set(self.identities))))
 
     def exchange(self) -> None:
         """Waits until all messages are received. Every rank calls it: some MPIs move messages only
@@ -232,6 +263,7 @@ class Timeline:
         for number, team in list(self._teams.items()):
             events, lost = team.engine.drain_events()
             self._write_events(self._row.lines(number, events, lost))
+        self._write_events(self._row.spans(program.drain()))
 
     def _write_events(self, events: Iterable[dict[str, Any]]) -> None:
         lines = encoded(events)
@@ -246,14 +278,18 @@ class Timeline:
         self._unwritten += lines
         try:
             self._file.write(self._unwritten)
-            self._unwritten = []
         except TimeoutError as error:
             log.warning(
                 "timeline: it gets the events of rank %d later: %s", self._world.rank, error
             )
         except OSError as error:
             self._broken, self._unwritten = True, []
-            log.warning("timeline: writing has stopped: %s", error)
+            # The same text on all ranks, which hvdrun shows once.
+            log.warning(
+                "timeline: writing has stopped; the file is complete up to here, and the job goes "
+                "on: %s",
+                error,
+            )
 
     def _send(self, lines: list[bytes]) -> None:
         assert self._comm is not None
@@ -277,76 +313,3 @@ class Timeline:
                 self._write(lines)
                 if not lines:
                     self._senders.remove(rank)
-
-
-class TraceRow:
-    """This rank's row in the trace viewer: makes trace events from the engines' events. Pure."""
-
-    def __init__(self, rank: int, host: str) -> None:
-        self._rank = rank
-        self._host = host
-        # The engines use the monotonic clock, which differs between hosts; the wall clock does not.
-        self._to_wall_ns = time.time_ns() - time.monotonic_ns()
-        # The current state of each operation, by process set and number.
-        self._states: dict[tuple[int, int], str] = {}
-
-    def title(self) -> list[dict[str, Any]]:
-        """The events that give this row its name and its place."""
-        label = f"rank {self._rank} on {self._host}"
-        return [
-            {"ph": "M", "pid": self._rank, "name": "process_name", "args": {"name": label}},
-            {
-                "ph": "M",
-                "pid": self._rank,
-                "name": "process_sort_index",
-                "args": {"sort_index": self._rank},
-            },
-        ]
-
-    def end(self) -> dict[str, Any]:
-        return self._instant("the timeline ends", time.monotonic_ns())
-
-    def lines(
-        self, process_set: int, events: list[tuple[int, int, str, str, str, int]], lost: int
-    ) -> list[dict[str, Any]]:
-        """An operation is a span; each of its states is a span inside it."""
-        made: list[dict[str, Any]] = []
-        if lost:
-            at = events[0][0] if events else time.monotonic_ns()
-            made.append(self._instant(f"{lost} events were lost: too many at once", at))
-        for at_ns, number, kind, name, state, size_bytes in events:
-            about = {
-                "cat": kind,
-                "id": f"{self._rank}.{process_set}.{number}",
-                "pid": self._rank,
-                "tid": 0,
-                "ts": self._micros(at_ns),
-            }
-            key = (process_set, number)
-            before = self._states.get(key)
-            title = f"{kind} {name}"
-            args = {"state": state, "bytes": size_bytes, "process_set": process_set}
-            if before is None:
-                made.append({"ph": "b", "name": title, **about, "args": args})
-            else:
-                made.append({"ph": "e", "name": before, **about})
-            if state in ("DONE", "FAILED"):
-                self._states.pop(key, None)
-                made.append({"ph": "e", "name": title, **about, "args": args})
-            else:
-                self._states[key] = state
-                made.append({"ph": "b", "name": state, **about, "args": args})
-        return made
-
-    def _instant(self, name: str, at_ns: int) -> dict[str, Any]:
-        return {
-            "ph": "i",
-            "s": "p",
-            "name": name,
-            "pid": self._rank,
-            "tid": 0,
-            "ts": self._micros(at_ns),
-        }
-
-    def _micros(self, at_ns: int) -> float:
-        return (at_ns + self._to_wall_ns) / 1000

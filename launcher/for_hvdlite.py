@@ -14,20 +14,29 @@ from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
 from hvdrun.machine.socket_users import is_trusted, user_of
 from hvdrun.machine.topology import cores, tightest_quota
 from hvdrun.records import (
+    MOST_RECENT,
     MOST_SAMPLES,
+    RECENT_S,
+    RECENT_STEPS,
     TELLS_AGAIN_AFTER,
+    TELLS_AT_LEAST_EVERY_S,
     TELLS_EVERY_S,
     Record,
     Sample,
     encode,
+    of_world,
 )
 from hvdrun.summary import summary_of
 
 __all__ = [
     "ENDING",
     "KNOBS",
+    "MOST_RECENT",
     "MOST_SAMPLES",
+    "RECENT_S",
+    "RECENT_STEPS",
     "TELLS_AGAIN_AFTER",
+    "TELLS_AT_LEAST_EVERY_S",
     "TELLS_EVERY_S",
     "Identity",
     "Record",
@@ -41,6 +50,7 @@ __all__ = [
     "is_trusted",
     "left_in_cgroup_bytes",
     "notes",
+    "of_world",
     "open_file",
     "open_folder",
     "replace",

@@ -110,7 +110,7 @@ KNOBS: tuple[Knob, ...] = (
         "text",
         "auto",
         "for tests: the algorithm of reductions between hosts, for every size; 16-bit floats and"
-        " the deterministic mode always add in the order of the hosts",
+        " the deterministic mode always add in one order",
         choices=("auto", "ring", "direct", "recursive_doubling"),
     ),
     Knob(
@@ -184,7 +184,8 @@ KNOBS: tuple[Knob, ...] = (
         "deterministic",
         "bool",
         False,
-        "add in the order of the ranks, regardless of fusion, size and algorithm",
+        "add floats along a tree that depends on nothing but the number of ranks, regardless of"
+        " fusion, size, algorithm and hosts",
         flag="--deterministic",
     ),
     Knob(

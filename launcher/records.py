@@ -11,14 +11,20 @@ import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-# A record has no more samples, and a note with it this many bytes at most.
+# A record has no more samples, its recent part no more than these, and a note with both no more
+# bytes.
 MOST_SAMPLES = 128
-LONGEST = 4000
+MOST_RECENT = 64
+LONGEST = 5000
 # A rank sends its record as it leaves and, for those who ask meanwhile, so often, or after this
-# part of the time that has passed, if that is longer: its keeper takes a limited number of notes,
-# and a job of many ranks must not keep hvdrun busy.
+# part of the time that has passed, if that is longer, but at least so often: a job of many ranks
+# must not keep hvdrun busy, and the recent parts of all ranks must overlap.
 TELLS_EVERY_S = 5.0
 TELLS_AGAIN_AFTER = 0.01
+TELLS_AT_LEAST_EVERY_S = 15.0
+# The recent part of a record is about the last so many seconds, and at least so many steps.
+RECENT_S = 60.0
+RECENT_STEPS = 32
 _LONGEST_NAME = 100
 # A step's number, and seconds: all of it, waited, waited for data.
 _SAMPLE = struct.Struct("<Ifff")
@@ -54,6 +60,15 @@ class Record(NamedTuple):
     rank: int = 0
     size: int = 0
     samples: tuple[Sample, ...] = ()
+    # Of the last minute, once the job has run for longer: the numbers and the samples of another
+    # record, whose `steps` counts the step before the minute, too. None: not known.
+    recent: Record | None = None
+
+
+def of_world(record: Record, **given: Any) -> Record:
+    """The record and its recent part with these fields: optimizer, members, rank, size."""
+    recent = record.recent._replace(**given) if record.recent else None
+    return record._replace(**given, recent=recent)
 
 
 _NUMBERS = ("steps", "seconds", "waited", "data", "cpu", "periods", "stopped")
@@ -63,37 +78,52 @@ _WHOLE = ("members", "rank", "size")
 
 def encode(record: Record) -> bytes:
     """At most LONGEST bytes."""
-    given: dict[str, Any] = {name: round(getattr(record, name), 6) for name in _NUMBERS}
+    given = _measured(record, MOST_SAMPLES)
     given |= {name: getattr(record, name) for name in _WHOLE}
+    if record.recent:
+        given["recent"] = _measured(record.recent, MOST_RECENT)
     # (In JSON other characters than ASCII take six bytes and more.)
     given["optimizer"] = record.optimizer.encode("ascii", "replace").decode()[:_LONGEST_NAME]
-    packed = b"".join(_SAMPLE.pack(*sample) for sample in record.samples[:MOST_SAMPLES])
-    given["samples"] = base64.b64encode(packed).decode()
     return json.dumps(given, separators=(",", ":")).encode()
+
+
+def _measured(record: Record, most_samples: int) -> dict[str, Any]:
+    packed = b"".join(_SAMPLE.pack(*sample) for sample in record.samples[:most_samples])
+    numbers = {name: round(getattr(record, name), 6) for name in _NUMBERS}
+    return {**numbers, "samples": base64.b64encode(packed).decode()}
 
 
 def parse(data: bytes) -> Record | None:
     """The record that a rank has sent; None if it is none: a rank may send anything."""
     try:
         given = json.loads(data)
-        numbers: dict[str, Any] = {
-            name: float(given[name] if name in _REQUIRED else given.get(name, 0))
-            for name in _NUMBERS
-        }
+        record = _read(given, MOST_SAMPLES)
         whole = {name: int(given.get(name, 0)) for name in _WHOLE}
+        _check(whole.values())
         name = str(given.get("optimizer", ""))[:_LONGEST_NAME]
-        packed = base64.b64decode(given.get("samples", ""), validate=True)
-        samples = tuple(Sample(*each) for each in _SAMPLE.iter_unpack(packed))
+        if (recent := given.get("recent")) is not None:
+            record = record._replace(recent=_read(recent, MOST_RECENT))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     except struct.error:
         return None
-    known = (*numbers.values(), *whole.values())
-    measured = (number for sample in samples for number in sample)
-    if not _are_sane(known) or not _are_sane(measured) or len(samples) > MOST_SAMPLES:
-        return None
-    return Record(**numbers, **whole, optimizer=name, samples=samples)
+    return of_world(record, optimizer=name, **whole)
 
 
-def _are_sane(numbers: Iterable[float]) -> bool:
-    return all(0 <= number < 1e12 for number in numbers)
+def _read(given: Any, most_samples: int) -> Record:
+    """The numbers and the samples. Raises what `parse` catches."""
+    numbers: dict[str, Any] = {
+        name: float(given[name] if name in _REQUIRED else given.get(name, 0)) for name in _NUMBERS
+    }
+    packed = base64.b64decode(given.get("samples", ""), validate=True)
+    samples = tuple(Sample(*each) for each in _SAMPLE.iter_unpack(packed))
+    _check(numbers.values())
+    _check(number for sample in samples for number in sample)
+    if len(samples) > most_samples:
+        raise ValueError(len(samples))
+    return Record(**numbers, samples=samples)
+
+
+def _check(numbers: Iterable[float]) -> None:
+    if not all(0 <= number < 1e12 for number in numbers):
+        raise ValueError

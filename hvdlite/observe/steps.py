@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hvdrun.for_hvdlite import MOST_SAMPLES, Sample
+from hvdlite.observe.samples import Samples
+from hvdrun.for_hvdlite import MOST_RECENT, MOST_SAMPLES, RECENT_S, RECENT_STEPS, Record, Sample
 
-# The golden ratio times 2^32: see `_is_kept`.
-_GOLDEN = 0x9E3779B1
+# By cgroup: see `throttling`.
+Quotas = Mapping[str, tuple[int, int]]
 
 
 class Reading(NamedTuple):
@@ -20,18 +22,35 @@ class Reading(NamedTuple):
     cpu: float
 
 
+class Mark(NamedTuple):
+    """The end of a step."""
+
+    step: int
+    reading: Reading
+    quotas: Quotas
+
+
 class Steps:
     """The first step warms up: time counts from its end. `name` and `members` are the same on all
     ranks that make these steps together."""
 
-    def __init__(self, first: Reading, name: str, members: Sequence[int]) -> None:
+    def __init__(
+        self, first: Reading, name: str, members: Sequence[int], quotas: Quotas | None = None
+    ) -> None:
         self.count = 1
-        self.first = self.last = first
+        self.last = first
+        self.first = Mark(1, first, quotas or {})
         self.name = name
         self.members = members
         self.latest: Sample | None = None
-        self.samples: list[Sample] = []
-        self._bits = 0
+        self._samples = Samples(MOST_SAMPLES)
+        self._recent = Samples(MOST_RECENT)
+        # The first of them is the end of the step before the recent ones.
+        self._marks = deque([self.first])
+
+    @property
+    def samples(self) -> list[Sample]:
+        return self._samples.kept
 
     def ended(self, reading: Reading) -> None:
         """One more step has ended."""
@@ -43,20 +62,63 @@ class Steps:
             reading.waited - last.waited,
             reading.data - last.data,
         )
-        if _is_kept(self.count, self._bits):
-            self.samples.append(self.latest)
-            while len(self.samples) > MOST_SAMPLES:
-                self._bits += 1
-                self.samples = [each for each in self.samples if _is_kept(each.step, self._bits)]
+        self._samples.add(self.latest)
+        self._recent.add(self.latest)
         self.last = reading
 
+    def mark(self, quotas: Quotas) -> None:
+        """Later steps are recent ones at least until the next call. To be called at the end of a
+        step, now and then."""
+        marks = self._marks
+        if self.count == marks[-1].step:
+            return
+        marks.append(Mark(self.count, self.last, quotas))
+        while (
+            self.last.now - marks[1].reading.now >= RECENT_S
+            and self.count - marks[1].step >= RECENT_STEPS
+        ):
+            marks.popleft()
+        self._recent.drop(marks[0].step)
 
-def _is_kept(step: int, bits: int) -> bool:
-    """Whether this step is one of the samples, of which there are 2^bits times fewer than steps.
+    def record(self, quotas: Quotas) -> Record:
+        """Of all steps, at least two."""
+        begin = self._marks[0]
+        recent = None
+        if begin is not self.first and self.count > begin.step:
+            recent = self._since(begin, quotas, self._recent)
+        return self._since(self.first, quotas, self._samples)._replace(
+            steps=self.count, recent=recent
+        )
 
-    Every rank keeps the same steps, so that their times can be compared, and they come from the
-    whole job. Multiples of the golden ratio spread them evenly, yet follow no rhythm that a script
-    may have, such as an evaluation every 1000 steps. What is kept with more bits is kept with
-    fewer: ranks of which one made more steps have samples in common.
-    """
-    return not (step * _GOLDEN & 0xFFFFFFFF) >> (32 - bits)
+    def _since(self, begin: Mark, quotas: Quotas, samples: Samples) -> Record:
+        measured = between(begin.reading, self.last, begin.quotas, quotas)
+        return measured._replace(steps=self.count - begin.step + 1, samples=tuple(samples.kept))
+
+
+def between(begin: Reading, end: Reading, quotas_before: Quotas, quotas_now: Quotas) -> Record:
+    """A record of this time."""
+    periods, stopped = _throttled(quotas_before, quotas_now)
+    return Record(
+        steps=0,
+        seconds=end.now - begin.now,
+        waited=end.waited - begin.waited,
+        # Another thread than the one that trains may ask.
+        data=max(0.0, end.data - begin.data),
+        cpu=end.cpu - begin.cpu,
+        periods=periods,
+        stopped=stopped,
+    )
+
+
+def _throttled(begin: Quotas, end: Quotas) -> tuple[int, int]:
+    """Of the cgroup that has stopped this process most: its quota's periods, and in how many of
+    them it was used up."""
+    return max(
+        (
+            (periods - begin[folder][0], stopped - begin[folder][1])
+            for folder, (periods, stopped) in end.items()
+            if folder in begin and periods > begin[folder][0]
+        ),
+        key=lambda found: found[1],
+        default=(0, 0),
+    )

@@ -14,20 +14,22 @@ import time
 import zlib
 from collections.abc import Sequence
 
-from hvdlite.observe import loading, waits
+from hvdlite.observe import loading, program, waits
 from hvdlite.observe.loading import Loading
-from hvdlite.observe.steps import Reading, Steps
+from hvdlite.observe.steps import Reading, Steps, between
 from hvdlite.observe.waits import Waits
 from hvdlite.world import launcher_link
 from hvdlite.world.exits import is_supervised
 from hvdlite.world.world import World
 from hvdrun.for_hvdlite import (
     TELLS_AGAIN_AFTER,
+    TELLS_AT_LEAST_EVERY_S,
     TELLS_EVERY_S,
     Record,
     Sample,
     encode,
     notes,
+    of_world,
     summary_of,
     throttling,
 )
@@ -59,9 +61,10 @@ class Summary:
             if self.place is not None and reading.now >= self._tell_at:
                 self._tell_meanwhile(reading.now, *self.place)
             return
+        quotas = throttling()
         if not self._steps:
-            self._quotas = throttling()  # not what the start has cost
-        self._steps[optimizer] = Steps(self._read(), name, members)
+            self._quotas = quotas  # not what the start has cost
+        self._steps[optimizer] = Steps(self._read(), name, members, quotas)
 
     def latest(self) -> Sample | None:
         """The last step of the optimizer with most steps; None before its second one."""
@@ -74,43 +77,27 @@ class Summary:
 
     def record(self, rank: int = 0, size: int = 0) -> Record:
         """Of the optimizer with most steps. Without two steps, the time since `init`."""
-        most = self._most()
+        most, quotas = self._most(), throttling()
         if most is None or most.count < 2:
-            begin, end = self._begin, self._read()
+            record = between(self._begin, self._read(), self._quotas, quotas)
+            record = record._replace(steps=most.count if most else 0)
         else:
-            begin, end = most.first, most.last
-        periods, stopped = self._throttled()
-        return Record(
-            steps=most.count if most else 0,
-            seconds=end.now - begin.now,
-            waited=end.waited - begin.waited,
-            # Another thread than the one that trains may ask.
-            data=max(0.0, end.data - begin.data),
-            cpu=end.cpu - begin.cpu,
-            periods=periods,
-            stopped=stopped,
-            optimizer=most.name if most else "",
-            members=zlib.crc32(repr(list(most.members)).encode()) if most else 0,
+            record = most.record(quotas)
+        return of_world(
+            record,
             rank=rank,
             size=size,
-            samples=tuple(most.samples) if most else (),
-        )
-
-    def _throttled(self) -> tuple[int, int]:
-        """Since the first step, of the cgroup that has stopped this process most."""
-        return max(
-            (
-                (periods - self._quotas[folder][0], stopped - self._quotas[folder][1])
-                for folder, (periods, stopped) in throttling().items()
-                if folder in self._quotas and periods > self._quotas[folder][0]
-            ),
-            key=lambda found: found[1],
-            default=(0, 0),
+            optimizer=most.name if most else "",
+            members=zlib.crc32(repr(list(most.members)).encode()) if most else 0,
         )
 
     def _tell_meanwhile(self, now: float, rank: int, size: int) -> None:
         passed = now - self._begin.now
-        self._tell_at = now + max(TELLS_EVERY_S, TELLS_AGAIN_AFTER * passed)
+        pause_s = max(TELLS_EVERY_S, TELLS_AGAIN_AFTER * passed)
+        self._tell_at = now + min(pause_s, TELLS_AT_LEAST_EVERY_S)
+        quotas = throttling()
+        for steps in self._steps.values():
+            steps.mark(quotas)
         if os.getpid() == self._pid:
             launcher_link.tell(notes.SUMMARY, encode(self.record(rank, size)))
 
@@ -153,5 +140,6 @@ def begin(active: World) -> None:
 def step_ended(optimizer: int, name: str, members: Sequence[int]) -> None:
     """An optimizer has made a step. optimizer: a number of its own; name, members: the same on the
     ranks that make its steps together."""
+    program.step_ended(optimizer, name)
     if _summary is not None:
         _summary.step_ended(optimizer, name, members)

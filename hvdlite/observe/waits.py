@@ -72,6 +72,10 @@ class _Counting(contextlib.AbstractContextManager[None]):
 
 # None: the time is not counted.
 _counted: Waits | None = None
+# Is told the name and the beginning, in ns of the monotonic clock, of each wait that has ended and
+# was not inside another one; None: nobody wants it.
+_told: Callable[[str, int], None] | None = None
+_inside = threading.local()
 
 
 def _always() -> bool:
@@ -91,6 +95,13 @@ def count_time() -> Waits:
     return _counted
 
 
+def tell(told: Callable[[str, int], None] | None) -> None:
+    """Tells of all waits from now on; None: no longer."""
+    global _told, observed
+    _told = told
+    observed = _profiler_enabled if told is None and _counted is None else _always
+
+
 def name_of(operation: object) -> str:
     """The name of the span of an operation: `hvdlite::allreduce gradients`; of one without a name,
     its kind alone."""
@@ -108,11 +119,22 @@ def counting() -> contextlib.AbstractContextManager[None]:
 
 def waiting(operation: Labelled | str) -> contextlib.AbstractContextManager[None]:
     """To be wrapped around a wait if `observed()`. operation: it, or the name of the span."""
-    return _with_span(operation) if _profiler_enabled() else counting()
+    looks = _profiler_enabled() or _told is not None
+    return _with_span(operation) if looks else counting()
 
 
 @contextlib.contextmanager
 def _with_span(operation: Labelled | str) -> Iterator[None]:
     name = operation if isinstance(operation, str) else name_of(operation)
-    with counting(), record_function(name):
-        yield
+    told = None if getattr(_inside, "a_wait", False) else _told
+    begin_ns = time.monotonic_ns()
+    with counting(), record_function(name) if _profiler_enabled() else _NOTHING:
+        if told is None:
+            yield
+            return
+        _inside.a_wait = True
+        try:
+            yield
+        finally:
+            _inside.a_wait = False
+            told(name, begin_ns)

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from hvdlite.errors import NumericsError
-from hvdlite.observe import summary
+from hvdlite.observe import program, summary
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.backward_pass import BackwardPass, current_task
 from hvdlite.optimizer.buckets.bucket import Combining, Form, Slot
@@ -294,6 +294,7 @@ class Reducer(WeightedRounds):
         self.weights.begin_pass(self.gradients.slots, adds_up=not self._communicates_next())
         self._task = task
         self._backward = BackwardPass(self._end_backward, self._withdraw_grads)
+        program.backward_began(self._age)
         # A backward that raises does not count as a pass, but may leave gradients.
         self._has_unreduced = True
         if self._communicates_next():
@@ -309,6 +310,7 @@ class Reducer(WeightedRounds):
             self._finish_rounds(at_end=True)
         else:
             self._backward = None
+            program.backward_ended(self._age, self.gradients.name)
 
     def _task_of_backward(self) -> int | None:
         return None if self._backward is None else self._backward.task
@@ -337,6 +339,7 @@ class Reducer(WeightedRounds):
         for reducer in reached:
             if at_end:
                 reducer._by_step = False
+                program.backward_ended(reducer._age, reducer.gradients.name)
             reducer._cancel_if_it_fails(reducer._start_rest)
         for reducer in reached:
             reducer._cancel_if_it_fails(reducer._collect)

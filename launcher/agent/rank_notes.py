@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 
 from hvdrun.agent.frames import Suppress, receive
 from hvdrun.machine.notes import VARIABLE, address, is_valid
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 else:  # see frames
     import _socket as socket
 
-# A rank that writes more has gone mad: the keeper stops listening.
+# A rank that writes more, and one more each second, has gone mad: the keeper stops listening.
 MOST_NOTES = 10_000
 
 
@@ -33,7 +34,8 @@ class RankNotes:
         """Adds the variable to the rank's environment."""
         self.poll = poll
         self.tell = tell
-        self.left = MOST_NOTES
+        self.heard = 0
+        self.begun_s = time.monotonic()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self.ours: socket.socket | None = ours
@@ -57,8 +59,8 @@ class RankNotes:
                     note, fds = receive(self.ours)
                 except BlockingIOError:
                     return True
-            self.left -= 1
-            if not note or self.left < 0:
+            self.heard += 1
+            if not note or self.heard > MOST_NOTES + time.monotonic() - self.begun_s:
                 self.poll.unregister(self.ours)
                 self.ours.close()
                 self.ours = None

@@ -109,6 +109,7 @@ def cli(
     completion: str | None,
     stacks: int | None,
     metrics: int | None,
+    json: bool,
     version: bool,
     **others: Any,
 ) -> int:
@@ -124,10 +125,12 @@ def cli(
     if completion:
         click.echo(completion_script(cli, completion))
         return 0
+    if json and metrics is None:
+        raise UsageError("--json belongs to --metrics PID")
     if stacks is not None:
         return _ask("--stacks", stacks)
     if metrics is not None:
-        return _ask("--metrics", metrics)
+        return _ask("--metrics", metrics, json)
     if check_build:
         command = CHECK_BUILD
         others |= {"num_proc": 1, "hosts": "localhost", "hostfile": None}
@@ -148,7 +151,7 @@ def cli(
     request = Request(
         command=command,
         allocation=allocation,
-        settings=settings(cli.params, others),
+        settings=_settings(others),
         notes=idle_notes(cli.params, others),
         **values,
     )
@@ -164,10 +167,16 @@ def cli(
     return nodes.run(request, place, others["rendezvous_secret_file"], job)
 
 
-def _ask(option: str, pid: int) -> int:
-    from hvdrun.running.askers import METRICS, STACKS, NoAnswer, ask
+def _settings(given: dict[str, Any]) -> dict[str, str]:
+    found = settings(cli.params, given)
+    # The ranks measure themselves if there is a file for it.
+    return found | ({"HVDLITE_SUMMARY": "1"} if given["metrics_file"] else {})
 
-    question = STACKS if option == "--stacks" else METRICS
+
+def _ask(option: str, pid: int, as_json: bool = False) -> int:
+    from hvdrun.running.askers import FIGURES, METRICS, STACKS, NoAnswer, ask
+
+    question = STACKS if option == "--stacks" else FIGURES if as_json else METRICS
     try:
         click.echo(ask(pid, question))
     except NoAnswer as error:
@@ -264,6 +273,10 @@ def launch(
     from hvdrun.output.screen import Screen
     from hvdrun.running.attempts import supervise
 
+    if request.metrics_file:
+        from hvdrun.output import metrics_file
+
+        metrics_file.check(request.metrics_file)
     screen = Screen(request, command.num_proc, found.environ)
     output = screen.output
     output.on_line = on_line
@@ -282,6 +295,7 @@ def launch(
             request.grace_period_s,
             is_started_everywhere(request),
             requeue,
+            request.metrics_file,
             found.cwd,
         )
         code = supervise(command, found.cwd, screen, supervision, node_signals)

@@ -258,6 +258,14 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         help="Also write each rank's output to DIR/rank.N/stdout and stderr.",
     ),
     HvdrunOption(
+        "--metrics-file",
+        group=OUTPUT,
+        parse=lambda path: os.path.abspath(path) if path else "",
+        shell_complete=files,
+        metavar="FILE",
+        help="Keep the ranks' figures in FILE, for Prometheus' node_exporter; with --summary.",
+    ),
+    HvdrunOption(
         "--prefix-output-with-timestamp",
         "timestamps",
         group=OUTPUT,
@@ -306,6 +314,13 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         type=click.IntRange(min=1),
         metavar="PID",
         help="Print how a running job, hvdrun's PID, fares, and which rank is slow (--summary).",
+    ),
+    HvdrunOption(
+        "--json",
+        group=INSTEAD,
+        in_config_file=False,
+        is_flag=True,
+        help="With --metrics: print figures for programs.",
     ),
     HvdrunOption(
         "--completion",

@@ -8,7 +8,7 @@ report before its own does.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
 from hvdrun.errors import LaunchError
@@ -74,7 +74,7 @@ from hvdrun.job.whereabouts import Whereabouts
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
 from hvdrun.records import Record, parse
-from hvdrun.reports import lacking, slow_ranks
+from hvdrun.reports import figures, lacking, prometheus, slow_ranks
 from hvdrun.reports.closed_files import ClosedFiles, runs_on
 from hvdrun.reports.failure_report import (
     Failure,
@@ -161,9 +161,8 @@ class Course:
                 self.recorded.on_operations(rank, operations, is_running)
             case StacksAsked(asker):
                 self.stall_watch.ask(now, lambda text: self.actions.append(Answer(asker, text)))
-            case MetricsAsked(asker):
-                text = slow_ranks.so_far(self.summaries, self.ranks.num_proc, self.command.host_of)
-                self.actions.append(Answer(asker, text))
+            case MetricsAsked(asker, as_json):
+                self.actions.append(Answer(asker, self.figures() if as_json else self._so_far()))
             case RankClosedFiles(rank, at):
                 self.closed_files.at.setdefault(rank, at)
             case RankEnded(rank, how, at):
@@ -284,6 +283,20 @@ class Course:
         """For how long hvdrun did not run, if what it learns now may come from that."""
         end, pause_s = self.last_pause
         return pause_s if now - end < PAUSE_COUNTS_S else 0.0
+
+    # ------------------------------------------------------------ what the ranks have measured
+
+    def _so_far(self) -> str:
+        return slow_ranks.so_far(self.summaries, self.ranks.num_proc, self.command.host_of)
+
+    def figures(self) -> str:
+        """As JSON."""
+        return figures.as_json(self.summaries, self.ranks.num_proc, self.command.host_of)
+
+    def exposition(self, labels: Mapping[str, object], is_running: bool) -> str:
+        """In Prometheus' text format, with these labels. Another thread may ask."""
+        records, size = dict(self.summaries), self.ranks.num_proc
+        return prometheus.text_of(records, self.command.host_of, labels, size, is_running)
 
     # ------------------------------------------------------------ time
 

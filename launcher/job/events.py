@@ -53,9 +53,10 @@ class StacksAsked(Value):
 
 
 class MetricsAsked(Value):
-    """Somebody wants to know where the time of the ranks' steps goes."""
+    """Somebody wants to know where the time of the ranks' steps goes. as_json: in figures."""
 
     asker: int
+    as_json: bool = False
 
 
 class RankClosedFiles(Value):

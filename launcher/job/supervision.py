@@ -20,4 +20,5 @@ class Supervision:
     grace_s: float | None = None  # for the ranks, after any signal to hvdrun; None: see `ending`
     of_nodes: bool = False  # each host runs an hvdrun, which passes its signals on to this one
     requeue: Requeue | None = None  # if the batch scheduler is to run a preempted job again
+    metrics_file: str = ""  # the path; "": there is none
     cwd: str = ""  # the ranks' folder: places in their code are named from there

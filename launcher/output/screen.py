@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+from hvdrun.machine.own_files import open_file
 from hvdrun.output.box_files import write_boxes
 from hvdrun.output.output import Output, targets
 from hvdrun.output.rank_files import RankFiles
@@ -55,11 +57,21 @@ class Screen:
         try:
             path = write_boxes(self._folder, self._num_proc, operations, summary)
         except OSError as error:
-            why = error.strerror or str(error)
-            if error.filename is not None:
-                why += f" ({error.filename})"
-            return f"hvdrun: the ranks' last operations are not in --output-dir: {why}"
+            return f"hvdrun: the ranks' last operations are not in --output-dir: {_reason(error)}"
         return f"hvdrun: the ranks' last operations are in {path}"
+
+    def keep_metrics(self, figures: str) -> str:
+        """Writes metrics.json into --output-dir, if there is one. Returns a line about what goes
+        wrong, or ""."""
+        if self._folder:
+            path = os.path.join(self._folder, "metrics.json")
+            try:
+                fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                with open(fd, "w", encoding="utf-8", errors="replace") as file:
+                    file.write(f"{figures}\n")
+            except OSError as error:
+                return f"hvdrun: --output-dir has no metrics.json: {_reason(error)}"
+        return ""
 
     def lost(self) -> str:
         """A line about output that is missing in --output-dir, or ""."""
@@ -68,3 +80,8 @@ class Screen:
         failure = self._files.failure
         why = f"{failure.strerror}; the files there are not complete"
         return f"hvdrun: --output-dir {self._folder}: {why}"
+
+
+def _reason(error: OSError) -> str:
+    why = error.strerror or str(error)
+    return why if error.filename is None else f"{why} ({error.filename})"

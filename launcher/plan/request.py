@@ -34,6 +34,7 @@ class Request:
     grace_period_s: float | None = None
     requeue: bool = False  # the scheduler is to run a job again that it has preempted
     output_dir: str | None = None  # gets a file per rank and stream
+    metrics_file: str = ""  # replaced now and then with what the ranks have measured
     timestamps: bool = False  # in front of each line
     verbose: bool = False
     notes: tuple[str, ...] = ()  # about options that have no effect

@@ -26,6 +26,8 @@ _ADDRESS = ("MASTER_ADDR", "PET_MASTER_ADDR")
 _PORT = ("MASTER_PORT", "PET_MASTER_PORT")
 _ENDPOINT = "PET_RDZV_ENDPOINT"
 
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"  # of a host, or its IPv4 address
+_IPV6 = r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?"
 # The tasks of TF_CONFIG in the order of their nodes. `master` is what `chief` was called once.
 _TASKS = ("chief", "master", "worker", "ps")
 _SERVER = "ps"
@@ -117,7 +119,7 @@ def _tf_config(environ: Mapping[str, str]) -> Place | None:
     if not isinstance(task, dict):
         raise _unlike('"task"', "an object with the type and index of this host", task)
     kind, index = task.get("type"), task.get("index")
-    if isinstance(index, str) and index.isdecimal():
+    if isinstance(index, str) and re.fullmatch(r"[0-9]{1,9}", index):
         index = int(index)
     if kind == _EVALUATOR:
         raise UsageError(
@@ -135,7 +137,7 @@ def _tf_config(environ: Mapping[str, str]) -> Place | None:
     if servers == len(all_hosts):
         raise UsageError("TF_CONFIG has only parameter servers (ps): add a worker")
     host, port = _host_and_port(all_hosts[0], "TF_CONFIG", PORT)
-    return Place(host, port, before + index, len(all_hosts), "TF_CONFIG", servers)
+    return _checked(Place(host, port, before + index, len(all_hosts), "TF_CONFIG", servers))
 
 
 def _torch(environ: Mapping[str, str]) -> Place | None:
@@ -194,7 +196,7 @@ def _sagemaker(environ: Mapping[str, str]) -> Place | None:
         raise UsageError(f"SM_HOSTS is not JSON: {error}; unset it, or correct it") from error
     if own not in hosts:
         raise UsageError(f"SM_CURRENT_HOST={own} is not among SM_HOSTS={text}")
-    return Place(hosts[0], PORT, hosts.index(own), len(hosts), "SM_HOSTS")
+    return _checked(Place(hosts[0], PORT, hosts.index(own), len(hosts), "SM_HOSTS"))
 
 
 def shares(place: Place, num_proc: int | None, slots: Sequence[int]) -> list[int | None]:
@@ -258,8 +260,8 @@ def _nodes(name: str, text: str) -> int:
 
 
 def _host_and_port(text: str, where: str, default: int) -> tuple[str, int]:
-    found = re.fullmatch(r"\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\](?::([0-9]{1,5}))?", text.strip())
-    found = found or re.fullmatch(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)(?::([0-9]{1,5}))?", text.strip())
+    found = re.fullmatch(rf"\[({_IPV6})\](?::([0-9]{{1,5}}))?", text.strip())
+    found = found or re.fullmatch(rf"({_NAME})(?::([0-9]{{1,5}}))?", text.strip())
     port = int(found[2]) if found and found[2] else default
     if not found or not 0 < port < 65536:
         raise UsageError(
@@ -270,6 +272,10 @@ def _host_and_port(text: str, where: str, default: int) -> tuple[str, int]:
 
 
 def _checked(place: Place) -> Place:
+    if not re.fullmatch(rf"{_NAME}|{_IPV6}", place.host):
+        raise UsageError(
+            f"{place.source}: {place.host[:100]!r} is not a host: expected a name or an IP address"
+        )
     if not 1 <= place.nodes <= MOST_NODES:
         raise UsageError(f"{place.source}: a job of {place.nodes} hosts; give 1 to {MOST_NODES}")
     if place.node_rank >= place.nodes:

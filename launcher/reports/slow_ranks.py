@@ -30,6 +30,10 @@ _TITLES = (
 )
 
 HostOf = Callable[[int], str]
+NOTHING_TOLD = (
+    "no rank has told anything: a job that was started with --summary, or with"
+    f" HVDLITE_SUMMARY=1, tells after its first steps, and then every {TELLS_EVERY_S:g} s"
+)
 
 
 class _Row(NamedTuple):
@@ -48,27 +52,37 @@ class _Row(NamedTuple):
 def so_far(records: Mapping[int, Record], num_proc: int, host_of: HostOf) -> str:
     """The answer to somebody who asks while the job runs."""
     if not records:
-        return (
-            "no rank has told anything: a job that was started with --summary, or with"
-            f" HVDLITE_SUMMARY=1, tells after its first steps, and then every {TELLS_EVERY_S:g} s"
-        )
-    return "\n".join([summary_of(records, num_proc), *report(records, host_of, "")])
+        return NOTHING_TOLD
+    texts = [summary_of(records, num_proc), *report(records, host_of, "")]
+    recent = {rank: record.recent for rank, record in records.items() if record.recent}
+    if timed := with_steps(recent):
+        seconds = max(record.seconds for record in timed.values())
+        found = compare(timed)
+        begin, *rows = _table(timed, found or [], host_of, is_recent=True)
+        texts += [f"the last {seconds:.0f} s: {begin}", *rows, *verdicts(timed, found, host_of)]
+    return "\n".join(texts)
 
 
 def report(records: Mapping[int, Record], host_of: HostOf, head: str = "hvdrun: ") -> list[str]:
     """The table, and the verdict in words. Nothing without steps."""
-    timed = {rank: record for rank, record in sorted(records.items()) if record.steps > 1}
+    timed = with_steps(records)
     if not timed:
         return []
     found = compare(timed)
     texts = _table(timed, found or [], host_of)
     texts[0] = f"{head}{texts[0]}"
-    return texts + [f"{head}{verdict}" for verdict in _verdicts(timed, found, host_of)]
+    return texts + [f"{head}{verdict}" for verdict in verdicts(timed, found, host_of)]
 
 
-def _verdicts(
+def with_steps(records: Mapping[int, Record]) -> dict[int, Record]:
+    """Those that have times of steps."""
+    return {rank: record for rank, record in sorted(records.items()) if record.steps > 1}
+
+
+def verdicts(
     records: Mapping[int, Record], found: list[Arrivals] | None, host_of: HostOf
 ) -> list[str]:
+    """In words. records: with steps; found: what `compare` finds in them."""
     texts = []
     if found is None:
         texts.append(
@@ -158,9 +172,13 @@ def _who(ranks: Sequence[int], host_of: HostOf) -> str:
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {spans(ranks)} on {names}"
 
 
-def _table(records: Mapping[int, Record], found: list[Arrivals], host_of: HostOf) -> list[str]:
+def _table(
+    records: Mapping[int, Record], found: list[Arrivals], host_of: HostOf, is_recent: bool = False
+) -> list[str]:
     arrivals = {rank: each for each in found if each.steps for rank in each.ranks}
     rows = {rank: _row(record, rank, arrivals.get(rank)) for rank, record in records.items()}
+    if is_recent:
+        rows = {rank: row._replace(steps=row.steps - 1) for rank, row in rows.items()}
     shown = list(rows)
     if len(shown) > MOST_ROWS:
         shown = sorted(shown, key=lambda rank: -(rows[rank].last_in or 0.0))[:ROWS_OF_MANY]

@@ -1,5 +1,5 @@
-"""Who asks a running hvdrun about its job: `hvdrun --stacks PID`, or `--metrics PID`, on the same
-host.
+"""Who asks a running hvdrun about its job: `hvdrun --stacks PID`, or `--metrics PID [--json]`, on
+the same host.
 
 For each question hvdrun listens on a socket whose name has its process number, so that anybody can
 find it, and can take the name before it does. Hence both ends ask the kernel: hvdrun answers this
@@ -19,7 +19,8 @@ from hvdrun.machine.socket_users import is_trusted, process_of, user_of
 
 MOST = 16  # that wait at a time
 ANSWER_S = 20.0
-STACKS, METRICS = b"", b"-metrics"  # the questions: where the ranks are, and how they have fared
+# The questions: where the ranks are, and how they have fared, in words or figures.
+STACKS, METRICS, FIGURES = b"", b"-metrics", b"-figures"
 
 
 class NoAnswer(Exception):
@@ -39,6 +40,7 @@ class Askers:
     ) -> None:
         self.selector = selector
         self.waiting: dict[int, socket.socket] = {}
+        self.answered: set[socket.socket] = set()  # that have not taken all of the answer
         self.last = 0
         self.listeners: list[socket.socket] = []
         for question, tell in on_asked.items():
@@ -54,7 +56,7 @@ class Askers:
     def _accept(self, listener: socket.socket, tell: Callable[[int], None]) -> None:
         with contextlib.suppress(OSError):
             sock, _ = listener.accept()
-            if len(self.waiting) >= MOST or not is_trusted(sock):
+            if len(self.waiting) + len(self.answered) >= MOST or not is_trusted(sock):
                 sock.close()
                 return
             sock.setblocking(False)
@@ -64,13 +66,34 @@ class Askers:
 
     def answer(self, number: int, text: str) -> None:
         sock = self.waiting.pop(number)
-        with sock, contextlib.suppress(OSError):
-            sock.send(text.encode(errors="replace"))
+        self.answered.add(sock)
+        rest = memoryview(text.encode(errors="replace"))
+
+        def send() -> None:
+            nonlocal rest
+            try:
+                rest = rest[sock.send(rest) :]
+            except BlockingIOError:
+                return
+            except OSError:
+                rest = rest[:0]
+            if not rest:
+                self._hang_up(sock)
+
+        self.selector.register(sock, selectors.EVENT_WRITE, send)
+        send()
+
+    def _hang_up(self, sock: socket.socket) -> None:
+        self.selector.unregister(sock)
+        self.answered.remove(sock)
+        sock.close()
 
     def close(self) -> None:
         for sock in self.waiting.values():
             sock.close()
         self.waiting.clear()
+        for sock in list(self.answered):
+            self._hang_up(sock)
         for listener in self.listeners:
             with contextlib.suppress(KeyError, ValueError):
                 self.selector.unregister(listener)

@@ -88,10 +88,11 @@ from hvdrun.machine.processes import (
     session_of,
 )
 from hvdrun.machine.resources import temporary_path
+from hvdrun.output.metrics_file import MetricsFile
 from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import Terminal
 from hvdrun.plan.command import Command
-from hvdrun.running.askers import METRICS, STACKS, Askers
+from hvdrun.running.askers import FIGURES, METRICS, STACKS, Askers
 from hvdrun.running.host_link import HostLink
 from hvdrun.running.mpirun_pipe import Source
 from hvdrun.running.node_signals import NodeSignals
@@ -132,6 +133,9 @@ class Supervisor:
         self.secret = os.urandom(16).hex()
         self.host_timeout_s = supervision.host_timeout_s
         self.requeue = supervision.requeue
+        self.metrics_file: MetricsFile | None = None
+        if supervision.metrics_file:
+            self.metrics_file = MetricsFile(supervision.metrics_file, self._metrics)
         self.links: set[HostLink] = set()
         self.pauses = Pauses(clock())
 
@@ -155,6 +159,7 @@ class Supervisor:
             {
                 STACKS: lambda asker: self._tell(StacksAsked(asker)),
                 METRICS: lambda asker: self._tell(MetricsAsked(asker)),
+                FIGURES: lambda asker: self._tell(MetricsAsked(asker, as_json=True)),
             },
         )
         self.selector.register(waker.fd, selectors.EVENT_READ, lambda: self._woken(waker.read()))
@@ -163,6 +168,8 @@ class Supervisor:
         self.selector.register(writer.awake, selectors.EVENT_READ, writer.heard)
         try:
             self._start()
+            if self.metrics_file is not None:
+                self.metrics_file.begin()
             while not course.finished:
                 self._turn()
         except BrokenPipeError:
@@ -179,6 +186,7 @@ class Supervisor:
         try:
             code = self._result()
         finally:
+            self._end_metrics()
             self._last_words()
             terminal.restore()
         if code in (0, 128 + signal.SIGPIPE):
@@ -197,6 +205,7 @@ class Supervisor:
             self._tell(KeepersHere(len(self.local_ranks.keepers)))
         if not self.pauses.catch_up_s(clock()):
             self._tell(TimePassed())
+        self._say_metrics_failure()
         self.screen.output.tick()
         full = self.screen.writer.is_full()
         self.local_ranks.pause(full)
@@ -265,6 +274,8 @@ class Supervisor:
         output.report(found.lines, shown=lines)
         if found.exit_code and (kept := self._keep_operations()):
             output.say(kept)
+        if self.course.summaries and (lost := self.screen.keep_metrics(self.course.figures())):
+            output.say(lost)
         if found.requeues and self.requeue is not None:
             output.say(requeue(self.requeue))
         if found.error is not None:
@@ -279,6 +290,19 @@ class Supervisor:
         if not is_wanted or not (operations := recorded.rows()):
             return ""
         return self.screen.keep_operations(operations, recorded.summary())
+
+    def _metrics(self, is_running: bool) -> str:
+        """Called by another thread."""
+        return self.course.exposition({"hvdrun": os.getpid()}, is_running)
+
+    def _say_metrics_failure(self) -> None:
+        if self.metrics_file is not None and (line := self.metrics_file.take_failure()):
+            self.screen.output.say(line)
+
+    def _end_metrics(self) -> None:
+        if self.metrics_file is not None:
+            self.metrics_file.end()
+            self._say_metrics_failure()
 
     def _last_words(self) -> None:
         """Waits until all output is written. After Ctrl-C or a signal like it, a reader that has

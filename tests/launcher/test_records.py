@@ -8,20 +8,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrun.machine import notes
-from hvdrun.records import LONGEST, MOST_SAMPLES, Record, Sample, encode, parse
+from hvdrun.records import (
+    LONGEST,
+    MOST_RECENT,
+    MOST_SAMPLES,
+    Record,
+    Sample,
+    encode,
+    of_world,
+    parse,
+)
 
 single = st.floats(0, 1e6, width=32)
 numbers = st.floats(0, 1e9).map(lambda number: round(number, 6))
 whole = st.integers(0, 2**32 - 1)
-records = st.builds(
-    Record,
-    *[numbers] * 7,
-    st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=100),
-    whole,
-    whole,
-    whole,
-    st.lists(st.builds(Sample, whole, single, single, single), max_size=MOST_SAMPLES).map(tuple),
+
+
+def samples(most):
+    return st.lists(st.builds(Sample, whole, single, single, single), max_size=most).map(tuple)
+
+
+recent = st.builds(Record, *[numbers] * 7, samples=samples(MOST_RECENT), recent=st.none())
+measured = st.builds(
+    Record, *[numbers] * 7, samples=samples(MOST_SAMPLES), recent=st.none() | recent
 )
+names = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=100)
+records = st.builds(of_world, measured, optimizer=names, members=whole, rank=whole, size=whole)
 
 
 @given(records)
@@ -32,7 +44,9 @@ def test_a_record_arrives_as_it_was(record):
 def test_the_longest_one_fits_into_a_note():
     sample = Sample(2**32 - 1, *[struct.unpack("<f", b"\xff\xff\x7f\x47")[0]] * 3)
     name = "x" * 1000
-    longest = Record(*[999_999_999_999.0] * 7, name, *[2**32] * 3, samples=(sample,) * 1000)
+    numbers = [999_999_999_999.0] * 7
+    recent = Record(*numbers, samples=(sample,) * 1000)
+    longest = Record(*numbers, name, *[2**32] * 3, samples=(sample,) * 1000, recent=recent)
     assert len(encode(longest)) <= LONGEST == notes.KINDS[notes.SUMMARY]
     assert parse(encode(longest))
 
@@ -64,6 +78,10 @@ SHORT = {"steps": 1, "seconds": 1, "waited": 1}
                 {"samples": "AAAA"},
                 {"samples": "AAAAAAAAwH8AAAAAAAAAAA=="},  # not a number
                 {"samples": "A" * 4 * (MOST_SAMPLES + 3) * 4},
+                {"recent": 1},
+                {"recent": {"steps": 1}},
+                {"recent": SHORT | {"steps": -1}},
+                {"recent": SHORT | {"samples": "A" * 4 * (MOST_RECENT + 3) * 4}},
             )
         ),
         b"[" * 900,

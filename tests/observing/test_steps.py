@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from hvdlite.observe import loading, waits
 from hvdlite.observe.loading import Loading
 from hvdlite.observe.steps import Reading, Steps
-from hvdrun.for_hvdlite import MOST_SAMPLES
+from hvdrun.for_hvdlite import MOST_RECENT, MOST_SAMPLES, RECENT_S, RECENT_STEPS
+from hvdrun.reports.arrivals import FEWEST_STEPS
 
 
 def steps_made(count):
@@ -48,6 +49,102 @@ def test_ranks_of_which_one_has_made_more_steps_have_samples_in_common(one, othe
     fewer, more = sorted((one, other))
     kept = {each.step for each in steps_made(fewer).samples}
     assert kept >= {each.step for each in steps_made(more).samples if each.step <= fewer}
+
+
+# ---- the last minute
+
+EVERY_S = 15.0
+
+
+class Job:
+    """One rank's steps, marked every 15 s."""
+
+    def __init__(self, first_mark_s=0.0):
+        self.now = self.cpu = 0.0
+        self.made = Steps(Reading(0.0, 0.0, 0.0, 0.0), "one", (0, 1), {"cgroup": (0, 0)})
+        self.mark_at = first_mark_s
+
+    def step(self, seconds, cpu=0.5):
+        self.now += seconds
+        self.cpu += cpu * seconds
+        self.made.ended(Reading(self.now, self.now / 4, self.now / 8, self.cpu))
+        if self.now >= self.mark_at:
+            self.made.mark(self.quotas)
+            self.mark_at = self.now + EVERY_S
+
+    @property
+    def quotas(self):
+        return {"cgroup": (int(10 * self.now), int(self.cpu))}
+
+    def recent(self):
+        return self.made.record(self.quotas).recent
+
+
+def test_a_young_job_has_no_last_minute():
+    job = Job()
+    for _ in range(int(RECENT_S)):
+        job.step(1.0)
+    assert job.recent() is None
+
+
+def test_the_last_minute_is_told_apart():
+    job = Job()
+    for _ in range(3600):
+        job.step(1.0)
+    for _ in range(120):
+        job.step(2.0, cpu=1.0)
+    recent = job.recent()
+    assert RECENT_S <= recent.seconds <= RECENT_S + 2 * EVERY_S
+    made = recent.seconds / 2.0
+    assert recent.steps == made + 1
+    assert recent.waited == recent.seconds / 4
+    assert recent.data == recent.seconds / 8
+    assert recent.cpu == recent.seconds
+    assert (recent.periods, recent.stopped) == (10 * recent.seconds, recent.seconds)
+    assert [each.step for each in recent.samples] == list(range(3722 - int(made), 3722))
+    assert {each.seconds for each in recent.samples} == {2.0}
+
+
+def test_of_long_steps_there_are_enough():
+    job = Job()
+    for _ in range(2 * RECENT_STEPS + 10):
+        job.step(40.0)
+    recent = job.recent()
+    assert recent.steps == RECENT_STEPS + 1
+    assert len(recent.samples) == RECENT_STEPS
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.004, 0.03, 0.3, 3.0]), st.integers(300, 900)), max_size=5
+    ),
+    st.floats(0.0, EVERY_S),
+    st.integers(0, 2000),
+)
+def test_ranks_have_enough_steps_of_the_last_minute_in_common(parts, first_mark_s, behind):
+    """Whenever each of them tells, and though one has told earlier than the other."""
+    one, other = Job(), Job(first_mark_s)
+    steps = [seconds for seconds, count in parts for _ in range(count)] + [0.03] * 12_000
+    told = None
+    for index, seconds in enumerate(steps):
+        one.step(seconds)
+        other.step(seconds)
+        if index == len(steps) - 1 - behind % int(EVERY_S / 0.03):
+            told = other.recent()
+    both = [{each.step for each in record.samples} for record in (one.recent(), told)]
+    assert len(both[0] & both[1]) >= FEWEST_STEPS
+    assert len(one.recent().samples) <= MOST_RECENT
+
+
+def test_what_is_kept_of_an_optimizer_that_makes_no_more_steps_does_not_grow():
+    job = Job()
+    for _ in range(100):
+        job.step(1.0)
+    kept = len(job.made._marks)
+    for _ in range(100):
+        job.made.mark({})
+    assert len(job.made._marks) <= kept + 1
 
 
 # ---- DataLoaders

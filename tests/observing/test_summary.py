@@ -3,11 +3,12 @@
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
 from hvdlite.observe.summary import Summary
-from hvdrun.records import Record, parse
+from hvdrun.records import RECENT_S, TELLS_AT_LEAST_EVERY_S, Record, parse
 from hvdrun.summary import summary_of
 from tests.harness.worlds import mpiexec_command, python_of
 
@@ -117,9 +118,15 @@ def test_hvdrun_is_told_now_and_then_while_there_is_a_world(clock, monkeypatch):
         clock.now += 1.0
     times = [at for at, _ in told]
     assert times[:4] == [1.0, 6.0, 11.0, 16.0]
-    assert times[-1] - times[-2] == pytest.approx(20, abs=1)  # a hundredth of the time
+    assert max(b - a for a, b in pairwise(times)) == TELLS_AT_LEAST_EVERY_S
+    a_thousand = next(index for index, at in enumerate(times) if at > 1000)
+    assert times[a_thousand + 1] - times[a_thousand] == pytest.approx(10, abs=1)  # a hundredth
     assert told[0][1][:2] == (2, 1.0)
     assert {(record.rank, record.size) for _, record in told} == {(1, 3)}
+    assert [record.recent is None for _, record in told] == [at < 61 for at in times]
+    recent = told[-1][1].recent
+    assert (recent.rank, recent.size, recent.optimizer) == (1, 3, "one")
+    assert RECENT_S <= recent.seconds < RECENT_S + TELLS_AT_LEAST_EVERY_S
     summary.tell(1, 3)
     clock.now += 1000.0
     before = len(told)

@@ -1,8 +1,15 @@
-"""The timeline's file: whole after each write, whoever writes."""
+"""The timeline's file: complete at each moment, whoever writes."""
 
+import contextlib
+import ctypes
+import errno
 import fcntl
+import functools
 import json
+import mmap
 import os
+import resource
+import signal
 import threading
 
 import pytest
@@ -57,22 +64,173 @@ def test_writers_do_not_overwrite_each_other(tmp_path):
         assert mine == [i for i in range(100) for _ in range(i % 5)]
 
 
-def test_a_full_disk_leaves_the_array_as_it_was(tmp_path, monkeypatch):
-    path = tmp_path / "trace.json"
-    file, _, _ = made(path)
-    write, left = os.pwrite, [30]
+def lines_of_all_lengths():
+    return encoded([{"name": "x" * (i * 7 % 900), "number": i} for i in range(200)])
 
-    def full(descriptor, text, at):
-        if len(text) > 10 and not left[0]:
-            raise OSError(28, "No space left on device")
-        done = write(descriptor, text[: left[0] or None], at)
-        left[0] = 0
+
+@pytest.fixture
+def each_moment(monkeypatch):
+    """The numbers of the events in the file, at each moment at which a kill may come. The kernel
+    ends a write between pages, so each one must lie in a block, in the file and in memory."""
+    moments = []
+    pwrite, store = os.pwrite, trace_file._store
+
+    def seen(descriptor):
+        whole = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        moments.append([event.get("number") for event in json.loads(whole)])
+
+    def watched_pwrite(descriptor, text, at):
+        assert at // 4096 == (at + len(text) - 1) // 4096
+        if len(text) > len(trace_file.GAP):
+            address = ctypes.addressof(ctypes.c_char.from_buffer(text.obj))
+            assert address % 4096 == 0
+        done = pwrite(descriptor, text, at)
+        seen(descriptor)
         return done
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match="No space left"):
-        file.write(encoded([{"name": "x" * 100}]))
-    assert names(path) == ["first"]
+    def watched_store(pages, at):
+        store(pages, at)
+        moments.append("stored")
+
+    monkeypatch.setattr(os, "pwrite", watched_pwrite)
+    monkeypatch.setattr(trace_file, "_store", watched_store)
+    return moments
+
+
+def test_it_is_complete_after_every_step_of_every_write(tmp_path, each_moment):
+    path = tmp_path / "trace.json"
+    file, place, known_as = made(path)
+    files = file, open_shared(place, known_as)
+    lines = lines_of_all_lengths()
+    while lines:
+        batch, lines = lines[:7], lines[7:]
+        files[len(lines) % 2].write(batch)
+        assert not batch
+    assert [event.get("number") for event in json.loads(path.read_text())] == [None, *range(200)]
+    counts = [len(moment) for moment in each_moment if moment != "stored"]
+    assert counts == sorted(counts)
+    assert each_moment.count("stored") > 20
+
+
+def test_the_next_writer_goes_on_after_a_kill_at_any_step(tmp_path, monkeypatch):
+    """A writer is killed after each of its system calls in turn, and another one writes on."""
+    pwrite, store = os.pwrite, trace_file._store
+
+    class Killed(BaseException):
+        pass
+
+    def killed_after(act, *args):
+        nonlocal left
+        done = act(*args)
+        left -= 1
+        if not left:
+            raise Killed
+        return done
+
+    step = 0
+    while True:
+        step, path = step + 1, tmp_path / "trace.json"
+        left = step
+        file, place, known_as = made(path)
+        other = open_shared(place, known_as)
+        monkeypatch.setattr(os, "pwrite", functools.partial(killed_after, pwrite))
+        monkeypatch.setattr(trace_file, "_store", functools.partial(killed_after, store))
+        killed = True
+        try:
+            file.write(lines_of_all_lengths()[:60])
+            killed = False
+        except Killed:
+            pass
+        monkeypatch.undo()
+        before = json.loads(path.read_text())
+        other.write(lines_of_all_lengths()[60:])
+        numbers = [event.get("number") for event in json.loads(path.read_text())]
+        assert numbers == [None, *range(len(before) - 1), *range(60, 200)]
+        if not killed:
+            break
+    assert step > 8
+
+
+def test_it_is_complete_after_kill_9_at_any_time(tmp_path):
+    for attempt in range(25):
+        path = tmp_path / f"{attempt}.json"
+        file, place, known_as = made(path)
+        files = [file, open_shared(place, known_as)]
+        children = []
+        for each in files:
+            child = os.fork()
+            if not child:
+                with contextlib.suppress(BaseException):
+                    while True:
+                        each.write(lines_of_all_lengths())
+                os._exit(0)
+            children.append(child)
+        while path.stat().st_size < 30_000 * (attempt + 1):
+            pass
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert len(json.loads(path.read_text())) > 30
+
+
+def test_a_file_that_can_not_be_mapped_is_written_all_the_same(tmp_path, monkeypatch):
+    path = tmp_path / "trace.json"
+    file, _, _ = made(path)
+    anonymous = mmap.mmap
+
+    def fails(descriptor, length, **options):
+        if descriptor != -1:
+            raise OSError(errno.ENODEV, "No such device")
+        return anonymous(descriptor, length, **options)
+
+    monkeypatch.setattr(mmap, "mmap", fails)
+    file.write(lines_of_all_lengths())
+    assert len(json.loads(path.read_text())) == 201
+
+
+def test_a_full_disk_leaves_a_complete_array(tmp_path, monkeypatch):
+    pwrite = os.pwrite
+    for room in range(1, 40_000, 711):
+        path = tmp_path / "trace.json"
+        file, _, _ = made(path)
+
+        def full(descriptor, text, at, room=room):
+            if at >= room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return pwrite(descriptor, text[: room - at], at)
+
+        monkeypatch.setattr(os, "pwrite", full)
+        lines = lines_of_all_lengths()
+        with pytest.raises(OSError, match="No space left"):
+            file.write(lines)
+        monkeypatch.undo()
+        in_file = [event.get("number") for event in json.loads(path.read_text())]
+        assert in_file == [None, *range(200 - len(lines))]
+        file.write(lines)
+        assert len(json.loads(path.read_text())) == 201
+
+
+def test_a_limit_of_file_sizes_is_as_a_full_disk(tmp_path):
+    path = tmp_path / "trace.json"
+    file, _, _ = made(path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            file.write(lines_of_all_lengths())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert 4096 < path.stat().st_size <= 6000
+    json.loads(path.read_text())
+
+
+def test_a_file_that_another_program_has_changed_is_left_alone(tmp_path):
+    path = tmp_path / "trace.json"
+    file, _, _ = made(path)
+    path.write_text("mine")
+    with pytest.raises(OSError, match="another program has changed the file"):
+        file.write(encoded([FIRST]))
+    assert path.read_text() == "mine"
 
 
 def test_a_stopped_writer_that_holds_the_lock_is_told(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """hvdrun names the rank that is steadily late, its host and the cause, and nobody else."""
 
+import json
 import re
 import subprocess
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.harness.programs import run_program
 from tests.harness.worlds import end_tree, python_of
+from tests.launcher.reports.test_prometheus import read
 
 # Who is late sleeps 0.1 s in each step, a hundred times as long as the rest of a step takes.
 TRAINS = """
@@ -64,9 +66,18 @@ def test_the_late_rank_is_named_with_the_cause(mpi, where, rank, cause, options)
     assert re.fullmatch(LATE.format(rank=rank, cause=cause), verdict), verdict
 
 
-def test_nobody_is_named_if_the_ranks_are_late_in_turns():
-    verdict = verdict_of("openmpi", "forward", "in turns")
+def test_nobody_is_named_if_the_ranks_are_late_in_turns(tmp_path):
+    path, folder = tmp_path / "job.prom", tmp_path / "out"
+    files = "--metrics-file", str(path), "--output-dir", str(folder)
+    verdict = verdict_of("openmpi", "forward", "in turns", *files)
     assert verdict.startswith("no rank is steadily late: the others wait most for rank "), verdict
+    # The figures stay behind.
+    values = read(path.read_text())
+    steps = {dict(labels)["rank"]: n for (name, labels), n in values.items() if "_steps_" in name}
+    assert steps == {"0": 24, "1": 24}
+    assert [n for (name, _), n in values.items() if name == "hvdlite_running"] == [0]
+    figures = json.loads((folder / "metrics.json").read_text())
+    assert figures["whole"]["verdicts"] == [verdict]
 
 
 def test_a_running_job_can_be_asked():
@@ -80,6 +91,7 @@ def test_a_running_job_can_be_asked():
             while process.poll() is None and "arrives last" not in answer:
                 done = run_program([*hvdrun, "--metrics", str(process.pid)], 60)
                 answer = done.stdout
+            done = run_program([*hvdrun, "--metrics", str(process.pid), "--json"], 60)
         finally:
             end_tree(process)
     line, head, titles, *rows, verdict = answer.splitlines()
@@ -88,3 +100,7 @@ def test_a_running_job_can_be_asked():
     assert titles.split()[:3] == ["rank", "host", "steps"]
     assert [row.split()[:2] for row in rows] == [["0", "localhost"], ["1", "localhost"]]
     assert re.fullmatch(LATE.format(rank="1", cause="it computes longer"), verdict), verdict
+    figures = json.loads(done.stdout)
+    assert figures["size"] == 2
+    (late,) = figures["whole"]["late"]
+    assert (late["ranks"], late["hosts"], late["cause"]) == ([1], ["localhost"], "computing")

@@ -233,9 +233,11 @@ static void to_owners_describe_exchange(const hvdl_engine *e, const hvdl_operati
         return;
     put_chunks(e, op, k, table);
     spec->scatters = true;
+    hvdl_exchange_along_tree(e, op, k, spec);
 }
 
 const hvdl_course hvdl_course_reduce_to_owners = {
+    .prepare = hvdl_allreduce_prepare,
     .count_pieces = count_pieces,
     .has_pass = to_owners_has_pass,
     .make_pass = to_owners_make_pass,

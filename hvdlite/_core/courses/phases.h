@@ -129,6 +129,8 @@ hvdl_pass *hvdl_allreduce_make_pass(const hvdl_engine *engine, const hvdl_operat
                                     uint64_t piece, int phase);
 void hvdl_allreduce_describe_exchange(const hvdl_engine *engine, const hvdl_operation *operation,
                                       uint64_t piece, hvdl_exchange_spec *spec, size_t *table);
+hvdl_err hvdl_allreduce_prepare(const hvdl_engine *engine, hvdl_operation *operation,
+                                const int64_t *rows);
 /* A pass that adds up the operation's elements. */
 hvdl_pass *hvdl_reducing_pass(const hvdl_engine *engine, const hvdl_operation *operation,
                               hvdl_pass_type type, int num_sources);

@@ -14,16 +14,18 @@ static hvdl_range elems_of(const hvdl_engine *e, const hvdl_operation *op, uint6
     return hvdl_piece_range(e, desc, k, (size_t)desc->count, hvdl_dtype_bytes(desc->dtype));
 }
 
-/* Sums in the order of the hosts, rounded once, are formed by the direct exchange; and by recursive
- * doubling of two hosts, which adds up once. */
-static hvdl_algorithm reduce_algorithm(const hvdl_engine *e, const hvdl_desc *desc,
+/* Sums of 16-bit floats that are rounded once are formed by the direct exchange; and by recursive doubling of
+ * two hosts, which adds up once. */
+static hvdl_algorithm reduce_algorithm(const hvdl_engine *e, const hvdl_operation *op,
                                        size_t slice_bytes)
 {
+    const hvdl_desc *desc = &op->desc;
     bool sixteen = desc->dtype == HVDL_FLOAT16 || desc->dtype == HVDL_BFLOAT16;
-    bool in_order = sixteen || e->config.deterministic;
     hvdl_algorithm chosen =
         hvdl_choose_algorithm(e->config.rules, e->config.num_rules, slice_bytes);
-    bool fits = !in_order || (chosen == HVDL_DOUBLING && e->config.num_hosts == 2);
+    if (hvdl_adds_along_tree(e, desc))
+        return hvdl_tree_algorithm(e, op, chosen);
+    bool fits = !sixteen || (chosen == HVDL_DOUBLING && e->config.num_hosts == 2);
     return fits ? chosen : HVDL_DIRECT;
 }
 
@@ -40,23 +42,38 @@ hvdl_pass *hvdl_reducing_pass(const hvdl_engine *e, const hvdl_operation *op, hv
     pass->scaled_from = op->input;
     if (op->meeting->posted && op->meeting->posted < e->placement.local_size)
         pass->taking_part = op->meeting->posted_by;
+    hvdl_pass_along_tree(e, op, pass);
     return pass;
 }
 
-/* Every rail gets the sum of its slice, in `to`, which is as large as the tensor. */
-static hvdl_pass *scatter_to_rails(const hvdl_engine *e, const hvdl_operation *op, hvdl_range range,
+/* Makes what the partials of rails' slices need. */
+hvdl_err hvdl_allreduce_prepare(const hvdl_engine *e, hvdl_operation *op, const int64_t *rows)
+{
+    (void)rows;
+    if (e->config.num_hosts == 1 || !hvdl_adds_along_tree(e, &op->desc))
+        return HVDL_OK;
+    hvdl_range first = elems_of(e, op, 0);
+    hvdl_range slice =
+        hvdl_slice(hvdl_range_size(first), e->placement.num_rails, 0, op->desc.dtype);
+    return hvdl_partials_prepare(e, op, hvdl_range_size(slice), hvdl_count_pieces(e, op));
+}
+
+/* Every rail gets the sum of its slice of a piece, in `to`, which is as large as the tensor; or its partials. */
+static hvdl_pass *scatter_to_rails(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
                                    char *to)
 {
+    hvdl_range range = elems_of(e, op, k);
     int rails = e->placement.num_rails;
     size_t esize = hvdl_dtype_bytes(op->desc.dtype);
     hvdl_pass *pass = hvdl_reducing_pass(e, op, HVDL_PASS_SCATTER, rails);
     for (int rail = 0; pass && rail < rails; rail++) {
         hvdl_range slice = hvdl_slice(hvdl_range_size(range), rails, rail, op->desc.dtype);
         size_t at = (range.begin + slice.begin) * esize;
-        pass->sources[rail] = (hvdl_source){.local = rail,
-                                            .from = op->input + at,
-                                            .bytes = hvdl_range_size(slice) * esize,
-                                            .to = rail == e->placement.local ? to + at : NULL};
+        pass->sources[rail] = (hvdl_source){
+            .local = rail,
+            .from = op->input + at,
+            .bytes = hvdl_range_size(slice) * esize,
+            .to = rail == e->placement.local ? hvdl_partials_at(e, op, k, to + at) : NULL};
     }
     return pass;
 }
@@ -85,15 +102,16 @@ static void describe_reduction(const hvdl_engine *e, const hvdl_operation *op,
 
 /* Hosts that get only their own chunks' sums. A step of the direct exchange takes the place of the few steps
  * of recursive doubling: it sends no more bytes than the ring does. */
-static void scatter_between_hosts(const hvdl_engine *e, const hvdl_operation *op,
+static void scatter_between_hosts(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
                                   hvdl_exchange_spec *spec)
 {
     size_t bytes = 0;
     for (int h = 0; h < spec->num_hosts; h++)
         bytes += spec->chunk_bytes[h];
-    bool ring = reduce_algorithm(e, &op->desc, bytes) == HVDL_RING;
+    bool ring = reduce_algorithm(e, op, bytes) == HVDL_RING;
     spec->algorithm = ring ? HVDL_RING : HVDL_DIRECT;
     spec->scatters = true;
+    hvdl_exchange_along_tree(e, op, k, spec);
 }
 
 /* ---- allreduce ---- */
@@ -101,7 +119,7 @@ static void scatter_between_hosts(const hvdl_engine *e, const hvdl_operation *op
 bool hvdl_allreduce_has_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k, int phase)
 {
     (void)k;
-    bool in_place = op->input == op->output && op->desc.prescale == 1.0;
+    bool in_place = op->input == op->output && op->desc.prescale == 1.0 && !op->partials.memory;
     if (phase == HVDL_PHASE_A)
         return e->placement.local_size > 1 || !in_place;
     return e->placement.local_size > 1 && e->config.num_hosts > 1;
@@ -113,7 +131,7 @@ hvdl_pass *hvdl_allreduce_make_pass(const hvdl_engine *e, const hvdl_operation *
     hvdl_range range = elems_of(e, op, k);
     if (phase == HVDL_PHASE_C)
         return hvdl_share_from_rails(e, op->output, range, op->desc.dtype);
-    return e->config.num_hosts > 1 ? scatter_to_rails(e, op, range, op->output)
+    return e->config.num_hosts > 1 ? scatter_to_rails(e, op, k, op->output)
                                    : reduce_whole(e, op, range, op->output);
 }
 
@@ -123,11 +141,12 @@ void hvdl_allreduce_describe_exchange(const hvdl_engine *e, const hvdl_operation
     (void)table;
     describe_reduction(e, op, spec);
     hvdl_put_slice(e, elems_of(e, op, k), k, op->output, spec);
-    spec->algorithm =
-        reduce_algorithm(e, &op->desc, spec->count * hvdl_dtype_bytes(op->desc.dtype));
+    spec->algorithm = reduce_algorithm(e, op, spec->count * hvdl_dtype_bytes(op->desc.dtype));
+    hvdl_exchange_along_tree(e, op, k, spec);
 }
 
 const hvdl_course hvdl_course_allreduce = {
+    .prepare = hvdl_allreduce_prepare,
     .count_pieces = hvdl_count_pieces,
     .has_pass = hvdl_allreduce_has_pass,
     .make_pass = hvdl_allreduce_make_pass,
@@ -156,14 +175,16 @@ static hvdl_err reduce_prepare(const hvdl_engine *e, hvdl_operation *op, const i
     size_t bytes = hvdl_desc_bytes(&op->desc);
     bool needs_memory = e->config.num_hosts > 1 && !is_root(e, op) && bytes &&
                         e->placement.local < e->placement.num_rails;
-    (void)rows;
-    return needs_memory && posix_memalign((void **)&op->work, 64, bytes) ? HVDL_ENOMEM : HVDL_OK;
+    if (needs_memory && posix_memalign((void **)&op->work, 64, bytes))
+        return HVDL_ENOMEM;
+    return hvdl_allreduce_prepare(e, op, rows);
 }
 
 static bool reduce_has_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k, int phase)
 {
     (void)k;
-    bool in_place = op->input == reduced_at(e, op) && op->desc.prescale == 1.0;
+    bool in_place =
+        op->input == reduced_at(e, op) && op->desc.prescale == 1.0 && !op->partials.memory;
     if (phase == HVDL_PHASE_A)
         return e->placement.local_size > 1 || !in_place;
     return e->placement.local_size > 1 && e->config.num_hosts > 1 &&
@@ -190,7 +211,7 @@ static hvdl_pass *reduce_make_pass(const hvdl_engine *e, const hvdl_operation *o
 {
     hvdl_range range = elems_of(e, op, k);
     if (phase == HVDL_PHASE_A)
-        return e->config.num_hosts > 1 ? scatter_to_rails(e, op, range, reduced_at(e, op))
+        return e->config.num_hosts > 1 ? scatter_to_rails(e, op, k, reduced_at(e, op))
                                        : reduce_to_root(e, op, range);
     hvdl_pass *pass = hvdl_share_from_rails(e, reduced_at(e, op), range, op->desc.dtype);
     for (int rail = 0; pass && !is_root(e, op) && rail < pass->num_sources; rail++)
@@ -206,7 +227,7 @@ static void reduce_describe_exchange(const hvdl_engine *e, const hvdl_operation 
     hvdl_put_slice(e, elems_of(e, op, k), k, reduced_at(e, op), spec);
     table[e->config.num_hosts + e->placement.host_of[op->desc.root]] =
         spec->count * hvdl_dtype_bytes(op->desc.dtype);
-    scatter_between_hosts(e, op, spec);
+    scatter_between_hosts(e, op, k, spec);
 }
 
 const hvdl_course hvdl_course_reduce = {
@@ -376,7 +397,12 @@ static hvdl_err reducescatter_prepare(const hvdl_engine *e, hvdl_operation *op, 
         return HVDL_OK;
     pieces = reducescatter_count_pieces(e, op);
     size_t bytes = begin_of_piece(e, op, e->placement.local, pieces) * esize;
-    return posix_memalign((void **)&op->work, 64, bytes ? bytes : 1) ? HVDL_ENOMEM : HVDL_OK;
+    if (posix_memalign((void **)&op->work, 64, bytes ? bytes : 1))
+        return HVDL_ENOMEM;
+    if (!hvdl_adds_along_tree(e, &op->desc))
+        return HVDL_OK;
+    /* No piece is larger than the first one. */
+    return hvdl_partials_prepare(e, op, begin_of_piece(e, op, e->placement.local, 1), pieces);
 }
 
 static bool reducescatter_has_pass(const hvdl_engine *e, const hvdl_operation *op, uint64_t k,
@@ -392,19 +418,20 @@ static hvdl_pass *reduce_parts(const hvdl_engine *e, const hvdl_operation *op, u
     size_t esize = hvdl_dtype_bytes(op->desc.dtype);
     bool several_hosts = e->config.num_hosts > 1;
     hvdl_pass *pass = hvdl_reducing_pass(e, op, HVDL_PASS_SCATTER, e->config.num_ranks);
+    size_t sum_bytes = pass ? hvdl_dtype_bytes((int)pass->part_dtype) : 0;
     hvdl_source *source = pass ? pass->sources : NULL;
     for (int rail = 0; pass && rail < e->placement.num_rails; rail++) {
         char *to = NULL;
         if (rail == e->placement.local && several_hosts)
-            to = op->work + begin_of_piece(e, op, rail, k) * esize;
+            to = hvdl_partials_at(e, op, k, op->work + begin_of_piece(e, op, rail, k) * esize);
         else if (rail == e->placement.local)
             to = op->output + before_piece(op, e->config.rank, k) * esize;
         served at = {0, rail};
         for (int member; (member = next_served(e, &at)) >= 0;) {
-            size_t bytes = part_of(op, member, k) * esize;
+            size_t elems = part_of(op, member, k);
             *source++ = (hvdl_source){
-                .local = rail, .from = input_of(op, member, k), .bytes = bytes, .to = to};
-            to = to ? to + bytes : NULL;
+                .local = rail, .from = input_of(op, member, k), .bytes = elems * esize, .to = to};
+            to = to ? to + elems * sum_bytes : NULL;
         }
     }
     return pass;
@@ -456,7 +483,7 @@ static void reducescatter_describe_exchange(const hvdl_engine *e, const hvdl_ope
     describe_reduction(e, op, spec);
     spec->tag += 2 * (int)(k % HVDL_PIECE_WINDOW);
     spec->buffer = op->work + begin_of_piece(e, op, own, k) * esize;
-    scatter_between_hosts(e, op, spec);
+    scatter_between_hosts(e, op, k, spec);
 }
 
 /* Copies a rail's own parts from `work`. */

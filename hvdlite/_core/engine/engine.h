@@ -41,7 +41,7 @@ typedef struct {
     hvdl_socket launcher;                         /* learns of reports */
     hvdl_rule rules[HVDL_MAX_RULES];              /* how slices are reduced between hosts */
     int num_rules;
-    bool deterministic;         /* sums in rank order, whatever the size */
+    bool deterministic;         /* floats are added along a tree: base/sum_tree.h */
     size_t event_capacity;      /* of hvdl_engine_record, from the start */
     hvdl_box_memory *black_box; /* stays for as long as the process; NULL: none */
     uint32_t team;              /* what the black box calls this engine's members */

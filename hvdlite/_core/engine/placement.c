@@ -66,7 +66,9 @@ hvdl_err hvdl_placement_make(hvdl_placement *p, hvdl_engine_config *config)
     p->is_leader = p->local == 0;
     for (int h = 0; h < config->num_hosts && p->local < p->num_rails; h++)
         p->rail_peers[h] = hvdl_member_of_host(p, h, p->local);
-    return HVDL_OK;
+    if (!config->deterministic)
+        return HVDL_OK;
+    return hvdl_sum_tree_make(&p->tree, p->host_of, config->num_ranks, config->num_hosts, p->host);
 }
 
 void hvdl_placement_free(hvdl_placement *p, int num_hosts)
@@ -83,4 +85,5 @@ void hvdl_placement_free(hvdl_placement *p, int num_hosts)
     free(p->host_first);
     free(p->rail_peers);
     free(p->all_ranks);
+    hvdl_sum_tree_free(&p->tree);
 }

@@ -15,9 +15,10 @@ typedef struct {
     char **host_names;
     int host, local, local_size, num_rails;
     int max_local_size;
-    int *all_ranks;  /* 0, 1, 2, ... */
-    int *rail_peers; /* rank of this rank's rail on each host; NULL if it is not a rail */
-    bool is_leader;  /* of its host: speaks for it with the other hosts */
+    int *all_ranks;     /* 0, 1, 2, ... */
+    int *rail_peers;    /* rank of this rank's rail on each host; NULL if it is not a rail */
+    bool is_leader;     /* of its host: speaks for it with the other hosts */
+    hvdl_sum_tree tree; /* of the deterministic mode; else empty */
 } hvdl_placement;
 
 /* Fills it from the configuration, whose arrays become copies that the placement owns. After a failure it

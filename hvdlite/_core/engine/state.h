@@ -22,6 +22,7 @@
 #include "matching/join.h"
 #include "operations/black_box.h"
 #include "operations/operations.h"
+#include "courses/partials.h"
 #include "courses/pieces.h"
 #include "engine/placement.h"
 #include "operations/plans.h"
@@ -89,6 +90,7 @@ struct hvdl_operation {
     int num_rows;
     hvdl_parts parts;
     hvdl_shares shares; /* reducescatter */
+    hvdl_partial_sums partials;
     /* Adasum: the operation that works for this one, and the one that this works for */
     hvdl_adasum *adasum;
     hvdl_operation *child, *parent;

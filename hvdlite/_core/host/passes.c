@@ -199,6 +199,38 @@ static hvdl_range block_slice(const hvdl_shm *shm, const hvdl_pass *pass, uint64
     return hvdl_slice(count, shm->local_size, local, pass->dtype);
 }
 
+/* The distance from where the sums of a source begin to those from byte `at` of it. */
+static size_t sums_at(const hvdl_pass *pass, size_t at)
+{
+    if (!pass->partial_begins)
+        return at;
+    return at / hvdl_dtype_bytes((int)pass->dtype) * hvdl_dtype_bytes((int)pass->part_dtype);
+}
+
+/* Of this host's ranks, of which this one is alone or the others' elements begin at offset_bytes of their staging
+ * blocks, to the partials that begin at `to`. */
+static __attribute__((noinline)) void add_up_partials(hvdl_shm *shm, const hvdl_pass *pass,
+                                                      uint64_t number, size_t offset_bytes,
+                                                      size_t count, const char *own, char *to)
+{
+    const void *inputs[HVDL_MAX_LOCAL];
+    uint8_t merges[HVDL_MAX_LOCAL];
+    for (int p = 0; p < pass->num_partials; p++, to += pass->part_stride) {
+        int begin = pass->partial_begins[p], end = pass->partial_begins[p + 1], num_inputs = 0;
+        const bool *taking_part = pass->taking_part ? pass->taking_part + begin : NULL;
+        for (int r = begin; r < end; r++)
+            if (!taking_part || taking_part[r - begin])
+                inputs[num_inputs++] =
+                    r == shm->local_rank ? own : hvdl_staging(shm, r, number) + offset_bytes;
+        hvdl_tree_merges(end - begin, taking_part, merges);
+        if (num_inputs)
+            hvdl_reduce_tree(pass->dtype, pass->part_dtype, pass->op, to, inputs, merges,
+                             num_inputs, count, &pass->scale);
+        else
+            hvdl_fill_neutral(pass->part_dtype, pass->op, to, count);
+    }
+}
+
 /* Copies what the other ranks add up. */
 static void put_scattered(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, char *staging)
 {
@@ -207,8 +239,11 @@ static void put_scattered(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, char
         const hvdl_source *source = part.source;
         if (staging && source->local == shm->local_rank)
             continue;
-        char *to = staging ? staging + part.staged : source->to + part.at;
-        put_elements(shm, pass, to, source->from + part.at, part.bytes / esize);
+        char *to = staging ? staging + part.staged : source->to + sums_at(pass, part.at);
+        if (!staging && pass->partial_begins && pass->part_dtype != pass->dtype)
+            add_up_partials(shm, pass, 0, 0, part.bytes / esize, source->from + part.at, to);
+        else
+            put_elements(shm, pass, to, source->from + part.at, part.bytes / esize);
     }
 }
 
@@ -294,6 +329,10 @@ static void put_in(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t nu
 static void add_up(hvdl_shm *shm, const hvdl_pass *pass, uint64_t number, size_t offset_bytes,
                    size_t count, const char *own, char *to)
 {
+    if (pass->partial_begins) {
+        add_up_partials(shm, pass, number, offset_bytes, count, own, to);
+        return;
+    }
     const void *inputs[HVDL_MAX_LOCAL];
     double factors[HVDL_MAX_LOCAL];
     int num_inputs = 0;
@@ -328,7 +367,7 @@ static void reduce_block(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint6
     }
     for (stretch part = {0}; next_stretch(pass, b, shm->local_rank, &part);)
         add_up(shm, pass, number, part.staged, part.bytes / esize, part.source->from + part.at,
-               part.source->to + part.at);
+               part.source->to + sums_at(pass, part.at));
 }
 
 static void take_out(hvdl_shm *shm, const hvdl_pass *pass, uint64_t b, uint64_t number)

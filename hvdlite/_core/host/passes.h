@@ -42,6 +42,13 @@ typedef struct hvdl_pass {
     /* By local rank; NULL: all. The others have joined, and their input is not read. Lives as long as
      * the pass. */
     const bool *taking_part;
+    /* Floats in the deterministic mode: this host's partials, which begin at these local ranks; NULL: all inputs
+     * are combined one after the other. Where the host has several, or they are of another type, partial i of a
+     * source goes part_stride * i bytes behind its `to`. */
+    const int *partial_begins;
+    int num_partials;
+    size_t part_stride;
+    hvdl_dtype part_dtype;
     /* allreduce: elements from `in` to `out`, which may be equal; NULL: this rank wants none */
     const char *in;
     char *out;

@@ -9,22 +9,25 @@
 #endif
 
 hvdl_reduce_variant_fn hvdl_reduce_baseline;
+hvdl_reduce_tree_fn hvdl_reduce_tree_baseline;
 #if defined(__x86_64__)
 hvdl_reduce_variant_fn hvdl_reduce_avx2, hvdl_reduce_avx512;
+hvdl_reduce_tree_fn hvdl_reduce_tree_avx2, hvdl_reduce_tree_avx512;
 #elif defined(__aarch64__)
 hvdl_reduce_variant_fn hvdl_reduce_neon;
+hvdl_reduce_tree_fn hvdl_reduce_tree_neon;
 #endif
 
 /* Best first: a CPU that has the variant of one row has those of all rows after it. */
 static const hvdl_reduce_variant variants[] = {
 #if defined(__x86_64__)
-    {"avx512", hvdl_reduce_avx512},
-    {"avx2", hvdl_reduce_avx2},
+    {"avx512", hvdl_reduce_avx512, hvdl_reduce_tree_avx512},
+    {"avx2", hvdl_reduce_avx2, hvdl_reduce_tree_avx2},
 #elif defined(__aarch64__)
-    {"neon", hvdl_reduce_neon},
+    {"neon", hvdl_reduce_neon, hvdl_reduce_tree_neon},
 #endif
-    {"baseline", hvdl_reduce_baseline},
-    {NULL, NULL},
+    {"baseline", hvdl_reduce_baseline, hvdl_reduce_tree_baseline},
+    {NULL, NULL, NULL},
 };
 
 static const hvdl_reduce_variant *find_best(void)
@@ -119,6 +122,30 @@ void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src
         reduce_in_two(dtype, op, dst, src, num_src, count, scale);
     else
         hvdl_reduce_with(hvdl_reduce_variants(), dtype, op, dst, src, num_src, count, scale);
+}
+
+void hvdl_reduce_tree_with(const hvdl_reduce_variant *variant, hvdl_dtype dtype,
+                           hvdl_dtype to_dtype, hvdl_op op, void *dst, const void *const *src,
+                           const uint8_t *merges, int num_src, size_t count,
+                           const hvdl_scale *scale)
+{
+    float_mode mode = set_default_float_mode();
+    variant->reduce_tree(dtype, to_dtype, op, dst, src, merges, num_src, count, scale);
+    restore_float_mode(mode);
+}
+
+/* Along a chain there is a faster kernel. (Extremes do not depend on the tree, but on the order.) */
+void hvdl_reduce_tree(hvdl_dtype dtype, hvdl_dtype to_dtype, hvdl_op op, void *dst,
+                      const void *const *src, const uint8_t *merges, int num_src, size_t count,
+                      const hvdl_scale *scale)
+{
+    const hvdl_reduce_variant *variant = hvdl_reduce_variants();
+    bool plain = op == HVDL_MIN || op == HVDL_MAX || hvdl_merges_are_chain(merges, num_src);
+    if (dtype == to_dtype && plain) {
+        hvdl_reduce_with(variant, dtype, op, dst, src, num_src, count, scale);
+        return;
+    }
+    hvdl_reduce_tree_with(variant, dtype, to_dtype, op, dst, src, merges, num_src, count, scale);
 }
 
 /* ---- copies that read ahead ---- */

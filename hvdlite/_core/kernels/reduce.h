@@ -9,7 +9,7 @@
 #ifndef HVDL_REDUCE_H
 #define HVDL_REDUCE_H
 
-#include "base/types.h"
+#include "base/sum_tree.h"
 
 /* Each input is multiplied by `prescale` as it is read, and the result by `postscale` / `divisor`. Of the
  * first `num_first` elements, sums of floats, input k also by factors[k], unless `factors` is NULL; and the
@@ -62,7 +62,14 @@ static inline int64_t hvdl_whole_product(int64_t x, double factor)
 void hvdl_reduce(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src, int num_src,
                  size_t count, const hvdl_scale *scale);
 
-/* The same reduction, and a copy, for data that a distant core will read: on x86-64 the result goes past
+/* dst[i] = the combination of the inputs along a tree: see base/sum_tree.h. Floats; the scale is the same for all
+ * elements. dst has the inputs' type, or, of 16-bit floats and float32, the other one; if it has the same, dst may
+ * be one of the inputs. */
+void hvdl_reduce_tree(hvdl_dtype dtype, hvdl_dtype to_dtype, hvdl_op op, void *dst,
+                      const void *const *src, const uint8_t *merges, int num_src, size_t count,
+                      const hvdl_scale *scale);
+
+/* hvdl_reduce, and a copy, for data that a distant core will read: on x86-64 the result goes past
  * the caches to memory (non-temporal stores). dst of the reduction begins at a cache line. */
 void hvdl_reduce_past_cache(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
                             int num_src, size_t count, const hvdl_scale *scale);
@@ -79,6 +86,9 @@ void hvdl_copy_past_cache_fetching(void *dst, const void *src, size_t bytes);
 #define HVDL_HAS_PAST_CACHE 0
 #endif
 
+/* Values that change nothing when an op combines them with others. Adasum's are zeros. */
+void hvdl_fill_neutral(hvdl_dtype dtype, hvdl_op op, void *to, size_t count);
+
 /* Every element, multiplied by the factor as an hvdl_scale's prescale, as a double (16-bit products are
  * not rounded); and back: cut to the type of the computation (integers toward zero and to their
  * range), multiplied by the factor as above, and rounded to nearest even. */
@@ -88,11 +98,16 @@ void hvdl_from_doubles(int dtype, void *to, const double *from, size_t count, do
 typedef void hvdl_reduce_variant_fn(hvdl_dtype dtype, hvdl_op op, void *dst, const void *const *src,
                                     int num_src, size_t count, const hvdl_scale *scale);
 
+typedef void hvdl_reduce_tree_fn(hvdl_dtype dtype, hvdl_dtype to_dtype, hvdl_op op, void *dst,
+                                 const void *const *src, const uint8_t *merges, int num_src,
+                                 size_t count, const hvdl_scale *scale);
+
 /* The variants that this CPU can run, the one that hvdl_reduce uses first; a NULL name ends the list.
  * "avx512", "avx2", "neon", "baseline". */
 typedef struct {
     const char *name;
     hvdl_reduce_variant_fn *reduce;
+    hvdl_reduce_tree_fn *reduce_tree;
 } hvdl_reduce_variant;
 
 const hvdl_reduce_variant *hvdl_reduce_variants(void);
@@ -100,5 +115,9 @@ const hvdl_reduce_variant *hvdl_reduce_variants(void);
 /* hvdl_reduce with one of them, where all elements have the same scale: for tests and benchmarks. */
 void hvdl_reduce_with(const hvdl_reduce_variant *variant, hvdl_dtype dtype, hvdl_op op, void *dst,
                       const void *const *src, int num_src, size_t count, const hvdl_scale *scale);
+void hvdl_reduce_tree_with(const hvdl_reduce_variant *variant, hvdl_dtype dtype,
+                           hvdl_dtype to_dtype, hvdl_op op, void *dst, const void *const *src,
+                           const uint8_t *merges, int num_src, size_t count,
+                           const hvdl_scale *scale);
 
 #endif

@@ -12,6 +12,7 @@
 #define VECTOR_BYTES 32
 #define VARIANT avx2
 #include "kernels/reduce_kernels.h"
+#include "kernels/tree_kernels.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

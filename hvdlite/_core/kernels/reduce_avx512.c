@@ -13,6 +13,7 @@
 #define VECTOR_BYTES 64
 #define VARIANT avx512
 #include "kernels/reduce_kernels.h"
+#include "kernels/tree_kernels.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -2,3 +2,4 @@
 #define VECTOR_BYTES 16
 #define VARIANT baseline
 #include "kernels/reduce_kernels.h"
+#include "kernels/tree_kernels.h"

@@ -6,6 +6,7 @@
 #define VECTOR_BYTES 16
 #define VARIANT neon
 #include "kernels/reduce_kernels.h"
+#include "kernels/tree_kernels.h"
 #else
 typedef int hvdl_no_neon; /* a translation unit may not be empty */
 #endif

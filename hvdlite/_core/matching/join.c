@@ -27,49 +27,6 @@
 
 /* ---- what a rank that has joined contributes ---- */
 
-#define FILL(type, value)                                                                          \
-    do {                                                                                           \
-        type *x = to;                                                                              \
-        for (size_t i = 0; i < count; i++)                                                         \
-            x[i] = (type)(value);                                                                  \
-    } while (0)
-
-static void fill_extreme(int dtype, bool largest, void *to, size_t count)
-{
-    switch (dtype) {
-    case HVDL_UINT8: FILL(uint8_t, largest ? UINT8_MAX : 0); break;
-    case HVDL_INT8: FILL(int8_t, largest ? INT8_MAX : INT8_MIN); break;
-    case HVDL_INT16: FILL(int16_t, largest ? INT16_MAX : INT16_MIN); break;
-    case HVDL_INT32: FILL(int32_t, largest ? INT32_MAX : INT32_MIN); break;
-    case HVDL_INT64: FILL(int64_t, largest ? INT64_MAX : INT64_MIN); break;
-    case HVDL_FLOAT16: FILL(uint16_t, largest ? 0x7c00 : 0xfc00); break;
-    case HVDL_BFLOAT16: FILL(uint16_t, largest ? 0x7f80 : 0xff80); break;
-    case HVDL_FLOAT32: FILL(float, largest ? INFINITY : -INFINITY); break;
-    case HVDL_FLOAT64: FILL(double, largest ? INFINITY : -INFINITY); break;
-    default: FILL(uint8_t, largest); break;
-    }
-}
-
-static void fill_ones(int dtype, void *to, size_t count)
-{
-    const double one = 1.0;
-    size_t size = hvdl_dtype_bytes(dtype);
-    for (size_t i = 0; i < count; i++)
-        hvdl_from_doubles(dtype, (char *)to + i * size, &one, 1, 1.0);
-}
-
-/* `to` is zeroed. */
-static void fill_neutral(const hvdl_desc *desc, void *to)
-{
-    size_t count = (size_t)desc->count;
-    if (desc->op == HVDL_MIN || desc->op == HVDL_MAX)
-        fill_extreme(desc->dtype, desc->op == HVDL_MIN, to, count);
-    else if (desc->op == HVDL_PRODUCT)
-        fill_ones(desc->dtype, to, count);
-    else if (desc->op == HVDL_BAND)
-        memset(to, desc->dtype == HVDL_BOOL ? 1 : 0xff, hvdl_desc_bytes(desc));
-}
-
 hvdl_operation *hvdl_zero_operation(hvdl_engine *e, hvdl_key key, const hvdl_desc *desc)
 {
     size_t bytes = hvdl_data_bytes(desc);
@@ -79,7 +36,7 @@ hvdl_operation *hvdl_zero_operation(hvdl_engine *e, hvdl_key key, const hvdl_des
         return NULL;
     posting.input = posting.output = zeros;
     if (bytes)
-        fill_neutral(desc, zeros);
+        hvdl_fill_neutral((hvdl_dtype)desc->dtype, (hvdl_op)desc->op, zeros, (size_t)desc->count);
     hvdl_operation *op = hvdl_adopt_operation(e, &posting, key);
     if (!op) {
         free(zeros);

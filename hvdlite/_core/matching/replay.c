@@ -355,6 +355,7 @@ static void begin_with_zeros(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_d
         hvdl_out_of_memory(e);
         return;
     }
+    op->partials.scaled = desc->prescale != 1.0;
     meeting->collecting = false;
     meeting->operation = op;
     meeting->epoch = e->join.epoch;

@@ -80,6 +80,18 @@ hvdl_range hvdl_tiny_part(const hvdl_engine *e, const hvdl_operation *op)
     return (hvdl_range){0, (size_t)op->desc.count};
 }
 
+/* One host. */
+static void reduce_along_tree(const hvdl_engine *e, const hvdl_meeting *meeting,
+                              const void *const *inputs, int num_inputs, size_t count,
+                              const hvdl_scale *scale)
+{
+    const hvdl_operation *op = meeting->operation;
+    uint8_t merges[HVDL_MAX_LOCAL];
+    hvdl_tree_merges(e->placement.local_size, meeting->posted_by, merges);
+    hvdl_reduce_tree(op->desc.dtype, op->desc.dtype, op->desc.op, op->output, inputs, merges,
+                     num_inputs, count, scale);
+}
+
 void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
 {
     hvdl_operation *op = meeting->operation;
@@ -115,8 +127,11 @@ void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
             }
         if (scale.factors)
             scale.factors = factors;
-        hvdl_reduce(desc->dtype, desc->op, op->output, inputs, num_inputs, hvdl_range_size(own),
-                    &scale);
+        if (hvdl_adds_along_tree(e, desc))
+            reduce_along_tree(e, meeting, inputs, num_inputs, hvdl_range_size(own), &scale);
+        else
+            hvdl_reduce(desc->dtype, desc->op, op->output, inputs, num_inputs, hvdl_range_size(own),
+                        &scale);
     }
     hvdl_finish(e, op, NULL);
 }

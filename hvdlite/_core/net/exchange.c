@@ -1,33 +1,10 @@
-#include "net/exchange.h"
+#include "net/exchange_state.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/schedule.h"
 #include "base/sizes.h"
-
-/* The two streams with one other host in the direct exchange. */
-typedef struct {
-    hvdl_stream send_part, recv_part, send_sum, recv_sum;
-    char *parts; /* HVDL_WINDOW segments received from that host */
-} direct_peer;
-
-struct hvdl_exchange {
-    hvdl_exchange_spec spec;
-    hvdl_wire *wire;
-    size_t esize, num_segments;
-    size_t segment_room;    /* bytes of the largest segment */
-    size_t *chunks;         /* gather, scatters: offsets, then sizes, of all hosts' chunks */
-    hvdl_stream send, recv; /* but for direct and pairwise */
-    size_t num_messages;    /* ring, gather, doubling: of the whole exchange, each way */
-    size_t num_reducing;    /* ring: the first so many received messages are added */
-    size_t num_sums;        /* direct: segments of sums from and to each host */
-    direct_peer *directs;   /* direct: one per host, the own one unused */
-    size_t reduced; /* direct: segments of the own chunk that are complete; doubling: messages whose
-                     * step is over for their segment */
-    hvdl_pairwise *pairwise;
-    char *scratch;
-};
 
 hvdl_algorithm hvdl_choose_algorithm(const hvdl_rule *rules, int num_rules, size_t slice_bytes)
 {
@@ -45,8 +22,7 @@ static bool sends_whole_slice(const hvdl_exchange_spec *spec)
     return spec->algorithm == HVDL_CHAIN || spec->algorithm == HVDL_DOUBLING;
 }
 
-/* Bytes of segment `segment` of host `chunk`'s chunk, as offsets in the buffer. */
-static hvdl_range segment_at(const hvdl_exchange *x, int chunk, size_t segment)
+hvdl_range hvdl_segment_at(const hvdl_exchange *x, int chunk, size_t segment)
 {
     const hvdl_exchange_spec *spec = &x->spec;
     if (x->chunks) {
@@ -76,8 +52,7 @@ static size_t largest_chunk_bytes(const hvdl_exchange *x)
 }
 
 /* Where hosts scatter, both know which segments are empty, and leave them out. */
-static hvdl_err send_segment(hvdl_exchange *x, hvdl_stream *stream, hvdl_range at, int host,
-                             int tag)
+hvdl_err hvdl_send_segment(hvdl_exchange *x, hvdl_stream *stream, hvdl_range at, int host, int tag)
 {
     if (x->spec.scatters && !hvdl_range_size(at)) {
         hvdl_stream_skip(x->wire, stream);
@@ -87,8 +62,8 @@ static hvdl_err send_segment(hvdl_exchange *x, hvdl_stream *stream, hvdl_range a
                             x->spec.peers[host], tag);
 }
 
-static hvdl_err recv_segment(hvdl_exchange *x, hvdl_stream *stream, hvdl_range at, void *to,
-                             int host, int tag)
+hvdl_err hvdl_recv_segment(hvdl_exchange *x, hvdl_stream *stream, hvdl_range at, void *to, int host,
+                           int tag)
 {
     if (x->spec.scatters && !hvdl_range_size(at)) {
         hvdl_stream_skip(x->wire, stream);
@@ -104,7 +79,7 @@ static hvdl_range ring_sends(const hvdl_exchange *x, size_t message)
     const hvdl_exchange_spec *spec = &x->spec;
     int step = (int)(message / x->num_segments) + spec->scatters;
     int chunk = hvdl_ring_send_chunk(spec->host, step, spec->num_hosts);
-    return segment_at(x, chunk, message % x->num_segments);
+    return hvdl_segment_at(x, chunk, message % x->num_segments);
 }
 
 static hvdl_range ring_receives(const hvdl_exchange *x, size_t message)
@@ -112,7 +87,7 @@ static hvdl_range ring_receives(const hvdl_exchange *x, size_t message)
     const hvdl_exchange_spec *spec = &x->spec;
     int step = (int)(message / x->num_segments) + spec->scatters;
     int chunk = hvdl_ring_recv_chunk(spec->host, step, spec->num_hosts);
-    return segment_at(x, chunk, message % x->num_segments);
+    return hvdl_segment_at(x, chunk, message % x->num_segments);
 }
 
 static void ring_received(hvdl_exchange *x, size_t message)
@@ -152,14 +127,14 @@ static hvdl_err ring_step(hvdl_exchange *x, bool *progressed, bool *done)
             void *to = message < x->num_reducing
                            ? x->scratch + message % HVDL_WINDOW * x->segment_room
                            : spec->buffer + at.begin;
-            err = recv_segment(x, &x->recv, at, to, previous, spec->tag);
+            err = hvdl_recv_segment(x, &x->recv, at, to, previous, spec->tag);
             again = true;
         }
         /* A segment is sent on one step after it was received: message m after m - num_segments. */
         while (!err && x->send.posted < x->num_messages && hvdl_stream_has_room(&x->send) &&
                x->send.posted < x->recv.done + x->num_segments) {
             hvdl_range at = ring_sends(x, x->send.posted);
-            err = send_segment(x, &x->send, at, next, spec->tag);
+            err = hvdl_send_segment(x, &x->send, at, next, spec->tag);
             again = true;
         }
         if (err)
@@ -167,92 +142,6 @@ static hvdl_err ring_step(hvdl_exchange *x, bool *progressed, bool *done)
         *progressed |= again;
     }
     *done = x->recv.done == x->num_messages && x->send.done == x->num_messages;
-    return HVDL_OK;
-}
-
-/* ---- direct ---- */
-
-static void direct_reduce(hvdl_exchange *x)
-{
-    const hvdl_exchange_spec *spec = &x->spec;
-    hvdl_range at = segment_at(x, spec->host, x->reduced);
-    const void *inputs[spec->num_hosts];
-    for (int h = 0; h < spec->num_hosts; h++)
-        inputs[h] = h == spec->host
-                        ? spec->buffer + at.begin
-                        : x->directs[h].parts + x->reduced % HVDL_WINDOW * x->segment_room;
-    hvdl_reduce(spec->dtype, spec->op, spec->buffer + at.begin, inputs, spec->num_hosts,
-                hvdl_range_size(at) / x->esize, &spec->scale);
-    x->reduced++;
-}
-
-static hvdl_err direct_step_peer(hvdl_exchange *x, int h, bool *again)
-{
-    direct_peer *peer = &x->directs[h];
-    const hvdl_exchange_spec *spec = &x->spec;
-    hvdl_stream *all[] = {&peer->recv_part, &peer->recv_sum, &peer->send_part, &peer->send_sum};
-    hvdl_err err = HVDL_OK;
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        *again |= hvdl_stream_take(x->wire, all[i]);
-    /* A part's slot is free once the segment before the last HVDL_WINDOW ones has been added. */
-    while (!err && peer->recv_part.posted < x->num_segments &&
-           hvdl_stream_has_room(&peer->recv_part) &&
-           peer->recv_part.posted < x->reduced + HVDL_WINDOW) {
-        size_t segment = peer->recv_part.posted;
-        hvdl_range at = segment_at(x, spec->host, segment);
-        err = recv_segment(x, &peer->recv_part, at,
-                           peer->parts + segment % HVDL_WINDOW * x->segment_room, h, spec->tag);
-        *again = true;
-    }
-    while (!err && peer->send_part.posted < x->num_segments &&
-           hvdl_stream_has_room(&peer->send_part)) {
-        hvdl_range at = segment_at(x, h, peer->send_part.posted);
-        err = send_segment(x, &peer->send_part, at, h, spec->tag);
-        *again = true;
-    }
-    while (!err && peer->send_sum.posted < x->reduced && peer->send_sum.posted < x->num_sums &&
-           hvdl_stream_has_room(&peer->send_sum)) {
-        hvdl_range at = segment_at(x, spec->host, peer->send_sum.posted);
-        err = send_segment(x, &peer->send_sum, at, h, spec->tag + 1);
-        *again = true;
-    }
-    /* The sum replaces the part that was sent: that send must have left the buffer. */
-    while (!err && peer->recv_sum.posted < x->num_sums && hvdl_stream_has_room(&peer->recv_sum) &&
-           peer->send_part.done > peer->recv_sum.posted) {
-        hvdl_range at = segment_at(x, h, peer->recv_sum.posted);
-        err = recv_segment(x, &peer->recv_sum, at, spec->buffer + at.begin, h, spec->tag + 1);
-        *again = true;
-    }
-    return err;
-}
-
-static hvdl_err direct_step(hvdl_exchange *x, bool *progressed, bool *done)
-{
-    const hvdl_exchange_spec *spec = &x->spec;
-    bool again = true;
-    while (again) {
-        again = false;
-        size_t arrived = x->num_segments;
-        bool finished = true;
-        for (int h = 0; h < spec->num_hosts; h++) {
-            if (h == spec->host)
-                continue;
-            hvdl_err err = direct_step_peer(x, h, &again);
-            if (err)
-                return err;
-            const direct_peer *peer = &x->directs[h];
-            if (peer->recv_part.done < arrived)
-                arrived = peer->recv_part.done;
-            finished &= peer->send_part.done == x->num_segments &&
-                        peer->recv_sum.done == x->num_sums && peer->send_sum.done == x->num_sums;
-        }
-        if (x->reduced < arrived) {
-            direct_reduce(x);
-            again = true;
-        }
-        *progressed |= again;
-        *done = finished && x->reduced == x->num_segments;
-    }
     return HVDL_OK;
 }
 
@@ -275,14 +164,14 @@ static hvdl_err chain_step(hvdl_exchange *x, bool *progressed, bool *done)
         hvdl_err err = HVDL_OK;
         again = take_streams(x);
         while (!err && x->recv.posted < to_recv && hvdl_stream_has_room(&x->recv)) {
-            hvdl_range at = segment_at(x, 0, x->recv.posted);
+            hvdl_range at = hvdl_segment_at(x, 0, x->recv.posted);
             err = hvdl_stream_recv(x->wire, &x->recv, spec->buffer + at.begin, hvdl_range_size(at),
                                    spec->peers[(spec->host + hosts - 1) % hosts], spec->tag);
             again = true;
         }
         while (!err && x->send.posted < to_send && hvdl_stream_has_room(&x->send) &&
                (place == 0 || x->send.posted < x->recv.done)) {
-            hvdl_range at = segment_at(x, 0, x->send.posted);
+            hvdl_range at = hvdl_segment_at(x, 0, x->send.posted);
             err = hvdl_stream_send(x->wire, &x->send, spec->buffer + at.begin, hvdl_range_size(at),
                                    spec->peers[(spec->host + 1) % hosts], spec->tag);
             again = true;
@@ -308,7 +197,7 @@ static void doubling_add(hvdl_exchange *x)
 {
     const hvdl_exchange_spec *spec = &x->spec;
     hvdl_doubling_step step = doubling_step_of(x, x->reduced);
-    hvdl_range at = segment_at(x, 0, x->reduced % x->num_segments);
+    hvdl_range at = hvdl_segment_at(x, 0, x->reduced % x->num_segments);
     char *own = spec->buffer + at.begin;
     const char *received = x->scratch + x->reduced % HVDL_WINDOW * x->segment_room;
     x->reduced++;
@@ -325,7 +214,7 @@ static void doubling_add(hvdl_exchange *x)
 static hvdl_err doubling_send(hvdl_exchange *x)
 {
     hvdl_doubling_step step = doubling_step_of(x, x->send.posted);
-    hvdl_range at = segment_at(x, 0, x->send.posted % x->num_segments);
+    hvdl_range at = hvdl_segment_at(x, 0, x->send.posted % x->num_segments);
     if (step.sends)
         return hvdl_stream_send(x->wire, &x->send, x->spec.buffer + at.begin, hvdl_range_size(at),
                                 x->spec.peers[step.peer], x->spec.tag);
@@ -336,7 +225,7 @@ static hvdl_err doubling_send(hvdl_exchange *x)
 static hvdl_err doubling_recv(hvdl_exchange *x)
 {
     hvdl_doubling_step step = doubling_step_of(x, x->recv.posted);
-    hvdl_range at = segment_at(x, 0, x->recv.posted % x->num_segments);
+    hvdl_range at = hvdl_segment_at(x, 0, x->recv.posted % x->num_segments);
     if (step.receives)
         return hvdl_stream_recv(x->wire, &x->recv,
                                 x->scratch + x->recv.posted % HVDL_WINDOW * x->segment_room,
@@ -398,10 +287,10 @@ static hvdl_err allocate(hvdl_exchange *x)
     size_t largest = largest_chunk_bytes(x);
     if (!largest)
         return HVDL_OK; /* nothing to exchange on any host: no segments, no messages */
-    x->num_segments = hvdl_ceil_div(largest, spec->segment_bytes);
+    x->num_segments = hvdl_ceil_div(hvdl_part_bytes(x, largest), spec->segment_bytes);
     /* A segment is a whole number of elements, so it may be one element more than its share. Each
      * begins at a cache line. */
-    x->segment_room = hvdl_ceil_div(largest, x->num_segments) + x->esize;
+    x->segment_room = hvdl_part_bytes(x, hvdl_ceil_div(largest, x->num_segments) + x->esize);
     x->segment_room = (x->segment_room + 63) / 64 * 64;
     if (spec->algorithm == HVDL_RING)
         x->num_reducing = (hosts - 1) * x->num_segments;
@@ -413,15 +302,8 @@ static hvdl_err allocate(hvdl_exchange *x)
         x->scratch = hvdl_new_array(HVDL_WINDOW, x->segment_room);
         return x->scratch ? HVDL_OK : HVDL_ENOMEM;
     }
-    if (spec->algorithm == HVDL_DIRECT) {
-        x->num_sums = spec->scatters ? 0 : x->num_segments;
-        x->directs = calloc(hosts, sizeof *x->directs);
-        x->scratch = hvdl_new_array(hosts * HVDL_WINDOW, x->segment_room);
-        if (!x->directs || !x->scratch)
-            return HVDL_ENOMEM;
-        for (size_t h = 0; h < hosts; h++)
-            x->directs[h].parts = x->scratch + h * HVDL_WINDOW * x->segment_room;
-    }
+    if (spec->algorithm == HVDL_DIRECT)
+        return hvdl_direct_allocate(x);
     return HVDL_OK;
 }
 
@@ -459,7 +341,7 @@ hvdl_err hvdl_exchange_step(hvdl_exchange *x, bool *progressed, bool *done)
         return HVDL_OK;
     }
     switch (x->spec.algorithm) {
-    case HVDL_DIRECT: return direct_step(x, progressed, done);
+    case HVDL_DIRECT: return hvdl_direct_step(x, progressed, done);
     case HVDL_DOUBLING: return doubling_step(x, progressed, done);
     case HVDL_CHAIN: return chain_step(x, progressed, done);
     default: return ring_step(x, progressed, done);
@@ -480,28 +362,6 @@ static hvdl_headway streams_headway(const hvdl_exchange *x, size_t to_recv, int 
         headway.peer = peers[from];
     else if (x->send.done < to_send && to >= 0)
         headway.peer = peers[to];
-    return headway;
-}
-
-/* The host that is awaited is the one from which least has come. */
-static hvdl_headway direct_headway(const hvdl_exchange *x)
-{
-    const hvdl_exchange_spec *spec = &x->spec;
-    hvdl_headway headway = {.peer = -1};
-    size_t all = 2 * (x->num_segments + x->num_sums), least = all;
-    for (int h = 0; h < spec->num_hosts; h++) {
-        const direct_peer *peer = &x->directs[h];
-        size_t done =
-            peer->recv_part.done + peer->recv_sum.done + peer->send_part.done + peer->send_sum.done;
-        if (h == spec->host)
-            continue;
-        headway.total += all;
-        headway.done += done;
-        if (done < least) {
-            least = done;
-            headway.peer = spec->peers[h];
-        }
-    }
     return headway;
 }
 
@@ -526,7 +386,7 @@ hvdl_headway hvdl_exchange_headway(const hvdl_exchange *x)
     if (x->pairwise)
         return hvdl_pairwise_headway(x->pairwise);
     if (x->spec.algorithm == HVDL_DIRECT && x->directs)
-        return direct_headway(x);
+        return hvdl_direct_headway(x);
     if (x->spec.algorithm == HVDL_DOUBLING)
         return doubling_headway(x);
     if (x->spec.algorithm == HVDL_CHAIN) {
@@ -543,12 +403,7 @@ bool hvdl_exchange_destroy(hvdl_exchange *x)
         return false;
     bool ended = hvdl_stream_end(x->wire, &x->recv, true);
     ended &= hvdl_stream_end(x->wire, &x->send, false);
-    for (int h = 0; x->directs && h < x->spec.num_hosts; h++) {
-        ended &= hvdl_stream_end(x->wire, &x->directs[h].recv_part, true);
-        ended &= hvdl_stream_end(x->wire, &x->directs[h].recv_sum, true);
-        ended &= hvdl_stream_end(x->wire, &x->directs[h].send_part, false);
-        ended &= hvdl_stream_end(x->wire, &x->directs[h].send_sum, false);
-    }
+    ended &= hvdl_direct_end(x);
     if (ended)
         free_memory(x);
     return ended; /* else MPI may still use it */

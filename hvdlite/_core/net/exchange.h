@@ -12,7 +12,8 @@
  *   gather    allgather: the last H-1 steps of the ring; chunks may differ in size.
  *   direct    allreduce: every host receives the others' parts of its own chunk, adds them in host
  *             order (16-bit floats in float32, rounded once), and sends the sum to all: the same
- *             bytes as the ring, 2(H-1) messages per segment, one rounding, rank order.
+ *             bytes as the ring, 2(H-1) messages per segment, one rounding, rank order. Along a tree
+ *             (base/sum_tree.h) a host sends all its partials of a part, and they are added in its order.
  *   doubling  allreduce by recursive doubling: log2(H) steps (and two where H is no power of two), in
  *             each of which a host sends the whole slice; few messages, so it is for small slices.
  *   pairwise  alltoall: between ranks and not hosts, see pairwise.h.
@@ -59,6 +60,14 @@ typedef struct {
     const hvdl_pair *pairs; /* pairwise, where hosts are ranks */
     int root;               /* chain: the host that has the data */
     size_t segment_bytes;
+    /* Direct, floats: what hosts give are partials of this tree, borrowed; NULL: one part of each, in `buffer`.
+     * This host's partial i begins at own_partials + i * partial_stride, in elements of part_dtype: float32, where
+     * `dtype` has 16 bits and not all partials are inputs as they are. If it gives one, of `dtype`, that may lie in
+     * `buffer`. */
+    const hvdl_sum_tree *tree;
+    hvdl_dtype part_dtype;
+    char *own_partials;
+    size_t partial_stride;
 } hvdl_exchange_spec;
 
 typedef struct hvdl_exchange hvdl_exchange;

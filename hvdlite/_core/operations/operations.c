@@ -42,6 +42,9 @@ bool hvdl_is_tiny(const hvdl_engine *e, const hvdl_desc *desc, bool is_run)
         return desc->count == 0;
     if (hvdl_facts_of(desc)->result == HVDL_RESULT_PARTS)
         return is_tiny_of_parts(e, desc);
+    /* A coordinator gets one sum of each host, which need not be a partial of the tree. */
+    if (e->config.num_hosts > 1 && hvdl_facts_of(desc)->reduces && hvdl_adds_along_tree(e, desc))
+        return desc->count == 0;
     return hvdl_desc_bytes(desc) <= most_inline(e);
 }
 
@@ -103,6 +106,7 @@ void hvdl_set_state(hvdl_engine *e, hvdl_operation *op, hvdl_state state)
 static __attribute__((noinline)) void free_extras(hvdl_operation *op)
 {
     free(op->work);
+    free(op->partials.memory);
     free(op->zeros);
     free(op->splits);
     free(op->extents.list);
@@ -115,7 +119,7 @@ static bool has_extras(const hvdl_operation *op)
 {
     return (uintptr_t)op->work | (uintptr_t)op->zeros | (uintptr_t)op->splits |
            (uintptr_t)op->inputs | (uintptr_t)op->outputs | (uintptr_t)op->transfer |
-           (uintptr_t)op->extents.list;
+           (uintptr_t)op->extents.list | (uintptr_t)op->partials.memory;
 }
 
 void hvdl_operation_free(hvdl_operation *op)

@@ -107,6 +107,56 @@ static PyObject *reduce(PyObject *module, PyObject *args)
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
+static bool has_tree_kernel(int dtype, int to_dtype)
+{
+    bool sixteen = dtype == HVDL_FLOAT16 || dtype == HVDL_BFLOAT16;
+    bool to_sixteen = to_dtype == HVDL_FLOAT16 || to_dtype == HVDL_BFLOAT16;
+    return hvdl_is_float(dtype) && (dtype == to_dtype || (sixteen && to_dtype == HVDL_FLOAT32) ||
+                                    (to_sixteen && dtype == HVDL_FLOAT32));
+}
+
+/* reduce_tree(variant, dtype, to_dtype, op, output, inputs, merges, count, prescale, divisor, postscale) */
+static PyObject *reduce_tree(PyObject *module, PyObject *args)
+{
+    const char *name, *merges;
+    int dtype, to_dtype, op;
+    unsigned long long output;
+    PyObject *inputs;
+    Py_ssize_t num_merges, count;
+    long long divisor;
+    hvdl_scale scale = HVDL_UNSCALED;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "siiiKO!y#ndLd:reduce_tree", &name, &dtype, &to_dtype, &op, &output,
+                          &PyTuple_Type, &inputs, &merges, &num_merges, &count, &scale.prescale,
+                          &divisor, &scale.postscale))
+        return NULL;
+    scale.divisor = divisor;
+    const hvdl_reduce_variant *variant = hvdl_reduce_variants();
+    while (variant->name && strcmp(variant->name, name) != 0)
+        variant++;
+    const void *addresses[HVDL_MAX_LOCAL];
+    Py_ssize_t num_inputs = PyTuple_Size(inputs), depth = 0, deepest = 0;
+    bool fits = variant->name && has_tree_kernel(dtype, to_dtype) && op >= 0 && op < HVDL_ADASUM &&
+                num_inputs >= 1 && num_inputs <= HVDL_MAX_LOCAL && num_inputs == num_merges &&
+                count >= 0 && divisor >= 1;
+    for (Py_ssize_t i = 0; fits && i < num_inputs; i++) {
+        addresses[i] = PyLong_AsVoidPtr(PyTuple_GetItem(inputs, i));
+        fits = (unsigned char)merges[i] <= depth;
+        depth += 1 - (unsigned char)merges[i];
+        deepest = depth > deepest ? depth : deepest;
+    }
+    if (PyErr_Occurred())
+        return NULL;
+    if (!fits || depth != 1 || deepest > HVDL_TREE_DEPTH) {
+        PyErr_SetString(PyExc_ValueError, "reduce_tree: an argument is out of its range");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS hvdl_reduce_tree_with(
+        variant, (hvdl_dtype)dtype, (hvdl_dtype)to_dtype, (hvdl_op)op, (void *)(uintptr_t)output,
+        addresses, (const uint8_t *)merges, (int)num_inputs, (size_t)count, &scale);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
 static PyObject *finish_on_exit(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"abort",    "ibarrier", "test",       "finalized",
@@ -180,6 +230,7 @@ static PyMethodDef module_methods[] = {
     {"cpu_features", cpu_features, METH_NOARGS, NULL},
     {"kernel_variants", kernel_variants, METH_NOARGS, NULL},
     {"reduce", reduce, METH_VARARGS, NULL},
+    {"reduce_tree", reduce_tree, METH_VARARGS, NULL},
     {"close_on_exit", close_on_exit, METH_O, NULL},
     {"finish_on_exit", (PyCFunction)(void (*)(void))finish_on_exit, METH_VARARGS | METH_KEYWORDS,
      NULL},

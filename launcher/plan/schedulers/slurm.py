@@ -226,20 +226,24 @@ def expand_nodes(text: str, where: str) -> list[str]:
     if not re.fullmatch(r"([^\[\],\s]|\[[^\[\]\s]+\])+(,([^\[\],\s]|\[[^\[\]\s]+\])+)*", text):
         raise HostListError(f"{where}={text}: expected names such as n1,n[01-03,7]")
     # Commas in brackets separate the numbers of one name.
-    entries = re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", text)
-    return [name for entry in entries for name in _expand(entry, where)]
+    names: list[str] = []
+    for entry in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", text):
+        names += _expand(entry, where, _MOST_NODES - len(names))
+    return names
 
 
-def _expand(entry: str, where: str) -> list[str]:
-    before, bracket, rest = entry.partition("[")
-    if not bracket:
-        return [entry]
-    inside, _, after = rest.partition("]")
-    numbers = [number for part in inside.split(",") for number in _range(part, where)]
-    tails = _expand(after, where)
-    if len(numbers) * len(tails) > _MOST_NODES:
-        raise HostListError(f"{where}: {entry!r} is more than {_MOST_NODES} nodes")
-    return [before + number + tail for number in numbers for tail in tails]
+def _expand(entry: str, where: str, most: int) -> list[str]:
+    names = [""]
+    for plain, inside in re.findall(r"([^\[]*)(?:\[([^\]]*)\])?", entry):
+        numbers = (
+            [number for part in inside.split(",") for number in _range(part, where)]
+            if inside
+            else [""]
+        )
+        if len(names) * len(numbers) > most:
+            raise HostListError(f"{where}: {entry[:80]!r} is more than {_MOST_NODES} nodes")
+        names = [name + plain + number for name in names for number in numbers]
+    return names
 
 
 def _range(part: str, where: str) -> list[str]:
@@ -257,7 +261,10 @@ def expand_counts(text: str, where: str) -> list[int]:
         match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
         if match is None:
             raise HostListError(f"{where}={text}: {part!r} is not a count; expected e.g. 4(x2),3")
-        counts += [int(match[1])] * int(match[2] or 1)
+        times = int(match[2] or 1)
+        if len(counts) + times > _MOST_NODES:
+            raise HostListError(f"{where}={text[:80]}: has more than {_MOST_NODES} numbers")
+        counts += [int(match[1])] * times
     return counts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import struct
 import subprocess
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hvdlite import _core
-from tests.core import oracles
+from tests.core import oracles, sum_tree
 from tests.core.oracles import DTYPES, FLOATS
 from tests.harness.needs import lacking
 
@@ -229,6 +230,64 @@ def test_denormals_are_kept_in_a_thread_that_flushes_them(dtype):
     finally:
         torch.set_flush_denormal(False)
     assert [text for got, case in results for text in wrong(got, case)] == []
+
+
+def tree_of(num_inputs: int) -> bytes:
+    """The sums of a tree over so many inputs that are complete with each of them."""
+    if num_inputs == 1:
+        return b"\0"
+    middle = 1 << (num_inputs - 1).bit_length() - 1
+    both = tree_of(middle) + tree_of(num_inputs - middle)
+    return both[:-1] + bytes([both[-1] + 1])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "to_dtype"),
+    [
+        *((dtype, dtype) for dtype in FLOATS),
+        *((dtype, "float32") for dtype in ("float16", "bfloat16")),
+        *(("float32", dtype) for dtype in ("float16", "bfloat16")),
+    ],
+)
+def test_every_variant_adds_up_along_a_tree(dtype, to_dtype):
+    numbers = [getattr(_core, each.upper()) for each in (dtype, to_dtype)]
+    problems = []
+    for op, count, num_inputs in itertools.product(
+        ("Sum", "Product", "Min", "Max"), (0, 1, 63, 64, 129, 515), (1, 2, 4, 5, 7, 13)
+    ):
+        inputs = [
+            guarded(some(getattr(torch, dtype), count, 100 * count + i), i % 3)[0]
+            for i in range(num_inputs)
+        ]
+        scale = SCALES[(count + num_inputs) % len(SCALES)]
+        total = sum_tree.combined(
+            op, [scaled(x.float() if x.dtype in SIXTEEN else x, scale[0]) for x in inputs]
+        )
+        right = scaled(total, scale[2] / scale[1]).to(getattr(torch, to_dtype))
+        for variant in _core.kernel_variants():
+            output, memory = guarded(torch.zeros_like(right), num_inputs % 3)
+            before = memory.clone()
+            _core.reduce_tree(
+                *(variant, *numbers, getattr(_core, op.upper()), output.data_ptr()),
+                *(tuple(x.data_ptr() for x in inputs), tree_of(num_inputs), count, *scale),
+            )
+            if not torch.equal(bits(output), bits(right)):
+                problems.append(f"{variant}: {op} of {num_inputs} x {dtype}[{count}]")
+            output.zero_()
+            before_output = output.data_ptr() - memory.data_ptr()
+            before[before_output : before_output + output.nbytes] = 0
+            if not torch.equal(memory, before):
+                problems.append(f"{variant}: {op} of {num_inputs} wrote beside its output")
+    assert problems == []
+
+
+@pytest.mark.parametrize("merges", [b"\0\0", b"\0\2", b"\1\0", b"\0"])
+def test_a_tree_that_is_none_is_refused(merges):
+    with pytest.raises(ValueError, match="reduce_tree: an argument is out of its range"):
+        _core.reduce_tree(
+            *("baseline", _core.FLOAT32, _core.FLOAT32, _core.SUM, 0, (0, 0), merges, 0),
+            *(1.0, 1, 1.0),
+        )
 
 
 def test_the_variants_end_with_the_one_for_any_cpu_and_begin_with_the_one_in_use():

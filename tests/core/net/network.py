@@ -35,7 +35,14 @@ by_few_hosts = pytest.mark.parametrize("hosts", FEW_HOSTS)
 
 
 def library(folder: Path) -> ctypes.CDLL:
-    parts = ["base/schedule", "net/exchange", "net/pairwise", "net/streams", "net/wire"]
+    parts = [
+        "base/schedule",
+        "net/exchange",
+        "net/direct",
+        "net/pairwise",
+        "net/streams",
+        "net/wire",
+    ]
     own = Path(__file__).with_name("simulation.c")
     objects = map(compiled, [own, *sources(*parts, "kernels/reduce*")])
     return ctypes.CDLL(str(linked(folder / "simulation.so", objects, "-shared")))

@@ -292,6 +292,23 @@ def test_who_asks_while_the_job_runs_gets_the_line_the_table_and_the_verdict():
     assert "--summary" in slow_ranks.so_far({}, 5, host_of)
 
 
+def test_the_last_minute_has_a_table_and_a_verdict_of_its_own():
+    recent = job([always(BASE_S), always(0.25), always(BASE_S)])
+    records = {
+        rank: record._replace(recent=recent[rank])
+        for rank, record in job([always(BASE_S)] * 3).items()
+    }
+    texts = slow_ranks.so_far(records, 3, host_of).splitlines()
+    whole, verdict = texts[1], texts[6]
+    assert whole == "where the time of a step goes, in ms:"
+    assert verdict.startswith("no rank is steadily late")
+    head, _, row, *_, verdict = texts[7:]
+    assert head == "the last 10 s: where the time of a step goes, in ms:"
+    assert row.split()[:4] == ["0", "server1", "40", "252.0"]  # of 40 steps it has the times
+    assert verdict.startswith("rank 1 on server1 arrives last in 100 % of steps, by 234 ms")
+    assert not [line for line in slow_ranks.report(records, host_of) if "the last" in line]
+
+
 def test_without_steps_nothing_is_said():
     assert slow_ranks.report({0: Record(0, 10.0, 1.0), 1: Record(1, 10.0, 1.0)}, host_of) == []
 
@@ -299,4 +316,5 @@ def test_without_steps_nothing_is_said():
 @settings(max_examples=30)
 @given(st.lists(st.builds(Record, *[st.floats(0, 1e11)] * 7, size=st.just(2)), max_size=3))
 def test_whatever_a_rank_sends_there_is_a_text(records):
-    slow_ranks.report(dict(enumerate(records)), host_of)
+    recent = [record._replace(recent=record) for record in records]
+    assert slow_ranks.so_far(dict(enumerate(recent)), 3, host_of)
