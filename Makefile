@@ -22,7 +22,7 @@ PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-wide test-rig test-c10d test-gpu test-properties check docs format build clean
-.PHONY: fault-table soak
+.PHONY: fault-table faults soak
 .PHONY: bench bench-quick bench-c10d bench-shared bench-instructions tune
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
@@ -48,6 +48,7 @@ help:
 	@echo 'make bench-instructions  count the instructions of an operation (callgrind)'
 	@echo 'make tune HOSTS=server1:1,server2:1  measure which algorithm suits these hosts'
 	@echo 'make sanitize   the C core under ASan, UBSan and TSan'
+	@echo 'make faults     every allocation, call of MPI and message fails once; 1,000 bits flip'
 	@echo 'make build      .venv, .venv-mpich and the C core, nothing run'
 	@echo 'make clean      remove what was built'
 	@echo 'PYTHON=python3.12 make ... chooses the Python of .venv'
@@ -215,6 +216,11 @@ sanitize-address sanitize-thread: build
 	@$(OPTIONS) HVDLITE_TEST_CORE=build/$@/$(EXTENSION) HVDLITE_TEST_SANITIZER='$(SANITIZE) -g' \
 	    HVDLITE_TEST_PRELOAD='$(PRELOAD) $(call runtime,libstdc++.so)' \
 	    $(BIN)/python -m pytest tests/core $(SANITIZE_TESTS) $(PYTEST_ARGS)
+
+# Some ten minutes: each of some 15,000 faults in the core, under ASan and UBSan. `make test` plays some.
+faults: build
+	@HVDLITE_TEST_FAULTS=all HVDLITE_TEST_SANITIZER='-fsanitize=address,undefined -fno-sanitize-recover=undefined -g' \
+	    $(BIN)/python -m pytest tests/core/engine/test_faults.py tests/optimizer/test_flips.py -rP -q $(PYTEST_ARGS)
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

@@ -55,7 +55,12 @@ void hvdl_step_exchanges(hvdl_engine *e, bool *progressed)
     for (hvdl_running_exchange **at = &e->pieces.exchanges; *at;) {
         hvdl_running_exchange *running = *at;
         bool done = false;
-        if (hvdl_exchange_step(running->exchange, progressed, &done)) {
+        hvdl_err err = hvdl_exchange_step(running->exchange, progressed, &done);
+        if (err == HVDL_ENOMEM) {
+            hvdl_out_of_memory_in(e, running->operation);
+            return;
+        }
+        if (err) {
             hvdl_break(e, "rank %d on %s: MPI reported an error in %s '%s'", hvdl_own_number(e),
                        e->placement.name_of[e->config.rank],
                        hvdl_kind_name(running->operation->desc.kind), running->operation->name);

@@ -49,10 +49,13 @@ void hvdl_break_on_all(hvdl_engine *e, const char *text)
     break_silently(e, "%s", text);
 }
 
-void hvdl_break_for_mpi(hvdl_engine *e)
+void hvdl_break_for_wire(hvdl_engine *e, hvdl_err err)
 {
-    hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
-               e->placement.name_of[e->config.rank]);
+    if (err == HVDL_ENOMEM)
+        hvdl_out_of_memory(e);
+    else
+        hvdl_break(e, "rank %d on %s: MPI reported an error", hvdl_own_number(e),
+                   e->placement.name_of[e->config.rank]);
 }
 
 void hvdl_out_of_memory(hvdl_engine *e)

@@ -24,8 +24,8 @@ void hvdl_break_because_of(hvdl_engine *engine, int culprit, const char *format,
     __attribute__((format(printf, 3, 4)));
 /* All ranks do so alike: this one tells nobody. */
 void hvdl_break_on_all(hvdl_engine *engine, const char *text);
-/* An error in a message that belongs to no operation. */
-void hvdl_break_for_mpi(hvdl_engine *engine);
+/* A message that belongs to no operation could not be started or moved: MPI's error, or no memory. */
+void hvdl_break_for_wire(hvdl_engine *engine, hvdl_err err);
 void hvdl_out_of_memory(hvdl_engine *engine);
 void hvdl_out_of_memory_in(hvdl_engine *engine, const hvdl_operation *operation);
 

@@ -66,8 +66,9 @@ bool hvdl_sweep(hvdl_engine *e)
     progressed |= hvdl_read_journal(e);
     bool between_hosts = e->config.num_hosts > 1;
     if (between_hosts) {
-        if (hvdl_wire_poll(&e->wire))
-            hvdl_break_for_mpi(e);
+        hvdl_err err = hvdl_wire_poll(&e->wire);
+        if (err)
+            hvdl_break_for_wire(e, err);
         hvdl_control_step(e, &progressed);
         hvdl_step_exchanges(e, &progressed);
         hvdl_control_flush(e); /* before the block, which takes longer */

@@ -43,10 +43,11 @@ static void send_packet(hvdl_engine *e, int host)
     hvdl_packet *packet = control->packets[host];
     control->packets[host] = NULL;
     control->num_packets--;
-    if (hvdl_wire_send(&e->wire, &packet->head, packet->bytes_used, hvdl_leader_of(e, host),
-                       HVDL_TAG_CONTROL, &packet->request)) {
+    hvdl_err err = hvdl_wire_send(&e->wire, &packet->head, packet->bytes_used,
+                                  hvdl_leader_of(e, host), HVDL_TAG_CONTROL, &packet->request);
+    if (err) {
         free(packet);
-        hvdl_break_for_mpi(e);
+        hvdl_break_for_wire(e, err);
         return;
     }
     packet->next = control->sendings;
@@ -210,12 +211,12 @@ static void on_message(hvdl_engine *e, const hvdl_message *message, const char *
     }
 }
 
-static bool post_receive(hvdl_engine *e, int host)
+static hvdl_err post_receive(hvdl_engine *e, int host)
 {
     hvdl_control *control = e->control;
-    return !hvdl_wire_recv(&e->wire, control->receive_buffers + (size_t)host * control->room,
-                           control->room, hvdl_leader_of(e, host), HVDL_TAG_CONTROL,
-                           &control->receives[host]);
+    return hvdl_wire_recv(&e->wire, control->receive_buffers + (size_t)host * control->room,
+                          control->room, hvdl_leader_of(e, host), HVDL_TAG_CONTROL,
+                          &control->receives[host]);
 }
 
 /* Takes the packet that has come from a host's leader, if one has. After a break no message is read, as no
@@ -237,8 +238,9 @@ static bool receive(hvdl_engine *e, int host)
         last |= is_last(e, &message);
         on_message(e, &message, payload);
     }
-    if (!last && !post_receive(e, host))
-        hvdl_break_for_mpi(e);
+    hvdl_err err = last ? HVDL_OK : post_receive(e, host);
+    if (err)
+        hvdl_break_for_wire(e, err);
     return true;
 }
 
@@ -358,10 +360,10 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
     control->receive_buffers = hvdl_new_array(e->placement.is_leader ? hosts : 0, control->room);
     if (!control->packets || !control->receives || !control->receive_buffers)
         return HVDL_ENOMEM;
-    for (int h = 0; e->placement.is_leader && h < e->config.num_hosts; h++)
-        if (h != e->placement.host && !post_receive(e, h))
-            return HVDL_EMPI;
-    return HVDL_OK;
+    for (int h = 0; !err && e->placement.is_leader && h < e->config.num_hosts; h++)
+        if (h != e->placement.host)
+            err = post_receive(e, h);
+    return err;
 }
 
 /* What was said last (an answer, LEFT) should leave before the process goes on to other things. */
@@ -370,9 +372,9 @@ static void flush_sends(hvdl_engine *e)
     struct timespec pause = {0, 100000};
     hvdl_control_flush(e);
     for (int i = 0; i < 10000 && e->control->sendings; i++) {
-        hvdl_wire_poll(&e->wire);
+        hvdl_err err = hvdl_wire_poll(&e->wire);
         free_sent(e);
-        if (!e->control->sendings)
+        if (err || !e->control->sendings)
             return;
         if (i < 100)
             sched_yield();

@@ -74,10 +74,12 @@ static void post(hvdl_engine *e, const hvdl_letter *letter, const void *payload)
     sending->letter = *letter;
     if (letter->payload_bytes)
         memcpy(sending->payload, payload, letter->payload_bytes);
-    if (hvdl_wire_send(&e->wire, &sending->letter, sizeof *letter + letter->payload_bytes,
-                       letter->to, HVDL_TAG_LETTER, &sending->request)) {
+    hvdl_err err =
+        hvdl_wire_send(&e->wire, &sending->letter, sizeof *letter + letter->payload_bytes,
+                       letter->to, HVDL_TAG_LETTER, &sending->request);
+    if (err) {
         free(sending);
-        hvdl_break_for_mpi(e);
+        hvdl_break_for_wire(e, err);
         return;
     }
     sending->next = e->transfers.sendings;
@@ -103,9 +105,10 @@ static bool free_sent(hvdl_engine *e)
 
 static void post_receive(hvdl_engine *e, hvdl_channel *channel)
 {
-    if (hvdl_wire_recv(&e->wire, &channel->received, sizeof channel->received, channel->peer,
-                       HVDL_TAG_LETTER, &channel->letter))
-        hvdl_break_for_mpi(e);
+    hvdl_err err = hvdl_wire_recv(&e->wire, &channel->received, sizeof channel->received,
+                                  channel->peer, HVDL_TAG_LETTER, &channel->letter);
+    if (err)
+        hvdl_break_for_wire(e, err);
 }
 
 static void open_channel(hvdl_engine *e, int member)

@@ -143,7 +143,7 @@ static bool step_stream(hvdl_engine *e, hvdl_channel *channel, hvdl_line *line,
             t->is_send ? hvdl_wire_send(&e->wire, at, bytes, channel->peer, HVDL_TAG_DATA, request)
                        : hvdl_wire_recv(&e->wire, at, bytes, channel->peer, HVDL_TAG_DATA, request);
         if (err) {
-            hvdl_break_for_mpi(e);
+            hvdl_break_for_wire(e, err);
             return true;
         }
         if (t->is_send) {

@@ -1,13 +1,13 @@
-/* A program of operations, of which one allocation fails: the first, the second, and so on, until there are
- * no more. All ranks of all hosts are engines of this process, driven by turns in one thread, for
- * test_out_of_memory.py, which compiles it together with the core.
- *
- * The linker wraps the core's allocations. They fail only while `armed`, which the network is not. */
+/* A program of operations, in which one thing fails (failing.h): the first of its kind, the second, and so on,
+ * until there are no more. All ranks of all hosts are engines of this process, driven by turns in one thread,
+ * for test_faults.py, which compiles it together with the core. Nothing is timed: what hangs is what has not
+ * ended after so many rounds in which every engine looks once. */
 #define _GNU_SOURCE
+#include <stdarg.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "network.h"
+#include "failing.h"
 #include "operations/black_box.h"
 
 #define MOST_RANKS 8
@@ -16,92 +16,9 @@
 #define BLOCK_BYTES 256
 #define INLINE_BYTES 64
 
-/* ---- the allocator ---- */
-
-static volatile bool armed; /* the compiler takes malloc for one that does not look at it */
-static volatile long failing, num_allocations; /* since the program began; 0: none fails */
-
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t count, size_t bytes);
-void *__real_realloc(void *memory, size_t bytes);
-int __real_posix_memalign(void **to, size_t alignment, size_t bytes);
-char *__real_strdup(const char *text);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
-void *__wrap_realloc(void *memory, size_t bytes);
-int __wrap_posix_memalign(void **to, size_t alignment, size_t bytes);
-char *__wrap_strdup(const char *text);
-int __real_clock_gettime(clockid_t clock, struct timespec *to);
-int __wrap_clock_gettime(clockid_t clock, struct timespec *to);
-
-static bool fails(void)
-{
-    return armed && ++num_allocations == failing;
-}
-
-void *__wrap_malloc(size_t bytes)
-{
-    return fails() ? NULL : __real_malloc(bytes);
-}
-
-void *__wrap_calloc(size_t count, size_t bytes)
-{
-    return fails() ? NULL : __real_calloc(count, bytes);
-}
-
-void *__wrap_realloc(void *memory, size_t bytes)
-{
-    return fails() ? NULL : __real_realloc(memory, bytes);
-}
-
-int __wrap_posix_memalign(void **to, size_t alignment, size_t bytes)
-{
-    return fails() ? 1 : __real_posix_memalign(to, alignment, bytes);
-}
-
-char *__wrap_strdup(const char *text)
-{
-    return fails() ? NULL : __real_strdup(text);
-}
-
-/* An engine that is closed waits some seconds for the others, which nobody drives meanwhile: time runs so much
- * faster here. */
-#define HASTE 100
-
-int __wrap_clock_gettime(clockid_t clock, struct timespec *to)
-{
-    struct timespec now;
-    int error = __real_clock_gettime(clock, &now);
-    uint64_t ns = HASTE * ((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
-    *to = (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-    return error;
-}
-
-/* ---- the network takes no part in it ---- */
-
-static int isend(const void *buf, int count, hvdl_word type, int dest, int tag, hvdl_word comm,
-                 void *request)
-{
-    bool was_armed = armed;
-    armed = false;
-    int error = network_isend(buf, count, type, dest, tag, comm, request);
-    armed = was_armed;
-    return error;
-}
-
-static int irecv(void *buf, int count, hvdl_word type, int source, int tag, hvdl_word comm,
-                 void *request)
-{
-    bool was_armed = armed;
-    armed = false;
-    int error = network_irecv(buf, count, type, source, tag, comm, request);
-    armed = was_armed;
-    return error;
-}
-
 /* ---- engines ---- */
 
-static int num_hosts, num_ranks;
+static int num_hosts, local_size, num_ranks;
 static hvdl_engine *engines[MOST_RANKS];
 static hvdl_box_memory boxes[MOST_RANKS];
 
@@ -110,10 +27,10 @@ static void say_nothing(const char *line)
     (void)line;
 }
 
-static int make_region(int local_size)
+static int make_region(void)
 {
     size_t bytes;
-    int fd = memfd_create("out of memory", 0);
+    int fd = memfd_create("faults", 0);
     size_t payload = hvdl_posted_payload(num_ranks, INLINE_BYTES);
     if (fd < 0 || hvdl_shm_bytes(local_size, payload, BLOCK_BYTES, &bytes) ||
         ftruncate(fd, (off_t)bytes))
@@ -121,7 +38,7 @@ static int make_region(int local_size)
     return fd;
 }
 
-static hvdl_err make_engines(int local_size)
+static hvdl_err make_engines(void)
 {
     int sizes[MOST_RANKS], ranks[MOST_RANKS], fds[MOST_RANKS];
     const char *names[MOST_RANKS];
@@ -129,14 +46,12 @@ static hvdl_err make_engines(int local_size)
     for (int h = 0; h < num_hosts; h++) {
         sizes[h] = local_size;
         names[h] = "host";
-        fds[h] = make_region(local_size);
+        fds[h] = make_region();
     }
     for (int r = 0; r < num_ranks; r++)
         ranks[r] = r;
     for (int r = 0; !err && r < num_ranks; r++) {
-        hvdl_wire wire = network_wire(r, 1 << 20);
-        wire.isend = isend;
-        wire.irecv = irecv;
+        hvdl_wire wire = failing_wire(r);
         hvdl_engine_config config = {.rank = r,
                                      .num_ranks = num_ranks,
                                      .num_hosts = num_hosts,
@@ -165,15 +80,16 @@ static hvdl_err make_engines(int local_size)
 /* ---- the program ---- */
 
 #define ELEMS 1000
-#define CALLS 16
+#define MOST_OPERATIONS 16
 
 typedef struct {
-    hvdl_operation *operations[CALLS];
+    hvdl_operation *operations[MOST_OPERATIONS];
     hvdl_plan *plan;
     int num_operations, num_failed;
     bool refused; /* something was not posted: the caller has learned of it */
-    const char *text;
-    float in[ELEMS], out[ELEMS * MOST_RANKS];
+    float in[ELEMS], out[MOST_OPERATIONS][ELEMS * MOST_RANKS]; /* by operation */
+    int summed
+        [MOST_OPERATIONS]; /* so many elements of the result are the ranks' sums; 0: not looked at */
     int64_t splits[2 * MOST_RANKS];
     void *parts[MOST_RANKS];
 } rank_state;
@@ -182,7 +98,8 @@ static rank_state *states;
 
 static hvdl_posting posting_of(rank_state *state, const char *name, int kind, int op, int count)
 {
-    hvdl_posting posting = {.name = name, .input = state->in, .output = state->out};
+    hvdl_posting posting = {
+        .name = name, .input = state->in, .output = state->out[state->num_operations]};
     bool gathers = kind == HVDL_ALLGATHER || kind == HVDL_ALLTOALL;
     posting.desc = (hvdl_desc){.kind = (uint8_t)kind,
                                .dtype = HVDL_FLOAT32,
@@ -202,6 +119,8 @@ static void post(int rank, const char *name, int kind, int op, int count)
 {
     rank_state *state = &states[rank];
     hvdl_posting posting = posting_of(state, name, kind, op, count);
+    acting = rank;
+    state->summed[state->num_operations] = kind == HVDL_ALLREDUCE && op == HVDL_SUM ? count : 0;
     if (hvdl_engine_post(engines[rank], &posting, false, &state->operations[state->num_operations]))
         state->refused = true;
     else
@@ -216,7 +135,7 @@ static void post_parts(int rank, const char *name, int kind, int count)
     bool cut = kind == HVDL_ALLTOALL_INTO;
     for (int r = 0; r < num_ranks; r++) {
         state->splits[r] = state->splits[num_ranks + r] = count;
-        state->parts[r] = state->out + r * count;
+        state->parts[r] = state->out[state->num_operations] + r * count;
     }
     posting.desc.root = kind == HVDL_GATHER || kind == HVDL_SCATTER ? 0 : -1;
     posting.splits = cut ? state->splits : NULL;
@@ -227,6 +146,7 @@ static void post_parts(int rank, const char *name, int kind, int count)
         posting.desc.count = 1;
     if (kind == HVDL_ALLGATHER_INTO)
         posting.outputs = state->parts;
+    acting = rank;
     if (hvdl_engine_post(engines[rank], &posting, false, &state->operations[state->num_operations]))
         state->refused = true;
     else
@@ -237,6 +157,8 @@ static void start(int rank)
 {
     rank_state *state = &states[rank];
     const hvdl_weight weight = {1.0 + rank, false}; /* keeping them takes memory, too */
+    acting = rank;
+    state->summed[state->num_operations] = 0;
     if (!state->plan || hvdl_plan_start(engines[rank], state->plan, &weight, NULL,
                                         &state->operations[state->num_operations]))
         state->refused = true;
@@ -248,6 +170,7 @@ static void make_plan(int rank)
 {
     rank_state *state = &states[rank];
     hvdl_posting posting = posting_of(state, "plan", HVDL_ALLREDUCE, HVDL_SUM, ELEMS);
+    acting = rank;
     if (hvdl_plan_create(engines[rank], &posting, &state->plan)) {
         state->plan = NULL;
         state->refused = true;
@@ -272,18 +195,38 @@ static bool any_refused(void)
     return any;
 }
 
-/* Where a rank could not post an operation, those of the others end when it leaves. */
+static bool every_rank_is_done(void)
+{
+    bool done = true;
+    for (int r = 0; r < num_ranks; r++)
+        done &= all_done(r);
+    return done;
+}
+
+/* Every engine looks once. */
+static void look(void)
+{
+    tick++;
+    for (acting = 0; acting < num_ranks; acting++)
+        hvdl_engine_poll(engines[acting]);
+}
+
+/* Whether a rank need not hear of it before the others leave: one could not post an operation, or a message is
+ * lost, or MPI carries none from the host of the rank that has failed. */
+static bool is_excused(int rank)
+{
+    bool on_its_host = rank / local_size == failed / local_size;
+    return any_refused() || (failed >= 0 && fault == FAULT_MESSAGE) ||
+           (failed >= 0 && fault == FAULT_CALLS && !on_its_host);
+}
+
 static bool look_until_done(void)
 {
     for (int round = 0; round < ROUNDS; round++) {
-        if (round > ROUNDS_ANYWAY && any_refused())
-            return true;
         bool done = true;
-        tick++;
-        for (int r = 0; r < num_ranks; r++) {
-            hvdl_engine_poll(engines[r]);
-            done &= all_done(r);
-        }
+        look();
+        for (int r = 0; r < num_ranks; r++)
+            done &= all_done(r) || (round > ROUNDS_ANYWAY && is_excused(r));
         if (done)
             return true;
     }
@@ -315,53 +258,77 @@ static bool step_join(void)
 {
     for (int r = 0; r < num_ranks - 1; r++)
         post(r, "join", HVDL_JOIN, HVDL_SUM, 0);
-    for (int i = 0; i < 40; i++) {
-        tick++;
-        for (int r = 0; r < num_ranks; r++)
-            hvdl_engine_poll(engines[r]);
-    }
+    for (int i = 0; i < 40; i++)
+        look();
+    int alone = states[num_ranks - 1].num_operations;
     post(num_ranks - 1, "alone", HVDL_ALLREDUCE, HVDL_SUM, ELEMS);
+    states[num_ranks - 1].summed[alone] = 0; /* the others give zeros */
     start(num_ranks - 1);
     post(num_ranks - 1, "join", HVDL_JOIN, HVDL_SUM, 0);
     return look_until_done();
 }
 
-/* Prints what is wrong with it. */
-static bool count_failures(void)
+/* ---- what it has come to ---- */
+
+__attribute__((format(printf, 1, 2))) static bool wrong(const char *format, ...)
 {
+    va_list arguments;
+    va_start(arguments, format);
+    printf("%s %ld (%s, rank %d): ", fault_names[fault], failing, what ? what : "none", failed);
+    vprintf(format, arguments);
+    putchar('\n');
+    va_end(arguments);
+    return false;
+}
+
+static bool is_expected(const char *text)
+{
+    bool by_mpi = fault == FAULT_CALL || fault == FAULT_CALLS;
+    return strstr(text, "has left") || strstr(text, "called shutdown") ||
+           (fault == FAULT_ALLOCATION && strstr(text, "memory")) ||
+           (by_mpi && strstr(text, "MPI reported an error"));
+}
+
+/* x[i] = rank + ranks i, so that no other sum is the same. */
+static bool has_sums(const rank_state *state, int i)
+{
+    float ranks = (float)num_ranks;
+    for (int e = 0; e < state->summed[i]; e++)
+        if (state->out[i][e] != ranks * (ranks - 1) / 2 + ranks * ranks * (float)e)
+            return false;
+    return true;
+}
+
+/* Counts the failures of operations that have ended; those that succeed have the right result. */
+static bool look_at_results(void)
+{
+    bool right = true;
     for (int r = 0; r < num_ranks; r++) {
         rank_state *state = &states[r];
         for (int i = 0; i < state->num_operations; i++) {
-            const char *text = hvdl_operation_done(state->operations[i])
-                                   ? hvdl_operation_error(state->operations[i])
-                                   : NULL;
-            if (!text)
+            if (!hvdl_operation_done(state->operations[i])) {
+                right = wrong("operation %d of rank %d is pending after close", i, r);
                 continue;
-            state->num_failed++;
-            state->text = text;
-            if (!strstr(text, "memory") && !strstr(text, "has left") && !strstr(text, "shutdown")) {
-                printf("allocation %ld: rank %d says: %s\n", failing, r, text);
-                return false;
             }
+            const char *text = hvdl_operation_error(state->operations[i]);
+            state->num_failed += text != NULL;
+            if (text && !is_expected(text))
+                right = wrong("rank %d says: %s", r, text);
+            if (!text && fault != FAULT_MESSAGE && !has_sums(state, i))
+                right = wrong("operation %d of rank %d succeeds with a wrong result", i, r);
         }
     }
-    return true;
+    return right;
 }
 
 static bool end(void)
 {
-    bool right = true;
-    for (int r = 0; r < num_ranks; r++)
-        hvdl_engine_close(engines[r], false);
+    for (acting = 0; acting < num_ranks; acting++)
+        hvdl_engine_close(engines[acting], false);
     armed = false;
-    if (!count_failures())
-        right = false;
+    bool right = look_at_results();
     for (int r = 0; r < num_ranks; r++) {
         rank_state *state = &states[r];
-        if (!all_done(r)) {
-            printf("allocation %ld: an operation of rank %d is pending after close\n", failing, r);
-            right = false;
-        }
         for (int i = 0; i < state->num_operations; i++)
             hvdl_operation_release(engines[r], state->operations[i]);
         if (state->plan)
@@ -385,22 +352,28 @@ static void forget_messages(void)
 }
 
 /* Whether all is as it must be. *any: an operation failed, or was not posted. */
-static bool play(int local_size, bool *any)
+static bool play(bool *any)
 {
     bool right = true;
     memset(states, 0, (size_t)num_ranks * sizeof *states);
     for (int r = 0; r < num_ranks; r++)
         for (int to = 0; to < num_ranks; to++)
             states[r].splits[to] = 100;
+    for (int r = 0; r < num_ranks; r++)
+        for (int i = 0; i < ELEMS; i++)
+            states[r].in[i] = (float)(r + num_ranks * i);
     forget_messages();
-    if (make_engines(local_size))
+    failed = -1;
+    what = NULL;
+    if (make_engines())
         return false;
-    num_allocations = 0;
+    num_seen = 0;
     armed = true;
-    if (!step_collectives() || (!any_refused() && !step_join())) {
-        printf("allocation %ld: an operation never ends\n", failing);
-        right = false;
-    }
+    bool ended = step_collectives();
+    if (ended && !any_refused() && every_rank_is_done())
+        ended = step_join();
+    if (!ended)
+        right = wrong("an operation never ends");
     right &= end();
     *any = any_refused();
     for (int r = 0; r < num_ranks; r++)
@@ -408,26 +381,32 @@ static bool play(int local_size, bool *any)
     return right;
 }
 
+/* faults KIND HOSTS RANKS_PER_HOST [STEP [FIRST [LAST]]]: every STEP-th from the FIRST to the LAST. Prints what
+ * is wrong, and how many there were; the exit code is 1 if anything is wrong. */
 int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (argc < 3)
+    if (argc < 4)
         return 2;
-    num_hosts = atoi(argv[1]);
-    int local_size = atoi(argv[2]), num_failures = 0;
+    while (fault < NUM_FAULTS && strcmp(argv[1], fault_names[fault]))
+        fault++;
+    num_hosts = atoi(argv[2]);
+    local_size = atoi(argv[3]);
     num_ranks = num_hosts * local_size;
     states = calloc((size_t)num_ranks, sizeof *states);
-    if (num_ranks > MOST_RANKS || !states || !network_begin(num_ranks))
+    if (fault == NUM_FAULTS || num_ranks > MOST_RANKS || !states || !network_begin(num_ranks))
         return 2;
-    bool any, right = play(local_size, &any);
+    bool any, right = play(&any);
     if (any || !right)
-        return 1;
-    long total = num_allocations, first = argc > 3 ? atol(argv[3]) : 1;
-    for (failing = first; failing <= (argc > 3 ? first : total); failing++) {
-        right &= play(local_size, &any);
+        return 2;
+    long step = argc > 4 ? atol(argv[4]) : 1, first = argc > 5 ? atol(argv[5]) : 1;
+    long last = argc > 6 ? atol(argv[6]) : num_seen, num_played = 0, num_failures = 0;
+    for (failing = first; failing <= last; failing += step) {
+        right &= play(&any);
+        num_played++;
         num_failures += any;
     }
-    printf("%s, %s\n", total > 100 ? "many allocations" : "few", right ? "right" : "wrong");
-    fprintf(stderr, "%ld allocations, of which %d failed something\n", total, num_failures);
-    return 0;
+    printf("%ld cases of %s, failures in %ld: %s\n", num_played, fault_names[fault], num_failures,
+           right ? "right" : "wrong");
+    return !right;
 }

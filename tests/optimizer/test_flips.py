@@ -1,0 +1,143 @@
+"""One bit flips on one rank during training: HVDLITE_CHECK_PARAMETERS=N finds it within N steps.
+
+`make test` flips a few; `make faults` (HVDLITE_TEST_FAULTS=all) flips 1,000. What counts as a flip
+that is to be found: the bits of the ranks' parameters or state differ when the check is due. The
+oracle compares the bytes themselves, of which every rank has all ranks'."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+
+import pytest
+import torch
+
+import hvdlite as hvd
+from hvdlite.errors import DifferenceError
+from tests.optimizer.models import batches, loss_of, model, own
+
+pytestmark = [pytest.mark.ranks(3), pytest.mark.mpis("mpich")]
+
+_ALL = os.environ.get("HVDLITE_TEST_FAULTS") == "all"
+_EVERY = 3  # steps
+_PART = 25 if _ALL else 30  # flips at a time
+_PLACES = ("parameter", "state", "gradient")
+
+
+class Training:
+    """A model that is trained, and in it at most one bit that flips just before an update."""
+
+    def __init__(self):
+        self.net = model()
+        self.optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(self.net.parameters(), lr=0.01), self.net.named_parameters()
+        )
+        self.batches = list(batches(_EVERY, 2, hvd.size()))
+        self.flipped = None
+        # After the reduction, before the update.
+        self.optimizer.register_step_pre_hook(self._flip)
+
+    def _flip(self, *_):
+        if self.flipped is not None:
+            find, bit = self.flipped
+            find().detach().reshape(-1).view(torch.uint8)[bit // 8] ^= 1 << bit % 8
+
+    def step(self, number, flipped=None):
+        """flipped: what finds a tensor, and its bit."""
+        x, y = self.batches[number]
+        self.flipped = flipped
+        self.optimizer.zero_grad()
+        loss_of(self.net, own(x, hvd.rank(), hvd.size()), own(y, hvd.rank(), hvd.size())).backward()
+        self.optimizer.step()
+
+    def values(self):
+        """By name what must be the same on all ranks, in the order in which it is compared."""
+        named = dict(self.net.named_parameters())
+        for name, param in self.net.named_parameters():
+            state = self.optimizer.state[param]
+            named |= {f"{key} of {name}": state[key] for key in sorted(state)}
+        return named
+
+    def place(self, where, chance):
+        """What finds a tensor in which a bit may flip, and the bit."""
+        named = self.values()
+        if where == "gradient":
+            param = chance.choice(list(self.net.parameters()))
+            tensor, find = param, lambda: param.grad  # another one in each step
+        else:
+            names = [name for name in named if (" of " in name) == (where == "state")]
+            tensor = named[chance.choice(names)]
+            find = tensor.detach
+        return find, chance.randrange(8 * tensor.numel() * tensor.element_size())
+
+
+def differing(named):
+    """Names of tensors whose bytes differ between ranks, and the ranks that differ from the
+    majority."""
+    rows = [t.detach().reshape(-1).view(torch.uint8) for t in named.values()]
+    by_rank = hvd.allgather(torch.cat(rows)[None], name="oracle")
+    found, start = {}, 0
+    for name, row in zip(named, rows, strict=True):
+        parts = [bytes(part[start : start + len(row)].tolist()) for part in by_rank]
+        start += len(row)
+        most = max(parts, key=parts.count)
+        if wrong := tuple(rank for rank, part in enumerate(parts) if part != most):
+            found[name] = wrong
+    return found
+
+
+def restore(named, saved):
+    with torch.no_grad():
+        for name, value in named.items():
+            value.copy_(saved[name])
+
+
+def flips(count, seed):
+    """Flips bits one after the other; counts what becomes of them."""
+    hvd.init()
+    training = Training()
+    for number in range(_EVERY):
+        training.step(number)
+    counts = collections.Counter()
+    chance = random.Random(seed)  # the same on every rank
+    for index in range(count):
+        saved = {name: value.detach().clone() for name, value in training.values().items()}
+        where, rank = _PLACES[index % len(_PLACES)], chance.randrange(hvd.size())
+        when, place = chance.randrange(_EVERY), training.place(where, chance)
+        at_once, error = {}, None
+        for number in range(_EVERY):
+            try:
+                training.step(number, place if (number, rank) == (when, hvd.rank()) else None)
+            except DifferenceError as raised:
+                assert number == _EVERY - 1, "the check comes at the wrong step"
+                error = raised
+            if number == when:
+                at_once = differing(training.values())
+        wrong = differing(training.values())
+        said = f"flip {index}: {where}, rank {rank}, step {when}, bit {place[1]}: {wrong}, {error}"
+        assert (error is not None) == bool(wrong), said
+        if error is not None:
+            first = next(iter(wrong))
+            assert error.tensor == first, said
+            assert error.ranks == wrong[first] == (rank,), said
+        became = "found" if wrong else "the same again" if at_once else "never differed"
+        counts[f"{where}: {became}"] += 1
+        if at_once and not wrong:
+            finite = all(bool(value.isfinite().all()) for value in training.values().values())
+            counts["the same again, finite" if finite else "the same again, NaN"] += 1
+        restore(training.values(), saved)
+        assert not differing(training.values())
+    return dict(counts)
+
+
+def test_a_flipped_bit_that_makes_ranks_differ_is_found_with_its_tensor_and_rank(world):
+    knobs = {"HVDLITE_CHECK_PARAMETERS": str(_EVERY)}
+    total = collections.Counter()
+    for part in range(1000 // _PART if _ALL else 1):
+        counts = world.run(flips, _PART, part, knobs=knobs)
+        assert all(each == counts[0] for each in counts)
+        assert sum(number for name, number in counts[0].items() if ":" in name) == _PART
+        total.update(counts[0])
+    print(sorted(total.items()))
+    assert all(total[f"{place}: found"] > _PART // 6 for place in _PLACES)
