@@ -95,7 +95,8 @@ class Rank:
         found = list(differences(program, outcomes))
         if found:
             raise WrongResult("\n".join(["WRONG RESULT", repr(program), *found]))
-        if random.Random(self.job.number).random() < 0.3:
+        # A job with servers ends with its first world.
+        if not self.job.servers and random.Random(self.job.number).random() < 0.3:
             hvd.barrier()
             leave()
             hvd.init()
