@@ -18,19 +18,20 @@ _WRAPPED = ("malloc", "calloc", "realloc", "posix_memalign", "strdup", "clock_ge
 _ALL = os.environ.get("HVDLITE_TEST_FAULTS") == "all"
 
 # What fails, hosts, ranks of each, the distance of the cases in `make test`, and how many cases
-# there are at least. Their number differs a little between runs: some calls depend on the time.
+# there are at least: a fifth less than were counted, as some calls depend on the time, and each
+# change of the core adds or saves a few.
 _SWEEPS = (
-    ("allocation", 2, 1, 7, 400),
-    ("allocation", 1, 3, 7, 400),
+    ("allocation", 2, 1, 7, 340),
+    ("allocation", 1, 3, 7, 360),
     ("allocation", 2, 2, 97, 1000),
-    ("call", 2, 1, 13, 1000),
-    ("call", 3, 1, 41, 2000),
-    ("call", 2, 2, 29, 1500),
-    ("calls", 2, 1, 43, 1000),
-    ("calls", 3, 1, 101, 2000),
-    ("calls", 2, 2, 101, 1500),
+    ("call", 2, 1, 13, 1100),
+    ("call", 3, 1, 41, 1900),
+    ("call", 2, 2, 29, 1700),
+    ("calls", 2, 1, 43, 1100),
+    ("calls", 3, 1, 101, 1900),
+    ("calls", 2, 2, 101, 1700),
     ("message", 2, 1, 9, 150),
-    ("message", 2, 2, 29, 200),
+    ("message", 2, 2, 29, 180),
 )
 
 
