@@ -2,7 +2,10 @@
 
 `make test` flips a few; `make faults` (HVDLITE_TEST_FAULTS=all) flips 1,000. What counts as a flip
 that is to be found: the bits of the ranks' parameters or state differ when the check is due. The
-oracle compares the bytes themselves, of which every rank has all ranks'."""
+oracle compares the bytes themselves, of which every rank has all ranks'.
+
+Only bits flip that leave their value finite: NaN spreads to all ranks through the gradients, by the
+time of the check all of them have it, and it is HVDLITE_CHECK_NUMERICS that names the rank."""
 
 from __future__ import annotations
 
@@ -35,16 +38,25 @@ class Training:
         )
         self.batches = list(batches(_EVERY, 2, hvd.size()))
         self.flipped = None
+        self.bit = -1  # the last one that this rank has flipped
         # After the reduction, before the update.
         self.optimizer.register_step_pre_hook(self._flip)
 
     def _flip(self, *_):
-        if self.flipped is not None:
-            find, bit = self.flipped
-            find().detach().reshape(-1).view(torch.uint8)[bit // 8] ^= 1 << bit % 8
+        if self.flipped is None:
+            return
+        find, seed = self.flipped
+        values, chance = find().detach().view(-1), random.Random(seed)
+        in_bytes = values.view(torch.uint8)
+        while True:
+            self.bit = chance.randrange(8 * in_bytes.numel())
+            in_bytes[self.bit // 8] ^= 1 << self.bit % 8
+            if values.isfinite().all():
+                return
+            in_bytes[self.bit // 8] ^= 1 << self.bit % 8
 
     def step(self, number, flipped=None):
-        """flipped: what finds a tensor, and its bit."""
+        """flipped: what finds a tensor, and a seed that chooses its bit."""
         x, y = self.batches[number]
         self.flipped = flipped
         self.optimizer.zero_grad()
@@ -60,16 +72,15 @@ class Training:
         return named
 
     def place(self, where, chance):
-        """What finds a tensor in which a bit may flip, and the bit."""
+        """What finds a tensor in which a bit may flip, and a seed that chooses the bit."""
         named = self.values()
         if where == "gradient":
             param = chance.choice(list(self.net.parameters()))
-            tensor, find = param, lambda: param.grad  # another one in each step
+            find = lambda: param.grad  # noqa: E731 - another tensor in each step
         else:
             names = [name for name in named if (" of " in name) == (where == "state")]
-            tensor = named[chance.choice(names)]
-            find = tensor.detach
-        return find, chance.randrange(8 * tensor.numel() * tensor.element_size())
+            find = named[chance.choice(names)].detach
+        return find, chance.randrange(1 << 32)
 
 
 def differing(named):
@@ -79,11 +90,11 @@ def differing(named):
     by_rank = hvd.allgather(torch.cat(rows)[None], name="oracle")
     found, start = {}, 0
     for name, row in zip(named, rows, strict=True):
-        parts = [bytes(part[start : start + len(row)].tolist()) for part in by_rank]
+        parts = list(by_rank[:, start : start + len(row)])
         start += len(row)
-        most = max(parts, key=parts.count)
-        if wrong := tuple(rank for rank, part in enumerate(parts) if part != most):
-            found[name] = wrong
+        if not all(torch.equal(part, row) for part in parts):
+            most = max(parts, key=lambda one: sum(torch.equal(one, part) for part in parts))
+            found[name] = tuple(r for r, part in enumerate(parts) if not torch.equal(part, most))
     return found
 
 
@@ -115,7 +126,9 @@ def flips(count, seed):
             if number == when:
                 at_once = differing(training.values())
         wrong = differing(training.values())
-        said = f"flip {index}: {where}, rank {rank}, step {when}, bit {place[1]}: {wrong}, {error}"
+        said = (
+            f"flip {index}: {where}, rank {rank}, step {when}, bit {training.bit}: {wrong}, {error}"
+        )
         assert (error is not None) == bool(wrong), said
         if error is not None:
             first = next(iter(wrong))
@@ -139,5 +152,7 @@ def test_a_flipped_bit_that_makes_ranks_differ_is_found_with_its_tensor_and_rank
         assert all(each == counts[0] for each in counts)
         assert sum(number for name, number in counts[0].items() if ":" in name) == _PART
         total.update(counts[0])
-    print(sorted(total.items()))
-    assert all(total[f"{place}: found"] > _PART // 6 for place in _PLACES)
+        print((part + 1) * _PART, "flips:", sorted(total.items()), flush=True)
+    # Others make no difference: what is flipped is rounded away by the update.
+    at_least = sum(number for name, number in total.items() if ":" in name) // len(_PLACES) // 2
+    assert all(total[f"{place}: found"] >= at_least for place in _PLACES)
