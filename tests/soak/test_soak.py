@@ -6,7 +6,7 @@ from tests.rig.conftest import Rig, _rig, rig  # noqa: F401
 from tests.soak.__main__ import play
 from tests.soak.drawing import draw
 
-pytestmark = [pytest.mark.rig, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def test_a_job_of_the_soak_with_a_killed_rank_goes_well(rig, tmp_path):  # noqa: F811
