@@ -5,7 +5,8 @@ that is to be found: the bits of the ranks' parameters or state differ when the 
 oracle compares the bytes themselves, of which every rank has all ranks'.
 
 Only bits flip that leave their value finite: NaN spreads to all ranks through the gradients, by the
-time of the check all of them have it, and it is HVDLITE_CHECK_NUMERICS that names the rank."""
+time of the check all of them have it, and it is HVDLITE_CHECK_NUMERICS that names the rank. And no
+square or count of Adam falls below 0: it takes roots, of a count with an error on that rank."""
 
 from __future__ import annotations
 
@@ -47,11 +48,11 @@ class Training:
             return
         find, seed = self.flipped
         values, chance = find().detach().view(-1), random.Random(seed)
-        in_bytes = values.view(torch.uint8)
+        in_bytes, least = values.view(torch.uint8), min(0.0, float(values.min()))
         while True:
             self.bit = chance.randrange(8 * in_bytes.numel())
             in_bytes[self.bit // 8] ^= 1 << self.bit % 8
-            if values.isfinite().all():
+            if values.isfinite().all() and (least < 0 or values.min() >= 0):
                 return
             in_bytes[self.bit // 8] ^= 1 << self.bit % 8
 
