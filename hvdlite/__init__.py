@@ -58,7 +58,7 @@ from hvdlite.collectives import (
 from hvdlite.compression import Compression
 from hvdlite.errors import HorovodInternalError, HvdliteError, RankError
 from hvdlite.observe.metrics import metrics
-from hvdlite.observe.reporting import report
+from hvdlite.observe.reporting import report_progress
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.optimizer.distributed import DistributedOptimizer
 from hvdlite.parameter_check import check_parameters
@@ -159,7 +159,7 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
-    "report",
+    "report_progress",
     "rocm_built",
     "run",
     "share_parameters",

@@ -11,7 +11,7 @@ from hvdlite.world import world
 from hvdrun.for_hvdlite import LONGEST_NAME, MOST_VALUES, is_name
 
 
-def report(*, step: int | None = None, **values: SupportsFloat) -> None:
+def report_progress(*, step: int | None = None, **values: SupportsFloat) -> None:
     """Gives `hvdrun --monitor` numbers to show: the loss, the learning rate, an accuracy.
 
     Not collective: any rank may call it, as often as it likes, and hvdrun shows the mean of the
@@ -23,7 +23,7 @@ def report(*, step: int | None = None, **values: SupportsFloat) -> None:
         step: The script's own number of the step.
         values: Up to 8 numbers by name, or tensors of one element; a name that is not given keeps
             its value. Names of other characters than letters go through a dict:
-            `report(**{"val/loss": loss})`.
+            `report_progress(**{"val/loss": loss})`.
 
     Raises:
         TypeError: A value that is no number.
@@ -31,16 +31,16 @@ def report(*, step: int | None = None, **values: SupportsFloat) -> None:
             `init`.
 
     Example:
-        >>> hvd.report(loss=torch.tensor(0.31), lr=0.1, step=120)
+        >>> hvd.report_progress(loss=torch.tensor(0.31), lr=0.1, step=120)
     """
     world.current()
     numbers = {name: _number(name, value) for name, value in values.items()}
     if step is not None and not 0 <= (number := _plain("step", step)) < 1e12:
-        raise ValueError(f"report: step={number:g} is no number of a step")
+        raise ValueError(f"report_progress: step={number:g} is no number of a step")
     for name in numbers:
         if not is_name(name):
             raise ValueError(
-                f"report: the name {name[: 2 * LONGEST_NAME]!r} is not 1 to {LONGEST_NAME}"
+                f"report_progress: the name {name[: 2 * LONGEST_NAME]!r} is not 1 to {LONGEST_NAME}"
                 " printable characters of ASCII"
             )
     active = pulses.current()
@@ -59,7 +59,8 @@ def report(*, step: int | None = None, **values: SupportsFloat) -> None:
 
 def _too_many(names: dict[str, pulses.Number]) -> ValueError:
     return ValueError(
-        f"report: {len(names)} names ({', '.join(names)}); up to {MOST_VALUES} can be shown"
+        f"report_progress: {len(names)} names ({', '.join(names)});"
+        f" up to {MOST_VALUES} can be shown"
     )
 
 
@@ -68,11 +69,11 @@ def _number(name: str, value: object) -> pulses.Number:
         return _plain(name, value)
     if value.numel() != 1:
         raise ValueError(
-            f"report: {name!r} is a tensor of shape {list(value.shape)}; report one number, such as"
-            " its mean"
+            f"report_progress: {name!r} is a tensor of shape {list(value.shape)}; report one"
+            " number, such as its mean"
         )
     if value.is_complex():
-        raise TypeError(f"report: {name!r} is a complex number; report a real one")
+        raise TypeError(f"report_progress: {name!r} is a complex number; report a real one")
     # (Detached, a loss keeps no graph alive.)
     return float(value.detach()) if value.device.type == "cpu" else value.detach()
 
@@ -84,6 +85,6 @@ def _plain(name: str, value: object) -> float:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         raise TypeError(
-            f"report: {name!r} is a {type(value).__name__}; report a number, or a tensor of one"
-            " element"
+            f"report_progress: {name!r} is a {type(value).__name__}; report a number, or a"
+            " tensor of one element"
         ) from None

@@ -13,11 +13,10 @@ _MOST = 16
 
 
 class Recent(NamedTuple):
-    """The rank's last pulse, when it came, and one from before; the same one if there is no other.
+    """The rank's last pulse, and one from before; the same one if there is no other.
     moved_at: when the rank was last seen to have made a step, or to report a new number of one."""
 
     last: Pulse
-    came_at: float
     before: Pulse
     moved_at: float
 
@@ -45,8 +44,8 @@ class Pulses:
         known = self.by_rank.get(rank)
         if not known:
             return None
-        (came_at, last), (_, before) = known[-1], known[0]
-        return Recent(last, came_at, before, self.moved_at[rank])
+        (_, last), (_, before) = known[-1], known[0]
+        return Recent(last, before, self.moved_at[rank])
 
 
 def _place(pulse: Pulse) -> tuple[float, float | None]:

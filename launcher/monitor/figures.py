@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from statistics import fmean, median
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from hvdrun.job.course import Course
@@ -140,7 +140,9 @@ def _rate(recent: Recent) -> float | None:
 def _still_s(
     running: Iterable[Recent], parts: Mapping[int, Parts], now: float, num_proc: int
 ) -> float:
-    moved_at = max((known.moved_at for known in running), default=now)
+    # (A script that reports values and no step is not one that stands still.)
+    of_steps = (known for known in running if known.last.steps or known.last.step is not None)
+    moved_at = max((known.moved_at for known in of_steps), default=now)
     step_s = median(each.step_s for each in parts.values()) if parts else 0.0
     still_s = now - moved_at
     return still_s if still_s > max(STILL_S, _STILL_STEPS * step_s + every_s(num_proc)) else 0.0
@@ -163,7 +165,12 @@ def _values(pulses: Mapping[int, Pulse]) -> Iterable[Value]:
         given = {rank: pulse.values[name] for rank, pulse in pulses.items() if name in pulse.values}
         sound = [value for value in given.values() if math.isfinite(value)]
         odd = tuple(sorted(rank for rank, value in given.items() if not math.isfinite(value)))
-        yield Value(name, fmean(sound) if sound else math.nan, len(given), odd)
+        yield Value(name, _mean(sound), len(given), odd)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Also of values whose sum is too large for a float."""
+    return math.fsum(value / len(values) for value in values) if values else math.nan
 
 
 def _troubles(course: Course, now: float) -> Iterable[str]:

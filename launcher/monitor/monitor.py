@@ -19,7 +19,7 @@ from hvdrun.monitor import keys, words
 from hvdrun.monitor.figures import figures_of
 from hvdrun.monitor.verdicts import Verdicts, judge
 from hvdrun.monitor.view import Look, render
-from hvdrun.output.pane import Pane, place_of, size_of
+from hvdrun.output.pane import Pane, is_in_front, place_of, size_of
 from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import is_coloured
 
@@ -137,6 +137,9 @@ class Monitor:
         assert self._pane is not None
         if self._keys is not None:
             self._keys.look()
+        if not is_in_front(self._place.fd):  # after `kill -STOP` and `bg`
+            self._pane.leave()
+            return
         foot = self._foot if self._keys is not None else ()
         if foot is _KEYS and self._course.ending.has_begun:
             foot = _ENDING

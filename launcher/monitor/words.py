@@ -11,7 +11,7 @@ from hvdrun.output.folding import spans
 NO_STEP_S = 60.0
 NO_STEP = (
     "no rank has told of a step: DistributedOptimizer tells of its steps, and a script without it"
-    " by hvd.report(step=step)"
+    " by hvd.report_progress(step=step)"
 )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from collections.abc import Callable
 
@@ -68,15 +69,28 @@ def check(path: str) -> None:
 
 
 def write(path: str, text: str) -> None:
-    """Replaces the file at once. Raises OSError."""
+    """Replaces the file at once, or the symlink to one. Raises OSError."""
     folder, name = os.path.split(path)
     if not name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     descriptor = open_folder(folder)
     try:
+        _check_replaceable(descriptor, name)
         replace(descriptor, name, text.encode(errors="replace"), _FOR_ALL)
     finally:
         os.close(descriptor)
+
+
+def _check_replaceable(folder: int, name: str) -> None:
+    """root may replace /dev/null itself, and must not."""
+    try:
+        mode = os.stat(name, dir_fd=folder).st_mode
+    except FileNotFoundError:  # or a symlink that leads nowhere
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise FileExistsError(errno.EEXIST, "this is no regular file, which hvdrun could replace")
 
 
 def _reason(error: OSError) -> str:

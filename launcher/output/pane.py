@@ -106,6 +106,11 @@ class Pane:
         """The live part from now on."""
         self._lines, self._changed = lines, True
 
+    def leave(self) -> None:
+        """Another program has the terminal, and its lines are at the bottom: the live part stays
+        where it is, and none is drawn until the next `show`."""
+        self._lines, self._drawn = (), []
+
     def wait_s(self, now: float) -> float | None:
         if not (self._pending or self._changed):
             return None

@@ -1,6 +1,7 @@
 """The reference has every public name, and the generated tables have all that they should."""
 
 import doctest
+import importlib.util
 import inspect
 import re
 
@@ -30,6 +31,12 @@ FUNCTIONS = [name for name in NAMES if inspect.isfunction(resolve(name))]
 def test_every_public_name_is_in_the_reference_once():
     assert sorted(NAMES) == sorted(set(NAMES))
     assert set(hvd.__all__) <= set(NAMES)
+
+
+def test_the_import_of_a_module_replaces_no_public_name():
+    """Python puts an imported submodule in place of a name of its package."""
+    names = [name for name in hvd.__all__ if not inspect.ismodule(getattr(hvd, name))]
+    assert [name for name in names if importlib.util.find_spec(f"hvdlite.{name}")] == []
 
 
 @pytest.mark.parametrize("name", NAMES)

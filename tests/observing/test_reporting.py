@@ -35,14 +35,14 @@ def sent(alone, monkeypatch):
 
 def test_a_pulse_has_the_latest_value_of_each_name(sent):
     assert sent() == Pulse(11, 7, 3.5, 1, 0.5)
-    hvd.report(loss=torch.tensor(0.5, requires_grad=True), lr=1, step=3)
-    hvd.report(loss=torch.tensor([0.25], dtype=torch.float16))
+    hvd.report_progress(loss=torch.tensor(0.5, requires_grad=True), lr=1, step=3)
+    hvd.report_progress(loss=torch.tensor([0.25], dtype=torch.float16))
     assert sent() == Pulse(11, 7, 3.5, 1, 0.5, 3, {"loss": 0.25, "lr": 1.0})
 
 
 def test_a_tensor_on_a_device_is_read_only_when_a_pulse_is_sent(sent):
     # (The meta device stands for a GPU: to read a tensor there is an error.)
-    hvd.report(loss=torch.tensor(1.0, device="meta", requires_grad=True))
+    hvd.report_progress(loss=torch.tensor(1.0, device="meta", requires_grad=True))
     assert not pulses.current().values["loss"].requires_grad
     with pytest.raises(RuntimeError):
         sent()
@@ -52,7 +52,7 @@ def test_a_tensor_on_a_device_is_read_only_when_a_pulse_is_sent(sent):
 
 def test_a_value_that_was_changed_in_place_afterwards_counts_as_it_was_reported(sent):
     total = torch.tensor(2.0)
-    hvd.report(total=total)
+    hvd.report_progress(total=total)
     total.zero_()
     assert sent().values == {"total": 2.0}
 
@@ -78,26 +78,26 @@ def test_what_is_no_number_is_an_error_with_and_without_a_monitor(
     request, monitored, values, error, words
 ):
     request.getfixturevalue("sent" if monitored else "alone")
-    with pytest.raises(error, match=f"report: .*{words}"):
-        hvd.report(**values)
+    with pytest.raises(error, match=f"report_progress: .*{words}"):
+        hvd.report_progress(**values)
 
 
 def test_names_that_come_one_by_one_are_counted_together(sent):
     for number in range(8):
-        hvd.report(**{f"v{number}": number})
+        hvd.report_progress(**{f"v{number}": number})
     with pytest.raises(ValueError, match="9 names"):
-        hvd.report(one_more=1)
+        hvd.report_progress(one_more=1)
     assert len(sent().values) == 8
 
 
 def test_there_is_nothing_to_report_to_before_init():
     with uncounted(), pytest.raises(ValueError, match="init"):
-        hvd.report(loss=1)
+        hvd.report_progress(loss=1)
 
 
 def reports():
     hvd.init()
-    hvd.report(loss=1.0)
+    hvd.report_progress(loss=1.0)
     return pulses.current() is None
 
 

@@ -107,6 +107,17 @@ def test_a_value_is_the_mean_of_the_ranks_that_report_it():
     assert value == Value("loss", pytest.approx(4 / 3), 3)
 
 
+def test_the_mean_of_values_whose_sum_no_float_can_hold_is_their_mean():
+    told = [pulse(2.0, rank, 5, values={"loss": 1e308}) for rank in range(4)]
+    assert figures_of(course_of(*told), 2.0, Verdicts()).values == (Value("loss", 1e308, 4),)
+
+
+def test_a_script_that_reports_no_step_does_not_stand_still():
+    told = [pulse(2.0, rank, 0, values={"loss": 0.5}) for rank in range(4)]
+    figures = figures_of(course_of(*told), 60.0, Verdicts())
+    assert line(figures) == "0:01:00, loss 0.5"
+
+
 def test_the_ranks_whose_loss_is_no_number_are_named():
     losses = (1.0, math.nan, math.inf, 3.0)
     told = [pulse(2.0, rank, 5, values={"loss": loss}) for rank, loss in enumerate(losses)]

@@ -33,7 +33,7 @@ for step in range(1000):
     optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-    hvd.report(loss=torch.tensor(hvd.rank() + 0.25))
+    hvd.report_progress(loss=torch.tensor(hvd.rank() + 0.25))
     time.sleep(0.1)
 """
 KEYS = b"s stacks   m table   q end the job   ? help"

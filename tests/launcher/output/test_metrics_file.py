@@ -1,6 +1,7 @@
 """The file of --metrics-file: a reader sees the old content or the new one."""
 
 import os
+import stat
 import threading
 
 import pytest
@@ -78,12 +79,21 @@ def test_a_symlink_is_replaced_and_not_followed(tmp_path):
         ("file/job.prom", "Not a directory"),
         ("folder", "Is a directory"),
         ("folder/", "Is a directory"),
+        ("link", "Is a directory"),
+        ("pipe", "this is no regular file, which hvdrun could replace"),
+        ("link_to_pipe", "this is no regular file, which hvdrun could replace"),
     ],
 )
 def test_a_place_where_no_file_can_be_is_an_error_before_the_job(tmp_path, name, why):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link_to_pipe").symlink_to("pipe")
+    there = sorted(os.listdir(tmp_path))
     with pytest.raises(UsageError, match=why) as raised:
         metrics_file.check(f"{tmp_path}/{name}")
     assert str(raised.value) == f"--metrics-file {tmp_path}/{name}: {why}"
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+    assert sorted(os.listdir(tmp_path)) == there
+    assert (tmp_path / "link_to_pipe").is_symlink()
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)

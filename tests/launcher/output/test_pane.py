@@ -89,6 +89,18 @@ def test_output_scrolls_above_the_live_part():
     assert screen.shows() == ["one", "two", "three", "less"]
 
 
+def test_lines_of_a_program_that_has_the_terminal_meanwhile_are_not_taken_away():
+    screen = Screen()
+    screen.live("---", "12 steps/s")
+    screen.shows()
+    screen.pane.leave()
+    screen._write(b"\r\n$ ls\r\nfiles\r\n")
+    screen.pane.feed(b"one\n")
+    assert screen.shows() == ["---", "12 steps/s", "$ ls", "files", "one", ""]
+    screen.live("---")
+    assert screen.shows() == ["---", "12 steps/s", "$ ls", "files", "one", "---"]
+
+
 def test_the_end_of_a_line_that_has_not_come_is_the_first_of_the_live_part():
     screen = Screen()
     screen.live("---")
