@@ -2,7 +2,8 @@
  *
  * On one host the passes add up along the tree. On several, phase A makes the partials of each rail's slice, and
  * the hosts exchange these. A host that has one, of the tensor's type, makes it where any other sum of the host is
- * made. Else it has memory of its own for those of the few pieces that are under way. */
+ * made. Else it has memory of its own for those of the few pieces that are under way;
+ * where each host has one rank, that is the whole tensor. */
 #ifndef HVDL_PARTIALS_H
 #define HVDL_PARTIALS_H
 

@@ -169,6 +169,11 @@ int hvdl_engine_num_hosts(const hvdl_engine *e)
     return e->config.num_hosts;
 }
 
+bool hvdl_engine_weighs(const hvdl_engine *e)
+{
+    return e->config.num_hosts == 1 && !e->config.deterministic;
+}
+
 int hvdl_engine_world_rank(const hvdl_engine *e, int rank)
 {
     return hvdl_world_rank(e, rank);

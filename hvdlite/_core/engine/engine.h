@@ -184,6 +184,8 @@ void *hvdl_engine_reap(hvdl_engine *engine);
 int hvdl_engine_num_ranks(const hvdl_engine *engine);
 int hvdl_engine_rank(const hvdl_engine *engine);
 int hvdl_engine_num_hosts(const hvdl_engine *engine);
+/* Whether plans that add up floats take weights: sums along a tree have no factors of ranks. */
+bool hvdl_engine_weighs(const hvdl_engine *engine);
 /* What texts call a rank. */
 int hvdl_engine_world_rank(const hvdl_engine *engine, int rank);
 

@@ -399,10 +399,11 @@ static PyObject *engine_plan(PyObject *object, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     bool can_weigh = hvdl_facts_of(desc)->reduces && hvdl_is_float(dtype) &&
-                     (op == HVDL_SUM || op == HVDL_AVERAGE) && hvdl_engine_num_hosts(engine) == 1;
+                     (op == HVDL_SUM || op == HVDL_AVERAGE) && hvdl_engine_weighs(engine);
     if (weighted < 0 || weighted > count || (weighted && !can_weigh)) {
         PyErr_SetString(PyExc_ValueError, "plan: weighted is at most count; more than 0 only where "
-                                          "a plan adds up floats on one host");
+                                          "a plan adds up floats on one host, without the "
+                                          "deterministic mode");
         return NULL;
     }
     if (hvdl_py_pointer(input, &address) || hvdl_py_pointer(output, &posting.output))

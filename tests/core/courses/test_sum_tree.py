@@ -33,11 +33,13 @@ def expected_of(op_name, dtype, begin=0, end=COUNT, absent=()):
     return sum_tree.reduced(given, op, *OPS[op_name][1:])
 
 
-def plan_of(name, tensor, form=_core.PLAN_WHOLE, prescale=1.0):
+def plan_of(name, tensor, form=_core.PLAN_WHOLE, **options):
     number = getattr(_core, str(tensor.dtype).removeprefix("torch.").upper())
     address = tensor.data_ptr()
     return worlds.current().team.engine.plan(
-        *(name, number, _core.SUM, address, address, len(tensor), prescale, 1.0, tensor), form=form
+        *(name, number, _core.SUM, address, address, len(tensor), 1.0, 1.0, tensor),
+        form=form,
+        **options,
     )
 
 
@@ -53,7 +55,7 @@ def travel_in_many_ways(dtype_name):
             wrong.append(f"{dtype_name} {how}")
 
     for op_name, (op, prescale, postscale) in OPS.items():
-        for begin, end in ((0, COUNT), (7, 8), (5, 2999)):
+        for begin, end in ((0, COUNT), (7, 8), (5, 2999), (9, 9)):
             how = f"{op_name} of {begin} to {end}"
             factors = {"prescale_factor": prescale, "postscale_factor": postscale}
             got = hvd.allreduce(own[begin:end], op=op, name=f"{dtype} {how}", **factors)
@@ -210,6 +212,17 @@ def test_a_host_sends_its_partials_and_its_sums(world, dtype):
         each = slice_bytes * (len(hosts) - 1) * (partials * wide + 1) // len(hosts)
         expected += [each] * min(hosts) + [0] * (size - min(hosts))
     assert world.run(sent_bytes, dtype, count, knobs=DETERMINISTIC) == expected
+
+
+def plans_with_weights_are_refused():
+    hvd.init()
+    with pytest.raises(ValueError, match="without the deterministic mode"):
+        plan_of("weighted", torch.ones(4), weighted=4)
+
+
+@pytest.mark.ranks(2)
+def test_a_plan_takes_no_weights_since_the_tree_has_none(world):
+    world.run(plans_with_weights_are_refused, knobs=DETERMINISTIC)
 
 
 @pytest.mark.hosts("3,1")
