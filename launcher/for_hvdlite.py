@@ -6,7 +6,7 @@
 from hvdrun.knobs import KNOBS
 from hvdrun.machine import notes
 from hvdrun.machine.binding import chosen_by_user
-from hvdrun.machine.box_layout import LINES_AT, LINES_BYTES, pack_lines
+from hvdrun.machine.box_layout import FORMAT, LINES_AT, LINES_BYTES, pack_lines
 from hvdrun.machine.cgroups import throttling
 from hvdrun.machine.environment import ENDING
 from hvdrun.machine.own_files import Identity, identity, open_file, open_folder, replace
@@ -34,6 +34,7 @@ from hvdrun.summary import summary_of
 
 __all__ = [
     "ENDING",
+    "FORMAT",
     "KNOBS",
     "LINES_AT",
     "LINES_BYTES",

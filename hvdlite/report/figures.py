@@ -114,6 +114,9 @@ def overlaps(
     for of_ranks in matched:
         for rank, interval in moving(of_ranks).items():
             under_way[rank].append(interval)
+    spans: dict[int, list[Span]] = defaultdict(list)
+    for span in trace.spans:
+        spans[span.rank].append(span)
     for rank in sorted(trace.ranks):
         inside = union(
             (step.of_ranks[rank].begin, step.of_ranks[rank].end)
@@ -122,7 +125,7 @@ def overlaps(
         )
         if not inside:
             continue
-        mine = [span for span in trace.spans if span.rank == rank]
+        mine = spans[rank]
         backward = union((span.begin, span.end) for span in mine if span.kind == "BACKWARD")
         waits = union((span.begin, span.end) for span in mine if span.kind == "WAIT")
         moves = _cut(union(under_way[rank]), inside)

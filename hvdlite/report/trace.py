@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,9 @@ LONGEST_LINE = 1 << 16
 LARGEST_IN_ONE_LINE = 64 << 20
 # Of the operations before the end, so many show what the clocks differ by then.
 LAST_ROUNDS = 64
+# Of what else the ranks say, so many lines are shown.
+MOST_NOTES = 20
+_LOST = re.compile(r"(\d{1,12}) events were lost: too many at once")
 STATES = ("POSTED", "MATCHED", "RUNNING")
 
 
@@ -97,6 +101,9 @@ class _Reader:
         self._trace = Trace()
         self._open: dict[tuple[int, str], Operation] = {}
         self._bad = 0
+        self._lost: dict[int, int] = defaultdict(int)  # by rank
+        self._said: list[str] = []
+        self._num_said = 0
 
     def read(self, file: IO[bytes]) -> Trace:
         num_events = 0
@@ -107,6 +114,7 @@ class _Reader:
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 self._bad += 1
         trace = self._trace
+        trace.notes += self._notes()
         if not trace.operations and not trace.spans and not trace.ranks:
             raise NotATimeline(
                 "it holds no event of a timeline of hvdlite; make one by hvdrun "
@@ -192,7 +200,26 @@ class _Reader:
             if name == "the timeline ends":
                 trace.ended = True
             else:
-                trace.notes.append(f"rank {rank}: {name}")
+                self._note(rank, name)
+
+    def _note(self, rank: int, name: str) -> None:
+        """Ranks may say the same four times a second, for hours."""
+        if lost := _LOST.fullmatch(name):
+            self._lost[rank] += int(lost[1])
+            return
+        self._num_said += 1
+        if len(self._said) < MOST_NOTES:
+            self._said.append(f"rank {rank}: {name}")
+
+    def _notes(self) -> list[str]:
+        lost = [
+            f"rank {rank}: {number} events were lost: too many at once"
+            for rank, number in sorted(self._lost.items())
+        ]
+        notes = [*lost[:MOST_NOTES], *self._said]
+        if more := len(lost) + self._num_said - len(notes):
+            notes.append(f"and {more} more notes of ranks")
+        return notes
 
     def _take_state(self, rank: int, event: Any) -> None:
         key, at = (rank, str(event["id"])), _number(event["ts"])

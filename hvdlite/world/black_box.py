@@ -18,7 +18,7 @@ import zlib
 from hvdlite import _core
 from hvdlite.world import last_line, launcher_link
 from hvdlite.world.config import Config
-from hvdrun.for_hvdlite import notes
+from hvdrun.for_hvdlite import FORMAT, notes
 
 _NAME = "hvdrun-black-box"
 _lock = threading.Lock()
@@ -77,7 +77,7 @@ def _give_to_keeper() -> mmap.mmap | None:
 def _head() -> bytes:
     """What a reader must know beside the entries, as a text that ends with a NUL."""
     known = {
-        "format": 2,
+        "format": FORMAT,
         "kinds": _core.KIND_NAMES,
         "pid": os.getpid(),
         # The entries' times are those of the monotonic clock, which differs between hosts.

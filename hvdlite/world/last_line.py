@@ -7,6 +7,7 @@ every EVERY_S, as finding them takes some microseconds.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -66,7 +67,11 @@ def _of_script(file: str) -> bool:
     if known is None:
         if len(_is_script) >= _MOST_FILES:
             _is_script.clear()
-        path = file if file.startswith("<") else os.path.abspath(file)
+        path = file
+        if not file.startswith("<"):
+            # (The name of generated code may be relative, and the working directory removed.)
+            with contextlib.suppress(OSError):
+                path = os.path.abspath(file)
         known = _is_script[file] = not (
             path.startswith((*_LIBRARIES, "<frozen ")) or "/site-packages/" in path
         )

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     Crc32 = Callable[[bytes], int]
 
+# What the text at the begin calls this layout.
+FORMAT = 2
 # A text that ends with a NUL, and then the entries, each of which begins with its ticket.
 HEAD_BYTES, ENTRY_BYTES, ENTRIES = 4096, 128, 512
 TOTAL_BYTES = HEAD_BYTES + ENTRIES * ENTRY_BYTES

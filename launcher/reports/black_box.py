@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hvdrun.machine.box_layout import ENTRIES, ENTRY_BYTES, HEAD_BYTES, TOTAL_BYTES
+from hvdrun.machine.box_layout import ENTRIES, ENTRY_BYTES, FORMAT, HEAD_BYTES, TOTAL_BYTES
 
 # hvdl_box_entry of the core's operations/black_box.h.
 _ENTRY = struct.Struct("=QQQQQQQIIIIiBB2x48s")
@@ -20,7 +20,6 @@ assert _ENTRY.size == ENTRY_BYTES
 _NUMBER = struct.Struct("=Q")
 _MOST_KINDS = 256
 _SHOWN_OF_KIND = 32
-_FORMAT = 2
 _LINE = re.compile(r'^  File "(.*)", line ([0-9]{1,9}) in (.*)$', re.MULTILINE)
 # Messages between two ranks: no other ranks take part.
 MESSAGES = ("send", "recv")
@@ -84,7 +83,7 @@ def read_box(data: bytes, most: int = ENTRIES + HEAD_BYTES // ENTRY_BYTES) -> Bo
         head = json.loads(text)
         kinds = [_printable(str(kind)[:_SHOWN_OF_KIND]) for kind in head["kinds"][:_MOST_KINDS]]
         to_wall_ns = int(head["to_wall_ns"])
-        is_known = head["format"] == _FORMAT
+        is_known = head["format"] == FORMAT
     except (zlib.error, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     if not found or not is_known or abs(to_wall_ns) >= 1 << 63:

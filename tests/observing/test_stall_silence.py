@@ -56,7 +56,9 @@ def one_host_is_frozen(frozen):
         lines = said.wait_for_all(f"allreduce '{name}'" for name in NAMES)
         for line in lines:
             assert f" s for {host_of(frozen)}, which does not answer; called by rank" in line, line
-            assert line.endswith("is that host cut off, or are its processes stopped?"), line
+            assert "; is that host cut off, or are its processes stopped? " in line, line
+            link = rf"Or is the link between it and ({'|'.join(map(host_of, others))}) slow\?"
+            assert re.search(f"{link}$", line), line
         # One line of the coordinator, or of each host that waits for it.
         assert len(lines) <= len(NAMES) * len(others)
     if rank == others[0]:

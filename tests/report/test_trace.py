@@ -108,6 +108,21 @@ def test_entries_that_are_no_events_are_counted(tmp_path):
     assert len(made.operations) == 2
 
 
+def test_what_ranks_say_again_and_again_is_one_note(tmp_path):
+    about = {"ph": "i", "s": "p", "tid": 0, "ts": BASE}
+    lost = {**about, "name": "7 events were lost: too many at once"}
+    said = [{**about, "pid": 0, "name": f"note {i}"} for i in range(100)]
+    made = [*of_two_ranks(), *[{**lost, "pid": i % 2} for i in range(100)], *said]
+    notes = read(written(tmp_path / "t.json", made)).notes
+    assert notes[:3] == [
+        "rank 0: 350 events were lost: too many at once",
+        "rank 1: 350 events were lost: too many at once",
+        "rank 0: note 0",
+    ]
+    assert "and 80 more notes of ranks" in notes
+    assert len(notes) < 30
+
+
 def test_a_file_that_another_program_wrote_again_in_one_line_is_read(tmp_path):
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"traceEvents": of_two_ranks()}))

@@ -39,6 +39,17 @@ def test_the_innermost_lines_of_the_script_are_kept(memory):
     assert not any("/site-packages/" in line or "hvdlite/world/" in line for line in found)
 
 
+def test_a_relative_name_of_code_is_kept_where_the_working_directory_is_gone(
+    memory, monkeypatch, tmp_path
+):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    exec(compile("look()", "cell.py", "exec"), {"look": last_line.look})
+    assert lines(memory)[0] == '  File "cell.py", line 1 in <module>'
+
+
 def test_they_are_written_once_in_a_while(memory, monkeypatch):
     now = 100.0
     monkeypatch.setattr(last_line, "clock", lambda: now)

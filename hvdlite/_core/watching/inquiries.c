@@ -102,7 +102,8 @@ static void conclude(hvdl_engine *e, hvdl_inquiry *inquiry)
     what.report = inquiry->said; /* the first one may have taken until the next was due */
     if (waits)
         hvdl_describe_late(&what, inquiry->posted.text, inquiry->missing.text,
-                           is_host ? HVDL_ASK_HOST : HVDL_ASK_PATH, text);
+                           is_host ? HVDL_ASK_HOST : HVDL_ASK_PATH,
+                           e->config.host_names[e->placement.host], text);
     free_answers(e, inquiry);
     inquiry->over = !waits;
     if (waits && what.gives_up)

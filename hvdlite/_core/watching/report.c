@@ -192,7 +192,7 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
 }
 
 void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
-                        hvdl_advice advice, char text[HVDL_TEXT_BYTES])
+                        hvdl_advice advice, const char *asker, char text[HVDL_TEXT_BYTES])
 {
     hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
     bool again = what->report && !what->gives_up;
@@ -213,6 +213,8 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
                  "batches before the others must call hvd.join()");
     else
         hvdl_put(&to, "do all ranks take the same path through the program?");
+    if (asker && advice == HVDL_ASK_HOST && !what->gives_up)
+        hvdl_put(&to, " Or is the link between it and %s slow?", asker);
 }
 
 void hvdl_describe_going_on(const hvdl_late *what, char text[HVDL_TEXT_BYTES])

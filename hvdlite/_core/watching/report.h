@@ -44,9 +44,10 @@ void hvdl_describe_host(hvdl_engine *engine, const hvdl_late *what, const hvdl_s
 /* What a late operation's text ends with. */
 typedef enum { HVDL_ASK_PATH, HVDL_ASK_HOST } hvdl_advice;
 
-/* The whole text. */
+/* The whole text. asker: this host, if another one does not answer it, which may be the fault of either's link;
+ * else NULL. */
 void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
-                        hvdl_advice advice, char text[HVDL_TEXT_BYTES]);
+                        hvdl_advice advice, const char *asker, char text[HVDL_TEXT_BYTES]);
 /* It was reported, and goes on. */
 void hvdl_describe_going_on(const hvdl_late *what, char text[HVDL_TEXT_BYTES]);
 /* To the user. */

@@ -279,7 +279,7 @@ static void report_standstill(hvdl_engine *e, uint64_t now)
     hvdl_writer to = {missing, sizeof missing, 0};
     put_suspects(e, &to);
     snprintf(posted, sizeof posted, "%d", hvdl_own_number(e));
-    hvdl_describe_late(&what, posted, missing, HVDL_ASK_HOST, text);
+    hvdl_describe_late(&what, posted, missing, HVDL_ASK_HOST, NULL, text);
     hvdl_say_standstill(e, op, text, what.gives_up);
 }
 

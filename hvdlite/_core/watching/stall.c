@@ -59,8 +59,9 @@ static void report_here(hvdl_engine *e, const hvdl_due *due)
     put_silent(e, due, meeting, &all);
     if (!*all.missing)
         return;
+    const char *asker = due->host < 0 ? NULL : e->config.host_names[e->placement.host];
     hvdl_describe_late(what, all.posted, all.missing, is_host ? HVDL_ASK_HOST : HVDL_ASK_PATH,
-                       text);
+                       asker, text);
     if (what->gives_up) {
         hvdl_give_up_everywhere(e, text);
         return;

@@ -12,7 +12,7 @@ import pytest
 
 from hvdlite import _core
 from hvdrun.agent.rank_box import RankBox
-from hvdrun.machine.box_layout import ENTRIES, TOTAL_BYTES
+from hvdrun.machine.box_layout import ENTRIES, FORMAT, TOTAL_BYTES
 from hvdrun.reports import last_operations
 from hvdrun.reports.black_box import Box, read_box
 from tests.core.engines import BLOCK_BYTES, INLINE_BYTES, make_engine
@@ -31,7 +31,7 @@ class Members:
         for fd in self.fds:
             os.ftruncate(fd, _core.BLACK_BOX_BYTES)
             box = mmap.mmap(fd, _core.BLACK_BOX_BYTES)
-            head = json.dumps({"format": 1, "kinds": _core.KIND_NAMES, "to_wall_ns": 0})
+            head = json.dumps({"format": FORMAT, "kinds": _core.KIND_NAMES, "to_wall_ns": 0})
             box[: len(head)] = head.encode()
             self.boxes.append(box)
         self.engines = [self._engine(rank, shared, box) for rank, box in enumerate(self.boxes)]
