@@ -3,6 +3,9 @@
 `import hvdlite` loads these modules in every rank, so each of them imports little itself.
 """
 
+from hvdrun.faults import GRADIENT, OPERATION, STEP, Fault
+from hvdrun.faults import VARIABLE as FAULT_VARIABLE
+from hvdrun.faults import parse as parse_faults
 from hvdrun.knobs import KNOBS
 from hvdrun.machine import notes
 from hvdrun.machine.binding import chosen_by_user
@@ -34,7 +37,9 @@ from hvdrun.summary import summary_of
 
 __all__ = [
     "ENDING",
+    "FAULT_VARIABLE",
     "FORMAT",
+    "GRADIENT",
     "KNOBS",
     "LINES_AT",
     "LINES_BYTES",
@@ -42,11 +47,14 @@ __all__ = [
     "MOST_RECENT",
     "MOST_SAMPLES",
     "MOST_VALUES",
+    "OPERATION",
     "RECENT_S",
     "RECENT_STEPS",
+    "STEP",
     "TELLS_AGAIN_AFTER",
     "TELLS_AT_LEAST_EVERY_S",
     "TELLS_EVERY_S",
+    "Fault",
     "Identity",
     "Pulse",
     "Record",
@@ -66,6 +74,7 @@ __all__ = [
     "open_file",
     "open_folder",
     "pack_lines",
+    "parse_faults",
     "pulse_every_s",
     "replace",
     "summary_of",

@@ -196,6 +196,13 @@ KNOBS: tuple[Knob, ...] = (
         maximum=1 << 24,
     ),
     Knob(
+        "fault",
+        "text",
+        "",
+        "for tests: what goes wrong on purpose, and where, as in kill@rank=1,step=30;"
+        " delay:0.5@rank=0,operation=allreduce",
+    ),
+    Knob(
         "first_bucket_bytes",
         "int",
         -1,

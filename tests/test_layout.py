@@ -21,9 +21,8 @@ PACKAGES = {"hvdlite": "hvdlite", "hvdrun": "launcher", "tests": "tests"}
 MAP = """
 machine      | launcher/machine/                      |
 agent        | launcher/agent/                        | machine
-knobs        | launcher/__init__.py launcher/knobs.py launcher/records.py |
-             | launcher/pulse.py                      |
-             | launcher/summary.py                    |
+knobs        | launcher/__init__.py launcher/faults.py launcher/knobs.py |
+             | launcher/records.py launcher/pulse.py launcher/summary.py |
 failures     | launcher/errors.py launcher/ssh_errors.py |
 for_hvdlite  | launcher/for_hvdlite.py                | machine knobs
 plan         | launcher/plan/                         | machine agent knobs failures
@@ -58,8 +57,8 @@ collectives  | hvdlite/collectives/                   | core words world gpu obs
 shared       | hvdlite/shared/                        | words world collectives
 buckets      | hvdlite/optimizer/buckets/             | core words world gpu collectives observe
 checks       | hvdlite/optimizer/checks/              | core words world collectives buckets shared
-optimizer    | hvdlite/optimizer/                     | core words world collectives buckets checks
-             |                                        | observe shared
+optimizer    | hvdlite/optimizer/                     | for_hvdlite core words world collectives
+             |                                        | buckets checks observe shared
 asynchronous | hvdlite/asynchronous/                  | words world collectives shared
              |                                        | optimizer
 distributed  | hvdlite/distributed/                   | core words world observe

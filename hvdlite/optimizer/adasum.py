@@ -213,7 +213,7 @@ class Deltas:
             return
         self._changed = torch.zeros(len(params), dtype=torch.uint8, device="cpu")
         address = self._changed.data_ptr()
-        self._plan = team.engine.plan(
+        self._plan = team.plan(
             f"{self.name}.changed",
             _core.UINT8,
             _core.MAX,

@@ -10,6 +10,7 @@ import torch
 
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Adasum, Average, ReduceOp
+from hvdlite.optimizer import faults
 from hvdlite.optimizer.adasum import DeltaOptimizer, Deltas
 from hvdlite.optimizer.arguments import (
     checked_compression,
@@ -163,13 +164,15 @@ def DistributedOptimizer(
         deltas = Deltas(
             lambda: optimizer.param_groups, names, combining, kind, process_set, check_start
         )
-        return wrap(
+        of_deltas: Any = wrap(
             optimizer,
             DeltaOptimizer,
             _hvdlite_deltas=deltas,
             _hvdlite_passes=[passes],
             _hvdlite_check=check,
         )
+        faults.put_into(of_deltas, names.of)
+        return of_deltas
     shards = update = None
     if divides:
         shards = Shards(type(optimizer), shard, lambda: optimizer.param_groups, process_set)
@@ -201,6 +204,7 @@ def DistributedOptimizer(
         if shard:
             clip_guard.guard(params, result)
     weakref.finalize(result, _end, reducer, update).atexit = False
+    faults.put_into(result, names.of)
     return result
 
 

@@ -35,6 +35,7 @@ class Config:
     check_shared: bool = _DEFAULTS["check_shared"]
     deterministic: bool = _DEFAULTS["deterministic"]
     event_log: int = _DEFAULTS["event_log"]
+    fault: str = _DEFAULTS["fault"]
     first_bucket_bytes: int = _DEFAULTS["first_bucket_bytes"]
     gpu: str = _DEFAULTS["gpu"]
     gpu_collectives: str = _DEFAULTS["gpu_collectives"]

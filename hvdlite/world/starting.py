@@ -17,6 +17,7 @@ from hvdlite.world import (
     algorithm_table,
     communicators,
     cpu_threads,
+    faults,
     gpu_pinning,
     launcher_link,
     logs,
@@ -93,6 +94,7 @@ def _begin(comm: Intracomm | Sequence[int] | None, place: store_meeting.Place | 
     """place: where the world's ranks meet without MPI, if the caller knows it."""
     config = Config.from_env()
     logs.set_level(config)
+    faults.of_rank(config, 0)  # a text that can't be parsed is an error before ranks meet
     if comm is None and place is None and world.servers_have_ended:
         raise LaunchError(
             "init: this process has left a job with servers (HVDLITE_SERVERS, hvdrun --servers), "
@@ -102,7 +104,8 @@ def _begin(comm: Intracomm | Sequence[int] | None, place: store_meeting.Place | 
     parent = mpi.started_by_rank(config.rank_process, os.environ)
     if comm is None and place is None and parent is not None:
         _warn_child_of_rank(parent)
-        world.enter(_world_of_one(config))
+        # A fault of rank 0 is not one of every child of a rank.
+        world.enter(_world_of_one(dataclasses.replace(config, fault="")))
     elif comm is not None or _is_mpis(config, place):
         if not (parent or config.alone or mpi.launcher_of(os.environ)) and _is_of_one(comm):
             torch_place.check_alone(os.environ)
@@ -258,7 +261,8 @@ def _everyone(
             "can't have servers (--servers); start MPI with MPI_THREAD_MULTIPLE"
         )
     # A server waits for its workers for as long as they compute, so nothing there is late.
-    quiet = dataclasses.replace(config, stall_check_disable=True)
+    # Faults on purpose name workers, by their ranks among workers.
+    quiet = dataclasses.replace(config, stall_check_disable=True, fault="")
     ranks = tuple(range(placement.size))
     team = make_team(quiet, table, peers, placement, ranks, "everyone")
     return Everyone(team, placement, roles)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError, LaunchError
-from hvdlite.world import black_box, launcher_link
+from hvdlite.world import black_box, faults, launcher_link
 from hvdlite.world.algorithm_table import AlgorithmTable
 from hvdlite.world.config import Config
 from hvdlite.world.placement import Placement
@@ -99,6 +99,7 @@ class Team:
         self.run: Callable[..., str | None] = engine.run
         self.run_allreduce: Callable[..., str | None] = engine.run_allreduce
         self.allreduce_in_place: Callable[..., str | None] = engine.allreduce_in_place
+        self.plan: Callable[..., _core.Plan] = engine.plan
         # Numbers this team's optimizers, in the order in which every member makes them.
         self.optimizer_numbers = itertools.count()
         self._names = _Names(itertools.count())
@@ -187,7 +188,8 @@ def team_of_one(config: Config, placement: Placement, rank: int = 0) -> Team:
     problem = lack_of_memory(_private_bytes(config, 1))
     if problem:
         raise LaunchError(problem)
-    return Team((rank,), 0, _engine(config, placement, (rank,), -1, None, True, ()), None)
+    engine = _engine(config, placement, (rank,), -1, None, True, ())
+    return faults.put_into(Team((rank,), 0, engine, None), config)
 
 
 def make_team(
@@ -249,7 +251,8 @@ def make_team(
             local.free()
         if memory_fd >= 0:
             os.close(memory_fd)
-    return Team(ranks, placement.rank, engine, peers, engine_peers, progress_thread, label)
+    team = Team(ranks, placement.rank, engine, peers, engine_peers, progress_thread, label)
+    return faults.put_into(team, config)
 
 
 def _engine(

@@ -294,7 +294,7 @@ class Bucket:
             return
         self.weighs = weighs
         make = partial(
-            team.engine.plan,
+            team.plan,
             *(name, DTYPES[wire.dtype], op, wire.data_ptr(), wire.data_ptr(), wire.numel()),
             *(prescale, post),
             weighted=self.weighted_elems(),

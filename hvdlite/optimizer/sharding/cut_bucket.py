@@ -68,7 +68,7 @@ class CutBucket(Bucket):
         # One call makes and stores both: no signal's exception can come in between.
         self.plans.extend(
             starmap(
-                team.engine.plan,
+                team.plan,
                 [
                     (
                         *(label, DTYPES[memory.dtype], op, memory.data_ptr(), memory.data_ptr()),

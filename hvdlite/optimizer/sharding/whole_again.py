@@ -108,7 +108,7 @@ class UnionInPlace(Union):
         flat = real_view(bucket.flat)
         dtype, cut_as = DTYPES[flat.dtype], DTYPES[bucket.wire.dtype]
         self._make_plan = partial(
-            team.engine.plan,
+            team.plan,
             *(name, dtype, _core.SUM, 0, 0, flat.numel(), 1.0, 1.0),
             form=_form_of(bucket),
             cut_as=-1 if cut_as == dtype else cut_as,
@@ -158,7 +158,7 @@ class UnionInBucket(Union):
         dtype = DTYPES[memory.dtype]
         cut_as = DTYPES[wire.dtype]
         self._memory = memory
-        self._plan = team.engine.plan(
+        self._plan = team.plan(
             *(name, dtype, _core.SUM, memory.data_ptr(), memory.data_ptr(), memory.numel()),
             *(1.0, 1.0, memory),
             form=_form_of(bucket),

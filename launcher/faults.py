@@ -1,0 +1,190 @@
+"""Faults on purpose: the text of HVDLITE_FAULT, for hvdrun and for the ranks.
+
+    FAULT; FAULT; …     each FAULT is KIND[:VALUE][@CONDITION=VALUE,CONDITION=VALUE,…]
+
+For example `delay:0.5@rank=1,operation=allreduce,nth=20; kill@rank=2,step=30`. As `hvdrun.knobs`,
+this module imports nothing.
+"""
+
+VARIABLE = "HVDLITE_FAULT"
+
+# Where a fault happens: before an operation is called, before the update of an optimizer's step, or
+# in a gradient before it is reduced.
+OPERATION, STEP, GRADIENT = "operation", "step", "gradient"
+
+# The operations that ranks call by these names; the core has the same words.
+OPERATIONS = (
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "gather",
+    "join",
+    "reduce",
+    "reducescatter",
+    "scatter",
+)
+FLIPPED = ("parameter", "state")
+LONGEST_DELAY_S = 86400.0
+LARGEST = (1 << 31) - 1
+LARGEST_BIT = 127  # of an element of complex128
+SHOWN = 64  # how many characters of a wrong word an error quotes
+
+_AT_OPERATIONS = ("rank", "operation", "name", "nth", "times", "step")
+_AT_STEPS = ("rank", "name", "step", "times")
+
+
+class Kind:
+    """A kind of fault.
+
+    value: what stands after the colon: "" (nothing), "seconds", "code", or the choices, of which
+        the first is the default.
+    conditions: those that it takes.
+    """
+
+    __slots__ = ("conditions", "value")
+
+    def __init__(self, value: str | tuple[str, ...], conditions: tuple[str, ...]) -> None:
+        self.value = value
+        self.conditions = conditions
+
+
+KINDS: dict[str, Kind] = {
+    "bitflip": Kind(FLIPPED, (*_AT_STEPS, "bit")),
+    "delay": Kind("seconds", _AT_OPERATIONS),
+    "exit": Kind("code", _AT_OPERATIONS),
+    "kill": Kind("", _AT_OPERATIONS),
+    "nan": Kind("", _AT_STEPS),
+    "raise": Kind("", _AT_OPERATIONS),
+    "stop": Kind("", _AT_OPERATIONS),
+}
+
+# The conditions that are numbers, with their range.
+_NUMBERS = {
+    "rank": (0, LARGEST),
+    "nth": (1, LARGEST),
+    "times": (1, LARGEST),
+    "step": (1, LARGEST),
+    "bit": (0, LARGEST_BIT),
+}
+
+
+class Fault:
+    """One fault.
+
+    kind: a key of KINDS. value: the text after the colon, or its default.
+    rank: of the world; -1: every rank.
+    operation, name: the operation, and its name, that it is about; of a step, the parameter's name.
+        Empty: any operation, the first parameter.
+    nth, times: it happens at this event of those that it is about, and at so many in a row.
+    step: the step of an optimizer, from 1; 0: it is about operations.
+    bit: of a tensor's first element, from the lowest.
+    """
+
+    __slots__ = ("bit", "kind", "name", "nth", "operation", "rank", "step", "times", "value")
+
+    def __init__(self, kind: str, value: str, conditions: dict[str, str]) -> None:
+        self.kind = kind
+        self.value = value
+        self.rank = int(conditions.get("rank", -1))
+        self.operation = conditions.get("operation", "")
+        self.name = conditions.get("name", "")
+        self.nth = int(conditions.get("nth", 1))
+        self.times = int(conditions.get("times", 1))
+        self.step = int(conditions.get("step", 1 if kind in ("bitflip", "nan") else 0))
+        self.bit = int(conditions.get("bit", 0))
+
+    @property
+    def place(self) -> str:
+        """OPERATION, STEP or GRADIENT."""
+        if self.kind == "nan":
+            return GRADIENT
+        return STEP if self.step else OPERATION
+
+
+def parse(text: str) -> tuple[Fault, ...]:
+    """The faults of a text.
+
+    Raises:
+        ValueError: A phrase that says what is wrong, and what is possible instead.
+    """
+    return tuple(_fault(part.strip()) for part in text.split(";") if part.strip())
+
+
+def _fault(text: str) -> Fault:
+    head, at, tail = text.partition("@")
+    word, colon, value = (part.strip() for part in head.partition(":"))
+    kind = KINDS.get(word)
+    if kind is None:
+        raise ValueError(f"{_shown(word)} is no kind of fault; expected one of {', '.join(KINDS)}")
+    conditions: dict[str, str] = {}
+    for each in tail.split(",") if at else ():
+        key, equals, given = (part.strip() for part in each.partition("="))
+        if not equals or key not in kind.conditions:
+            choices = ", ".join(f"{name}=…" for name in kind.conditions)
+            raise ValueError(
+                f"{_shown(each.strip())} is no condition of {word}; expected {choices}"
+            )
+        if key in conditions:
+            raise ValueError(f"{word} has the condition {key} twice")
+        conditions[key] = _condition(word, key, given)
+    wrong = {"nth", "operation", "name"} & conditions.keys()
+    if "step" in conditions and wrong and kind.conditions is _AT_OPERATIONS:
+        raise ValueError(
+            f"{word}: {min(wrong)} is about operations, and step is about an optimizer's steps; "
+            "leave out one of them"
+        )
+    return Fault(word, _value(word, kind, value, bool(colon)), conditions)
+
+
+def _condition(word: str, key: str, given: str) -> str:
+    if key == "operation" and given not in OPERATIONS:
+        raise ValueError(
+            f"{word}: {_shown(given)} is no operation; expected one of {', '.join(OPERATIONS)}"
+        )
+    if key in _NUMBERS:
+        least, largest = _NUMBERS[key]
+        if not _is_number(given, least, largest):
+            raise ValueError(
+                f"{word}: {key}={_shown(given)}: expected a whole number from {least} to {largest}"
+            )
+    elif not given:
+        raise ValueError(f"{word}: {key}= is empty; expected a {key}, or leave it out")
+    return given
+
+
+def _value(word: str, kind: Kind, given: str, is_given: bool) -> str:
+    if isinstance(kind.value, tuple):
+        if is_given and given not in kind.value:
+            raise ValueError(f"{word}:{_shown(given)}: expected one of {', '.join(kind.value)}")
+        return given or kind.value[0]
+    if kind.value == "seconds":
+        try:
+            is_good = 0 <= float(given) <= LONGEST_DELAY_S
+        except ValueError:
+            is_good = False
+        if not is_good:
+            raise ValueError(
+                f"{word}:{_shown(given)}: expected seconds from 0 to {LONGEST_DELAY_S:g}, as in "
+                f"{word}:0.5"
+            )
+    elif kind.value == "code":
+        if not _is_number(given, 0, 255):
+            raise ValueError(
+                f"{word}:{_shown(given)}: expected an exit code from 0 to 255, as in {word}:3"
+            )
+    elif is_given:
+        raise ValueError(f"{word} takes no value after a colon, but has {_shown(given)}")
+    return given
+
+
+def _is_number(given: str, least: int, largest: int) -> bool:
+    # Python refuses to convert thousands of digits, and int() takes digits of other scripts.
+    if not (given.isascii() and given.isdigit() and len(given) <= len(str(LARGEST))):
+        return False
+    return least <= int(given) <= largest
+
+
+def _shown(word: str) -> str:
+    return repr(word if len(word) <= SHOWN else word[:SHOWN] + "...")
