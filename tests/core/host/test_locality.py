@@ -143,7 +143,7 @@ def test_what_nothing_can_correct_is_given_up(locality):
 
 def conveyors(folder: Path) -> ctypes.CDLL:
     own = Path(__file__).with_name("conveyors.c")
-    parts = ("host/*", "base/schedule", "base/extents")
+    parts = ("host/*", "base/schedule", "base/extents", "base/sum_tree")
     clocked = [
         compiled(source, "-D_GNU_SOURCE", "-Dclock_gettime=test_clock_gettime")
         for source in [own, *sources(*parts)]
