@@ -148,7 +148,7 @@ def conveyors(folder: Path) -> ctypes.CDLL:
         compiled(source, "-D_GNU_SOURCE", "-Dclock_gettime=test_clock_gettime")
         for source in [own, *sources(*parts)]
     ]
-    objects = [*clocked, *map(compiled, sources("kernels/reduce*", "kernels/neutral"))]
+    objects = [*clocked, *map(compiled, sources("kernels/*"))]
     return ctypes.CDLL(str(linked(folder / "conveyors.so", objects, "-shared")))
 
 
