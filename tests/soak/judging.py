@@ -161,7 +161,9 @@ def _accusations(job: Job, lines: Iterable[str], found: Judgement) -> None:
             if not is_cut or match[1] != f"server{fault.host + 1}":
                 found.wrong.append(f"accused: {line}")
     if fault.kind in (*ENDED, "agent killed", "link cut") and not found.named:
-        found.wrong.append(f"unnamed: hvdrun does not say {ENDED.get(fault.kind, 'that the host is lost')}")
+        found.wrong.append(
+            f"unnamed: hvdrun does not say {ENDED.get(fault.kind, 'that the host is lost')}"
+        )
 
 
 def _stalls(job: Job, lines: Iterable[str], found: Judgement) -> None:
