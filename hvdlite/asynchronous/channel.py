@@ -25,7 +25,7 @@ from hvdlite.world.teams import make_team
 _LABEL = "between hosts"
 # For a server that does not answer; the job is about to fail then.
 _BYE_LIMIT_S = 20.0
-# For one that may have left before: in shutdown it does so once nobody uses an optimizer.
+# For a server that may have left already: in shutdown it leaves after the last optimizer.
 _UNUSED_LIMIT_S = 1.0
 # For the text of a failure to come.
 _TEXT_LIMIT_S = 10.0

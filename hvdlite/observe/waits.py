@@ -73,7 +73,7 @@ class _Counting(contextlib.AbstractContextManager[None]):
 # None: the time is not counted.
 _counted: Waits | None = None
 # Is told the name and the beginning, in ns of the monotonic clock, of each wait that has ended and
-# was not inside another one; None: nobody wants it.
+# was not inside another one; None: no timeline is written.
 _told: Callable[[str, int], None] | None = None
 _inside = threading.local()
 

@@ -227,7 +227,7 @@ class Keeper:
         return {fd for fd, _ in self.poll.poll(timeout)}
 
     def _notice_stops(self) -> None:
-        """The kernel tells the parent at once, and nobody later."""
+        """The kernel tells the parent as it happens, and keeps no record of when."""
         with Suppress(OSError):
             while self.pid and (found := os.waitid(os.P_PID, self.pid, LOOK_AT_THE_STOPPED)):
                 has_stopped = found.si_code == os.CLD_STOPPED

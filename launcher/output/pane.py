@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 
 def place_of(environ: Mapping[str, str]) -> Place | None:
-    """None: a live part would disturb somebody, or nobody would see it."""
+    """None: no terminal shows a live part, or another program draws on it."""
     shown = terminals()
     if not shown or environ.get("TERM", "dumb") == "dumb":
         return None

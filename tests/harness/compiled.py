@@ -46,7 +46,7 @@ def linked(target: Path, objects: Iterable[Path], *options: str) -> Path:
 def compiled(source: Path, *options: str) -> Path:
     """The object of one source."""
     command = [*_compiler(), *OPTIONS, *options]
-    made_of = (command, _headers(CORE), _headers(source.parent), source.read_bytes())
+    made_of = (command, _headers(CORE), _headers(source.parents[1]), source.read_bytes())
     digest = hashlib.sha256(repr(made_of).encode()).hexdigest()
     kept = KEPT / f"{source.stem}-{digest[:32]}.o"
     if not kept.exists():

@@ -46,6 +46,8 @@ LOOK = json.dumps(
         ],
         "frames": [["/a/train.py", 7, "load", ""], ["/b/torch/x.py", 1, "f", "torch"]],
         "no_frames": "",
+        "quotas": {"/cpu/job": [15, 7]},
+        "stopped_s": 4.5,
     }
 ).encode()
 STALLS = [

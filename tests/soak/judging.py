@@ -51,7 +51,7 @@ STALLED_RANK = re.compile(r"rank (\d+) on (\S+) \((?:which|of)")
 STALLED_HOST = re.compile(r" (server\d+), which does not answer")
 NOT_CALLED = re.compile(r"allreduce 'round (\d+)'(?: \(no\. \d+\))?, which ranks? ([\d,-]+) ha")
 SLOW_RANK = re.compile(r"^hvdrun: ranks? ([\d,-]+) on \S+.* arrives? last in")
-# What is said of a job that goes well.
+# What hvdrun says of a job that works.
 SUMMARY = re.compile(
     r"^hvdrun: (\d+ steps|one step|no step|where the time of a step goes|no rank is steadily late"
     r"|which rank is late is not known|ranks? [\d,-]+ on .* (arrives?|is throttled|are throttled))"
@@ -161,7 +161,9 @@ def _accusations(job: Job, lines: Iterable[str], found: Judgement) -> None:
             if not is_cut or match[1] != f"server{fault.host + 1}":
                 found.wrong.append(f"accused: {line}")
     if fault.kind in (*ENDED, "agent killed", "link cut") and not found.named:
-        found.wrong.append(f"unnamed: nobody says {ENDED.get(fault.kind, 'that the host is lost')}")
+        found.wrong.append(
+            f"unnamed: hvdrun does not say {ENDED.get(fault.kind, 'that the host is lost')}"
+        )
 
 
 def _stalls(job: Job, lines: Iterable[str], found: Judgement) -> None:
@@ -215,7 +217,7 @@ def _texts(job: Job, played: Played, found: Judgement) -> None:
 
 
 def _is_calm(job: Job, line: str) -> bool:
-    """A job that goes well may say this."""
+    """hvdrun may say this of a job that works."""
     kind = job.fault.kind
     if "--summary" in job.options and (SUMMARY.match(line) or TABLE.match(line)):
         return True

@@ -62,6 +62,15 @@ static PyObject *kernel_variants(PyObject *module, PyObject *unused)
     return names;
 }
 
+/* Its name is NULL if this CPU has no such variant. */
+static const hvdl_reduce_variant *variant_called(const char *name)
+{
+    const hvdl_reduce_variant *variant = hvdl_reduce_variants();
+    while (variant->name && strcmp(variant->name, name) != 0)
+        variant++;
+    return variant;
+}
+
 /* reduce(variant, dtype, op, output, inputs, count, prescale, divisor, postscale, factors=()) */
 static PyObject *reduce(PyObject *module, PyObject *args)
 {
@@ -78,9 +87,7 @@ static PyObject *reduce(PyObject *module, PyObject *args)
                           &PyTuple_Type, &factors))
         return NULL;
     scale.divisor = divisor;
-    const hvdl_reduce_variant *variant = hvdl_reduce_variants();
-    while (variant->name && strcmp(variant->name, name) != 0)
-        variant++;
+    const hvdl_reduce_variant *variant = variant_called(name);
     const void *addresses[HVDL_MAX_LOCAL];
     double each[HVDL_MAX_LOCAL];
     Py_ssize_t num_inputs = PyTuple_Size(inputs);
@@ -132,9 +139,7 @@ static PyObject *reduce_tree(PyObject *module, PyObject *args)
                           &divisor, &scale.postscale))
         return NULL;
     scale.divisor = divisor;
-    const hvdl_reduce_variant *variant = hvdl_reduce_variants();
-    while (variant->name && strcmp(variant->name, name) != 0)
-        variant++;
+    const hvdl_reduce_variant *variant = variant_called(name);
     const void *addresses[HVDL_MAX_LOCAL];
     Py_ssize_t num_inputs = PyTuple_Size(inputs), depth = 0, deepest = 0;
     bool fits = variant->name && has_tree_kernel(dtype, to_dtype) && op >= 0 && op < HVDL_ADASUM &&

@@ -7,6 +7,7 @@
 
 #include "watching/report.h"
 #include "network.h"
+#include "postings.h"
 
 #define NUM_HOSTS 2
 #define LOCAL_SIZE 2
@@ -79,16 +80,7 @@ static hvdl_err make_engines(void)
 static hvdl_operation *post(void)
 {
     hvdl_operation *op = NULL;
-    hvdl_posting posting = {.name = "x", .input = data, .output = data};
-    posting.desc = (hvdl_desc){.kind = HVDL_ALLREDUCE,
-                               .dtype = HVDL_FLOAT32,
-                               .op = HVDL_SUM,
-                               .ndim = 1,
-                               .root = -1,
-                               .prescale = 1,
-                               .postscale = 1,
-                               .count = 100,
-                               .dims = {100}};
+    hvdl_posting posting = sum_posting("x", data, 100);
     return hvdl_engine_post(engines[0], &posting, false, &op) ? NULL : op;
 }
 

@@ -82,7 +82,7 @@ char *__wrap_strdup(const char *text)
     return is_chosen(FAULT_ALLOCATION, "strdup") ? NULL : __real_strdup(text);
 }
 
-/* An engine that is closed waits some seconds for the others, which nobody drives meanwhile: time runs so much
+/* An engine that is closed waits some seconds for the others, which are not driven meanwhile: time runs so much
  * faster here. */
 #define HASTE 100
 
@@ -95,7 +95,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *to)
     return error;
 }
 
-/* In a test of one thread nobody else does anything meanwhile. */
+/* A test has one thread: sleeping would change nothing. */
 int __wrap_nanosleep(const struct timespec *pause, struct timespec *left)
 {
     (void)pause;

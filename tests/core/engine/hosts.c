@@ -2,6 +2,7 @@
  * one thread, for test_many_hosts.py, which compiles it together with the core. */
 #define _GNU_SOURCE
 #include "network.h"
+#include "postings.h"
 
 #define MOST_HOSTS 1024
 
@@ -69,21 +70,6 @@ static void look(void)
         hvdl_engine_poll(engines[h]);
 }
 
-static hvdl_posting posting_of(const char *name, float *data)
-{
-    hvdl_posting posting = {.name = name, .input = data, .output = data};
-    posting.desc = (hvdl_desc){.kind = HVDL_ALLREDUCE,
-                               .dtype = HVDL_FLOAT32,
-                               .op = HVDL_SUM,
-                               .ndim = 1,
-                               .root = -1,
-                               .prescale = 1,
-                               .postscale = 1,
-                               .count = ELEMS,
-                               .dims = {ELEMS}};
-    return posting;
-}
-
 /* The i-th name whose operations of this kind have host 0 for their coordinator. */
 static void name_of(char name[32], int kind, int i)
 {
@@ -108,7 +94,7 @@ static hvdl_err post(int host, int number, call *c)
     name_of(name, HVDL_ALLREDUCE, number);
     for (int i = 0; i < ELEMS; i++)
         c->data[i] = value_of(host, number);
-    hvdl_posting posting = posting_of(name, c->data);
+    hvdl_posting posting = sum_posting(name, c->data, ELEMS);
     return hvdl_engine_post(engines[host], &posting, false, &c->operation);
 }
 
@@ -124,7 +110,7 @@ static hvdl_err make_plans(int num_plans)
         hvdl_plan *plans[MOST_HOSTS];
         name_of(name, HVDL_PLAN, i);
         for (int h = 0; !err && h < num_hosts; h++) {
-            hvdl_posting posting = posting_of(name, data);
+            hvdl_posting posting = sum_posting(name, data, ELEMS);
             err = hvdl_plan_create(engines[h], &posting, &plans[h]);
         }
         for (int n = 0; n < 8; n++)
@@ -195,7 +181,7 @@ static int fail(int num_calls)
     hvdl_operation **operations = calloc((size_t)num_calls, sizeof *operations);
     for (int i = 0; i < num_calls; i++) {
         snprintf(name, sizeof name, "%d", i);
-        hvdl_posting posting = posting_of(name, NULL);
+        hvdl_posting posting = sum_posting(name, NULL, ELEMS);
         if (hvdl_engine_post(engines[0], &posting, false, &operations[i]))
             return 1;
     }

@@ -143,12 +143,12 @@ def test_what_nothing_can_correct_is_given_up(locality):
 
 def conveyors(folder: Path) -> ctypes.CDLL:
     own = Path(__file__).with_name("conveyors.c")
-    parts = ("host/*", "base/schedule", "base/extents")
+    parts = ("host/*", "base/schedule", "base/extents", "base/sum_tree")
     clocked = [
         compiled(source, "-D_GNU_SOURCE", "-Dclock_gettime=test_clock_gettime")
         for source in [own, *sources(*parts)]
     ]
-    objects = [*clocked, *map(compiled, sources("kernels/reduce*"))]
+    objects = [*clocked, *map(compiled, sources("kernels/*"))]
     return ctypes.CDLL(str(linked(folder / "conveyors.so", objects, "-shared")))
 
 

@@ -16,6 +16,8 @@
 #include "host/shm.h"
 #include "operations/black_box.h"
 
+#include "../engine/postings.h"
+
 #define RANKS 2
 #define NAMES 37
 #define BLOCK_BYTES 4096
@@ -81,16 +83,7 @@ static void *call(void *given)
                  count % 2 ? "" : ", or is");
         for (int k = 0; k < count; k++)
             values[k] = 1;
-        hvdl_posting posting = {.name = name, .input = values, .output = values};
-        posting.desc = (hvdl_desc){.kind = HVDL_ALLREDUCE,
-                                   .dtype = HVDL_FLOAT32,
-                                   .op = HVDL_SUM,
-                                   .ndim = 1,
-                                   .root = -1,
-                                   .prescale = 1,
-                                   .postscale = 1,
-                                   .count = count,
-                                   .dims = {count}};
+        hvdl_posting posting = sum_posting(name, values, count);
         hvdl_operation *operation;
         if (hvdl_engine_post(own->engine, &posting, false, &operation))
             abort();

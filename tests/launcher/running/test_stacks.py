@@ -101,7 +101,7 @@ def test_a_report_of_the_stall_check_is_followed_by_where_the_ranks_are(started)
 def test_of_a_stopped_rank_it_is_said_since_when_and_where_it_last_waited(started):
     process, script = started("stopped")
     does = r"is stopped, for \d+\.\d s now \(`kill -CONT \d+` there lets it go on\)"
-    stack = rf"        {script}:14 in main\n        {script}:23 in <module>\n"
+    stack = rf"        {script}:13 in main\n        {script}:23 in <module>\n"
     expected = REPORT.format(does=does, stack=stack, script=script).replace(
         r"\(process \d+\)", r"\(process \d+\); it last waited for hvdlite here:"
     )

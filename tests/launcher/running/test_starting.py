@@ -109,7 +109,10 @@ IN_CHILD = "subprocess.run([sys.executable, '-c', 'import time, os\\n' + {waits!
         ),
         (
             "os.kill(os.getpid(), signal.SIGSTOP)",
-            r"is stopped \(`kill -CONT (?P<pid>\d+)` there lets it go on\): python.*",
+            (
+                r"is stopped, for \d+\.\d s now"
+                r" \(`kill -CONT (?P<pid>\d+)` there lets it go on\): python.*"
+            ),
         ),
     ],
     ids=["sleeps", "child", "stopped"],
