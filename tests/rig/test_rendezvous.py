@@ -183,7 +183,7 @@ WAITS = """
 import os, signal, sys, time
 print("up", flush=True)
 try:
-    time.sleep(60)
+    for _ in range(600): time.sleep(0.1)  # Python handles a signal just before a sleep after it
 except KeyboardInterrupt:
     print("interrupted on", os.uname().nodename, flush=True)
     sys.exit(3)
@@ -214,7 +214,7 @@ def save(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 print("up", flush=True)
-time.sleep(60)
+for _ in range(600): time.sleep(0.1)
 """
     words = ("-np", "3", "--rendezvous-secret-file", secret, "python", "-c", saves)
     platform.start(torch_variables, *words)

@@ -77,12 +77,13 @@ def start(python):
         job.process.stderr.close()
 
 
+# No long sleeps: Python handles a signal that comes just before one after it.
 SLEEPS = """
     import os, sys, time
     rank = os.environ["RANK"]
     try:
         print("up")
-        time.sleep(60)
+        for _ in range(600): time.sleep(0.1)
     except KeyboardInterrupt:
         print("interrupted")
         raise
@@ -122,7 +123,7 @@ IN_HVDLITE = """
         print("up")
         if hvd.rank() == 0:
             {}
-        time.sleep(60)
+        for _ in range(600): time.sleep(0.1)
     except KeyboardInterrupt:
         print("interrupted")
         raise
@@ -148,7 +149,7 @@ def test_ctrl_c_ends_ranks_that_wait_in_init(start):
         import os, time
         print("up")
         if os.environ["RANK"] == "1":
-            time.sleep(60)
+            for _ in range(600): time.sleep(0.1)
         import hvdlite as hvd
         hvd.init()
     """
@@ -164,7 +165,7 @@ def test_after_the_grace_of_ctrl_c_comes_term_and_then_kill(start):
         signal.signal(signal.SIGTERM, lambda *_: print("term"))
         print("up")
         while True:
-            time.sleep(60)
+            time.sleep(0.1)
     """
     job = start(script, "--grace-period", "0.3").up()
     job.send(signal.SIGINT)
@@ -189,7 +190,7 @@ SAVES = """
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     print("up")
     {wait}
-    time.sleep(60)
+    for _ in range(600): time.sleep(0.1)
 """
 HVDLITE = "import hvdlite as hvd, torch; hvd.init()"
 
@@ -244,7 +245,7 @@ HANDLES = """
         signal.signal(signal.SIGUSR1, lambda *_: print("got it"))
     print("up")
     while True:
-        time.sleep(60)
+        time.sleep(0.1)
 """
 
 
@@ -282,7 +283,7 @@ def test_the_signal_goes_to_the_ranks_process_not_to_those_it_has_started(start)
         signal.signal(signal.SIGUSR1, lambda *_: print("child", child.poll(), "up"))
         print("up")
         while True:
-            time.sleep(60)
+            time.sleep(0.1)
     """
     job = start(script, ranks=1).up()
     job.send(signal.SIGUSR1)
