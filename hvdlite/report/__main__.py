@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import click
 
@@ -41,4 +40,3 @@ def main(timeline: str, output: str | None) -> None:
 
 if __name__ == "__main__":
     main(prog_name="python -m hvdlite.report")
-    sys.exit(0)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from hvdlite.report.figures import Step
 from hvdlite.report.trace import Operation, Span
 
-# A wait ends when its operation does, and a moment later the program goes on.
+# Of one step: what a path of more would show is noise.
 MOST_SEGMENTS = 10_000
 
 
