@@ -50,6 +50,7 @@ class Bits:
 
     def __init__(self):
         self.copies = []
+        self.hooks = []
 
     def __call__(self, net, optimizer):
         def copy(*_):
@@ -60,7 +61,7 @@ class Bits:
             copied = {name: each.clone().view(-1) for name, each in tensors.items()}
             self.copies.append({name: each.view(torch.uint8) for name, each in copied.items()})
 
-        optimizer.register_step_pre_hook(copy)
+        self.hooks.append(optimizer.register_step_pre_hook(copy))
 
     def flipped(self, _, optimizer):
         """(tensor, byte, the bits that differ) in one step."""
@@ -76,7 +77,10 @@ class Bits:
 
 def flips(options):
     bits = Bits()
-    return train(options, bits.flipped, bits)
+    found = train(options, bits.flipped, bits)
+    for hook in bits.hooks:  # which would keep the optimizer for the tests that follow
+        hook.remove()
+    return found
 
 
 @pytest.mark.parametrize("options", [{}, {"op": hvd.Adasum}, {"shard": True}])
