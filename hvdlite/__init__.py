@@ -69,7 +69,7 @@ from hvdlite.shared import is_shared, share_parameters, shared_tensor
 from hvdlite.state import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from hvdlite.timeline import start_timeline, stop_timeline
-from hvdlite.world.process_sets import ProcessSet, global_process_set
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set
 from hvdlite.world.world import (
     cross_rank,
     cross_size,

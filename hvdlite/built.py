@@ -7,7 +7,8 @@ import os
 
 import torch
 
-from hvdlite.world import mpi, world
+from hvdlite.world import world
+from hvdlite.world.meeting import mpi
 
 
 def mpi_threads_supported() -> bool:

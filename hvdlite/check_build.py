@@ -19,8 +19,9 @@ import torch
 
 from hvdlite import _core, built
 from hvdlite.errors import LaunchError
-from hvdlite.world import mpi, shared_memory
-from hvdlite.world.cpu_threads import own_cores
+from hvdlite.world.meeting import mpi
+from hvdlite.world.process.cpu_threads import own_cores
+from hvdlite.world.teams import shared_memory
 
 # CPU features that matter for reducing and for torch.
 FEATURES = (

@@ -12,7 +12,7 @@ from hvdlite.optimizer.checks.same_values import Comparison, Entry, Kind
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.replicated import options_in, state_in
 from hvdlite.optimizer.wrapping import Wrapper
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 _FORM = "check_parameters"
 

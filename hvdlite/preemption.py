@@ -13,7 +13,9 @@ import torch
 
 from hvdlite.collectives import allreduce_
 from hvdlite.ops import Max
-from hvdlite.world import alone, c_handlers, launcher_link, logs, world
+from hvdlite.world import world
+from hvdlite.world.process import alone, c_handlers
+from hvdlite.world.telling import launcher_link, logs
 from hvdrun.for_hvdlite import notes
 
 # By TERM batch systems and Kubernetes end a job; by the others Slurm warns before that, if it is

@@ -14,10 +14,10 @@ from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.observe import pulses, summary
 from hvdlite.timeline import start_timeline
 from hvdlite.world import starting, world
-from hvdlite.world.exits import is_supervised
-from hvdlite.world.placement import part_of
-from hvdlite.world.process_sets import ProcessSet, global_process_set
-from hvdlite.world.teams import Team, make_team, team_of_one
+from hvdlite.world.process.exits import is_supervised
+from hvdlite.world.teams.placement import part_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set
+from hvdlite.world.teams.team import Team, make_team, team_of_one
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

@@ -32,8 +32,8 @@ from hvdlite.shared.broadcasting import (
     writes,
 )
 from hvdlite.world import world
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.team import Team
 
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor]
 

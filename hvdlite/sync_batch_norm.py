@@ -14,7 +14,7 @@ from hvdlite.collectives.allgather import allgather
 from hvdlite.collectives.allreduce import allreduce
 from hvdlite.collectives.posting import label
 from hvdlite.ops import Sum
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -23,8 +23,9 @@ from hvdlite.observe import clocks, program, trace_file
 from hvdlite.observe.clocks import Offset
 from hvdlite.observe.trace_file import TraceFile, encoded
 from hvdlite.observe.trace_row import TraceRow
-from hvdlite.world import communicators, world
-from hvdlite.world.teams import Team
+from hvdlite.world import world
+from hvdlite.world.meeting import communicators
+from hvdlite.world.teams.team import Team
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

@@ -21,9 +21,10 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite.world import algorithm_table, world
-from hvdlite.world.algorithm_table import Rules
-from hvdlite.world.teams import Team, make_team
+from hvdlite.world import world
+from hvdlite.world.teams import algorithm_table
+from hvdlite.world.teams.algorithm_table import Rules
+from hvdlite.world.teams.team import Team, make_team
 
 # The order in which they are best as slices grow: from few steps with much data to many steps with
 # little data.

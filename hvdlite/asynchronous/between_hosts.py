@@ -32,7 +32,7 @@ from hvdlite.collectives.objects import broadcast_object, gather_results
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.shared.parameters import require_shared
 from hvdlite.world import world
-from hvdlite.world.process_sets import global_process_set
+from hvdlite.world.teams.process_sets import global_process_set
 
 _INT64_BYTES = 8
 

@@ -18,9 +18,10 @@ import torch
 from hvdlite.asynchronous.home_server import HomeServer
 from hvdlite.asynchronous.messages import REQUEST_TAG, Header, Kind
 from hvdlite.errors import HorovodInternalError
-from hvdlite.world import exits, world
-from hvdlite.world.roles import Everyone, Roles
-from hvdlite.world.teams import make_team
+from hvdlite.world import world
+from hvdlite.world.process import exits
+from hvdlite.world.teams.roles import Everyone, Roles
+from hvdlite.world.teams.team import make_team
 
 _LABEL = "between hosts"
 # For a server that does not answer; the job is about to fail then.

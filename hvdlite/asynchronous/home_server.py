@@ -23,7 +23,7 @@ from hvdlite.asynchronous.messages import DENSE, Form, Header, Kind
 from hvdlite.asynchronous.receiving import Failure, Lost, Receiver, Request
 from hvdlite.asynchronous.served import Served
 from hvdlite.asynchronous.turns import Turns
-from hvdlite.world.roles import Everyone
+from hvdlite.world.teams.roles import Everyone
 
 log = logging.getLogger("hvdlite")
 

@@ -26,7 +26,7 @@ from hvdlite.collectives.objects import gather_results
 from hvdlite.optimizer.arguments import checked_names
 from hvdlite.optimizer.wrapping import wrap
 from hvdlite.world import world
-from hvdlite.world.process_sets import global_process_set
+from hvdlite.world.teams.process_sets import global_process_set
 
 
 def AsyncOptimizer(

@@ -29,7 +29,7 @@ from hvdlite.asynchronous.messages import (
 )
 from hvdlite.asynchronous.served import Push, Served
 from hvdlite.asynchronous.turns import Turns
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 
 class Lost(RuntimeError):

@@ -15,7 +15,7 @@ from torch.sparse import check_sparse_tensor_invariants
 from hvdlite.asynchronous.blueprint import Blueprint
 from hvdlite.asynchronous.messages import ABSENT, DENSE
 from hvdlite.asynchronous.parts import Layout
-from hvdlite.world.shared_memory import lack_of_memory, offer_memory
+from hvdlite.world.teams.shared_memory import lack_of_memory, offer_memory
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from hvdlite.asynchronous.receiving import Failure, Lost, Receiver, Request
 from hvdlite.asynchronous.served import Push, Record, Served, mean
 from hvdlite.asynchronous.turns import Turns
 from hvdlite.errors import HorovodInternalError
-from hvdlite.world.roles import Everyone
+from hvdlite.world.teams.roles import Everyone
 
 log = logging.getLogger("hvdlite")
 

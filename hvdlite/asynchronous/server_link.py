@@ -23,8 +23,8 @@ from hvdlite.asynchronous.messages import (
 )
 from hvdlite.asynchronous.parts import Layout
 from hvdlite.asynchronous.served import Offer, SharedMemory
-from hvdlite.world.roles import Everyone
-from hvdlite.world.shared_memory import open_offer
+from hvdlite.world.teams.roles import Everyone
+from hvdlite.world.teams.shared_memory import open_offer
 
 Gradients = Sequence[torch.Tensor | None]
 

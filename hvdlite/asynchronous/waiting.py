@@ -9,7 +9,7 @@ from typing import Any
 from hvdlite.asynchronous.server_link import ServerLink
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world.config import Config
-from hvdlite.world.roles import Everyone
+from hvdlite.world.teams.roles import Everyone
 
 log = logging.getLogger("hvdlite")
 

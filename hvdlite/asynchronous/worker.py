@@ -24,7 +24,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import Max
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.world import world
-from hvdlite.world.roles import Everyone
+from hvdlite.world.teams.roles import Everyone
 
 # Numbers are 16 bits in a header.
 _MOST_OPTIMIZERS = 1 << 16

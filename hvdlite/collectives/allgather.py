@@ -22,7 +22,7 @@ from hvdlite.collectives.posting import (
     readable,
 )
 from hvdlite.ops import Average
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 _ALLGATHER = _core.ALLGATHER
 

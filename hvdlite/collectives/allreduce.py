@@ -24,8 +24,8 @@ from hvdlite.compression import Compression, Compressor
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
 from hvdlite.ops import ReduceOp
-from hvdlite.world import last_line
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.telling import last_line
 
 _ALLREDUCE = _core.ALLREDUCE
 _posting = _core.posting

@@ -18,8 +18,8 @@ from hvdlite.collectives.posting import (
     no_rows,
     readable,
 )
-from hvdlite.world.process_sets import ProcessSet, as_int, global_process_set, team_of
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set, team_of
+from hvdlite.world.teams.team import Team
 
 _ALLTOALL = _core.ALLTOALL
 _INT32_MAX = torch.iinfo(torch.int32).max

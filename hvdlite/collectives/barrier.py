@@ -5,7 +5,7 @@ from __future__ import annotations
 from hvdlite import _core
 from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.posting import named
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 _BARRIER = _core.BARRIER
 _UINT8 = _core.UINT8

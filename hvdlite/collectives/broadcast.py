@@ -18,8 +18,8 @@ from hvdlite.collectives.posting import (
     named,
 )
 from hvdlite.ops import Average
-from hvdlite.world.process_sets import ProcessSet, as_int, global_process_set, team_of
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set, team_of
+from hvdlite.world.teams.team import Team
 
 _BROADCAST = _core.BROADCAST
 

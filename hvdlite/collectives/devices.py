@@ -14,8 +14,8 @@ from hvdlite import _core
 from hvdlite.collectives.handles import Handle
 from hvdlite.gpu import goes_by_gpu, lane_of
 from hvdlite.result_tensors import gathered_result
-from hvdlite.world import gpu_pinning
-from hvdlite.world.teams import Team
+from hvdlite.world.process import gpu_pinning
+from hvdlite.world.teams.team import Team
 
 
 def begin(team: Team, posting: _core.Posting, wake: bool) -> Handle:

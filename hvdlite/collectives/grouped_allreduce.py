@@ -30,8 +30,8 @@ from hvdlite.collectives.posting import (
 )
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import DTYPES, Adasum, ReduceOp
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.team import Team
 
 # Two copies of this many bytes cost about as much as an operation of its own.
 FUSED_BYTES = 65536

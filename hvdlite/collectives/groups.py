@@ -20,7 +20,7 @@ import torch
 
 from hvdlite.collectives.handles import Handle
 from hvdlite.collectives.posting import Unnamed, named
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 _HASH = (1 << 64) - 1
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
-from hvdlite.world import last_line
+from hvdlite.world.telling import last_line
 
 
 class Waitable(Protocol):

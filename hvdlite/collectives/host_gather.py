@@ -9,7 +9,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.ops import DTYPES
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 # Both are C code, so `list.extend(map(…))` gets and stores a result with no bytecode in between
 # where a signal handler could raise.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvdlite import _core
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 
 class HostSum:

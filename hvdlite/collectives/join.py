@@ -6,8 +6,8 @@ from hvdlite import _core
 from hvdlite.collectives.handles import Handle, rows_of
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world import world
-from hvdlite.world.process_sets import as_int
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.process_sets import as_int
+from hvdlite.world.teams.team import Team
 
 
 def join(device: int = -1) -> int:

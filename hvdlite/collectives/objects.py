@@ -16,7 +16,7 @@ from hvdlite.collectives.broadcast import broadcast_, broadcast_async_
 from hvdlite.collectives.handles import Handle, rows_of, synchronize
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world import world
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 Thing = TypeVar("Thing")
 

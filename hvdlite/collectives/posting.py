@@ -18,8 +18,8 @@ from hvdlite.compression import Compressor
 from hvdlite.errors import UnsupportedError
 from hvdlite.gpu import goes_by_gpu
 from hvdlite.ops import DTYPES, Adasum, Average, ReduceOp, Sum
-from hvdlite.world.process_sets import ProcessSet, team_of
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.process_sets import ProcessSet, team_of
+from hvdlite.world.teams.team import Team
 
 _BOOL = _core.BOOL
 _dtype_of = _core.dtype_of

@@ -25,7 +25,7 @@ from hvdlite.collectives.posting import (
 )
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Average, ReduceOp, Sum
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 _REDUCESCATTER = _core.REDUCESCATTER
 _BOOL = _core.BOOL

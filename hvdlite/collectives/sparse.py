@@ -12,7 +12,7 @@ from hvdlite.collectives.groups import ending, parts_of
 from hvdlite.collectives.handles import Handle, synchronize, together
 from hvdlite.collectives.posting import checked, require_sum
 from hvdlite.ops import Average, ReduceOp
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 
 def sparse_allreduce_async(

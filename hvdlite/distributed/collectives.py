@@ -30,8 +30,8 @@ from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
 from hvdlite.distributed.sites import site
 from hvdlite.distributed.work import DONE, OperationWork, SeveralWork
 from hvdlite.observe import waits
-from hvdlite.world import last_line
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
+from hvdlite.world.telling import last_line
 
 Tensor = torch.Tensor
 

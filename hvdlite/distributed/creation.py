@@ -18,7 +18,7 @@ from hvdlite.distributed import arrivals
 from hvdlite.distributed.process_group import HvdliteProcessGroup
 from hvdlite.errors import LaunchError
 from hvdlite.world import starting, world
-from hvdlite.world.groups import make_group
+from hvdlite.world.teams.groups import make_group
 
 # How many groups of each name and these ranks this process has made: a name may come again after
 # destroy_process_group. All members of a group count alike, whatever other groups each is in.

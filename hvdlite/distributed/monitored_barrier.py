@@ -13,7 +13,7 @@ import torch
 
 from hvdlite.distributed import postings
 from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 # The highest tag, so that it is not the user's.
 TAG = 2**31 - 1

@@ -14,7 +14,7 @@ from hvdlite.distributed import postings, spans
 from hvdlite.distributed.arguments import fill, is_in_place, movable, single
 from hvdlite.distributed.errors import OperationTimeoutError
 from hvdlite.distributed.work import OperationWork
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 Tensor = torch.Tensor
 

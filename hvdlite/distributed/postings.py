@@ -18,7 +18,7 @@ from hvdlite.distributed.arguments import fill, landing, movable, reducible
 from hvdlite.distributed.sites import site
 from hvdlite.ops import DTYPES
 from hvdlite.result_tensors import gathered_result
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 Tensor = torch.Tensor
 Finish = Callable[[Any], None] | None

@@ -16,8 +16,8 @@ from torch._C._distributed_c10d import Store
 from hvdlite.distributed import futures, monitored_barrier, point_to_point
 from hvdlite.distributed.collectives import Collectives
 from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
-from hvdlite.world.groups import close_group
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.groups import close_group
+from hvdlite.world.teams.team import Team
 
 NAME = "hvdlite"
 

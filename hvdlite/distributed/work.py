@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Work
 from hvdlite.distributed import futures
 from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
 from hvdlite.observe import waits
-from hvdlite.world import last_line
+from hvdlite.world.telling import last_line
 
 Tensor = torch.Tensor
 

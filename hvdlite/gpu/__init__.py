@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from hvdlite.world import gpu_pinning, world
+from hvdlite.world import world
+from hvdlite.world.process import gpu_pinning
 
 if TYPE_CHECKING:
     from hvdlite.gpu.lane import Lane
-    from hvdlite.world.teams import Team
+    from hvdlite.world.teams.team import Team
 
 _making = threading.Lock()
 

@@ -36,7 +36,7 @@ from hvdlite.gpu.staging import Staging
 from hvdlite.gpu.transfer import Transfer
 
 if TYPE_CHECKING:
-    from hvdlite.world.teams import Team
+    from hvdlite.world.teams.team import Team
 
 FIRST_PAUSE_S = 0.00002
 LONGEST_PAUSE_S = 0.001
@@ -409,7 +409,8 @@ _alive: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 def _close_at_exit(lane: Lane) -> None:
     """Registers the lane: its thread and group end before the interpreter does."""
-    # The last one registered runs first: before `hvdlite.world.exits`, which `init` has registered.
+    # The last one registered runs first: before `hvdlite.world.process.exits`, which `init` has
+    # registered.
     atexit.unregister(_close_all)
     atexit.register(_close_all)
     _alive.add(lane)

@@ -8,7 +8,7 @@ from hvdlite import _core
 from hvdlite.gpu import lane_of
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.ops import DTYPES, ReduceOp
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 
 class LanePlan:

@@ -11,7 +11,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.result_tensors import gathered_result
 
 if TYPE_CHECKING:
-    from hvdlite.world.teams import Team
+    from hvdlite.world.teams.team import Team
 
 
 def gather_bytes(team: Team, name: str, payload: bytes) -> list[bytes]:

@@ -30,7 +30,7 @@ from hvdlite.gpu.process_group import Group
 from hvdlite.gpu.row_counts import gather_bytes
 
 if TYPE_CHECKING:
-    from hvdlite.world.teams import Team
+    from hvdlite.world.teams.team import Team
 
 log = logging.getLogger("hvdlite")
 

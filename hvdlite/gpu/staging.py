@@ -16,7 +16,7 @@ from hvdlite.gpu.transfer import Transfer
 from hvdlite.result_tensors import gathered_result
 
 if TYPE_CHECKING:
-    from hvdlite.world.teams import Team
+    from hvdlite.world.teams.team import Team
 
 
 class Staging:

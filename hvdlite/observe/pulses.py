@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from hvdlite.world import launcher_link
+from hvdlite.world.telling import launcher_link
 from hvdlite.world.world import World
 from hvdrun.for_hvdlite import Pulse, encode_pulse, notes, pulse_every_s
 

@@ -18,8 +18,8 @@ from hvdlite.observe import loading, program, pulses, waits
 from hvdlite.observe.loading import Loading
 from hvdlite.observe.steps import Reading, Steps, between
 from hvdlite.observe.waits import Waits
-from hvdlite.world import launcher_link
-from hvdlite.world.exits import is_supervised
+from hvdlite.world.process.exits import is_supervised
+from hvdlite.world.telling import launcher_link
 from hvdlite.world.world import World
 from hvdrun.for_hvdlite import (
     TELLS_AGAIN_AFTER,

@@ -35,7 +35,7 @@ from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.sharding.update import Update
 from hvdlite.optimizer.wrapping import Wrapper, wrap
 from hvdlite.shared import is_shared
-from hvdlite.world.process_sets import ProcessSet, global_process_set, included
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, included
 
 
 def DistributedOptimizer(

@@ -33,8 +33,8 @@ from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.world import world
-from hvdlite.world.process_sets import ProcessSet, included, team_of
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.process_sets import ProcessSet, included, team_of
+from hvdlite.world.teams.team import Team
 
 log = logging.getLogger("hvdlite")
 SHOWN = 16  # buckets whose sizes are logged

@@ -10,7 +10,7 @@ import torch
 
 from hvdlite.collectives import allreduce_
 from hvdlite.ops import Average, ReduceOp, Sum
-from hvdlite.world.process_sets import ProcessSet
+from hvdlite.world.teams.process_sets import ProcessSet
 
 
 def loss_of_all(

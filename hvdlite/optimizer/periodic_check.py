@@ -10,7 +10,7 @@ from hvdlite.optimizer.checks.same_values import Comparison
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.replicated import options_in, parameters_in, state_in
 from hvdlite.world import world
-from hvdlite.world.process_sets import ProcessSet
+from hvdlite.world.teams.process_sets import ProcessSet
 
 VARIABLE = "HVDLITE_CHECK_PARAMETERS"
 

@@ -37,7 +37,7 @@ from hvdlite.optimizer.losses import loss_of_all
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.weighted_rounds import WeightedRounds
-from hvdlite.world.process_sets import ProcessSet
+from hvdlite.world.teams.process_sets import ProcessSet
 
 log = logging.getLogger("hvdlite")
 

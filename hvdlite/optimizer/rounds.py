@@ -33,8 +33,9 @@ from hvdlite.optimizer.sparse_gradients import (
     rows_in,
 )
 from hvdlite.optimizer.weights import Weights, put
-from hvdlite.world import last_line, world
-from hvdlite.world.teams import Team
+from hvdlite.world import world
+from hvdlite.world.teams.team import Team
+from hvdlite.world.telling import last_line
 
 
 class Rounds:

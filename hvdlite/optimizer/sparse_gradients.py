@@ -22,7 +22,7 @@ from hvdlite.ops import Average
 from hvdlite.optimizer.buckets import weight_codes
 from hvdlite.optimizer.buckets.bucket import Combining, Slot
 from hvdlite.optimizer.buckets.positions import Position
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 # How many numbers a rank sends before its rows: contribution, the three of its position, and the
 # bits of its weight.

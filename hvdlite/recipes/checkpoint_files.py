@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import torch
 
-from hvdlite.world.logs import log
+from hvdlite.world.telling.logs import log
 from hvdrun.for_hvdlite import open_file, open_folder
 
 COMPLETE = re.compile(r"checkpoint-(\d{9,})\.pt")

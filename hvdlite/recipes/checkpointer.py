@@ -24,8 +24,8 @@ from hvdlite.recipes.samplers import DistributedSampler
 from hvdlite.recipes.state_trees import Copier, places_of, with_tensors, without_tensors
 from hvdlite.state import broadcast_parameters, load_optimizer_state
 from hvdlite.world import world
-from hvdlite.world.logs import log
-from hvdlite.world.process_sets import global_process_set
+from hvdlite.world.teams.process_sets import global_process_set
+from hvdlite.world.telling.logs import log
 
 # In what the file holds under KEY: by rank, from rank 1 on, the states that each has for itself.
 OF_RANKS = "of_ranks"

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hvdlite.ops import Adasum, Average, ReduceOp, Sum
 from hvdlite.recipes.momentum_correction import correct_momentum
-from hvdlite.world.process_sets import ProcessSet, global_process_set, included
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, included
 
 
 def scale_lr(

@@ -27,7 +27,7 @@ from hvdlite.recipes.metric_values import (
     which_ranks_have,
 )
 from hvdlite.recipes.weighted_mean import State, WeightedMean
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 # Values on devices are read when so many updates are waiting for it.
 _MOST_PENDING = 64

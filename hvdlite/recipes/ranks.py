@@ -14,7 +14,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 from hvdlite.collectives import broadcast_object
 from hvdlite.collectives.objects import attempt, gather_results, unwrap
 from hvdlite.world import world
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -17,7 +17,7 @@ from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.collectives.objects import gather_results
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world import world
-from hvdlite.world.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 if TYPE_CHECKING:
     import torchmetrics

@@ -26,7 +26,7 @@ from hvdlite.collectives.objects import gather_results
 from hvdlite.errors import HorovodInternalError
 from hvdlite.shared.memory import place_of
 from hvdlite.world import world
-from hvdlite.world.process_sets import ProcessSet, global_process_set
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set
 
 _OFF = contextlib.nullcontext()
 _VARIABLE = "HVDLITE_CHECK_SHARED"

@@ -23,7 +23,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.shared import check
 from hvdlite.shared.memory import place_of
 from hvdlite.world import world
-from hvdlite.world.process_sets import global_process_set
+from hvdlite.world.teams.process_sets import global_process_set
 
 # The stall check and the errors about ranks that have left print it.
 _WHAT = "load_state_dict (shared parameters: on every rank)"

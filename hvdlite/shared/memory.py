@@ -21,7 +21,7 @@ import torch
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world import world
-from hvdlite.world.shared_memory import NONCE_BYTES, lack_of_memory, open_shared
+from hvdlite.world.teams.shared_memory import NONCE_BYTES, lack_of_memory, open_shared
 
 PAGE_BYTES = 4096
 # Of every storage: a cache line, and what the widest vector instructions want.

@@ -25,7 +25,7 @@ from hvdlite.shared.memory import (
     place_of,
 )
 from hvdlite.world import world
-from hvdlite.world.process_sets import global_process_set, team_of
+from hvdlite.world.teams.process_sets import global_process_set, team_of
 
 _FORM = "share_parameters"
 

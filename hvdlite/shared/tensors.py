@@ -17,7 +17,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.shared import spawned
 from hvdlite.shared.memory import PAGE_BYTES, Region, open_region
 from hvdlite.world import world
-from hvdlite.world.process_sets import as_int, global_process_set, team_of
+from hvdlite.world.teams.process_sets import as_int, global_process_set, team_of
 
 _FORM = "shared_tensor"
 

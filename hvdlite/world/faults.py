@@ -22,7 +22,7 @@ from hvdlite.world.config import Config
 from hvdrun.for_hvdlite import FAULT_VARIABLE, OPERATION, Fault, parse_faults
 
 if TYPE_CHECKING:
-    from hvdlite.world.teams import Team
+    from hvdlite.world.teams.team import Team
 
 log = logging.getLogger("hvdlite")
 

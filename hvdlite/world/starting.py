@@ -13,26 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvdlite.errors import LaunchError
-from hvdlite.world import (
-    algorithm_table,
-    communicators,
-    cpu_threads,
-    faults,
-    gpu_pinning,
-    launcher_link,
-    logs,
-    mpi,
-    stacks,
-    store_meeting,
-    torch_place,
-    world,
-)
+from hvdlite.world import faults, world
 from hvdlite.world.config import Config
-from hvdlite.world.exits import Exits, HostExits
-from hvdlite.world.peers import MpiPeers, Peers
-from hvdlite.world.placement import Placement, own_host_name, part_of, placement_of
-from hvdlite.world.roles import Everyone, Roles, roles_of
-from hvdlite.world.teams import Team, make_team, team_of_one
+from hvdlite.world.meeting import communicators, mpi, store_meeting, torch_place
+from hvdlite.world.meeting.peers import MpiPeers, Peers
+from hvdlite.world.process import cpu_threads, gpu_pinning
+from hvdlite.world.process.exits import Exits, HostExits
+from hvdlite.world.teams import algorithm_table
+from hvdlite.world.teams.placement import Placement, own_host_name, part_of, placement_of
+from hvdlite.world.teams.roles import Everyone, Roles, roles_of
+from hvdlite.world.teams.team import Team, make_team, team_of_one
+from hvdlite.world.telling import launcher_link, logs, stacks
 from hvdlite.world.world import World
 from hvdrun.for_hvdlite import notes
 

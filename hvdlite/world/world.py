@@ -12,14 +12,15 @@ from typing import Protocol
 
 from hvdlite import _core
 from hvdlite.errors import NotInitializedError
-from hvdlite.world import logs, mpi
-from hvdlite.world.algorithm_table import AlgorithmTable
-from hvdlite.world.alone import is_alone
 from hvdlite.world.config import Config
-from hvdlite.world.placement import Placement
-from hvdlite.world.process_sets import ProcessSet, global_process_set
-from hvdlite.world.roles import Everyone
-from hvdlite.world.teams import Team
+from hvdlite.world.meeting import mpi
+from hvdlite.world.process.alone import is_alone
+from hvdlite.world.teams.algorithm_table import AlgorithmTable
+from hvdlite.world.teams.placement import Placement
+from hvdlite.world.teams.process_sets import ProcessSet, global_process_set
+from hvdlite.world.teams.roles import Everyone
+from hvdlite.world.teams.team import Team
+from hvdlite.world.telling import logs
 
 
 class HasTeam(Protocol):

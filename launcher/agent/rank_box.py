@@ -1,5 +1,5 @@
 """The keeper's end of a rank's black box: the memory in which the rank keeps its last operations
-(the rank's end: `hvdlite.world.black_box`). It outlives the rank, as the keeper has it, too.
+(the rank's end: `hvdlite.world.telling.black_box`). It outlives the rank, as the keeper has it too.
 
 What a rank writes there is not trusted: this only copies entries, `reports.black_box` reads them.
 """

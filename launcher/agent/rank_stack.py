@@ -1,4 +1,5 @@
-"""The keeper's end of how a rank shows its Python stack (the rank's: `hvdlite.world.stacks`).
+"""The keeper's end of how a rank shows its Python stack (the rank's end: see
+`hvdlite.world.telling.stacks`).
 
 The rank has a handler for a real-time signal, which writes the stack of its main thread into a file
 in memory that both have. The signal goes to the main thread alone.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 LINK = "HVDRUN_LINK"  # the job's secret, by which the keepers find their supervisor (see peers)
 KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the command
 # The keeper's name while it ends its rank. A rank that leaves then need not wait for the others
-# (hvdlite/world/exits.py, _core/engine/exit.c).
+# (hvdlite/world/process/exits.py, _core/engine/exit.c).
 ENDING = "hvdrun-ending"
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
 # The program that replaces ssh, and its options, such as `srun --nodelist={host}`.

@@ -14,8 +14,8 @@ from hvdlite.asynchronous.partitioners import FixedShardsPartitioner
 from hvdlite.asynchronous.server import Server
 from hvdlite.asynchronous.worker import Worker
 from hvdlite.optimizer.arguments import ParameterNames
-from hvdlite.world.placement import Placement
-from hvdlite.world.roles import Everyone, roles_of
+from hvdlite.world.teams.placement import Placement
+from hvdlite.world.teams.roles import Everyone, roles_of
 
 LIMIT_S = 30.0
 

@@ -11,8 +11,8 @@ import hvdlite as hvd
 from hvdlite.asynchronous.clocks import Clocks, Rounds
 from hvdlite.asynchronous.parts import cut, deal
 from hvdlite.errors import LaunchError
-from hvdlite.world.placement import Placement
-from hvdlite.world.roles import roles_of
+from hvdlite.world.teams.placement import Placement
+from hvdlite.world.teams.roles import roles_of
 
 
 def placement(*counts):

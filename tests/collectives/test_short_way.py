@@ -7,7 +7,7 @@ import torch
 import hvdlite as hvd
 from hvdlite import _core
 from hvdlite.ops import DTYPES
-from hvdlite.world.process_sets import team_of
+from hvdlite.world.teams.process_sets import team_of
 
 DTYPES_OF_THE_SHORT_WAY = [dtype for dtype in DTYPES if dtype is not torch.bool]
 

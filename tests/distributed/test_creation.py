@@ -14,7 +14,8 @@ import torch.distributed as dist
 import hvdlite as hvd
 from hvdlite.distributed import HvdliteProcessGroup
 from hvdlite.errors import LaunchError
-from hvdlite.world import communicators, world
+from hvdlite.world import world
+from hvdlite.world.meeting import communicators
 from tests.distributed.default_group import begin, in_a_group, rank_and_size
 
 pytestmark = [pytest.mark.ranks(2, 3)]

@@ -24,7 +24,7 @@ from hvdlite.gpu.setup import connect, stage_everything
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.ops import DTYPES
 from hvdlite.world import world
-from hvdlite.world.process_sets import ProcessSet
+from hvdlite.world.teams.process_sets import ProcessSet
 
 
 class OnGpu(torch.Tensor):

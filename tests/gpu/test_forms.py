@@ -170,7 +170,7 @@ def test_tensors_on_the_host_and_on_gpus_go_in_one_job(world):
 
 
 def refuse():
-    from hvdlite.world import gpu_pinning
+    from hvdlite.world.process import gpu_pinning
 
     new_lane()
     gpu_pinning.refusal = "no GPU was chosen"

@@ -62,7 +62,7 @@ ALONE = """
 import signal
 import hvdlite as hvd
 from torch.utils.data import DataLoader
-from hvdlite.world.alone import is_alone
+from hvdlite.world.process.alone import is_alone
 
 def own_handler(number, frame):
     pass

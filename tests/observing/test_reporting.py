@@ -5,7 +5,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite.observe import pulses
-from hvdlite.world import launcher_link
+from hvdlite.world.telling import launcher_link
 from hvdrun.pulse import Pulse, parse
 from tests.harness.uncounted import uncounted
 

@@ -7,8 +7,9 @@ import torch
 
 import hvdlite as hvd
 from hvdlite.errors import ConfigError
-from hvdlite.world import algorithm_table, world
+from hvdlite.world import world
 from hvdlite.world.config import Config
+from hvdlite.world.teams import algorithm_table
 
 RULES = ((1000, "recursive_doubling"), (20_000, "direct"), (None, "ring"))
 

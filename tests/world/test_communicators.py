@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite.world import communicators
 from hvdlite.world import world as worlds
+from hvdlite.world.meeting import communicators
 from tests.core.matching.test_joined import everyone
 
 

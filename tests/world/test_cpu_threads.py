@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.world.cpu_threads import Cores, cpus_per_rank, own_cores, threads_for
+from hvdlite.world.process.cpu_threads import Cores, cpus_per_rank, own_cores, threads_for
 
 
 def cores(*numbers, cgroup="", quota=None):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdlite.world.gpu_pinning import Choice, Visible, choose
+from hvdlite.world.process.gpu_pinning import Choice, Visible, choose
 
 
 def choices(knob, *local):

@@ -7,7 +7,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite.world import teams
+from hvdlite.world.teams import team as teams
 from hvdrun.knobs import KNOBS
 from tests.harness.programs import run_program
 

@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from hvdlite.world import last_line
+from hvdlite.world.telling import last_line
 from hvdrun.machine.box_layout import HEAD_BYTES, LINES_AT, lines_in
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from hvdlite.world import logs
+from hvdlite.world.telling import logs
 from hvdrun.knobs import LOG_LEVELS
 from tests.harness.programs import run_program
 from tests.harness.worlds import python_of

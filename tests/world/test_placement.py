@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.world.placement import Placement, hosts_of, pretended_leaders
+from hvdlite.world.teams.placement import Placement, hosts_of, pretended_leaders
 
 
 def layouts(leaders):

@@ -12,7 +12,8 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import preemption
-from hvdlite.world import c_handlers, logs
+from hvdlite.world.process import c_handlers
+from hvdlite.world.telling import logs
 from tests.harness.programs import run_program
 from tests.harness.worlds import python_of
 

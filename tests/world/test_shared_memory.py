@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdlite.world.shared_memory import lack_of_memory
+from hvdlite.world.teams.shared_memory import lack_of_memory
 from hvdrun.machine.resources import free_memory_bytes
 
 MIB = 1 << 20

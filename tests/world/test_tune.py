@@ -3,7 +3,7 @@
 import pytest
 
 from hvdlite import tune
-from hvdlite.world import algorithm_table
+from hvdlite.world.teams import algorithm_table
 from tests.harness.programs import run_program
 from tests.harness.worlds import ROOT, mpiexec_command, python_of
 

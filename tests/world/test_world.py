@@ -154,7 +154,7 @@ def test_pretended_hosts_that_do_not_add_up_are_an_error(world):
 
 
 def cannot_share():
-    from hvdlite.world import shared_memory
+    from hvdlite.world.teams import shared_memory
 
     hvd.shutdown()
     before = shared_memory._memfd, shared_memory._named_file
@@ -183,7 +183,7 @@ def test_ranks_of_a_host_that_cannot_share_memory_send_messages(world):
 
 
 def too_little_memory():
-    from hvdlite.world import shared_memory
+    from hvdlite.world.teams import shared_memory
 
     hvd.shutdown()
     before = shared_memory.lack_of_memory

@@ -6,7 +6,7 @@
 #include "engine/state.h"
 
 #define HVDL_TAG_CONTROL 1
-/* 2: the last message on a communicator (world/communicators.py) */
+/* 2: the last message on a communicator (world/meeting/communicators.py) */
 #define HVDL_TAG_LETTER 3 /* of sends and receives: transfers.h */
 #define HVDL_TAG_DATA 4
 #define HVDL_TAG_FIRST 16

@@ -14,7 +14,7 @@ import torch
 from hvdlite.collectives.host_sum import HostSum
 from hvdlite.optimizer.buckets.bucket import Slot
 from hvdlite.world import world
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 
 class BackwardOrder:

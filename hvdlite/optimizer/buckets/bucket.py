@@ -32,9 +32,9 @@ from hvdlite.optimizer.buckets.layout import (
 from hvdlite.optimizer.buckets.pages import Pages
 from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
 from hvdlite.optimizer.buckets.positions import Position, is_one, one_hots
-from hvdlite.world import gpu_pinning
 from hvdlite.world.config import Config
-from hvdlite.world.teams import Team
+from hvdlite.world.process import gpu_pinning
+from hvdlite.world.teams.team import Team
 
 
 class Form(enum.Enum):

@@ -20,7 +20,7 @@ from hvdlite.collectives.host_gather import HostGather
 from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets.bucket import strides_in_place
 from hvdlite.world import world
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.collectives.host_sum import HostSum
 from hvdlite.optimizer.buckets.positions import Position
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 
 def difference(

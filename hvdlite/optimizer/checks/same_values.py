@@ -25,8 +25,8 @@ from hvdlite.collectives.host_sum import HostSum
 from hvdlite.errors import DifferenceError, HorovodInternalError
 from hvdlite.optimizer.checks.fingerprints import as_int64, bytes_of, digest, fingerprint
 from hvdlite.shared import check
-from hvdlite.world.process_sets import ProcessSet
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.process_sets import ProcessSet
+from hvdlite.world.teams.team import Team
 
 log = logging.getLogger("hvdlite")
 

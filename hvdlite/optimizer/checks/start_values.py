@@ -18,7 +18,7 @@ from hvdlite.collectives.differing_ranks import ranks_in_words
 from hvdlite.collectives.host_sum import HostSum
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world import world
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 # On a GPU: the number of words hashed together as a row, and of rows at once.
 _WORDS = 1 << 16

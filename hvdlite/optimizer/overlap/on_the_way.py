@@ -17,7 +17,8 @@ import torch
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
-from hvdlite.world import exits, world
+from hvdlite.world import world
+from hvdlite.world.process import exits
 
 log = logging.getLogger("hvdlite")
 

@@ -16,7 +16,7 @@ from hvdlite.optimizer.buckets.layout import BucketLayout
 from hvdlite.optimizer.buckets.pages import Pages
 from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
 from hvdlite.optimizer.sharding.memory import has_gaps
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 
 class CutBucket(Bucket):

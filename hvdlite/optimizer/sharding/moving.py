@@ -21,7 +21,7 @@ from hvdlite.optimizer.sharding.pieces import (
     recut,
     shaped,
 )
-from hvdlite.world.process_sets import ProcessSet
+from hvdlite.world.teams.process_sets import ProcessSet
 
 # How much of one tensor is under way at a time, beside the result.
 CHUNK_BYTES = 32 * 1024 * 1024

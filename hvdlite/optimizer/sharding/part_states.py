@@ -30,7 +30,7 @@ from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.sharding.state_dicts import Sharding, loaded, shard_state_dict
 from hvdlite.optimizer.sharding.update import Update
 from hvdlite.shared import is_shared
-from hvdlite.world.process_sets import team_of
+from hvdlite.world.teams.process_sets import team_of
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from hvdlite.optimizer.sharding.portions import portions_of
 from hvdlite.optimizer.sharding.words import joined
 from hvdlite.shared import is_shared
 from hvdlite.world import world
-from hvdlite.world.process_sets import ProcessSet
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.process_sets import ProcessSet
+from hvdlite.world.teams.team import Team
 
 if TYPE_CHECKING:
     from hvdlite.optimizer.gradients import Gradients

@@ -20,7 +20,7 @@ from hvdlite.optimizer.sharding.cut_bucket import CutBucket
 from hvdlite.optimizer.sharding.division import Division, ranges_in
 from hvdlite.optimizer.sharding.memory import has_gaps, in_memory_order
 from hvdlite.optimizer.sharding.shards import Shards
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 
 class Meeting:

@@ -7,8 +7,8 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite.world import placement
 from hvdlite.world import world as worlds
+from hvdlite.world.teams import placement
 from tests.core import limits, sum_tree
 
 COUNT = 3000

@@ -10,8 +10,8 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
-from hvdlite.world import mpi
 from hvdlite.world import world as worlds
+from hvdlite.world.meeting import mpi
 from tests.core import limits
 
 _WORD = ctypes.c_size_t

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from hvdlite.world import launcher_link, stacks
+from hvdlite.world.telling import launcher_link, stacks
 from hvdrun.agent.frames import LOOK, LOOKED, WITH_STACK, frame, receive, send, unpack
 from hvdrun.agent.keeper import Keeper
 from hvdrun.agent.rank_notes import RankNotes

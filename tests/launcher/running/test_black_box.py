@@ -158,7 +158,7 @@ def test_a_job_that_ends_well_leaves_no_folder(hvdrun, tmp_path):
 def test_a_rank_that_writes_nonsense_changes_nothing_else(hvdrun, tmp_path):
     script = textwrap.dedent("""
         import os, sys
-        from hvdlite.world import launcher_link
+        from hvdlite.world.telling import launcher_link
         from hvdrun.for_hvdlite import notes
         fd = os.memfd_create("x")
         os.write(fd, os.urandom(69632))

@@ -16,7 +16,7 @@ import sysconfig
 
 import torch
 
-from hvdlite.world import launcher_link
+from hvdlite.world.telling import launcher_link
 from hvdrun.for_hvdlite import notes
 
 _NAME = "hvdrun-stack"

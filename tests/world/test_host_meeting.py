@@ -17,9 +17,10 @@ import pytest
 import torch.distributed as dist
 
 from hvdlite.errors import LaunchError
-from hvdlite.world import host_peers, meeting, store_meeting
-from hvdlite.world.placement import own_host_name
-from hvdlite.world.store_meeting import Place
+from hvdlite.world.meeting import host_meeting as meeting
+from hvdlite.world.meeting import host_peers, store_meeting
+from hvdlite.world.meeting.store_meeting import Place
+from hvdlite.world.teams.placement import own_host_name
 from tests.harness.needs import lacking
 
 LIMIT_S = 60.0

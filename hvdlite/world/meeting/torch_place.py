@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hvdlite.errors import LaunchError
-from hvdlite.world.store_meeting import Place
+from hvdlite.world.meeting.store_meeting import Place
 
 # Set by torchrun, accelerate launch and their like. Any of these but the first shows that one of
 # them started the process.

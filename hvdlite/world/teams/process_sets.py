@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.errors import NotInitializedError
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.team import Team
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

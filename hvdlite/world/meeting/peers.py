@@ -1,7 +1,7 @@
 """The world's and the teams' view of a communicator: it carries small objects, and has parts.
 
-`MpiPeers` has an MPI communicator. `hvdlite.world.host_peers` has sockets within a host, for worlds
-without MPI.
+`MpiPeers` has an MPI communicator. `hvdlite.world.meeting.host_peers` has sockets within a host,
+for worlds without MPI.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hvdlite.world import communicators
+from hvdlite.world.meeting import communicators
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from hvdlite.world.mpi import MpiRuntime
+    from hvdlite.world.meeting.mpi import MpiRuntime
 
 # The MPI standard guarantees tags up to 32767. 0 is that of process sets, which all ranks make in
 # the same order.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvdlite.world import gpu_pinning
 from hvdlite.world.config import Config
+from hvdlite.world.process import gpu_pinning
 from hvdrun.for_hvdlite import KNOBS
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from hvdlite.errors import LaunchError
 from hvdlite.world import world
-from hvdlite.world.host_peers import HostPeers
-from hvdlite.world.peers import MpiPeers, Peers
-from hvdlite.world.placement import part_of
-from hvdlite.world.teams import Team, make_team, team_of_one
+from hvdlite.world.meeting.host_peers import HostPeers
+from hvdlite.world.meeting.peers import MpiPeers, Peers
+from hvdlite.world.teams.placement import part_of
+from hvdlite.world.teams.team import Team, make_team, team_of_one
 
 
 def make_group(ranks: Sequence[int], key: str, timeout_s: float) -> Team:

@@ -2,7 +2,7 @@
 
 The Store is not trusted: other users may read it and write to it. So it holds records of fixed size
 only, which are checked; nothing in them is unpickled, and no name in them decides anything. Rank 0
-publishes the random name of a socket and a token; the others meet it there (`meeting`), which only
+publishes the random name of a socket and a token; the others meet it there (`host_meeting`), which only
 processes of this user on this host can do. So having met is what "on the same host" means here. A
 rank that can't meet says so in the Store, and rank 0 tells all ranks the same.
 
@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hvdlite.errors import LaunchError
-from hvdlite.world import meeting
-from hvdlite.world.host_peers import HostPeers, tell_failure
+from hvdlite.world.meeting import host_meeting as meeting
+from hvdlite.world.meeting.host_peers import HostPeers, tell_failure
 
 log = logging.getLogger("hvdlite")
 

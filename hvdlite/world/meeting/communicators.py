@@ -19,7 +19,7 @@ from hvdlite.errors import LaunchError
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Group, Intracomm
 
-    from hvdlite.world.mpi import MpiRuntime
+    from hvdlite.world.meeting.mpi import MpiRuntime
 
     Made = TypeVar("Made", bound=Comm)
 

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError, LaunchError
-from hvdlite.world import black_box, faults, launcher_link
-from hvdlite.world.algorithm_table import AlgorithmTable
+from hvdlite.world import faults
 from hvdlite.world.config import Config
-from hvdlite.world.placement import Placement
-from hvdlite.world.shared_memory import lack_of_memory, open_shared
+from hvdlite.world.teams.algorithm_table import AlgorithmTable
+from hvdlite.world.teams.placement import Placement
+from hvdlite.world.teams.shared_memory import lack_of_memory, open_shared
+from hvdlite.world.telling import black_box, launcher_link
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from hvdlite.world.peers import Peers
+    from hvdlite.world.meeting.peers import Peers
 
 log = logging.getLogger("hvdlite")
 

@@ -23,7 +23,7 @@ from hvdlite import _core
 from hvdrun.for_hvdlite import available_bytes, left_in_cgroup_bytes
 
 if TYPE_CHECKING:
-    from hvdlite.world.peers import Peers
+    from hvdlite.world.meeting.peers import Peers
 
 NONCE_BYTES = 16
 assert NONCE_BYTES <= _core.HEADER_BYTES

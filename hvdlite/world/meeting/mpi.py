@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.errors import LaunchError
-from hvdlite.world import communicators
+from hvdlite.world.meeting import communicators
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

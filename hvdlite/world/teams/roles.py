@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdlite.errors import LaunchError
-from hvdlite.world.placement import Placement
-from hvdlite.world.teams import Team
+from hvdlite.world.teams.placement import Placement
+from hvdlite.world.teams.team import Team
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Peers without MPI: ranks of one host, each with a socket to number 0.
 
-Both ends have proved who they are (`meeting`), so objects are pickled. A frame is a header of fixed
+Both ends have proved who they are (`host_meeting`), so objects are pickled. A frame is a header of fixed
 size, with the number of the exchange, and the object. An exchange is lost as soon as one of the
 processes ends, since the kernel closes its socket: number 0 then tells all others which one it was.
 """
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdlite.errors import LaunchError
-from hvdlite.world import meeting
+from hvdlite.world.meeting import host_meeting as meeting
 
 _HEADER = struct.Struct("!8sIIQ")  # magic, kind, number of the exchange, bytes that follow
 _INT = struct.Struct("i")

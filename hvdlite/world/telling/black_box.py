@@ -16,8 +16,8 @@ import time
 import zlib
 
 from hvdlite import _core
-from hvdlite.world import last_line, launcher_link
 from hvdlite.world.config import Config
+from hvdlite.world.telling import last_line, launcher_link
 from hvdrun.for_hvdlite import FORMAT, notes
 
 _NAME = "hvdrun-black-box"

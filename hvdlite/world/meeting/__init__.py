@@ -1,0 +1,1 @@
+"""How ranks find each other and exchange small objects: over MPI, or a Store and sockets."""

@@ -1,0 +1,1 @@
+"""This rank as a process of its host: its GPU, its CPU threads, its signals, and how it ends."""

@@ -1,0 +1,1 @@
+"""What a rank tells about itself, to its keeper and to whoever looks for the cause of a failure."""
