@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.harness import worlds
 from tests.harness.worlds import Key, RanksFailed, World
 
 pytestmark = [
@@ -93,3 +94,29 @@ def test_the_ranks_of_a_killed_world_are_gone(world):
     pids = other.run(process_number)
     other.kill()
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+class Clock:
+    """Each wait for a slice takes this long."""
+
+    def __init__(self, slice_takes_s):
+        self.now_s = 0.0
+        self.slice_takes_s = slice_takes_s
+        self.waits = 0
+
+    def monotonic(self):
+        return self.now_s
+
+    def wait(self, connections, timeout):
+        self.now_s += self.slice_takes_s
+        self.waits += 1
+        return []
+
+
+@pytest.mark.parametrize(("slice_takes_s", "waits"), [(1.0, 5), (60.0, 5), (0.25, 20)])
+def test_time_in_which_the_machine_stood_still_does_not_count(monkeypatch, slice_takes_s, waits):
+    clock = Clock(slice_takes_s)
+    monkeypatch.setattr(worlds, "time", clock)
+    monkeypatch.setattr(worlds, "wait", clock.wait)
+    assert worlds.Limit(5.0).wait([]) == []
+    assert clock.waits == waits

@@ -47,6 +47,8 @@ CASE_LIMIT_S = 60.0
 GRACE_S = 5.0
 END_LIMIT_S = 60.0
 LOOK_AGAIN_S = 0.1
+# Who waits for so long and wakes up much later was on a machine that stood still.
+SLICE_S = 1.0
 
 ADDRESS_VARIABLE = "HVDLITE_TEST_ADDRESS"
 # Is set in the environment of every process that a test session starts, so that it can find them.
@@ -108,6 +110,27 @@ def mpiexec_command(mpi: str, size: int) -> list[str]:
 def die_with_parent() -> None:
     """Between fork and exec: no orphan outlives a pytest process that was killed."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Limit:
+    """A limit of time in which the machine runs: a virtual machine may be stopped for a minute and
+    go on, and no rank is to blame for that."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._left_s = limit_s
+
+    def wait(self, connections: Sequence[Connection]) -> list[Any]:
+        """Those that can be read; none once the limit has passed."""
+        while True:
+            slice_s = min(max(0.0, self._left_s), SLICE_S)
+            begun = time.monotonic()
+            ready = wait(connections, slice_s)
+            self._left_s -= min(time.monotonic() - begun, slice_s)
+            if ready or self._left_s <= 0.0:
+                return ready
+
+    def shorten(self, limit_s: float) -> None:
+        self._left_s = min(self._left_s, limit_s)
 
 
 class World:
@@ -220,9 +243,9 @@ class World:
         answers: dict[int, Answer] = {}
         importing = set(self._ranks)
         missing = dict(self._ranks)
-        deadline = time.monotonic() + IMPORT_LIMIT_S
+        limit = Limit(IMPORT_LIMIT_S)
         while missing:
-            ready = wait(list(missing.values()), max(0.0, deadline - time.monotonic()))
+            ready = limit.wait(list(missing.values()))
             if not ready:
                 break
             for rank in [rank for rank, connection in missing.items() if connection in ready]:
@@ -236,9 +259,9 @@ class World:
                 if rank in importing:
                     importing.remove(rank)
                     if not importing and not any(a.failure for a in answers.values()):
-                        deadline = time.monotonic() + limit_s
+                        limit = Limit(limit_s)
                 if isinstance(answer, Answer) and answer.failure:
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
+                    limit.shorten(GRACE_S)
         return answers
 
     def _report(self, case: Callable[..., Any], answers: dict[int, Answer], limit_s: float) -> str:

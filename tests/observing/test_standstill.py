@@ -46,6 +46,7 @@ KINDS = [
 ]
 # Where a leader stops under way: so many messages that there is time to stop between two of them.
 MANY_ELEMS = 10_000_000
+ATTEMPTS = 10
 SMALL = {"HVDLITE_SEGMENT_BYTES": "4096"}
 # Where another rank stops before all have posted it: it is soon as far as it gets without that
 # rank. Many small messages kept a slow machine busy for longer than leaders wait for an answer.
@@ -58,9 +59,12 @@ class Frozen:
     """A rank that stops itself; rank 0 lets it go on. Made by all ranks at the same place."""
 
     def __init__(self, rank):
-        folder = Path(os.environ["HVDLITE_TEST_FOLDER"])
-        flags = [folder / f"rank {other} has failed" for other in range(hvd.size())]
-        flags[hvd.rank()].unlink(missing_ok=True)
+        world_folder = Path(os.environ["HVDLITE_TEST_FOLDER"])
+        name = f"frozen-{os.urandom(8).hex()}"
+        self._rank = rank
+        self._folder = world_folder / hvd.broadcast_object(name, 0)
+        self._folder.mkdir(exist_ok=True)
+        flags = [self._folder / f"rank {other} has failed" for other in range(hvd.size())]
         self._own_flag = flags[hvd.rank()]
         self._others_flags = [flag for other, flag in enumerate(flags) if other != rank]
         self._pid = hvd.allgather_object(os.getpid())[rank]
@@ -68,18 +72,46 @@ class Frozen:
     def stop(self):
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def stop_under_way(self):
-        """When this rank has sent some of the operation's data to another host."""
-        engine = worlds.current().team.engine
-        before = engine.counters()["data_messages"]
+    def stop_under_way(self, handle, before):
+        """When this rank has sent some of the operation's data to another host. before: how many
+        messages it had sent before the operation. Does nothing if the operation is over: a busy
+        machine may let this thread run too late."""
         deadline = time.monotonic() + DEADLINE_S
-        while engine.counters()["data_messages"] < before + 8:
+        while messages_sent() < before + 8 and not hvd.poll(handle):
             assert time.monotonic() < deadline
-        self.stop()
+        if not hvd.poll(handle):
+            self.stop()
+
+    def was_under_way(self, handle, attempt):
+        """Whether the rank has stopped before another rank was through. All ranks call it, and get
+        the same answer: that of the lowest rank that does not stop."""
+        answers = {yes: self._folder / f"attempt {attempt}: {yes}" for yes in (True, False)}
+        goes_on = self._folder / f"attempt {attempt}: goes on"
+        deadline = time.monotonic() + DEADLINE_S
+        if hvd.rank() == (self._rank == 0):
+            while not hvd.poll(handle) and not self._has_stopped():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            answers[not hvd.poll(handle)].touch()
+        while not any(answer.exists() for answer in answers.values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if answers[True].exists():
+            return True
+        if hvd.rank() == self._rank:
+            goes_on.touch()
+        while not goes_on.exists():
+            assert time.monotonic() < deadline
+            self.go_on()  # it may stop itself only now
+            time.sleep(0.01)
+        return False
+
+    def _has_stopped(self):
+        return psutil.Process(self._pid).status() == psutil.STATUS_STOPPED
 
     def wait(self):
         deadline = time.monotonic() + DEADLINE_S
-        while psutil.Process(self._pid).status() != psutil.STATUS_STOPPED:
+        while not self._has_stopped():
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -101,10 +133,17 @@ def begin_and_stop(kind, stopped, frozen):
     hvd.init()
     rank = hvd.rank()
     if leads_a_host(stopped):
-        begun = begin(kind, MANY_ELEMS)
-        if rank == stopped:
-            frozen.stop_under_way()
-        return begun
+        for attempt in range(ATTEMPTS):
+            before = messages_sent()
+            handle, expected = begin(kind, MANY_ELEMS)
+            if rank == stopped:
+                frozen.stop_under_way(handle, before)
+            if frozen.was_under_way(handle, attempt):
+                return handle, expected
+            hvd.synchronize(handle)
+        raise AssertionError(
+            f"{ATTEMPTS} times the operation was over before rank {stopped} stopped"
+        )
     if rank == stopped:
         begun = begin(kind, ELEMS)
     hvd.barrier()  # its posting is in the journal, before those of the other ranks
@@ -113,6 +152,11 @@ def begin_and_stop(kind, stopped, frozen):
         return begun
     frozen.wait()
     return begin(kind, ELEMS)
+
+
+def messages_sent():
+    """Data messages from this rank to other hosts, so far."""
+    return worlds.current().team.engine.counters()["data_messages"]
 
 
 def leads_a_host(rank):
