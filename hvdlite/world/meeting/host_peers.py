@@ -2,7 +2,8 @@
 
 Both ends have proved who they are (`host_meeting`), so objects are pickled. A frame is a header of
 fixed size, with the number of the exchange, and the object. An exchange is lost as soon as one of
-the processes ends, since the kernel closes its socket: number 0 then tells all others which one it was.
+the processes ends, since the kernel closes its socket: number 0 then tells all others which one it
+was.
 """
 
 from __future__ import annotations
