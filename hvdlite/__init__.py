@@ -70,6 +70,7 @@ from hvdlite.state import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from hvdlite.timeline import start_timeline, stop_timeline
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set
+from hvdlite.world.virtual_ranks import virtual_micro_batches, virtual_ranks, virtual_size
 from hvdlite.world.world import (
     cross_rank,
     cross_size,
@@ -170,4 +171,7 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
     "synchronize",
+    "virtual_micro_batches",
+    "virtual_ranks",
+    "virtual_size",
 ]

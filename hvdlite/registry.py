@@ -56,7 +56,8 @@ def init(
             concerns all.
         ConfigError: A variable that can't be parsed.
         ValueError: `comm` does not contain this process; a process set that can't be; a timeline
-            (knob `timeline`) that can't be written.
+            (knob `timeline`) that can't be written; a number of ranks that does not divide V of
+            HVDLITE_DETERMINISTIC=virtual:V.
         HorovodInternalError: The ranks pass different sets, or one of them a bad one. As after any
             failure to register the sets, there is no world then.
 

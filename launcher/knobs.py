@@ -13,6 +13,9 @@ LONGEST_S = (1 << 31) - 1  # scripts pass this for never
 # Longer numbers are out of every range, and Python refuses to convert thousands of digits.
 MOST_DIGITS = 40
 
+# The largest power of two that is a float16: that many ones are added up in that type.
+MOST_VIRTUAL_RANKS = 1 << 15
+
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 TRUE_WORDS = ("1", "true", "yes", "on")
@@ -28,10 +31,12 @@ class Knob:
     off_flag: of a bool: the flag that means the opposite of `flag`, or of the default.
     unit: a flag's number times this is the variable's number (`--fusion-threshold-mb 25`).
     internal: hvdlite sets it itself, and users do not.
+    counted: of a bool: a word; WORD:N is a value too, with a power of two N up to `maximum`.
     """
 
     __slots__ = (
         "choices",
+        "counted",
         "default",
         "flag",
         "help",
@@ -59,6 +64,7 @@ class Knob:
         choices: tuple[str, ...] = (),
         internal: bool = False,
         off_flag: str = "",
+        counted: str = "",
     ) -> None:
         self.name = name
         self.kind = kind
@@ -72,6 +78,7 @@ class Knob:
         self.choices = choices
         self.internal = internal
         self.off_flag = off_flag
+        self.counted = counted
 
     @property
     def variable(self) -> str:
@@ -85,7 +92,7 @@ class Knob:
                 return True
             if word.lower() in FALSE_WORDS:
                 return False
-            raise ValueError("expected 1 or 0")
+            return self._counted_word(word.lower())
         if self.kind == "int":
             return self._number(word)
         if self.kind == "counts":
@@ -93,6 +100,15 @@ class Knob:
         if self.choices and word.lower() not in self.choices:
             raise ValueError("expected one of " + ", ".join(self.choices))
         return word.lower() if self.choices else word
+
+    def _counted_word(self, word: str) -> str:
+        start, _, digits = word.partition(":")
+        if self.counted and start.strip() == self.counted:
+            number = int(digits) if digits.strip().isdecimal() and len(digits) < MOST_DIGITS else 0
+            if 0 < number <= self.maximum and not number & (number - 1):
+                return f"{self.counted}:{number}"
+        also = f", or {self.counted}:N with a power of two N up to {self.maximum}"
+        raise ValueError("expected 1 or 0" + (also if self.counted else ""))
 
     def _number(self, word: str) -> int:
         digits = word.lstrip("0") or word[-1:]
@@ -185,8 +201,11 @@ KNOBS: tuple[Knob, ...] = (
         "bool",
         False,
         "add floats along a tree that depends on nothing but the number of ranks, regardless of"
-        " fusion, size, algorithm and hosts",
+        " fusion, size, algorithm and hosts; virtual:N: and DistributedOptimizer trains alike on"
+        " every number of ranks that divides N",
         flag="--deterministic",
+        counted="virtual",
+        maximum=MOST_VIRTUAL_RANKS,
     ),
     Knob(
         "event_log",

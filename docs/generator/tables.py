@@ -85,7 +85,7 @@ def _values(knob: Knob) -> str:
     if knob.choices:
         return ", ".join(f"`{choice}`" for choice in knob.choices)
     if knob.kind == "bool":
-        return "1 or 0"
+        return f"1, 0 or `{knob.counted}:N`" if knob.counted else "1 or 0"
     if knob.kind in ("int", "counts"):
         each = "numbers" if knob.kind == "counts" else "a number"
         return f"{each} from {_number(knob, knob.minimum)} to {_number(knob, knob.maximum)}"

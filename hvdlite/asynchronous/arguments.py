@@ -73,6 +73,15 @@ def checked_replicas(replicas: object, staleness: int | None, num_workers: int) 
     return number
 
 
+def require_no_virtual_ranks(active: World) -> None:
+    """Raises ValueError with them."""
+    if active.config.virtual_ranks:
+        raise ValueError(
+            f"AsyncOptimizer does not go with HVDLITE_DETERMINISTIC={active.config.deterministic}: "
+            "it applies gradients in the order in which they come; use DistributedOptimizer"
+        )
+
+
 def checked_servers(servers: object, active: World) -> tuple[int, ...]:
     """The ranks of the servers to use.
 

@@ -16,6 +16,7 @@ from hvdlite.asynchronous.arguments import (
     checked_replicas,
     checked_servers,
     checked_staleness,
+    require_no_virtual_ranks,
 )
 from hvdlite.asynchronous.between_hosts import BetweenHostsWorker
 from hvdlite.asynchronous.hogwild import HogwildMethods, HogwildWorker
@@ -74,7 +75,8 @@ def AsyncOptimizer(
         full_state_dict besides. Schedulers and GradScaler take it.
 
     Raises:
-        ValueError: A bad argument; there are no servers, or too few.
+        ValueError: A bad argument; there are no servers, or too few;
+            HVDLITE_DETERMINISTIC=virtual:V.
         HorovodInternalError: The workers' arguments differ, or a server can't build the optimizer;
             on every worker.
 
@@ -86,6 +88,7 @@ def AsyncOptimizer(
         ... )
     """
     active = world.current()
+    require_no_virtual_ranks(active)
 
     def check() -> dict[str, Any]:
         params = checked_optimizer(optimizer)

@@ -28,7 +28,8 @@ def join(device: int = -1) -> int:
         The rank that joined last, the same on every rank. It has seen all batches.
 
     Raises:
-        ValueError: `device` is not an integer.
+        ValueError: `device` is not an integer; or HVDLITE_DETERMINISTIC=virtual:V, where every step
+            has all of its micro-batches.
         HorovodInternalError: A rank has left the world. It is raised when in each process set of
             this rank, too, all members have joined, or one has left.
 
@@ -45,6 +46,12 @@ def join(device: int = -1) -> int:
     # The world's team is first: it refuses a second thread of this rank before anything is posted,
     # and may need this thread to drive it, while the engines of sets have their own threads.
     active = world.current()
+    if active.config.virtual_ranks:
+        raise ValueError(
+            f"join: HVDLITE_DETERMINISTIC={active.config.deterministic} trains alike on every "
+            "number of ranks only if every step has all of its micro-batches; give every virtual "
+            "rank the same number of batches, and leave join() out"
+        )
     for tell in active.before_joining:
         tell()
     teams = active.teams()

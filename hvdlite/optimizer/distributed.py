@@ -24,6 +24,7 @@ from hvdlite.optimizer.arguments import (
 )
 from hvdlite.optimizer.buckets.bucket import Combining, Form
 from hvdlite.optimizer.gradient_optimizer import Calls, GradientOptimizer
+from hvdlite.optimizer.micro_batches import require_possible
 from hvdlite.optimizer.overlap.watching import Watching
 from hvdlite.optimizer.periodic_check import PeriodicCheck
 from hvdlite.optimizer.reducer import Reducer, release
@@ -75,7 +76,8 @@ def DistributedOptimizer(
         compression: Compression.none, .fp16 or .bf16: in which form gradients (or deltas) travel.
         backward_passes_per_step: Gradients are reduced every N backward passes; the sum of them
             is not divided by the number. With Adasum, where no backward communicates, it has no
-            effect.
+            effect. With HVDLITE_DETERMINISTIC=virtual:V it is `hvd.virtual_micro_batches()`, and an
+            Average is that of all V micro-batches.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: With Average: divides by this before adding, and by size / this
             afterwards.
@@ -122,7 +124,9 @@ def DistributedOptimizer(
             another op; predivide with an op other than Average; a parameter in two groups; a
             process set that is not registered; shard with Adasum, LBFGS or differentiable=True;
             free_gradients with Adasum; overlap_forward without shard, or a model that has none of
-            the parameters.
+            the parameters. With HVDLITE_DETERMINISTIC=virtual:V: another backward_passes_per_step,
+            Adasum, compression, gradient_predivide_factor, sparse_as_dense, shard, parameters that
+            are shared or on a GPU, or a process set whose size does not divide V.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -151,6 +155,16 @@ def DistributedOptimizer(
     frees = checked_free(free_gradients, op)
     model = checked_overlap(overlap_forward, shard, params)
     is_member = included("DistributedOptimizer", process_set)
+    require_possible(
+        params,
+        process_set,
+        passes=passes,
+        op=op,
+        compression=combining.compression,
+        predivide=combining.predivide,
+        sparse_as_dense=sparse_as_dense,
+        shard=shard,
+    )
     # On other ranks the optimizer is the wrapped one.
     divides = is_member and (bool(shard) or any(map(is_shared, params)))
     if divides:

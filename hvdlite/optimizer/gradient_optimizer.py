@@ -56,6 +56,10 @@ class GradientOptimizer(Wrapper):
             reducer.step_is_due = False
         closure = kwargs.get("closure", args[0] if args else None)
         if callable(closure):
+            reducer.micro_batches.refuse(
+                "step(closure)",
+                "call the closure for each micro-batch before, and step() without it",
+            )
             if "closure" in kwargs:
                 kwargs["closure"] = self._synchronizing(closure)
             else:
@@ -73,6 +77,7 @@ class GradientOptimizer(Wrapper):
         else:
             reducer.settle()
             reducer.require_reduced_weights()
+            reducer.micro_batches.require_reduced(reducer.has_communicated())
         if not callable(closure):
             reducer.require_finite(self._skips_step)
         # A rank may make steps with its own unreduced gradients as often as it likes.
@@ -175,6 +180,9 @@ class GradientOptimizer(Wrapper):
     def no_sync(self) -> Iterator[None]:
         """Backwards inside accumulate on this rank only; the next one outside reduces it all."""
         reducer = self._hvdlite_reducer
+        reducer.micro_batches.refuse(
+            "no_sync()", "the last of a step's micro-batches reduces by itself; leave no_sync() out"
+        )
         before, reducer.communicates = reducer.communicates, False
         reducer.weigh_passes()
         try:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from hvdlite.ops import Average
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.buckets.backward_order import BackwardOrder
 from hvdlite.optimizer.buckets.bucket import (
@@ -23,6 +25,7 @@ from hvdlite.optimizer.buckets.bucket import (
     lay_out,
     make_buckets,
 )
+from hvdlite.optimizer.buckets.tree_bucket import TreeBucket, Widened
 from hvdlite.optimizer.checks.consistency import (
     ConsistencyCheck,
     Model,
@@ -35,6 +38,7 @@ from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet, included, team_of
 from hvdlite.world.teams.team import Team
+from hvdlite.world.virtual_ranks import micro_batches
 
 log = logging.getLogger("hvdlite")
 SHOWN = 16  # buckets whose sizes are logged
@@ -56,6 +60,7 @@ class _Build:
     carrier: Bucket | None
     backward_order: BackwardOrder | None
     consistency: ConsistencyCheck | None
+    micro_batches: int
 
 
 class Gradients:
@@ -128,6 +133,8 @@ class Gradients:
         # Set until the members have compared their parameters, in their first round.
         self._check_start = check_start
         self._start: StartValues | None = None
+        # With virtual ranks: how many micro-batches a step has on this rank; else 0.
+        self.micro_batches = 0
         # Some gradients in buckets travel as float16.
         self.in_half = False
         # Whether all members have cores to spare for reducing; assumed until they say otherwise.
@@ -280,7 +287,7 @@ class Gradients:
             self._next_build = self._prepare(round_number)
         build = self._next_build
         team, name = build.team, build.name
-        factors = self.combining.factors(team.size)
+        factors = self.combining.factors(team.size, build.micro_batches or 1)
         # In deterministic mode the bits may not depend on how the ranks lie on hosts.
         weighs = _num_hosts(team) == 1 and not world.current().config.deterministic
         for index, bucket in enumerate(build.buckets):
@@ -300,6 +307,7 @@ class Gradients:
         self._params, self._frozen = build.params, build.frozen
         self._consistency, self.backward_order = build.consistency, build.backward_order
         self.team, self.name, self.stale = team, name, False
+        self.micro_batches = build.micro_batches
         self.in_half = any(bucket.wire.dtype is torch.float16 for bucket in build.buckets)
         self.generation, self._next_build, self._building = self.generation + 1, None, False
         if team.rank == 0:
@@ -339,7 +347,11 @@ class Gradients:
             # A round that may show other buckets, or other forms, gives all to every rank.
             make = self.shards.make_bucket if is_order_known else Bucket
         sizing = self._sizing(team)
-        buckets = make_buckets(slots, self.combining, sizing, make, gives_back=self._frees)
+        combining, each = self.combining, micro_batches(world.current().config, team.size)
+        if each > 1:
+            make = partial(TreeBucket, each, combining.op is Average)
+            combining = replace(combining, compression=Widened)
+        buckets = make_buckets(slots, combining, sizing, make, gives_back=self._frees)
         carrier = backward_order = consistency = None
         if team.size > 1:
             if buckets:
@@ -362,6 +374,7 @@ class Gradients:
             carrier,
             backward_order,
             consistency,
+            each,
         )
 
     def _start_hash(self) -> int:

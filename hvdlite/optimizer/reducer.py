@@ -81,7 +81,7 @@ class Reducer(WeightedRounds):
             )
         )
         self._groups = groups
-        self.passes_per_step = passes
+        self._passes_chosen = passes
         # The graph task of autograd whose gradients arrive.
         self._task = -1
         # GradScaler was told to make a step and has not made it yet; it may skip it.
@@ -118,6 +118,7 @@ class Reducer(WeightedRounds):
         if not self._open:
             if self._communicated and not self._has_unreduced:
                 return
+            self.micro_batches.require_all(self._passes)
             self.gradients.rebuild_if_changed(self._round)
             self._open_round()
         try:
@@ -188,12 +189,15 @@ class Reducer(WeightedRounds):
             log.warning("%s. No step was made with these gradients", text)
         self.step_is_due = False
         self.weights.end_step()
+        self.micro_batches.forget()
 
     def short_of_passes(self) -> tuple[int, int] | None:
         """How many backward passes count in this step, and how many should, if `finish` would cut
         an accumulation short; else None."""
         if not 0 < self._passes < self.passes_per_step or self.step_is_due:
             return None
+        if self.micro_batches.number:
+            return None  # an error follows
         return self._passes, self.passes_per_step
 
     def has_communicated(self) -> bool:
@@ -215,7 +219,8 @@ class Reducer(WeightedRounds):
         return [param for param in params if id(param) not in reduced]
 
     def set_passes_per_step(self, passes: int) -> None:
-        self.passes_per_step = passes
+        self.micro_batches.require_passes(passes)
+        self._passes_chosen = passes
         self._passes = 0
 
     def detach(self) -> None:
@@ -244,6 +249,7 @@ class Reducer(WeightedRounds):
             grad = param.grad
             if grad is None:
                 return  # a hook of the user has removed it
+            self.micro_batches.note(slot, grad, self._open)
             if self.weights.total is not None and slot.last_round != self._round:
                 slot.weighed = [True] if slot.arrives_weighed else []
             slot.arrives_weighed = False
@@ -274,6 +280,7 @@ class Reducer(WeightedRounds):
             self._task = task
             return
         self._forget_skipped_step()
+        raised = self._backward is not None
         if self._open:
             if self._has_started():
                 # The other ranks wait for it, however the program handles the error.
@@ -291,6 +298,7 @@ class Reducer(WeightedRounds):
                     "next backward()"
                 )
         self.gradients.rebuild_if_changed(self._round)
+        self.micro_batches.begin(self._passes, raised)
         self.weights.begin_pass(self.gradients.slots, adds_up=not self._communicates_next())
         self._task = task
         self._backward = BackwardPass(self._end_backward, self._withdraw_grads)
@@ -304,6 +312,8 @@ class Reducer(WeightedRounds):
         """All gradients of the backward are there."""
         if self._backward is None:
             return  # another optimizer's end of the same backward has ended this round too
+        if not self._open:
+            self.micro_batches.end(self._passes)
         if self.communicates:
             self._passes += 1
         if self._open:
@@ -351,6 +361,7 @@ class Reducer(WeightedRounds):
                 f"the gradient of {slot.name!r} came twice in one reduction, because of reentrant "
                 "checkpoints; pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
             )
+        self.micro_batches.require_first_round(slot)
         return RuntimeError(
             f"backward() reached {slot.name!r}, whose gradient is already reduced in this step. "
             "To accumulate gradients over several backward passes, pass backward_passes_per_step "

@@ -20,9 +20,11 @@ from hvdlite.observe import waits
 from hvdlite.optimizer.backward_pass import BackwardPass
 from hvdlite.optimizer.buckets.bucket import Bucket, Form, Slot
 from hvdlite.optimizer.buckets.positions import Position
+from hvdlite.optimizer.buckets.tree_bucket import TreeBucket
 from hvdlite.optimizer.checks.numerics import Numerics
 from hvdlite.optimizer.checks.position_exchange import PositionExchange, difference, with_advice
 from hvdlite.optimizer.gradients import Gradients
+from hvdlite.optimizer.micro_batches import MicroBatches
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.sharding.words import mixed_forms
 from hvdlite.optimizer.sparse_gradients import (
@@ -44,6 +46,7 @@ class Rounds:
     def __init__(self, gradients: Gradients) -> None:
         self.gradients = gradients
         self.weights = Weights()
+        self.micro_batches = MicroBatches(gradients)
         # Since the last round: the backward passes that count for passes_per_step, that is, those
         # outside no_sync(); and whether there was any backward pass.
         self._passes = 0
@@ -106,18 +109,23 @@ class Rounds:
         begun = begun or (self._numerics is not None and self._numerics.posted())
         return begun and gradients.are_current()
 
-    def _copy_into_bucket(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Copies a gradient to its place in the bucket, which becomes `.grad`."""
+    def _copy_into_bucket(self, slot: Slot, grad: torch.Tensor | None) -> None:
+        """Copies a gradient to its place in the bucket, which becomes `.grad`. None: only earlier
+        micro-batches have one."""
         if grad is not slot.view and slot.is_kept():
             slot.give_away_copy()
         bucket, place = slot.bucket, slot.view
         assert bucket is not None
         assert place is not None
         factor, weighed = self.weights.on_copy(slot)
-        if grad is place:
+        if isinstance(bucket, TreeBucket):
+            # If this backward was interrupted, the sum may be in its place already.
+            if grad is not place or not bucket.has_parts(slot):
+                bucket.put(slot, grad)
+        elif grad is place:
             if factor is not None:
                 self.weights.weigh_in_place(slot, place, factor)
-        else:
+        elif grad is not None:
             if slot.form is Form.ROWS:
                 # `.grad` will be the reduced rows, when they are known.
                 if not put_rows(slot, grad):
@@ -192,7 +200,8 @@ class Rounds:
             if slot.last_round == self._round:
                 continue
             grad = slot.param.grad
-            if grad is not None and self._counts_in_round(slot, grad):
+            has_parts = isinstance(bucket, TreeBucket) and bucket.has_parts(slot)
+            if has_parts or (grad is not None and self._counts_here(slot, grad)):
                 self._copy_into_bucket(slot, grad)
                 slot.last_round = self._round
                 continue
@@ -214,6 +223,14 @@ class Rounds:
         return (
             slot.unreduced_round == self._round or (self._by_step and slot.param.requires_grad)
         ) and not self._is_reduced(slot, grad)
+
+    def _counts_here(self, slot: Slot, grad: torch.Tensor) -> bool:
+        """`_counts_in_round`, with what virtual ranks ask of a gradient that is in a bucket."""
+        if not self._counts_in_round(slot, grad):
+            return False
+        if self._backward is None:
+            self.micro_batches.require_of_backward(slot, grad)
+        return self._backward is not None or not isinstance(slot.bucket, TreeBucket)
 
     def _cancel_if_it_fails(self, part: Callable[[], None]) -> None:
         """Runs a part of the round's end. If it fails on all ranks, the round is over. After any
@@ -269,6 +286,7 @@ class Rounds:
             weights.last,
             weights.total,
         ) = (False, self._round + 1, position.rounds + 1, True, 0, False, None, weights.total, None)
+        self.micro_batches.forget()
         if backward_order is not None:
             self.gradients.learn_order(self._round)
         if self.gradients.shards is not None:
@@ -292,6 +310,7 @@ class Rounds:
                 slot.last_round, slot.unreduced_round = -1, self._round
             if slot.unreduced_round == self._round:
                 slot.unreduced_round += 1
+        self.micro_batches.spoil()
         self._open, self._round, self._backward = False, self._round + 1, None
 
     def _wait(self) -> None:

@@ -22,13 +22,18 @@ class WeightedRounds(Rounds):
 
     def __init__(self, gradients: Gradients) -> None:
         super().__init__(gradients)
-        # The number of backward passes per round.
-        self.passes_per_step = 1
+        # The number of backward passes per round that the script has chosen.
+        self._passes_chosen = 1
         # False inside no_sync().
         self.communicates = True
         # Reentrant, as a signal's handler may raise just before it is released.
         self._lock = threading.RLock()
         self._alone = WeightsAlone(self.weights, self._accumulates)
+
+    @property
+    def passes_per_step(self) -> int:
+        """The number of backward passes per round."""
+        return self.micro_batches.number or self._passes_chosen
 
     def set_weight(self, weight: float) -> None:
         """The weight of the backward passes that follow, until the step. See `Weights`.
@@ -37,6 +42,7 @@ class WeightedRounds(Rounds):
             ValueError: Gradients of this weight could overflow.
             RuntimeError: It is too late for this step.
         """
+        self.micro_batches.refuse("set_weight()", "every micro-batch counts alike; leave it out")
         self._forget_skipped_step()
         gradients = self.gradients
         too_late = self._too_late_for_weight()

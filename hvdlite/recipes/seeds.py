@@ -17,7 +17,7 @@ import torch
 from hvdlite.world import world
 
 
-def set_seed(seed: int, per_rank: bool = True) -> int:
+def set_seed(seed: int, per_rank: bool = True, *, rank: int | None = None) -> int:
     """Seeds `random`, numpy's global generator, and torch on the CPU and all GPUs.
 
     Any rank may call it, alone too; nothing is sent.
@@ -27,12 +27,14 @@ def set_seed(seed: int, per_rank: bool = True) -> int:
         per_rank: Every rank gets a stream of its own, for dropout and augmentation; rank 0 that of
             the seed itself, which is that of a single process. False: all ranks get the same, to
             draw the same start values; also before `init`.
+        rank: Whose stream, if not this rank's: with virtual ranks that of each micro-batch, one of
+            `hvd.virtual_ranks()`.
 
     Returns:
         The seed that torch got, 64 bits: the given one on rank 0 and without `per_rank`.
 
     Raises:
-        ValueError: The seed is no int of this range.
+        ValueError: The seed is no int of this range; a rank without `per_rank`, or below 0.
         NotInitializedError: With `per_rank`, before `init`.
 
     Example:
@@ -43,8 +45,13 @@ def set_seed(seed: int, per_rank: bool = True) -> int:
         42
     """
     seed = _checked("set_seed", seed)
+    if rank is not None and (not per_rank or rank < 0):
+        raise ValueError(
+            f"set_seed: rank={rank!r} with per_rank={per_rank!r}, expected a rank of at least 0, "
+            "whose stream differs from that of others"
+        )
     if per_rank:
-        seed = _of_rank(seed, world.rank())
+        seed = _of_rank(seed, world.rank() if rank is None else rank)
     _seed_all(seed)
     return seed
 

@@ -33,7 +33,7 @@ class Config:
     check_numerics: bool = _DEFAULTS["check_numerics"]
     check_parameters: int = _DEFAULTS["check_parameters"]
     check_shared: bool = _DEFAULTS["check_shared"]
-    deterministic: bool = _DEFAULTS["deterministic"]
+    deterministic: bool | str = _DEFAULTS["deterministic"]
     event_log: int = _DEFAULTS["event_log"]
     fault: str = _DEFAULTS["fault"]
     first_bucket_bytes: int = _DEFAULTS["first_bucket_bytes"]
@@ -54,6 +54,12 @@ class Config:
     strict: bool = _DEFAULTS["strict"]
     summary: bool = _DEFAULTS["summary"]
     timeline: str = _DEFAULTS["timeline"]
+
+    @property
+    def virtual_ranks(self) -> int:
+        """V of HVDLITE_DETERMINISTIC=virtual:V; else 0."""
+        _, _, number = str(self.deterministic).partition(":")
+        return int(number or 0)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:

@@ -24,6 +24,7 @@ from hvdlite.world.teams.placement import Placement, own_host_name, part_of, pla
 from hvdlite.world.teams.roles import Everyone, Roles, roles_of
 from hvdlite.world.teams.team import Team, make_team, team_of_one
 from hvdlite.world.telling import launcher_link, logs, stacks
+from hvdlite.world.virtual_ranks import micro_batches, same_threads
 from hvdlite.world.world import World
 from hvdrun.for_hvdlite import notes
 
@@ -54,7 +55,8 @@ def begin(comm: Intracomm | Sequence[int] | None = None) -> None:
             they are on several hosts without MPI, or ranks do not come, or there is too little
             memory to share. Raised on every rank if it concerns all.
         ConfigError: A variable that can't be parsed.
-        ValueError: `comm` does not contain this process.
+        ValueError: `comm` does not contain this process; the number of ranks does not divide that
+            of the virtual ranks.
     """
     if not world.is_initialized():
         _begin(comm, None)
@@ -176,6 +178,7 @@ def _is_of_one(comm: Intracomm | Sequence[int] | None) -> bool:
 def _world_of_one(config: Config) -> World:
     placement = Placement(0, ((0,),), (own_host_name(),))
     _pin([gpu_pinning.visible_devices(config.gpu)], 0, config)
+    same_threads(config)
     cpus = cpu_threads.cpus_per_rank([cpu_threads.own_cores()], 0)
     return World(placement, team_of_one(config, placement), config, None, cpus_per_rank=cpus)
 
@@ -218,6 +221,7 @@ def _world_of_peers(peers: Peers, config: Config, mpi_runtime: mpi.MpiRuntime | 
     _check_settings(peers, config)
     # On all ranks, as the setting is the same.
     roles = roles_of(placement, config.servers) if config.servers else None
+    micro_batches(config, placement.size if roles is None else len(roles.workers))
     table = algorithm_table.from_rank_0(config, peers)
     facts = peers.allgather((cpu_threads.own_cores(), gpu_pinning.visible_devices(config.gpu)))
     local_cores = [facts[rank][0] for rank in placement.local_ranks]
@@ -234,6 +238,7 @@ def _world_of_peers(peers: Peers, config: Config, mpi_runtime: mpi.MpiRuntime | 
             placement = part_of(placement, roles.workers)
             team = _team_of_workers(config, table, peers, placement, roles)
     _divide_cores(local_cores, whole.local_rank)
+    same_threads(config)
     cpus_per_rank = cpu_threads.cpus_per_rank(local_cores, whole.local_rank)
     return World(placement, team, config, mpi_runtime, table, cpus_per_rank, everyone)
 

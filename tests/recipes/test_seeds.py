@@ -21,6 +21,21 @@ def draws_after(seed, per_rank):
     return used, draws(), torch.rand(1, generator=seeded_generator(seed, per_rank)).item()
 
 
+def draws_of_others(seed):
+    """Of virtual ranks, on any rank."""
+    hvd.init()
+    return [set_seed(seed, rank=rank) for rank in range(3)]
+
+
+@pytest.mark.ranks(3)
+def test_any_rank_can_draw_the_numbers_of_another_one(world):
+    used = [of_rank for of_rank, _, _ in world.run(draws_after, 1, True)]
+    assert world.run(draws_of_others, 1) == [used] * 3
+    for arguments in ({"rank": -1}, {"rank": 0, "per_rank": False}):
+        with pytest.raises(ValueError, match="expected a rank of at least 0"):
+            set_seed(1, **arguments)
+
+
 def draws_of_one_process(seed):
     random.seed(seed)
     numpy.random.seed(seed)

@@ -281,3 +281,8 @@ def thread_counts():
 def test_the_ranks_of_a_host_divide_its_cores(world):
     found = world.run(thread_counts)
     assert all(1 <= threads <= max(1, len(os.sched_getaffinity(0)) // 2) for threads in found)
+
+
+@pytest.mark.ranks(1)
+def test_with_virtual_ranks_torch_computes_in_one_thread_on_any_number_of_ranks(world):
+    assert world.run(thread_counts, knobs={"HVDLITE_DETERMINISTIC": "virtual:2"}) == [1]

@@ -59,10 +59,11 @@ class Combining:
     # By a parameter's id, its group: gradients of a group are reduced together, of any size.
     group_of: dict[int, int]
 
-    def factors(self, size: int) -> tuple[ReduceOp, float, float]:
-        """The reduce op, and the factors before and after the sum."""
+    def factors(self, size: int, added: int = 1) -> tuple[ReduceOp, float, float]:
+        """The reduce op, and the factors before and after the sum. added: how many gradients each
+        rank has added up before."""
         if self.predivide == 1.0:
-            return self.op, 1.0, 1.0
+            return self.op, 1.0, 1.0 / added if self.op is Average else 1.0
         assert self.op is Average
         return Sum, 1 / self.predivide, self.predivide / size
 
@@ -188,6 +189,8 @@ class Bucket:
 
     # Gradients on a GPU are reduced there.
     uses_lanes = True
+    # What the presence of a gradient is, so that the plan makes a sum or an average of ones of it.
+    one = 1.0
 
     def __init__(
         self,
@@ -208,7 +211,7 @@ class Bucket:
             slot.bucket = self
             slot.position = position
             offset = layout.offsets_elems[position]
-            slot.view = _view(self.flat, offset, slot.param)
+            slot.view = place_in(self.flat, offset, slot.param)
             if slot.form is Form.ROWS:
                 slot.rows = self.flat[offset + slot.param.numel() :][: slot.param.shape[0]]
         # Behind the gradients, one number for each: 0 if this rank has none, 1 if it has one,
@@ -301,6 +304,15 @@ class Bucket:
         )
         self.plans.extend(map(make, (wire,)))
 
+    def contribution(self, slot: Slot) -> torch.Tensor:
+        """Before it starts: where this rank's gradient lies."""
+        assert slot.view is not None
+        return slot.view
+
+    def contributions(self) -> torch.Tensor:
+        """The same: the memory of all of them."""
+        return self.gradients
+
     def weighted_elems(self) -> int:
         """How many elements of what is reduced the engine weighs."""
         return len(real_view(self.gradients)) if self.weighs else 0
@@ -309,7 +321,7 @@ class Bucket:
         """Starts its plan; returns at once. Does nothing if it has started in this round."""
         if self.runs:
             return
-        self.presence.fill_(1)
+        self.presence.fill_(self.one)
         if self.absent:
             self.presence[self.absent] = 0
         if self.misplaced:
@@ -520,8 +532,8 @@ def strides_in_place(param: torch.Tensor) -> tuple[int, ...] | None:
     return param.stride()
 
 
-def _view(flat: torch.Tensor, offset: int, param: torch.Tensor) -> torch.Tensor:
-    """A gradient's place.
+def place_in(flat: torch.Tensor, offset: int, param: torch.Tensor) -> torch.Tensor:
+    """The place of a parameter's gradient in the memory of a bucket.
 
     `.data`, because views of one tensor share its version counter: an in-place change of one would
     count for all of them.

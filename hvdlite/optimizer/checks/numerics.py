@@ -56,15 +56,14 @@ class Numerics:
     def look_into(self, bucket: Bucket) -> None:
         """Before the bucket starts. May be called again. Waits for the device if it is not in host
         memory."""
-        sent, kind = bucket.gradients, 0
+        sent, kind = bucket.contributions(), 0
         if is_finite(sent):
             dtype = bucket.wire.dtype
             if dtype is real_view(sent).dtype or is_finite(real_view(sent).to(dtype)):
                 return
             kind = _TOO_LARGE
         for slot in bucket.slots:
-            assert slot.view is not None
-            values = real_view(slot.view.detach())
+            values = real_view(bucket.contribution(slot).detach())
             self.look_at(slot.param, values.to(bucket.wire.dtype) if kind else values, kind)
 
     def look_at(self, param: torch.Tensor, values: torch.Tensor, kind: int = 0) -> None:

@@ -279,7 +279,7 @@ def _engine(
         piece_bytes=config.piece_bytes
         or (PIECE_BYTES if wire is None else PIECE_BYTES_BETWEEN_HOSTS),
         algorithms=algorithms,
-        deterministic=config.deterministic,
+        deterministic=bool(config.deterministic),
         event_capacity=config.event_log,
         stall_warning_s=0.0 if config.stall_check_disable else config.stall_check_time_seconds,
         stall_shutdown_s=0.0 if config.stall_check_disable else config.stall_shutdown_time_seconds,
