@@ -1,8 +1,9 @@
 """Peers without MPI: ranks of one host, each with a socket to number 0.
 
-Both ends have proved who they are (`host_meeting`), so objects are pickled. A frame is a header of fixed
-size, with the number of the exchange, and the object. An exchange is lost as soon as one of the
-processes ends, since the kernel closes its socket: number 0 then tells all others which one it was.
+Both ends have proved who they are (`host_meeting`), so objects are pickled. A frame is a header of
+fixed size, with the number of the exchange, and the object. An exchange is lost as soon as one of
+the processes ends, since the kernel closes its socket: number 0 then tells all others which one it
+was.
 """
 
 from __future__ import annotations

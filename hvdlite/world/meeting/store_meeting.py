@@ -2,9 +2,9 @@
 
 The Store is not trusted: other users may read it and write to it. So it holds records of fixed size
 only, which are checked; nothing in them is unpickled, and no name in them decides anything. Rank 0
-publishes the random name of a socket and a token; the others meet it there (`host_meeting`), which only
-processes of this user on this host can do. So having met is what "on the same host" means here. A
-rank that can't meet says so in the Store, and rank 0 tells all ranks the same.
+publishes the random name of a socket and a token; the others meet it there (`host_meeting`), which
+only processes of this user on this host can do. So having met is what "on the same host" means
+here. A rank that can't meet says so in the Store, and rank 0 tells all ranks the same.
 
 Keys carry the launcher's restart count, the purpose, and how often this rank has come with this
 Store, so that no record of an earlier world is taken for one of this.
