@@ -81,7 +81,7 @@ def _of_script(file: str) -> bool:
 _LIBRARIES = tuple(
     f"{folder}{os.sep}"
     for folder in (
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),  # of the package hvdlite
+        os.path.abspath(f"{__file__}/../../.."),  # of the package hvdlite
         os.path.dirname(os.path.abspath(torch.__file__)),
         sysconfig.get_path("stdlib"),
     )

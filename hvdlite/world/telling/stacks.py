@@ -60,7 +60,7 @@ def _install() -> None:
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the keeper empties it
     faulthandler.register(number, fd, all_threads=False, chain=False)
     folders = (
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),  # of the package hvdlite
+        os.path.abspath(f"{__file__}/../../.."),  # of the package hvdlite
         os.path.dirname(os.path.abspath(torch.__file__)),
         sysconfig.get_path("stdlib"),
     )
