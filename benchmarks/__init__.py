@@ -20,6 +20,7 @@ A *contender* is one way to do the work, hvdlite among them; a *peer* is any con
     upkeep.py        CPU time of ranks that are idle or wait
     memory.py        the memory that a training step needs; a program of its own
     copies.py        memory of what a host has once; a program of its own
+    watching.py      what stall check, black box and checks cost a step; a program of its own
     checkpoints.py   what saving in the background costs a training; a program of its own
     asynchronous.py  training with a server, beside a slow worker; a program of its own
     reaching.py      times how long such training takes to reach a loss

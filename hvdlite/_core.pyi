@@ -175,6 +175,20 @@ def finish_on_exit(
     A later call replaces the former; abort=0 switches it off.
     """
 
+def receive_on_exit(
+    *,
+    iprobe: int,
+    get_count: int,
+    recv: int,
+    byte: int,
+    any_tag: int,
+    comms: tuple[tuple[int, int], ...],
+) -> None:
+    """Which messages the exit handlers receive and drop before MPI_Finalize, where all ranks end
+    with code 0: those on `comms` (handle, number of ranks), which nobody uses any more. The other
+    arguments are addresses of MPI functions, the handle of MPI_BYTE, and MPI_ANY_TAG. A later call
+    replaces the former."""
+
 def close_on_exit(engines: tuple[Engine, ...], /) -> None:
     """The engines that the exit handlers close, in this order, with `linger`, where the exit code
     is 0. They are kept alive past the end of Python. A later call replaces the former."""

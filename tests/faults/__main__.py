@@ -9,6 +9,7 @@ are those of tests/cluster, which need root, sshd and ip.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -80,6 +81,7 @@ def main(
         for fault in chosen:
             click.echo(fault.name)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the hosts go down
     console = Console(width=None if sys.stdout.isatty() else 120)
     outcomes: list[Outcome] = []
     for layout in layouts or HOSTS:

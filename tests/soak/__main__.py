@@ -6,6 +6,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -66,6 +67,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, help="only jobs with this fault")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "soak")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the hosts go down
     if reason := lacking():
         print(reason, file=sys.stderr)
         return 2

@@ -56,7 +56,7 @@ SUMMARY = re.compile(
     r"^hvdrun: (\d+ steps|one step|no step|where the time of a step goes|no rank is steadily late"
     r"|which rank is late is not known|ranks? [\d,-]+ on .* (arrives?|is throttled|are throttled))"
 )
-TABLE = re.compile(r"^    +(rank +host|\d+  server)")
+TABLE = re.compile(r"^    +(rank +host|\d+  (server|localhost))")
 NODE = re.compile(r"^hvdrun: (this is node \d|waiting for nodes? |all nodes are )")
 BACK = re.compile(r"^hvdrun: server\d+(?: and server\d+)? (?:is|are) back after")
 PAUSED = "hvdrun: hvdrun itself did not run for"

@@ -115,3 +115,21 @@ def test_a_failure_after_others_have_ended_in_good_order_is_the_jobs(mpi):
 )
 def test_a_shutdown_before_the_end_changes_nothing(mpi, end, code):
     assert run(mpi, OWN + "rank = hvd.rank(); hvd.shutdown(); " + end).code == code
+
+
+SHUTS_DOWN = """
+sets = [hvd.add_process_set([0, 1]), hvd.add_process_set([1, 2])]
+hvd.allreduce(torch.ones(3))
+if hvd.rank() in (0, 1): hvd.allreduce(torch.ones(3), process_set=sets[0])
+time.sleep(0.2 * hvd.rank())
+hvd.shutdown()
+"""
+
+
+def test_what_ranks_say_as_they_leave_is_received_by_those_that_left_before(monkeypatch):
+    """Else UCX warns of it in MPI_Finalize."""
+    monkeypatch.setenv("HVDLITE_HOST_RANKS", "1,1,1")
+    monkeypatch.setenv("MPIR_CVAR_NOLOCAL", "1")  # as between hosts: through UCX
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    finished = run("mpich", OWN + SHUTS_DOWN, 3)
+    assert (finished.code, finished.stdout, finished.stderr) == (0, "", ""), finished

@@ -10,6 +10,7 @@
 
 /* A process ends once, so what it does then is one for the process. */
 static hvdl_exit_functions functions;
+static hvdl_exit_leftovers leftovers;
 static hvdl_engine **engines_to_close;
 static size_t num_engines;
 static pid_t owner;
@@ -56,6 +57,39 @@ static bool wait_for_all(void)
     return !is_being_ended();
 }
 
+/* What ranks say last is short. A longer message may come from a rank that failed in its middle, and
+ * end never. */
+#define LONGEST_LEFTOVER_BYTES 65536
+
+/* The next message from a rank, if one is there. */
+static bool receive_from(hvdl_word comm, int source)
+{
+    static char message[LONGEST_LEFTOVER_BYTES];
+    _Alignas(16) char status[256];
+    int found = 0, bytes = 0;
+    return !leftovers.iprobe(source, leftovers.any_tag, comm, &found, status) && found &&
+           !leftovers.get_count(status, leftovers.byte, &bytes) && bytes >= 0 &&
+           bytes <= LONGEST_LEFTOVER_BYTES &&
+           !leftovers.recv(message, bytes, leftovers.byte, source, leftovers.any_tag, comm, status);
+}
+
+#define QUIET_NS 1000000L
+#define QUIET_TIMES 5
+
+/* All ranks have sent what they send, but MPI says of no message when it arrives: it is awaited until
+ * nothing has come for some milliseconds. */
+static void receive_leftovers(void)
+{
+    struct timespec pause = {0, QUIET_NS};
+    for (int quiet = 0; leftovers.num_comms && quiet < QUIET_TIMES; quiet++) {
+        for (size_t i = 0; i < leftovers.num_comms; i++)
+            for (int source = 0; source < leftovers.sizes[i]; source++)
+                while (receive_from(leftovers.comms[i], source))
+                    quiet = 0;
+        nanosleep(&pause, NULL);
+    }
+}
+
 static void at_exit(int code, void *unused)
 {
     int finalized = 1;
@@ -76,8 +110,31 @@ static void at_exit(int code, void *unused)
             fflush(NULL);
             _exit(code);
         }
+        receive_leftovers();
         functions.finalize();
     }
+}
+
+hvdl_err hvdl_exit_receive(const hvdl_exit_leftovers *from)
+{
+    size_t count = from->num_comms;
+    hvdl_word *comms = malloc((count + 1) * sizeof *comms);
+    int *sizes = malloc((count + 1) * sizeof *sizes);
+    if (!comms || !sizes) {
+        free(comms);
+        free(sizes);
+        return HVDL_ENOMEM;
+    }
+    for (size_t i = 0; i < count; i++) {
+        comms[i] = from->comms[i];
+        sizes[i] = from->sizes[i];
+    }
+    free((void *)leftovers.comms);
+    free((void *)leftovers.sizes);
+    leftovers = *from;
+    leftovers.comms = comms;
+    leftovers.sizes = sizes;
+    return HVDL_OK;
 }
 
 hvdl_err hvdl_exit_close(hvdl_engine *const *engines, size_t count)

@@ -24,6 +24,24 @@ typedef struct {
 /* The engines that a process which ends with code 0 closes first, in this order. They must stay. */
 hvdl_err hvdl_exit_close(hvdl_engine *const *engines, size_t count);
 
+/* Communicators that are not used any more, on which messages may still come: what ranks say last as
+ * they leave, to those that have left before. */
+typedef struct {
+    int (*iprobe)(int source, int tag, hvdl_word comm, int *flag, void *status);
+    int (*get_count)(const void *status, hvdl_word type, int *count);
+    int (*recv)(void *buf, int count, hvdl_word type, int source, int tag, hvdl_word comm,
+                void *status);
+    hvdl_word byte;
+    int any_tag;
+    const hvdl_word *comms;
+    const int *sizes; /* of each: its number of ranks */
+    size_t num_comms;
+} hvdl_exit_leftovers;
+
+/* What is received and dropped before MPI_Finalize: an MPI may warn of messages that nobody has
+ * received (UCX does). Both arrays are copied. */
+hvdl_err hvdl_exit_receive(const hvdl_exit_leftovers *leftovers);
+
 /* Replaces what an earlier call said. Called with the GIL, which orders the calls. */
 hvdl_err hvdl_exit_set(const hvdl_exit_functions *functions);
 

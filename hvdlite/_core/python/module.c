@@ -206,6 +206,48 @@ static PyObject *finish_on_exit(PyObject *module, PyObject *args, PyObject *kwar
     Py_RETURN_NONE;
 }
 
+/* The (handle, number of ranks) of each communicator in a tuple. */
+static bool read_comms(PyObject *tuple, hvdl_word *comms, int *sizes)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
+        unsigned long long comm;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(tuple, i), "Ki", &comm, &sizes[i]))
+            return false;
+        comms[i] = (hvdl_word)comm;
+    }
+    return true;
+}
+
+static PyObject *receive_on_exit(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"iprobe", "get_count", "recv", "byte", "any_tag", "comms", NULL};
+    unsigned long long iprobe, get_count, recv, byte;
+    PyObject *tuple;
+    hvdl_exit_leftovers leftovers;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$KKKKiO!:receive_on_exit", names, &iprobe,
+                                     &get_count, &recv, &byte, &leftovers.any_tag, &PyTuple_Type,
+                                     &tuple))
+        return NULL;
+    hvdl_word words[] = {(hvdl_word)iprobe, (hvdl_word)get_count, (hvdl_word)recv};
+    memcpy(&leftovers.iprobe, &words[0], sizeof words[0]);
+    memcpy(&leftovers.get_count, &words[1], sizeof words[1]);
+    memcpy(&leftovers.recv, &words[2], sizeof words[2]);
+    leftovers.byte = (hvdl_word)byte;
+    leftovers.num_comms = (size_t)PyTuple_Size(tuple);
+    hvdl_word *comms = malloc((leftovers.num_comms + 1) * sizeof *comms);
+    int *sizes = malloc((leftovers.num_comms + 1) * sizeof *sizes);
+    leftovers.comms = comms;
+    leftovers.sizes = sizes;
+    bool read = comms && sizes && read_comms(tuple, comms, sizes);
+    hvdl_err err = read ? hvdl_exit_receive(&leftovers) : HVDL_ENOMEM;
+    free(comms);
+    free(sizes);
+    if (err)
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 static PyObject *close_on_exit(PyObject *module, PyObject *engines)
 {
     /* Held past the end of Python: the exit handlers run after it. */
@@ -282,6 +324,8 @@ static PyMethodDef module_methods[] = {
     {"reduce_tree", reduce_tree, METH_VARARGS, NULL},
     {"fingerprint", fingerprint, METH_VARARGS, NULL},
     {"close_on_exit", close_on_exit, METH_O, NULL},
+    {"receive_on_exit", (PyCFunction)(void (*)(void))receive_on_exit, METH_VARARGS | METH_KEYWORDS,
+     NULL},
     {"finish_on_exit", (PyCFunction)(void (*)(void))finish_on_exit, METH_VARARGS | METH_KEYWORDS,
      NULL},
     {"fail_on_purpose", fail_on_purpose, METH_VARARGS, NULL},

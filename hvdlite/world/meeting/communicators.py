@@ -96,6 +96,11 @@ def retire(*comms: Intracomm | None, label: str = "") -> None:
     _retired.extend((label, comm) for comm in comms if comm is not None)
 
 
+def not_freed(mpi_runtime: MpiRuntime) -> list[Intracomm]:
+    """Those that are retired, and whose members have not met since."""
+    return [comm for _, comm in _retired if comm != mpi_runtime.MPI.COMM_NULL]
+
+
 def free_retired(mpi_runtime: MpiRuntime, world_comm: Intracomm) -> None:
     """Frees the retired communicators whose members are all in `world_comm`. Collective over
     `world_comm`; each member has retired all that it is going to retire."""

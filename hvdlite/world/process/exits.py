@@ -164,8 +164,11 @@ class Exits(_ExitCode):
         self._leave = leave
 
     def _end(self) -> None:
-        if self._mpi_runtime.finalize or self._mpi_runtime.MPI.Is_finalized():
-            return  # the exit handlers of the C core do the rest
+        if self._mpi_runtime.MPI.Is_finalized():
+            return
+        if self._mpi_runtime.finalize:  # the exit handlers of the C core do the rest
+            self._receive_on_exit()
+            return
         # A rank that failed does not tell the others that it leaves: the job must end with its exit
         # code, not with the errors that this would raise on them.
         if self.code and is_supervised():
@@ -175,6 +178,19 @@ class Exits(_ExitCode):
         self._leave()
         if not wait_quietly(self._comm):
             os._exit(self.code)
+
+    def _receive_on_exit(self) -> None:
+        """Messages to teams that this rank has left by `shutdown` before the others did."""
+        mpi_runtime = self._mpi_runtime
+        left = communicators.not_freed(mpi_runtime)
+        _core.receive_on_exit(
+            iprobe=mpi_runtime.address("MPI_Iprobe"),
+            get_count=mpi_runtime.address("MPI_Get_count"),
+            recv=mpi_runtime.address("MPI_Recv"),
+            byte=mpi_runtime.handle(mpi_runtime.MPI.BYTE),
+            any_tag=mpi_runtime.MPI.ANY_TAG,
+            comms=tuple((mpi_runtime.handle(comm), comm.Get_size()) for comm in left),
+        )
 
 
 def is_supervised() -> bool:
