@@ -217,10 +217,12 @@ sanitize-address sanitize-thread: build
 	    HVDLITE_TEST_PRELOAD='$(PRELOAD) $(call runtime,libstdc++.so)' \
 	    $(BIN)/python -m pytest tests/core $(SANITIZE_TESTS) $(PYTEST_ARGS)
 
-# Some ten minutes: each of some 15,000 faults in the core, under ASan and UBSan. `make test` plays some.
+# Some ten minutes: each of some 15,000 faults in the core, under ASan and UBSan, and the first ones under real
+# MPIs. `make test` plays some.
 faults: build
 	@HVDLITE_TEST_FAULTS=all HVDLITE_TEST_SANITIZER='-fsanitize=address,undefined -fno-sanitize-recover=undefined -g' \
-	    $(BIN)/python -m pytest tests/core/engine/test_faults.py tests/optimizer/test_flips.py -rP -q $(PYTEST_ARGS)
+	    $(BIN)/python -m pytest tests/core/engine/test_faults.py tests/world/test_faults_in_core.py \
+	    tests/optimizer/test_flips.py -rP -q $(PYTEST_ARGS)
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

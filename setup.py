@@ -4,6 +4,8 @@ from glob import glob
 
 from setuptools import Extension, setup
 
+WRAPPED = ("malloc", "calloc", "realloc", "posix_memalign", "strdup")
+
 core = Extension(
     "hvdlite._core",
     sources=sorted(glob("hvdlite/_core/*/*.c")),
@@ -15,6 +17,10 @@ core = Extension(
     # No contraction: a fused multiply-add would round differently from machine to machine.
     extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
     libraries=["pthread"],
+    # Allocations can fail on purpose: see base/allocations.c.
+    extra_link_args=[
+        "-Wl," + ",".join(f"--wrap={name}" for name in WRAPPED),
+    ],
 )
 
 setup(ext_modules=[core] if core.sources else [])

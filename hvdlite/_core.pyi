@@ -193,6 +193,19 @@ def close_on_exit(engines: tuple[Engine, ...], /) -> None:
     """The engines that the exit handlers close, in this order, with `linger`, where the exit code
     is 0. They are kept alive past the end of Python. A later call replaces the former."""
 
+def fail_on_purpose(faults: tuple[tuple[int, str, int, int], ...], rank: int, /) -> None:
+    """While there is no engine: what fails in all engines of this process that are made later,
+    instead of what was asked for before. Counts begin anew.
+
+    faults: of each kind, name, nth, times: the `nth` and the following `times` - 1 events of the
+        kind fail. Kind 0: a message of data is lost; 1: a call of MPI returns an error; 2: an
+        allocation fails. name: only calls of this function count; "": of any.
+    rank: for the line that is printed when it happens.
+
+    Raises:
+        ValueError: There are too many.
+    """
+
 def force_past_cache(force: bool | None, /) -> None:
     """For tests and benchmarks: whether this process writes what other ranks of its host read past
     the caches; None: where that is found to be faster. The results are the same."""

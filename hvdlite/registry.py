@@ -18,11 +18,15 @@ from hvdlite.world.process.exits import is_supervised
 from hvdlite.world.teams.placement import part_of
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set
 from hvdlite.world.teams.team import Team, make_team, team_of_one
+from hvdlite.world.telling import stacks
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 Thing = TypeVar("Thing")
+
+# Before `init`, as that may wait for a rank that hangs between its import and its `init`.
+stacks.offer()
 
 # Only one thread at a time adds or removes a set.
 _changing = threading.Lock()

@@ -8,9 +8,9 @@ this module imports nothing.
 
 VARIABLE = "HVDLITE_FAULT"
 
-# Where a fault happens: before an operation is called, before the update of an optimizer's step, or
-# in a gradient before it is reduced.
-OPERATION, STEP, GRADIENT = "operation", "step", "gradient"
+# Where a fault happens: before an operation is called, before the update of an optimizer's step, in
+# a gradient before it is reduced, or in the core.
+OPERATION, STEP, GRADIENT, CORE = "operation", "step", "gradient", "core"
 
 # The operations that ranks call by these names; the core has the same words.
 OPERATIONS = (
@@ -25,7 +25,10 @@ OPERATIONS = (
     "reducescatter",
     "scatter",
 )
+# The functions of MPI that the core calls.
+CALLS = ("MPI_Cancel", "MPI_Irecv", "MPI_Isend", "MPI_Test", "MPI_Testsome")
 FLIPPED = ("parameter", "state")
+MOST_IN_CORE = 16  # as the core's HVDL_MOST_FAULTS
 LONGEST_DELAY_S = 86400.0
 LARGEST = (1 << 31) - 1
 LARGEST_BIT = 127  # of an element of complex128
@@ -33,6 +36,7 @@ SHOWN = 64  # how many characters of a wrong word an error quotes
 
 _AT_OPERATIONS = ("rank", "operation", "name", "nth", "times", "step")
 _AT_STEPS = ("rank", "name", "step", "times")
+_IN_CORE = ("rank", "nth", "times")
 
 
 class Kind:
@@ -53,7 +57,10 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "bitflip": Kind(FLIPPED, (*_AT_STEPS, "bit")),
     "delay": Kind("seconds", _AT_OPERATIONS),
+    "drop": Kind("", _IN_CORE),
     "exit": Kind("code", _AT_OPERATIONS),
+    "fail-alloc": Kind("", _IN_CORE),
+    "fail-mpi": Kind("", (*_IN_CORE, "call")),
     "kill": Kind("", _AT_OPERATIONS),
     "nan": Kind("", _AT_STEPS),
     "raise": Kind("", _AT_OPERATIONS),
@@ -77,12 +84,24 @@ class Fault:
     rank: of the world; -1: every rank.
     operation, name: the operation, and its name, that it is about; of a step, the parameter's name.
         Empty: any operation, the first parameter.
+    call: the function of MPI. Empty: any of CALLS.
     nth, times: it happens at this event of those that it is about, and at so many in a row.
     step: the step of an optimizer, from 1; 0: it is about operations.
     bit: of a tensor's first element, from the lowest.
     """
 
-    __slots__ = ("bit", "kind", "name", "nth", "operation", "rank", "step", "times", "value")
+    __slots__ = (
+        "bit",
+        "call",
+        "kind",
+        "name",
+        "nth",
+        "operation",
+        "rank",
+        "step",
+        "times",
+        "value",
+    )
 
     def __init__(self, kind: str, value: str, conditions: dict[str, str]) -> None:
         self.kind = kind
@@ -90,6 +109,7 @@ class Fault:
         self.rank = int(conditions.get("rank", -1))
         self.operation = conditions.get("operation", "")
         self.name = conditions.get("name", "")
+        self.call = conditions.get("call", "")
         self.nth = int(conditions.get("nth", 1))
         self.times = int(conditions.get("times", 1))
         self.step = int(conditions.get("step", 1 if kind in ("bitflip", "nan") else 0))
@@ -97,7 +117,9 @@ class Fault:
 
     @property
     def place(self) -> str:
-        """OPERATION, STEP or GRADIENT."""
+        """OPERATION, STEP, GRADIENT or CORE."""
+        if KINDS[self.kind].conditions[: len(_IN_CORE)] == _IN_CORE:
+            return CORE
         if self.kind == "nan":
             return GRADIENT
         return STEP if self.step else OPERATION
@@ -109,7 +131,13 @@ def parse(text: str) -> tuple[Fault, ...]:
     Raises:
         ValueError: A phrase that says what is wrong, and what is possible instead.
     """
-    return tuple(_fault(part.strip()) for part in text.split(";") if part.strip())
+    faults = tuple(_fault(part.strip()) for part in text.split(";") if part.strip())
+    in_core = sum(fault.place is CORE for fault in faults)
+    if in_core > MOST_IN_CORE:
+        raise ValueError(
+            f"{in_core} faults that happen in the core; expected at most {MOST_IN_CORE}"
+        )
+    return faults
 
 
 def _fault(text: str) -> Fault:
@@ -142,6 +170,10 @@ def _condition(word: str, key: str, given: str) -> str:
     if key == "operation" and given not in OPERATIONS:
         raise ValueError(
             f"{word}: {_shown(given)} is no operation; expected one of {', '.join(OPERATIONS)}"
+        )
+    if key == "call" and given not in CALLS:
+        raise ValueError(
+            f"{word}: {_shown(given)} is no call of the core's; expected one of {', '.join(CALLS)}"
         )
     if key in _NUMBERS:
         least, largest = _NUMBERS[key]

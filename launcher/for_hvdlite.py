@@ -3,7 +3,7 @@
 `import hvdlite` loads these modules in every rank, so each of them imports little itself.
 """
 
-from hvdrun.faults import GRADIENT, OPERATION, STEP, Fault
+from hvdrun.faults import CORE, GRADIENT, OPERATION, STEP, Fault
 from hvdrun.faults import VARIABLE as FAULT_VARIABLE
 from hvdrun.faults import parse as parse_faults
 from hvdrun.knobs import KNOBS
@@ -36,6 +36,7 @@ from hvdrun.records import (
 from hvdrun.summary import summary_of
 
 __all__ = [
+    "CORE",
     "ENDING",
     "FAULT_VARIABLE",
     "FORMAT",

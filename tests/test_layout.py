@@ -45,7 +45,7 @@ net          | hvdlite/_core/net/                     | base kernels
 engine       | hvdlite/_core/engine/ hvdlite/_core/operations/ hvdlite/_core/matching/ |
              | hvdlite/_core/courses/ hvdlite/_core/transfers/ hvdlite/_core/watching/ |
              |                                        | base kernels host net
-python       | hvdlite/_core/python/                  | kernels host engine
+python       | hvdlite/_core/python/                  | base kernels host engine
 
 core         | hvdlite/_core.pyi                      |
 words        | hvdlite/absent.py hvdlite/compression.py hvdlite/errors.py hvdlite/ops.py |

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import _core
 from hvdlite.errors import ConfigError
 from hvdlite.world.config import Config
-from hvdrun.for_hvdlite import FAULT_VARIABLE, OPERATION, Fault, parse_faults
+from hvdrun.for_hvdlite import CORE, FAULT_VARIABLE, OPERATION, Fault, parse_faults
 
 if TYPE_CHECKING:
     from hvdlite.world.teams.team import Team
@@ -29,6 +29,11 @@ log = logging.getLogger("hvdlite")
 # By fault, how many of its events this process has seen: teams and worlds count on.
 _seen: collections.Counter[int] = collections.Counter()
 _lock = threading.Lock()
+
+# The kinds that happen in the core, which counts them, by the numbers that it has for them.
+_IN_CORE = ("drop", "fail-mpi", "fail-alloc")
+# Those that the core has now, and of which rank.
+_cores: tuple[tuple[Fault, ...], int] = (), -1
 
 
 @functools.cache
@@ -72,6 +77,18 @@ def happen(fault: Fault, rank: int, where: str) -> None:
         os._exit(int(fault.value))
     else:
         os.kill(os.getpid(), signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)
+
+
+def put_into_core(config: Config, rank: int) -> None:
+    """Gives the core the faults that happen in it, before the first engine of a world is made. As
+    long as the text is the same, they are counted on from world to world."""
+    global _cores
+    found = tuple(fault for fault in of_rank(config, rank) if fault.place is CORE)
+    if _cores[0] == found and (_cores[1] == rank or not found):
+        return
+    _cores = found, rank
+    given = [(_IN_CORE.index(each.kind), each.call, each.nth, each.times) for each in found]
+    _core.fail_on_purpose(tuple(given), rank)
 
 
 def put_into(team: Team, config: Config) -> Team:

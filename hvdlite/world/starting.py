@@ -180,6 +180,7 @@ def _world_of_one(config: Config) -> World:
     _pin([gpu_pinning.visible_devices(config.gpu)], 0, config)
     same_threads(config)
     cpus = cpu_threads.cpus_per_rank([cpu_threads.own_cores()], 0)
+    faults.put_into_core(config, 0)
     return World(placement, team_of_one(config, placement), config, None, cpus_per_rank=cpus)
 
 
@@ -221,7 +222,10 @@ def _world_of_peers(peers: Peers, config: Config, mpi_runtime: mpi.MpiRuntime | 
     _check_settings(peers, config)
     # On all ranks, as the setting is the same.
     roles = roles_of(placement, config.servers) if config.servers else None
-    micro_batches(config, placement.size if roles is None else len(roles.workers))
+    workers = tuple(range(placement.size)) if roles is None else roles.workers
+    micro_batches(config, len(workers))
+    if placement.rank in workers:  # the text names these, by their ranks among themselves
+        faults.put_into_core(config, workers.index(placement.rank))
     table = algorithm_table.from_rank_0(config, peers)
     facts = peers.allgather((cpu_threads.own_cores(), gpu_pinning.visible_devices(config.gpu)))
     local_cores = [facts[rank][0] for rank in placement.local_ranks]

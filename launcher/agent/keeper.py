@@ -58,6 +58,7 @@ PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 MOST_FDS = 256  # a keeper has about twenty
 LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
 LOOK_AT_THE_STOPPED = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+NOT_OFFERED = "it has not imported hvdlite"
 LAST_WAITED = "it last waited for hvdlite here:"
 LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two checks
 
@@ -316,7 +317,7 @@ class Keeper:
 
     def _stack(self) -> tuple[list[list[object]], str]:
         if not self.stack:
-            return [], "it has not called hvd.init()"
+            return [], NOT_OFFERED
         frames, why = self.stack.read()
         if not frames and (last := self.stack.frames_in(self.box.lines())):
             return last, f"{why}; {LAST_WAITED}" if why else LAST_WAITED

@@ -124,8 +124,9 @@ class Course:
             self.ranks,
             limits(command.environment),
             begin,
+            supervision.cwd,
             self._say,
-            lambda ranks: self.actions.append(Look(ranks)),
+            lambda *look: self.actions.append(Look(*look)),
             self._fail,
         )
         self.whereabouts = Whereabouts(self.ranks, lambda *look: self.actions.append(Look(*look)))

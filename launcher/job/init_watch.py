@@ -17,8 +17,18 @@ from hvdrun.job.ranks import Ranks
 from hvdrun.knobs import KNOBS
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
 from hvdrun.reports.failure_report import left_early
-from hvdrun.reports.init_report import gathered, left_before_init, not_in_init, waiting
-from hvdrun.reports.looks import Look, activity, read_look
+from hvdrun.reports.init_report import (
+    ENDED,
+    NO_ANSWER,
+    NOT_STARTED,
+    Missing,
+    gathered,
+    left_before_init,
+    not_in_init,
+    waiting,
+    what_they_do,
+)
+from hvdrun.reports.looks import Look, read_look
 
 # The first report comes after this time, or after the stall check's warning time if that is less;
 # each pause between two is twice as long as the one before, up to the longest.
@@ -30,8 +40,8 @@ SAMPLE_S = 1.0
 ANSWER_S = 2.0
 # A rank that has ended with 0 while others wait for it in init ends the job after this time.
 LEFT_S = 5.0
-# A report describes no more ranks than this.
-MOST_DESCRIBED = 8
+# No more ranks are asked what they do.
+MOST_ASKED = 32
 
 HVD_INIT, MPI_INIT = "hvd.init()", "MPI_Init"
 
@@ -59,22 +69,24 @@ def limits(environ: Mapping[str, str]) -> Limits:
 
 
 class InitWatch:
-    """`start`: when the job began. `say` gets lines to show; `look` gets ranks whose keepers are to
-    be asked what they do, and the answers come to `on_look`; `fail` gets the time and the error
-    that ends the job."""
+    """`start`: when the job began; `cwd`: its folder. `say` gets lines to show; `look` gets ranks
+    whose keepers are to be asked what they do, and whether for their stacks, too, and the answers
+    come to `on_look`; `fail` gets the time and the error that ends the job."""
 
     def __init__(
         self,
         ranks: Ranks,
         limits: Limits,
         start: float,
+        cwd: str,
         say: Callable[[str], None],
-        look: Callable[[tuple[int, ...]], None],
+        look: Callable[[tuple[int, ...], bool], None],
         fail: Callable[[float, LaunchError], None],
     ) -> None:
         self.ranks = ranks
         self.limits = limits
         self.start = start
+        self.cwd = cwd
         self.say = say
         self.look = look
         self.fail = fail
@@ -94,7 +106,8 @@ class InitWatch:
         self.sample_at: float | None = None
         self.report_at: float | None = None
         self.asked_at: float | None = None  # the answers are for a report
-        self.asked: set[int] = set()  # ranks of which no answer has come
+        self.questioned: set[int] = set()  # by the last question
+        self.asked: set[int] = set()  # those of them of which no answer has come
         self.looks: dict[int, tuple[Look | None, Look]] = {}  # the last two of each rank
         self.said = False
 
@@ -120,12 +133,15 @@ class InitWatch:
 
     def on_look(self, now: float, rank: int, data: bytes) -> None:
         look = read_look(data)
-        if look is not None and rank in self.asked:
-            self.asked.discard(rank)
-            before = self.looks.get(rank)
-            self.looks[rank] = (before[1] if before else None, look)
-            if not self.asked and self.asked_at is not None:
-                self._report(now)
+        if look is None or rank not in self.asked:
+            return
+        before = self.looks.get(rank)
+        self.looks[rank] = (before[1] if before else None, look)
+        if self.asked_at is not None and look.frames is None:
+            return  # late, to the question before
+        self.asked.discard(rank)
+        if not self.asked and self.asked_at is not None:
+            self._report(now)
 
     def update(self, now: float, all_came: bool = False) -> None:
         """To be called when the state of a rank has changed. all_came: one is through init, so all
@@ -203,45 +219,44 @@ class InitWatch:
         hosts = {rank: self.ranks.command.host_of(rank) for rank in sorted(self.missing)}
         self.fail(now, not_in_init(self.waits, hosts, self.where, self.limits.shutdown_s))
 
-    def _to_look_at(self) -> list[int]:
-        running = self.missing & self.ranks.started - self.ranks.endings.keys()
-        return sorted(running)[:MOST_DESCRIBED]
+    def _running(self) -> set[int]:
+        """The missing ranks of which a keeper can tell more."""
+        return self.missing & self.ranks.started - self.ranks.endings.keys()
 
     def _sample(self, now: float) -> None:
         self.sample_at = None
-        self._send()
+        self._send(with_stack=False)
 
     def _ask(self, now: float) -> None:
         self.asked_at = now
-        self._send()
+        self._send(with_stack=True)
         if not self.asked:
             self._report(now)
 
-    def _send(self) -> None:
-        self.asked = set(self._to_look_at())
+    def _send(self, with_stack: bool) -> None:
+        self.questioned = set(sorted(self._running())[:MOST_ASKED])
+        self.asked = set(self.questioned)
         if self.asked:
-            self.look(tuple(sorted(self.asked)))
+            self.look(tuple(sorted(self.asked)), with_stack)
 
     def _report(self, now: float) -> None:
         assert self.begin is not None
         self.asked_at = None
         self.said = True
-        shown = sorted(self.missing)[:MOST_DESCRIBED]
-        lines = [f"rank {rank} on {self._describe(rank)}" for rank in shown]
-        if rest := len(self.missing) - len(shown):
-            lines.append(f"and {rest} more")
+        not_asked = self._running() - self.questioned
+        missing = {rank: self._seen(rank) for rank in sorted(self.missing - not_asked)}
+        lines = what_they_do(missing, self.cwd, self.where == HVD_INIT, len(not_asked))
         where, shutdown_s = self.where, self.limits.shutdown_s
         self.say(waiting(self.waits, self.missing, where, now - self.begin, lines, shutdown_s))
         self.report_at = now + self.pause_s
         self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
 
-    def _describe(self, rank: int) -> str:
+    def _seen(self, rank: int) -> Missing:
         host = self.ranks.command.host_of(rank)
         if rank in self.ranks.well:
-            return f"{host} has ended with exit code 0"
+            return Missing(host, instead=ENDED)
         if rank not in self.ranks.started:
-            return f"{host} has not started"
+            return Missing(host, instead=NOT_STARTED)
         if rank in self.asked or rank not in self.looks:
-            return f"{host}: the host does not answer"
-        failed = ": its hvd.init() has raised an error; it" if rank in self.failed else ""
-        return f"{host}{failed} {activity(*self.looks[rank])}"
+            return Missing(host, instead=NO_ANSWER)
+        return Missing(host, *self.looks[rank], failed=rank in self.failed)

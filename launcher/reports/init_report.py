@@ -2,17 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from hvdrun.errors import MpirunFailed, StartTimeout
 from hvdrun.output.folding import spans
 from hvdrun.reports.failure_report import duration
+from hvdrun.reports.looks import Look, activity
+from hvdrun.reports.stacks import stack_lines
+
+# A report has no more entries, and an entry names no more hosts.
+MOST_DESCRIBED = 8
+# Of a rank that was not seen, and of several.
+ENDED = " has ended with exit code 0", " have ended with exit code 0"
+NOT_STARTED = " has not started", " have not started"
+NO_ANSWER = ": the host does not answer", ": their hosts do not answer"
 
 SHUTDOWN_VARIABLE = "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS"
 ADVICE = (
     "every rank must call hvd.init(): call it before any `sys.exit()`, `return` or `if` that only"
     " some of the ranks take"
 )
+
+
+class Missing(NamedTuple):
+    """A rank that others wait for. before, now: its last two answers; now: None if it was not seen,
+    and then `instead` is one of the texts above. failed: its hvd.init() has raised an error."""
+
+    host: str
+    before: Look | None = None
+    now: Look | None = None
+    instead: tuple[str, str] = ("", "")
+    failed: bool = False
+
+
+def what_they_do(
+    missing: Mapping[int, Missing], cwd: str, uses_hvdlite: bool, rest: int = 0
+) -> list[str]:
+    """Ranks at the same place in their Python code are one entry, as are those of which the same is
+    known. uses_hvdlite: the others wait in hvd.init(). rest: how many more are missing."""
+    groups: dict[object, list[int]] = {}
+    for rank, each in missing.items():
+        groups.setdefault(_place(rank, each, cwd), []).append(rank)
+    lines: list[str] = []
+    for number, ranks in enumerate(groups.values()):
+        if number < MOST_DESCRIBED:
+            lines += _entry(ranks, missing, cwd, uses_hvdlite)
+        else:
+            rest += len(ranks)
+    return [*lines, f"and {rest} more"] if rest else lines
+
+
+def _place(rank: int, each: Missing, cwd: str) -> object:
+    if each.now is None:
+        return each.instead
+    stack = stack_lines(each.now, cwd)
+    return (each.failed, *stack) if stack and not each.now.no_frames else rank
+
+
+def _entry(
+    ranks: Sequence[int], missing: Mapping[int, Missing], cwd: str, uses_hvdlite: bool
+) -> list[str]:
+    first = missing[ranks[0]]
+    hosts = list(dict.fromkeys(missing[rank].host for rank in ranks))
+    more = f" and {len(hosts) - MOST_DESCRIBED} more hosts" if len(hosts) > MOST_DESCRIBED else ""
+    head = f"{_the_ranks(ranks)} on {', '.join(hosts[:MOST_DESCRIBED])}{more}"
+    if first.now is None:
+        return [head + _of(ranks, *first.instead)]
+    stack = [f"    {line}" for line in stack_lines(first.now, cwd)]
+    if len(ranks) > 1:
+        failed = ": their hvd.init() has raised an error" if first.failed else ""
+        return [head + failed, *stack]
+    failed = ": its hvd.init() has raised an error; it" if first.failed else ""
+    does = activity(first.before, first.now, names_mpi=not stack)
+    why = _why_no_stack(first.now) if uses_hvdlite or stack else ""
+    return [f"{head}{failed} {does}{why}", *stack]
+
+
+def _why_no_stack(now: Look) -> str:
+    if not now.no_frames or not now.processes:
+        return ""
+    names = (process.command.partition(" ")[0] for process in now.processes)
+    has_python = any(re.search("python|pypy", name, re.IGNORECASE) for name in names)
+    return f"; {now.no_frames}{'' if has_python else ': no process of it is named python'}"
 
 
 def _the_ranks(ranks: Collection[int]) -> str:
@@ -31,7 +104,7 @@ def waiting(
     lines: Iterable[str],
     shutdown_s: float,
 ) -> str:
-    """`lines`: what the missing ranks do."""
+    """`lines`: what the missing ranks do, by `what_they_do`."""
     limit = f"; the job ends at {shutdown_s:g} s ({SHUTDOWN_VARIABLE})" if shutdown_s else ""
     head = (
         f"hvdrun: {_the_ranks(waits)} {_of(waits, 'waits', 'wait')} in {where} for"

@@ -69,7 +69,7 @@ def _alike(seen: Mapping[int, Seen], cwd: str) -> list[list[int]]:
     """In the order of the first rank of each."""
     groups: dict[object, list[int]] = {}
     for rank, found in seen.items():
-        stack = tuple(_stack(found.now, cwd))
+        stack = tuple(stack_lines(found.now, cwd))
         # Where a rank was earlier is no place at which it is with others.
         is_now = found.now is not None and not found.now.no_frames
         groups.setdefault(stack if stack and is_now else rank, []).append(rank)
@@ -80,8 +80,8 @@ def _entry(ranks: Sequence[int], seen: Mapping[int, Seen], cwd: str) -> list[str
     _, before, now = first = seen[ranks[0]]
     if now is None:
         return [f"    rank {ranks[0]} on {first.host}: the host does not answer"]
-    loads = "; it waits for its DataLoader" if _waits_for_loader(now) else ""
-    stack = [f"        {line}" for line in _stack(now, cwd)]
+    loads = "; it waits for its DataLoader" if waits_for_loader(now) else ""
+    stack = [f"        {line}" for line in stack_lines(now, cwd)]
     if len(ranks) > 1:
         hosts = ", ".join(dict.fromkeys(seen[rank].host for rank in ranks))
         return [f"    ranks {spans(sorted(ranks))} on {hosts}{loads}", *stack]
@@ -92,7 +92,7 @@ def _entry(ranks: Sequence[int], seen: Mapping[int, Seen], cwd: str) -> list[str
     ]
 
 
-def _waits_for_loader(now: Look) -> bool:
+def waits_for_loader(now: Look) -> bool:
     """The code that it is in was called by torch's loader, and not by the script."""
     for frame in now.frames or ():
         if _LOADER.search(frame.file):
@@ -102,7 +102,7 @@ def _waits_for_loader(now: Look) -> bool:
     return False
 
 
-def _stack(now: Look | None, cwd: str) -> list[str]:
+def stack_lines(now: Look | None, cwd: str) -> list[str]:
     """The most recent call first. Of a library's calls in a row, the innermost; of hvdlite's, which
     change while a rank waits, the one that the script made. Python's own, which began the script,
     are left out."""

@@ -32,7 +32,12 @@ def sources(*names: str) -> list[Path]:
 
 def with_core(target: Path, source: Path, *options: str) -> Path:
     """A program of a source and the core without what needs Python. options: the linker's."""
-    core = [each for each in sources("*/*") if each.stem != "exit" and each.parent.name != "python"]
+    left_out = ("exit", "allocations")  # a program has its own
+    core = [
+        each
+        for each in sources("*/*")
+        if each.stem not in left_out and each.parent.name != "python"
+    ]
     objects = [compiled(each, *SANITIZER) for each in [source, *core]]
     return linked(target, objects, *SANITIZER, *options)
 

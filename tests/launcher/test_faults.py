@@ -7,7 +7,7 @@ from hypothesis import example, given
 
 from hvdlite import _core
 from hvdrun.errors import UsageError
-from hvdrun.faults import GRADIENT, KINDS, OPERATION, OPERATIONS, STEP, parse
+from hvdrun.faults import CORE, GRADIENT, KINDS, OPERATION, OPERATIONS, STEP, parse
 from hvdrun.plan import fault_note
 from hvdrun.plan.request import Request
 from tests.launcher.test_garbage import edited
@@ -21,13 +21,19 @@ def fields(fault):
 
 def test_a_list_of_faults_with_their_conditions_is_read():
     numbers = {"rank": -1, "nth": 1, "times": 1, "step": 0, "bit": 0}
-    everywhere = {**numbers, "operation": "", "name": ""}
+    everywhere = {**numbers, "operation": "", "name": "", "call": ""}
     delay = {"kind": "delay", "value": "0.5", "rank": 1, "operation": "allreduce", "nth": 20}
     kill = {"kind": "kill", "value": "", "step": 30}
     flip = {"kind": "bitflip", "value": "state", "step": 1, "bit": 7, "name": "a.b"}
     assert list(map(fields, parse(GOOD))) == [everywhere | each for each in (delay, kill, flip)]
     assert [fault.place for fault in parse(GOOD)] == [OPERATION, STEP, STEP]
     assert parse("nan")[0].place == GRADIENT
+    in_core = parse("drop@nth=3; fail-alloc@rank=1; fail-mpi@call=MPI_Isend,times=2")
+    assert [(fault.place, fault.call) for fault in in_core] == [
+        (CORE, ""),
+        (CORE, ""),
+        (CORE, "MPI_Isend"),
+    ]
     assert parse("bitflip")[0].value == "parameter"
     assert parse("") == parse(" ; ") == ()
 
@@ -49,6 +55,9 @@ def test_a_list_of_faults_with_their_conditions_is_read():
         ("kill@step=2,nth=3", "kill: nth is about operations, and step is about an optimizer's"),
         ("kill@operation=sum", "'sum' is no operation; expected one of allgather, allreduce, "),
         ("kill@name=", "kill: name= is empty"),
+        ("fail-mpi@call=MPI_Send", "'MPI_Send' is no call of the core's; expected one of MPI_C"),
+        ("drop@name=x", "'name=x' is no condition of drop; expected rank=…, nth=…, times=…"),
+        ("drop;" * 17, "17 faults that happen in the core; expected at most 16"),
         ("kill:9", "kill takes no value after a colon, but has '9'"),
         ("delay@rank=1", "delay:'': expected seconds from 0 to 86400, as in delay:0.5"),
         ("delay:nan", "delay:'nan': expected seconds"),

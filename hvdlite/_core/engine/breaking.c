@@ -60,13 +60,14 @@ void hvdl_break_for_wire(hvdl_engine *e, hvdl_err err)
 
 void hvdl_out_of_memory(hvdl_engine *e)
 {
-    hvdl_break(e, "rank %d is out of memory", hvdl_own_number(e));
+    hvdl_break(e, "rank %d on %s is out of memory", hvdl_own_number(e),
+               e->placement.name_of[e->config.rank]);
 }
 
 void hvdl_out_of_memory_in(hvdl_engine *e, const hvdl_operation *op)
 {
-    hvdl_break(e, "rank %d is out of memory in %s '%s'", hvdl_own_number(e),
-               hvdl_kind_name(op->desc.kind), op->name);
+    hvdl_break(e, "rank %d on %s is out of memory in %s '%s'", hvdl_own_number(e),
+               e->placement.name_of[e->config.rank], hvdl_kind_name(op->desc.kind), op->name);
 }
 
 void hvdl_note_gone(hvdl_engine *e, int rank)

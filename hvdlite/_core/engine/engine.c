@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "matching/control.h"
+#include "net/faulty_wire.h"
 
 /* ---- making it ---- */
 
@@ -41,8 +42,10 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
     pthread_mutex_init(&e->giving_up.lock, NULL);
     e->config = *config;
     hvdl_err err = hvdl_placement_make(&e->placement, &e->config);
-    if (!err && config->wire)
+    if (!err && config->wire) {
         e->wire = *config->wire;
+        hvdl_wire_may_fail(&e->wire);
+    }
     if (!err)
         err = hvdl_join_make(e);
     if (!err)

@@ -5,11 +5,6 @@
 
 #include "engine/state.h"
 
-#define HVDL_TAG_CONTROL 1
-/* 2: the last message on a communicator (world/meeting/communicators.py) */
-#define HVDL_TAG_LETTER 3 /* of sends and receives: transfers.h */
-#define HVDL_TAG_DATA 4
-#define HVDL_TAG_FIRST 16
 #define HVDL_TAGS_PER_ID (2 * HVDL_PIECE_WINDOW) /* two for each piece in flight */
 #define HVDL_MAX_DONE 16 /* DONE notes that are kept for a message that goes there anyway */
 /* Of a coordinator: it has at least so many, of which plans leave some to other operations. */

@@ -19,6 +19,13 @@
 
 #define HVDL_MAX_MESSAGE_BYTES (1u << 30)
 
+/* Tags. From HVDL_TAG_DATA on, the messages are data. */
+#define HVDL_TAG_CONTROL 1
+/* 2: the last message on a communicator (world/meeting/communicators.py) */
+#define HVDL_TAG_LETTER 3 /* of sends and receives: transfers.h */
+#define HVDL_TAG_DATA 4
+#define HVDL_TAG_FIRST 16 /* of exchanges */
+
 typedef uintptr_t hvdl_word;
 
 typedef struct {
@@ -36,7 +43,7 @@ typedef struct {
     int (*testsome)(int count, void *requests, int *num_ended, int *ended, void *statuses);
     int (*cancel)(void *request);
     hvdl_word comm, byte;
-    int tag_ub;
+    int tag_ub, proc_null;
     size_t handle_bytes; /* of an MPI_Request */
     /* Sent; counted by the driver, read by anybody. */
     _Atomic uint64_t data_messages, data_bytes, control_messages;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/faults.h"
 #include "host/conveyor.h"
 #include "engine/exit.h"
 #include "python/python_glue.h"
@@ -290,6 +291,31 @@ static PyObject *force_past_cache(PyObject *module, PyObject *value)
     Py_RETURN_NONE;
 }
 
+static PyObject *fail_on_purpose(PyObject *module, PyObject *args)
+{
+    PyObject *list;
+    int rank;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Oi:fail_on_purpose", &list, &rank))
+        return NULL;
+    hvdl_fault_remove_all();
+    Py_ssize_t count = PyTuple_Check(list) ? PyTuple_Size(list) : -1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int kind;
+        const char *name;
+        unsigned long long nth, times;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(list, i), "isKK", &kind, &name, &nth, &times))
+            return NULL;
+        if (kind < 0 || kind >= HVDL_NUM_FAULTS ||
+            hvdl_fault_add((hvdl_fault_kind)kind, name, nth, times, rank, hvdl_py_say)) {
+            PyErr_Format(PyExc_ValueError, "there can be no more than %d", HVDL_MOST_FAULTS);
+            return NULL;
+        }
+    }
+    hvdl_allocations_may_fail();
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
     {"memory_bytes", memory_bytes, METH_VARARGS, NULL},
     {"cpu_features", cpu_features, METH_NOARGS, NULL},
@@ -302,6 +328,7 @@ static PyMethodDef module_methods[] = {
      NULL},
     {"finish_on_exit", (PyCFunction)(void (*)(void))finish_on_exit, METH_VARARGS | METH_KEYWORDS,
      NULL},
+    {"fail_on_purpose", fail_on_purpose, METH_VARARGS, NULL},
     {"force_past_cache", force_past_cache, METH_O, NULL},
     {"dtype_of", hvdl_py_dtype_of, METH_O, NULL},
     {"posting", (PyCFunction)(void (*)(void))hvdl_py_posting, METH_FASTCALL | METH_KEYWORDS, NULL},

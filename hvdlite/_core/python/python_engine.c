@@ -126,13 +126,13 @@ static int word_of(PyObject *wire, const char *key, hvdl_word *to)
 
 static int to_wire(PyObject *from, hvdl_wire *wire)
 {
-    hvdl_word isend, irecv, test, testsome, cancel, tag_ub, handle_bytes;
+    hvdl_word isend, irecv, test, testsome, cancel, tag_ub, proc_null, handle_bytes;
     memset(wire, 0, sizeof *wire);
     if (word_of(from, "isend", &isend) || word_of(from, "irecv", &irecv) ||
         word_of(from, "test", &test) || word_of(from, "testsome", &testsome) ||
         word_of(from, "cancel", &cancel) || word_of(from, "comm", &wire->comm) ||
         word_of(from, "byte", &wire->byte) || word_of(from, "tag_ub", &tag_ub) ||
-        word_of(from, "request_bytes", &handle_bytes))
+        word_of(from, "proc_null", &proc_null) || word_of(from, "request_bytes", &handle_bytes))
         return -1;
     /* C has no conversion from an integer to a function that -Wpedantic would accept. */
     memcpy(&wire->isend, &isend, sizeof isend);
@@ -141,6 +141,7 @@ static int to_wire(PyObject *from, hvdl_wire *wire)
     memcpy(&wire->testsome, &testsome, sizeof testsome);
     memcpy(&wire->cancel, &cancel, sizeof cancel);
     wire->handle_bytes = handle_bytes;
+    wire->proc_null = (int)proc_null;
     wire->tag_ub = tag_ub > INT32_MAX ? INT32_MAX : (int)tag_ub;
     return 0;
 }
@@ -171,7 +172,7 @@ static int to_rules(PyObject *algorithms, hvdl_engine_config *config)
 }
 
 /* From any thread, also while another one holds the GIL. */
-static void say(const char *line)
+void hvdl_py_say(const char *line)
 {
     size_t left = strlen(line);
     while (left) {
@@ -252,7 +253,7 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
     config.event_capacity = (size_t)event_capacity;
     config.stall_warning_ns = (uint64_t)(stall_warning_s * 1e9);
     config.stall_shutdown_ns = (uint64_t)(stall_shutdown_s * 1e9);
-    config.say = say;
+    config.say = hvdl_py_say;
     if (wire_dict != Py_None) {
         if (to_wire(wire_dict, &wire))
             return -1;

@@ -62,6 +62,9 @@ extern PyType_Spec hvdl_py_engine_spec, hvdl_py_operation_spec, hvdl_py_plan_spe
 /* ---- python_posting.c ---- */
 
 void hvdl_py_raise(hvdl_err err, const char *what, const char *name);
+
+/* To the user, from any thread, also while another one holds the GIL. */
+void hvdl_py_say(const char *line);
 /* The engine, or NULL and an exception. */
 hvdl_engine *hvdl_py_engine(EngineObject *self);
 /* Drops the buffers' owners of operations that ended after their callers had gone. */

@@ -103,6 +103,7 @@ class MpiRuntime:
         words["comm"] = self.handle(comm)
         words["byte"] = self.handle(self.MPI.BYTE)
         words["request_bytes"] = int(self.MPI._sizeof(self.MPI.Request))
+        words["proc_null"] = int(self.MPI.PROC_NULL)
         words["tag_ub"] = int(str(comm.Get_attr(self.MPI.TAG_UB)))
         if words["tag_ub"] < LEAST_TAG_UB:
             raise LaunchError(

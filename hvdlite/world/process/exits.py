@@ -13,6 +13,7 @@ their next operation, which needs this rank, and so end the job.)
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import sys
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world.meeting import communicators
+from hvdlite.world.process import full_disk
 from hvdrun.for_hvdlite import ENDING
 
 if TYPE_CHECKING:
@@ -95,6 +97,9 @@ class _ExitCode:
                 file=sys.stderr,
             )
         self._former_hook(kind, error, trace)
+        with contextlib.suppress(Exception):  # whatever it is, the rank fails of `error`
+            if found := full_disk.hint(error):
+                print(found, file=sys.stderr)
         _flush()
         if only_heard:
             time.sleep(ORIGIN_FIRST_S)

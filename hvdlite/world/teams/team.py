@@ -238,7 +238,7 @@ def make_team(
                 progress_thread,
                 table.for_engine(len(shared.hosts)) if several else (),
             )
-        except (HorovodInternalError, MemoryError, OSError, ValueError) as error:
+        except (RuntimeError, MemoryError, OSError, ValueError) as error:
             problem = f"rank {ranks[placement.rank]}: {error if str(error) else TOO_LARGE}"
         problems = sorted({text for text in peers.allgather(problem) if text})
         if engine is None or problems:

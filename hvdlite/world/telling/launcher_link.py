@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from hvdrun.for_hvdlite import notes
 
-# Of the process that told first. Its forks have the descriptor, but are no ranks.
+# Of the process that first told that it is the rank. Its forks have the way, but are no ranks.
 _pid: int | None = None
 
 
@@ -28,13 +28,15 @@ def keeper() -> tuple[int, int, int]:
     return fd, status.st_dev, status.st_ino
 
 
-def tell(kind: bytes, data: bytes = b"", fds: Sequence[int] = ()) -> bool:
+def tell(kind: bytes, data: bytes = b"", fds: Sequence[int] = (), claims: bool = True) -> bool:
     """Sends a note: one of the kinds of `notes`, with at most `notes.KINDS[kind]` bytes of data,
-    and descriptors. False if it was not sent."""
+    and descriptors. claims: this process is the rank, so that its forks are not. False if it was
+    not sent."""
     global _pid
-    _pid = _pid or os.getpid()
+    if claims:
+        _pid = _pid or os.getpid()
     fd = notes.descriptor(os.environ.get(notes.VARIABLE, ""))
-    if fd is None or _pid != os.getpid() or _is_anothers_child():
+    if fd is None or _pid not in (None, os.getpid()) or _is_anothers_child():
         return False
     try:
         end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fd)

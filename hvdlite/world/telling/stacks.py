@@ -21,14 +21,38 @@ from hvdrun.for_hvdlite import notes
 
 _NAME = "hvdrun-stack"
 _offered_by: int | None = None  # the process that has offered it
+# The note, its descriptor, and which file that is: the program may close it and open another one.
+_offered: tuple[bytes, int, os.stat_result] | None = None
 
 
 def offer() -> None:
-    """Tells the rank's keeper how to get the stack, once per process. Nothing without hvdrun."""
+    """Tells the rank's keeper how to get the stack. Nothing without hvdrun.
+
+    Where hvdlite is imported, as a rank may hang before `init`, and by `init`: meanwhile a program
+    that this process has started may have offered its own, and the keeper takes the last one. The
+    handler is installed once per process.
+    """
     global _offered_by
-    if _offered_by == os.getpid() or launcher_link.keeper()[0] < 0:
+    if launcher_link.keeper()[0] < 0:
         return
-    _offered_by = os.getpid()
+    if _offered_by != os.getpid() or (_offered and not _is_open(*_offered[1:])):
+        _offered_by = os.getpid()
+        _install()
+    elif _offered:
+        launcher_link.tell(notes.STACK, _offered[0], [_offered[1]], claims=False)
+
+
+def _is_open(fd: int, was: os.stat_result) -> bool:
+    try:
+        now = os.fstat(fd)
+    except OSError:
+        return False
+    return (now.st_dev, now.st_ino) == (was.st_dev, was.st_ino)
+
+
+def _install() -> None:
+    global _offered
+    _offered = None
     number = _free_signal()
     if number is None:
         return
@@ -41,7 +65,10 @@ def offer() -> None:
         sysconfig.get_path("stdlib"),
     )
     words = [f"{os.getpid()} {number} {fd}", *folders]
-    if not launcher_link.tell(notes.STACK, "\0".join(words).encode(errors="replace"), [fd]):
+    note = "\0".join(words).encode(errors="replace")
+    if launcher_link.tell(notes.STACK, note, [fd], claims=False):
+        _offered = note, fd, os.fstat(fd)
+    else:
         faulthandler.unregister(number)
         os.close(fd)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import re
 import select
@@ -16,7 +17,7 @@ from hvdrun.agent.frames import LOOK, LOOKED, WITH_STACK, frame, receive, send, 
 from hvdrun.agent.keeper import Keeper
 from hvdrun.agent.rank_notes import RankNotes
 from hvdrun.agent.rank_stack import RankStack
-from hvdrun.machine.notes import STACK
+from hvdrun.machine.notes import INIT_BEGUN, STACK
 
 # ---- what a rank does; `wait` is a pipe to which this process writes when the rank is to go on
 
@@ -134,6 +135,34 @@ def rank(tmp_path, request):
         yield found
 
 
+@contextlib.contextmanager
+def way_to_a_keeper(monkeypatch):
+    """What this process tells as a rank."""
+    told, environment = [], {}
+    notes = RankNotes(environment, select.poll(), lambda note, fds: told.append((note, fds)))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launcher_link, "_pid", None)
+    monkeypatch.setattr(stacks, "_offered_by", None)
+    monkeypatch.setattr(stacks, "_offered", None)
+    copy, theirs = os.dup(notes.theirs.fileno()), notes.theirs.fileno()
+    notes.begin()
+    os.dup2(copy, theirs)
+    os.close(copy)
+
+    def hear():
+        notes.hear()
+        heard = told.copy()
+        told.clear()
+        return heard
+
+    try:
+        yield hear
+    finally:
+        os.close(theirs)
+        notes.ours.close()
+
+
 def functions(frames):
     return [function for _, _, function, _ in frames]
 
@@ -196,6 +225,43 @@ def test_of_a_rank_that_has_ended_nothing_is_read(rank):
     os.kill(rank.pid, signal.SIGKILL)
     assert rank.code() == -signal.SIGKILL
     assert rank.stack.read() == ([], "it has closed the file for its stack")
+
+
+def test_a_stack_is_offered_again_and_another_one_where_its_file_is_closed(monkeypatch):
+    with way_to_a_keeper(monkeypatch) as hear, contextlib.ExitStack() as ends:
+
+        def offered():
+            stacks.offer()
+            ((note, (fd,)),) = hear()
+            found = RankStack(note[1:], fd)
+            ends.callback(found.close)
+            ends.callback(faulthandler.unregister, found.number)
+            return found
+
+        first, again = offered(), offered()
+        assert (again.number, again.their_fd) == (first.number, first.their_fd)
+        assert os.path.sameopenfile(again.fd, first.fd)
+        os.close(first.their_fd)
+        assert first.read() == ([], "it has closed the file for its stack")
+        other = offered()
+        assert other.number != first.number
+        assert other.read()[0]
+        os.close(other.their_fd)
+
+
+def test_a_fork_of_the_process_that_has_offered_its_stack_may_be_the_rank(monkeypatch):
+    with way_to_a_keeper(monkeypatch) as hear:
+        stacks.offer()  # as the import of hvdlite does
+        ((note, (fd,)),) = hear()
+        os.close(fd)
+        child = os.fork()
+        if not child:
+            os._exit(0 if launcher_link.tell(INIT_BEGUN) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert hear() == [(INIT_BEGUN, [])]
+        words = note[1:].split(b"\0")[0].split()
+        faulthandler.unregister(int(words[1]))
+        os.close(int(words[2]))
 
 
 def test_a_note_that_makes_no_sense_is_refused():

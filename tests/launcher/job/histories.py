@@ -114,11 +114,14 @@ def init(at, *ranks, kind=INIT_BEGUN):
     return [(at, RankSaid(rank, kind)) for rank in ranks]
 
 
-def seen(at, rank, cpu_s=0.0, state="S", children=(), by=None):
-    """A keeper's answer about a rank that runs train.py, by its host's clock."""
+def seen(at, rank, cpu_s=0.0, state="S", children=(), by=None, frames=(), why=""):
+    """A keeper's answer about a rank that runs train.py, by its host's clock. frames: its stack;
+    None: it was not asked for."""
     processes = [[100 + rank, 1, state, cpu_s, "python train.py", False, ""], *children]
-    look = json.dumps({"at": at if by is None else by, "processes": processes}).encode()
-    return [(at, RankLooked(rank, look))]
+    look = {"at": at if by is None else by, "processes": processes}
+    if frames is not None:
+        look |= {"frames": frames, "no_frames": why}
+    return [(at, RankLooked(rank, json.dumps(look).encode()))]
 
 
 def over(at, code=0):

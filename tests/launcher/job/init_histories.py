@@ -31,6 +31,9 @@ COPIES = [
     ],
 ]
 
+# Calls in Python.
+DATA, MAIN = ["/me/data.py", 7, "load", ""], ["/me/train.py", 3, "main", ""]
+
 BEFORE_INIT = "ended with exit code 0 after 2.0 s and had not called hvd.init(), where ranks 0,2-3"
 INIT = {
     "all ranks are in init at about the same time": History(
@@ -116,8 +119,8 @@ INIT = {
         ],
         [
             (10.0, Look((1,))),
-            (11.0, Look((1,))),
-            (21.1, Look((1,))),
+            (11.0, Look((1,), True)),
+            (21.1, Look((1,), True)),
             (40.1, EndHosts(3.0)),
             (40.1, Finish()),
         ],
@@ -141,6 +144,39 @@ INIT = {
             (30.0, "hvdrun: all ranks are in hvd.init(), after 29.0 s"),
         ],
     ),
+    "ranks hang between their import of hvdlite and init": History(
+        [
+            *begun(),
+            *init(1.0, 0),
+            *(event for r in (1, 2, 3) for event in seen(10.1, r, frames=None)),
+            *(event for r in (1, 2) for event in seen(11.1, r, frames=[DATA, MAIN])),
+            *seen(11.2, 3, frames=None),  # of the question before
+            *seen(11.3, 3, why="it has not imported hvdlite"),
+            *init(20.0, 1, 2, 3),
+            *init(20.1, 0, 1, 2, 3, kind=INIT_DONE),
+            *well(40.0, 0, 1, 2, 3),
+            *over(40.1),
+        ],
+        [
+            (10.0, Look((1, 2, 3))),
+            (11.0, Look((1, 2, 3), True)),
+            (40.1, EndHosts(3.0)),
+            (40.1, Finish()),
+        ],
+        0,
+        says=[
+            (
+                11.3,
+                (
+                    "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it"
+                    " (10.3 s so far):\n    ranks 1-2 on a, b\n        /me/data.py:7 in load\n"
+                    "        /me/train.py:3 in main\n    rank 3 on b sleeps: python train.py"
+                    " (process 103); it has not imported hvdlite"
+                ),
+            ),
+            (20.0, "hvdrun: all ranks are in hvd.init(), after 19.0 s"),
+        ],
+    ),
     "a host does not answer": History(
         [
             *begun(),
@@ -152,7 +188,8 @@ INIT = {
             *over(100.1),
         ],
         [
-            *((at, Look((1, 2, 3))) for at in (10.0, 11.0, 23.0)),
+            (10.0, Look((1, 2, 3))),
+            *((at, Look((1, 2, 3), True)) for at in (11.0, 23.0)),
             (100.1, EndHosts(3.0)),
             (100.1, Finish()),
         ],
@@ -163,7 +200,7 @@ INIT = {
                 (
                     "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it"
                     " (12.0 s so far):\n    rank 1 on a sleeps (0.0 s of CPU so far): python"
-                    " train.py (process 101)\n    rank 2 on b: the host does not answer\n"
+                    " train.py (process 101)\n    ranks 2-3 on b: their hosts do not answer"
                 ),
             ),
             (
@@ -246,7 +283,7 @@ INIT = {
             *well(9.0, 0, 1, 2, 3),
             *over(9.1),
         ],
-        [(2.0, Look((3,))), (3.0, Look((3,))), (9.1, EndHosts(3.0)), (9.1, Finish())],
+        [(2.0, Look((3,))), (3.0, Look((3,), True)), (9.1, EndHosts(3.0)), (9.1, Finish())],
         0,
         says=[
             (
@@ -273,7 +310,7 @@ INIT = {
             *asked(17.1, 0, 1, 2),
             *over(17.2),
         ],
-        [(10.0, Look((3,))), (11.0, Look((3,))), *ends(17.0, over_at=17.2)],
+        [(10.0, Look((3,))), (11.0, Look((3,), True)), *ends(17.0, over_at=17.2)],
         73,
         error=MpirunFailed,
         words=("rank 3 on b ended with exit code 0 after 12.0 s and",),
@@ -301,7 +338,7 @@ INIT = {
         ],
         [
             (29.0, Look((0, 1, 3))),
-            (30.0, Look((0, 1, 3))),
+            (30.0, Look((0, 1, 3), True)),
             (40.1, EndHosts(3.0)),
             (40.1, Finish()),
         ],
@@ -335,7 +372,7 @@ INIT = {
             *well(40.0, 0, 1, 2, 3),
             *over(40.1),
         ],
-        [(10.0, Look((3,))), (11.0, Look((3,))), (40.1, EndHosts(3.0)), (40.1, Finish())],
+        [(10.0, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
         0,
         says=[
             (13.0, "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"),
@@ -344,16 +381,16 @@ INIT = {
     ),
     "many ranks are missing": History(
         [
-            *begun(ranks=range(22)),
+            *begun(ranks=range(46)),
             *init(1.0, 0),
-            *init(14.0, *range(1, 22)),
-            *init(14.1, *range(22), kind=INIT_DONE),
-            *well(40.0, *range(22)),
+            *init(14.0, *range(1, 46)),
+            *init(14.1, *range(46), kind=INIT_DONE),
+            *well(40.0, *range(46)),
             *over(40.1),
         ],
         [
-            (10.0, Look(tuple(range(1, 9)))),
-            (11.0, Look(tuple(range(1, 9)))),
+            (10.0, Look(tuple(range(1, 33)))),
+            (11.0, Look(tuple(range(1, 33)), True)),
             (40.1, EndHosts(3.0)),
             (40.1, Finish()),
         ],
@@ -362,14 +399,13 @@ INIT = {
             (
                 13.0,
                 (
-                    "hvdrun: rank 0 waits in hvd.init() for ranks 1-21, which have not called it"
-                    " (12.0 s so far):\n    rank 1 on a: the host does not answer\n    "
-                    + "\n    ".join(f"rank {r} on b: the host does not answer" for r in range(2, 9))
-                    + "\n    and 13 more"
+                    "hvdrun: rank 0 waits in hvd.init() for ranks 1-45, which have not called it"
+                    " (12.0 s so far):\n    ranks 1-32 on a, b: their hosts do not answer\n"
+                    "    and 13 more"
                 ),
             ),
             (14.0, "hvdrun: all ranks are in hvd.init(), after 13.0 s"),
         ],
-        options={"job": command(a=2, b=20)},
+        options={"job": command(a=2, b=44)},
     ),
 }

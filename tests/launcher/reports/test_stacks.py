@@ -98,7 +98,7 @@ def test_ranks_without_a_stack_are_described_one_by_one():
     found = {
         0: Seen("server1", None, None),
         1: seen(7, (), state="T"),
-        2: seen(8, (), why="it has not called hvd.init()"),
+        2: seen(8, (), why="it has not imported hvdlite"),
         3: Seen("server1", None, Look(1.0, (), (), "it has closed the file for its stack")),
     }
     assert where_ranks_are("where they are", found, CWD, rest=9).splitlines()[1:] == [
@@ -107,7 +107,7 @@ def test_ranks_without_a_stack_are_described_one_by_one():
             "    rank 1 on server1 is stopped (`kill -CONT 7` there lets it go on): python train.py"
             " (process 7)"
         ),
-        "    rank 2 on server1 sleeps: python train.py (process 8); it has not called hvd.init()",
+        "    rank 2 on server1 sleeps: python train.py (process 8); it has not imported hvdlite",
         "    rank 3 on server1 has just ended",
         "    and 9 more ranks",
     ]
