@@ -41,8 +41,10 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
     pthread_mutex_init(&e->giving_up.lock, NULL);
     e->config = *config;
     hvdl_err err = hvdl_placement_make(&e->placement, &e->config);
-    if (!err && config->wire)
+    if (!err && config->wire) {
         e->wire = *config->wire;
+        err = hvdl_wire_open(&e->wire, config->num_ranks);
+    }
     if (!err)
         err = hvdl_join_make(e);
     if (!err)
@@ -191,4 +193,9 @@ hvdl_counters hvdl_engine_counters(hvdl_engine *e)
     counters.past_cache_bytes = e->shm.past_cache_bytes;
     counters.late_wakings = e->driving.late_wakings;
     return counters;
+}
+
+uint64_t hvdl_engine_sent_bytes(hvdl_engine *e, int rank)
+{
+    return e->wire.sent_to ? atomic_load_explicit(&e->wire.sent_to[rank], memory_order_relaxed) : 0;
 }
