@@ -232,6 +232,12 @@ def park(native_id: int, /) -> None:
     to, it does not come back from there, whether the operation ends or not. One thread of a
     process. (Not its `ident`, which a later thread may get.)"""
 
+def tcp_connection(fd: int, /) -> tuple[str, str, int, float] | None:
+    """What the kernel has counted for this descriptor: the local and the peer's address, the bytes
+    that the peer has acknowledged, and the seconds in which some that were sent were not yet
+    acknowledged, but for those in which the peer had no room for more. None: it is no TCP
+    connection to another host, or nothing was acknowledged, or the kernel is older than 4.10."""
+
 def dtype_of(tensor: object, /) -> int:
     """The element type of a dense tensor in host memory, of a type that `use_tensors` named, whose
     storage holds all of it; -1: it is something else. (A small one's storage that was shrunk, but
@@ -542,6 +548,10 @@ class Engine:
     def counters(self) -> dict[str, int]:
         """So far: operations; between hosts control_messages, data_messages, data_bytes; within
         this one past_cache_bytes (docs/design/data-path.md)."""
+
+    def sent_bytes(self) -> dict[int, int]:
+        """So far, by rank of this engine on another host: the part of data_bytes that was sent to
+        it. Ranks to which nothing was sent are left out."""
 
     def close(self, linger: bool = False, /) -> None:
         """Fails what is pending, tells the others that this rank has left, ends the thread. Not

@@ -21,6 +21,7 @@ from hvdrun.pulse import LONGEST_NAME, MOST_VALUES, Pulse, is_name
 from hvdrun.pulse import encode as encode_pulse
 from hvdrun.pulse import every_s as pulse_every_s
 from hvdrun.records import (
+    MOST_LINKS,
     MOST_RECENT,
     MOST_SAMPLES,
     RECENT_S,
@@ -28,6 +29,7 @@ from hvdrun.records import (
     TELLS_AGAIN_AFTER,
     TELLS_AT_LEAST_EVERY_S,
     TELLS_EVERY_S,
+    Connection,
     Record,
     Sample,
     encode,
@@ -45,6 +47,7 @@ __all__ = [
     "LINES_AT",
     "LINES_BYTES",
     "LONGEST_NAME",
+    "MOST_LINKS",
     "MOST_RECENT",
     "MOST_SAMPLES",
     "MOST_VALUES",
@@ -55,6 +58,7 @@ __all__ = [
     "TELLS_AGAIN_AFTER",
     "TELLS_AT_LEAST_EVERY_S",
     "TELLS_EVERY_S",
+    "Connection",
     "Fault",
     "Identity",
     "Pulse",

@@ -11,11 +11,12 @@ import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-# A record has no more samples, its recent part no more than these, and a note with both no more
-# bytes.
+# A record has no more samples, its recent part no more than these, both no more links each, and a
+# note with all of it no more bytes.
 MOST_SAMPLES = 128
 MOST_RECENT = 64
-LONGEST = 5000
+MOST_LINKS = 16
+LONGEST = 10_000
 # A rank sends its record as it leaves and, for those who ask meanwhile, so often, or after this
 # part of the time that has passed, if that is longer, but at least so often: a job of many ranks
 # must not keep hvdrun busy, and the recent parts of all ranks must overlap.
@@ -26,6 +27,9 @@ TELLS_AT_LEAST_EVERY_S = 15.0
 RECENT_S = 60.0
 RECENT_STEPS = 32
 _LONGEST_NAME = 100
+_LONGEST_ADDRESS = 45
+_MOST = 1e12
+_MOST_BYTES = 1e18
 # A step's number, and seconds: all of it, waited, waited for data.
 _SAMPLE = struct.Struct("<Ifff")
 
@@ -38,6 +42,16 @@ class Sample(NamedTuple):
     seconds: float
     waited: float
     data: float
+
+
+class Connection(NamedTuple):
+    """All of a rank between two addresses, over TCP, as the kernel has counted: the bytes that the
+    peer has acknowledged, and for how many seconds the busiest of them had some under way."""
+
+    local: str
+    peer: str
+    bytes: float
+    busy: float
 
 
 class Record(NamedTuple):
@@ -60,6 +74,10 @@ class Record(NamedTuple):
     rank: int = 0
     size: int = 0
     samples: tuple[Sample, ...] = ()
+    # How many bytes of data collectives have sent to other hosts, each given by the lowest of its
+    # ranks; and all connections to other hosts. Those with most bytes.
+    sent: tuple[tuple[int, float], ...] = ()
+    connections: tuple[Connection, ...] = ()
     # Of the last minute, once the job has run for longer: the numbers and the samples of another
     # record, whose `steps` counts the step before the minute, too. None: not known.
     recent: Record | None = None
@@ -90,7 +108,15 @@ def encode(record: Record) -> bytes:
 def _measured(record: Record, most_samples: int) -> dict[str, Any]:
     packed = b"".join(_SAMPLE.pack(*sample) for sample in record.samples[:most_samples])
     numbers = {name: round(getattr(record, name), 6) for name in _NUMBERS}
-    return {**numbers, "samples": base64.b64encode(packed).decode()}
+    measured: dict[str, Any] = {**numbers, "samples": base64.b64encode(packed).decode()}
+    if record.sent:
+        measured["sent"] = [[rank, int(count)] for rank, count in record.sent[:MOST_LINKS]]
+    if record.connections:
+        measured["connections"] = [
+            [*each[:2], int(each.bytes), round(each.busy, 6)]
+            for each in record.connections[:MOST_LINKS]
+        ]
+    return measured
 
 
 def parse(data: bytes) -> Record | None:
@@ -99,7 +125,7 @@ def parse(data: bytes) -> Record | None:
         given = json.loads(data)
         record = _read(given, MOST_SAMPLES)
         whole = {name: int(given.get(name, 0)) for name in _WHOLE}
-        _check(whole.values())
+        _check(whole.values(), _MOST)
         name = str(given.get("optimizer", ""))[:_LONGEST_NAME]
         if (recent := given.get("recent")) is not None:
             record = record._replace(recent=_read(recent, MOST_RECENT))
@@ -117,13 +143,25 @@ def _read(given: Any, most_samples: int) -> Record:
     }
     packed = base64.b64decode(given.get("samples", ""), validate=True)
     samples = tuple(Sample(*each) for each in _SAMPLE.iter_unpack(packed))
-    _check(numbers.values())
-    _check(number for sample in samples for number in sample)
+    _check(numbers.values(), _MOST)
+    _check((number for sample in samples for number in sample), _MOST)
     if len(samples) > most_samples:
         raise ValueError(len(samples))
-    return Record(**numbers, samples=samples)
+    sent = tuple((int(rank), float(count)) for rank, count in given.get("sent", ()))
+    connections = tuple(_connection(*each) for each in given.get("connections", ()))
+    _check(number for each in sent for number in each)
+    _check(each.bytes for each in connections)
+    _check((each.busy for each in connections), _MOST)
+    if max(len(sent), len(connections)) > MOST_LINKS:
+        raise ValueError(len(sent), len(connections))
+    return Record(**numbers, samples=samples, sent=sent, connections=connections)
 
 
-def _check(numbers: Iterable[float]) -> None:
-    if not all(0 <= number < 1e12 for number in numbers):
+def _connection(local: Any, peer: Any, count: Any, busy: Any) -> Connection:
+    local, peer = (str(address)[:_LONGEST_ADDRESS] for address in (local, peer))
+    return Connection(local, peer, float(count), float(busy))
+
+
+def _check(numbers: Iterable[float], most: float = _MOST_BYTES) -> None:
+    if not all(0 <= number < most for number in numbers):
         raise ValueError

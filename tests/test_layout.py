@@ -52,7 +52,7 @@ words        | hvdlite/absent.py hvdlite/compression.py hvdlite/errors.py hvdlit
              | hvdlite/result_tensors.py              | core
 world        | hvdlite/world/                         | for_hvdlite core words
 gpu          | hvdlite/gpu/                           | core words world
-observe      | hvdlite/observe/                       | for_hvdlite world
+observe      | hvdlite/observe/                       | for_hvdlite core world
 collectives  | hvdlite/collectives/                   | core words world gpu observe
 shared       | hvdlite/shared/                        | words world collectives
 buckets      | hvdlite/optimizer/buckets/             | core words world gpu collectives observe

@@ -17,6 +17,22 @@ class StepTimes(TypedDict):
     waited: float
 
 
+class SentTo(TypedDict):
+    """To one other host, given by the lowest of its ranks."""
+
+    rank: int
+    bytes: int
+
+
+class TcpTraffic(TypedDict):
+    """Over all connections of this rank between two addresses."""
+
+    local: str
+    peer: str
+    bytes: int
+    busy: float
+
+
 class Metrics(TypedDict):
     """What `metrics` gives. It can be written as JSON."""
 
@@ -30,6 +46,8 @@ class Metrics(TypedDict):
     cpu: float
     throttled: float
     last_step: StepTimes
+    sent: list[SentTo]
+    tcp: list[TcpTraffic]
 
 
 def metrics() -> Metrics:
@@ -54,6 +72,14 @@ def metrics() -> Metrics:
           cgroup was used up; 0 without a quota
         - `last_step`: of the last step alone, `all` of its seconds, `computing`, `data`, `waited`;
           0 before the second step
+        - `sent`: one object for each other host to which collectives have sent messages of data:
+          `rank`, the lowest on that host, and `bytes`
+        - `tcp`: one for each pair of addresses over which this rank has TCP connections to other
+          hosts, whoever made them: `local`, `peer`, the `bytes` that the peer has acknowledged, and
+          `busy`, the seconds in which some were under way, without those in which the peer had no
+          room for more
+
+        The last two have up to 16 objects, those with most bytes.
 
     Raises:
         ValueError: Before `init`.
@@ -86,4 +112,9 @@ def metrics() -> Metrics:
             "data": data,
             "waited": waited,
         },
+        "sent": [{"rank": to, "bytes": int(count)} for to, count in record.sent],
+        "tcp": [
+            {"local": each.local, "peer": each.peer, "bytes": int(each.bytes), "busy": each.busy}
+            for each in record.connections
+        ],
     }

@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from hvdlite.observe.links import Traffic, connections_between, sent_between
 from hvdlite.observe.samples import Samples
 from hvdrun.for_hvdlite import MOST_RECENT, MOST_SAMPLES, RECENT_S, RECENT_STEPS, Record, Sample
 
 # By cgroup: see `throttling`.
 Quotas = Mapping[str, tuple[int, int]]
+NOTHING = Traffic()
 
 
 class Reading(NamedTuple):
@@ -23,11 +25,12 @@ class Reading(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The end of a step."""
+    """The end of a step, or another time."""
 
     step: int
     reading: Reading
     quotas: Quotas
+    traffic: Traffic
 
 
 class Steps:
@@ -35,11 +38,16 @@ class Steps:
     ranks that make these steps together."""
 
     def __init__(
-        self, first: Reading, name: str, members: Sequence[int], quotas: Quotas | None = None
+        self,
+        first: Reading,
+        name: str,
+        members: Sequence[int],
+        quotas: Quotas | None = None,
+        traffic: Traffic = NOTHING,
     ) -> None:
         self.count = 1
         self.last = first
-        self.first = Mark(1, first, quotas or {})
+        self.first = Mark(1, first, quotas or {}, traffic)
         self.name = name
         self.members = members
         self.latest: Sample | None = None
@@ -66,13 +74,13 @@ class Steps:
         self._recent.add(self.latest)
         self.last = reading
 
-    def mark(self, quotas: Quotas) -> None:
+    def mark(self, quotas: Quotas, traffic: Traffic = NOTHING) -> None:
         """Later steps are recent ones at least until the next call. To be called at the end of a
         step, now and then."""
         marks = self._marks
         if self.count == marks[-1].step:
             return
-        marks.append(Mark(self.count, self.last, quotas))
+        marks.append(Mark(self.count, self.last, quotas, traffic))
         while (
             self.last.now - marks[1].reading.now >= RECENT_S
             and self.count - marks[1].step >= RECENT_STEPS
@@ -80,33 +88,37 @@ class Steps:
             marks.popleft()
         self._recent.drop(marks[0].step)
 
-    def record(self, quotas: Quotas) -> Record:
+    def record(self, quotas: Quotas, traffic: Traffic = NOTHING) -> Record:
         """Of all steps, at least two."""
         begin = self._marks[0]
         recent = None
         if begin is not self.first and self.count > begin.step:
-            recent = self._since(begin, quotas, self._recent)
-        return self._since(self.first, quotas, self._samples)._replace(
+            recent = self._since(begin, quotas, traffic, self._recent)
+        return self._since(self.first, quotas, traffic, self._samples)._replace(
             steps=self.count, recent=recent
         )
 
-    def _since(self, begin: Mark, quotas: Quotas, samples: Samples) -> Record:
-        measured = between(begin.reading, self.last, begin.quotas, quotas)
+    def _since(self, begin: Mark, quotas: Quotas, traffic: Traffic, samples: Samples) -> Record:
+        end = Mark(self.count, self.last, quotas, traffic)
+        measured = between(begin, end)
         return measured._replace(steps=self.count - begin.step + 1, samples=tuple(samples.kept))
 
 
-def between(begin: Reading, end: Reading, quotas_before: Quotas, quotas_now: Quotas) -> Record:
+def between(begin: Mark, end: Mark) -> Record:
     """A record of this time."""
-    periods, stopped = _throttled(quotas_before, quotas_now)
+    periods, stopped = _throttled(begin.quotas, end.quotas)
+    before, after = begin.reading, end.reading
     return Record(
         steps=0,
-        seconds=end.now - begin.now,
-        waited=end.waited - begin.waited,
+        seconds=after.now - before.now,
+        waited=after.waited - before.waited,
         # Another thread than the one that trains may ask.
-        data=max(0.0, end.data - begin.data),
-        cpu=end.cpu - begin.cpu,
+        data=max(0.0, after.data - before.data),
+        cpu=after.cpu - before.cpu,
         periods=periods,
         stopped=stopped,
+        sent=sent_between(begin.traffic, end.traffic),
+        connections=connections_between(begin.traffic, end.traffic),
     )
 
 

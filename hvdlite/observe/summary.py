@@ -14,9 +14,9 @@ import time
 import zlib
 from collections.abc import Sequence
 
-from hvdlite.observe import loading, program, pulses, waits
+from hvdlite.observe import links, loading, program, pulses, waits
 from hvdlite.observe.loading import Loading
-from hvdlite.observe.steps import Reading, Steps, between
+from hvdlite.observe.steps import Mark, Reading, Steps, between
 from hvdlite.observe.waits import Waits
 from hvdlite.world.process.exits import is_supervised
 from hvdlite.world.telling import launcher_link
@@ -40,8 +40,7 @@ class Summary:
         self._counted = counted
         self._loading = loading
         self._pid = os.getpid()
-        self._begin = self._read()
-        self._quotas = throttling()
+        self._begin = Mark(0, self._read(), throttling(), links.read())
         self._steps: dict[int, Steps] = {}
         self._shown_steps = -1
         # Of the world that hvdrun is told about; None: there is none.
@@ -61,10 +60,10 @@ class Summary:
             if self.place is not None and reading.now >= self._tell_at:
                 self._tell_meanwhile(reading.now, *self.place)
             return
-        quotas = throttling()
-        if not self._steps:
-            self._quotas = quotas  # not what the start has cost
-        self._steps[optimizer] = Steps(self._read(), name, members, quotas)
+        quotas, traffic = throttling(), links.read()
+        if not self._steps:  # not what the start has cost
+            self._begin = self._begin._replace(quotas=quotas)
+        self._steps[optimizer] = Steps(self._read(), name, members, quotas, traffic)
 
     def latest(self) -> Sample | None:
         """The last step of the optimizer with most steps; None before its second one."""
@@ -87,12 +86,12 @@ class Summary:
 
     def record(self, rank: int = 0, size: int = 0) -> Record:
         """Of the optimizer with most steps. Without two steps, the time since `init`."""
-        most, quotas = self._most(), throttling()
+        most, quotas, traffic = self._most(), throttling(), links.read()
         if most is None or most.count < 2:
-            record = between(self._begin, self._read(), self._quotas, quotas)
+            record = between(self._begin, Mark(0, self._read(), quotas, traffic))
             record = record._replace(steps=most.count if most else 0)
         else:
-            record = most.record(quotas)
+            record = most.record(quotas, traffic)
         return of_world(
             record,
             rank=rank,
@@ -102,12 +101,12 @@ class Summary:
         )
 
     def _tell_meanwhile(self, now: float, rank: int, size: int) -> None:
-        passed = now - self._begin.now
+        passed = now - self._begin.reading.now
         pause_s = max(TELLS_EVERY_S, TELLS_AGAIN_AFTER * passed)
         self._tell_at = now + min(pause_s, TELLS_AT_LEAST_EVERY_S)
-        quotas = throttling()
+        quotas, traffic = throttling(), links.read()
         for steps in self._steps.values():
-            steps.mark(quotas)
+            steps.mark(quotas, traffic)
         if os.getpid() == self._pid:
             launcher_link.tell(notes.SUMMARY, encode(self.record(rank, size)))
 

@@ -31,7 +31,7 @@ KINDS = {
     INIT_BEGUN: 0,
     INIT_DONE: 20,
     INIT_FAILED: 0,
-    SUMMARY: 5000,  # records.LONGEST
+    SUMMARY: 10_000,  # records.LONGEST
     PREEMPTIBLE: 9,
     PREEMPTED: 0,
     STACK: 2000,

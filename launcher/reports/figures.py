@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdrun.records import Record
+from hvdrun.reports import links
 from hvdrun.reports.arrivals import THROTTLED, Arrivals, compare, throttled_part
 from hvdrun.reports.slow_ranks import NOTHING_TOLD, HostOf, verdicts, with_steps
 
@@ -42,6 +43,7 @@ def _part(records: Mapping[int, Record], host_of: HostOf, steps_before: int = 0)
     ]
     total = {name: sum(row[name] for row in rows) for name in _SUMMED}
     whole_s = total["seconds"]
+    pairs = links.pairs_of(timed, host_of)
     return {
         "steps": max((row["steps"] for row in rows), default=0),
         "ranks": rows,
@@ -53,6 +55,8 @@ def _part(records: Mapping[int, Record], host_of: HostOf, steps_before: int = 0)
             for rank, record in timed.items()
             if (part := throttled_part(record)) >= THROTTLED
         ],
+        "links": [_link(pair) for pair in pairs],
+        "slow_link": _slow_link(timed, found, pairs, host_of),
         "verdicts": verdicts(timed, found, host_of) if timed else [NOTHING_TOLD],
     }
 
@@ -76,6 +80,29 @@ def _row(
         "last_by": last.by_s if last else None,
         "last_costs": last.cost_s if last else None,
     }
+
+
+def _link(pair: links.Pair) -> dict[str, Any]:
+    return {
+        "from": pair.sender,
+        "to": pair.receiver,
+        "bytes": int(pair.bytes),
+        "tcp_bytes": int(pair.tcp_bytes),
+        "busy": pair.busy_s,
+        "gbit_per_s": pair.gbit_per_s,
+    }
+
+
+def _slow_link(
+    timed: Mapping[int, Record],
+    found: Sequence[Arrivals] | None,
+    pairs: Sequence[links.Pair],
+    host_of: HostOf,
+) -> dict[str, Any] | None:
+    if not links.takes_time(timed, found):
+        return None
+    slow = links.slow_link(pairs, links.throttled_hosts(timed, host_of))
+    return slow._asdict() if slow else None
 
 
 def _late(found: Arrivals, host_of: HostOf) -> dict[str, Any]:

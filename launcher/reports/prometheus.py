@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from hvdrun.records import Record
+from hvdrun.reports import links
 from hvdrun.reports.arrivals import compare
 from hvdrun.reports.figures import computing_s
 from hvdrun.reports.slow_ranks import HostOf, with_steps
@@ -58,7 +59,8 @@ def text_of(
     for counter, known in ((_STEPS, records), *((each, timed) for each in _COUNTERS)):
         values = [(ranks[rank], counter.read(known[rank])) for rank in ranks if rank in known]
         lines += _family(f"hvdlite_{counter.name}_total", "counter", counter.help, values)
-    return "".join(f"{line}\n" for line in [*lines, *_arrivals(timed, ranks)])
+    lines += [*_arrivals(timed, ranks), *_links(timed, host_of, labels)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _arrivals(timed: Mapping[int, Record], ranks: Mapping[int, Labels]) -> list[str]:
@@ -74,6 +76,28 @@ def _arrivals(timed: Mapping[int, Record], ranks: Mapping[int, Labels]) -> list[
     return [
         *_family("hvdlite_last_ratio", "gauge", "part of steps in which the rank is last", last),
         *_family("hvdlite_late_seconds", "gauge", "by which it is steadily late, if it is", late),
+    ]
+
+
+def _links(timed: Mapping[int, Record], host_of: HostOf, labels: Labels) -> list[str]:
+    pairs = [
+        ({**labels, "from": pair.sender, "to": pair.receiver}, pair)
+        for pair in links.pairs_of(timed, host_of)
+    ]
+    latest = {rank: record.recent or record for rank, record in timed.items()}
+    rates = [
+        ({**labels, "from": pair.sender, "to": pair.receiver}, rate)
+        for pair in links.pairs_of(latest, host_of)
+        if (rate := pair.gbit_per_s) is not None
+    ]
+    sent = [(each, pair.bytes) for each, pair in pairs]
+    tcp = [(each, pair.tcp_bytes) for each, pair in pairs]
+    busy = [(each, pair.busy_s) for each, pair in pairs]
+    return [
+        *_family("hvdlite_sent_bytes_total", "counter", "bytes of collectives' messages", sent),
+        *_family("hvdlite_tcp_bytes_total", "counter", "bytes over TCP, from host to host", tcp),
+        *_family("hvdlite_tcp_busy_seconds_total", "counter", "time these were under way", busy),
+        *_family("hvdlite_link_gbit_per_second", "gauge", "rate while under way", rates),
     ]
 
 

@@ -1,5 +1,5 @@
-"""What hvdrun says at the end of a job about where its ranks' time went, and which of them is slow.
-Pure."""
+"""What hvdrun says at the end of a job about where its ranks' time went, and which of them, or
+which link between their hosts, is slow. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hvdrun.output.folding import spans
 from hvdrun.records import TELLS_EVERY_S, Record
+from hvdrun.reports import links
 from hvdrun.reports.arrivals import (
     FEWEST_STEPS,
     THROTTLED,
@@ -105,7 +106,7 @@ def verdicts(
             f" up in {used_up} of its"
         )
         texts.append(f"{_who(tuple(throttled), host_of)} {gave} periods")
-    return texts
+    return texts + links.verdicts(records, found, host_of)
 
 
 def _verdict(found: Arrivals, records: Mapping[int, Record], host_of: HostOf) -> str:

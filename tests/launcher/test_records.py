@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from hvdrun.machine import notes
 from hvdrun.records import (
     LONGEST,
+    MOST_LINKS,
     MOST_RECENT,
     MOST_SAMPLES,
+    Connection,
     Record,
     Sample,
     encode,
@@ -28,9 +30,15 @@ def samples(most):
     return st.lists(st.builds(Sample, whole, single, single, single), max_size=most).map(tuple)
 
 
-recent = st.builds(Record, *[numbers] * 7, samples=samples(MOST_RECENT), recent=st.none())
+counts = st.integers(0, 2**53)
+sent = st.lists(st.tuples(whole, counts), max_size=MOST_LINKS).map(tuple)
+connections = st.lists(
+    st.builds(Connection, *[st.ip_addresses().map(str)] * 2, counts, numbers), max_size=MOST_LINKS
+).map(tuple)
+links = {"sent": sent, "connections": connections}
+recent = st.builds(Record, *[numbers] * 7, samples=samples(MOST_RECENT), recent=st.none(), **links)
 measured = st.builds(
-    Record, *[numbers] * 7, samples=samples(MOST_SAMPLES), recent=st.none() | recent
+    Record, *[numbers] * 7, samples=samples(MOST_SAMPLES), recent=st.none() | recent, **links
 )
 names = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=100)
 records = st.builds(of_world, measured, optimizer=names, members=whole, rank=whole, size=whole)
@@ -45,8 +53,12 @@ def test_the_longest_one_fits_into_a_note():
     sample = Sample(2**32 - 1, *[struct.unpack("<f", b"\xff\xff\x7f\x47")[0]] * 3)
     name = "x" * 1000
     numbers = [999_999_999_999.0] * 7
-    recent = Record(*numbers, samples=(sample,) * 1000)
-    longest = Record(*numbers, name, *[2**32] * 3, samples=(sample,) * 1000, recent=recent)
+    links = {
+        "sent": ((999_999, 10**17),) * 1000,
+        "connections": (Connection("f" * 45, "f" * 45, 10**17, numbers[0]),) * 1000,
+    }
+    recent = Record(*numbers, samples=(sample,) * 1000, **links)
+    longest = Record(*numbers, name, *[2**32] * 3, samples=(sample,) * 1000, recent=recent, **links)
     assert len(encode(longest)) <= LONGEST == notes.KINDS[notes.SUMMARY]
     assert parse(encode(longest))
 
@@ -74,6 +86,11 @@ SHORT = {"steps": 1, "seconds": 1, "waited": 1}
                 {"rank": -1},
                 {"size": "x"},
                 {"samples": 1},
+                {"sent": [[0, -1]]},
+                {"sent": [[0, 1]] * (MOST_LINKS + 1)},
+                {"connections": [["a", "b", 1]]},
+                {"connections": [["a", "b", 1, "NaN"]]},
+                {"connections": [["a", "b", 1, 1]] * (MOST_LINKS + 1)},
                 {"samples": "?"},
                 {"samples": "AAAA"},
                 {"samples": "AAAAAAAAwH8AAAAAAAAAAA=="},  # not a number

@@ -26,7 +26,7 @@ HOSTS = 3
 LIMIT_S = 90.0
 FAILED_START_S = 10.0
 # For each command that damages a host, the command that restores it.
-REMEDIES = {"cut": "heal", "kill": "start"}
+REMEDIES = {"cut": "heal", "kill": "start", "slow": "heal"}
 
 
 def pytest_configure(config: pytest.Config) -> None:

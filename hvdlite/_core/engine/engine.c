@@ -45,6 +45,7 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
     if (!err && config->wire) {
         e->wire = *config->wire;
         hvdl_wire_may_fail(&e->wire);
+        err = hvdl_wire_open(&e->wire, config->num_ranks);
     }
     if (!err)
         err = hvdl_join_make(e);
@@ -194,4 +195,9 @@ hvdl_counters hvdl_engine_counters(hvdl_engine *e)
     counters.past_cache_bytes = e->shm.past_cache_bytes;
     counters.late_wakings = e->driving.late_wakings;
     return counters;
+}
+
+uint64_t hvdl_engine_sent_bytes(hvdl_engine *e, int rank)
+{
+    return e->wire.sent_to ? atomic_load_explicit(&e->wire.sent_to[rank], memory_order_relaxed) : 0;
 }

@@ -203,6 +203,8 @@ typedef struct {
     uint64_t late_wakings;     /* callers that found the engine free, and nobody had told them */
 } hvdl_counters;
 hvdl_counters hvdl_engine_counters(hvdl_engine *engine);
+/* The part of data_bytes that went to this rank, of another host. */
+uint64_t hvdl_engine_sent_bytes(hvdl_engine *engine, int rank);
 
 /* Fails what is pending, tells the others, ends the thread. Not collective.
  * linger: this rank is about to end MPI. Then the leader of a host stays until those of the other hosts

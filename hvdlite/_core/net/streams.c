@@ -19,8 +19,7 @@ hvdl_err hvdl_stream_send(hvdl_wire *wire, hvdl_stream *s, const void *from, siz
     if (!err) {
         s->posted++;
         wire->streaming++;
-        wire->data_messages++;
-        wire->data_bytes += bytes;
+        hvdl_wire_count(wire, peer, bytes);
     }
     return err;
 }

@@ -57,6 +57,12 @@ static void leave_slot(hvdl_wire *wire, size_t slot)
     wire->owners[slot]->slot = slot;
 }
 
+hvdl_err hvdl_wire_open(hvdl_wire *wire, int num_ranks)
+{
+    wire->sent_to = calloc((size_t)num_ranks, sizeof *wire->sent_to);
+    return wire->sent_to ? HVDL_OK : HVDL_ENOMEM;
+}
+
 hvdl_err hvdl_wire_send(hvdl_wire *wire, const void *buf, size_t bytes, int dest, int tag,
                         hvdl_request *request)
 {
@@ -132,6 +138,8 @@ void hvdl_wire_close(hvdl_wire *wire)
 {
     free(wire->handles);
     free(wire->owners);
+    free(wire->sent_to);
+    wire->sent_to = NULL;
     wire->handles = NULL;
     wire->owners = NULL;
     wire->num_active = wire->room = 0;

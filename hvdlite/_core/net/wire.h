@@ -47,6 +47,8 @@ typedef struct {
     size_t handle_bytes; /* of an MPI_Request */
     /* Sent; counted by the driver, read by anybody. */
     _Atomic uint64_t data_messages, data_bytes, control_messages;
+    /* By rank of the communicator: the part of data_bytes that went there. */
+    _Atomic uint64_t *sent_to;
     /* The driver's own. By slot: the handles of active requests, and where they are known. */
     char *handles;
     hvdl_request **owners;
@@ -56,6 +58,18 @@ typedef struct {
     uint64_t seen_streamed,
         seen_ns; /* at the last look that found ended messages: how many, and when */
 } hvdl_wire;
+
+/* To be called once, before the first message. num_ranks: of the communicator. */
+hvdl_err hvdl_wire_open(hvdl_wire *wire, int num_ranks);
+
+/* A message of data has been started. Only the driver writes, so nothing is lost between load and store. */
+static inline void hvdl_wire_count(hvdl_wire *wire, int dest, size_t bytes)
+{
+    wire->data_messages++;
+    wire->data_bytes += bytes;
+    uint64_t before = atomic_load_explicit(&wire->sent_to[dest], memory_order_relaxed);
+    atomic_store_explicit(&wire->sent_to[dest], before + bytes, memory_order_relaxed);
+}
 
 /* Start a message. The request must stay where it is while it is active. */
 hvdl_err hvdl_wire_send(hvdl_wire *wire, const void *buf, size_t bytes, int dest, int tag,
@@ -71,7 +85,7 @@ hvdl_err hvdl_wire_poll(hvdl_wire *wire);
  * was matched and its sender is gone): then its buffer must be kept for ever. */
 bool hvdl_wire_cancel_recv(hvdl_wire *wire, hvdl_request *request);
 
-/* Forgets the requests that are still active. */
+/* Forgets the requests that are still active, and what was sent to whom. */
 void hvdl_wire_close(hvdl_wire *wire);
 
 #endif

@@ -335,6 +335,7 @@ static PyMethodDef module_methods[] = {
     {"use_tensors", hvdl_py_use_tensors, METH_VARARGS, NULL},
     {"use_alone", hvdl_py_use_alone, METH_O, NULL},
     {"park", hvdl_py_park, METH_O, NULL},
+    {"tcp_connection", hvdl_py_tcp_connection, METH_O, NULL},
     {0},
 };
 

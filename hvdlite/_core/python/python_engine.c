@@ -597,6 +597,7 @@ static PyMethodDef engine_methods[] = {
     {"events", engine_events, METH_NOARGS, NULL},
     {"drain_events", engine_drain_events, METH_NOARGS, NULL},
     {"counters", engine_counters, METH_NOARGS, NULL},
+    {"sent_bytes", hvdl_py_sent_bytes, METH_NOARGS, NULL},
     {"close", engine_close, METH_VARARGS, NULL},
     {0},
 };

@@ -163,4 +163,9 @@ PyObject *hvdl_py_run_posting(EngineObject *self, hvdl_posting *posting, PyObjec
                               double seconds);
 PyObject *hvdl_py_give_up(PyObject *engine, PyObject *text);
 
+/* ---- python_traffic.c ---- */
+
+PyObject *hvdl_py_sent_bytes(PyObject *engine, PyObject *unused);
+PyObject *hvdl_py_tcp_connection(PyObject *module, PyObject *fd);
+
 #endif

@@ -146,10 +146,8 @@ static bool step_stream(hvdl_engine *e, hvdl_channel *channel, hvdl_line *line,
             hvdl_break_for_wire(e, err);
             return true;
         }
-        if (t->is_send) {
-            e->wire.data_messages++;
-            e->wire.data_bytes += bytes;
-        }
+        if (t->is_send)
+            hvdl_wire_count(&e->wire, channel->peer, bytes);
         t->begun += bytes;
         any = true;
     }

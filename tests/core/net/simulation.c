@@ -222,6 +222,8 @@ int simulate(int algorithm, int hosts, int dtype, int op, int64_t divisor, size_
                                .testsome = simulated_testsome,
                                .handle_bytes = sizeof(hvdl_word),
                                .comm = (hvdl_word)&endpoints[h]};
+        if (hvdl_wire_open(&wires[h], hosts))
+            result = NO_MEMORY;
         hvdl_exchange_spec own = common;
         own.host = h;
         own.num_hosts = hosts;

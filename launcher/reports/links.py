@@ -1,0 +1,266 @@
+"""How fast the links between hosts are, and whether one of them is slow. Pure.
+
+A rate is that of TCP connections while they were busy, as the sender's kernel counts it
+(hvdlite/observe/links.py). For no longer than a rank is awaited, its kernel may keep others busy
+with what it does not read, so a rate is only known between two bounds:
+
+    bytes / busy  <=  rate  <=  bytes / (busy - how long the sender waited for the receiver)
+
+A wrong name is worse than none. So a link is named slow only if enough has gone over it, if at its
+fastest it is clearly slower than the others at their slowest, if these are alike, and if the job
+spends its time on communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from math import inf
+from statistics import median
+from typing import Literal, NamedTuple
+
+from hvdrun.records import Record
+from hvdrun.reports.arrivals import THROTTLED, Arrivals, throttled_part
+
+# What bounds of a rate take: bytes, and so many seconds, as the kernel counts busy ones in ticks of
+# up to 10 ms. Programs get a rate whose upper bound is no more than so many times the lower one.
+LEAST_BYTES = 16 << 20
+LEAST_BUSY_S = 0.5
+WIDEST = 2.0
+# A link is slow if its rate is below this part of the others' median; these must not be.
+SLOW_PART = 0.6
+# And it matters if communication takes this part of a step.
+COMMUNICATION_PART = 0.1
+
+HostOf = Callable[[int], str]
+Direction = Literal["both", "sends", "receives"]
+
+
+class Pair(NamedTuple):
+    """What has gone from a host to another one. bytes: of collectives' messages; tcp_bytes: over
+    all of the ranks' TCP connections, of which the busiest was busy for busy_s; late_s: how long
+    the sender waited for the receiver's ranks."""
+
+    sender: str
+    receiver: str
+    bytes: float = 0.0
+    tcp_bytes: float = 0.0
+    busy_s: float = 0.0
+    late_s: float = 0.0
+
+    @property
+    def has_bounds(self) -> bool:
+        return self.tcp_bytes >= LEAST_BYTES and self.busy_s >= LEAST_BUSY_S
+
+    @property
+    def gbit_per_s(self) -> float | None:
+        """The lower bound. None: too little was sent to tell, or the receiver was too late."""
+        rate = _rate([self]) if self.has_bounds else 0.0
+        return rate if rate and _most([self]) <= WIDEST * rate else None
+
+
+class SlowLink(NamedTuple):
+    """hosts: the one whose link is slow to all others, or the two between which it is; direction:
+    in which, seen from the first."""
+
+    hosts: tuple[str, ...]
+    direction: Direction
+    gbit_per_s: float
+    others_gbit_per_s: float
+
+
+def pairs_of(records: Mapping[int, Record], host_of: HostOf) -> list[Pair]:
+    """Ascending. records: by the launcher's number of the rank."""
+    hosts = {
+        record.rank if record.size else number: host_of(number)
+        for number, record in records.items()
+    }
+    places = _places(records, host_of)
+    found: dict[tuple[str, str], Pair] = {}
+
+    def pair(sender: str, receiver: str) -> Pair:
+        return found.get((sender, receiver), Pair(sender, receiver))
+
+    for number, record in records.items():
+        sender = host_of(number)
+        for rank, count in record.sent:
+            if (receiver := hosts.get(rank, sender)) != sender:
+                old = pair(sender, receiver)
+                found[sender, receiver] = old._replace(bytes=old.bytes + count)
+        for each in record.connections:
+            if (receiver := places.get(each.peer, sender)) != sender:
+                old = pair(sender, receiver)
+                found[sender, receiver] = old._replace(
+                    tcp_bytes=old.tcp_bytes + each.bytes, busy_s=max(old.busy_s, each.busy)
+                )
+    waits = _waits(records, host_of)
+    return sorted(
+        each._replace(late_s=_late_s(waits[each.sender], waits[each.receiver]))
+        for each in found.values()
+    )
+
+
+class _Waits(NamedTuple):
+    """What the rank of a host that arrives last in a step waited: in all steps, and by step, as far
+    as that is known."""
+
+    steps: float
+    all_s: float
+    by_step: Mapping[int, float]
+
+
+def _waits(records: Mapping[int, Record], host_of: HostOf) -> dict[str, _Waits]:
+    of_host: dict[str, list[Record]] = {}
+    for number, record in records.items():
+        of_host.setdefault(host_of(number), []).append(record)
+    found = {}
+    for host, theirs in of_host.items():
+        samples = [{each.step: each.waited for each in record.samples} for record in theirs]
+        steps = set.intersection(*map(set, samples))
+        found[host] = _Waits(
+            max(record.steps for record in theirs) - 1,
+            min(record.waited for record in theirs),
+            {step: min(waited[step] for waited in samples) for step in steps},
+        )
+    return found
+
+
+def _late_s(sender: _Waits, receiver: _Waits) -> float:
+    """By how much the receiver was later than the sender, all in all."""
+    steps = sender.by_step.keys() & receiver.by_step.keys()
+    if not steps:
+        return max(0.0, sender.all_s - receiver.all_s)
+    late = sum(max(0.0, sender.by_step[step] - receiver.by_step[step]) for step in steps)
+    return late / len(steps) * sender.steps
+
+
+def _places(records: Mapping[int, Record], host_of: HostOf) -> dict[str, str]:
+    """The host of each address, where only one has it."""
+    found: dict[str, set[str]] = {}
+    for number, record in records.items():
+        for each in record.connections:
+            found.setdefault(each.local, set()).add(host_of(number))
+    return {address: hosts.pop() for address, hosts in found.items() if len(hosts) == 1}
+
+
+def verdicts(
+    records: Mapping[int, Record], found: Sequence[Arrivals] | None, host_of: HostOf
+) -> list[str]:
+    """In words; nothing if no link is slow. found: what `arrivals.compare` finds in the records."""
+    pairs = pairs_of(records, host_of)
+    if not takes_time(records, found):
+        return []
+    slow = slow_link(pairs, throttled_hosts(records, host_of))
+    if slow is not None:
+        return [_words(slow)]
+    rates = {pair: rate for pair in pairs if (rate := pair.gbit_per_s) is not None}
+    names = sorted({host_of(number) for number in records})
+    if len(names) == 2 and rates:  # with which there is nothing to compare
+        return [f"the link between {' and '.join(names)} gives {_gbit(min(rates.values()))} Gbit/s"]
+    return []
+
+
+def _words(slow: SlowLink) -> str:
+    gives = f"gives {_gbit(slow.gbit_per_s)} Gbit/s, the others {_gbit(slow.others_gbit_per_s)}"
+    if len(slow.hosts) == 2:
+        words = "from {} to {}" if slow.direction == "sends" else "between {} and {}"
+        return f"the link {words.format(*slow.hosts)} {gives}"
+    way = {"both": "", "sends": " for what it sends", "receives": " for what it receives"}
+    return f"{slow.hosts[0]}'s link {gives}{way[slow.direction]}"
+
+
+def takes_time(records: Mapping[int, Record], found: Sequence[Arrivals] | None) -> bool:
+    """Whether communication matters to the job."""
+    for each in found or ():
+        step_s = median(records[rank].seconds / (records[rank].steps - 1) for rank in each.ranks)
+        if each.communication_s > 0 and each.communication_s >= COMMUNICATION_PART * step_s:
+            return True
+    return False
+
+
+def throttled_hosts(records: Mapping[int, Record], host_of: HostOf) -> set[str]:
+    """A host whose ranks lack CPU time is not accused of a slow link."""
+    return {host_of(rank) for rank, each in records.items() if throttled_part(each) >= THROTTLED}
+
+
+def slow_link(pairs: Iterable[Pair], excused: Iterable[str] = ()) -> SlowLink | None:
+    """The link that is slower than the others, which are alike. Of two hosts there is none, nor if
+    several links are slow that are not those of one host."""
+    rated = [pair for pair in pairs if pair.has_bounds]
+    hosts = sorted({host for pair in rated for host in pair[:2]})
+    if len(hosts) < 3:
+        return None
+    slow = _slow_host(rated, hosts) or _slow_pair(rated, hosts)
+    return None if slow is None or {*slow.hosts} & {*excused} else slow
+
+
+def _slow_host(rated: Sequence[Pair], hosts: Iterable[str]) -> SlowLink | None:
+    for host in hosts:
+        sends = [pair for pair in rated if pair.sender == host]
+        receives = [pair for pair in rated if pair.receiver == host]
+        ways: tuple[tuple[Direction, list[Pair]], ...] = (
+            ("both", [*sends, *receives]),
+            ("sends", sends),
+            ("receives", receives),
+        )
+        for direction, theirs in ways:
+            if not _are_slow(theirs, rated, 2):
+                continue
+            others = [pair for pair in rated if host not in pair[:2]]
+            others = others or [pair for pair in rated if pair not in theirs]
+            shared = [each for each in (sends, receives) if {*each} & {*theirs}]
+            # Its pairs may have shared its link while those of others had theirs alone.
+            others_rate = _link_rate(others)
+            if max(map(_most, shared)) < SLOW_PART * others_rate:
+                return SlowLink((host,), direction, min(map(_rate, shared)), others_rate)
+    return None
+
+
+def _slow_pair(rated: Sequence[Pair], hosts: Iterable[str]) -> SlowLink | None:
+    for names in combinations(hosts, 2):
+        between = [pair for pair in rated if {*pair[:2]} == {*names}]
+        for theirs in (between, *([pair] for pair in between)):
+            others = [_rate([pair]) for pair in rated if pair not in theirs]
+            if len(others) > 1 and _are_slow(theirs, rated, len(theirs)):
+                rate = min(_rate([pair]) for pair in theirs)
+                if theirs == between and len(between) == 2:
+                    return SlowLink(names, "both", rate, median(others))
+                return SlowLink(theirs[0][:2], "sends", rate, median(others))
+    return None
+
+
+def _are_slow(theirs: Sequence[Pair], rated: Iterable[Pair], fewest: int) -> bool:
+    """No other is slow, none of these is known to be fast, and so many are known to be slow: one
+    pair alone may be slow because of either host."""
+    others = [pair for pair in rated if pair not in theirs]
+    if not others or not theirs:
+        return False
+    least = SLOW_PART * median(_rate([pair]) for pair in others)
+    slow = [pair for pair in theirs if _most([pair]) < least]
+    is_any_fast = any(_rate([pair]) >= least for pair in theirs)
+    return len(slow) >= fewest and not is_any_fast and least <= min(_most([p]) for p in others)
+
+
+def _rate(pairs: Sequence[Pair]) -> float:
+    """In Gbit/s, of pairs that share a host's link at the same time. The lower bound."""
+    return sum(8e-9 * pair.tcp_bytes for pair in pairs) / max(pair.busy_s for pair in pairs)
+
+
+def _most(pairs: Sequence[Pair]) -> float:
+    """The upper bound of it, which may be infinite."""
+    busy_s = max(pair.busy_s - pair.late_s for pair in pairs)
+    return sum(8e-9 * pair.tcp_bytes for pair in pairs) / busy_s if busy_s > 0 else inf
+
+
+def _link_rate(pairs: Sequence[Pair]) -> float:
+    """That of most hosts' links, which send to several others at once, and receive."""
+    shared = [
+        [pair for pair in pairs if pair[end] == host]
+        for end in (0, 1)
+        for host in sorted({pair[end] for pair in pairs})
+    ]
+    return median(map(_rate, shared))
+
+
+def _gbit(rate: float) -> str:
+    return f"{rate:.{0 if rate >= 10 else 2 if rate >= 0.1 else 3}f}"
