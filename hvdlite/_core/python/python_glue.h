@@ -98,6 +98,12 @@ hvdl_operation *hvdl_py_post_object(hvdl_py_state *state, hvdl_engine *engine, P
 hvdl_operation *hvdl_py_post(hvdl_engine *engine, hvdl_posting *posting, PyObject *owner,
                              bool wake);
 
+/* ---- python_exit.c: functions of the module ---- */
+
+PyObject *hvdl_py_finish_on_exit(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *hvdl_py_receive_on_exit(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *hvdl_py_close_on_exit(PyObject *module, PyObject *engines);
+
 /* ---- python_parts.c ---- */
 
 /* What a posting points to while it is posted. */
