@@ -485,103 +485,6 @@ static PyObject *engine_owned(PyObject *object, PyObject *args)
     return list;
 }
 
-/* ---- Engine: looking in ---- */
-
-/* Also of an engine that is closed: what happened last is known only then. NULL: an exception. */
-static hvdl_engine *recording_engine(EngineObject *self)
-{
-    if (self->engine && self->forks == hvdl_py_num_forks)
-        return self->engine;
-    return hvdl_py_engine(self) ? NULL : NULL; /* raises */
-}
-
-static PyObject *short_event(const hvdl_event *event)
-{
-    return Py_BuildValue("(Kss)", (unsigned long long)event->time_ns, event->name,
-                         hvdl_state_name(event->state));
-}
-
-static PyObject *full_event(const hvdl_event *event)
-{
-    return Py_BuildValue("(KKsssK)", (unsigned long long)event->time_ns,
-                         (unsigned long long)event->operation, hvdl_kind_name(event->kind),
-                         event->name, hvdl_state_name(event->state),
-                         (unsigned long long)event->bytes);
-}
-
-/* Frees the events. */
-static PyObject *to_list(hvdl_events *events, PyObject *(*convert)(const hvdl_event *))
-{
-    PyObject *list = PyList_New((Py_ssize_t)events->count);
-    for (size_t i = 0; list && i < events->count; i++) {
-        PyObject *item = convert(&events->ring[(events->first + i) % events->capacity]);
-        if (item) {
-            PyList_SetItem(list, (Py_ssize_t)i, item);
-        } else {
-            Py_DECREF(list);
-            list = NULL;
-        }
-    }
-    free(events->ring);
-    return list;
-}
-
-static PyObject *engine_record(PyObject *object, PyObject *args)
-{
-    Py_ssize_t capacity;
-    hvdl_engine *engine = recording_engine((EngineObject *)object);
-    if (!engine || !PyArg_ParseTuple(args, "n:record", &capacity))
-        return NULL;
-    if (capacity < 0) {
-        PyErr_SetString(PyExc_ValueError, "record: capacity must be at least 0");
-        return NULL;
-    }
-    if (hvdl_engine_record(engine, (size_t)capacity))
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
-}
-
-static PyObject *engine_events(PyObject *object, PyObject *unused)
-{
-    hvdl_engine *engine = recording_engine((EngineObject *)object);
-    hvdl_events events;
-    (void)unused;
-    if (!engine)
-        return NULL;
-    if (hvdl_engine_events(engine, &events))
-        return PyErr_NoMemory();
-    return to_list(&events, short_event);
-}
-
-static PyObject *engine_drain_events(PyObject *object, PyObject *unused)
-{
-    hvdl_engine *engine = recording_engine((EngineObject *)object);
-    hvdl_events events;
-    (void)unused;
-    if (!engine)
-        return NULL;
-    if (hvdl_engine_drain_events(engine, &events))
-        return PyErr_NoMemory();
-    unsigned long long lost = events.lost;
-    PyObject *list = to_list(&events, full_event);
-    return list ? Py_BuildValue("(NK)", list, lost) : NULL;
-}
-
-static PyObject *engine_counters(PyObject *object, PyObject *unused)
-{
-    hvdl_engine *engine = hvdl_py_engine((EngineObject *)object);
-    (void)unused;
-    if (!engine)
-        return NULL;
-    hvdl_counters c = hvdl_engine_counters(engine);
-    return Py_BuildValue(
-        "{s:K,s:K,s:K,s:K,s:K,s:K}", "operations", (unsigned long long)c.operations,
-        "control_messages", (unsigned long long)c.control_messages, "data_messages",
-        (unsigned long long)c.data_messages, "data_bytes", (unsigned long long)c.data_bytes,
-        "past_cache_bytes", (unsigned long long)c.past_cache_bytes, "late_wakings",
-        (unsigned long long)c.late_wakings);
-}
-
 static PyMethodDef engine_methods[] = {
     {"post", (PyCFunction)(void (*)(void))engine_post, METH_FASTCALL, NULL},
     {"allreduce_in_place", (PyCFunction)(void (*)(void))hvdl_py_allreduce_in_place, METH_FASTCALL,
@@ -593,10 +496,10 @@ static PyMethodDef engine_methods[] = {
     {"give_up", hvdl_py_give_up, METH_O, NULL},
     {"plan", (PyCFunction)(void (*)(void))engine_plan, METH_VARARGS | METH_KEYWORDS, NULL},
     {"owned", engine_owned, METH_VARARGS, NULL},
-    {"record", engine_record, METH_VARARGS, NULL},
-    {"events", engine_events, METH_NOARGS, NULL},
-    {"drain_events", engine_drain_events, METH_NOARGS, NULL},
-    {"counters", engine_counters, METH_NOARGS, NULL},
+    {"record", hvdl_py_record, METH_VARARGS, NULL},
+    {"events", hvdl_py_events, METH_NOARGS, NULL},
+    {"drain_events", hvdl_py_drain_events, METH_NOARGS, NULL},
+    {"counters", hvdl_py_counters, METH_NOARGS, NULL},
     {"sent_bytes", hvdl_py_sent_bytes, METH_NOARGS, NULL},
     {"close", engine_close, METH_VARARGS, NULL},
     {0},

@@ -169,6 +169,13 @@ PyObject *hvdl_py_run_posting(EngineObject *self, hvdl_posting *posting, PyObjec
                               double seconds);
 PyObject *hvdl_py_give_up(PyObject *engine, PyObject *text);
 
+/* ---- python_recording.c ---- */
+
+PyObject *hvdl_py_record(PyObject *engine, PyObject *args);
+PyObject *hvdl_py_events(PyObject *engine, PyObject *unused);
+PyObject *hvdl_py_drain_events(PyObject *engine, PyObject *unused);
+PyObject *hvdl_py_counters(PyObject *engine, PyObject *unused);
+
 /* ---- python_traffic.c ---- */
 
 PyObject *hvdl_py_sent_bytes(PyObject *engine, PyObject *unused);
