@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from hvdlite import _core
 from hvdlite.world import world
+from hvdlite.world.teams import sent_bytes
 from hvdrun.for_hvdlite import MOST_LINKS, Connection
 
 
@@ -36,14 +37,12 @@ def read() -> Traffic:
         return Traffic()
     leaders = {rank: ranks[0] for ranks in active.placement.hosts for rank in ranks}
     sent: dict[int, int] = {}
-    for team in active.teams():
-        try:
-            counts = team.engine.sent_bytes()
-        except RuntimeError:  # a forked child, or another thread ends the world
-            return Traffic()
-        for member, count in counts.items():
-            leader = leaders[team.ranks[member]]
-            sent[leader] = sent.get(leader, 0) + count
+    try:
+        counts = sent_bytes.by_rank()
+    except RuntimeError:  # a forked child
+        return Traffic()
+    for rank, count in counts.items():
+        sent[leaders[rank]] = sent.get(leaders[rank], 0) + count
     return Traffic(sent, _connections())
 
 
@@ -60,7 +59,7 @@ def _connections() -> dict[tuple[str, str], tuple[int, float]]:
 
 def sent_between(begin: Traffic, end: Traffic) -> tuple[tuple[int, int], ...]:
     """Those with most bytes; ascending."""
-    # (Less than before, if a process set was removed meanwhile.)
+    # (Less than before, if another world has begun.)
     counts = {rank: max(0, count - begin.sent.get(rank, 0)) for rank, count in end.sent.items()}
     most = sorted(counts, key=counts.__getitem__)[-MOST_LINKS:]
     return tuple((rank, counts[rank]) for rank in sorted(most) if counts[rank])

@@ -15,6 +15,7 @@ from hvdlite.errors import NotInitializedError
 from hvdlite.world.config import Config
 from hvdlite.world.meeting import mpi
 from hvdlite.world.process.alone import is_alone
+from hvdlite.world.teams import sent_bytes
 from hvdlite.world.teams.algorithm_table import AlgorithmTable
 from hvdlite.world.teams.placement import Placement
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set
@@ -116,6 +117,7 @@ class World:
         has_others = self.size > 1 or self.everyone is not None
         if has_others and (self.mpi_runtime is None or self.mpi_runtime.finalize):
             _core.close_on_exit(tuple(team.engine for team in reversed(self.all_teams())))
+        sent_bytes.count(self.teams(), self.placement.hosts)
         for tell in self.teams_changed:
             tell()
 

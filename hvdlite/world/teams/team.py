@@ -18,6 +18,7 @@ from hvdlite import _core
 from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.world import faults
 from hvdlite.world.config import Config
+from hvdlite.world.teams import sent_bytes
 from hvdlite.world.teams.algorithm_table import AlgorithmTable
 from hvdlite.world.teams.placement import Placement
 from hvdlite.world.teams.shared_memory import lack_of_memory, open_shared
@@ -106,6 +107,8 @@ class Team:
         self._names = _Names(itertools.count())
         # How often the members have restarted their counts, see `renumber`.
         self.era = 0
+        # `sent_bytes` writes it.
+        self.has_closed = False
         # By kind and name of a group: how many have failed, and the first operation of the last one
         # not known to have ended. See `hvdlite.collectives.groups`.
         self.failed_groups: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -138,6 +141,7 @@ class Team:
 
     def close(self, linger: bool = False) -> None:
         """Leaves the team: pending operations fail. linger: see `_core.Engine.close`."""
+        sent_bytes.closes(self)
         self.engine.close(linger)
         if self.lane is not None:
             self.lane.close()
