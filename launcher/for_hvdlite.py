@@ -21,6 +21,8 @@ from hvdrun.pulse import LONGEST_NAME, MOST_VALUES, Pulse, is_name
 from hvdrun.pulse import encode as encode_pulse
 from hvdrun.pulse import every_s as pulse_every_s
 from hvdrun.records import (
+    LEAST_BUSY_S,
+    LEAST_OF_A_STEP,
     MOST_LINKS,
     MOST_RECENT,
     MOST_SAMPLES,
@@ -44,6 +46,8 @@ __all__ = [
     "FORMAT",
     "GRADIENT",
     "KNOBS",
+    "LEAST_BUSY_S",
+    "LEAST_OF_A_STEP",
     "LINES_AT",
     "LINES_BYTES",
     "LONGEST_NAME",

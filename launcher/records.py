@@ -17,6 +17,11 @@ MOST_SAMPLES = 128
 MOST_RECENT = 64
 MOST_LINKS = 16
 LONGEST = 10_000
+# The rate of small messages says how far hosts are from each other, and how much the network keeps
+# in its buffers. So a connection counts that has carried so many bytes per step. And the kernel
+# counts busy seconds in ticks of up to 10 ms: a rate takes so many.
+LEAST_OF_A_STEP = 256 << 10
+LEAST_BUSY_S = 0.5
 # A rank sends its record as it leaves and, for those who ask meanwhile, so often, or after this
 # part of the time that has passed, if that is longer, but at least so often: a job of many ranks
 # must not keep hvdrun busy, and the recent parts of all ranks must overlap.
@@ -27,7 +32,7 @@ TELLS_AT_LEAST_EVERY_S = 15.0
 RECENT_S = 60.0
 RECENT_STEPS = 32
 _LONGEST_NAME = 100
-_LONGEST_ADDRESS = 45
+_LONGEST_ADDRESS = 39  # of IPv6
 _MOST = 1e12
 _MOST_BYTES = 1e18
 # A step's number, and seconds: all of it, waited, waited for data.
@@ -45,13 +50,16 @@ class Sample(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """All of a rank between two addresses, over TCP, as the kernel has counted: the bytes that the
-    peer has acknowledged, and for how many seconds the busiest of them had some under way."""
+    """All of a rank between two addresses, over TCP, as the kernel has counted. bytes: those that
+    the peer has acknowledged; busy: for how many seconds the busiest of them had some under way;
+    rate: the highest of one of them, in bytes per second of its own busy time, 0 if not known. The
+    last two only of connections whose messages are LEAST_OF_A_STEP and more."""
 
     local: str
     peer: str
     bytes: float
     busy: float
+    rate: float
 
 
 class Record(NamedTuple):
@@ -113,7 +121,7 @@ def _measured(record: Record, most_samples: int) -> dict[str, Any]:
         measured["sent"] = [[rank, int(count)] for rank, count in record.sent[:MOST_LINKS]]
     if record.connections:
         measured["connections"] = [
-            [*each[:2], int(each.bytes), round(each.busy, 6)]
+            [*each[:2], int(each.bytes), round(each.busy, 6), int(each.rate)]
             for each in record.connections[:MOST_LINKS]
         ]
     return measured
@@ -151,15 +159,15 @@ def _read(given: Any, most_samples: int) -> Record:
     connections = tuple(_connection(*each) for each in given.get("connections", ()))
     _check(number for each in sent for number in each)
     _check(each.bytes for each in connections)
-    _check((each.busy for each in connections), _MOST)
+    _check((number for each in connections for number in (each.busy, each.rate)), _MOST)
     if max(len(sent), len(connections)) > MOST_LINKS:
         raise ValueError(len(sent), len(connections))
     return Record(**numbers, samples=samples, sent=sent, connections=connections)
 
 
-def _connection(local: Any, peer: Any, count: Any, busy: Any) -> Connection:
+def _connection(local: Any, peer: Any, count: Any, busy: Any, rate: Any) -> Connection:
     local, peer = (str(address)[:_LONGEST_ADDRESS] for address in (local, peer))
-    return Connection(local, peer, float(count), float(busy))
+    return Connection(local, peer, float(count), float(busy), float(rate))
 
 
 def _check(numbers: Iterable[float], most: float = _MOST_BYTES) -> None:

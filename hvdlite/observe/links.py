@@ -7,7 +7,7 @@ knows better. It counts per TCP connection
     busy = the time in which bytes had been sent and were not yet acknowledged,
            but for the part in which the peer had no room, because its program did not read
 
-so it gave at least bytes / busy. See "How fast links are" in docs/design/between-hosts.md.
+so the network gave at least bytes / busy. See "How fast links are" in docs/design/between-hosts.md.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from typing import NamedTuple
 from hvdlite import _core
 from hvdlite.world import world
 from hvdlite.world.teams import sent_bytes
-from hvdrun.for_hvdlite import MOST_LINKS, Connection
+from hvdrun.for_hvdlite import LEAST_BUSY_S, LEAST_OF_A_STEP, MOST_LINKS, Connection
+
+# The local and the peer's address, and a number that tells connections between them apart.
+Key = tuple[str, str, int]
 
 
 class Traffic(NamedTuple):
     """Since the process began. sent: bytes, by the lowest rank of each other host. connections:
-    bytes and busy seconds, by local and peer's address."""
+    bytes and busy seconds of each one that is open."""
 
     sent: Mapping[int, int] = {}
-    connections: Mapping[tuple[str, str], tuple[int, float]] = {}
+    connections: Mapping[Key, tuple[int, float]] = {}
 
 
 def read() -> Traffic:
@@ -43,17 +46,20 @@ def read() -> Traffic:
         return Traffic()
     for rank, count in counts.items():
         sent[leaders[rank]] = sent.get(leaders[rank], 0) + count
-    return Traffic(sent, _connections())
+    return Traffic(sent, open_connections())
 
 
-def _connections() -> dict[tuple[str, str], tuple[int, float]]:
-    found: dict[tuple[str, str], tuple[int, float]] = {}
-    for name in os.listdir("/proc/self/fd"):
+def open_connections() -> dict[Key, tuple[int, float]]:
+    """To other hosts; see `Traffic`."""
+    found: dict[Key, tuple[int, float]] = {}
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:  # no descriptor is left for it, or there is no /proc
+        return {}
+    for name in names:
         if (known := _core.tcp_connection(int(name))) is not None:
-            local, peer, count, busy = known
-            other_count, other_busy = found.get((local, peer), (0, 0.0))
-            # At the same time, they share the link.
-            found[local, peer] = other_count + count, max(busy, other_busy)
+            local, peer, number, count, busy = known
+            found[local, peer, number] = count, busy
     return found
 
 
@@ -65,17 +71,35 @@ def sent_between(begin: Traffic, end: Traffic) -> tuple[tuple[int, int], ...]:
     return tuple((rank, counts[rank]) for rank in sorted(most) if counts[rank])
 
 
-def connections_between(begin: Traffic, end: Traffic) -> tuple[Connection, ...]:
-    """Those with most bytes; ascending."""
-    found = []
-    for addresses, (count, busy) in sorted(end.connections.items()):
-        count_before, busy_before = begin.connections.get(addresses, (0, 0.0))
-        if count >= count_before:  # else a connection was closed meanwhile
-            count, busy = count - count_before, max(0.0, busy - busy_before)
-        if count:
-            found.append(Connection(*addresses, count, busy))
-    most = sorted(found, key=_bytes)[-MOST_LINKS:]
+def connections_between(begin: Traffic, end: Traffic, steps: int) -> tuple[Connection, ...]:
+    """Those with most bytes; ascending. steps: how many the optimizer has made meanwhile."""
+    found: dict[tuple[str, str], Connection] = {}
+    for key, (count, busy) in end.connections.items():
+        count_before, busy_before = begin.connections.get(key, (0, 0.0))
+        if count < count_before:  # an old kernel: the ports of one that was closed
+            count_before, busy_before = 0, 0.0
+        if count > count_before:
+            one = _one(key, count - count_before, max(0.0, busy - busy_before), steps)
+            old = found.get(key[:2], one)
+            found[key[:2]] = one if old is one else _together(old, one)
+    most = sorted(found.values(), key=_bytes)[-MOST_LINKS:]
     return tuple(sorted(most))
+
+
+def _one(key: Key, count: int, busy: float, steps: int) -> Connection:
+    """Of a single connection."""
+    if count < LEAST_OF_A_STEP * steps:
+        return Connection(*key[:2], count, 0.0, 0.0)
+    return Connection(*key[:2], count, busy, count / busy if busy >= LEAST_BUSY_S else 0.0)
+
+
+def _together(one: Connection, other: Connection) -> Connection:
+    """At the same time or by turns, nobody knows. So their rates don't add up."""
+    return one._replace(
+        bytes=one.bytes + other.bytes,
+        busy=max(one.busy, other.busy),
+        rate=max(one.rate, other.rate),
+    )
 
 
 def _bytes(connection: Connection) -> float:

@@ -77,7 +77,7 @@ def metrics() -> Metrics:
         - `tcp`: one for each pair of addresses over which this rank has TCP connections to other
           hosts, whoever made them: `local`, `peer`, the `bytes` that the peer has acknowledged, and
           `busy`, the seconds in which some were under way, without those in which the peer had no
-          room for more
+          room for more; of the busiest connection that carries 256 KiB per step or more, else 0
 
         The last two have up to 16 objects, those with most bytes.
 

@@ -118,7 +118,7 @@ def between(begin: Mark, end: Mark) -> Record:
         periods=periods,
         stopped=stopped,
         sent=sent_between(begin.traffic, end.traffic),
-        connections=connections_between(begin.traffic, end.traffic),
+        connections=connections_between(begin.traffic, end.traffic, end.step - begin.step),
     )
 
 

@@ -2,9 +2,12 @@
 
 A rate is that of TCP connections while they were busy, as the sender's kernel counts it
 (hvdlite/observe/links.py). For no longer than a rank is awaited, its kernel may keep others busy
-with what it does not read, so a rate is only known between two bounds:
+with what it does not read. Several connections use a link at the same time or by turns, nobody
+knows. So a rate is only known between two bounds:
 
-    bytes / busy  <=  rate  <=  bytes / (busy - how long the sender waited for the receiver)
+    bytes / busy of any one  <=  rate  <=  bytes of all / (busy of the busiest - late)
+
+late: how long the sender waited for the receiver.
 
 A wrong name is worse than none. So a link is named slow only if enough has gone over it, if at its
 fastest it is clearly slower than the others at their slowest, if these are alike, and if the job
@@ -19,14 +22,15 @@ from math import inf
 from statistics import median
 from typing import Literal, NamedTuple
 
-from hvdrun.records import Record
+from hvdrun.records import LEAST_BUSY_S, Record
 from hvdrun.reports.arrivals import THROTTLED, Arrivals, throttled_part
 
-# What bounds of a rate take: bytes, and so many seconds, as the kernel counts busy ones in ticks of
-# up to 10 ms. Programs get a rate whose upper bound is no more than so many times the lower one.
+# What bounds of a rate take. Programs get a rate whose upper bound is no more than so many times
+# the lower one.
 LEAST_BYTES = 16 << 20
-LEAST_BUSY_S = 0.5
 WIDEST = 2.0
+# A connection is also busy while bytes and acknowledgements travel: for so long in each step.
+TRAVEL_S = 0.001
 # A link is slow if its rate is below this part of the others' median; these must not be.
 SLOW_PART = 0.6
 # And it matters if communication takes this part of a step.
@@ -38,14 +42,15 @@ Direction = Literal["both", "sends", "receives"]
 
 class Pair(NamedTuple):
     """What has gone from a host to another one. bytes: of collectives' messages; tcp_bytes: over
-    all of the ranks' TCP connections, of which the busiest was busy for busy_s; late_s: how long
-    the sender waited for the receiver's ranks."""
+    all of the ranks' TCP connections, of which the busiest was busy for busy_s; rate: of the
+    fastest of them, in Gbit/s; late_s: how long they may have been busy without the network."""
 
     sender: str
     receiver: str
     bytes: float = 0.0
     tcp_bytes: float = 0.0
     busy_s: float = 0.0
+    rate: float = 0.0
     late_s: float = 0.0
 
     @property
@@ -55,13 +60,13 @@ class Pair(NamedTuple):
     @property
     def gbit_per_s(self) -> float | None:
         """The lower bound. None: too little was sent to tell, or the receiver was too late."""
-        rate = _rate([self]) if self.has_bounds else 0.0
-        return rate if rate and _most([self]) <= WIDEST * rate else None
+        is_known = self.has_bounds and _most([self]) <= WIDEST * self.rate
+        return self.rate if is_known else None
 
 
 class SlowLink(NamedTuple):
     """hosts: the one whose link is slow to all others, or the two between which it is; direction:
-    in which, seen from the first."""
+    in which, seen from the first. Its upper bound, and the others' lower one."""
 
     hosts: tuple[str, ...]
     direction: Direction
@@ -91,7 +96,9 @@ def pairs_of(records: Mapping[int, Record], host_of: HostOf) -> list[Pair]:
             if (receiver := places.get(each.peer, sender)) != sender:
                 old = pair(sender, receiver)
                 found[sender, receiver] = old._replace(
-                    tcp_bytes=old.tcp_bytes + each.bytes, busy_s=max(old.busy_s, each.busy)
+                    tcp_bytes=old.tcp_bytes + each.bytes,
+                    busy_s=max(old.busy_s, each.busy),
+                    rate=max(old.rate, 8e-9 * each.rate),
                 )
     waits = _waits(records, host_of)
     return sorted(
@@ -126,12 +133,13 @@ def _waits(records: Mapping[int, Record], host_of: HostOf) -> dict[str, _Waits]:
 
 
 def _late_s(sender: _Waits, receiver: _Waits) -> float:
-    """By how much the receiver was later than the sender, all in all."""
+    """By how much the receiver was later than the sender, all in all, and how long was the way."""
+    travel_s = TRAVEL_S * sender.steps
     steps = sender.by_step.keys() & receiver.by_step.keys()
     if not steps:
-        return max(0.0, sender.all_s - receiver.all_s)
+        return max(0.0, sender.all_s - receiver.all_s) + travel_s
     late = sum(max(0.0, sender.by_step[step] - receiver.by_step[step]) for step in steps)
-    return late / len(steps) * sender.steps
+    return late / len(steps) * sender.steps + travel_s
 
 
 def _places(records: Mapping[int, Record], host_of: HostOf) -> dict[str, str]:
@@ -156,17 +164,19 @@ def verdicts(
     rates = {pair: rate for pair in pairs if (rate := pair.gbit_per_s) is not None}
     names = sorted({host_of(number) for number in records})
     if len(names) == 2 and rates:  # with which there is nothing to compare
-        return [f"the link between {' and '.join(names)} gives {_gbit(min(rates.values()))} Gbit/s"]
+        least = _gbit(min(rates.values()))
+        return [f"the link between {' and '.join(names)} gives at least {least} Gbit/s"]
     return []
 
 
 def _words(slow: SlowLink) -> str:
-    gives = f"gives {_gbit(slow.gbit_per_s)} Gbit/s, the others {_gbit(slow.others_gbit_per_s)}"
+    gives = f"gives at most {_gbit(slow.gbit_per_s)} Gbit/s"
+    others = f"the others at least {_gbit(slow.others_gbit_per_s)}"
     if len(slow.hosts) == 2:
         words = "from {} to {}" if slow.direction == "sends" else "between {} and {}"
-        return f"the link {words.format(*slow.hosts)} {gives}"
+        return f"the link {words.format(*slow.hosts)} {gives}, {others}"
     way = {"both": "", "sends": " for what it sends", "receives": " for what it receives"}
-    return f"{slow.hosts[0]}'s link {gives}{way[slow.direction]}"
+    return f"{slow.hosts[0]}'s link {gives}{way[slow.direction]}, {others}"
 
 
 def takes_time(records: Mapping[int, Record], found: Sequence[Arrivals] | None) -> bool:
@@ -203,6 +213,8 @@ def _slow_host(rated: Sequence[Pair], hosts: Iterable[str]) -> SlowLink | None:
             ("sends", sends),
             ("receives", receives),
         )
+        if len({end for pair in ways[0][1] for end in pair[:2]}) < 3:
+            continue  # with one other host: either's link may be slow
         for direction, theirs in ways:
             if not _are_slow(theirs, rated, 2):
                 continue
@@ -210,9 +222,9 @@ def _slow_host(rated: Sequence[Pair], hosts: Iterable[str]) -> SlowLink | None:
             others = others or [pair for pair in rated if pair not in theirs]
             shared = [each for each in (sends, receives) if {*each} & {*theirs}]
             # Its pairs may have shared its link while those of others had theirs alone.
-            others_rate = _link_rate(others)
-            if max(map(_most, shared)) < SLOW_PART * others_rate:
-                return SlowLink((host,), direction, min(map(_rate, shared)), others_rate)
+            rate, others_rate = max(map(_most, shared)), _link_rate(others)
+            if rate < SLOW_PART * others_rate:
+                return SlowLink((host,), direction, rate, others_rate)
     return None
 
 
@@ -221,12 +233,26 @@ def _slow_pair(rated: Sequence[Pair], hosts: Iterable[str]) -> SlowLink | None:
         between = [pair for pair in rated if {*pair[:2]} == {*names}]
         for theirs in (between, *([pair] for pair in between)):
             others = [_rate([pair]) for pair in rated if pair not in theirs]
-            if len(others) > 1 and _are_slow(theirs, rated, len(theirs)):
-                rate = min(_rate([pair]) for pair in theirs)
-                if theirs == between and len(between) == 2:
-                    return SlowLink(names, "both", rate, median(others))
-                return SlowLink(theirs[0][:2], "sends", rate, median(others))
+            if len(others) < 2 or not _are_slow(theirs, rated, len(theirs)):
+                continue
+            # While they were busy, the hosts' links may have been so with other pairs.
+            if max(_shared_most(pair, rated) for pair in theirs) < SLOW_PART * median(others):
+                rate = max(_most([pair]) for pair in theirs)
+                is_both = theirs == between and len(between) == 2
+                hosts_in_order = names if is_both else theirs[0][:2]
+                return SlowLink(
+                    hosts_in_order, "both" if is_both else "sends", rate, median(others)
+                )
     return None
+
+
+def _shared_most(pair: Pair, rated: Iterable[Pair]) -> float:
+    """The upper bound of the rate of its hosts' links, had these been the limit."""
+    sent, received = (
+        sum(8e-9 * each.tcp_bytes for each in rated if each[end] == pair[end]) for end in (0, 1)
+    )
+    busy_s = pair.busy_s - pair.late_s
+    return max(sent, received) / busy_s if busy_s > 0 else inf
 
 
 def _are_slow(theirs: Sequence[Pair], rated: Iterable[Pair], fewest: int) -> bool:
@@ -241,9 +267,9 @@ def _are_slow(theirs: Sequence[Pair], rated: Iterable[Pair], fewest: int) -> boo
     return len(slow) >= fewest and not is_any_fast and least <= min(_most([p]) for p in others)
 
 
-def _rate(pairs: Sequence[Pair]) -> float:
-    """In Gbit/s, of pairs that share a host's link at the same time. The lower bound."""
-    return sum(8e-9 * pair.tcp_bytes for pair in pairs) / max(pair.busy_s for pair in pairs)
+def _rate(pairs: Iterable[Pair]) -> float:
+    """In Gbit/s, of the link that all of these pairs use. The lower bound."""
+    return max(pair.rate for pair in pairs)
 
 
 def _most(pairs: Sequence[Pair]) -> float:

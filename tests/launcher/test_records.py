@@ -33,7 +33,8 @@ def samples(most):
 counts = st.integers(0, 2**53)
 sent = st.lists(st.tuples(whole, counts), max_size=MOST_LINKS).map(tuple)
 connections = st.lists(
-    st.builds(Connection, *[st.ip_addresses().map(str)] * 2, counts, numbers), max_size=MOST_LINKS
+    st.builds(Connection, *[st.ip_addresses().map(str)] * 2, counts, numbers, whole),
+    max_size=MOST_LINKS,
 ).map(tuple)
 links = {"sent": sent, "connections": connections}
 recent = st.builds(Record, *[numbers] * 7, samples=samples(MOST_RECENT), recent=st.none(), **links)
@@ -55,7 +56,7 @@ def test_the_longest_one_fits_into_a_note():
     numbers = [999_999_999_999.0] * 7
     links = {
         "sent": ((999_999, 10**17),) * 1000,
-        "connections": (Connection("f" * 45, "f" * 45, 10**17, numbers[0]),) * 1000,
+        "connections": (Connection("f" * 39, "f" * 39, 10**17, numbers[0], 10**12 - 1),) * 1000,
     }
     recent = Record(*numbers, samples=(sample,) * 1000, **links)
     longest = Record(*numbers, name, *[2**32] * 3, samples=(sample,) * 1000, recent=recent, **links)
@@ -88,9 +89,10 @@ SHORT = {"steps": 1, "seconds": 1, "waited": 1}
                 {"samples": 1},
                 {"sent": [[0, -1]]},
                 {"sent": [[0, 1]] * (MOST_LINKS + 1)},
-                {"connections": [["a", "b", 1]]},
-                {"connections": [["a", "b", 1, "NaN"]]},
-                {"connections": [["a", "b", 1, 1]] * (MOST_LINKS + 1)},
+                {"connections": [["a", "b", 1, 1]]},
+                {"connections": [["a", "b", 1, "NaN", 1]]},
+                {"connections": [["a", "b", 1, 1, -1]]},
+                {"connections": [["a", "b", 1, 1, 1]] * (MOST_LINKS + 1)},
                 {"samples": "?"},
                 {"samples": "AAAA"},
                 {"samples": "AAAAAAAAwH8AAAAAAAAAAA=="},  # not a number

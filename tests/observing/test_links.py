@@ -1,7 +1,10 @@
 """How many bytes each rank says that it has sent to each other host, by the schedules."""
 
 import os
+import resource
 import socket
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +13,8 @@ import hvdlite as hvd
 from hvdlite import _core
 from hvdlite.observe import links
 from hvdlite.world import world as worlds
+from hvdrun.records import LEAST_BUSY_S, LEAST_OF_A_STEP
+from tests.harness.compiled import linked
 
 pytestmark = pytest.mark.ranks
 
@@ -110,11 +115,44 @@ def test_what_a_closed_engine_has_sent_stays_counted(world):
 
 
 def test_a_link_counts_from_when_it_was_looked_at():
-    begin = links.Traffic({1: 5, 2: 7}, {("a", "b"): (10, 1.0), ("a", "c"): (10, 1.0)})
-    end = links.Traffic({1: 8, 2: 7}, {("a", "b"): (30, 1.5), ("a", "c"): (4, 0.5)})
+    begin = links.Traffic({1: 5, 2: 7}, {("a", "b", 1): (10, 1.0), ("a", "c", 9): (10, 1.0)})
+    end = links.Traffic({1: 8, 2: 7}, {("a", "b", 1): (30, 2.0), ("a", "c", 9): (4, 0.5)})
     assert links.sent_between(begin, end) == ((1, 3),)
-    # The second was closed, and opened again.
-    assert links.connections_between(begin, end) == (("a", "b", 20, 0.5), ("a", "c", 4, 0.5))
+    # Of the second, an old kernel tells only the ports: it was closed, and opened again.
+    expected = (("a", "b", 20, 1.0, 20.0), ("a", "c", 4, 0.5, 8.0))
+    assert links.connections_between(begin, end, 0) == expected
+
+
+def test_each_connection_between_two_addresses_counts_by_itself():
+    """The second was busier until now, the third is closed, the fourth is new."""
+    keys = [("a", "b", number) for number in range(4)]
+    earlier = [(1000, 1.0), (9000, 9.0), (10**6, 99.0)]
+    begin = links.Traffic({}, dict(zip(keys, earlier, strict=False)))
+    counts = [(1000 + 600, 1.0 + 2.0), (9000 + 50, 9.0 + 0.5), None, (400, 1.0)]
+    now = {key: count for key, count in zip(keys, counts, strict=True) if count}
+    (found,) = links.connections_between(begin, links.Traffic({}, now), 0)
+    # Their bytes together, the busiest one's seconds, and the fastest one's rate.
+    assert found == ("a", "b", 600 + 50 + 400, 2.0, 400.0)
+
+
+def test_small_messages_are_counted_and_tell_no_rate():
+    enough, steps = LEAST_OF_A_STEP, 10
+    end = {("a", "b", 1): (steps * enough, 2.0), ("a", "b", 2): (steps * enough - 1, 3.0)}
+    (found,) = links.connections_between(links.Traffic(), links.Traffic({}, end), steps)
+    assert found == ("a", "b", 2 * steps * enough - 1, 2.0, steps * enough / 2.0)
+    short = {("a", "b", 1): (steps * enough, 0.9 * LEAST_BUSY_S)}
+    (found,) = links.connections_between(links.Traffic(), links.Traffic({}, short), steps)
+    assert found == ("a", "b", steps * enough, 0.9 * LEAST_BUSY_S, 0.0)
+
+
+def test_without_a_free_descriptor_there_are_no_connections():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        found = links.open_connections()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == {}
 
 
 def test_a_connection_within_this_host_and_what_is_none_are_no_links():
@@ -131,3 +169,69 @@ def test_a_connection_within_this_host_and_what_is_none_are_no_links():
     assert _core.tcp_connection(-1) is None
     with pytest.raises(TypeError):
         _core.tcp_connection("x")
+
+
+# While it pretends, sockets have addresses of two hosts. With `other`, a descriptor, the next look
+# at a peer's address finds the number used for another connection, as by another thread.
+STANDS_IN = """
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int pretends, other = -1;
+
+static int give(long call, int fd, struct sockaddr *to, socklen_t *bytes, const char *address)
+{
+    int err = (int)syscall(call, fd, to, bytes);
+    if (!err && pretends)
+        inet_pton(AF_INET, address, &((struct sockaddr_in *)to)->sin_addr);
+    return err;
+}
+
+int getsockname(int fd, struct sockaddr *to, socklen_t *bytes)
+{
+    return give(SYS_getsockname, fd, to, bytes, "10.0.0.1");
+}
+
+int getpeername(int fd, struct sockaddr *to, socklen_t *bytes)
+{
+    if (pretends && other >= 0)
+        dup2(other, fd);
+    return give(SYS_getpeername, fd, to, bytes, "10.0.0.2");
+}
+"""
+
+LOOKS = """
+import ctypes, os, socket
+from hvdlite import _core
+
+stands_in = ctypes.CDLL(os.environ["LD_PRELOAD"])
+server = socket.create_server(("127.0.0.1", 0))
+ends, others = [], []
+for count in (5, 7):
+    ends.append(socket.create_connection(server.getsockname()))
+    others.append(server.accept()[0])
+    ends[-1].sendall(bytes(count))
+    assert len(others[-1].recv(9)) == count
+    others[-1].sendall(b"x")
+    assert ends[-1].recv(1) == b"x"  # and with it an acknowledgement
+ctypes.c_int.in_dll(stands_in, "pretends").value = 1
+first, second = (_core.tcp_connection(end.fileno()) for end in ends)
+assert first[:2] == second[:2] == ("10.0.0.1", "10.0.0.2")
+assert second[3] - first[3] == 7 - 5
+assert first[2] != second[2]
+assert first[:4] == _core.tcp_connection(ends[0].fileno())[:4]
+ctypes.c_int.in_dll(stands_in, "other").value = ends[1].fileno()
+assert _core.tcp_connection(ends[0].fileno()) is None
+assert second[:4] == _core.tcp_connection(ends[0].fileno())[:4]
+"""
+
+
+def test_a_descriptor_that_another_thread_uses_anew_meanwhile_is_left_out(tmp_path):
+    source = tmp_path / "stands_in.c"
+    source.write_text(STANDS_IN)
+    library = linked(tmp_path / "stands_in.so", [source], "-shared", "-fPIC")
+    preloaded = {**os.environ, "LD_PRELOAD": str(library)}
+    subprocess.run([sys.executable, "-c", LOOKS], env=preloaded, check=True)

@@ -55,6 +55,26 @@ static bool read_address(name_of name, int fd, char text[INET6_ADDRSTRLEN])
     return !is_loopback && inet_ntop(AF_INET, &ip4, text, INET6_ADDRSTRLEN);
 }
 
+/* Of asm-generic, for headers older than Linux 4.12. */
+#ifndef SO_COOKIE
+#define SO_COOKIE 57
+#endif
+
+/* Tells the connection from any other of this host, or, with an older kernel, from those at the same time. */
+static bool read_key(int fd, uint64_t *key)
+{
+    socklen_t bytes = sizeof *key;
+    if (getsockopt(fd, SOL_SOCKET, SO_COOKIE, key, &bytes) == 0)
+        return true;
+    address local, peer;
+    socklen_t local_bytes = sizeof local, peer_bytes = sizeof peer;
+    if (getsockname(fd, &local.any, &local_bytes) || getpeername(fd, &peer.any, &peer_bytes))
+        return false;
+    /* The ports lie alike in the addresses of both families. */
+    *key = (uint64_t)ntohs(local.ip4.sin_port) << 16 | ntohs(peer.ip4.sin_port);
+    return true;
+}
+
 /* The kernel's struct tcp_info up to what is read here, since older headers lack that part of it. */
 typedef struct {
     uint8_t states[8];
@@ -66,20 +86,24 @@ typedef struct {
 
 /* Since Linux 4.10 the kernel knows for how long a connection was busy: had bytes that its peer had not
  * acknowledged. In a part of that the peer's window was full: its program did not read. The rest is what the
- * network took. */
+ * network took. Another thread may meanwhile close the descriptor and get its number for another connection: then the
+ * key has changed. */
 PyObject *hvdl_py_tcp_connection(PyObject *module, PyObject *object)
 {
     int fd = (int)PyLong_AsLong(object);
     tcp_facts info = {0};
     socklen_t bytes = sizeof info;
     char local[INET6_ADDRSTRLEN], peer[INET6_ADDRSTRLEN];
+    uint64_t key, key_afterwards;
     (void)module;
     if (PyErr_Occurred())
         return NULL;
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) || bytes < sizeof info ||
-        !info.bytes_acked || !read_address(getsockname, fd, local) ||
-        !read_address(getpeername, fd, peer) || strcmp(local, peer) == 0)
+    if (!read_key(fd, &key) || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) ||
+        bytes < sizeof info || !info.bytes_acked || !read_address(getsockname, fd, local) ||
+        !read_address(getpeername, fd, peer) || strcmp(local, peer) == 0 ||
+        !read_key(fd, &key_afterwards) || key != key_afterwards)
         Py_RETURN_NONE;
-    return Py_BuildValue("(ssKd)", local, peer, (unsigned long long)info.bytes_acked,
+    return Py_BuildValue("(ssKKd)", local, peer, (unsigned long long)key,
+                         (unsigned long long)info.bytes_acked,
                          (double)(info.busy_us - info.window_full_us) / 1e6);
 }
