@@ -25,7 +25,7 @@ from hvdlite.optimizer.buckets.bucket import (
     lay_out,
     make_buckets,
 )
-from hvdlite.optimizer.buckets.tree_bucket import TreeBucket, Widened
+from hvdlite.optimizer.buckets.tree_bucket import TreeBucket, Widened, require_addable
 from hvdlite.optimizer.checks.consistency import (
     ConsistencyCheck,
     Model,
@@ -133,6 +133,8 @@ class Gradients:
         # Set until the members have compared their parameters, in their first round.
         self._check_start = check_start
         self._start: StartValues | None = None
+        # The present buckets have had a whole round, so all ranks know that they are alike.
+        self.had_a_round = False
         # With virtual ranks: how many micro-batches a step has on this rank; else 0.
         self.micro_batches = 0
         # Some gradients in buckets travel as float16.
@@ -306,7 +308,7 @@ class Gradients:
         self.slots, self.buckets, self.carrier = build.slots, build.buckets, build.carrier
         self._params, self._frozen = build.params, build.frozen
         self._consistency, self.backward_order = build.consistency, build.backward_order
-        self.team, self.name, self.stale = team, name, False
+        self.team, self.name, self.stale, self.had_a_round = team, name, False, False
         self.micro_batches = build.micro_batches
         self.in_half = any(bucket.wire.dtype is torch.float16 for bucket in build.buckets)
         self.generation, self._next_build, self._building = self.generation + 1, None, False
@@ -348,6 +350,8 @@ class Gradients:
             make = self.shards.make_bucket if is_order_known else Bucket
         sizing = self._sizing(team)
         combining, each = self.combining, micro_batches(world.current().config, team.size)
+        if each:
+            require_addable((self.name_of(p, i), p) for i, p in enumerate(params))
         if each > 1:
             make = partial(TreeBucket, each, combining.op is Average)
             combining = replace(combining, compression=Widened)

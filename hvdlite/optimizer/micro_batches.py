@@ -13,6 +13,7 @@ does a rank that lacks a gradient. Adding +0 changes nothing but the sign of a -
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -45,9 +46,9 @@ class MicroBatches:
         """Of the micro-batches of a step on this rank; 0 without virtual ranks."""
         return self._gradients.micro_batches
 
-    def begin(self, index: int, raised: bool) -> None:
-        """A backward pass has begun. index: that of its micro-batch. raised: the one before it has
-        raised.
+    def begin(self, index: int, first: Slot, raised: bool, reduced: bool) -> None:
+        """A backward pass has begun. index: that of its micro-batch. first: whose gradient it has
+        brought. raised: the one before it has raised. reduced: this step's gradients are.
 
         Raises:
             RuntimeError: Its gradients can't be added to those of the step.
@@ -62,7 +63,21 @@ class MicroBatches:
         elif self._generation != generation:
             self._spoiled = "the optimizer's parameters have changed since its first backward()"
         self.require_unspoiled()
+        if not index and not reduced:
+            self._require_none_left(first)
         self._reached.clear()
+
+    def _require_none_left(self, first: Slot) -> None:
+        """Raises RuntimeError if gradients of the last step are still there: they would count once
+        on each rank."""
+        for slot in self._gradients.slots:
+            grad = slot.param.grad
+            if slot is not first and grad is not None and bool(grad.detach().any()):
+                raise RuntimeError(
+                    f"the gradient of {slot.name!r} is still there from before the first "
+                    f"micro-batch of this step: with {_variable()} it would count once on each "
+                    "rank; call zero_grad() before a step's first backward()"
+                )
 
     def note(self, slot: Slot, grad: torch.Tensor, has_round: bool) -> None:
         """A backward pass has brought a gradient. has_round: it ends with a round.
@@ -97,6 +112,9 @@ class MicroBatches:
                 grad = None
                 if id(slot) in reached:
                     grad, slot.param.grad = slot.param.grad, None
+                    # A hook of the script may keep it, and write the next micro-batch's there.
+                    if grad is not None and grad is not slot.view and sys.getrefcount(grad) > 2:
+                        grad = grad.clone()
                 bucket.add(slot, index, grad)
         self._reached.clear()
 
@@ -138,6 +156,14 @@ class MicroBatches:
                 "step, of which each reaches a parameter of the optimizer, and no zero_grad() "
                 "between them"
             )
+
+    def require_ended(self, passes: int) -> None:
+        """Before `step` or `synchronize` reduces, after a backward pass that was interrupted.
+        passes: those that have ended. Raises RuntimeError if it raised before all of its gradients
+        came."""
+        if passes < self.number:
+            self._spoiled = "a backward() of this step has raised"
+            self.require_unspoiled()
 
     def require_reduced(self, communicated: bool) -> None:
         """Raises RuntimeError if a step would be made with gradients that are not reduced."""
@@ -204,7 +230,6 @@ def require_possible(
         "sparse_as_dense=True": sparse_as_dense,
         f"shard={shard!r}": bool(shard),
         "an optimizer of shared parameters": any(map(is_shared, params)),
-        "an optimizer of parameters on a GPU": any(not param.is_cpu for param in params),
     }
     for what, is_given in unfit.items():
         if is_given:

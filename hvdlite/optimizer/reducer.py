@@ -115,6 +115,8 @@ class Reducer(WeightedRounds):
             HorovodInternalError: The reduction failed.
         """
         self._forget_skipped_step()
+        if self._backward is not None and not self._backward.runs():
+            self.micro_batches.require_ended(self._passes)
         if not self._open:
             if self._communicated and not self._has_unreduced:
                 return
@@ -245,7 +247,7 @@ class Reducer(WeightedRounds):
         with self._lock:
             task = current_task()
             if task != self._task:
-                self._begin_backward(task)
+                self._begin_backward(task, slot)
             grad = param.grad
             if grad is None:
                 return  # a hook of the user has removed it
@@ -274,8 +276,9 @@ class Reducer(WeightedRounds):
             if not bucket.pending:
                 self._start_complete()
 
-    def _begin_backward(self, task: int) -> None:
-        """The first gradient of a backward pass, or of one inside it (reentrant checkpoints)."""
+    def _begin_backward(self, task: int, slot: Slot) -> None:
+        """The slot's is the first gradient of a backward pass, or of one inside it (reentrant
+        checkpoints)."""
         if self._backward is not None and self._backward.runs():
             self._task = task
             return
@@ -288,7 +291,7 @@ class Reducer(WeightedRounds):
                 raise RuntimeError(
                     "the last backward() raised after other ranks had begun to reduce its "
                     "gradients, so these are reduced, and no others can be added to them; call the "
-                    "optimizer's step() or zero_grad() before the next backward()"
+                    f"optimizer's {self._ways_on()} before the next backward()"
                 )
             self._cancel_round()
             if self.weights.total is not None and not self.weights.add_up:
@@ -298,7 +301,7 @@ class Reducer(WeightedRounds):
                     "next backward()"
                 )
         self.gradients.rebuild_if_changed(self._round)
-        self.micro_batches.begin(self._passes, raised)
+        self.micro_batches.begin(self._passes, slot, raised, self._communicated)
         self.weights.begin_pass(self.gradients.slots, adds_up=not self._communicates_next())
         self._task = task
         self._backward = BackwardPass(self._end_backward, self._withdraw_grads)
@@ -307,6 +310,9 @@ class Reducer(WeightedRounds):
         self._has_unreduced = True
         if self._communicates_next():
             self._open_round()
+
+    def _ways_on(self) -> str:
+        return "zero_grad()" if self.micro_batches.number else "step() or zero_grad()"
 
     def _end_backward(self) -> None:
         """All gradients of the backward are there."""

@@ -162,7 +162,10 @@ class Rounds:
         return slot.last_round >= self._first_round
 
     def _start_complete(self) -> None:
-        if not self.gradients.known_alike():
+        # In the first round of these buckets some ranks may not know yet that all are alike: then
+        # none starts before its backward has ended, or ranks whose backward raises would disagree
+        # on whether the round has begun.
+        if not (self.gradients.had_a_round and self.gradients.known_alike()):
             return
         buckets = self.gradients.buckets
         while self._next < len(buckets) and not buckets[self._next].pending:
@@ -213,6 +216,8 @@ class Rounds:
             elif slot.is_kept():
                 slot.give_away_copy()
             slot.view.zero_()
+            if (contribution := bucket.contribution(slot)) is not slot.view:
+                contribution.zero_()
             if slot.rows is not None:
                 slot.rows.zero_()
             bucket.absent.append(position)
@@ -286,6 +291,7 @@ class Rounds:
             weights.last,
             weights.total,
         ) = (False, self._round + 1, position.rounds + 1, True, 0, False, None, weights.total, None)
+        self.gradients.had_a_round = True
         self.micro_batches.forget()
         if backward_order is not None:
             self.gradients.learn_order(self._round)

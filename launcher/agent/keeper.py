@@ -36,7 +36,7 @@ from hvdrun.agent.oom import oom_kills, was_out_of_memory
 from hvdrun.agent.pmi import Relay
 from hvdrun.agent.rank_box import RankBox
 from hvdrun.agent.rank_notes import RankNotes
-from hvdrun.agent.rank_stack import RankStack
+from hvdrun.agent.rank_stack import RankStacks
 from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.agent.spawn import spawn
 from hvdrun.machine.environment import EXPORTED, KEEPER, with_host_variables
@@ -95,7 +95,7 @@ class Keeper:
         self.deadlines: list[tuple[float, int]] = []  # when to send which signal
         self.is_ending = False
         self.preemptible = 0  # the rank's process that TERM does not end; 0: there is none
-        self.stack: RankStack | None = None  # of that process of the rank which has offered it last
+        self.stacks = RankStacks()
         self.box = RankBox()
         self.oom_kills = oom_kills()
         self.session = os.environ.get("PMIX_SERVER_TMPDIR", "")
@@ -180,10 +180,7 @@ class Keeper:
             self.preemptible = int(note[1:]) if note[1:].isdigit() else 0
         elif note.startswith(STACK) and fds:
             with Suppress(ValueError):
-                stack = RankStack(note[1:], fds[0])
-                if self.stack:
-                    self.stack.close()
-                self.stack = stack
+                self.stacks.add(note[1:], fds[0])
                 del fds[0]
         elif note.startswith(RANKS_BOX) and fds:
             self.box.keep(fds.pop(0))
@@ -316,10 +313,11 @@ class Keeper:
         return look(self.pid, stack, stopped_s)
 
     def _stack(self) -> tuple[list[list[object]], str]:
-        if not self.stack:
+        stack = self.stacks.newest()
+        if stack is None:
             return [], NOT_OFFERED
-        frames, why = self.stack.read()
-        if not frames and (last := self.stack.frames_in(self.box.lines())):
+        frames, why = stack.read()
+        if not frames and (last := stack.frames_in(self.box.lines())):
             return last, f"{why}; {LAST_WAITED}" if why else LAST_WAITED
         return frames, why
 

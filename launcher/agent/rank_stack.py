@@ -55,7 +55,7 @@ class RankStack:
             return [], f"its stack can't be read: {error}"
 
     def _ask(self) -> str:
-        if not self._has_the_file():
+        if not self.has_the_file():
             return "it has closed the file for its stack"
         status = self._status()
         bit = 1 << (self.number - 1)
@@ -75,7 +75,7 @@ class RankStack:
             time.sleep(_PAUSE_S)
         return "it does not leave the kernel, so its stack can't be read"
 
-    def _has_the_file(self) -> bool:
+    def has_the_file(self) -> bool:
         """The process is still the one that sent the note, and would write into no other file."""
         own = os.fstat(self.fd)
         try:
@@ -112,6 +112,35 @@ class RankStack:
         return installed[1].removesuffix(".py") if installed else ""
 
 
+class RankStacks:
+    """What processes of the rank have offered. A program that the rank has started may have been
+    the last one: it counts until it has ended, or is another program."""
+
+    def __init__(self) -> None:
+        self._offered: list[RankStack] = []  # the last one is the newest
+
+    def add(self, note: bytes, fd: int) -> None:
+        """As for RankStack. Raises ValueError; then the descriptor is still the caller's."""
+        newest = RankStack(note, fd)
+        for each in list(self._offered):
+            if each.pid == newest.pid or not each.has_the_file():
+                self._remove(each)
+        if len(self._offered) == _MOST_OFFERED:
+            self._remove(self._offered[0])
+        self._offered.append(newest)
+
+    def newest(self) -> RankStack | None:
+        """Of a process that still has its file, if there is one."""
+        while len(self._offered) > 1 and not self._offered[-1].has_the_file():
+            self._remove(self._offered[-1])
+        return self._offered[-1] if self._offered else None
+
+    def _remove(self, stack: RankStack) -> None:
+        self._offered.remove(stack)
+        stack.close()
+
+
+_MOST_OFFERED = 8
 _PYTHON = "Python"
 # Of the folders in the note, in their order.
 _NAMES = ("hvdlite", "torch", _PYTHON)

@@ -168,7 +168,7 @@ def cli(
 
 
 def _settings(given: dict[str, Any]) -> dict[str, str]:
-    found = settings(cli.params, given)
+    found = settings(cli.params, given, os.environ)
     # The ranks measure themselves if there is somebody to tell.
     if given["metrics_file"] or given["monitor"]:
         found = {"HVDLITE_SUMMARY": "1", **found}

@@ -96,13 +96,26 @@ def runtime_options() -> list[click.Option]:
     return [*options, *(ElasticOption(*row) for row in ELASTIC)]
 
 
-def settings(params: Iterable[click.Parameter], given: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that the given options set for the ranks."""
+def settings(
+    params: Iterable[click.Parameter],
+    given: Mapping[str, Any],
+    environ: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The variables that the given options set for the ranks. environ: hvdrun's own, which the
+    ranks inherit."""
     return {
         option.knob.variable: option.value_of(given[str(option.name)])
         for option in params
-        if isinstance(option, KnobOption) and is_given(option, given)
+        if isinstance(option, KnobOption)
+        and is_given(option, given)
+        and not _says_more(option.knob, environ or {})
     }
+
+
+def _says_more(knob: Knob, environ: Mapping[str, str]) -> bool:
+    """The variable has a value that no flag can say, as virtual:8, and that includes the flag's."""
+    word = environ.get(knob.variable, "").strip().lower()
+    return bool(knob.counted) and word.startswith(f"{knob.counted}:")
 
 
 def idle_notes(params: Iterable[click.Parameter], given: Mapping[str, Any]) -> tuple[str, ...]:

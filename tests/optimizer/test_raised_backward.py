@@ -1,5 +1,7 @@
 """After a backward that raised, which may have left a reduction unfinished."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -60,6 +62,27 @@ def nothing_had_started(how):
 )
 def test_where_nothing_had_started_the_next_backward_begins_anew(world, how):
     world.run(nothing_had_started, how)
+
+
+def first_backward_raises(late):
+    """By the rank that is late, all others have long posted what shows that models are alike."""
+    hvd.init()
+    weight = hvd.rank() + 1
+    a, b = two()
+    if hvd.rank() == late:
+        time.sleep(0.5)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
+    fails(a, b, 8 * weight)
+    optimizer.zero_grad()
+    (a * 2 + b * weight).backward()
+    found = a.grad.item(), b.grad.item()
+    hvd.barrier()
+    return found
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_where_the_first_backward_raises_no_rank_has_started(world, late):
+    assert world.run(first_backward_raises, late, knobs=ONE_BY_ONE) == [(2.0, 1.5)] * 2
 
 
 def something_had_started():

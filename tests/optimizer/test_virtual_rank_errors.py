@@ -1,6 +1,7 @@
 """Virtual ranks: what can't train alike on every number of ranks is an error."""
 
 import contextlib
+import warnings
 
 import pytest
 import torch
@@ -77,6 +78,15 @@ def refuses():
         hvd.join()
     with error(ValueError, "AsyncOptimizer does not go with", missing):
         hvd.AsyncOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of an experiment
+        half_complex = torch.ones(2, dtype=torch.complex32)
+    for param, words in (
+        (half_complex, "'parameter 0' is complex32"),
+        (torch.ones(2, device="meta"), "'parameter 0' is on meta"),
+    ):
+        with error(ValueError, words, missing):
+            hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(param)], lr=0.1))
     words = nn.Embedding(5, 2, sparse=True)
     _ = hvd.DistributedOptimizer(torch.optim.SGD(words.parameters(), lr=0.1))
     with error(ValueError, "the gradient of 'parameter 0' is sparse", missing):
@@ -131,11 +141,9 @@ def a_step_misses_nothing():
         with contextlib.suppress(ArithmeticError):
             for micro_batch in range(2):
                 backward(model, micro_batch, fails=micro_batch == fails_in)
-        with error(
-            RuntimeError,
-            "backward() of this step has raised" if fails_in == 0 else "raised",
-            missing,
-        ):
+        with error(RuntimeError, "a backward() of this step has raised", missing):
+            optimizer.step()
+        with error(RuntimeError, "has raised" if fails_in == 0 else "raised", missing):
             backward(model, 1)
         optimizer.zero_grad()
 
@@ -153,6 +161,12 @@ def a_step_misses_nothing():
         with error(RuntimeError, "virtual_micro_batches() = 2 backward passes on", missing):
             backward(model, 0)
         optimizer.zero_grad()
+
+    backward(model, 0)
+    backward(model, 1)
+    optimizer.step()  # and no zero_grad() after it
+    with error(RuntimeError, "is still there from before the first micro-batch", missing):
+        backward(model, 0)
     return missing
 
 
@@ -169,6 +183,20 @@ def sees_each_gradient():
     first = 2 * hvd.rank()
     if seen != [[first] * 2, [first + 1] * 2] or model.bias.grad.tolist() != [1.5, 1.5]:
         missing.append(f"{seen} {model.bias.grad}")
+    optimizer.step()
+    # A hook that keeps what it puts there in one place.
+    kept = nn.Parameter(torch.zeros(2))
+    place = torch.zeros(2)
+
+    def keeps(param):
+        param.grad = place.copy_(param.grad)
+
+    kept.register_post_accumulate_grad_hook(keeps)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([kept], lr=0.1))
+    for virtual_rank in hvd.virtual_ranks():
+        (kept.sum() * virtual_rank).backward()
+    if kept.grad.tolist() != [1.5, 1.5]:
+        missing.append(f"kept: {kept.grad}")
     optimizer.step()
     sets = [hvd.add_process_set([rank]) for rank in range(2)]
     own = sets[hvd.rank()]
@@ -217,3 +245,31 @@ def test_a_gradient_that_is_not_finite_is_found_in_the_sum_of_its_rank(world, dt
     (text,) = set(world.run(finds_nan, dtype, knobs={**KNOBS, "HVDLITE_CHECK_NUMERICS": "1"}))
     assert "NaN in the gradient of" in text
     assert "on rank 1" in text
+
+
+def goes_on_without_it(dtype):
+    """The step after one with NaN does not reach that parameter."""
+    hvd.init()
+    always, once = (nn.Parameter(torch.ones(5, dtype=dtype)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([always, once], lr=0.1))
+    found = []
+    for step in range(5):
+        optimizer.zero_grad()
+        for _ in hvd.virtual_ranks():
+            loss = always.sum()
+            if step < 3:
+                loss = loss + once.sum() * (float("nan") if step == 2 else 1.0)
+            loss.backward()
+        try:
+            optimizer.step()
+        except NumericsError:
+            found.append(step)
+    return found
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.above_mpi
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_what_is_not_finite_is_found_once(world, dtype):
+    found = world.run(goes_on_without_it, dtype, knobs={**KNOBS, "HVDLITE_CHECK_NUMERICS": "1"})
+    assert found == [[2], [2]]

@@ -126,10 +126,11 @@ hvd.shutdown()
 """
 
 
-def test_what_ranks_say_as_they_leave_is_received_by_those_that_left_before(monkeypatch):
+@pytest.mark.parametrize("begin", [OWN, pytest.param(USERS, marks=pytest.mark.wide)])
+def test_what_ranks_say_as_they_leave_is_received_by_those_that_left_before(begin, monkeypatch):
     """Else UCX warns of it in MPI_Finalize."""
     monkeypatch.setenv("HVDLITE_HOST_RANKS", "1,1,1")
     monkeypatch.setenv("MPIR_CVAR_NOLOCAL", "1")  # as between hosts: through UCX
     monkeypatch.setenv("UCX_TLS", "tcp,self")
-    finished = run("mpich", OWN + SHUTS_DOWN, 3)
+    finished = run("mpich", begin + SHUTS_DOWN, 3)
     assert (finished.code, finished.stdout, finished.stderr) == (0, "", ""), finished

@@ -1,9 +1,11 @@
 """What a rank says of a disk that is full, where its error does not."""
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
 import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,17 +23,52 @@ def python_write(path):
         file.write(bytes(1 << 22))
 
 
-def limit_files(_):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+def load_what_is_broken(path):
+    Path(path).write_bytes(b"PK not a checkpoint")
+    torch.load(path)
 
 
-def mount_a_small_disk(folder):
+def load_what_is_missing(path):
+    torch.load(path)
+
+
+def limit_files(limit_bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+
+def limit_files_to_64_kib(_):
+    limit_files(1 << 16)
+
+
+def limit_files_to_2_mib(_):
+    limit_files(1 << 21)
+
+
+def mount_a_small_disk(folder, read_only=False):
     libc = ctypes.CDLL(None, use_errno=True)
-    private, new_space = 1 << 18 | 1 << 14, 1 << 17
+    private, new_space, remount = 1 << 18 | 1 << 14, 1 << 17, 1 << 5 | 1
     assert libc.unshare(new_space) == 0
     assert libc.mount(b"none", b"/", None, ctypes.c_ulong(private), None) == 0
     where = os.fsencode(folder)
     assert libc.mount(b"tmpfs", where, b"tmpfs", ctypes.c_ulong(0), b"size=1m") == 0
+    if read_only:
+        fill(folder)
+        assert libc.mount(b"none", where, None, ctypes.c_ulong(remount), None) == 0
+
+
+def fill(folder):
+    with contextlib.suppress(OSError):
+        python_write(f"{folder}/other")
+
+
+def mount_a_full_disk(folder):
+    mount_a_small_disk(folder)
+    Path(folder, "checkpoint").write_bytes(bytes(4096))  # has its room
+    fill(folder)
+
+
+def mount_a_full_disk_that_is_read_only(folder):
+    mount_a_small_disk(folder, read_only=True)
 
 
 def fail(prepare, write, folder, answer):
@@ -39,7 +76,7 @@ def fail(prepare, write, folder, answer):
     prepare(folder)
     try:
         write(f"{folder}/checkpoint")
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         answer.put((hint(error), sorted(os.listdir(folder))))
 
 
@@ -66,13 +103,31 @@ def test_the_disk_of_a_file_that_could_not_be_written_is_named(write, tmp_path):
     assert left == ["checkpoint"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "limit_bytes"), [(limit_files_to_64_kib, 65536), (limit_files_to_2_mib, 2097152)]
+)
 @pytest.mark.parametrize("write", [torch_save, python_write])
-def test_a_limit_of_the_size_of_files_is_named(write, tmp_path):
-    said, _ = in_process(limit_files, write, str(tmp_path))
+def test_a_limit_of_the_size_of_files_is_named(write, limit, limit_bytes, tmp_path):
+    said, _ = in_process(limit, write, str(tmp_path))
     assert said == (
-        f"hvdlite: File too large: '{tmp_path}/checkpoint' can't grow beyond 65536 bytes (ulimit"
-        " -f); raise the limit"
+        f"hvdlite: File too large: '{tmp_path}/checkpoint' can't grow beyond {limit_bytes} bytes"
+        " (ulimit -f); raise the limit"
     )
+
+
+@pytest.mark.parametrize(
+    ("mount", "load"),
+    [
+        (mount_a_full_disk, load_what_is_broken),
+        (mount_a_full_disk, load_what_is_missing),
+        (mount_a_full_disk_that_is_read_only, load_what_is_missing),
+    ],
+)
+def test_a_full_disk_is_not_to_blame_for_a_load_that_fails(mount, load, tmp_path):
+    if os.geteuid():
+        lacking("only root mounts a disk")
+    said, _ = in_process(mount, load, str(tmp_path))
+    assert said == ""
 
 
 def error_of(call, *arguments):

@@ -15,7 +15,7 @@ kernels that add up along the tree over the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -37,6 +37,22 @@ class Widened(Compressor):
     def travels_as(cls, dtype: torch.dtype) -> torch.dtype:
         is_narrow = dtype in (torch.float16, torch.bfloat16)
         return torch.float32 if is_narrow else dtype
+
+
+def require_addable(params: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """params: with their names. Raises ValueError if gradients of one can't be added up along the
+    tree."""
+    for name, param in params:
+        if not param.is_cpu:
+            raise ValueError(
+                f"{name!r} is on {param.device}: HVDLITE_DETERMINISTIC=virtual:V adds up gradients "
+                "in host memory; move it to the CPU, or leave virtual ranks out"
+            )
+        if param.dtype is torch.complex32:
+            raise ValueError(
+                f"{name!r} is complex32, of which HVDLITE_DETERMINISTIC=virtual:V adds up no "
+                "gradients; use complex64"
+            )
 
 
 class TreeBucket(Bucket):
@@ -109,8 +125,6 @@ class TreeBucket(Bucket):
         if not self._same_memory():
             first = len(self.gradients)
             self.wire[first : first + len(self.presence)].copy_(self.presence)
-            for position in self.absent:
-                self.contribution(self.slots[position]).zero_()
 
     def _unload(self) -> None:
         if not self._same_memory():

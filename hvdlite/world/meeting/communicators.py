@@ -11,6 +11,7 @@ which would receive these messages. So each member first receives everything tha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 # The last message on a communicator from each member to each other one. The engine has no such tag.
 LAST_TAG = 2
+
+# As in _core/engine/exit.c.
+_LONGEST_LEFTOVER_BYTES = 65536
+_QUIET_S, _QUIET_TIMES = 0.001, 5
 
 _held = 0
 # With their labels, see `retire`.
@@ -99,6 +104,24 @@ def retire(*comms: Intracomm | None, label: str = "") -> None:
 def not_freed(mpi_runtime: MpiRuntime) -> list[Intracomm]:
     """Those that are retired, and whose members have not met since."""
     return [comm for _, comm in _retired if comm != mpi_runtime.MPI.COMM_NULL]
+
+
+def receive_leftovers(mpi_runtime: MpiRuntime) -> None:
+    """What the exit handlers of the C core do, where MPI is not hvdlite's to finalize: receives
+    what ranks said last to teams that this one had left. All ranks have said all by now."""
+    own = mpi_runtime.MPI
+    status, comms, quiet = own.Status(), not_freed(mpi_runtime), 0
+    while comms and quiet < _QUIET_TIMES:
+        quiet += 1
+        for comm in comms:
+            for source in range(comm.Get_size()):
+                while comm.Iprobe(source, own.ANY_TAG, status):
+                    count = status.Get_count(own.BYTE)
+                    if count > _LONGEST_LEFTOVER_BYTES:
+                        break
+                    comm.Recv((bytearray(count), own.BYTE), source, own.ANY_TAG)
+                    quiet = 0
+        time.sleep(_QUIET_S)
 
 
 def free_retired(mpi_runtime: MpiRuntime, world_comm: Intracomm) -> None:

@@ -178,6 +178,7 @@ class Exits(_ExitCode):
         self._leave()
         if not wait_quietly(self._comm):
             os._exit(self.code)
+        communicators.receive_leftovers(self._mpi_runtime)
 
     def _receive_on_exit(self) -> None:
         """Messages to teams that this rank has left by `shutdown` before the others did."""

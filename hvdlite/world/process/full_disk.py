@@ -14,7 +14,9 @@ from types import TracebackType
 
 # No file can be written any more, or no larger one.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_TORCH_SAVE = os.path.join("torch", "serialization.py")
+# What a disk says that has no files without a name, such as a file server's.
+_NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+_TORCH = os.path.join("torch", "serialization.py")
 # A disk on which so much can be written is not full.
 _PROBE_BYTES = 1 << 20
 _MOST_ERRORS = 8
@@ -24,9 +26,9 @@ def hint(error: BaseException) -> str:
     """One line about the file that could not be written; empty if that was not the cause. It tries
     whether the disk takes more, and leaves nothing there."""
     for each in _chain(error):
-        told = isinstance(each, OSError) and each.errno in _FULL
-        for path in _paths(each, told):
-            number = _why_full(os.path.dirname(path))
+        told = each.errno if isinstance(each, OSError) and each.errno in _FULL else 0
+        for path in _paths(each, bool(told)):
+            number = told if told == errno.EFBIG else _why_full(path)
             if number:
                 return f"hvdlite: {os.strerror(number)}: {path!r} {_about(path, number)}"
     return ""
@@ -48,8 +50,8 @@ def _paths(error: BaseException, told: bool) -> Iterator[str]:
     if told and isinstance(error, OSError) and isinstance(error.filename, str):
         yield os.path.abspath(error.filename)
     frames = list(_frames(error.__traceback__))
-    for name, variables in reversed(frames):
-        if name.endswith(_TORCH_SAVE) and "f" in variables:
+    for file, function, variables in reversed(frames):
+        if file.endswith(_TORCH) and function == "save" and "f" in variables:
             yield from _path_of(variables["f"])
         elif told:
             for value in variables.values():
@@ -57,9 +59,11 @@ def _paths(error: BaseException, told: bool) -> Iterator[str]:
                     yield from _path_of(value)
 
 
-def _frames(trace: TracebackType | None) -> Iterator[tuple[str, dict[str, object]]]:
+def _frames(trace: TracebackType | None) -> Iterator[tuple[str, str, dict[str, object]]]:
+    """Of each its file, its function and its variables."""
     while trace is not None:
-        yield trace.tb_frame.f_code.co_filename, trace.tb_frame.f_locals
+        code = trace.tb_frame.f_code
+        yield code.co_filename, code.co_name, trace.tb_frame.f_locals
         trace = trace.tb_next
 
 
@@ -69,16 +73,24 @@ def _path_of(file: object) -> Iterator[str]:
         yield os.path.abspath(name)
 
 
-def _why_full(folder: str) -> int:
-    """The number of the error with which a file in the folder can't grow; 0: it can."""
+def _why_full(path: str) -> int:
+    """The number of the error with which the file can't grow, or none beside it can; 0: it can."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    with contextlib.suppress(OSError):
+        if limit != resource.RLIM_INFINITY and os.stat(path).st_size + _PROBE_BYTES > limit:
+            return errno.EFBIG
+    folder = os.path.dirname(path)
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)
     except OSError as error:
         if error.errno in _FULL:
             return error.errno
-        with contextlib.suppress(OSError):  # a file server has no files without a name
+        if error.errno not in _NO_UNNAMED_FILES:
+            return 0
+        with contextlib.suppress(OSError):
             disk = os.statvfs(folder)
-            return errno.ENOSPC if disk.f_bavail * disk.f_frsize < _PROBE_BYTES else 0
+            is_full = disk.f_bavail * disk.f_frsize < _PROBE_BYTES
+            return errno.ENOSPC if is_full and not disk.f_flag & os.ST_RDONLY else 0
         return 0
     try:
         os.posix_fallocate(fd, 0, _PROBE_BYTES)

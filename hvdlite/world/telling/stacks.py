@@ -29,8 +29,8 @@ def offer() -> None:
     """Tells the rank's keeper how to get the stack. Nothing without hvdrun.
 
     Where hvdlite is imported, as a rank may hang before `init`, and by `init`: meanwhile a program
-    that this process has started may have offered its own, and the keeper takes the last one. The
-    handler is installed once per process.
+    that this process has started may have offered its own, and the keeper takes the last one
+    that lives. The handler is installed once per process.
     """
     global _offered_by
     if launcher_link.keeper()[0] < 0:

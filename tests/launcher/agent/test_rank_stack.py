@@ -8,7 +8,9 @@ import re
 import select
 import signal
 import socket
+import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,7 @@ from hvdlite.world.telling import launcher_link, stacks
 from hvdrun.agent.frames import LOOK, LOOKED, WITH_STACK, frame, receive, send, unpack
 from hvdrun.agent.keeper import Keeper
 from hvdrun.agent.rank_notes import RankNotes
-from hvdrun.agent.rank_stack import RankStack
+from hvdrun.agent.rank_stack import RankStack, RankStacks
 from hvdrun.machine.notes import INIT_BEGUN, STACK
 
 # ---- what a rank does; `wait` is a pipe to which this process writes when the rank is to go on
@@ -272,6 +274,41 @@ def test_a_note_that_makes_no_sense_is_refused():
             RankStack(note, 0)
 
 
+def offer_by(stacks, process):
+    """A note of that process, which has the file."""
+    path = f"/proc/{process.pid}/fd/0"
+    stacks.add(f"{process.pid} 40 0".encode(), os.open(path, os.O_RDONLY))
+
+
+def test_a_program_that_has_ended_no_longer_shows_its_stack_for_the_ranks_own(tmp_path):
+    stacks = RankStacks()
+    assert stacks.newest() is None
+    descriptors = len(os.listdir("/proc/self/fd"))
+    processes = []
+    for number in range(12):  # more than are kept
+        Path(tmp_path, f"{number}").touch()
+        with open(tmp_path / f"{number}") as own_file:
+            processes.append(subprocess.Popen(["sleep", "1000"], stdin=own_file))
+        offer_by(stacks, processes[-1])
+        assert stacks.newest().pid == processes[-1].pid
+    assert len(os.listdir("/proc/self/fd")) == descriptors + 8
+    for left in (11, 10, 5):
+        for process in processes[left:]:
+            process.kill()
+            process.wait()
+        assert stacks.newest().pid == processes[left - 1].pid
+    offer_by(stacks, processes[4])
+    assert stacks.newest().pid == processes[4].pid
+    assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+    processes[4].kill()
+    processes[4].wait()
+    assert stacks.newest().read() == ([], "it has closed the file for its stack")
+    stacks.newest().close()
+    for process in processes[:4]:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize("error", [ValueError, FileNotFoundError])
 def test_a_keeper_that_can_not_look_says_so_and_goes_on(error):
     class Broken:
@@ -281,7 +318,7 @@ def test_a_keeper_that_can_not_look_says_so_and_goes_on(error):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         keeper = Keeper(theirs, -1, 3, 0)
-        keeper.stack = Broken()
+        keeper.stacks.newest = Broken
         send(ours, frame(LOOK, payload=WITH_STACK))
         keeper._hear()
         data, _ = receive(ours)

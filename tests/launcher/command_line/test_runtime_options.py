@@ -9,6 +9,9 @@ from hvdrun.knobs import ELASTIC, KNOBS, MIB, WITHOUT_EFFECT
 SAMPLES = {"int": "7", "float": "0.5", "text": "word"}
 
 
+ON = {"HVDLITE_DETERMINISTIC": "1"}
+
+
 def params(*words):
     return cli.make_context("hvdrun", [*words, "true"]).params
 
@@ -122,3 +125,12 @@ def test_every_rank_reads_what_the_options_say(hvdrun, python):
     for rank in (0, 1):
         assert finished.of_rank(rank).stdout.split() == [str(2 * MIB), "77", "True"]
     assert finished.stderr.count("hvdrun: --cache-capacity has no effect: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("inherited", "set_for_the_ranks"),
+    [("virtual:8", {}), (" Virtual:8 ", {}), ("0", ON), ("1", ON), ("", ON), ("virtually", ON)],
+)
+def test_a_flag_keeps_what_the_environment_says_beyond_it(inherited, set_for_the_ranks):
+    environ = {"HVDLITE_DETERMINISTIC": inherited}
+    assert settings(cli.params, params("--deterministic"), environ) == set_for_the_ranks
