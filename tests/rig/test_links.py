@@ -50,7 +50,7 @@ def figures_of(rig, hvdrun, python, rates, late=-1, ranks=1):
     return figures, done.stderr
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("python", "ranks"), [("openmpi", 1), ("mpich", 2)], indirect=["python"])
 def test_the_host_with_the_slow_link_is_named_and_nobody_else(rig, hvdrun, python, ranks):
     rates = ["500mbit", "50mbit", "500mbit"]
     figures, said = figures_of(rig, hvdrun, python, rates, ranks=ranks)
@@ -62,6 +62,7 @@ def test_the_host_with_the_slow_link_is_named_and_nobody_else(rig, hvdrun, pytho
     assert "link" not in " ".join(figures["verdicts"][:-1])
 
 
+@pytest.mark.parametrize("python", ["mpich"], indirect=True)
 def test_a_late_rank_on_equal_links_is_named_and_no_link(rig, hvdrun, python):
     figures, _ = figures_of(rig, hvdrun, python, ["500mbit"] * 3, late=1)
     (verdict,) = figures["verdicts"]
