@@ -6,18 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/allocations.h"
 #include "base/faults.h"
-
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t count, size_t bytes);
-void *__real_realloc(void *memory, size_t bytes);
-int __real_posix_memalign(void **to, size_t alignment, size_t bytes);
-char *__real_strdup(const char *text);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
-void *__wrap_realloc(void *memory, size_t bytes);
-int __wrap_posix_memalign(void **to, size_t alignment, size_t bytes);
-char *__wrap_strdup(const char *text);
 
 typedef struct {
     void *(*malloc)(size_t);

@@ -38,8 +38,8 @@ typedef struct {
     size_t num_comms;
 } hvdl_exit_leftovers;
 
-/* What is received and dropped before MPI_Finalize: an MPI may warn of messages that nobody has
- * received (UCX does). Both arrays are copied. */
+/* Says which messages to receive and drop before MPI_Finalize, as UCX warns about each message that is
+ * never received. Copies both arrays. */
 hvdl_err hvdl_exit_receive(const hvdl_exit_leftovers *leftovers);
 
 /* Replaces what an earlier call said. Called with the GIL, which orders the calls. */

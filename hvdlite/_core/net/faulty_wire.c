@@ -16,7 +16,7 @@ static int isend(const void *buf, int count, hvdl_word type, int dest, int tag, 
 {
     if (fails("MPI_Isend"))
         return AN_ERROR;
-    /* To nobody: MPI takes it, and its request ends. */
+    /* MPI discards what is sent to MPI_PROC_NULL, and completes the request. */
     if (tag >= HVDL_TAG_DATA && hvdl_fault_happens(HVDL_FAULT_MESSAGE, "a message of data"))
         dest = mpi.proc_null;
     return mpi.isend(buf, count, type, dest, tag, comm, request);

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/allocations.h"
 #include "network.h"
 
 typedef enum {
@@ -41,16 +42,6 @@ static bool is_chosen(fault_kind kind, const char *name)
 
 /* ---- allocations ---- */
 
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t count, size_t bytes);
-void *__real_realloc(void *memory, size_t bytes);
-int __real_posix_memalign(void **to, size_t alignment, size_t bytes);
-char *__real_strdup(const char *text);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
-void *__wrap_realloc(void *memory, size_t bytes);
-int __wrap_posix_memalign(void **to, size_t alignment, size_t bytes);
-char *__wrap_strdup(const char *text);
 int __real_clock_gettime(clockid_t clock, struct timespec *to);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *to);
 int __wrap_nanosleep(const struct timespec *pause, struct timespec *left);
