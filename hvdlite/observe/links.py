@@ -1,7 +1,7 @@
 """What this rank has sent to other hosts, and for how long the network was busy with it.
 
-The engine counts the bytes of its messages, by host. It can't tell how fast a link is: the time of a
-message depends on when both ranks begin it, and on the messages before it. The kernel can. It
+The engine counts the bytes of its messages, by host. It can't tell how fast a link is: the time of
+a message depends on when both ranks begin it, and on the messages before it. The kernel can. It
 counts per TCP connection
 
     busy = the time in which bytes had been sent and were not yet acknowledged,
