@@ -14,8 +14,12 @@ from hvdlite.world.process.full_disk import hint
 from tests.harness.needs import lacking
 
 
+# Made before any fork: the threads that torch computes large tensors with are not in a child.
+CHECKPOINT = torch.ones(1 << 20)
+
+
 def torch_save(path):
-    torch.save(torch.ones(1 << 20), path)
+    torch.save(CHECKPOINT, path)
 
 
 def python_write(path):
@@ -85,7 +89,10 @@ def in_process(*arguments):
     answer = context.SimpleQueue()
     child = context.Process(target=fail, args=(*arguments, answer))
     child.start()
-    child.join()
+    child.join(60)
+    if child.is_alive():
+        child.kill()
+        child.join()
     assert child.exitcode == 0
     return answer.get()
 
