@@ -13,7 +13,6 @@ import torch
 from hvdlite.world.process.full_disk import hint
 from tests.harness.needs import lacking
 
-
 # Made before any fork: the threads that torch computes large tensors with are not in a child.
 CHECKPOINT = torch.ones(1 << 20)
 
