@@ -67,7 +67,7 @@ test-wide: build $(VENV)/.frameworks $(VENV)/.manifests
 # Several hosts at length, with real failures of each: what ssh, the network or a host can do. And
 # torchrun, of which each test imports torch five times or more.
 test-rig: build $(VENV)/.notebook
-	@$(BIN)/python -m pytest -m long tests/rig tests/launcher tests/world tests/soak $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.harness.side_by_side -m long tests/rig tests/launcher tests/world tests/soak $(PYTEST_ARGS)
 
 # Some forty minutes on two cores: FAULT_ARGS=--help chooses.
 FAULT_ARGS ?=

@@ -217,6 +217,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 # Jobs of hvdrun: in the session of the worlds, so that both take equally long.
 WITH_WORLDS = {"test_signals.py", "test_starting.py", "test_run_function.py", "examples"}
+# Of the tests that take long: about half of their time. Each session has a rig of its own.
+LONG_WITH_WORLDS = {
+    "test_links.py",
+    "test_signals.py",
+    "test_slurm.py",
+    "test_stalls.py",
+    "test_starting.py",
+    "launcher",
+    "world",
+}
 
 
 def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -226,9 +236,12 @@ def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
         variant = variant_of(item)
-        in_first = variant is not None and variant.shape is not None
         places = {*item.path.relative_to(config.rootpath).parts}
-        in_first |= bool(WITH_WORLDS & places) and "rig" not in places
+        if item.get_closest_marker("long"):
+            in_first = bool(LONG_WITH_WORLDS & places)
+        else:
+            in_first = variant is not None and variant.shape is not None
+            in_first |= bool(WITH_WORLDS & places) and "rig" not in places
         kept[in_first == (part == "worlds")].append(item)
     items[:] = kept[True]
     config.hook.pytest_deselected(items=kept[False])

@@ -3,8 +3,8 @@
     python -m tests.harness.side_by_side PYTEST_ARGUMENTS
 
 Tests often wait: for processes to start, for time limits, for messages. Two sessions use this time,
-and each takes about half of `make test`; some jobs of hvdrun are with the worlds for that. Each has
-at most one world up, and only the second one brings up the rig of several hosts.
+and each takes about half of it; some jobs of hvdrun are with the worlds for that. Each has at most
+one world up, and one rig of several hosts: of `make test`, only the second one needs a rig.
 
 The first session writes to the terminal; the output of the second one follows, and at the end the
 tests that failed in each. Each session is in a process group of its own, so that Ctrl-C reaches
