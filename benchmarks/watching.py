@@ -1,4 +1,4 @@
-"""Measures what it costs a training step that hvdlite watches it; a program of its own.
+"""Times what it costs a training step that hvdlite watches it; a program of its own.
 
     hvdrun -np 2 python -m benchmarks.watching [--task mlp] [--rounds 15] [--steps 100]
 
@@ -7,13 +7,15 @@ of their own, which reads the variant's knobs. What a variant costs is the time 
 over that of the steps in the same round which nothing watches, less 1; the first row has two of
 those, and shows what such a comparison can tell at all. A check of the parameters comes once in
 `--steps` steps, so it is in each variant's time as often as in a training.
+
+What is less than the machine's noise, `benchmarks.watching_instructions` counts.
 """
 
 import argparse
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from rich.console import Console
@@ -38,8 +40,8 @@ KNOBS = sorted({name for knobs in VARIANTS.values() for name in knobs})
 WARM_UP_STEPS = 10
 
 
-def steps_of(task: Task, knobs: Mapping[str, str], steps: int) -> float:
-    """The seconds of so many steps of a training that begins with these knobs. Collective."""
+def training(task: Task, knobs: Mapping[str, str]) -> Callable[[], None]:
+    """One step of a training that begins with these knobs, after the first ones. Collective."""
     hvd.shutdown()
     for name in KNOBS:
         os.environ.pop(name, None)
@@ -58,6 +60,12 @@ def steps_of(task: Task, knobs: Mapping[str, str], steps: int) -> float:
 
     for _ in range(WARM_UP_STEPS):
         step()
+    return step
+
+
+def seconds_of(task: Task, knobs: Mapping[str, str], steps: int) -> float:
+    """The seconds of so many steps of a training with these knobs. Collective."""
+    step = training(task, knobs)
     hvd.barrier()
     begin = time.perf_counter()
     for _ in range(steps):
@@ -71,7 +79,7 @@ def measure(task: Task, rounds: int, steps: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for number in range(rounds):
         for name in rotated(list(VARIANTS), number):
-            found[name].append(steps_of(task, VARIANTS[name], steps))
+            found[name].append(seconds_of(task, VARIANTS[name], steps))
     return found
 
 

@@ -1,0 +1,96 @@
+"""Counts the instructions that it costs a training step that hvdlite watches it.
+
+    hvdrun -np 2 python -m benchmarks.watching_instructions [--task mlp] [--steps 100]
+
+The clock can't tell half a percent of a step; callgrind counts it. The variants of
+`benchmarks.watching` train one after the other, in one job. Only rank 0 is under callgrind, and is
+some fifty times slower than rank 1, which therefore has always come to each operation before: rank
+0 never waits, and what is counted is its work alone. A check of the parameters comes once in
+`--steps` steps. The second row repeats the first: it shows how far two counts of the same work are
+apart. It takes some ten minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.instructions import by_object, lacking
+
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+FOLDER = "HVDLITE_BENCH_CALLGRIND"  # where callgrind writes; it is set below callgrind only
+CONTROL = "callgrind_control"
+
+
+def become_counted() -> None:
+    """Rank 0 goes on as the same program under callgrind, which counts nothing yet."""
+    rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "1")
+    if rank != "0" or FOLDER in os.environ:
+        return
+    if reason := lacking() or ("" if shutil.which(CONTROL) else f"{CONTROL} is missing"):
+        sys.exit(reason)
+    os.environ[FOLDER] = tempfile.mkdtemp(prefix="hvdlite-bench-")
+    # Unless the threads take turns, a thread that polls keeps the others from their work.
+    callgrind = ["valgrind", "--quiet", "--tool=callgrind", "--fair-sched=yes"]
+    callgrind += ["--instr-atstart=no", f"--callgrind-out-file={os.environ[FOLDER]}/counts"]
+    program = [sys.executable, "-m", "benchmarks.watching_instructions", *sys.argv[1:]]
+    os.execvp("valgrind", [*callgrind, *program])
+
+
+def control(*words: str) -> None:
+    """Tells the callgrind of this process what to do, if it has one."""
+    if FOLDER in os.environ:
+        subprocess.run([CONTROL, *words, str(os.getpid())], check=True, capture_output=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", default="mlp")
+    parser.add_argument("--steps", type=int, default=100)
+    args = parser.parse_args()
+    become_counted()
+
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    import hvdlite as hvd
+    from benchmarks.networks import TASKS
+    from benchmarks.watching import VARIANTS, training
+
+    torch.set_num_threads(1)
+    hvd.init()
+    task = TASKS[args.task]
+    for knobs in VARIANTS.values():
+        step = training(task, knobs)
+        hvd.barrier()
+        control("--instr=on")
+        for _ in range(args.steps):
+            step()
+        control("--instr=off")
+        control("--dump")  # into a file of its own; the next variant begins at 0
+    if FOLDER not in os.environ:
+        return
+    title = f"{task.title}: instructions of a step of rank 0 of 2"
+    table = Table("", "a step", "of it the core", "costs", title=title)
+    usual = 0.0
+    folder = Path(os.environ[FOLDER])
+    for number, variant in enumerate(VARIANTS, start=1):
+        lines = (folder / f"counts.{number}").read_text().splitlines()
+        found = {
+            what: count / args.steps for what, count in by_object(lines, "_core.abi3.so").items()
+        }
+        usual = usual or found["all"]
+        figures = (f"{found['all']:,.0f}", f"{found['core']:,.0f}")
+        table.add_row(variant, *figures, f"{found['all'] / usual - 1:+.3%}")
+    shutil.rmtree(folder)
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
