@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from hvdrun.job.ranks import Ranks
 from hvdrun.machine.box_layout import LARGEST_BYTES
-from hvdrun.reports import last_operations
+from hvdrun.reports import last_messages, last_operations
 from hvdrun.reports.black_box import Box, lines_of, read_box
 
 
@@ -70,11 +70,15 @@ class Recorded:
 
     def report(self) -> tuple[str, ...]:
         """What the report on a job that has failed says of them, if anything."""
-        lines = last_operations.report(self.boxes(), self._left(), self.ranks.num_proc)
-        return (f"hvdrun: {lines[0]}", *lines[1:]) if lines else ()
+        boxes = self.boxes()
+        lines = last_operations.report(boxes, self._left(), self.ranks.num_proc)
+        messages = [f"hvdrun: {line}" for line in last_messages.report(boxes)]
+        return (*(f"hvdrun: {line}" for line in lines[:1]), *lines[1:], *messages)
 
     def _left(self) -> dict[int, str]:
         return dict.fromkeys(self.ranks.well, "ended with exit code 0")
 
     def summary(self) -> list[str]:
-        return last_operations.summary(self.boxes(), self._left(), self.ranks.num_proc)
+        lines = last_operations.summary(self.boxes(), self._left(), self.ranks.num_proc)
+        messages = last_messages.summary(self.boxes())
+        return [*lines, *([""] if lines and messages else []), *messages]

@@ -205,7 +205,8 @@ def _standing(by_rank: Mapping[int, Sequence[Operation]], are_unsure: set[int]) 
         for each in ahead:
             if each.identity not in lacking:
                 lacking[each.identity] = known.lacking(each.identity)
-        state = tuple((each.identity, _progress(each)) for each in ahead)
+        # Unnamed operations may be of two kinds and still be matched: that is the ranks' mistake.
+        state = tuple((each.identity, each.kind, _progress(each)) for each in ahead)
         group = groups.get(state, Group((), ahead))
         groups[state] = group._replace(ranks=(*group.ranks, rank))
     return Standing(ranks, last, tuple(groups.values()), lacking)

@@ -58,6 +58,7 @@ struct hvdl_operation {
     bool has_weight; /* a run of a plan: see hvdl_plan_start */
     hvdl_weight weight;
     bool internal;           /* the engine's own */
+    bool unnamed;            /* its name was made for it, and never comes again */
     hvdl_plan *plan;         /* that it is a run of, or makes */
     hvdl_transfer *transfer; /* of a send or receive; else NULL */
     uint64_t posted_ns;

@@ -14,7 +14,8 @@ _Static_assert(offsetof(hvdl_box_memory, entries) == HVDL_BOX_HEAD_BYTES, "the s
 /* ---- rounds: names come again, and ranks need not agree on the order of what they post ---- */
 
 /* A count that began anew on one rank alone would make different operations the same. So none is
- * ever dropped: a key for which there is no room is not counted at all, until the next epoch. */
+ * ever dropped: a key for which there is no room is not counted at all, until the next epoch.
+ * Messages and unnamed operations have keys that never come again: they need no count. */
 #define FIRST_SLOTS 256 /* a power of two */
 #define MOST_KEYS 16384
 
@@ -163,7 +164,8 @@ void hvdl_box_write_posted(hvdl_engine *e, hvdl_operation *op)
     PUT(entry->ended_ns, 0);
     PUT(entry->bytes, hvdl_tensor_bytes(op));
     PUT(entry->team, e->config.team);
-    PUT(entry->round, next_round(e->black_box.rounds, op->key.lo, epoch));
+    bool comes_once = op->unnamed || op->transfer;
+    PUT(entry->round, comes_once ? 1 : next_round(e->black_box.rounds, op->key.lo, epoch));
     PUT(entry->epoch, epoch);
     PUT(entry->members, (uint32_t)e->config.num_ranks);
     bool has_peer = op->transfer && op->transfer->posted_peer >= 0;

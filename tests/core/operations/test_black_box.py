@@ -44,21 +44,21 @@ class Members:
             rank, shared, progress_thread=False, world_ranks=(4, 7), black_box=(address, 99)
         )
 
-    def post(self, rank, name, elements=3):
+    def post(self, rank, name, elements=3, unnamed=False):
         buffer = (ctypes.c_float * elements)()
         tensor = SimpleNamespace(
             shape=(elements,), data_ptr=lambda: ctypes.addressof(buffer), kept=buffer
         )
         posting = _core.posting(
-            _core.ALLREDUCE, name, False, _core.FLOAT32, tensor, tensor, _core.MAX
+            _core.ALLREDUCE, name, unnamed, _core.FLOAT32, tensor, tensor, _core.MAX
         )
         operation = self.engines[rank].post(posting, False)
         operation.poll()
         return operation
 
-    def all_call(self, name, elements=3):
+    def all_call(self, name, elements=3, unnamed=False):
         """Rank 1 is the last one."""
-        operations = [self.post(rank, name, elements) for rank in range(2)]
+        operations = [self.post(rank, name, elements, unnamed) for rank in range(2)]
         while operations:
             operations = [operation for operation in operations if not operation.poll()]
 
@@ -166,6 +166,15 @@ def test_a_name_for_which_there_is_no_room_is_not_counted_and_others_are(members
         members.all_call(name)
     found = [(each.name, each.round) for each in members.read(0)[-4:]]
     assert found == [("more", 0), ("n5", 2), ("more", 0), ("n16383", 2)]
+
+
+def test_names_that_are_made_for_operations_are_as_many_as_they_like(members):
+    for number in range(16384 + 10):
+        members.all_call(f"0.{number}", unnamed=True)
+    members.all_call("named")
+    assert {each.round for each in members.read(0)} == {1}
+    (standing,) = standings_of(members)
+    assert standing.last.name == "named"
 
 
 def test_the_latest_are_kept_and_those_that_have_not_ended(members):
