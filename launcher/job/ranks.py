@@ -68,10 +68,20 @@ class Ranks:
         MPI, and the time when the last such rank left. The others need all ranks: in a collective,
         or at the latest in MPI_Finalize. (For ranks that ended before MPI_Init see `init_watch`.)
         """
-        early = self.well.keys() & self.in_mpi
+        early = self._left_early
         if not early or not self.in_mpi - self.endings.keys():
             return None
-        return min(early, key=self.well.__getitem__), max(self.well[rank] for rank in early)
+        return early[0], self.well[early[-1]]
+
+    def that_left_before(self, at: float) -> int | None:
+        """The first rank that ended with 0 between MPI_Init and MPI_Finalize, if it did by then."""
+        early = self._left_early
+        return early[0] if early and self.well[early[0]] <= at else None
+
+    @property
+    def _left_early(self) -> list[int]:
+        """In the order in which they left."""
+        return sorted(self.well.keys() & self.in_mpi, key=self.well.__getitem__)
 
     def last_that_left(self) -> tuple[int, float]:
         """The last rank that ended with 0, and when it did."""

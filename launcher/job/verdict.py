@@ -119,6 +119,10 @@ def _by_itself(course: Course, now: float, date: float, tails: Mapping[int, byte
             return _failed(host_lost(host, "its ranks ended without a report"))
         if ranks.well:
             return _failed(course.leaving.error_of(ranks.last_that_left()[0]))
+    left = ranks.that_left_before(course.begin + failure.after_s)
+    if left is not None and not last_lines(tails.get(failure.rank, b"")):
+        # An MPI that misses a rank may end others without a word, or crash in them.
+        return _failed(course.leaving.error_of(left))
     failure = failure._replace(at=date - (now - course.begin) + failure.after_s)
     return _report(course, failure, tails, failure.rank in lost)
 
