@@ -114,13 +114,16 @@ def _by_itself(course: Course, now: float, date: float, tails: Mapping[int, byte
         after_s = course.closed_files.at[closer] - course.begin
         error = broke_mpi(*course.ranks.who(closer), after_s, failure)
         return Verdict(error.code, error, culprit=closer)
-    if failure.rank in lost:
+    has_words = bool(last_lines(tails.get(failure.rank, b"")))
+    # Of several ranks that lost the same one, mpirun shows what one of them says.
+    lost_too = {each.ended for each in ranks.failures if each.rank in lost}
+    if failure.rank in lost or (failure.ended in lost_too and not has_words):
         if host := host_without_words(ranks.by_host(), ranks.started, ranks.endings):
             return _failed(host_lost(host, "its ranks ended without a report"))
         if ranks.well:
             return _failed(course.leaving.error_of(ranks.last_that_left()[0]))
     left = ranks.that_left_before(course.begin + failure.after_s)
-    if left is not None and not last_lines(tails.get(failure.rank, b"")):
+    if left is not None and not has_words:
         # An MPI that misses a rank may end others without a word, or crash in them.
         return _failed(course.leaving.error_of(left))
     failure = failure._replace(at=date - (now - course.begin) + failure.after_s)

@@ -45,7 +45,10 @@ ENDS = [
     Fault(
         "an early end with 0",
         # The others fail, and say because of whom.
-        (r"rank {rank} on \S+ has left \(it called shutdown or ended\)", r"train\.py"),
+        (
+            r"rank {rank} on \S+ has left (?:\(it called shutdown or ended\)|while operations)",
+            r"train\.py",
+        ),
         fault="return",
         blames=(0, 1, 2),
     ),

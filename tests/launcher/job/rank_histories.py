@@ -25,6 +25,7 @@ from hvdrun.reports.slow_ranks import so_far
 from tests.launcher.job.histories import (
     IMPROPER,
     KILL,
+    LOST_A_PEER,
     TERM,
     History,
     asked,
@@ -343,6 +344,33 @@ LEFT = {
         73,
         error=MpirunFailed,
         words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
+    ),
+    "os._exit(0) in mid-job, of which Open MPI ends two ranks and tells one": History(
+        [
+            *begun(),
+            *well(5.0, 1),
+            (5.1, LOST_A_PEER),
+            (5.2, RankEnded(2, "code 14", 5.1)),
+            (5.2, RankEnded(0, "code 14", 5.2)),
+            *over(5.3, 1),
+        ],
+        ends(5.2, over_at=5.3),
+        73,
+        error=MpirunFailed,
+        words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
+    ),
+    "a rank ends by itself as others do that lost it": History(
+        [
+            *begun(),
+            (5.1, LOST_A_PEER),
+            (5.2, RankEnded(2, "code 14", 5.0)),
+            (5.2, RankEnded(0, "code 14", 5.2)),
+            *over(5.3, 1),
+        ],
+        ends(5.2, over_at=5.3),
+        14,
+        culprit=2,
+        words=("rank 2 on b ended with exit code 14",),
     ),
     "a rank crashes, and another one ends with 0 because of that": History(
         [
