@@ -75,6 +75,11 @@ class Recorded:
         messages = [f"hvdrun: {line}" for line in last_messages.report(boxes)]
         return (*(f"hvdrun: {line}" for line in lines[:1]), *lines[1:], *messages)
 
+    def awaited_by(self, rank: int) -> set[int]:
+        """The ranks that have not called an operation in which this one still was."""
+        boxes = self.boxes()
+        return last_operations.awaited_by(rank, boxes, self.ranks.num_proc) if boxes else set()
+
     def _left(self) -> dict[int, str]:
         return dict.fromkeys(self.ranks.well, "ended with exit code 0")
 

@@ -122,12 +122,24 @@ def _by_itself(course: Course, now: float, date: float, tails: Mapping[int, byte
             return _failed(host_lost(host, "its ranks ended without a report"))
         if ranks.well:
             return _failed(course.leaving.error_of(ranks.last_that_left()[0]))
-    left = ranks.that_left_before(course.begin + failure.after_s)
-    if left is not None and not has_words:
-        # An MPI that misses a rank may end others without a word, or crash in them.
+    if not has_words and (left := _missed(course, failure)) is not None:
         return _failed(course.leaving.error_of(left))
     failure = failure._replace(at=date - (now - course.begin) + failure.after_s)
     return _report(course, failure, tails, failure.rank in lost)
+
+
+def _missed(course: Course, failure: Failure) -> int | None:
+    """The rank that had left too early when this one ended without a word: an MPI that misses a
+    rank may end others, or crash in them."""
+    ranks, at = course.ranks, course.begin + failure.after_s
+    if (left := ranks.that_left_before(at)) is not None:
+        return left
+    awaited = course.recorded.awaited_by(failure.rank) & ranks.well.keys()
+    return min(
+        (rank for rank in awaited if ranks.well[rank] <= at),
+        key=ranks.well.__getitem__,
+        default=None,
+    )
 
 
 def _failed(error: LaunchError, lines: tuple[str, ...] = ()) -> Verdict:

@@ -217,6 +217,19 @@ def _progress(each: Operation) -> tuple[bool, ...]:
     return each.has_succeeded, each.started > 0, each.matched > 0
 
 
+def awaited_by(rank: int, boxes: Mapping[int, Box], num_ranks: int) -> set[int]:
+    """The ranks that have not called an operation in which this one still was."""
+    return {
+        other
+        for standing in standings(boxes, num_ranks)
+        for group in standing.groups
+        if rank in group.ranks
+        for each in group.ahead
+        if not each.has_succeeded
+        for other in standing.lacking[each.identity]
+    }
+
+
 def report(boxes: Mapping[int, Box], endings: Mapping[int, str], num_ranks: int) -> list[str]:
     """For the screen: nothing if it would not tell where the ranks differ. endings: of ranks that
     have ended with 0, in words."""

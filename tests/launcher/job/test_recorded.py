@@ -63,6 +63,17 @@ def test_a_rank_that_left_is_told_from_one_that_was_ended():
     assert last in verdict.lines
 
 
+def test_a_rank_that_left_is_to_blame_for_one_that_missed_it_and_ended_without_a_word():
+    def verdict(left_at, tails=None):
+        history = [*begun(), *operations(), *well(left_at, 1)]
+        history += [(1.1, RankEnded(0, "code 14", 1.1)), *asked(1.2, 2, 3), *over(1.3, 1)]
+        return play(sorted(history, key=lambda event: event[0]), tails=tails)[-1]
+
+    assert "rank 1 on a ended with exit code 0" in str(verdict(1.05).error)
+    assert verdict(1.05, {0: b"ValueError: no such file\n"}).culprit == 0
+    assert verdict(1.15).culprit == 0  # it left because of rank 0
+
+
 @pytest.mark.parametrize(
     "history",
     [
