@@ -46,14 +46,14 @@ def become_counted() -> None:
 
 def without_progress_thread() -> None:
     """The engines of this process get none from now on."""
-    from hvdlite.world.teams import team
+    from hvdlite import _core
 
-    make = team._core.Engine
+    make = _core.Engine
 
     def make_without(**settings: Any) -> Any:
         return make(**{**settings, "progress_thread": False})
 
-    team._core.Engine = make_without  # type: ignore[assignment, misc]
+    vars(_core)["Engine"] = make_without
 
 
 def control(*words: str) -> None:
