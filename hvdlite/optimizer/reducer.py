@@ -106,7 +106,7 @@ class Reducer(WeightedRounds):
                     "backward() has returned"
                 )
             if self._has_started():
-                self._finish_rounds()
+                self._give_up_rounds()
 
     def finish(self) -> None:
         """Reduces all gradients of this step that are not reduced yet. Blocks.
@@ -287,7 +287,7 @@ class Reducer(WeightedRounds):
         if self._open:
             if self._has_started():
                 # The other ranks wait for it, however the program handles the error.
-                self._finish_rounds()
+                self._give_up_rounds()
                 raise RuntimeError(
                     "the last backward() raised after other ranks had begun to reduce its "
                     "gradients, so these are reduced, and no others can be added to them; call the "
@@ -331,10 +331,36 @@ class Reducer(WeightedRounds):
     def _task_of_backward(self) -> int | None:
         return None if self._backward is None else self._backward.task
 
+    def _give_up_rounds(self) -> None:
+        """Ends the rounds of a backward that has raised, without making a step with its gradients.
+
+        Raises:
+            HorovodInternalError: On other ranks it has not raised, and they would make the step:
+                the same error there.
+        """
+        for reducer in self._reached(at_end=False):
+            reducer._position.has_raised = True
+        self._finish_rounds()
+
     def _finish_rounds(self, at_end: bool = False) -> None:
-        """Ends the open round, and those of all other optimizers that its backward has reached, in
-        the same order on all ranks: autograd may reach their ends in a different order on each.
+        """Ends the open round, and those of all other optimizers that its backward has reached.
         First starts everything, which does not wait for other rounds, then waits.
+
+        at_end: see `_reached`.
+        """
+        reached = self._reached(at_end)
+        for reducer in reached:
+            if at_end:
+                reducer._by_step = False
+                program.backward_ended(reducer._age, reducer.gradients.name)
+            reducer._cancel_if_it_fails(reducer._start_rest)
+        for reducer in reached:
+            reducer._cancel_if_it_fails(reducer._collect)
+            reducer._close_round()
+
+    def _reached(self, at_end: bool) -> list[Reducer]:
+        """This reducer and those of all other optimizers that its backward has reached, in the same
+        order on all ranks: autograd may reach their ends in a different order on each.
 
         at_end: the backward has ended. Otherwise it has raised, and only rounds that other ranks
             may wait for are ended with it.
@@ -351,15 +377,7 @@ class Reducer(WeightedRounds):
                 and (at_end or not reducer._by_step or reducer._has_started())
             )
         ]
-        reached.sort(key=lambda reducer: reducer._age)
-        for reducer in reached:
-            if at_end:
-                reducer._by_step = False
-                program.backward_ended(reducer._age, reducer.gradients.name)
-            reducer._cancel_if_it_fails(reducer._start_rest)
-        for reducer in reached:
-            reducer._cancel_if_it_fails(reducer._collect)
-            reducer._close_round()
+        return sorted(reached, key=lambda reducer: reducer._age)
 
     def _reached_again(self, slot: Slot) -> RuntimeError:
         if slot.last_round == self._round:

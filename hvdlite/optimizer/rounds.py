@@ -92,6 +92,7 @@ class Rounds:
             self._counts_since = since
         self._position.weight = self.weights.of_round(gradients.slots)
         self._position.weight_in_input = self.weights.add_up
+        self._position.has_raised = False
         self._next, self._by_step, self._grads_withdrawn = 0, True, False
         self._with_graph, self._exchanges, self._position_exchange = [], None, None
         self._numerics = None

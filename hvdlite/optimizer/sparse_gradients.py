@@ -24,9 +24,9 @@ from hvdlite.optimizer.buckets.bucket import Combining, Slot
 from hvdlite.optimizer.buckets.positions import Position
 from hvdlite.world.teams.team import Team
 
-# How many numbers a rank sends before its rows: contribution, the three of its position, and the
+# How many numbers a rank sends before its rows: contribution, the four of its position, and the
 # bits of its weight.
-_HEAD = 5
+_HEAD = 6
 
 
 class Contribution(enum.IntEnum):

@@ -314,7 +314,9 @@ def test_steps_that_a_rank_makes_without_the_others_do_not_count(world):
 
 def test_the_error_says_that_a_join_has_begun_the_count_anew():
     since = "backward 1 of step 2 on rank 0, backward 2 of step 2 on rank 1"
-    joined, not_joined = (difference([(2, 0, 0), (2, 1, 0)], (0, 1), joins) for joins in (1, 0))
+    joined, not_joined = (
+        difference([(2, 0, 0, 0), (2, 1, 0, 0)], (0, 1), joins) for joins in (1, 0)
+    )
     assert joined is not None
     assert not_joined is not None
     assert f"{since} (counted since the last hvd.join()). Every" in joined

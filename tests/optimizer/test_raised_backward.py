@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
+from hvdlite.errors import HorovodInternalError
 from tests.optimizer.models import mean_over_ranks
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
@@ -148,20 +149,134 @@ def tried_again_on_one_rank():
     for _ in range(2):
         if rank == 0:
             fails(a, b)
-            with pytest.raises(RuntimeError, match="so these are reduced"):
-                (a * 2 + b).backward()
-        else:
+        with pytest.raises(HorovodInternalError, match=raised_on(0)):
             (a * 2 + b).backward()
-        hvd.barrier()
-        assert (a.grad.item(), b.grad.item()) == (1.0, 1.0)
+        optimizer.zero_grad()
+        (a * 2 + b).backward()
+        assert (a.grad.item(), b.grad.item()) == (2.0, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    (a + b).backward()
-    assert (a.grad.item(), b.grad.item()) == (1.0, 1.0)
+    return a.item(), b.item()
 
 
-def test_a_backward_after_it_ends_the_reduction_for_the_ranks_that_wait_and_says_so(world):
-    world.run(tried_again_on_one_rank, knobs=ONE_BY_ONE)
+def test_a_backward_after_it_is_an_error_on_the_ranks_that_wait_too(world):
+    assert world.run(tried_again_on_one_rank, knobs=ONE_BY_ONE) == [(-5.0, -3.0)] * 2
+
+
+def raised_on(*ranks):
+    """What the error says, which is the same on all ranks."""
+    others = [rank for rank in range(hvd.size()) if rank not in ranks]
+    states = [("an exception on rank", ranks), ("no exception on rank", others)]
+    if 0 in others:
+        states.reverse()
+    words = [f"{state}{'s' * (len(its) > 1)} {', '.join(map(str, its))}" for state, its in states]
+    return f"and not on others: {', '.join(words)}. Some gradients are missing"
+
+
+def chain(params, raises_at=None):
+    """A loss whose last gradient comes first, as in their buckets; before one, backward raises."""
+    found = 0.0
+    for number, param in enumerate(params):
+        found = found + param * (number + 1)
+        if number == raises_at:
+            found = Raises.apply(found)
+    return found
+
+
+class Training:
+    """Three parameters, each a bucket, after steps from which on buckets start when they can."""
+
+    def __init__(self, **options):
+        hvd.init()
+        self.params = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
+        sgd = torch.optim.SGD(self.params, lr=1.0)
+        self.optimizer = hvd.DistributedOptimizer(sgd, **options)
+        self.steps = 0
+        for _ in range(2):
+            self.make_step()
+
+    def make_step(self):
+        """All ranks have the same values after it, and the right ones."""
+        chain(self.params).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        self.require_steps()
+
+    def require_steps(self):
+        found = [param.item() for param in self.params]
+        assert found == [-float(self.steps * (number + 1)) for number in range(3)]
+
+    def fails(self, raises_at):
+        with pytest.raises(KeyError):
+            chain(self.params, raises_at).backward()
+
+
+def given_up_by_one(who, raises_at, options):
+    training = Training(**options)
+    for _ in range(2):
+        if hvd.rank() == who:
+            training.fails(raises_at)
+            with pytest.raises(HorovodInternalError, match=raised_on(who)):
+                training.optimizer.zero_grad()
+        else:
+            with pytest.raises(HorovodInternalError, match=raised_on(who)):
+                chain(training.params).backward()
+        training.optimizer.zero_grad()
+        training.require_steps()
+        training.make_step()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.mpis("openmpi", "mpich")
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("raises_at", [0, 1])
+def test_what_one_rank_gives_up_is_an_error_on_all_and_no_step(world, who, raises_at):
+    world.run(given_up_by_one, who, raises_at, {}, knobs=ONE_BY_ONE)
+
+
+@pytest.mark.parametrize(
+    "options", [{"shard": True}, {"compression": hvd.Compression.fp16}], ids=["shard", "fp16"]
+)
+def test_the_same_holds_for_shards_and_in_16_bits(world, options):
+    world.run(given_up_by_one, 1, 0, options, knobs=ONE_BY_ONE)
+
+
+def given_up_early_and_late():
+    """Rank 0 gives the backward up before others know of it, rank 1 when a bucket has started. So
+    the next one of rank 0 would be added to what rank 1 gives up."""
+    training = Training()
+    for _ in range(2):
+        if hvd.rank() == 0:
+            training.fails(2)
+            training.optimizer.zero_grad()
+            with pytest.raises(HorovodInternalError, match=raised_on(1)):
+                chain(training.params).backward()
+        else:
+            training.fails(0)
+            with pytest.raises(HorovodInternalError, match=raised_on(1)):
+                training.optimizer.zero_grad()
+        training.optimizer.zero_grad()
+        training.require_steps()
+        training.make_step()
+
+
+def test_what_ranks_give_up_at_different_times_is_not_added_to_another_backward(world):
+    world.run(given_up_early_and_late, knobs=ONE_BY_ONE)
+
+
+def given_up_by_all(places):
+    training = Training()
+    for _ in range(2):
+        training.fails(places[hvd.rank()])
+        training.optimizer.zero_grad()
+        training.require_steps()
+        training.make_step()
+
+
+@pytest.mark.parametrize("places", [(1, 1), (1, 0), (0, 1)])
+def test_a_batch_that_all_ranks_give_up_is_left_out(world, places):
+    world.run(given_up_by_all, places, knobs=ONE_BY_ONE)
 
 
 def does_not_count():

@@ -332,8 +332,8 @@ class Bucket:
             self.position.copy_(self._one_hots[position.row()])
         elif self.carries:
             assert isinstance(plan, LanePlan)
-            phase, rounds, weighted = position.numbers()
-            plan.carry((phase, 2 * rounds + weighted))
+            phase, rounds, weighted, has_raised = position.numbers()
+            plan.carry((phase, 4 * rounds + 2 * weighted + has_raised))
         if self.carries:
             weight_codes.put(self.weights, *self._member, position.weight)
         start: Any = type(plan).start

@@ -12,18 +12,24 @@ from hvdlite.collectives.host_sum import HostSum
 from hvdlite.optimizer.buckets.positions import Position
 from hvdlite.world.teams.team import Team
 
+# Numbers of a rank: 1 if it is there, and those of its position.
+_EACH = 5
+
 
 def difference(
     positions: Sequence[tuple[int, ...]], ranks: Sequence[int], joins: int
 ) -> str | None:
     """The difference between the ranks, as the same text on every rank; None if there is none.
 
-    positions: phase and rounds of each rank, counted from the last join, and whether it has a
-    weight. ranks: by position, its rank. joins: the number of joins so far.
+    positions: phase and rounds of each rank, counted from the last join, whether it has a weight,
+    and whether its backward has raised. ranks: by position, its rank. joins: the number of joins so
+    far.
     """
-    found = which_ranks([_backward(phase, rounds) for phase, rounds, _ in positions], ranks)
+    if found := which_ranks([_end(has_raised) for *_, has_raised in positions], ranks):
+        return _gradients_missing(found)
+    found = which_ranks([_backward(phase, rounds) for phase, rounds, *_ in positions], ranks)
     if not found:
-        found = which_ranks([_weight(weighted) for *_, weighted in positions], ranks)
+        found = which_ranks([_weight(weighted) for _, _, weighted, _ in positions], ranks)
         return _weights_missing(found) if found else None
     since = " (counted since the last hvd.join())" if joins else ""
     return (
@@ -34,6 +40,19 @@ def difference(
         "together may already have been added: load a checkpoint, or give all ranks the same "
         "parameters with hvd.broadcast_parameters"
     )
+
+
+def _gradients_missing(found: str) -> str:
+    return (
+        "DistributedOptimizer: backward() has raised an exception on some ranks when gradients "
+        f"were being reduced, and not on others: {found}. Some gradients are missing, so that none "
+        "are used, and no parameter has changed. To go on without this batch, catch this "
+        "HorovodInternalError on every rank, and call the optimizer's zero_grad()"
+    )
+
+
+def _end(has_raised: int) -> str:
+    return "an exception" if has_raised else "no exception"
 
 
 def _weights_missing(found: str) -> str:
@@ -72,8 +91,8 @@ class PositionExchange:
     def __init__(self, team: Team, name: str, own: Position) -> None:
         """Every member makes it, in the same round. name: the same on every member."""
         self._team = team
-        self._sum = HostSum(team, f"{name}.positions", 4 * team.size)
-        self._sum.numbers[4 * team.rank :][:4] = torch.tensor([1, *own.numbers()])
+        self._sum = HostSum(team, f"{name}.positions", _EACH * team.size)
+        self._sum.numbers[_EACH * team.rank :][:_EACH] = torch.tensor([1, *own.numbers()])
 
     def exchange(self) -> tuple[list[tuple[int, ...]], list[int]] | None:
         """The positions and their ranks, without joined ranks; None if the exchange failed. Blocks;
@@ -81,6 +100,6 @@ class PositionExchange:
         self._sum.post()
         if self._sum.wait() is not None:
             return None
-        by_rank = zip(self._team.ranks, self._sum.numbers.view(-1, 4).tolist(), strict=True)
+        by_rank = zip(self._team.ranks, self._sum.numbers.view(-1, _EACH).tolist(), strict=True)
         found = [(rank, position) for rank, (there, *position) in by_rank if there]
         return [tuple(position) for _, position in found], [rank for rank, _ in found]
