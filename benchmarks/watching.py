@@ -27,11 +27,12 @@ from benchmarks.plan import rotated
 
 NOTHING = {"HVDLITE_BLACK_BOX": "0", "HVDLITE_STALL_CHECK_DISABLE": "1"}
 # The others are watched as every job is, unless they say otherwise.
+NOTHING_WATCHES, DEFAULT = "nothing watches", "stall check and black box: the default"
 VARIANTS: dict[str, Mapping[str, str]] = {
-    "nothing watches": NOTHING,
-    "nothing watches, once more": NOTHING,
+    NOTHING_WATCHES: NOTHING,
+    f"{NOTHING_WATCHES}, once more": NOTHING,
     "stall check": {"HVDLITE_BLACK_BOX": "0"},
-    "stall check and black box: the default": {},
+    DEFAULT: {},
     "and --summary": {"HVDLITE_SUMMARY": "1"},
     "and HVDLITE_CHECK_NUMERICS=1": {"HVDLITE_CHECK_NUMERICS": "1"},
     "and HVDLITE_CHECK_PARAMETERS=100": {"HVDLITE_CHECK_PARAMETERS": "100"},
@@ -89,11 +90,11 @@ def costs(found: Mapping[str, list[float]]) -> dict[str, tuple[float, float, flo
     >>> costs({"nothing watches": [1.0, 2.0, 4.0], "it": [1.5, 2.5, 4.5]})["it"][1]
     0.25
     """
-    usual = found["nothing watches"]
+    usual = found[NOTHING_WATCHES]
     more = {
         name: sorted(mine / its - 1 for mine, its in zip(times, usual, strict=True))
         for name, times in found.items()
-        if name != "nothing watches"
+        if name != NOTHING_WATCHES
     }
     quartiles = {name: statistics.quantiles(each, n=4) for name, each in more.items()}
     return {name: (low, middle, high) for name, (low, middle, high) in quartiles.items()}
@@ -111,7 +112,7 @@ def main() -> None:
     found = measure(task, args.rounds, args.steps)
     if hvd.rank():
         return
-    usual_s = statistics.median(found["nothing watches"]) / args.steps
+    usual_s = statistics.median(found[NOTHING_WATCHES]) / args.steps
     size = f"{args.rounds} rounds of {args.steps} steps of {usual_s * 1e3:.2f} ms"
     table = Table("", "costs of a step", "quartiles", title=f"{task.title}: {size}")
     for name, (low, middle, high) in costs(found).items():

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 
 from hvdrun.agent.frames import GRACE_S, SILENT_GRACE_S
-from hvdrun.errors import LaunchError
+from hvdrun.errors import HostLost, LaunchError
 from hvdrun.job.actions import (
     Action,
     Answer,
@@ -92,6 +92,9 @@ from hvdrun.reports.failure_report import (
 REPORTS_S = 2.0
 # What hosts report so soon after hvdrun itself did not run may be a consequence of that.
 PAUSE_COUNTS_S = 10.0
+# If a connection ends without a word of ssh, mpirun may have ended this ssh because another host is
+# gone; the ssh to that one says so by then.
+WORDS_S = 1.0
 
 
 class Course:
@@ -105,6 +108,7 @@ class Course:
         self.hosts = FarHosts()
         self.paused_s = 0.0  # for how long hvdrun did not run, in total
         self.last_pause = (float("-inf"), 0.0)  # its end, and for how long
+        self.wordless_until = float("-inf")  # until then the lost host may be another one
         self.keepers = 0  # number connected on this host
         self.mpirun = Mpirun(command.starter, supervision.verbose)
         self.ending = Ending()
@@ -281,8 +285,15 @@ class Course:
         has_started = self.ranks.has_started_on(host.name)
         pause_s = self._recent_pause_s(now)
         failure = failure_of(host, event, has_started, pause_s, self.command.python)
-        if failure is not None:
-            self._fail(now, failure)
+        if failure is None:
+            return
+        has_words = bool(host.ssh_said.strip())
+        is_lost = isinstance(failure, HostLost)
+        if is_lost and has_words and now <= self.wordless_until:
+            self.error, self.wordless_until = failure, float("-inf")
+        elif not self.ending.has_begun and is_lost and not has_words:
+            self.wordless_until = now + WORDS_S
+        self._fail(now, failure)
 
     def _recent_pause_s(self, now: float) -> float:
         """For how long hvdrun did not run, if what it learns now may come from that."""

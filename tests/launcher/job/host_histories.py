@@ -27,12 +27,64 @@ from tests.launcher.job.histories import (
     History,
     asked,
     begun,
+    command,
     ends,
     over,
     well,
 )
 
+# Both talk, and all ranks have started.
+TWO_FAR_HOSTS = [
+    *begun(),
+    (0.2, HostConnected("c")),
+    (0.2, HostTalks("c")),
+    (0.2, RankStarted(4)),
+]
+CLOSED = b"Connection to c closed by remote host.\n"
+
 HOSTS = {
+    "mpirun ends its ssh to a host because another one is lost": History(
+        [
+            *TWO_FAR_HOSTS,
+            (9.0, HostEnded("b")),
+            (9.1, SshSaid("c", CLOSED)),
+            (9.1, HostEnded("c")),
+            *asked(9.2, 0, 1),
+        ],
+        ends(9.0),
+        72,
+        error=HostLost,
+        words=("c is lost: the connection to it was closed (Connection to c closed by remote",),
+        options={"job": command(a=2, b=2, c=1)},
+    ),
+    "a connection ends without a word, and another one much later": History(
+        [
+            *TWO_FAR_HOSTS,
+            (9.0, HostEnded("b")),
+            (10.1, SshSaid("c", CLOSED)),
+            (10.1, HostEnded("c")),
+            *asked(10.2, 0, 1),
+        ],
+        ends(9.0),
+        72,
+        error=HostLost,
+        words=("b is lost: the connection to it was closed; if",),
+        options={"job": command(a=2, b=2, c=1)},
+    ),
+    "a host whose agent has ended in order is not the one that is lost": History(
+        [
+            *TWO_FAR_HOSTS,
+            (9.0, HostEnded("b")),
+            (9.1, SshSaid("c", CLOSED)),
+            (9.1, HostEnded("c", "", 0)),
+            *asked(9.2, 0, 1),
+        ],
+        ends(9.0),
+        72,
+        error=HostLost,
+        words=("b is lost: the connection to it was closed; if",),
+        options={"job": command(a=2, b=2, c=1)},
+    ),
     "a host is silent": History(
         [*begun(), (10.0, HostSilent("b", 30.2, 30.0)), *asked(10.2, 0, 1), *over(10.3, 1)[::2]],
         ends(10.0, grace_s=2.0),
