@@ -25,10 +25,10 @@ def difference(
     and whether its backward has raised. ranks: by position, its rank. joins: the number of joins so
     far.
     """
-    if found := which_ranks([_end(has_raised) for *_, has_raised in positions], ranks):
-        return _gradients_missing(found)
     found = which_ranks([_backward(phase, rounds) for phase, rounds, *_ in positions], ranks)
     if not found:
+        if found := which_ranks([_end(has_raised) for *_, has_raised in positions], ranks):
+            return _gradients_missing(found)
         found = which_ranks([_weight(weighted) for _, _, weighted, _ in positions], ranks)
         return _weights_missing(found) if found else None
     since = " (counted since the last hvd.join())" if joins else ""
