@@ -81,7 +81,6 @@ def main() -> None:
     import hvdlite as hvd
     from benchmarks.networks import TASKS
     from benchmarks.watching import DEFAULT, NOTHING_WATCHES, VARIANTS, training
-
     from hvdlite.observe import summary
 
     summary.TELLS_EVERY_S = summary.TELLS_AT_LEAST_EVERY_S = math.inf
