@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvdlite.errors import LaunchError
+from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.world import faults, world
 from hvdlite.world.config import Config
 from hvdlite.world.meeting import communicators, mpi, store_meeting, torch_place
@@ -106,13 +107,39 @@ def _begin(comm: Intracomm | Sequence[int] | None, place: store_meeting.Place | 
         launcher_link.tell(notes.INIT_BEGUN)
         try:
             made = _world_of_mpi(config, comm, place)
+            _enter_together(made)
         except BaseException:
             launcher_link.tell(notes.INIT_FAILED)
             raise
         launcher_link.tell(notes.INIT_DONE, f"{made.rank} {made.size}".encode())
-        world.enter(made)
     else:
-        world.enter(_world_without_mpi(config, place))
+        _enter_together(_world_without_mpi(config, place))
+
+
+def _enter_together(made: World) -> None:
+    """Makes it the world of this process, if that works on all ranks; else none has a world.
+    Collective, but a server waits for nobody.
+
+    Raises:
+        HorovodInternalError: It has failed on another rank.
+    """
+    failure = None
+    try:
+        world.enter(made)
+    except BaseException as error:
+        failure = error
+    said = "".join(traceback.format_exception_only(failure)).strip() if failure else ""
+    peers = None if made.is_server else made.team.peers
+    by_rank = [said] if peers is None else peers.allgather(said)
+    if not any(by_rank):
+        return
+    world.shutdown()
+    if failure is not None:
+        raise failure
+    rank = next(rank for rank, text in enumerate(by_rank) if text)
+    places = zip(made.placement.hosts, made.placement.host_names, strict=True)
+    host = next(name for ranks, name in places if rank in ranks)
+    raise HorovodInternalError(f"init failed on rank {rank} on {host}: {by_rank[rank]}")
 
 
 def _is_mpis(config: Config, place: store_meeting.Place | None) -> bool:
