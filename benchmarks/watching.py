@@ -41,17 +41,21 @@ KNOBS = sorted({name for knobs in VARIANTS.values() for name in knobs})
 WARM_UP_STEPS = 10
 
 
-def training(task: Task, knobs: Mapping[str, str]) -> Callable[[], None]:
-    """One step of a training that begins with these knobs, after the first ones. Collective."""
+def training(task: Task, knobs: Mapping[str, str], rate: float | None = None) -> Callable[[], None]:
+    """One step of a training that begins with these knobs, after the first ones. Collective.
+
+    rate: of learning; by default the task's.
+    """
     hvd.shutdown()
     for name in KNOBS:
         os.environ.pop(name, None)
     os.environ.update(knobs)
     hvd.init()
     network = task.network()
-    optimizer = hvd.DistributedOptimizer(
-        task.make_optimizer(network.parameters()), named_parameters=network.named_parameters()
-    )
+    plain = task.make_optimizer(network.parameters())
+    for group in plain.param_groups if rate is not None else ():
+        group["lr"] = rate
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=network.named_parameters())
     samples, labels = batch(task, 0, hvd.rank(), hvd.size())
 
     def step() -> None:

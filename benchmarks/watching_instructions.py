@@ -71,8 +71,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     args = parser.parse_args()
     become_counted()
-    # valgrind has no AVX-512, and parameters would differ by the bits of other kernels.
-    os.environ.update(ATEN_CPU_CAPABILITY="avx2", MKL_ENABLE_INSTRUCTIONS="AVX2")
+    os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
 
     import torch
     from rich.console import Console
@@ -91,7 +90,9 @@ def main() -> None:
     task = TASKS[args.task]
     for knobs in VARIANTS.values():
         once = {CHECK: str(args.steps)} if CHECK in knobs else {}
-        step = training(task, {**knobs, **once})
+        # Steps that change nothing: valgrind has no AVX-512, and parameters that two kernels have
+        # changed would differ by some bits, which the check is there to find.
+        step = training(task, {**knobs, **once}, rate=0.0)
         hvd.barrier()
         control("--instr=on")
         for _ in range(args.steps):
