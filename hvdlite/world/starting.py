@@ -117,8 +117,8 @@ def _begin(comm: Intracomm | Sequence[int] | None, place: store_meeting.Place | 
 
 
 def _enter_together(made: World) -> None:
-    """Makes it the world of this process, if that works on all ranks; else none has a world.
-    Collective, but a server waits for nobody.
+    """Makes it the world of this process, if that works on all ranks; else no rank has a world.
+    Collective over the workers; a server enters it alone.
 
     Raises:
         HorovodInternalError: It has failed on another rank.
