@@ -1,6 +1,7 @@
 """Hosts that are silent for a while; an hvdrun or a host agent that does not run for a while."""
 
 import contextlib
+import re
 import signal
 import time
 
@@ -77,7 +78,7 @@ def host_agent(words):
 
 
 QUIET = (
-    "hvdrun: server2 has given no sign of life for 7 s; the job ends if it stays silent for 30 s"
+    r"hvdrun: server2 has given no sign of life for \d+ s; the job ends if it stays silent for 30 s"
 )
 
 
@@ -91,7 +92,7 @@ def test_a_link_that_was_down_costs_a_job_nothing_but_time(rig, python):
     assert code == 0, said
     assert min(longest_s) > down_s - 1
     first, second = said.splitlines()
-    assert first.startswith(QUIET)
+    assert re.match(QUIET, first)
     assert second.startswith("hvdrun: server2 is back after ")
 
 
@@ -116,7 +117,7 @@ def test_an_hvdrun_that_was_stopped_blames_nobody(rig, python):
         code, longest_s, said = running.ends()
     assert code == 0, said
     assert max(longest_s) < 8
-    assert said.startswith("hvdrun: hvdrun itself did not run for 8 s")
+    assert re.match(r"hvdrun: hvdrun itself did not run for \d+ s", said)
     assert len(said.splitlines()) == 1
 
 
@@ -127,7 +128,7 @@ def test_hosts_that_end_their_ranks_while_hvdrun_is_stopped_say_why(rig, python)
         code, _, said = running.ends()
     assert code == 72, said
     assert "server2 has ended its ranks, as it heard nothing from hvdrun for 3 s" in said
-    assert "hvdrun itself did not run for 8 s: it was stopped, or its machine was" in said
+    assert re.search(r"hvdrun itself did not run for \d+ s: it was stopped, or its machine was", said)
 
 
 @pytest.mark.wide_in("openmpi")
@@ -139,5 +140,5 @@ def test_a_host_agent_that_was_stopped_goes_on(rig, python):
     assert code == 0, said
     assert max(longest_s) < 8
     first, second = said.splitlines()
-    assert first.startswith(QUIET)
+    assert re.match(QUIET, first)
     assert second.startswith("hvdrun: server2 is back after ")
