@@ -33,18 +33,22 @@ CONTROL = "callgrind_control"
 
 
 def become_counted() -> None:
-    """Rank 0 goes on as the same program under callgrind, which counts nothing yet."""
+    """Rank 0 is the same program under callgrind, which counts nothing yet. Its parent only waits."""
     rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "1")
     if rank != "0" or FOLDER in os.environ:
         return
     if reason := lacking() or ("" if shutil.which(CONTROL) else f"{CONTROL} is missing"):
         sys.exit(reason)
-    os.environ[FOLDER] = tempfile.mkdtemp(prefix="hvdlite-bench-")
     # Unless the threads take turns, a thread that polls keeps the others from their work.
     callgrind = ["valgrind", "--quiet", "--tool=callgrind", "--fair-sched=yes"]
-    callgrind += ["--instr-atstart=no", f"--callgrind-out-file={os.environ[FOLDER]}/counts"]
     program = [sys.executable, "-m", "benchmarks.watching_instructions", *sys.argv[1:]]
-    os.execvp("valgrind", [*callgrind, *program])
+    # The parent removes the folder: callgrind writes there once more when the program has ended.
+    with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
+        callgrind += ["--instr-atstart=no", f"--callgrind-out-file={folder}/counts"]
+        environment = {**os.environ, FOLDER: folder}
+        # MPICH's mpiexec has handed over a descriptor, by which the program finds it.
+        done = subprocess.run([*callgrind, *program], env=environment, close_fds=False)
+    sys.exit(done.returncode)
 
 
 def without_progress_thread() -> None:
@@ -116,7 +120,6 @@ def main() -> None:
             more = default - usual + (found["all"] - default) * args.steps / int(knobs[CHECK])
         figures = (f"{found[what] / args.steps:,.0f}" for what in ("all", "core"))
         table.add_row(variant, *figures, f"{more / usual:+.3%}")
-    shutil.rmtree(folder)
     Console(width=100).print(table)
 
 
