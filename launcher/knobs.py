@@ -31,7 +31,8 @@ class Knob:
     off_flag: of a bool: the flag that means the opposite of `flag`, or of the default.
     unit: a flag's number times this is the variable's number (`--fusion-threshold-mb 25`).
     internal: hvdlite sets it itself, and users do not.
-    counted: of a bool: a word; WORD:N is a value too, with a power of two N up to `maximum`.
+    counted: a word; WORD:N is a value too. Of a bool: with a power of two N up to `maximum`. Of an
+        int: with a number as it has itself, and WORD alone says `usual`.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class Knob:
         "name",
         "off_flag",
         "unit",
+        "usual",
     )
 
     def __init__(
@@ -65,6 +67,7 @@ class Knob:
         internal: bool = False,
         off_flag: str = "",
         counted: str = "",
+        usual: int = 0,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -79,6 +82,7 @@ class Knob:
         self.internal = internal
         self.off_flag = off_flag
         self.counted = counted
+        self.usual = usual
 
     @property
     def variable(self) -> str:
@@ -92,16 +96,22 @@ class Knob:
                 return True
             if word.lower() in FALSE_WORDS:
                 return False
-            return self._counted_word(word.lower())
+            return self._counted_power(word.lower())
         if self.kind == "int":
-            return self._number(word)
+            return self._counted_number(word.lower())
         if self.kind == "counts":
             return tuple(self._number(part.strip()) for part in word.split(",")) if word else ()
         if self.choices and word.lower() not in self.choices:
             raise ValueError("expected one of " + ", ".join(self.choices))
         return word.lower() if self.choices else word
 
-    def _counted_word(self, word: str) -> str:
+    def _counted_number(self, word: str) -> int | str:
+        start, colon, digits = word.partition(":")
+        if self.counted and start.strip() == self.counted:
+            return f"{self.counted}:{self._number(digits.strip()) if colon else self.usual}"
+        return self._number(word)
+
+    def _counted_power(self, word: str) -> str:
         start, _, digits = word.partition(":")
         if self.counted and start.strip() == self.counted:
             number = int(digits) if digits.strip().isdecimal() and len(digits) < MOST_DIGITS else 0
@@ -117,7 +127,8 @@ class Knob:
             if self.minimum <= number <= self.maximum:
                 return number
         each = "whole numbers" if self.kind == "counts" else "a whole number"
-        raise ValueError(f"expected {each} from {self.minimum} to {self.maximum}")
+        also = f", or {self.counted}:N" if self.counted else ""
+        raise ValueError(f"expected {each} from {self.minimum} to {self.maximum}{also}")
 
 
 KNOBS: tuple[Knob, ...] = (
@@ -186,8 +197,11 @@ KNOBS: tuple[Knob, ...] = (
         "int",
         0,
         "every so many steps of a DistributedOptimizer, compare the ranks' parameters and optimizer"
-        " state bit by bit; an error names the first that differs, and the ranks; 0: never",
+        " state bit by bit; an error names the first that differs, and the ranks; 0: never;"
+        " repair:N: rank 0 warns instead, and a right rank's value is copied",
         maximum=LONGEST_S,
+        counted="repair",
+        usual=100,
     ),
     Knob(
         "check_shared",
@@ -292,13 +306,6 @@ KNOBS: tuple[Knob, ...] = (
         "",
         "the rank's process number; processes that it starts inherit it and are worlds of one",
         internal=True,
-    ),
-    Knob(
-        "repair_parameters",
-        "bool",
-        False,
-        "instead of an error, HVDLITE_CHECK_PARAMETERS overwrites what differs with the value of"
-        " the majority's lowest rank, and rank 0 warns; without a majority with that of rank 0",
     ),
     Knob(
         "segment_bytes",

@@ -88,7 +88,8 @@ def _values(knob: Knob) -> str:
         return f"1, 0 or `{knob.counted}:N`" if knob.counted else "1 or 0"
     if knob.kind in ("int", "counts"):
         each = "numbers" if knob.kind == "counts" else "a number"
-        return f"{each} from {_number(knob, knob.minimum)} to {_number(knob, knob.maximum)}"
+        also = f", or `{knob.counted}:N`" if knob.counted else ""
+        return f"{each} from {_number(knob, knob.minimum)} to {_number(knob, knob.maximum)}{also}"
     return "text"
 
 

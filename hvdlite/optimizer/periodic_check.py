@@ -41,10 +41,11 @@ class PeriodicCheck:
         if world.active is None or team is None or team.size == 1:
             return
         config = world.active.config
-        if not config.check_parameters or counted % config.check_parameters:
+        every = config.steps_between_checks
+        if not every or counted % every:
             return
         comparison = Comparison(
-            VARIABLE, f"{name}.check", team, self._process_set, config.repair_parameters
+            VARIABLE, f"{name}.check", team, self._process_set, config.repairs_parameters
         )
         try:
             entries = list(parameters_in(optimizer, self.name_of))

@@ -31,7 +31,7 @@ class Config:
     block_bytes: int = _DEFAULTS["block_bytes"]
     bucket_bytes: int = _DEFAULTS["bucket_bytes"]
     check_numerics: bool = _DEFAULTS["check_numerics"]
-    check_parameters: int = _DEFAULTS["check_parameters"]
+    check_parameters: int | str = _DEFAULTS["check_parameters"]
     check_shared: bool = _DEFAULTS["check_shared"]
     deterministic: bool | str = _DEFAULTS["deterministic"]
     event_log: int = _DEFAULTS["event_log"]
@@ -45,7 +45,6 @@ class Config:
     monitored: bool = _DEFAULTS["monitored"]
     piece_bytes: int = _DEFAULTS["piece_bytes"]
     rank_process: str = _DEFAULTS["rank_process"]
-    repair_parameters: bool = _DEFAULTS["repair_parameters"]
     segment_bytes: int = _DEFAULTS["segment_bytes"]
     servers: int = _DEFAULTS["servers"]
     stall_check_disable: bool = _DEFAULTS["stall_check_disable"]
@@ -54,6 +53,15 @@ class Config:
     strict: bool = _DEFAULTS["strict"]
     summary: bool = _DEFAULTS["summary"]
     timeline: str = _DEFAULTS["timeline"]
+
+    @property
+    def steps_between_checks(self) -> int:
+        """N of HVDLITE_CHECK_PARAMETERS=N or repair:N; 0: parameters are never compared."""
+        return int(str(self.check_parameters).removeprefix("repair:"))
+
+    @property
+    def repairs_parameters(self) -> bool:
+        return str(self.check_parameters).startswith("repair:")
 
     @property
     def virtual_ranks(self) -> int:

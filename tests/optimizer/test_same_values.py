@@ -144,7 +144,7 @@ def test_every_n_steps_the_ranks_compare_and_raise_the_same(world, options):
 
 
 def test_a_repair_is_told_once_and_training_goes_on(world):
-    knobs = {"HVDLITE_CHECK_PARAMETERS": "3", "HVDLITE_REPAIR_PARAMETERS": "1"}
+    knobs = {"HVDLITE_CHECK_PARAMETERS": "repair:3"}
     first, second = world.run(periodic, 8, {}, knobs=knobs)
     assert second == []
     (text,) = first
@@ -354,16 +354,17 @@ def test_tensors_of_every_form_are_compared_and_repaired(world):
     world.run(every_form)
 
 
-def test_a_variable_that_differs_is_an_error(world):
-    text = "HVDLITE_CHECK_PARAMETERS=0 on rank 0, HVDLITE_CHECK_PARAMETERS=5 on rank 1; give every"
-    world.run(differing_knob, text)
+@pytest.mark.parametrize("values", [("0", "5"), ("5", "repair:5")])
+def test_a_variable_that_differs_is_an_error(world, values):
+    here, there = (f"HVDLITE_CHECK_PARAMETERS={value}" for value in values)
+    world.run(differing_knob, values, f"{here} on rank 0, {there} on rank 1; give every")
 
 
-def differing_knob(text):
+def differing_knob(values, text):
     hvd.init()
     rank = hvd.rank()
     hvd.shutdown()
-    os.environ["HVDLITE_CHECK_PARAMETERS"] = "5" if rank else "0"
+    os.environ["HVDLITE_CHECK_PARAMETERS"] = values[rank]
     try:
         hvd.init()
         with pytest.raises(hvd.HorovodInternalError) as caught:

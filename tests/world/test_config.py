@@ -46,6 +46,12 @@ def test_a_default_has_the_type_of_its_kind():
         ("HVDLITE_DETERMINISTIC", "Virtual: 8", "deterministic", "virtual:8"),
         ("HVDLITE_DETERMINISTIC", "virtual:8", "virtual_ranks", 8),
         ("HVDLITE_DETERMINISTIC", "1", "virtual_ranks", 0),
+        ("HVDLITE_CHECK_PARAMETERS", "7", "steps_between_checks", 7),
+        ("HVDLITE_CHECK_PARAMETERS", "7", "repairs_parameters", False),
+        ("HVDLITE_CHECK_PARAMETERS", "Repair: 07", "check_parameters", "repair:7"),
+        ("HVDLITE_CHECK_PARAMETERS", "repair:7", "steps_between_checks", 7),
+        ("HVDLITE_CHECK_PARAMETERS", "repair:7", "repairs_parameters", True),
+        ("HVDLITE_CHECK_PARAMETERS", "repair", "check_parameters", "repair:100"),
         ("HVDLITE_HOST_RANKS", "2, 1", "host_ranks", (2, 1)),
         ("HVDLITE_GPU", "none", "gpu", "none"),
         ("HVDLITE_LOG_LEVEL", "INFO", "log_level", "info"),
@@ -78,6 +84,9 @@ def test_horovods_name_counts_only_where_ours_is_not_set():
         ("HVDLITE_DETERMINISTIC", "virtual:65536", "a power of two"),
         ("HVDLITE_DETERMINISTIC", "virtual:two", "a power of two"),
         ("HVDLITE_STRICT", "virtual:4", "expected 1 or 0 "),
+        ("HVDLITE_CHECK_PARAMETERS", "repairs:7", "or repair:N"),
+        ("HVDLITE_CHECK_PARAMETERS", "repair:", "a whole number from 0 to 2147483647"),
+        ("HVDLITE_CHECK_PARAMETERS", "repair:-1", "a whole number from 0 to 2147483647"),
         ("HVDLITE_HOST_RANKS", "2,x", "whole numbers from 1"),
         ("HVDLITE_HOST_RANKS", "2,0", "whole numbers from 1"),
         ("HVDLITE_LOG_LEVEL", "loud", "one of trace, debug"),
@@ -133,7 +142,8 @@ def test_any_other_number_is_an_error_that_names_the_variable_the_value_and_the_
         value_of(knob, variable, text)
     said = str(caught.value)
     assert said.startswith(f"{variable}={text[:64]!r}"[:-1])
-    assert f" from {knob.minimum} to {knob.maximum} (" in said
+    also = f", or {knob.counted}:N" if knob.counted else ""
+    assert f" from {knob.minimum} to {knob.maximum}{also} (" in said
     assert len(said) < 400
 
 
