@@ -33,7 +33,7 @@ CONTROL = "callgrind_control"
 
 
 def become_counted() -> None:
-    """Rank 0 is the same program under callgrind, which counts nothing yet. Its parent only waits."""
+    """Rank 0 is the same program under callgrind, which counts nothing yet; its parent waits."""
     rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "1")
     if rank != "0" or FOLDER in os.environ:
         return

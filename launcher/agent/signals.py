@@ -71,11 +71,14 @@ def set_default() -> None:
 
 def pass_on(pid: int, number: int) -> bytes:
     """Sends the signal to the process if that has a handler for it, or ignores it: b'sent'.
-    Otherwise it would end the process: b'deadly'. b'absent': there is no such process."""
+    Otherwise it would end the process: b'deadly'. b'absent': there is no such process, or it has
+    ended."""
     handled = 0
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             for line in status:
+                if line.startswith(b"State:") and line.split()[1] in b"ZX":
+                    return b"absent"
                 if line.startswith((b"SigIgn:", b"SigCgt:")):
                     handled |= int(line.split()[1], 16)
         if handled >> (number - 1) & 1:

@@ -280,7 +280,7 @@ def one_is_late(options):
     ],
 )
 def test_a_worker_that_waits_for_long_says_for_whom(world, options, what, rule):
-    knobs = {**servers(1), "HVDLITE_STALL_CHECK_TIME_SECONDS": "1"}
+    knobs = {**servers(1), "HVDLITE_STALL_CHECK_TIME_SECONDS": "5"}
     texts, others, _ = world.run(one_is_late, options, knobs=knobs)
     assert others == []
     assert len(texts) == 1

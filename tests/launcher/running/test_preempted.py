@@ -60,7 +60,7 @@ FOR_ONE = """
 
 
 DUMPS = """
-    import faulthandler, signal
+    import faulthandler, signal, time
     import hvdlite as hvd
     faulthandler.register(signal.SIGUSR1)
     hvd.init()
@@ -69,6 +69,7 @@ DUMPS = """
     print("up")
     while not hvd.preempted():
         pass
+    time.sleep(3)  # the other rank may get the signal a little later
 """
 
 

@@ -50,7 +50,8 @@ def test_a_rank_that_ends_with_0_while_others_wait_for_it_in_init_ends_the_job(h
     assert done.code == 73, done
     assert re.search(
         r"hvdrun: rank 1 on localhost ended with exit code 0 after [\d.]+ s and had not called"
-        r" hvd.init\(\), where ranks 0,2 waited for it; every rank must call hvd.init\(\)",
+        r" hvd.init\(\), where (ranks 0,2|rank [02]) waited for it; every rank must call"
+        r" hvd.init\(\)",
         done.stderr,
     ), done
 
@@ -127,14 +128,18 @@ def test_a_rank_that_others_wait_for_in_init_is_described_until_it_comes(
     text = LATE.format(before=before.format(gate=gate, waits=WAITS.format(gate=gate)))
     options = ("--stall-check-warning-time-seconds", "1")
     with started(python, "-c", text, options=options) as process:
-        assert re.fullmatch(
-            r"hvdrun: rank 0 waits in hvd\.init\(\) for rank 1, which has not called it"
-            r" \(\d+\.\d s so far\):\n",
-            process.stderr.readline(),
-        )
-        line = "".join(process.stderr.readline() for _ in range(2 if "<string>" in does else 1))
-        said = re.match(rf"    rank 1 on localhost {does}", line)
-        assert said, line
+        seen = ""
+        while not (said := re.search(rf"(?m)^    rank 1 on localhost {does}", seen)):
+            line = process.stderr.readline()
+            seen += line
+            # The first reports may come before it has imported what it does next.
+            assert line, seen
+            assert seen.count("waits in hvd.init()") < 5, seen
+        assert re.search(
+            r"(?m)^hvdrun: rank 0 waits in hvd\.init\(\) for rank 1, which has not called it"
+            r" \(\d+\.\d s so far\):\n    rank 1 on localhost ",
+            seen,
+        ), seen
         with open(gate, "w"):
             pass
         if "pid" in said.re.groupindex:
@@ -149,4 +154,9 @@ def test_the_stall_shutdown_time_ends_a_wait_in_init(hvdrun, python):
     options = ("-np", "3", "--stall-check-shutdown-time-seconds", "1")
     done = hvdrun(*options, python, "-c", LATE.format(before=before))
     assert done.code == 75, done
-    assert "hvdrun: rank 1 on localhost has not called hvd.init(), where rank" in done.stderr, done
+    # Another may still import torch, as the limit is so short.
+    assert re.search(
+        r"hvdrun: (rank 1|ranks 0-1|ranks 1-2) on localhost ha(s|ve) not called hvd\.init\(\),"
+        r" where rank",
+        done.stderr,
+    ), done
