@@ -186,7 +186,7 @@ class Course:
                 if self.ending.has_begun:
                     self.actions.append(HangUp(host))
             case HostTalks(host):
-                self.hosts.named(host).talks = True
+                self.hosts.named(host).begin_to_talk()
             case SshSaid(host, text):
                 self.hosts.named(host).add_said(text)
             case HostEnded():

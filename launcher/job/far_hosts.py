@@ -19,6 +19,11 @@ class FarHost:
         self.talks = False
         self.ssh_said = b""
 
+    def begin_to_talk(self) -> None:
+        self.talks = True
+        # What ssh said before, as about a key that it did not know, is not why it will end.
+        self.ssh_said = b""
+
     def add_said(self, text: bytes) -> None:
         self.ssh_said = (self.ssh_said + text)[-SSH_SAID_BYTES:]
 

@@ -13,6 +13,7 @@ from hvdrun.reports.closed_files import broke_mpi, it_had_closed, lost_a_running
 from hvdrun.reports.failure_report import (
     Failure,
     aborted,
+    ended_after_another,
     first_failure,
     had_left,
     host_lost,
@@ -20,6 +21,7 @@ from hvdrun.reports.failure_report import (
     last_lines,
     left_improperly,
     lost_a_peer,
+    may_be_of_mpi,
     missed_a_peer,
     rank_failed,
 )
@@ -122,15 +124,16 @@ def _by_itself(course: Course, now: float, date: float, tails: Mapping[int, byte
             return _failed(host_lost(host, "its ranks ended without a report"))
         if ranks.well:
             return _failed(course.leaving.error_of(ranks.last_that_left()[0]))
-    if not has_words and (left := _missed(course, failure)) is not None:
-        return _failed(course.leaving.error_of(left))
+    left = _missed(course, failure)
+    if left is not None and not has_words and may_be_of_mpi(failure):
+        return _failed(course.leaving.error_of(left), (ended_after_another(failure),))
     failure = failure._replace(at=date - (now - course.begin) + failure.after_s)
-    return _report(course, failure, tails, failure.rank in lost)
+    return _report(course, failure, tails, failure.rank in lost, left)
 
 
 def _missed(course: Course, failure: Failure) -> int | None:
-    """The rank that had left too early when this one ended without a word: an MPI that misses a
-    rank may end others, or crash in them."""
+    """The rank that had left too early when this one ended. An MPI that misses a rank may end
+    others, or crash in them."""
     ranks, at = course.ranks, course.begin + failure.after_s
     if (left := ranks.that_left_before(at)) is not None:
         return left
@@ -147,17 +150,23 @@ def _failed(error: LaunchError, lines: tuple[str, ...] = ()) -> Verdict:
 
 
 def _report(
-    course: Course, failure: Failure, tails: Mapping[int, bytes], lost_a_rank: bool
+    course: Course,
+    failure: Failure,
+    tails: Mapping[int, bytes],
+    lost_a_rank: bool,
+    left: int | None,
 ) -> Verdict:
+    """left: see `_missed`."""
     words = last_lines(tails.get(failure.rank, b""))
     same = [rank for rank in sorted(tails) if last_lines(tails[rank]) == words]
     after = []
     closed_at = course.closed_files.at.get(failure.rank)
     if closed_at is not None:
         after.append(it_had_closed(course.begin + failure.after_s - closed_at))
+    elif left is not None:
+        after.append(_had_left(course, left))
     elif course.ranks.well and missed_a_peer(words):
-        rank, at = course.ranks.last_that_left()
-        after.append(had_left(*course.ranks.who(rank), at - course.begin))
+        after.append(_had_left(course, course.ranks.last_that_left()[0]))
     elif lost_a_rank:
         after.append(lost_a_running_rank(failure.rank, course.command.num_proc - 1))
     waited_at = course.recorded.waited_at(failure.rank)
@@ -166,6 +175,10 @@ def _report(
         for repeat in (True, False)
     )
     return Verdict(failure.exit_code, None, lines, failure.rank, len(words), brief)
+
+
+def _had_left(course: Course, rank: int) -> str:
+    return had_left(*course.ranks.who(rank), course.ranks.well[rank] - course.begin)
 
 
 def _mpirun_failed(course: Course, said: list[str]) -> Verdict:

@@ -165,6 +165,20 @@ def left_early(rank: int, host: str, after_s: float) -> MpirunFailed:
     )
 
 
+def ended_after_another(failure: Failure) -> str:
+    """Stands above `left_early` about the other rank."""
+    return f"hvdrun: {failure}, without a word; another rank had left before:"
+
+
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
+
+
+def may_be_of_mpi(failure: Failure) -> bool:
+    """Whether an MPI may end a rank so, or crash in it, because it misses another one."""
+    kind, number, *_ = failure.ended.split()
+    return kind == "code" or (kind == "signal" and int(number) in _CRASHES)
+
+
 def had_left(rank: int, host: str, after_s: float) -> str:
     return (
         f"hvdrun: rank {rank} on {host} had ended with exit code 0 after {duration(after_s)}: if"

@@ -57,6 +57,23 @@ HOSTS = {
         words=("c is lost: the connection to it was closed (Connection to c closed by remote",),
         options={"job": command(a=2, b=2, c=1)},
     ),
+    "what ssh said before the host talked is not why it ended": History(
+        [
+            *begun(),
+            (0.2, HostConnected("c")),
+            (0.2, SshSaid("c", b"Warning: Permanently added 'c' to the list of known hosts.\n")),
+            (0.3, HostTalks("c")),
+            (0.3, RankStarted(4)),
+            (9.0, HostEnded("b")),
+            (9.1, HostEnded("c")),
+            *asked(9.2, 0, 1),
+        ],
+        ends(9.0),
+        72,
+        error=HostLost,
+        words=("b is lost: the connection to it was closed; if",),
+        options={"job": command(a=2, b=2, c=1)},
+    ),
     "a connection ends without a word, and another one much later": History(
         [
             *TWO_FAR_HOSTS,

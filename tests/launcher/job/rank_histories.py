@@ -372,6 +372,22 @@ LEFT = {
         culprit=2,
         words=("rank 2 on b ended with exit code 14",),
     ),
+    "a rank is killed after os._exit(0) of another": History(
+        [
+            *begun(),
+            *in_mpi(0.5, 0, 1, 2, 3),
+            *well(5.0, 1),
+            (5.5, RankEnded(2, "signal 9", 5.4)),
+            *over(5.6, 1),
+        ],
+        ends(5.5, over_at=5.6),
+        137,
+        culprit=2,
+        words=(
+            "rank 2 on b was ended by SIGKILL",
+            "hvdrun: rank 1 on a had ended with exit code 0 after 5.0 s",
+        ),
+    ),
     "a rank crashes, and another one ends with 0 because of that": History(
         [
             *begun(),
