@@ -281,6 +281,11 @@ class Gradients:
             params = [param for param in params if id(param) not in self._released]
         return params
 
+    @property
+    def number(self) -> int:
+        """Of the optimizer in its team; the same on every member."""
+        return self._number
+
     def _build(self, round_number: int) -> None:
         """Rebuilds everything. A signal's handler may raise at any place: then the next call
         continues, so that all ranks still post the same."""

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.errors import NumericsError
+from hvdlite.errors import HorovodInternalError, NumericsError
 from hvdlite.observe import program, summary
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.backward_pass import BackwardPass, current_task
@@ -43,6 +43,10 @@ log = logging.getLogger("hvdlite")
 
 _alive: weakref.WeakSet[Reducer] = weakref.WeakSet()
 _ages = itertools.count()
+
+# A rank that waits for the round of one optimizer looks so often whether another's has ended. The
+# engine takes a wait of 0.2 s for one that only another rank can end (watching/circle.c).
+_LOOKS_EVERY_S = 0.1
 
 
 class Reducer(WeightedRounds):
@@ -328,6 +332,11 @@ class Reducer(WeightedRounds):
             self._backward = None
             program.backward_ended(self._age, self.gradients.name)
 
+    def _ends_within(self, limit_s: float) -> bool:
+        """Whether `_collect` would not wait long by then."""
+        carrier = self.gradients.carrier
+        return carrier is None or carrier.ends_within(limit_s)
+
     def _task_of_backward(self) -> int | None:
         return None if self._backward is None else self._backward.task
 
@@ -339,7 +348,7 @@ class Reducer(WeightedRounds):
                 the same error there.
         """
         for reducer in self._reached(at_end=False):
-            reducer._position.has_raised = True
+            reducer._give_up()
         self._finish_rounds()
 
     def _finish_rounds(self, at_end: bool = False) -> None:
@@ -354,9 +363,73 @@ class Reducer(WeightedRounds):
                 reducer._by_step = False
                 program.backward_ended(reducer._age, reducer.gradients.name)
             reducer._cancel_if_it_fails(reducer._start_rest)
-        for reducer in reached:
-            reducer._cancel_if_it_fails(reducer._collect)
-            reducer._close_round()
+        differs = None
+        joined: dict[Reducer, list[torch.Tensor | None]] = {}
+        while reached:
+            reducer = _first_to_end(reached)
+            try:
+                reducer._cancel_if_it_fails(reducer._collect)
+            except HorovodInternalError as error:
+                if reducer._begun_anywhere is None:
+                    raise
+                differs = differs or error
+            else:
+                reducer._close_round()
+                if reducer in joined:
+                    reducer._forget_round(joined[reducer])
+            reached.remove(reducer)
+            for other in reducer._take_part(reached):
+                reached.append(other)
+                joined[other] = [slot.param.grad for slot in other.gradients.slots]
+        if differs is not None:
+            raise differs
+
+    def _begun_here(self) -> list[int]:
+        team, task = self.gradients.team, self._task_of_backward()
+        return [
+            reducer.gradients.number
+            for reducer in _alive
+            if reducer is self
+            or (
+                reducer._open
+                and reducer.gradients.team is team
+                and reducer._task_of_backward() == task
+                and reducer._has_started()
+            )
+        ]
+
+    def _take_part(self, known: Sequence[Reducer]) -> list[Reducer]:
+        """After a round in which backward has raised somewhere: begins the rounds that other ranks
+        have begun in the same backward, and wait for, and gives them up. Returns them."""
+        others = [
+            reducer
+            for reducer in _alive
+            if reducer is not self
+            and reducer not in known
+            and reducer.gradients.team is self.gradients.team
+            and reducer.gradients.number in (self._begun_anywhere or ())
+        ]
+        for reducer in others:
+            if not reducer._open:
+                reducer.gradients.rebuild_if_changed(reducer._round)
+                reducer._open_round()
+            reducer._give_up()
+            reducer._cancel_if_it_fails(reducer._start_rest)
+        return others
+
+    def _forget_round(self, grads: Sequence[torch.Tensor | None]) -> None:
+        """After a round in which this rank has only taken part: its program may have called
+        zero_grad() before. grads: of all slots, before the round."""
+        for slot, grad in zip(self.gradients.slots, grads, strict=True):
+            slot.param.grad = grad
+        self.next_step()
+
+    def _give_up(self) -> None:
+        """Says so in the open round, unless all gradients are there and the position is on its way:
+        then the other ranks make the step."""
+        carrier = self.gradients.carrier
+        if carrier is None or not carrier.runs:
+            self._position.has_raised = True
 
     def _reached(self, at_end: bool) -> list[Reducer]:
         """This reducer and those of all other optimizers that its backward has reached, in the same
@@ -392,6 +465,17 @@ class Reducer(WeightedRounds):
             "to DistributedOptimizer, or run all but the last inside no_sync(); to start over, "
             "call the optimizer's zero_grad()"
         )
+
+
+def _first_to_end(reducers: Sequence[Reducer]) -> Reducer:
+    """Blocks until the round of one of them can be collected, mostly the first one's. A rank whose
+    backward has raised may wait in the round of another one for what this rank has to say."""
+    first, *others = reducers
+    while others and not first._ends_within(_LOOKS_EVERY_S):
+        for reducer in others:
+            if reducer._ends_within(0):
+                return reducer
+    return first
 
 
 def release(params: Iterable[torch.Tensor]) -> None:

@@ -70,6 +70,9 @@ class Rounds:
         self._exchanges: list[tuple[Slot, RowExchange]] | None = None
         # Compares the ranks' positions, once they are found to differ.
         self._position_exchange: PositionExchange | None = None
+        # The optimizers of which some rank has begun a round in the same backward, by their numbers
+        # in the team; None: the positions are not known to differ.
+        self._begun_anywhere: set[int] | None = None
         # This rank's position; and the team and era in which it is counted.
         self._position = Position()
         self._counts_since: tuple[Team | None, int] = (None, 0)
@@ -95,6 +98,7 @@ class Rounds:
         self._position.has_raised = False
         self._next, self._by_step, self._grads_withdrawn = 0, True, False
         self._with_graph, self._exchanges, self._position_exchange = [], None, None
+        self._begun_anywhere = None
         self._numerics = None
         if team is not None and gradients.are_current() and world.current().config.check_numerics:
             named = [(slot.name, slot.param) for slot in gradients.slots]
@@ -332,20 +336,27 @@ class Rounds:
             failures.append(gradients.backward_order.wait())
         if self._numerics is not None:
             failures.append(self._numerics.wait())
-        if gradients.carrier is not None and gradients.carrier.positions_differ():
+        carrier = gradients.carrier
+        if carrier is not None and carrier.positions_differ(or_are=self._position.has_raised):
             assert gradients.team is not None
             if self._position_exchange is None:
                 self._position_exchange = PositionExchange(
-                    gradients.team, gradients.name, self._position
+                    gradients.team, gradients.name, self._position, self._begun_here()
                 )
             found = self._position_exchange.exchange()
             if found is not None:
-                self._require_one(*found)
+                positions, ranks, self._begun_anywhere = found
+                self._require_one(positions, ranks)
         failure = next((text for text in failures if text is not None), None)
         if failure is not None:
             raise HorovodInternalError(with_advice(failure))
         if self._numerics is not None and self._not_finite is None:
             self._not_finite = self._numerics.report(self._position.phase // 2 + 1)
+
+    def _begun_here(self) -> list[int]:
+        """The optimizers of the team whose rounds this rank has begun in the same backward, by
+        their numbers in it."""
+        return [self.gradients.number]
 
     def _require_one(self, positions: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> None:
         """Raises HorovodInternalError if the positions differ; from then on all ranks count from

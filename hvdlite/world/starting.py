@@ -139,7 +139,10 @@ def _enter_together(made: World) -> None:
     rank = next(rank for rank, text in enumerate(by_rank) if text)
     places = zip(made.placement.hosts, made.placement.host_names, strict=True)
     host = next(name for ranks, name in places if rank in ranks)
-    raise HorovodInternalError(f"init failed on rank {rank} on {host}: {by_rank[rank]}")
+    raise HorovodInternalError(
+        f"init failed on rank {rank} on {host}: {by_rank[rank]}; mend that there, and call"
+        " hvd.init() on every rank again"
+    )
 
 
 def _is_mpis(config: Config, place: store_meeting.Place | None) -> bool:

@@ -51,20 +51,28 @@ def summary(boxes: Mapping[int, Box]) -> list[str]:
 
 def _first(lines: list[str], most: int) -> list[str]:
     more = len(lines) - most
-    return [*lines[:most], f"and {more} more messages without another side"] if more > 0 else lines
+    messages = "message" if more == 1 else "messages"
+    return (
+        [*lines[:most], f"and {more} more {messages} without another side"] if more > 0 else lines
+    )
 
 
 def lines_of(boxes: Mapping[int, Box]) -> Iterator[str]:
-    """A line for each stream, about its first message that had no other side."""
-    first: dict[_Stream, int] = {}
+    """A line for each stream, about its first message that had no other side; of those that have
+    failed (a receive with a time limit), only where no other one waits."""
+    failed: dict[_Stream, int] = {}
+    waiting: dict[_Stream, int] = {}
     posted: Counter[_Stream] = Counter()
+    withdrawn: Counter[_Stream] = Counter()
     for rank in sorted(boxes):
         for each in boxes[rank].operations:
             if (stream := _stream(rank, each)) is not None:
                 posted[stream] += 1
                 if not each.matched and not each.has_succeeded:
-                    first.setdefault(stream, posted[stream])
-    for stream, number in first.items():
+                    told = failed if each.failed else waiting
+                    told.setdefault(stream, posted[stream] - withdrawn[stream])
+                    withdrawn[stream] += each.failed
+    for stream, number in (failed | waiting).items():
         other = stream.other_side
         known = {rank for rank in (stream.rank, stream.peer) if _keeps_all(boxes.get(rank))}
         receiver = stream if other.kind == _SEND else other

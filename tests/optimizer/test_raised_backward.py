@@ -1,5 +1,6 @@
 """After a backward that raised, which may have left a reduction unfinished."""
 
+import re
 import time
 
 import pytest
@@ -277,6 +278,97 @@ def given_up_by_all(places):
 @pytest.mark.parametrize("places", [(1, 1), (1, 0), (0, 1)])
 def test_a_batch_that_all_ranks_give_up_is_left_out(world, places):
     world.run(given_up_by_all, places, knobs=ONE_BY_ONE)
+
+
+class TwoOptimizers:
+    """Two parameters each; in one backward, whose chain has them in an order such as 'aabb'."""
+
+    def __init__(self, order):
+        hvd.init()
+        self.order, self.steps = order, 0
+        self.params = {name: list(two()) for name in "ab"}
+        self.optimizers = {
+            name: hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+            for name, params in self.params.items()
+        }
+        for _ in range(2):
+            self.make_step()
+
+    def chain(self, raises_at=None, of="ab"):
+        left = {name: iter(params) for name, params in self.params.items()}
+        return chain([next(left[name]) for name in self.order if name in of], raises_at)
+
+    def zero_grad(self):
+        """How many of them raise because rank 1 has given the batch up."""
+        count = 0
+        for optimizer in self.optimizers.values():
+            try:
+                optimizer.zero_grad()
+            except HorovodInternalError as error:
+                if not re.search(raised_on(1), str(error)):
+                    raise
+                count += 1
+        return count
+
+    def make_step(self):
+        self.chain().backward()
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        self.steps += 1
+        self.require_steps()
+
+    def require_steps(self):
+        left = {name: iter(params) for name, params in self.params.items()}
+        found = [next(left[name]).item() for name in self.order]
+        assert found == [-float(self.steps * (number + 1)) for number in range(4)]
+
+    def fails(self, raises_at, of="ab"):
+        with pytest.raises(KeyError):
+            self.chain(raises_at, of).backward()
+
+
+def one_gives_up_two_optimizers(order, raises_at, of):
+    training = TwoOptimizers(order)
+    for _ in range(2):
+        if hvd.rank() == 1:
+            training.fails(raises_at, of)
+            assert training.zero_grad() == 1
+        else:
+            with pytest.raises(HorovodInternalError, match=raised_on(1)):
+                training.chain(of=of).backward()
+            assert training.zero_grad() == 0
+        training.require_steps()
+        training.make_step()
+
+
+# What rank 1 has begun before it raises: of both, only of b, only of a.
+@pytest.mark.ranks(2, 3)
+@pytest.mark.mpis("openmpi", "mpich")
+@pytest.mark.parametrize(
+    ("order", "raises_at"), [("abab", 1), ("abab", 2), ("aabb", 2), ("bbaa", 2)]
+)
+def test_a_batch_of_two_optimizers_is_given_up_for_both(world, order, raises_at):
+    world.run(one_gives_up_two_optimizers, order, raises_at, "ab", knobs=ONE_BY_ONE)
+
+
+@pytest.mark.parametrize("of", ["a", "b"])
+def test_an_optimizer_that_the_backward_does_not_reach_is_left_alone(world, of):
+    world.run(one_gives_up_two_optimizers, "abab", 0, of, knobs=ONE_BY_ONE)
+
+
+def all_give_up_two_optimizers(places):
+    training = TwoOptimizers("abab")
+    for _ in range(2):
+        training.fails(places[hvd.rank()])
+        assert training.zero_grad() == 0
+        training.require_steps()
+        training.make_step()
+
+
+@pytest.mark.parametrize("places", [(1, 2), (2, 1), (1, 1), (2, 2)])
+def test_ranks_give_up_batches_of_which_they_have_begun_different_optimizers(world, places):
+    world.run(all_give_up_two_optimizers, places, knobs=ONE_BY_ONE)
 
 
 def does_not_count():

@@ -94,7 +94,8 @@ def test_whatever_fails_on_a_rank_is_an_error_on_all_ranks(world, kind, rank, ca
             assert (others_done, others_error) == (done, error), case
         elif done == -1:
             said = f"init failed on rank {rank} on host{rank}: MemoryError"
-            assert (others_done, others_error) == (-1, said), case
+            assert others_done == -1, case
+            assert others_error.startswith(said), case
         elif others_error:
             # A rank may be through with an operation while another one is not.
             assert abs(others_done - done) <= 1, case

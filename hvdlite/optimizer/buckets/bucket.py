@@ -377,12 +377,29 @@ class Bucket:
         """After `wait`, the memory in which the rank has reduced gradients."""
         return (self.gradients,)
 
-    def positions_differ(self) -> bool:
-        """After `wait`: whether the ranks were at different positions. The same on all of them."""
+    def ends_within(self, limit_s: float) -> bool:
+        """Whether `wait` would return by then. Blocks for so long at most. (A GPU's run can't be
+        waited for with a limit, and counts as ended.)"""
+        run: Any = self.runs[0]
+        if self.in_lane:
+            return True
+        try:
+            if waits.observed():
+                with waits.waiting(run):
+                    run.wait(timeout_s=limit_s)
+            else:
+                run.wait(timeout_s=limit_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def positions_differ(self, or_are: bool = False) -> bool:
+        """After `wait`: whether the ranks were at different positions; or_are: or it has succeeded.
+        The same on all of them, if those at the same position give the same `or_are`."""
         failure = self.runs[0].wait()
         if self.in_lane:
-            return failure is not None and LanePlan.positions_differ(failure)
-        return failure is None and not is_one(self.position)
+            return or_are if failure is None else LanePlan.positions_differ(failure)
+        return failure is None and (or_are or not is_one(self.position))
 
     def reset(self) -> None:
         """Prepares for the next round."""

@@ -12,8 +12,8 @@ from hvdlite.collectives.host_sum import HostSum
 from hvdlite.optimizer.buckets.positions import Position
 from hvdlite.world.teams.team import Team
 
-# Numbers of a rank: 1 if it is there, and those of its position.
-_EACH = 5
+# Numbers of a rank: 1 if it is there, those of its position, and how many optimizers it has begun.
+_EACH = 6
 
 
 def difference(
@@ -86,20 +86,38 @@ def with_advice(failure: str) -> str:
 
 
 class PositionExchange:
-    """Exchanges the positions of all ranks."""
+    """Exchanges the positions of all ranks, and which optimizers each has begun a round of in the
+    same backward."""
 
-    def __init__(self, team: Team, name: str, own: Position) -> None:
-        """Every member makes it, in the same round. name: the same on every member."""
+    def __init__(self, team: Team, name: str, own: Position, begun: Sequence[int]) -> None:
+        """Every member makes it, in the same round. name: the same on every member. begun: the
+        optimizers by their numbers in the team."""
         self._team = team
+        self._name = name
+        self._begun = begun
         self._sum = HostSum(team, f"{name}.positions", _EACH * team.size)
-        self._sum.numbers[_EACH * team.rank :][:_EACH] = torch.tensor([1, *own.numbers()])
+        numbers = [1, *own.numbers(), len(begun)]
+        self._sum.numbers[_EACH * team.rank :][:_EACH] = torch.tensor(numbers)
+        self._begun_anywhere: HostSum | None = None
 
-    def exchange(self) -> tuple[list[tuple[int, ...]], list[int]] | None:
-        """The positions and their ranks, without joined ranks; None if the exchange failed. Blocks;
-        may be called again."""
+    def exchange(self) -> tuple[list[tuple[int, ...]], list[int], set[int]] | None:
+        """The positions and their ranks, without joined ranks, and the optimizers that any rank has
+        begun; None if the exchange failed. Blocks; may be called again."""
         self._sum.post()
         if self._sum.wait() is not None:
             return None
         by_rank = zip(self._team.ranks, self._sum.numbers.view(-1, _EACH).tolist(), strict=True)
-        found = [(rank, position) for rank, (there, *position) in by_rank if there]
-        return [tuple(position) for _, position in found], [rank for rank, _ in found]
+        found = [(rank, position, count) for rank, (there, *position, count) in by_rank if there]
+        most = max(count for *_, count in found)
+        if self._begun_anywhere is None:
+            self._begun_anywhere = HostSum(
+                self._team, f"{self._name}.begun", most * self._team.size
+            )
+            # (As 0 stands for nothing.)
+            own = torch.tensor([number + 1 for number in self._begun], dtype=torch.int64)
+            self._begun_anywhere.numbers[most * self._team.rank :][: len(own)] = own
+        self._begun_anywhere.post()
+        if self._begun_anywhere.wait() is not None:
+            return None
+        begun = {number - 1 for number in self._begun_anywhere.numbers.tolist() if number}
+        return [tuple(each) for _, each, _ in found], [rank for rank, *_ in found], begun

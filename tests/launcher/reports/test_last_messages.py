@@ -110,6 +110,20 @@ def test_what_has_failed_before_it_was_matched_is_told_and_what_failed_later_is_
     assert job.lines() == []
 
 
+def test_a_receive_that_has_failed_does_not_stand_before_one_that_waits():
+    """One with a time limit, say, has taken no message."""
+    job = Job().recv(1, 0)
+    made = job.made[1]
+    made[0] = made[0]._replace(ended=3, failed=True)
+    job.waiting.clear()
+    job.recv(1, 0).send(0, 1).recv(1, 0)
+    (line,) = job.lines()
+    assert line == (
+        "rank 1 waited to receive from rank 0 with tag 0, no. 2: rank 0 has called only 1 send for"
+        " it"
+    )
+
+
 def test_the_screen_has_three_and_says_how_many_more():
     job = Job()
     for tag in range(70):
