@@ -401,14 +401,18 @@ class Reducer(WeightedRounds):
     def _take_part(self, known: Sequence[Reducer]) -> list[Reducer]:
         """After a round in which backward has raised somewhere: begins the rounds that other ranks
         have begun in the same backward, and wait for, and gives them up. Returns them."""
+        begun = self._begun_anywhere
+        if begun is None:
+            return []
         others = [
             reducer
             for reducer in _alive
             if reducer is not self
             and reducer not in known
             and reducer.gradients.team is self.gradients.team
-            and reducer.gradients.number in (self._begun_anywhere or ())
+            and reducer.gradients.number in begun
         ]
+        others.sort(key=lambda reducer: reducer._age)
         for reducer in others:
             if not reducer._open:
                 reducer.gradients.rebuild_if_changed(reducer._round)
