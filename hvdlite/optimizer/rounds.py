@@ -235,8 +235,9 @@ class Rounds:
         ) and not self._is_reduced(slot, grad)
 
     def _counts_here(self, slot: Slot, grad: torch.Tensor) -> bool:
-        """`_counts_in_round`, with what virtual ranks ask of a gradient that is in a bucket."""
-        if not self._counts_in_round(slot, grad):
+        """`_counts_in_round`, with what virtual ranks ask of a gradient that is in a bucket. In a
+        round that is given up, none counts: its place would be overwritten."""
+        if self._position.has_raised or not self._counts_in_round(slot, grad):
             return False
         if self._backward is None:
             self.micro_batches.require_of_backward(slot, grad)

@@ -371,6 +371,27 @@ def test_ranks_give_up_batches_of_which_they_have_begun_different_optimizers(wor
     world.run(all_give_up_two_optimizers, places, knobs=ONE_BY_ONE)
 
 
+def given_up_with_gradients_of_the_script():
+    """Rank 1 has not begun a, whose gradients it has set; so none of them belongs to the batch."""
+    training = TwoOptimizers("abab")
+    for _ in range(2):
+        training.fails(1 + hvd.rank())
+        if hvd.rank() == 1:
+            for param in training.params["a"]:
+                param.grad = torch.ones(1)
+        training.optimizers["b"].zero_grad()
+        if hvd.rank() == 1:
+            assert [param.grad.item() for param in training.params["a"]] == [1, 1]
+        training.zero_grad()
+        training.require_steps()
+        training.make_step()
+
+
+@pytest.mark.parametrize("knobs", [{}, {"HVDLITE_DETERMINISTIC": "virtual:2"}])
+def test_gradients_of_the_script_are_left_alone(world, knobs):
+    world.run(given_up_with_gradients_of_the_script, knobs={**ONE_BY_ONE, **knobs})
+
+
 def does_not_count():
     hvd.init()
     weight = hvd.rank() + 1
