@@ -33,6 +33,10 @@ class HostSum:
     def posted(self) -> bool:
         return bool(self._operations)
 
+    def poll(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._operations[0].poll()
+
     def wait(self) -> str | None:
         """Returns when all members have posted it, or the text of the failure."""
         return self._operations[0].wait()

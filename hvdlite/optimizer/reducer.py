@@ -337,6 +337,16 @@ class Reducer(WeightedRounds):
         carrier = self.gradients.carrier
         return carrier is None or carrier.ends_within(limit_s)
 
+    def _is_given_up(self) -> bool:
+        """Whether all ranks have told that their positions differ, or that they give the round up.
+        Does not block."""
+        carrier = self.gradients.carrier
+        if carrier is None or not carrier.ends_within(0):
+            return False
+        carrier.wait()
+        exchange = self._exchange_positions()
+        return exchange is not None and exchange.has_ended()
+
     def _task_of_backward(self) -> int | None:
         return None if self._backward is None else self._backward.task
 
@@ -363,10 +373,11 @@ class Reducer(WeightedRounds):
                 reducer._by_step = False
                 program.backward_ended(reducer._age, reducer.gradients.name)
             reducer._cancel_if_it_fails(reducer._start_rest)
+        left = list(reached)
         differs = None
         joined: dict[Reducer, list[torch.Tensor | None]] = {}
-        while reached:
-            reducer = _first_to_end(reached)
+        while left:
+            reducer = _first_to_end(left)
             try:
                 reducer._cancel_if_it_fails(reducer._collect)
             except HorovodInternalError as error:
@@ -377,9 +388,9 @@ class Reducer(WeightedRounds):
                 reducer._close_round()
                 if reducer in joined:
                     reducer._forget_round(joined[reducer])
-            reached.remove(reducer)
-            for other in reducer._take_part(reached):
-                reached.append(other)
+            left.remove(reducer)
+            for other in reducer._take_part([*reached, *joined]):
+                left.append(other)
                 joined[other] = [slot.param.grad for slot in other.gradients.slots]
         if differs is not None:
             raise differs
@@ -472,12 +483,13 @@ class Reducer(WeightedRounds):
 
 
 def _first_to_end(reducers: Sequence[Reducer]) -> Reducer:
-    """Blocks until the round of one of them can be collected, mostly the first one's. A rank whose
-    backward has raised may wait in the round of another one for what this rank has to say."""
+    """The round to collect next: the first one, as on all ranks. Blocks until it has ended. Or else
+    one that is given up: a rank whose backward has raised may not have begun the first one, and
+    waits in the one that it has begun for what this rank has to say."""
     first, *others = reducers
     while others and not first._ends_within(_LOOKS_EVERY_S):
         for reducer in others:
-            if reducer._ends_within(0):
+            if reducer._is_given_up():
                 return reducer
     return first
 

@@ -337,14 +337,8 @@ class Rounds:
             failures.append(gradients.backward_order.wait())
         if self._numerics is not None:
             failures.append(self._numerics.wait())
-        carrier = gradients.carrier
-        if carrier is not None and carrier.positions_differ(or_are=self._position.has_raised):
-            assert gradients.team is not None
-            if self._position_exchange is None:
-                self._position_exchange = PositionExchange(
-                    gradients.team, gradients.name, self._position, self._begun_here()
-                )
-            found = self._position_exchange.exchange()
+        if (exchange := self._exchange_positions()) is not None:
+            found = exchange.exchange()
             if found is not None:
                 positions, ranks, self._begun_anywhere = found
                 self._require_one(positions, ranks)
@@ -353,6 +347,21 @@ class Rounds:
             raise HorovodInternalError(with_advice(failure))
         if self._numerics is not None and self._not_finite is None:
             self._not_finite = self._numerics.report(self._position.phase // 2 + 1)
+
+    def _exchange_positions(self) -> PositionExchange | None:
+        """Once the gradients are reduced: posts the exchange of the positions if they differ, or if
+        all ranks give the round up. The same on all ranks."""
+        gradients = self.gradients
+        carrier = gradients.carrier
+        if carrier is None or not carrier.positions_differ(or_are=self._position.has_raised):
+            return None
+        assert gradients.team is not None
+        if self._position_exchange is None:
+            self._position_exchange = PositionExchange(
+                gradients.team, gradients.name, self._position, self._begun_here()
+            )
+        self._position_exchange.post()
+        return self._position_exchange
 
     def _begun_here(self) -> list[int]:
         """The optimizers of the team whose rounds this rank has begun in the same backward, by

@@ -1,5 +1,6 @@
 """After a backward that raised, which may have left a reduction unfinished."""
 
+import random
 import re
 import time
 
@@ -369,6 +370,44 @@ def all_give_up_two_optimizers(places):
 @pytest.mark.parametrize("places", [(1, 2), (2, 1), (1, 1), (2, 2)])
 def test_ranks_give_up_batches_of_which_they_have_begun_different_optimizers(world, places):
     world.run(all_give_up_two_optimizers, places, knobs=ONE_BY_ONE)
+
+
+def given_up_at_random(seed):
+    """Some ranks raise when they have begun b, or b and a; each rank takes its time."""
+    training = TwoOptimizers("abab")
+    drawn, pace = random.Random(seed), random.Random(hvd.rank())
+    for _ in range(12):
+        places = [drawn.choice((None, 1, 2)) for _ in range(hvd.size())]
+        place, raised = places[hvd.rank()], [rank for rank, at in enumerate(places) if at]
+        time.sleep(pace.choice((0, 0, 0.1, 0.3)))
+        if not raised:
+            training.make_step()
+            continue
+        is_error = len(raised) < hvd.size()
+        if place:
+            training.fails(place)
+            time.sleep(pace.choice((0, 0, 0.1, 0.3)))
+        else:
+            with pytest.raises(HorovodInternalError, match=raised_on(*raised)):
+                training.chain().backward()
+        found = []
+        for name in pace.sample("ab", 2):
+            try:
+                training.optimizers[name].zero_grad()
+            except HorovodInternalError as error:
+                found.append(str(error))
+        assert len(found) == (is_error and place is not None), found
+        assert all(re.search(raised_on(*raised), text) for text in found)
+        for optimizer in training.optimizers.values():
+            optimizer.zero_grad()
+        training.require_steps()
+    training.make_step()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whichever_ranks_give_up_what_all_go_on_alike(world, seed):
+    world.run(given_up_at_random, seed, knobs=ONE_BY_ONE)
 
 
 def given_up_with_gradients_of_the_script():

@@ -12,8 +12,10 @@ from hvdlite.collectives.host_sum import HostSum
 from hvdlite.optimizer.buckets.positions import Position
 from hvdlite.world.teams.team import Team
 
-# Numbers of a rank: 1 if it is there, those of its position, and how many optimizers it has begun.
-_EACH = 6
+_POSITION = 4  # numbers of a position
+_MOST_BEGUN = 64  # optimizers; of more than that in one backward, the first ones are told
+# Numbers of a rank: 1 if it is there, those of its position, and of optimizers that it has begun.
+_EACH = 1 + _POSITION + _MOST_BEGUN
 
 
 def difference(
@@ -87,18 +89,24 @@ def with_advice(failure: str) -> str:
 
 class PositionExchange:
     """Exchanges the positions of all ranks, and which optimizers each has begun a round of in the
-    same backward."""
+    same backward. In one operation, so that a rank can wait for several exchanges at once."""
 
     def __init__(self, team: Team, name: str, own: Position, begun: Sequence[int]) -> None:
-        """Every member makes it, in the same round. name: the same on every member. begun: the
-        optimizers by their numbers in the team."""
+        """Every member makes it, in the same round, and posts it. name: the same on every member.
+        begun: the optimizers by their numbers in the team."""
         self._team = team
-        self._name = name
-        self._begun = begun
         self._sum = HostSum(team, f"{name}.positions", _EACH * team.size)
-        numbers = [1, *own.numbers(), len(begun)]
-        self._sum.numbers[_EACH * team.rank :][:_EACH] = torch.tensor(numbers)
-        self._begun_anywhere: HostSum | None = None
+        # (As 0 stands for nothing.)
+        numbers = [1, *own.numbers(), *(number + 1 for number in begun[:_MOST_BEGUN])]
+        self._sum.numbers[_EACH * team.rank :][: len(numbers)] = torch.tensor(numbers)
+
+    def post(self) -> None:
+        """Does not block; may be called again."""
+        self._sum.post()
+
+    def has_ended(self) -> bool:
+        """Whether `exchange` would not block. After `post`."""
+        return self._sum.poll()
 
     def exchange(self) -> tuple[list[tuple[int, ...]], list[int], set[int]] | None:
         """The positions and their ranks, without joined ranks, and the optimizers that any rank has
@@ -106,18 +114,11 @@ class PositionExchange:
         self._sum.post()
         if self._sum.wait() is not None:
             return None
-        by_rank = zip(self._team.ranks, self._sum.numbers.view(-1, _EACH).tolist(), strict=True)
-        found = [(rank, position, count) for rank, (there, *position, count) in by_rank if there]
-        most = max(count for *_, count in found)
-        if self._begun_anywhere is None:
-            self._begun_anywhere = HostSum(
-                self._team, f"{self._name}.begun", most * self._team.size
-            )
-            # (As 0 stands for nothing.)
-            own = torch.tensor([number + 1 for number in self._begun], dtype=torch.int64)
-            self._begun_anywhere.numbers[most * self._team.rank :][: len(own)] = own
-        self._begun_anywhere.post()
-        if self._begun_anywhere.wait() is not None:
-            return None
-        begun = {number - 1 for number in self._begun_anywhere.numbers.tolist() if number}
-        return [tuple(each) for _, each, _ in found], [rank for rank, *_ in found], begun
+        positions, ranks, begun = [], [], set()
+        by_rank = self._sum.numbers.view(-1, _EACH).tolist()
+        for rank, (is_there, *numbers) in zip(self._team.ranks, by_rank, strict=True):
+            if is_there:
+                positions.append(tuple(numbers[:_POSITION]))
+                ranks.append(rank)
+                begun |= {number - 1 for number in numbers[_POSITION:] if number}
+        return positions, ranks, begun
