@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from hvdlite.errors import HorovodInternalError, NumericsError
-from hvdlite.observe import program, summary
+from hvdlite.observe import program, summary, waits
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.backward_pass import BackwardPass, current_task
 from hvdlite.optimizer.buckets.bucket import Combining, Form, Slot
@@ -38,6 +38,7 @@ from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.weighted_rounds import WeightedRounds
 from hvdlite.world.teams.process_sets import ProcessSet
+from hvdlite.world.telling import last_line
 
 log = logging.getLogger("hvdlite")
 
@@ -333,15 +334,16 @@ class Reducer(WeightedRounds):
             program.backward_ended(self._age, self.gradients.name)
 
     def _ends_within(self, limit_s: float) -> bool:
-        """Whether `_collect` would not wait long by then."""
+        """Whether the round can be collected by then. (A GPU's can only be waited for without a
+        limit.)"""
         carrier = self.gradients.carrier
-        return carrier is None or carrier.ends_within(limit_s)
+        return carrier is None or carrier.in_lane or carrier.ends_within(limit_s)
 
     def _is_given_up(self) -> bool:
         """Whether all ranks have told that their positions differ, or that they give the round up.
         Does not block."""
         carrier = self.gradients.carrier
-        if carrier is None or not carrier.ends_within(0):
+        if carrier is None or carrier.in_lane or not carrier.ends_within(0):
             return False
         carrier.wait()
         exchange = self._exchange_positions()
@@ -486,8 +488,19 @@ def _first_to_end(reducers: Sequence[Reducer]) -> Reducer:
     """The round to collect next: the first one, as on all ranks. Blocks until it has ended. Or else
     one that is given up: a rank whose backward has raised may not have begun the first one, and
     waits in the one that it has begun for what this rank has to say."""
+    if len(reducers) > 1:
+        last_line.look()
+        if waits.observed():
+            with waits.waiting(f"hvdlite::{reducers[0].gradients.name} waits for its gradients"):
+                return _given_up_before_the_first(reducers)
+        return _given_up_before_the_first(reducers)
+    return reducers[0]
+
+
+def _given_up_before_the_first(reducers: Sequence[Reducer]) -> Reducer:
+    """Or the first one, when it has ended."""
     first, *others = reducers
-    while others and not first._ends_within(_LOOKS_EVERY_S):
+    while not first._ends_within(_LOOKS_EVERY_S):
         for reducer in others:
             if reducer._is_given_up():
                 return reducer
