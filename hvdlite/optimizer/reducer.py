@@ -45,9 +45,14 @@ log = logging.getLogger("hvdlite")
 _alive: weakref.WeakSet[Reducer] = weakref.WeakSet()
 _ages = itertools.count()
 
-# A rank that waits for the round of one optimizer looks so often whether another's has ended. The
-# engine takes a wait of 0.2 s for one that only another rank can end (watching/circle.c).
+# A rank that waits for the round of one optimizer looks so often whether another's is given up. The
+# engine takes a wait of 0.2 s for one that only another rank can end (watching/circle.c), and those
+# of this rank and of one that gives up would be a circle.
 _LOOKS_EVERY_S = 0.1
+# After some looks within a backward it waits for longer, so that a real circle is named; none is an
+# error there.
+_SHORT_LOOKS = 20
+_LOOKS_LATER_EVERY_S = 1.0
 
 
 class Reducer(WeightedRounds):
@@ -500,7 +505,9 @@ def _first_to_end(reducers: Sequence[Reducer]) -> Reducer:
 def _given_up_before_the_first(reducers: Sequence[Reducer]) -> Reducer:
     """Or the first one, when it has ended."""
     first, *others = reducers
-    while not first._ends_within(_LOOKS_EVERY_S):
+    looks = 0
+    while not first._ends_within(_LOOKS_EVERY_S if looks < _SHORT_LOOKS else _LOOKS_LATER_EVERY_S):
+        looks += current_task() != -1
         for reducer in others:
             if reducer._is_given_up():
                 return reducer

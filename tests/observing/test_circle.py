@@ -172,6 +172,47 @@ def test_a_circle_that_another_thread_can_end_is_named_and_goes_on(world):
     )
 
 
+def two_optimizers_against_an_allreduce():
+    """Rank 0 waits in a backward that reaches both; a thread of it ends the circle."""
+    hvd.init()
+    said = Said()
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0)) for param in params]
+
+    def step():
+        (params[0] * params[1]).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def call_later():
+        said.wait_for_line(".*: a circle; .*")
+        hvd.allreduce(torch.ones(3), name="other")
+
+    step()
+    if hvd.rank() == 0:
+        thread = threading.Thread(target=call_later)
+        thread.start()
+        step()
+        thread.join()
+    else:
+        hvd.allreduce(torch.ones(3), name="other")
+        step()
+    return [line for line in said.lines() if "circle" in line]
+
+
+@pytest.mark.ranks(2)
+def test_a_circle_of_a_backward_that_reaches_two_optimizers_is_named(world):
+    lines, _ = world.run(two_optimizers_against_an_allreduce, knobs=WARNS)
+    (line,) = lines
+    assert re.fullmatch(
+        r"hvdlite: rank 0 waits in allreduce 'DistributedOptimizer\.\d+\.\d+\.bucket\.0' for rank"
+        r" 1, which waits in allreduce 'other' for rank 0: a circle; call the same operations in the"
+        r" same order on every rank",
+        line,
+    )
+
+
 def posted_before():
     """Rank 0 has called rank 1's operation before it waits in its own: no circle."""
     hvd.init()
