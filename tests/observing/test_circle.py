@@ -207,8 +207,8 @@ def test_a_circle_of_a_backward_that_reaches_two_optimizers_is_named(world):
     (line,) = lines
     assert re.fullmatch(
         r"hvdlite: rank 0 waits in allreduce 'DistributedOptimizer\.\d+\.\d+\.bucket\.0' for rank"
-        r" 1, which waits in allreduce 'other' for rank 0: a circle; call the same operations in the"
-        r" same order on every rank",
+        r" 1, which waits in allreduce 'other' for rank 0: a circle; call the same operations in"
+        r" the same order on every rank",
         line,
     )
 
