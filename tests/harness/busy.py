@@ -1,4 +1,4 @@
-"""What hvdrun says where the machine has much else to do, and which blames nobody."""
+"""Removes what hvdrun says only on a slow or busy machine from its stderr."""
 
 from __future__ import annotations
 
