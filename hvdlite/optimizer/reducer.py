@@ -19,43 +19,28 @@ it from the presence, which is infinite then. Their rows are gathered at the end
 
 from __future__ import annotations
 
-import itertools
 import logging
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from hvdlite.errors import HorovodInternalError, NumericsError
-from hvdlite.observe import program, summary, waits
+from hvdlite.errors import NumericsError
+from hvdlite.observe import program, summary
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.backward_pass import BackwardPass, current_task
+from hvdlite.optimizer.backward_rounds import BackwardRounds, alive
 from hvdlite.optimizer.buckets.bucket import Combining, Form, Slot
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.losses import loss_of_all
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.sharding.shards import Shards
-from hvdlite.optimizer.weighted_rounds import WeightedRounds
 from hvdlite.world.teams.process_sets import ProcessSet
-from hvdlite.world.telling import last_line
 
 log = logging.getLogger("hvdlite")
 
-_alive: weakref.WeakSet[Reducer] = weakref.WeakSet()
-_ages = itertools.count()
 
-# A rank that waits for the round of one optimizer looks so often whether another's is given up. The
-# engine takes a wait of 0.2 s for one that only another rank can end (watching/circle.c), and those
-# of this rank and of one that gives up would be a circle.
-_LOOKS_EVERY_S = 0.1
-# After some looks within a backward it waits for longer, so that a real circle is named; none is an
-# error there.
-_SHORT_LOOKS = 20
-_LOOKS_LATER_EVERY_S = 1.0
-
-
-class Reducer(WeightedRounds):
+class Reducer(BackwardRounds):
     """Reduces the gradients of one optimizer. Its hooks live until `detach`."""
 
     def __init__(
@@ -96,9 +81,6 @@ class Reducer(WeightedRounds):
         self._task = -1
         # GradScaler was told to make a step and has not made it yet; it may skip it.
         self.step_is_due = False
-        # Greater than that of every reducer made earlier.
-        self._age = next(_ages)
-        _alive.add(self)
 
     # Called by the optimizer.
 
@@ -226,7 +208,7 @@ class Reducer(WeightedRounds):
             self.next_step()
 
     def _params_alone(self) -> list[torch.Tensor]:
-        reduced = {id(param) for reducer in _alive for param in reducer.gradients.params()}
+        reduced = {id(param) for rounds in alive for param in rounds.gradients.params()}
         params = (param for group in self._groups() for param in group["params"])
         return [param for param in params if id(param) not in reduced]
 
@@ -238,7 +220,7 @@ class Reducer(WeightedRounds):
     def detach(self) -> None:
         """Removes the hooks; from now on the reducer does nothing."""
         self.gradients.detach()
-        _alive.discard(self)
+        alive.discard(self)
 
     def release(self, params: Mapping[int, torch.Tensor]) -> None:
         """Stops reducing the gradients of these parameters. params: by their ids."""
@@ -338,142 +320,6 @@ class Reducer(WeightedRounds):
             self._backward = None
             program.backward_ended(self._age, self.gradients.name)
 
-    def _ends_within(self, limit_s: float) -> bool:
-        """Whether the round can be collected by then. (A GPU's can only be waited for without a
-        limit.)"""
-        carrier = self.gradients.carrier
-        return carrier is None or carrier.in_lane or carrier.ends_within(limit_s)
-
-    def _is_given_up(self) -> bool:
-        """Whether all ranks have told that their positions differ, or that they give the round up.
-        Does not block."""
-        carrier = self.gradients.carrier
-        if carrier is None or carrier.in_lane or not carrier.ends_within(0):
-            return False
-        carrier.wait()
-        exchange = self._exchange_positions()
-        return exchange is not None and exchange.has_ended()
-
-    def _task_of_backward(self) -> int | None:
-        return None if self._backward is None else self._backward.task
-
-    def _give_up_rounds(self) -> None:
-        """Ends the rounds of a backward that has raised, without making a step with its gradients.
-
-        Raises:
-            HorovodInternalError: On other ranks it has not raised, and they would make the step:
-                the same error there.
-        """
-        for reducer in self._reached(at_end=False):
-            reducer._give_up()
-        self._finish_rounds()
-
-    def _finish_rounds(self, at_end: bool = False) -> None:
-        """Ends the open round, and those of all other optimizers that its backward has reached.
-        First starts everything, which does not wait for other rounds, then waits.
-
-        at_end: see `_reached`.
-        """
-        reached = self._reached(at_end)
-        for reducer in reached:
-            if at_end:
-                reducer._by_step = False
-                program.backward_ended(reducer._age, reducer.gradients.name)
-            reducer._cancel_if_it_fails(reducer._start_rest)
-        left = list(reached)
-        differs = None
-        joined: dict[Reducer, list[torch.Tensor | None]] = {}
-        while left:
-            reducer = _first_to_end(left)
-            try:
-                reducer._cancel_if_it_fails(reducer._collect)
-            except HorovodInternalError as error:
-                if reducer._begun_anywhere is None:
-                    raise
-                differs = differs or error
-            else:
-                reducer._close_round()
-                if reducer in joined:
-                    reducer._forget_round(joined[reducer])
-            left.remove(reducer)
-            for other in reducer._take_part([*reached, *joined]):
-                left.append(other)
-                joined[other] = [slot.param.grad for slot in other.gradients.slots]
-        if differs is not None:
-            raise differs
-
-    def _begun_here(self) -> list[int]:
-        team, task = self.gradients.team, self._task_of_backward()
-        return [
-            reducer.gradients.number
-            for reducer in _alive
-            if reducer is self
-            or (
-                reducer._open
-                and reducer.gradients.team is team
-                and reducer._task_of_backward() == task
-                and reducer._has_started()
-            )
-        ]
-
-    def _take_part(self, known: Sequence[Reducer]) -> list[Reducer]:
-        """After a round in which backward has raised somewhere: begins the rounds that other ranks
-        have begun in the same backward, and wait for, and gives them up. Returns them."""
-        begun = self._begun_anywhere
-        if begun is None:
-            return []
-        others = [
-            reducer
-            for reducer in _alive
-            if reducer is not self
-            and reducer not in known
-            and reducer.gradients.team is self.gradients.team
-            and reducer.gradients.number in begun
-        ]
-        others.sort(key=lambda reducer: reducer._age)
-        for reducer in others:
-            if not reducer._open:
-                reducer.gradients.rebuild_if_changed(reducer._round)
-                reducer._open_round()
-            reducer._give_up()
-            reducer._cancel_if_it_fails(reducer._start_rest)
-        return others
-
-    def _forget_round(self, grads: Sequence[torch.Tensor | None]) -> None:
-        """After a round in which this rank has only taken part: its program may have called
-        zero_grad() before. grads: of all slots, before the round."""
-        for slot, grad in zip(self.gradients.slots, grads, strict=True):
-            slot.param.grad = grad
-        self.next_step()
-
-    def _give_up(self) -> None:
-        """Says so in the open round, unless all gradients are there and the position is on its way:
-        then the other ranks make the step."""
-        carrier = self.gradients.carrier
-        if carrier is None or not carrier.runs:
-            self._position.has_raised = True
-
-    def _reached(self, at_end: bool) -> list[Reducer]:
-        """This reducer and those of all other optimizers that its backward has reached, in the same
-        order on all ranks: autograd may reach their ends in a different order on each.
-
-        at_end: the backward has ended. Otherwise it has raised, and only rounds that other ranks
-            may wait for are ended with it.
-        """
-        task = self._task_of_backward()
-        reached = [
-            reducer
-            for reducer in _alive
-            if reducer is self
-            or (
-                reducer._open
-                and task is not None
-                and reducer._task_of_backward() == task
-                and (at_end or not reducer._by_step or reducer._has_started())
-            )
-        ]
-        return sorted(reached, key=lambda reducer: reducer._age)
-
     def _reached_again(self, slot: Slot) -> RuntimeError:
         if slot.last_round == self._round:
             return RuntimeError(
@@ -489,35 +335,10 @@ class Reducer(WeightedRounds):
         )
 
 
-def _first_to_end(reducers: Sequence[Reducer]) -> Reducer:
-    """The round to collect next: the first one, as on all ranks. Blocks until it has ended. Or else
-    one that is given up: a rank whose backward has raised may not have begun the first one, and
-    waits in the one that it has begun for what this rank has to say."""
-    if len(reducers) > 1:
-        last_line.look()
-        if waits.observed():
-            with waits.waiting(f"hvdlite::{reducers[0].gradients.name} waits for its gradients"):
-                return _given_up_before_the_first(reducers)
-        return _given_up_before_the_first(reducers)
-    return reducers[0]
-
-
-def _given_up_before_the_first(reducers: Sequence[Reducer]) -> Reducer:
-    """Or the first one, when it has ended."""
-    first, *others = reducers
-    looks = 0
-    while not first._ends_within(_LOOKS_EVERY_S if looks < _SHORT_LOOKS else _LOOKS_LATER_EVERY_S):
-        looks += current_task() != -1
-        for reducer in others:
-            if reducer._is_given_up():
-                return reducer
-    return first
-
-
 def release(params: Iterable[torch.Tensor]) -> None:
     """Makes all existing optimizers stop reducing these parameters: they belong to the newest
     optimizer, and are reduced once. Blocks if they are on the way."""
     by_id = {id(param): param for param in params}
     on_the_way.wait_for(by_id.values())
-    for reducer in list(_alive):
-        reducer.release(by_id)
+    for rounds in list(alive):
+        rounds.release(by_id)
