@@ -59,7 +59,7 @@ extern long hvdl_py_num_forks;
 extern PyType_Spec hvdl_py_engine_spec, hvdl_py_operation_spec, hvdl_py_plan_spec,
     hvdl_py_posting_spec;
 
-/* ---- python_posting.c ---- */
+/* ---- python_conversions.c ---- */
 
 void hvdl_py_raise(hvdl_err err, const char *what, const char *name);
 
@@ -81,15 +81,21 @@ static inline bool hvdl_py_is_memory(const void *address)
 }
 /* A scale factor: 0.0 and -0.0, which are compared bytewise, as the same. */
 double hvdl_py_factor(double value);
+/* The string's own text, without a NUL; what: for the exception. NULL: an exception. */
+const char *hvdl_py_text(PyObject *object, const char *what);
+/* A site; empty: NULL. -1: an exception. */
+int hvdl_py_site(PyObject *object, const char **to);
+
+/* ---- python_posting.c ---- */
+
 /* Makes a Posting: `posting` of the module. */
 PyObject *hvdl_py_posting(PyObject *module, PyObject *const *args, Py_ssize_t num_args,
                           PyObject *keywords);
 /* The names of its arguments, once. */
 int hvdl_py_intern_fields(hvdl_py_state *state);
-/* The string's own text, without a NUL; what: for the exception. NULL: an exception. */
-const char *hvdl_py_text(PyObject *object, const char *what);
-/* A site; empty: NULL. -1: an exception. */
-int hvdl_py_site(PyObject *object, const char **to);
+
+/* ---- python_post.c ---- */
+
 /* Posts a Posting, which the engine keeps with its tensors until the operation has ended. NULL: an
  * exception. */
 hvdl_operation *hvdl_py_post_object(hvdl_py_state *state, hvdl_engine *engine, PyObject *posting,

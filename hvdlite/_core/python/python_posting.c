@@ -1,4 +1,4 @@
-/* From Python to the engine: errors, and Posting, which says what is to be done. */
+/* Posting: what is to be done, and with which tensors. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,76 +6,6 @@
 #include "python/python_glue.h"
 
 #include <structmember.h>
-
-/* ---- errors ---- */
-
-void hvdl_py_raise(hvdl_err err, const char *what, const char *name)
-{
-    switch (err) {
-    case HVDL_ENOMEM: PyErr_NoMemory(); break;
-    case HVDL_EDUP:
-        PyErr_Format(PyExc_ValueError,
-                     "%s '%s': an operation of this kind and name is in flight already; "
-                     "wait for it first, or give this one another name",
-                     what, name);
-        break;
-    case HVDL_ECLOSED: PyErr_SetString(PyExc_RuntimeError, "the engine is closed"); break;
-    case HVDL_EMPI: PyErr_Format(PyExc_RuntimeError, "%s: MPI reported an error", what); break;
-    default: PyErr_Format(PyExc_ValueError, "%s: invalid arguments", what); break;
-    }
-}
-
-hvdl_engine *hvdl_py_engine(EngineObject *self)
-{
-    if (!self->engine || self->closed) {
-        PyErr_SetString(PyExc_RuntimeError, "the engine is closed");
-        return NULL;
-    }
-    if (self->forks != hvdl_py_num_forks) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "this is a forked child of a rank: only the rank itself takes part in "
-                        "operations");
-        return NULL;
-    }
-    return self->engine;
-}
-
-void hvdl_py_reap(hvdl_engine *engine)
-{
-    PyObject *owner;
-    while ((owner = hvdl_engine_reap(engine)))
-        Py_DECREF(owner);
-}
-
-/* ---- conversions ---- */
-
-int hvdl_py_int(PyObject *object, const char *name, long least, long most, int *to)
-{
-    long value = PyLong_AsLong(object);
-    if (value == -1 && PyErr_Occurred())
-        return -1;
-    if (value < least || value > most) {
-        PyErr_Format(PyExc_ValueError, "%s is %ld, not within %ld .. %ld", name, value, least,
-                     most);
-        return -1;
-    }
-    *to = (int)value;
-    return 0;
-}
-
-int hvdl_py_pointer(PyObject *object, void **to)
-{
-    size_t value = PyLong_AsSize_t(object);
-    if (value == (size_t)-1 && PyErr_Occurred())
-        return -1;
-    *to = (void *)value;
-    return 0;
-}
-
-double hvdl_py_factor(double value)
-{
-    return value == 0.0 ? 0.0 : value;
-}
 
 static int to_factor(PyObject *object, double *to)
 {
@@ -128,44 +58,6 @@ static int put_shape(PyObject *shape, hvdl_posting *posting)
     /* Where rows would be larger than any memory, no rank has one. */
     desc->count = overflows ? 0 : count;
     return 0;
-}
-
-/* The op and the factors against the dtype. */
-static int check_arithmetic(const hvdl_posting *posting)
-{
-    const hvdl_desc *desc = &posting->desc;
-    const char *problem = NULL;
-    if (desc->dtype == HVDL_BOOL && (desc->prescale != 1.0 || desc->postscale != 1.0))
-        problem = "bool takes no scale factors";
-    else if (hvdl_is_bitwise(desc->op) && hvdl_is_float(desc->dtype))
-        problem = "bitwise ops take integers and bool, not floats";
-    if (!problem)
-        return 0;
-    PyErr_Format(PyExc_ValueError, "%s '%s': %s", hvdl_kind_name(desc->kind), posting->name,
-                 problem);
-    return -1;
-}
-
-static int check_posting(const hvdl_posting *posting, const hvdl_engine *engine)
-{
-    const hvdl_desc *desc = &posting->desc;
-    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
-    bool needs_output = facts->result == HVDL_RESULT_WHOLE; /* a share may have no rows */
-    if (facts->has_root)
-        needs_output &= !hvdl_root_gets(facts) || desc->root == hvdl_engine_rank(engine);
-    bool has_data = hvdl_moves_data(facts) && desc->count && desc->place != HVDL_ORDERED &&
-                    (facts->rows == HVDL_ROWS_SAME || posting->rows);
-    if (has_data && (!hvdl_py_is_memory(posting->input) ||
-                     (needs_output && !hvdl_py_is_memory(posting->output)))) {
-        PyErr_Format(PyExc_ValueError, "%s '%s': the tensor has no memory", facts->name,
-                     posting->name);
-        return -1;
-    }
-    if (hvdl_sends_splits(desc) && !posting->splits) {
-        PyErr_Format(PyExc_ValueError, "%s '%s': splits are missing", facts->name, posting->name);
-        return -1;
-    }
-    return check_arithmetic(posting);
 }
 
 /* group: None, or (number of tensors, hash of their shapes). */
@@ -225,17 +117,6 @@ static void keep_tensor(PyObject **at, PyObject *object)
     keep(at, object == Py_None ? NULL : object);
 }
 
-const char *hvdl_py_text(PyObject *object, const char *what)
-{
-    Py_ssize_t bytes;
-    const char *text = PyUnicode_AsUTF8AndSize(object, &bytes);
-    if (text && strlen(text) != (size_t)bytes) {
-        PyErr_Format(PyExc_ValueError, "a %s may not contain a NUL character", what);
-        return NULL;
-    }
-    return text;
-}
-
 static int set_name(PostingObject *self, PyObject *name)
 {
     const char *text = hvdl_py_text(name, "name");
@@ -244,13 +125,6 @@ static int set_name(PostingObject *self, PyObject *name)
     keep(&self->name, name);
     self->posting.name = text;
     return 0;
-}
-
-int hvdl_py_site(PyObject *object, const char **to)
-{
-    const char *text = hvdl_py_text(object, "site");
-    *to = text && *text ? text : NULL;
-    return text ? 0 : -1;
 }
 
 static int set_site(PostingObject *self, PyObject *site)
@@ -556,82 +430,4 @@ int hvdl_py_intern_fields(hvdl_py_state *state)
         if (!(state->field_names[field] = PyUnicode_InternFromString(field_names[field])))
             return -1;
     return state->shape && state->data_ptr ? 0 : -1;
-}
-
-/* ---- posting ---- */
-
-int hvdl_py_address_of(const hvdl_py_state *state, PyObject *tensor, void **to)
-{
-    *to = NULL;
-    if (!tensor)
-        return 0;
-    PyObject *address = PyObject_CallMethodObjArgs(tensor, state->data_ptr, NULL);
-    int failed = !address || hvdl_py_pointer(address, to);
-    Py_XDECREF(address);
-    return failed ? -1 : 0;
-}
-
-/* With the addresses of the tensors as they are now. */
-static int fill_posting(const hvdl_py_state *state, hvdl_engine *engine, const PostingObject *self,
-                        hvdl_posting *to)
-{
-    void *input, *splits;
-    *to = self->posting;
-    const hvdl_kind_facts *facts = hvdl_facts_of(&to->desc);
-    if (!self->shape && hvdl_moves_data(facts)) {
-        PyErr_Format(PyExc_ValueError, "%s '%s': the source is missing", facts->name, to->name);
-        return -1;
-    }
-    if (hvdl_py_address_of(state, self->source, &input) ||
-        hvdl_py_address_of(state, self->splits, &splits))
-        return -1;
-    to->input = input;
-    to->output = input;
-    to->splits = splits;
-    if (self->result != self->source && hvdl_py_address_of(state, self->result, &to->output))
-        return -1;
-    return check_posting(to, engine);
-}
-
-static hvdl_operation *post_parts(hvdl_py_state *state, hvdl_engine *engine, PostingObject *self,
-                                  bool wake)
-{
-    hvdl_posting posting = self->posting;
-    hvdl_py_parts parts = {0};
-    bool failed =
-        hvdl_py_put_parts(state, engine, self, &posting, &parts) || check_arithmetic(&posting);
-    hvdl_operation *operation =
-        failed ? NULL : hvdl_py_post(engine, &posting, (PyObject *)self, wake);
-    free(parts.memory);
-    return operation;
-}
-
-hvdl_operation *hvdl_py_post_object(hvdl_py_state *state, hvdl_engine *engine, PyObject *object,
-                                    bool wake)
-{
-    hvdl_posting posting;
-    if (Py_TYPE(object) != state->posting_type) {
-        PyErr_SetString(PyExc_TypeError, "post: expected a Posting");
-        return NULL;
-    }
-    if (hvdl_facts_of(&((PostingObject *)object)->posting.desc)->parts &&
-        hvdl_py_is_in_parts((PostingObject *)object))
-        return post_parts(state, engine, (PostingObject *)object, wake);
-    if (fill_posting(state, engine, (PostingObject *)object, &posting))
-        return NULL;
-    return hvdl_py_post(engine, &posting, object, wake);
-}
-
-hvdl_operation *hvdl_py_post(hvdl_engine *engine, hvdl_posting *posting, PyObject *owner, bool wake)
-{
-    hvdl_operation *operation;
-    hvdl_py_reap(engine);
-    Py_INCREF(owner);
-    posting->owner = owner;
-    hvdl_err err = hvdl_engine_post(engine, posting, wake, &operation);
-    if (!err)
-        return operation;
-    Py_DECREF(owner);
-    hvdl_py_raise(err, hvdl_kind_name(posting->desc.kind), posting->name);
-    return NULL;
 }
