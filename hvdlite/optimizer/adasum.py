@@ -20,7 +20,8 @@ from hvdlite.errors import HorovodInternalError, NumericsError
 from hvdlite.observe import summary, waits
 from hvdlite.ops import Adasum, Sum
 from hvdlite.optimizer.arguments import ParameterNames, checked_passes, checked_weight
-from hvdlite.optimizer.buckets.bucket import Combining, check_reducible
+from hvdlite.optimizer.buckets.bucket import Combining
+from hvdlite.optimizer.buckets.slot import check_reducible
 from hvdlite.optimizer.checks.consistency import (
     ConsistencyCheck,
     Model,

@@ -22,7 +22,8 @@ from hvdlite.optimizer.arguments import (
     checked_shard,
     groups_by_id,
 )
-from hvdlite.optimizer.buckets.bucket import Combining, Form
+from hvdlite.optimizer.buckets.bucket import Combining
+from hvdlite.optimizer.buckets.slot import Form
 from hvdlite.optimizer.gradient_optimizer import Calls, GradientOptimizer
 from hvdlite.optimizer.micro_batches import require_possible
 from hvdlite.optimizer.overlap.watching import Watching

@@ -18,13 +18,12 @@ from hvdlite.optimizer.buckets.backward_order import BackwardOrder
 from hvdlite.optimizer.buckets.bucket import (
     Bucket,
     Combining,
-    Form,
     MakeBucket,
     Sizing,
-    Slot,
     lay_out,
     make_buckets,
 )
+from hvdlite.optimizer.buckets.slot import Form, Slot
 from hvdlite.optimizer.buckets.tree_bucket import TreeBucket, Widened, require_addable
 from hvdlite.optimizer.checks.consistency import (
     ConsistencyCheck,

@@ -20,7 +20,7 @@ import torch
 
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Adasum, ReduceOp
-from hvdlite.optimizer.buckets.bucket import Slot
+from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.optimizer.buckets.tree_bucket import TreeBucket
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.shared import is_shared

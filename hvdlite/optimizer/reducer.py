@@ -30,7 +30,8 @@ from hvdlite.observe import program, summary
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.backward_pass import BackwardPass, current_task
 from hvdlite.optimizer.backward_rounds import BackwardRounds, alive
-from hvdlite.optimizer.buckets.bucket import Combining, Form, Slot
+from hvdlite.optimizer.buckets.bucket import Combining
+from hvdlite.optimizer.buckets.slot import Form, Slot
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.losses import loss_of_all
 from hvdlite.optimizer.overlap import on_the_way

@@ -18,8 +18,9 @@ import torch
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
 from hvdlite.optimizer.backward_pass import BackwardPass
-from hvdlite.optimizer.buckets.bucket import Bucket, Form, Slot
+from hvdlite.optimizer.buckets.bucket import Bucket
 from hvdlite.optimizer.buckets.positions import Position
+from hvdlite.optimizer.buckets.slot import Form, Slot
 from hvdlite.optimizer.buckets.tree_bucket import TreeBucket
 from hvdlite.optimizer.checks.numerics import Numerics
 from hvdlite.optimizer.checks.position_exchange import PositionExchange, difference, with_advice

@@ -20,8 +20,9 @@ from hvdlite.compression import Compressor
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import Average
 from hvdlite.optimizer.buckets import weight_codes
-from hvdlite.optimizer.buckets.bucket import Combining, Slot
+from hvdlite.optimizer.buckets.bucket import Combining
 from hvdlite.optimizer.buckets.positions import Position
+from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.world.teams.team import Team
 
 # How many numbers a rank sends before its rows: contribution, the four of its position, and the

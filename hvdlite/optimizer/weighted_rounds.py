@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvdlite.optimizer.buckets.bucket import Slot
+from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.rounds import Rounds
 from hvdlite.optimizer.weights import weighed

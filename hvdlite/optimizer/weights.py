@@ -23,7 +23,7 @@ import torch
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets import weight_codes
-from hvdlite.optimizer.buckets.bucket import Slot
+from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.optimizer.gradients import Gradients
 
 # A float16 has 11 binary digits from 6e-5 on, and fewer below. With this weight gradients from 0.06

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvdlite.collectives.host_sum import HostSum
-from hvdlite.optimizer.buckets.bucket import Slot
+from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.world import world
 from hvdlite.world.teams.team import Team
 

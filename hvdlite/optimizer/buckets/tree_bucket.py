@@ -22,9 +22,10 @@ import torch
 from hvdlite import _core
 from hvdlite.compression import Compressor
 from hvdlite.ops import DTYPES
-from hvdlite.optimizer.buckets.bucket import Bucket, Slot, place_in
+from hvdlite.optimizer.buckets.bucket import Bucket
 from hvdlite.optimizer.buckets.layout import BucketLayout
 from hvdlite.optimizer.buckets.pages import Pages
+from hvdlite.optimizer.buckets.slot import Slot, place_in
 
 # A sum of micro-batches, or the gradient of one; None: they had none, which counts as zeros.
 Part = torch.Tensor | None

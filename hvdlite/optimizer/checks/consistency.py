@@ -18,7 +18,7 @@ from hvdlite import _core
 from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.collectives.host_gather import HostGather
 from hvdlite.errors import HorovodInternalError
-from hvdlite.optimizer.buckets.bucket import strides_in_place
+from hvdlite.optimizer.buckets.slot import strides_in_place
 from hvdlite.world import world
 from hvdlite.world.teams.team import Team
 

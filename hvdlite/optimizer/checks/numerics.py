@@ -17,7 +17,8 @@ import torch
 
 from hvdlite.collectives.differing_ranks import ranks_in_words
 from hvdlite.collectives.host_sum import HostSum
-from hvdlite.optimizer.buckets.bucket import Bucket, real_view
+from hvdlite.optimizer.buckets.bucket import Bucket
+from hvdlite.optimizer.buckets.slot import real_view
 from hvdlite.world.teams.team import Team
 
 _NAN, _INFINITE, _TOO_LARGE = 1, 2, 3

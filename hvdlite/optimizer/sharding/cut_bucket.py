@@ -11,10 +11,11 @@ from hvdlite import _core
 from hvdlite.compression import Compressor
 from hvdlite.observe import waits
 from hvdlite.ops import DTYPES, ReduceOp
-from hvdlite.optimizer.buckets.bucket import Bucket, Slot
+from hvdlite.optimizer.buckets.bucket import Bucket
 from hvdlite.optimizer.buckets.layout import BucketLayout
 from hvdlite.optimizer.buckets.pages import Pages
 from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
+from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.optimizer.sharding.memory import has_gaps
 from hvdlite.world.teams.team import Team
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hvdlite.optimizer.buckets.bucket import Bucket, Slot
+from hvdlite.optimizer.buckets.bucket import Bucket
+from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.optimizer.sharding.cut import Cut, Part
 from hvdlite.optimizer.sharding.cut_bucket import CutBucket
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvdlite.optimizer.buckets.bucket import strides_in_place
+from hvdlite.optimizer.buckets.slot import strides_in_place
 
 
 def has_gaps(param: torch.Tensor) -> bool:

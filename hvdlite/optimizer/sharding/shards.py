@@ -11,9 +11,10 @@ import torch
 from hvdlite import _core
 from hvdlite.compression import Compressor
 from hvdlite.errors import HorovodInternalError
-from hvdlite.optimizer.buckets.bucket import Bucket, Form, Slot
+from hvdlite.optimizer.buckets.bucket import Bucket
 from hvdlite.optimizer.buckets.layout import BucketLayout
 from hvdlite.optimizer.buckets.pages import Pages
+from hvdlite.optimizer.buckets.slot import Form, Slot
 from hvdlite.optimizer.sharding.cut import Part
 from hvdlite.optimizer.sharding.cut_bucket import CutBucket
 from hvdlite.optimizer.sharding.division import Division, by_buckets, deal, evenly

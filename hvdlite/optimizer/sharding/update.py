@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.optimizer.buckets.bucket import Slot
+from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.optimizer.overlap.watching import Watching
 from hvdlite.optimizer.reducer import Reducer
 from hvdlite.optimizer.sharding.cut import Part

@@ -13,7 +13,8 @@ from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
 from hvdlite.ops import DTYPES
-from hvdlite.optimizer.buckets.bucket import Bucket, Slot, real_view
+from hvdlite.optimizer.buckets.bucket import Bucket
+from hvdlite.optimizer.buckets.slot import Slot, real_view
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.overlap.on_the_way import Arrival
 from hvdlite.optimizer.sharding.cut_bucket import CutBucket

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdlite.optimizer.buckets.bucket import Slot
+from hvdlite.optimizer.buckets.slot import Slot
 
 
 def mixed_forms(slot: Slot) -> str:
