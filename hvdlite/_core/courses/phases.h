@@ -134,6 +134,11 @@ hvdl_err hvdl_allreduce_prepare(const hvdl_engine *engine, hvdl_operation *opera
 /* A pass that adds up the operation's elements. */
 hvdl_pass *hvdl_reducing_pass(const hvdl_engine *engine, const hvdl_operation *operation,
                               hvdl_pass_type type, int num_sources);
+void hvdl_describe_reduction(const hvdl_engine *engine, const hvdl_operation *operation,
+                             hvdl_exchange_spec *spec);
+/* Of hosts that get only their own chunks' sums. */
+void hvdl_scatter_between_hosts(const hvdl_engine *engine, const hvdl_operation *operation,
+                                uint64_t piece, hvdl_exchange_spec *spec);
 
 /* ---- rows.c, parts.c: what other courses use that gather rows, or send some to each rank ---- */
 

@@ -28,7 +28,7 @@
 #include "operations/plans.h"
 #include "operations/queue.h"
 #include "operations/recording.h"
-#include "courses/reducing.h"
+#include "courses/reducescatter.h"
 #include "matching/replay.h"
 #include "watching/roll_call.h"
 #include "courses/rows.h"

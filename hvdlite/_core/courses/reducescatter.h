@@ -1,11 +1,11 @@
 /* What a reducescatter's ranks get. The driver. */
-#ifndef HVDL_REDUCING_H
-#define HVDL_REDUCING_H
+#ifndef HVDL_REDUCESCATTER_H
+#define HVDL_REDUCESCATTER_H
 
 #include "base/schedule.h"
 #include "engine/engine.h"
 
-/* Written by reducing.c. */
+/* Written by reducescatter.c. */
 typedef struct {
     size_t *begins; /* by member, and the end: elements */
     size_t unit;    /* elements of each share that a piece takes: piece k those from k * unit on */
