@@ -126,7 +126,7 @@ def _by_itself(course: Course, now: float, date: float, tails: Mapping[int, byte
             return _failed(course.leaving.error_of(ranks.last_that_left()[0]))
     left = _missed(course, failure)
     if left is not None and not has_words and may_be_of_mpi(failure):
-        return _failed(course.leaving.error_of(left), (ended_after_another(failure),))
+        return _failed(course.leaving.error_of(left), (ended_after_another(failure, left),))
     failure = failure._replace(at=date - (now - course.begin) + failure.after_s)
     return _report(course, failure, tails, failure.rank in lost, left)
 

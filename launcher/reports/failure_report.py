@@ -165,9 +165,12 @@ def left_early(rank: int, host: str, after_s: float) -> MpirunFailed:
     )
 
 
-def ended_after_another(failure: Failure) -> str:
-    """Stands above `left_early` about the other rank."""
-    return f"hvdrun: {failure}, without a word; another rank had left before:"
+def ended_after_another(failure: Failure, left: int) -> str:
+    """Stands above `left_early`. left: the rank that it is about."""
+    return (
+        f"hvdrun: rank {left} had left when {failure}, without a word; MPI may end a rank so that"
+        " misses another one"
+    )
 
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)

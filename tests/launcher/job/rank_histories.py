@@ -343,7 +343,10 @@ LEFT = {
         ends(5.5, over_at=5.6),
         73,
         error=MpirunFailed,
-        words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
+        words=(
+            "rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",
+            "hvdrun: rank 1 had left when rank 2 on b was ended by SIGSEGV",
+        ),
     ),
     "os._exit(0) in mid-job, of which Open MPI ends two ranks and tells one": History(
         [
