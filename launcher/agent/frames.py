@@ -37,6 +37,8 @@ GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
 EXIT = b"X"
 # keeper → supervisor: the rank called MPI_Init, or MPI_Finalize; only if the keeper can see it
 MPI_BEGUN, MPI_DONE = b"M", b"m"
+# keeper → supervisor: the job's name in MPI, once the daemon has told the rank (MPICH and its like)
+MPI_JOB = b"J"
 NOTE = b"Q"  # keeper → supervisor: what hvdlite in the rank told it (see machine/notes)
 # keeper → supervisor: the rank runs on and has closed its end of PMI or of the way for notes, so it
 # has closed what it does not know, perhaps MPI's, too. With the time, as for EXIT

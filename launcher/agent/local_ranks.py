@@ -24,6 +24,7 @@ from hvdrun.agent.frames import (
     INT,
     KEEPER_GONE,
     LOOK,
+    MPI_JOB,
     OUT,
     RANK,
     RELEASE,
@@ -33,6 +34,7 @@ from hvdrun.agent.frames import (
     send,
     unpack,
 )
+from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.agent.signals import pack
 from hvdrun.machine.socket_users import is_trusted
 
@@ -48,6 +50,7 @@ class _Keeper:
         self.buffer = bytearray()
         self.fds: list[int] = []
         self.rank = -1
+        self.job = b""  # its name in MPI, if the keeper knows it
         self.outputs: dict[int, bytes] = {}  # descriptor → OUT or ERR
 
 
@@ -162,6 +165,9 @@ class LocalRanks:
             if kind == RANK:
                 self.sessions.add(payload.decode())
                 self._begin(keeper, rank)
+            elif kind == MPI_JOB:
+                keeper.job = payload
+                continue
             elif kind == EXIT:
                 self._drain(keeper)
             self.deliver(kind, rank, payload)
@@ -172,6 +178,9 @@ class LocalRanks:
             self.selector.unregister(keeper.sock)
             keeper.sock.close()
             self.keepers.discard(keeper)
+            # If the keeper was killed, and its rank with it, nobody else removes them.
+            if keeper.job:
+                SharedFiles().remove(keeper.job)
             if keeper.rank >= 0:
                 self.deliver(KEEPER_GONE, keeper.rank, b"")
 

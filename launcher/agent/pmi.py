@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import select
 
-from hvdrun.agent.frames import CHUNK, MPI_BEGUN, MPI_DONE, Suppress, write_all
+from hvdrun.agent.frames import CHUNK, MPI_BEGUN, MPI_DONE, MPI_JOB, Suppress, write_all
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -33,10 +33,11 @@ LONGEST = max(len(word) for word, _ in WORDS)
 
 
 class Relay:
-    """Passes on the messages of both sides. Calls `tell` with MPI_BEGUN and MPI_DONE."""
+    """Passes on the messages of both sides. Calls `tell` with MPI_BEGUN and MPI_DONE, and with
+    MPI_JOB and the job's name."""
 
     def __init__(
-        self, environment: Mapping[str, str], poll: select.poll, tell: Callable[[bytes], None]
+        self, environment: Mapping[str, str], poll: select.poll, tell: Callable[..., None]
     ) -> None:
         self.poll = poll
         self.tell = tell
@@ -98,6 +99,8 @@ class Relay:
         for word in BEFORE_NAME:
             if word in self.told and not self.job:
                 self.job = _whole(self.told.partition(word)[2])
+                if self.job:
+                    self.tell(MPI_JOB, self.job)
         at = self.told.find(TOPOLOGY_FILE)
         if at >= 0:
             self.topology_file = _whole(self.told[self.told.rfind(b"=", 0, at) + 1 :])

@@ -48,6 +48,8 @@ STALL = re.compile(
     r"^(?:\[[\d, ranks-]*\] )?hvdlite: .*(?:has waited|still waits|has made no progress)"
 )
 STALLED_RANK = re.compile(r"rank (\d+) on (\S+) \((?:which|of)")
+# Of a rank that has not come on, as it waits for another one: the operation in which it does.
+WAITS_ELSEWHERE = re.compile(r"rank \d+ on \S+ \(which has been in (\w+ '[^']*') for [^)]*\),? ?")
 STALLED_HOST = re.compile(r" (server\d+), which does not answer")
 NOT_CALLED = re.compile(r"allreduce 'round (\d+)'(?: \(no\. \d+\))?, which ranks? ([\d,-]+) ha")
 SLOW_RANK = re.compile(r"^hvdrun: ranks? ([\d,-]+) on \S+.* arrives? last in")
@@ -170,13 +172,21 @@ def _stalls(job: Job, lines: Iterable[str], found: Judgement) -> None:
     """The reports of the stall check name the rank that is stopped, or its host where nobody else
     can speak for it."""
     fault, named = job.fault, 0
-    for line in lines:
-        if not STALL.match(line) and "all operations fail now" not in line:
-            continue
+    stalls = [line for line in lines if STALL.match(line) or "all operations fail now" in line]
+    # A rank that is still in an operation is not accused if its own report says who it waits for.
+    victim = f"for rank {fault.victim} on "
+    explained = [line for line in stalls if victim in WAITS_ELSEWHERE.sub("", line)]
+    for reported in stalls:
+        line = WAITS_ELSEWHERE.sub(
+            lambda match: "" if any(match[1] in other for other in explained) else match[0],
+            reported,
+        )
         ranks = {int(match[1]) for match in STALLED_RANK.finditer(line)}
         hosts = set(STALLED_HOST.findall(line))
         if fault.kind not in ("stall", "stall for ever"):
             found.wrong.append(f"accused: {line}")
+        elif line != reported and not ranks and not hosts:
+            continue
         elif ranks <= {fault.victim} and hosts <= _names_of(job, fault.victim) and (ranks or hosts):
             named += 1
             found.named.append(line)

@@ -88,5 +88,20 @@ def test_a_rank_that_is_said_not_to_have_called_what_it_has_ended_is_found():
     assert wrong(of, 137, errors=said, rounds={0: 8, 1: 8, 2: 7}) == ["accused"]
 
 
+def test_a_rank_that_waits_for_the_stopped_one_elsewhere_is_not_accused():
+    said = (
+        "[2] hvdlite: alltoall 'b' has waited 8 s for rank 0 on server1 (which has been in"
+        " broadcast 'a' for 8 s), rank 1 on server1 (which has been in broadcast 'a' for 8 s);"
+        " called by rank 2"
+    )
+    explained = (
+        "\n[0] hvdlite: broadcast 'a' has made no progress for 8 s; it waits within the host for"
+        " rank 1 on server1 (which has not run for 8 s); all ranks have called it"
+    )
+    assert wrong(job("stall", 1), 0, errors=said) == ["accused", "unnamed"]
+    assert wrong(job("stall", 1), 0, errors=said + explained) == []
+    assert wrong(job("stall", 0), 0, errors=said + explained) == ["accused", "accused", "unnamed"]
+
+
 def test_numbers_in_spans():
     assert spans("0-1,3") == {0, 1, 3}

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from hvdrun.agent.frames import MPI_BEGUN, MPI_DONE
+from hvdrun.agent.frames import MPI_BEGUN, MPI_DONE, MPI_JOB
 from hvdrun.agent.pmi import Relay
 
 
@@ -18,10 +18,13 @@ class Way:
         self.daemon, for_rank = socket.socketpair()
         self.poll = select.poll()
         environment = {"PMI_FD": str(for_rank.detach())}
-        self.relay = Relay(environment, self.poll, self.told.append)
+        self.relay = Relay(environment, self.poll, self._tell)
         (new_end,) = self.relay.for_rank.values()
         self.rank = socket.socket(fileno=os.dup(new_end))
         self.relay.begin()
+
+    def _tell(self, kind, payload=None):
+        self.told.append(kind if payload is None else (kind, payload))
 
     def hear(self):
         self.relay.hear({fd for fd, _ in self.poll.poll(0)})
@@ -103,6 +106,7 @@ def test_the_name_of_the_job_is_learned_from_the_daemon(way, before, answer, cut
         way.daemon.sendall(part)
         way.hear()
     assert way.relay.job == b"kvs_7_0_5_a"
+    assert way.told == [(MPI_JOB, b"kvs_7_0_5_a")]
 
 
 def test_a_rank_cannot_choose_the_name_of_the_job(way):
