@@ -31,6 +31,7 @@ from hvdlite.shared.broadcasting import (
     scratch_chunks,
     writes,
 )
+from hvdlite.tensor_bytes import flat_bytes
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 from hvdlite.world.teams.team import Team
@@ -332,4 +333,4 @@ def _known_dtype(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if tensor.dtype.is_complex:
         return torch.view_as_real(tensor)
-    return tensor.reshape(-1).view(torch.uint8)
+    return flat_bytes(tensor)

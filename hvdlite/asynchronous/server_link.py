@@ -23,6 +23,7 @@ from hvdlite.asynchronous.messages import (
 )
 from hvdlite.asynchronous.parts import Layout
 from hvdlite.asynchronous.served import Offer, SharedMemory
+from hvdlite.tensor_bytes import flat_bytes
 from hvdlite.world.teams.roles import Everyone
 from hvdlite.world.teams.shared_memory import open_offer
 
@@ -310,7 +311,7 @@ class ServerLink:
         """The engine keeps the tensor until it has gone."""
         assert tensor is not None
         if tensor.numel():
-            self._engine.send(tensor.contiguous().view(-1).view(torch.uint8), self.server, tag)
+            self._engine.send(flat_bytes(tensor), self.server, tag)
 
     def _receive(self, tag: int, tensor: torch.Tensor) -> torch.Tensor:
         self._wait(self, self._engine.recv(tensor, self.server, tag, "", False), False)

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 
 from hvdlite import _core
 from hvdlite.ops import DTYPES
+from hvdlite.tensor_bytes import flat_bytes
 
 Tensor = torch.Tensor
 
@@ -99,7 +100,7 @@ def movable(form: str, tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     flat = tensor.resolve_neg().contiguous().view(-1)
-    return flat if flat.dtype in DTYPES else flat.view(torch.uint8)
+    return flat if flat.dtype in DTYPES else flat_bytes(flat)
 
 
 def landing(form: str, tensor: Tensor) -> Tensor:

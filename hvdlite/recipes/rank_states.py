@@ -15,6 +15,7 @@ import torch
 from hvdlite.collectives import alltoall
 from hvdlite.recipes.state_trees import TensorPlace, places_in, with_tensors
 from hvdlite.state import is_of_rank
+from hvdlite.tensor_bytes import flat_bytes
 from hvdlite.world import world
 
 
@@ -70,7 +71,7 @@ def from_rank_0(
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """The elements of all of them, one after the other."""
-    parts = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+    parts = [flat_bytes(tensor) for tensor in tensors]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 

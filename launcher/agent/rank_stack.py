@@ -48,6 +48,8 @@ class RankStack:
         """The frames, the innermost first, each with file, line, function and library ("": the
         script's own); and if there are none, why."""
         try:
+            if not self.has_the_file():
+                return [], "it has closed the file for its stack"
             why = self._ask()
             text = os.pread(self.fd, _LARGEST_BYTES, 0).decode(errors="replace")
             return self.frames_in(text), why
@@ -55,8 +57,7 @@ class RankStack:
             return [], f"its stack can't be read: {error}"
 
     def _ask(self) -> str:
-        if not self.has_the_file():
-            return "it has closed the file for its stack"
+        os.ftruncate(self.fd, 0)  # whatever comes of it: an earlier answer is none to this
         status = self._status()
         bit = 1 << (self.number - 1)
         if status["State"] in _STOPPED:
@@ -64,7 +65,6 @@ class RankStack:
         if not int(status["SigCgt"], 16) & bit or int(status["SigBlk"], 16) & bit:
             changed = f"it is ending, or has changed what signal {self.number} does"
             return f"{changed}, so its stack can't be read"
-        os.ftruncate(self.fd, 0)
         _send(self.pid, self.number)
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:

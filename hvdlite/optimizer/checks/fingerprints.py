@@ -23,6 +23,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.optimizer.checks.start_values import row_sums
+from hvdlite.tensor_bytes import flat_bytes
 
 _MODULUS = 1 << 64
 
@@ -45,7 +46,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor | None:
     values = tensor.detach().resolve_conj().resolve_neg()
     if values.is_complex():
         values = torch.view_as_real(values)
-    return values.contiguous().reshape(-1).view(torch.uint8)
+    return flat_bytes(values)
 
 
 def fingerprint(in_bytes: torch.Tensor) -> int:
@@ -75,11 +76,11 @@ def as_int64(number: int) -> int:
 
 
 def _quantized_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    integers = tensor.int_repr().contiguous().reshape(-1).view(torch.uint8)
+    integers = flat_bytes(tensor.int_repr())
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         packed = struct.pack("dq", tensor.q_scale(), tensor.q_zero_point())
         scaling = [torch.frombuffer(bytearray(packed), dtype=torch.uint8)]
     else:
         numbers = (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
-        scaling = [each.contiguous().reshape(-1).view(torch.uint8) for each in numbers]
+        scaling = [flat_bytes(each) for each in numbers]
     return torch.cat([integers, *(each.to(integers.device) for each in scaling)])

@@ -25,6 +25,7 @@ from hvdlite.collectives.host_sum import HostSum
 from hvdlite.errors import DifferenceError, HorovodInternalError
 from hvdlite.optimizer.checks.fingerprints import as_int64, bytes_of, digest, fingerprint
 from hvdlite.shared import check
+from hvdlite.tensor_bytes import flat_bytes
 from hvdlite.world.teams.process_sets import ProcessSet
 from hvdlite.world.teams.team import Team
 
@@ -228,7 +229,7 @@ class Comparison:
         if is_source:
             return
         values = torch.cat(parts).view(torch.uint8)[:size].view(memory.dtype).view(memory.shape)
-        if not torch.equal(values.reshape(-1).view(torch.uint8), in_bytes.cpu()):
+        if not torch.equal(flat_bytes(values), in_bytes.cpu()):
             memory.copy_(values)
             if entry.changed is not None:
                 entry.changed(entry.tensor)

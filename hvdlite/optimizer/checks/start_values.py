@@ -17,6 +17,7 @@ import torch
 from hvdlite.collectives.differing_ranks import ranks_in_words
 from hvdlite.collectives.host_sum import HostSum
 from hvdlite.errors import HorovodInternalError
+from hvdlite.tensor_bytes import flat_bytes
 from hvdlite.world import world
 from hvdlite.world.teams.team import Team
 
@@ -119,7 +120,7 @@ def hash_of(param: torch.Tensor) -> int:
     values = param.detach().resolve_conj().resolve_neg()
     if values.is_complex():
         values = torch.view_as_real(values)
-    in_bytes = values.contiguous().reshape(-1).view(torch.uint8)
+    in_bytes = flat_bytes(values)
     return zlib.crc32(in_bytes.numpy().data) if in_bytes.is_cpu else hash_on_device(in_bytes)
 
 

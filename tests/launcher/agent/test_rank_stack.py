@@ -202,6 +202,16 @@ def test_of_a_stopped_rank_nothing_is_read_until_it_goes_on(rank):
     assert rank.code() == 0  # no signal was waiting for it
 
 
+@pytest.mark.parametrize("rank", [in_c], indirect=True)
+def test_an_earlier_stack_is_not_that_of_a_stopped_rank(rank):
+    rank.is_in("S")
+    frames, _ = rank.stack.read()
+    assert frames
+    os.kill(rank.pid, signal.SIGSTOP)
+    rank.is_in("T")
+    assert rank.stack.read() == ([], "")
+
+
 @pytest.mark.parametrize(
     ("rank", "why"),
     [
