@@ -60,16 +60,24 @@ def _entries(name: str, kind: Kind, container: Any, key: Any) -> Iterator[Entry]
         if tensor is not None:
 
             def put(changed: torch.Tensor) -> None:
-                made = [type(old)(new) for old, new in zip(found, changed.tolist(), strict=True)]
+                made = [_like(old, new) for old, new in zip(found, changed.tolist(), strict=True)]
                 container[key] = tuple(made) if isinstance(value, tuple) else made[0]
 
             yield Entry(name, kind, tensor, put)
 
 
+def _like(old: Any, new: float) -> Any:
+    """`new` as old's type, where that holds it."""
+    made = type(old)(new)
+    return made if made == new else new
+
+
 def _tensor_of(found: tuple[Any, ...]) -> torch.Tensor | None:
-    """Python's numbers as a tensor; None if they are something else."""
+    """Python's numbers as a tensor; None if they are something else. A rank's 1 is another one's
+    1.0: only integers that no float holds are kept as such."""
     if not found or not all(isinstance(each, (bool, int, float)) for each in found):
         return None
-    if all(isinstance(each, int) and abs(each) < 1 << 63 for each in found):
+    whole = all(isinstance(each, int) and abs(each) < 1 << 63 for each in found)
+    if whole and any(abs(each) > 1 << 53 for each in found):
         return torch.tensor([int(each) for each in found], dtype=torch.int64, device="cpu")
     return torch.tensor([float(each) for each in found], dtype=torch.float64, device="cpu")

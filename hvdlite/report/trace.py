@@ -123,7 +123,8 @@ class _Reader:
         if self._bad:
             trace.notes.append(f"{self._bad} entries are not events of a timeline and are left out")
         if self._open:
-            trace.notes.append(f"{len(self._open)} operations had not ended when the file did")
+            several = "operations" if len(self._open) > 1 else "operation"
+            trace.notes.append(f"{len(self._open)} {several} had not ended when the file did")
         if not trace.ended:
             trace.notes.append(
                 "the job ended without stop_timeline(), so the last quarter of a second may be "

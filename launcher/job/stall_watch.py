@@ -78,6 +78,6 @@ class StallWatch:
         head = f"where the ranks are while {stall.operation} waits"
         if stall.missing:
             head = f"where the ranks are that {stall.operation} waits for, and those in it"
-        where = f"hvdrun: {where_ranks_are(head, seen, self.cwd, rest)}"
+        where = f"hvdrun: {where_ranks_are(head, seen, self.cwd, rest, stall.missing)}"
         answered = [rank for rank, each in seen.items() if each.now is not None]
         self.say("\n".join((where, *self.recorded.take_orders(answered))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -55,24 +55,29 @@ def _numbers(text: str) -> Iterable[int]:
         yield from range(int(found[1]), int(found[2] or found[1]) + 1)
 
 
-def where_ranks_are(head: str, seen: Mapping[int, Seen], cwd: str, rest: int = 0) -> str:
-    """Ranks that are at the same place are one entry. rest: how many ranks were not asked."""
+def where_ranks_are(
+    head: str, seen: Mapping[int, Seen], cwd: str, rest: int = 0, missing: Collection[int] = ()
+) -> str:
+    """Ranks that are at the same place are one entry. rest: how many ranks were not asked. missing:
+    those that others wait for: they are shown apart, as only the stacks of main threads are read,
+    and another thread may be what differs."""
     lines = [f"{head}:"]
-    for ranks in _alike(seen, cwd):
+    for ranks in _alike(seen, cwd, missing):
         lines += _entry(ranks, seen, cwd)
     if rest:
         lines.append(f"    and {rest} more ranks")
     return "\n".join(lines)
 
 
-def _alike(seen: Mapping[int, Seen], cwd: str) -> list[list[int]]:
+def _alike(seen: Mapping[int, Seen], cwd: str, missing: Collection[int]) -> list[list[int]]:
     """In the order of the first rank of each."""
     groups: dict[object, list[int]] = {}
     for rank, found in seen.items():
         stack = tuple(stack_lines(found.now, cwd))
         # Where a rank was earlier is no place at which it is with others.
         is_now = found.now is not None and not found.now.no_frames
-        groups.setdefault(stack if stack and is_now else rank, []).append(rank)
+        place = (stack, rank in missing) if stack and is_now else rank
+        groups.setdefault(place, []).append(rank)
     return list(groups.values())
 
 

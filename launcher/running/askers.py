@@ -110,6 +110,11 @@ def ask(pid: int, question: bytes = STACKS) -> str:
         except OSError:
             raise NoAnswer(f"process {pid} is no hvdrun that runs a job on this host") from None
         if not is_trusted(sock):
+            if process_of(sock) == pid:
+                raise NoAnswer(
+                    f"process {pid} runs a job of user {user_of(sock)}: only that user and root may"
+                    " ask it"
+                )
             raise NoAnswer(f"a process of user {user_of(sock)} answers in place of process {pid}")
         if process_of(sock) != pid:
             raise NoAnswer(f"process {process_of(sock)} answers in place of process {pid}")

@@ -132,7 +132,7 @@ def test_a_file_that_another_program_wrote_again_in_one_line_is_read(tmp_path):
 def test_operations_that_had_not_ended_are_told(tmp_path):
     made = [title(0), *events(0, "x", (BASE, BASE + 5), 1)]
     found = read(written(tmp_path / "t.json", made))
-    assert found.notes[0] == "1 operations had not ended when the file did"
+    assert found.notes[0] == "1 operation had not ended when the file did"
     assert match(found.operations) == []
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -198,10 +199,34 @@ class Comparison:
         rows = self._rows("words", _tensor(list(text)))
         words = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows]
         ranks = [self._team.ranks[member] for member in self._members]
+        self._raise_missing_state(words, ranks)
         raise HorovodInternalError(
             f"{self._what}: tensor {index} is not the same on all ranks: "
             f"{which_ranks(words, ranks)}; "
             "on every rank pass the same model and optimizer, with state for the same parameters"
+        )
+
+    def _raise_missing_state(self, words: Sequence[str], ranks: Sequence[int]) -> None:
+        """Raises DifferenceError if only some ranks have a state; words: of each rank's tensor at
+        the same place."""
+        begin = f"{Kind.STATE.value} "
+        having = [rank for rank, word in zip(ranks, words, strict=True) if word.startswith(begin)]
+        if not having or len(having) == len(ranks):
+            return
+        word = words[ranks.index(having[0])]
+        named = re.match(rf"{begin}(['\"])(.*)\1 ", word)
+        name = named[2] if named else word.removeprefix(begin)
+        lacking = [rank for rank in ranks if rank not in having]
+        has = "has" if len(having) == 1 else "have"
+        lack = "lacks" if len(lacking) == 1 else "lack"
+        fewer = () if len(having) == len(lacking) else min(having, lacking, key=len)
+        raise DifferenceError(
+            f"{self._what}: {ranks_in_words(having)} {has} {word}, which {ranks_in_words(lacking)}"
+            f" {lack}. Usual causes: some ranks have loaded a checkpoint without"
+            " broadcast_optimizer_state after it, or made a step alone",
+            name,
+            tuple(fewer),
+            self._steps,
         )
 
     def _text(

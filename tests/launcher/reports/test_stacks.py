@@ -94,6 +94,15 @@ def test_ranks_at_the_same_place_are_one_entry_and_calls_of_a_library_one_line()
     )
 
 
+def test_a_rank_that_is_missing_is_shown_apart_from_those_that_wait():
+    found = {rank: seen(5 + rank, ALLREDUCE + MAIN) for rank in range(3)}
+    lines = where_ranks_are("where they are", found, CWD, missing=(1,)).splitlines()
+    assert [line for line in lines if line.startswith("    rank")] == [
+        "    ranks 0,2 on server1",
+        "    rank 1 on server1 sleeps: python train.py (process 6)",
+    ]
+
+
 def test_ranks_without_a_stack_are_described_one_by_one():
     found = {
         0: Seen("server1", None, None),

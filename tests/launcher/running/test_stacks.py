@@ -111,13 +111,18 @@ def test_of_a_stopped_rank_it_is_said_since_when_and_where_it_last_waited(starte
 
 def test_of_ranks_in_different_operations_both_orders_are_shown(started):
     process, script = started("orders")
-    report = lines_of_report(process, 8)
-    expected = (
-        r"hvdrun: where the ranks are that allreduce '[xy]' waits for, and those in it:\n"
-        r"    ranks 0-2 on localhost\n"
+    report = lines_of_report(process, 12)
+    place = (
         r"        hvdlite/collectives/allreduce.py:\d+ in allreduce\n"
         rf"        {script}:18 in main\n        {script}:23 in <module>\n"
-        r"hvdrun: the last operation that ranks 0-2 have all ended is barrier '.*'\n"
+    )
+    entries = [r"    rank 1 on localhost .*\n" + place, r"    ranks 0,2 on localhost\n" + place]
+    if "those in it:\n    ranks 0" in report:
+        entries.reverse()  # rank 1 has reported
+    expected = (
+        r"hvdrun: where the ranks are that allreduce '[xy]' waits for, and those in it:\n"
+        + "".join(entries)
+        + r"hvdrun: the last operation that ranks 0-2 have all ended is barrier '.*'\n"
         r"    ranks 0,2 went on to allreduce 'y', which rank 1 has not called\n"
         r"    rank 1 went on to allreduce 'x', which ranks 0,2 have not called\n"
     )
@@ -231,6 +236,32 @@ def test_another_user_who_has_the_name_is_not_believed():
         Served().askers.close()  # hvdrun runs without it
         with pytest.raises(NoAnswer, match=r"a process of user 4321 answers in place of process"):
             ask(os.getpid())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_job_of_another_user_is_said_to_be_that():
+    listens, held = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(held[1])
+            os.setuid(4321)
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.bind(address(os.getpid()))
+                sock.listen()
+                os.write(listens[1], b"x")
+                os.read(held[0], 1)
+        finally:
+            os._exit(0)
+    os.close(listens[1])
+    try:
+        assert os.read(listens[0], 1) == b"x"
+        with pytest.raises(NoAnswer, match=rf"process {pid} runs a job of user 4321: only"):
+            ask(pid)
+    finally:
+        for fd in (listens[0], *held):
+            os.close(fd)
+        os.waitpid(pid, 0)
 
 
 def test_another_process_of_this_user_is_not_believed_either():
