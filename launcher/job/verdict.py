@@ -13,6 +13,7 @@ from hvdrun.reports.closed_files import broke_mpi, it_had_closed, lost_a_running
 from hvdrun.reports.failure_report import (
     Failure,
     aborted,
+    died_for,
     ended_after_another,
     first_failure,
     had_left,
@@ -116,7 +117,11 @@ def _by_itself(course: Course, now: float, date: float, tails: Mapping[int, byte
         after_s = course.closed_files.at[closer] - course.begin
         error = broke_mpi(*course.ranks.who(closer), after_s, failure)
         return Verdict(error.code, error, culprit=closer)
-    has_words = bool(last_lines(tails.get(failure.rank, b"")))
+    words = last_lines(tails.get(failure.rank, b""))
+    has_words = bool(words)
+    if (left := died_for(words)) in ranks.well:
+        lines = (ended_after_another(failure, left, has_words),)
+        return _failed(course.leaving.error_of(left), lines)
     # Of several ranks that lost the same one, mpirun shows what one of them says.
     lost_too = {each.ended for each in ranks.failures if each.rank in lost}
     if failure.rank in lost or (failure.ended in lost_too and not has_words):
@@ -126,7 +131,9 @@ def _by_itself(course: Course, now: float, date: float, tails: Mapping[int, byte
             return _failed(course.leaving.error_of(ranks.last_that_left()[0]))
     left = _missed(course, failure)
     if left is not None and not has_words and may_be_of_mpi(failure):
-        return _failed(course.leaving.error_of(left), (ended_after_another(failure, left),))
+        return _failed(
+            course.leaving.error_of(left), (ended_after_another(failure, left, has_words),)
+        )
     failure = failure._replace(at=date - (now - course.begin) + failure.after_s)
     return _report(course, failure, tails, failure.rank in lost, left)
 

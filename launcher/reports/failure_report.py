@@ -33,6 +33,8 @@ _REPORTER = r"\*\*\* reported by process \[\d+,(\d+)\]"
 _MISSED = (
     r"HorovodInternalError|MPI_|MPI\.Exception|Fatal error in|[Cc]onnection|[Bb]roken ?[Pp]ipe"
 )
+# The core's words (_core/matching/leaving.c).
+_DIED = r"HorovodInternalError: rank (\d+) on \S+ has died$"
 # What MPICH's ranks print on an abort. MPICH kills them all at once, so their exit codes are lost.
 _ABORT = rb"(?m)^Abort\((\d+)\) on node \d+"
 
@@ -165,12 +167,21 @@ def left_early(rank: int, host: str, after_s: float) -> MpirunFailed:
     )
 
 
-def ended_after_another(failure: Failure, left: int) -> str:
-    """Stands above `left_early`. left: the rank that it is about."""
+def ended_after_another(failure: Failure, left: int, has_words: bool) -> str:
+    """Stands above `left_early`. left: the rank that it is about. has_words: the other rank has
+    written why it ended."""
+    if has_words:
+        return f"hvdrun: rank {left} had left when {failure}, as it says above"
     return (
         f"hvdrun: rank {left} had left when {failure}, without a word; MPI may end a rank so that"
         " misses another one"
     )
+
+
+def died_for(said: Iterable[str]) -> int | None:
+    """The rank of which a rank's last lines say that it is gone."""
+    found = [match for line in said if (match := re.search(_DIED, line))]
+    return int(found[-1][1]) if found else None
 
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)

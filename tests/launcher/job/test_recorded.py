@@ -74,6 +74,11 @@ def test_a_rank_that_left_is_to_blame_for_one_that_missed_it_and_ended_without_a
     assert first.startswith("hvdrun: rank 1 had left when rank 0 on a ended with exit code 14")
     assert verdict(1.05, {0: b"ValueError: no such file\n"}).culprit == 0
     assert verdict(1.15).culprit == 0  # it left because of rank 0
+    died = {0: b"  raise x\nhvdlite.errors.HorovodInternalError: rank %d on a has died\n"}
+    found = verdict(1.05, {0: died[0] % 1})
+    assert "rank 1 on a ended with exit code 0" in str(found.error)
+    assert found.lines[0].startswith("hvdrun: rank 1 had left when rank 0 on a ended with exit")
+    assert verdict(1.05, {0: died[0] % 2}).culprit == 0  # rank 2 runs
 
 
 @pytest.mark.parametrize(
