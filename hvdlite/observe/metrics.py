@@ -65,7 +65,8 @@ def metrics() -> Metrics:
         - `steps`: of the DistributedOptimizer
         - `seconds`: all of the time
         - `data`: the part in which the program waited for a DataLoader
-        - `waited`: the part in which it waited for hvdlite: for other ranks, or for communication
+        - `waited`: the part in which it waited for hvdlite: for other ranks, or for communication;
+          in the thread that makes the steps, without those of other threads of the script
         - `computing`: the rest
         - `cpu`: the CPU time that all threads of the process have used
         - `throttled`: the part of its periods, 0 to 1, in which the CPU quota of this process's

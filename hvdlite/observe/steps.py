@@ -46,6 +46,9 @@ class Steps:
         traffic: Traffic = NOTHING,
     ) -> None:
         self.count = 1
+        self._clocks = first
+        # As the clocks, but that in no step more was waited than it took: threads may wait at the
+        # same time, and another thread may make the next step.
         self.last = first
         self.first = Mark(1, first, quotas or {}, traffic)
         self.name = name
@@ -63,16 +66,15 @@ class Steps:
     def ended(self, reading: Reading) -> None:
         """One more step has ended."""
         self.count += 1
-        last = self.last
-        self.latest = Sample(
-            self.count,
-            reading.now - last.now,
-            reading.waited - last.waited,
-            reading.data - last.data,
-        )
+        clocks, last = self._clocks, self.last
+        seconds = reading.now - clocks.now
+        waited = min(max(0.0, reading.waited - clocks.waited), seconds)
+        data = min(max(0.0, reading.data - clocks.data), seconds)
+        self.latest = Sample(self.count, seconds, waited, data)
         self._samples.add(self.latest)
         self._recent.add(self.latest)
-        self.last = reading
+        self._clocks = reading
+        self.last = Reading(reading.now, last.waited + waited, last.data + data, reading.cpu)
 
     def mark(self, quotas: Quotas, traffic: Traffic = NOTHING) -> None:
         """Later steps are recent ones at least until the next call. To be called at the end of a

@@ -40,7 +40,7 @@ class Summary:
         self._counted = counted
         self._loading = loading
         self._pid = os.getpid()
-        self._begin = Mark(0, self._read(), throttling(), links.read())
+        self._begin = Mark(0, self._read_all(), throttling(), links.read())
         self._steps: dict[int, Steps] = {}
         self._shown_steps = -1
         # Of the world that hvdrun is told about; None: there is none.
@@ -48,9 +48,17 @@ class Summary:
         self._tell_at = 0.0
 
     def _read(self) -> Reading:
+        """By the thread that trains."""
         return Reading(
-            time.perf_counter(), self._counted.read(), self._loading.read(), time.process_time()
+            time.perf_counter(),
+            self._counted.read_of_step(),
+            self._loading.read(),
+            time.process_time(),
         )
+
+    def _read_all(self) -> Reading:
+        """Where no step tells which thread trains."""
+        return self._read()._replace(waited=self._counted.read())
 
     def step_ended(self, optimizer: int, name: str, members: Sequence[int]) -> None:
         steps = self._steps.get(optimizer)
@@ -88,8 +96,9 @@ class Summary:
         """Of the optimizer with most steps. Without two steps, the time since `init`."""
         most, quotas, traffic = self._most(), throttling(), links.read()
         if most is None or most.count < 2:
-            record = between(self._begin, Mark(0, self._read(), quotas, traffic))
-            record = record._replace(steps=most.count if most else 0)
+            record = between(self._begin, Mark(0, self._read_all(), quotas, traffic))
+            waited = min(record.waited, record.seconds)  # of several threads at once
+            record = record._replace(steps=most.count if most else 0, waited=waited)
         else:
             record = most.record(quotas, traffic)
         return of_world(
