@@ -54,7 +54,8 @@ def metrics() -> Metrics:
     """Where the time of this rank's steps goes. Not collective, and does not block.
 
     Counts from `init` on where HVDLITE_SUMMARY is 1 (`hvdrun --summary`), else from the first call
-    of this function on. Of several optimizers, the one with most steps counts.
+    of this function on. Of several optimizers, the one counts whose steps took most of the time,
+    and for `last_step` the one that has made most steps lately.
 
     Returns:
         A dict of numbers, the times in seconds. Its first step warms up; all but `steps` counts

@@ -54,6 +54,8 @@ class Steps:
         self.name = name
         self.members = members
         self.latest: Sample | None = None
+        # The seconds since whatever optimizer has made the step before, of all steps.
+        self.own_s = 0.0
         self._samples = Samples(MOST_SAMPLES)
         self._recent = Samples(MOST_RECENT)
         # The first of them is the end of the step before the recent ones.
@@ -92,13 +94,17 @@ class Steps:
 
     def record(self, quotas: Quotas, traffic: Traffic = NOTHING) -> Record:
         """Of all steps, at least two."""
-        begin = self._marks[0]
-        recent = None
-        if begin is not self.first and self.count > begin.step:
-            recent = self._since(begin, quotas, traffic, self._recent)
+        recent = None if self._marks[0] is self.first else self.recent(quotas, traffic)
         return self._since(self.first, quotas, traffic, self._samples)._replace(
             steps=self.count, recent=recent
         )
+
+    def recent(self, quotas: Quotas, traffic: Traffic = NOTHING) -> Record | None:
+        """Of the recent steps, which may be all, where another optimizer made those before."""
+        begin = self._marks[0]
+        if self.count == begin.step:
+            return None
+        return self._since(begin, quotas, traffic, self._recent)
 
     def _since(self, begin: Mark, quotas: Quotas, traffic: Traffic, samples: Samples) -> Record:
         end = Mark(self.count, self.last, quotas, traffic)

@@ -60,6 +60,54 @@ def test_the_optimizer_with_most_steps_counts(clock):
     assert summary.record()[:5] == (6, 5.0, 0.0, 0, 5.0 / 2)
 
 
+def steps(summary, clock, optimizer, count, seconds=0.1):
+    for _ in range(count):
+        clock.now += seconds
+        summary.step_ended(optimizer, str(optimizer), (0, optimizer))
+
+
+def test_after_a_warm_up_the_optimizer_counts_that_makes_the_steps_now(clock):
+    summary = Summary(clock, Clock())
+    steps(summary, clock, 1, 800)
+    warm_up = summary.record()
+    steps(summary, clock, 2, 100, 0.2)
+    progress = summary.progress()
+    assert (progress["steps"], progress["optimizer"], progress["all_steps"]) == (100, 1, 900)
+    assert summary.latest()[:2] == (100, pytest.approx(0.2))
+    # Most of the time was the warm-up's.
+    record = parse(encode(summary.record()))
+    assert (record.optimizer, record.steps, record.members) == ("1", 800, warm_up.members)
+    recent = record.recent
+    assert (recent.optimizer, recent.steps) == ("2", 100)
+    assert recent.members != warm_up.members
+    assert recent.seconds == pytest.approx(99 * 0.2)
+    assert recent.samples
+    steps(summary, clock, 2, 900, 0.2)
+    record = summary.record()
+    assert (record.optimizer, record.steps, record.recent.optimizer) == ("2", 1000, "2")
+
+
+def test_an_optimizer_with_a_step_now_and_then_does_not_count(clock):
+    summary = Summary(clock, Clock())
+    for _ in range(50):
+        steps(summary, clock, 1, 1)
+        steps(summary, clock, 2, 10)
+    steps(summary, clock, 1, 1)
+    assert summary.record().optimizer == "2"
+    assert summary.progress()["optimizer"] == 1
+
+
+def test_of_two_that_make_their_steps_in_turns_all_ranks_choose_the_same_one(clock):
+    """At whatever moment each of them tells."""
+    summary, chosen = Summary(clock, Clock()), set()
+    for step in range(1000):
+        for optimizer, seconds in ((1, 0.1), (2, 0.11)):
+            steps(summary, clock, optimizer, 1, seconds)
+            if step:
+                chosen.add((summary.record().optimizer, summary.progress()["optimizer"]))
+    assert chosen == {("1", 0)}
+
+
 def test_without_steps_the_time_counts_from_init(clock):
     clock.now = 3.0
     summary = Summary(clock, Clock())
