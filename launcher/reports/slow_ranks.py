@@ -25,6 +25,8 @@ from hvdrun.summary import summary_of
 MOST_ROWS = 16
 ROWS_OF_MANY = 8
 _MOST_HOSTS = 3
+# Of so many process sets the late ranks are told in words, those first that are late by most.
+_MOST_LATE = 3
 _TITLES = (
     *("rank", "host", "steps", "ms per step", "computing", "data", "waiting", "communication"),
     *("last in", "by ms"),
@@ -90,10 +92,16 @@ def verdicts(
             "which rank is late is not known: the ranks are not those of one world, so their steps"
             " can't be compared"
         )
-    elif found:
-        texts.append(_verdict(found[0], records, host_of))
-    late = found[0].late if found else None
-    told = late.ranks if late and late.cause == "throttled" else ()
+    # Several process sets may each have late ranks.
+    late = [each for each in found or [] if each.late][:_MOST_LATE]
+    for each in late or (found or [])[:1]:
+        texts.append(_verdict(each, records, host_of))
+    told = [
+        rank
+        for each in late
+        if each.late and each.late.cause == "throttled"
+        for rank in each.late.ranks
+    ]
     parts = {rank: throttled_part(record) for rank, record in records.items() if rank not in told}
     if throttled := {rank: part for rank, part in parts.items() if part >= THROTTLED}:
         cores = _from_to([_cores(records[rank]) for rank in throttled], ".2f")

@@ -129,6 +129,23 @@ def test_ranks_of_different_process_sets_are_not_compared():
     assert (second.ranks, second.late) == ((0, 1), None)
 
 
+def test_the_late_ranks_of_each_process_set_are_told_up_to_three():
+    delays = [0.5, 1.0, 0.25, 2.0, 0.75]
+    computing = [each for delay in delays for each in (always(0.5), always(0.5 + delay))]
+    sets = job(computing, **throttled(*[0, 0, 0, 0.5, 0, 0, 0, 0.5, 0, 0]))
+    for rank in sets:
+        # Of each pair on its own.
+        samples = job(computing[rank // 2 * 2 : rank // 2 * 2 + 2])[rank % 2].samples
+        sets[rank] = sets[rank]._replace(members=rank // 2, samples=samples)
+    texts = slow_ranks.verdicts(sets, compare(sets), lambda rank: "a")
+    assert [text.split(": ")[0] for text in texts] == [
+        "rank 7 on a arrives last in 100 % of steps, by 2000 ms",
+        "rank 3 on a arrives last in 100 % of steps, by 1000 ms",
+        "rank 9 on a arrives last in 100 % of steps, by 750 ms",
+    ]
+    assert sum("throttles it" in text for text in texts) == 2
+
+
 def test_ranks_of_different_worlds_are_not_compared():
     records = job([always(0.5), always(1.5)])
     assert compare(records)
