@@ -21,8 +21,8 @@ LONGEST = 1000
 
 
 class Pulse(NamedTuple):
-    """`steps` to `data` are those of a Record (see `records`): of the optimizer with most steps,
-    from the end of its first step to the end of its last one."""
+    """`steps` to `data` are those of a Record (see `records`), of the optimizer that has made most
+    steps lately: from the end of its first step to the end of its last one."""
 
     at: float  # seconds by a clock of the rank's own
     steps: float
@@ -32,9 +32,13 @@ class Pulse(NamedTuple):
     # What the script has reported last: its own number of the step, and values by name.
     step: float | None = None
     values: Mapping[str, float] = {}
+    # Which of the script's optimizers it is, and the steps of all of them.
+    optimizer: float = 0.0
+    all_steps: float = 0.0
 
 
 _NUMBERS = Pulse._fields[:5]
+_OPTIONAL = Pulse._fields[7:]
 
 
 def every_s(size: int) -> float:
@@ -45,6 +49,7 @@ def every_s(size: int) -> float:
 def encode(pulse: Pulse) -> bytes:
     """At most LONGEST bytes. The names are those that `is_name` accepts."""
     given: dict[str, Any] = {name: round(getattr(pulse, name), 6) for name in _NUMBERS}
+    given |= {name: number for name in _OPTIONAL if (number := getattr(pulse, name))}
     if pulse.step is not None:
         given["step"] = pulse.step
     if pulse.values:
@@ -57,6 +62,7 @@ def parse(data: bytes) -> Pulse | None:
     try:
         given = json.loads(data)
         numbers = {name: float(given[name]) for name in _NUMBERS}
+        numbers |= {name: float(given.get(name, 0)) for name in _OPTIONAL}
         step = None if given.get("step") is None else float(given["step"])
         values = {str(name): float(each) for name, each in given.get("values", {}).items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):

@@ -63,8 +63,8 @@ class Connection(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Of the optimizer with most steps. The first step warms up: all but `steps` counts from its
-    end to the end of the last one."""
+    """Of the optimizer whose steps took most of the time. The first step warms up: all but `steps`
+    counts from its end to the end of the last one."""
 
     steps: float
     seconds: float
@@ -87,7 +87,8 @@ class Record(NamedTuple):
     sent: tuple[tuple[int, float], ...] = ()
     connections: tuple[Connection, ...] = ()
     # Of the last minute, once the job has run for longer: the numbers and the samples of another
-    # record, whose `steps` counts the step before the minute, too. None: not known.
+    # record, whose `steps` counts the step before the minute, too. It may be of another optimizer:
+    # that with most steps in this time. None: not known.
     recent: Record | None = None
 
 
@@ -95,6 +96,12 @@ def of_world(record: Record, **given: Any) -> Record:
     """The record and its recent part with these fields: optimizer, members, rank, size."""
     recent = record.recent._replace(**given) if record.recent else None
     return record._replace(**given, recent=recent)
+
+
+def _named(record: Record) -> dict[str, Any]:
+    # (In JSON other characters than ASCII take six bytes and more.)
+    name = record.optimizer.encode("ascii", "replace").decode()[:_LONGEST_NAME]
+    return {"optimizer": name, "members": record.members}
 
 
 _NUMBERS = ("steps", "seconds", "waited", "data", "cpu", "periods", "stopped")
@@ -106,10 +113,11 @@ def encode(record: Record) -> bytes:
     """At most LONGEST bytes."""
     given = _measured(record, MOST_SAMPLES)
     given |= {name: getattr(record, name) for name in _WHOLE}
+    given |= _named(record)
     if record.recent:
         given["recent"] = _measured(record.recent, MOST_RECENT)
-    # (In JSON other characters than ASCII take six bytes and more.)
-    given["optimizer"] = record.optimizer.encode("ascii", "replace").decode()[:_LONGEST_NAME]
+        if _named(record.recent) != _named(record):
+            given["recent"] |= _named(record.recent)
     return json.dumps(given, separators=(",", ":")).encode()
 
 
@@ -132,16 +140,20 @@ def parse(data: bytes) -> Record | None:
     try:
         given = json.loads(data)
         record = _read(given, MOST_SAMPLES)
-        whole = {name: int(given.get(name, 0)) for name in _WHOLE}
+        whole: dict[str, Any] = {name: int(given.get(name, 0)) for name in _WHOLE}
         _check(whole.values(), _MOST)
-        name = str(given.get("optimizer", ""))[:_LONGEST_NAME]
+        whole["optimizer"] = str(given.get("optimizer", ""))[:_LONGEST_NAME]
+        record = record._replace(**whole)
         if (recent := given.get("recent")) is not None:
-            record = record._replace(recent=_read(recent, MOST_RECENT))
+            whole["members"] = int(recent.get("members", record.members))
+            whole["optimizer"] = str(recent.get("optimizer", record.optimizer))[:_LONGEST_NAME]
+            _check((whole["members"],), _MOST)
+            record = record._replace(recent=_read(recent, MOST_RECENT)._replace(**whole))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     except struct.error:
         return None
-    return of_world(record, optimizer=name, **whole)
+    return record
 
 
 def _read(given: Any, most_samples: int) -> Record:

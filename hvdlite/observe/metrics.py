@@ -54,7 +54,8 @@ def metrics() -> Metrics:
     """Where the time of this rank's steps goes. Not collective, and does not block.
 
     Counts from `init` on where HVDLITE_SUMMARY is 1 (`hvdrun --summary`), else from the first call
-    of this function on. Of several optimizers, the one with most steps counts.
+    of this function on. Of several optimizers, the one counts whose steps took most of the time,
+    and for `last_step` the one that has made most steps lately.
 
     Returns:
         A dict of numbers, the times in seconds. Its first step warms up; all but `steps` counts
@@ -65,7 +66,8 @@ def metrics() -> Metrics:
         - `steps`: of the DistributedOptimizer
         - `seconds`: all of the time
         - `data`: the part in which the program waited for a DataLoader
-        - `waited`: the part in which it waited for hvdlite: for other ranks, or for communication
+        - `waited`: the part in which it waited for hvdlite: for other ranks, or for communication;
+          in the thread that makes the steps, without those of other threads of the script
         - `computing`: the rest
         - `cpu`: the CPU time that all threads of the process have used
         - `throttled`: the part of its periods, 0 to 1, in which the CPU quota of this process's

@@ -6,7 +6,7 @@ Nobody asks the rank: it tells at the end of a step, or as the script reports va
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -18,12 +18,9 @@ Number = float | torch.Tensor
 
 
 class Pulses:
-    """`progress` gives what a pulse has of the steps: their number, the seconds, and the parts of
-    them that the rank has waited for hvdlite and for data."""
+    """`progress` gives what a pulse has of the steps: see `Summary.progress`."""
 
-    def __init__(
-        self, size: int, progress: Callable[[], tuple[float, float, float, float]]
-    ) -> None:
+    def __init__(self, size: int, progress: Callable[[], Mapping[str, float]]) -> None:
         self._progress = progress
         self._every_s = pulse_every_s(size)
         self._tell_at = 0.0
@@ -43,7 +40,7 @@ class Pulses:
         if any(each.is_cuda for each in tensors) and torch.cuda.is_current_stream_capturing():
             return  # a graph, in which nothing may be read
         values = {name: float(value) for name, value in self.values.items()}
-        pulse = Pulse(now, *self._progress(), self.step, values)
+        pulse = Pulse(now, step=self.step, values=values, **self._progress())
         launcher_link.tell(notes.PULSE, encode_pulse(pulse))
 
 
@@ -55,7 +52,7 @@ def current() -> Pulses | None:
     return _pulses
 
 
-def begin(active: World, progress: Callable[[], tuple[float, float, float, float]]) -> None:
+def begin(active: World, progress: Callable[[], Mapping[str, float]]) -> None:
     """Tells from now on, and once more as the rank leaves this world."""
     global _pulses
     pulses = _pulses = Pulses(active.size, progress)

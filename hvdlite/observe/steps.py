@@ -46,11 +46,16 @@ class Steps:
         traffic: Traffic = NOTHING,
     ) -> None:
         self.count = 1
+        self._clocks = first
+        # As the clocks, but that in no step more was waited than it took: threads may wait at the
+        # same time, and another thread may make the next step.
         self.last = first
         self.first = Mark(1, first, quotas or {}, traffic)
         self.name = name
         self.members = members
         self.latest: Sample | None = None
+        # The seconds since whatever optimizer has made the step before, of all steps.
+        self.own_s = 0.0
         self._samples = Samples(MOST_SAMPLES)
         self._recent = Samples(MOST_RECENT)
         # The first of them is the end of the step before the recent ones.
@@ -63,16 +68,15 @@ class Steps:
     def ended(self, reading: Reading) -> None:
         """One more step has ended."""
         self.count += 1
-        last = self.last
-        self.latest = Sample(
-            self.count,
-            reading.now - last.now,
-            reading.waited - last.waited,
-            reading.data - last.data,
-        )
+        clocks, last = self._clocks, self.last
+        seconds = reading.now - clocks.now
+        waited = min(max(0.0, reading.waited - clocks.waited), seconds)
+        data = min(max(0.0, reading.data - clocks.data), seconds)
+        self.latest = Sample(self.count, seconds, waited, data)
         self._samples.add(self.latest)
         self._recent.add(self.latest)
-        self.last = reading
+        self._clocks = reading
+        self.last = Reading(reading.now, last.waited + waited, last.data + data, reading.cpu)
 
     def mark(self, quotas: Quotas, traffic: Traffic = NOTHING) -> None:
         """Later steps are recent ones at least until the next call. To be called at the end of a
@@ -90,13 +94,17 @@ class Steps:
 
     def record(self, quotas: Quotas, traffic: Traffic = NOTHING) -> Record:
         """Of all steps, at least two."""
-        begin = self._marks[0]
-        recent = None
-        if begin is not self.first and self.count > begin.step:
-            recent = self._since(begin, quotas, traffic, self._recent)
+        recent = None if self._marks[0] is self.first else self.recent(quotas, traffic)
         return self._since(self.first, quotas, traffic, self._samples)._replace(
             steps=self.count, recent=recent
         )
+
+    def recent(self, quotas: Quotas, traffic: Traffic = NOTHING) -> Record | None:
+        """Of the recent steps, which may be all, where another optimizer made those before."""
+        begin = self._marks[0]
+        if self.count == begin.step:
+            return None
+        return self._since(begin, quotas, traffic, self._recent)
 
     def _since(self, begin: Mark, quotas: Quotas, traffic: Traffic, samples: Samples) -> Record:
         end = Mark(self.count, self.last, quotas, traffic)

@@ -19,26 +19,43 @@ class Labelled(Protocol):
     def label(self) -> tuple[str, str]: ...
 
 
+class _Thread(threading.local):
+    """What is counted of each thread. (Each thread that uses it gets the values of the class.)"""
+
+    waits = False
+    waited_s = 0.0
+    # Whether Python did not start it: autograd's own threads, which run the backward pass on
+    # devices. None: nobody has looked.
+    is_foreign: bool | None = None
+
+
 class Waits:
     """The time that threads of this process have waited for operations, in seconds."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waited_s = 0.0
-        self._thread = threading.local()
+        self._waited_s = self._foreign_s = 0.0
+        self._thread = _Thread()
 
     def read(self) -> float:
+        """Of all threads."""
         with self._lock:
             return self._waited_s
 
     def read_own(self) -> float:
         """Of this thread alone."""
-        waited_s: float = getattr(self._thread, "waited_s", 0.0)
-        return waited_s
+        return self._thread.waited_s
+
+    def read_of_step(self) -> float:
+        """Of this thread, which trains, and of autograd's threads, for which it waits meanwhile.
+        Other threads, such as one that writes a log, hold it up no longer than they make it wait
+        itself."""
+        foreign_s = self._foreign_s
+        return foreign_s if self._thread.is_foreign else foreign_s + self._thread.waited_s
 
     def counting(self) -> contextlib.AbstractContextManager[None]:
         """Counts the time inside. A wait inside another one counts once."""
-        return _NOTHING if getattr(self._thread, "waits", False) else _Counting(self)
+        return _NOTHING if self._thread.waits else _Counting(self)
 
     def begin(self) -> float:
         self._thread.waits = True
@@ -47,9 +64,15 @@ class Waits:
     def end(self, begin: float) -> None:
         thread, waited_s = self._thread, time.perf_counter() - begin
         thread.waits = False
-        thread.waited_s = getattr(thread, "waited_s", 0.0) + waited_s
+        thread.waited_s += waited_s
+        is_foreign = thread.is_foreign
+        if is_foreign is None:
+            is_foreign = isinstance(threading.current_thread(), threading._DummyThread)
+            thread.is_foreign = is_foreign
         with self._lock:
             self._waited_s += waited_s
+            if is_foreign:
+                self._foreign_s += waited_s
 
 
 _NOTHING = contextlib.nullcontext()

@@ -31,10 +31,16 @@ class Pulses:
         if pulse is None:
             return
         known = self.by_rank.setdefault(rank, deque(maxlen=_MOST))
-        if known and any(new < old for new, old in zip(pulse[:3], known[-1][1][:3], strict=True)):
-            known.clear()  # another process, or another world
-        if not known or _place(known[-1][1]) != _place(pulse):
+        before = known[-1][1] if known else None
+        # (Also while the optimizer that is shown makes no step, but another one does.)
+        if before is None or _has_moved(before, pulse):
             self.moved_at[rank] = now
+        # Another process, another world, or another optimizer.
+        if before is not None and (
+            any(new < old for new, old in zip(pulse[:3], before[:3], strict=True))
+            or pulse.optimizer != before.optimizer
+        ):
+            known.clear()
         known.append((now, pulse))
         # Where steps take long, the one before stays, so that there is a difference.
         while len(known) > 2 and known[1][0] <= now - WINDOW_S and _moved(known[1][1], pulse):
@@ -54,3 +60,9 @@ def _place(pulse: Pulse) -> tuple[float, float | None]:
 
 def _moved(before: Pulse, last: Pulse) -> bool:
     return _place(before) != _place(last)
+
+
+def _has_moved(before: Pulse, last: Pulse) -> bool:
+    if last.all_steps and last.all_steps == before.all_steps:  # only another optimizer is shown
+        return last.step != before.step
+    return last.all_steps != before.all_steps or _moved(before, last)

@@ -12,6 +12,8 @@ from hvdrun.records import TELLS_EVERY_S, Record
 from hvdrun.reports import links
 from hvdrun.reports.arrivals import (
     FEWEST_STEPS,
+    LATE_S,
+    LATE_SHARE,
     THROTTLED,
     Arrivals,
     Last,
@@ -25,6 +27,12 @@ from hvdrun.summary import summary_of
 MOST_ROWS = 16
 ROWS_OF_MANY = 8
 _MOST_HOSTS = 3
+# Of so many process sets the late ranks are told in words, those first that are late by most.
+_MOST_LATE = 3
+# A rank that is not steadily late is named first of all if the others wait for it so much: this
+# part of a step, and so many times as much as for any other rank.
+_COSTS = 0.2
+_COSTS_MORE = 2
 _TITLES = (
     *("rank", "host", "steps", "ms per step", "computing", "data", "waiting", "communication"),
     *("last in", "by ms"),
@@ -90,10 +98,16 @@ def verdicts(
             "which rank is late is not known: the ranks are not those of one world, so their steps"
             " can't be compared"
         )
-    elif found:
-        texts.append(_verdict(found[0], records, host_of))
-    late = found[0].late if found else None
-    told = late.ranks if late and late.cause == "throttled" else ()
+    # Several process sets may each have late ranks.
+    late = [each for each in found or [] if each.late][:_MOST_LATE]
+    for each in late or sorted(found or [], key=_costs_least)[:1]:
+        texts.append(_verdict(each, records, host_of))
+    told = [
+        rank
+        for each in late
+        if each.late and each.late.cause == "throttled"
+        for rank in each.late.ranks
+    ]
     parts = {rank: throttled_part(record) for rank, record in records.items() if rank not in told}
     if throttled := {rank: part for rank, part in parts.items() if part >= THROTTLED}:
         cores = _from_to([_cores(records[rank]) for rank in throttled], ".2f")
@@ -112,11 +126,19 @@ def verdicts(
 def _verdict(found: Arrivals, records: Mapping[int, Record], host_of: HostOf) -> str:
     if found.steps < FEWEST_STEPS:
         return (
-            f"which rank is late is not known: {found.steps} steps that all ranks made can be"
-            f" compared, and {FEWEST_STEPS} are needed"
+            f"which rank is late is not known: {found.steps} step{'s' * (found.steps != 1)} that"
+            f" all ranks made can be compared, and {FEWEST_STEPS} are needed"
         )
     if found.late is None:
-        rank, last = max(found.last.items(), key=_cost)
+        *_, others, (rank, last) = sorted(found.last.items(), key=_cost)
+        part = last.cost_s / median(map(_step_s, (records[each] for each in found.ranks)))
+        if part >= _COSTS and last.cost_s >= max(LATE_S, _COSTS_MORE * others[1].cost_s):
+            share = f"{100 * last.share:.0f} % of them"
+            return (
+                f"{_who((rank,), host_of)} costs the others {_ms(last.cost_s)} of each step"
+                f" ({100 * part:.0f} %)"
+                + (f", though it is last in only {share}" if last.share < LATE_SHARE else "")
+            )
         return (
             f"no rank is steadily late: the others wait most for {_who((rank,), host_of)},"
             f" {_ms(last.cost_s)} of a step; it arrives last in {100 * last.share:.0f} % of steps"
@@ -155,6 +177,15 @@ def _cause(late: Late, records: Mapping[int, Record]) -> str:
             return (
                 f"the cause is not seen ({'they compute' if many else 'it computes'} {computing})"
             )
+
+
+def _costs_least(found: Arrivals) -> tuple[bool, float]:
+    costs_s = max((each.cost_s for each in found.last.values()), default=0.0)
+    return found.steps < FEWEST_STEPS, -costs_s
+
+
+def _step_s(record: Record) -> float:
+    return max(record.seconds / (record.steps - 1), 1e-9)
 
 
 def _cost(item: tuple[int, Last]) -> float:

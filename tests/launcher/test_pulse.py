@@ -27,6 +27,8 @@ pulses = st.builds(
     *[numbers] * 5,
     st.none() | st.integers(0, 10**9).map(float),
     st.dictionaries(names, floats, max_size=MOST_VALUES),
+    numbers,
+    numbers,
 )
 
 
@@ -42,7 +44,9 @@ def test_a_loss_that_is_no_number_arrives_too():
 def test_the_longest_one_fits_into_a_note():
     quotes = '"' * (LONGEST_NAME - 1)  # two bytes each in JSON
     values = {f"{number}{quotes}": -1.23456e-300 for number in range(MOST_VALUES)}
-    longest = Pulse(*[999_999_999_999.123456] * 5, 999_999_999_999.0, values)
+    longest = Pulse(
+        *[999_999_999_999.123456] * 5, 999_999_999_999.0, values, *[999_999_999_999.0] * 2
+    )
     assert len(encode(longest)) <= LONGEST == notes.KINDS[notes.PULSE]
     assert parse(encode(longest))
 

@@ -22,7 +22,8 @@ def sent(alone, monkeypatch):
     """Makes the pulse that this rank sends now."""
     notes = []
     monkeypatch.setattr(launcher_link, "tell", lambda kind, data: notes.append(data))
-    shown = pulses.Pulses(2, lambda: (7, 3.5, 1.0, 0.5))
+    progress = {"steps": 7, "seconds": 3.5, "waited": 1.0, "data": 0.5, "all_steps": 9}
+    shown = pulses.Pulses(2, lambda: progress)
     shown._tell_at = float("inf")
     monkeypatch.setattr(pulses, "_pulses", shown)
 
@@ -34,10 +35,10 @@ def sent(alone, monkeypatch):
 
 
 def test_a_pulse_has_the_latest_value_of_each_name(sent):
-    assert sent() == Pulse(11, 7, 3.5, 1, 0.5)
+    assert sent() == Pulse(11, 7, 3.5, 1, 0.5, all_steps=9)
     hvd.report_progress(loss=torch.tensor(0.5, requires_grad=True), lr=1, step=3)
     hvd.report_progress(loss=torch.tensor([0.25], dtype=torch.float16))
-    assert sent() == Pulse(11, 7, 3.5, 1, 0.5, 3, {"loss": 0.25, "lr": 1.0})
+    assert sent() == Pulse(11, 7, 3.5, 1, 0.5, 3, {"loss": 0.25, "lr": 1.0}, all_steps=9)
 
 
 def test_a_tensor_on_a_device_is_read_only_when_a_pulse_is_sent(sent):

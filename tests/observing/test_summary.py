@@ -1,14 +1,17 @@
 """The summary of a job: its steps, and how much of a step was communication."""
 
+import _thread
 import re
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 
 import pytest
 
 from hvdlite.observe.summary import Summary
-from hvdrun.records import RECENT_S, TELLS_AT_LEAST_EVERY_S, Record, parse
+from hvdlite.observe.waits import Waits
+from hvdrun.records import RECENT_S, TELLS_AT_LEAST_EVERY_S, Record, encode, parse
 from hvdrun.summary import summary_of
 from tests.harness.worlds import mpiexec_command, python_of
 
@@ -27,6 +30,8 @@ class Clock:
 
     def read(self):
         return self.waited
+
+    read_of_step = read
 
 
 @pytest.fixture
@@ -55,11 +60,121 @@ def test_the_optimizer_with_most_steps_counts(clock):
     assert summary.record()[:5] == (6, 5.0, 0.0, 0, 5.0 / 2)
 
 
+def steps(summary, clock, optimizer, count, seconds=0.1):
+    for _ in range(count):
+        clock.now += seconds
+        summary.step_ended(optimizer, str(optimizer), (0, optimizer))
+
+
+def test_after_a_warm_up_the_optimizer_counts_that_makes_the_steps_now(clock):
+    summary = Summary(clock, Clock())
+    steps(summary, clock, 1, 800)
+    warm_up = summary.record()
+    steps(summary, clock, 2, 100, 0.2)
+    progress = summary.progress()
+    assert (progress["steps"], progress["optimizer"], progress["all_steps"]) == (100, 1, 900)
+    assert summary.latest()[:2] == (100, pytest.approx(0.2))
+    # Most of the time was the warm-up's.
+    record = parse(encode(summary.record()))
+    assert (record.optimizer, record.steps, record.members) == ("1", 800, warm_up.members)
+    recent = record.recent
+    assert (recent.optimizer, recent.steps) == ("2", 100)
+    assert recent.members != warm_up.members
+    assert recent.seconds == pytest.approx(99 * 0.2)
+    assert recent.samples
+    steps(summary, clock, 2, 900, 0.2)
+    record = summary.record()
+    assert (record.optimizer, record.steps, record.recent.optimizer) == ("2", 1000, "2")
+
+
+def test_an_optimizer_with_a_step_now_and_then_does_not_count(clock):
+    summary = Summary(clock, Clock())
+    for _ in range(50):
+        steps(summary, clock, 1, 1)
+        steps(summary, clock, 2, 10)
+    steps(summary, clock, 1, 1)
+    assert summary.record().optimizer == "2"
+    assert summary.progress()["optimizer"] == 1
+
+
+def test_of_two_that_make_their_steps_in_turns_all_ranks_choose_the_same_one(clock):
+    """At whatever moment each of them tells."""
+    summary, chosen = Summary(clock, Clock()), set()
+    for step in range(1000):
+        for optimizer, seconds in ((1, 0.1), (2, 0.11)):
+            steps(summary, clock, optimizer, 1, seconds)
+            if step:
+                chosen.add((summary.record().optimizer, summary.progress()["optimizer"]))
+    assert chosen == {("1", 0)}
+
+
 def test_without_steps_the_time_counts_from_init(clock):
     clock.now = 3.0
     summary = Summary(clock, Clock())
     clock.now, clock.waited = 13.0, 2.5
     assert summary.record()[:5] == (0, 10.0, 2.5, 0, 10.0 / 2)
+
+
+def train(counted, clock, meanwhile):
+    """The samples of steps of a second each, of which the thread that trains waits a quarter."""
+    summary, samples = Summary(counted, Clock()), []
+    for _ in range(4):
+        meanwhile()
+        counted.end(counted.begin() - 0.25)
+        clock.now += 1.0
+        summary.step_ended(1, "one", ())
+        samples.append(summary.latest())
+    return samples[1:], summary.record()
+
+
+@pytest.fixture
+def counted(clock, monkeypatch):
+    monkeypatch.setattr("hvdlite.observe.waits.time", clock)
+    return Waits()
+
+
+def test_what_other_threads_of_the_script_wait_for_is_not_of_a_step(counted, clock):
+    def log():
+        thread = threading.Thread(target=lambda: counted.end(counted.begin() - 0.75))
+        thread.start()
+        thread.join()
+
+    samples, record = train(counted, clock, log)
+    assert [each.waited for each in samples] == [0.25] * 3
+    assert (record.seconds, record.waited) == (3.0, 0.75)
+
+
+@pytest.mark.parametrize(("waits_s", "waited"), [(0.5, 0.75), (2.0, 1.0)])
+def test_what_autograds_threads_wait_for_is_of_a_step_up_to_all_of_it(
+    counted, clock, waits_s, waited
+):
+    def backward():
+        done = threading.Event()
+
+        def run():
+            counted.end(counted.begin() - waits_s)
+            done.set()
+
+        _thread.start_new_thread(run, ())  # not one that Python's threading knows
+        assert done.wait(60)
+
+    samples, record = train(counted, clock, backward)
+    assert [each.waited for each in samples] == [waited] * 3
+    assert (record.seconds, record.waited) == (3.0, 3 * waited)
+
+
+def test_another_thread_may_make_the_next_step(counted, clock):
+    summary = Summary(counted, Clock())
+    for _ in range(6):
+        counted.end(counted.begin() - 0.5)
+        clock.now += 1.0
+        thread = threading.Thread(target=summary.step_ended, args=(1, "one", ()))
+        thread.start()
+        thread.join()
+        summary.step_ended(1, "one", ())
+    record = parse(encode(summary.record()))
+    assert 0 <= record.waited <= record.seconds
+    assert all(0 <= each.waited <= each.seconds for each in record.samples)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ SLOW_RANK = re.compile(r"^hvdrun: ranks? ([\d,-]+) on \S+.* arrives? last in")
 # What hvdrun says of a job that works.
 SUMMARY = re.compile(
     r"^hvdrun: (\d+ steps|one step|no step|where the time of a step goes|no rank is steadily late"
-    r"|which rank is late is not known|ranks? [\d,-]+ on .* (arrives?|is throttled|are throttled))"
+    r"|which rank is late is not known"
+    r"|ranks? [\d,-]+ on .* (arrives?|costs the others|is throttled|are throttled))"
 )
 TABLE = re.compile(r"^    +(rank +host|\d+  (server|localhost))")
 NODE = re.compile(r"^hvdrun: (this is node \d|waiting for nodes? |all nodes are )")

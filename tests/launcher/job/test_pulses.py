@@ -38,6 +38,17 @@ def test_a_rank_that_makes_no_step_was_seen_to_move_when_it_made_its_last():
     assert (found.before.steps, found.last.steps) == (1, 2)
 
 
+def test_the_steps_of_all_optimizers_tell_whether_a_rank_moves():
+    pulses = Pulses()
+    first = Pulse(0.0, 800, 40.0, 0, 0, all_steps=800)
+    other = first._replace(steps=801, optimizer=1, all_steps=801 + 800, seconds=50.0)
+    for now, pulse in ((0.0, first), (2.0, first._replace(all_steps=1601)), (4.0, other)):
+        pulses.add(now, 3, encode(pulse))
+    found = pulses.of(3)
+    assert found.moved_at == 2.0
+    assert found.before == found.last == other  # is not compared with the first
+
+
 def test_after_another_world_has_begun_nothing_is_compared_with_the_first():
     found = heard((0.0, 100), (2.0, 120), (4.0, 3))
     assert found.before == found.last

@@ -129,6 +129,35 @@ def test_ranks_of_different_process_sets_are_not_compared():
     assert (second.ranks, second.late) == ((0, 1), None)
 
 
+def test_the_late_ranks_of_each_process_set_are_told_up_to_three():
+    delays = [0.5, 1.0, 0.25, 2.0, 0.75]
+    computing = [each for delay in delays for each in (always(0.5), always(0.5 + delay))]
+    sets = job(computing, **throttled(*[0, 0, 0, 0.5, 0, 0, 0, 0.5, 0, 0]))
+    for rank in sets:
+        # Of each pair on its own.
+        samples = job(computing[rank // 2 * 2 : rank // 2 * 2 + 2])[rank % 2].samples
+        sets[rank] = sets[rank]._replace(members=rank // 2, samples=samples)
+    texts = slow_ranks.verdicts(sets, compare(sets), lambda rank: "a")
+    assert [text.split(": ")[0] for text in texts] == [
+        "rank 7 on a arrives last in 100 % of steps, by 2000 ms",
+        "rank 3 on a arrives last in 100 % of steps, by 1000 ms",
+        "rank 9 on a arrives last in 100 % of steps, by 750 ms",
+    ]
+    assert sum("throttles it" in text for text in texts) == 2
+
+
+def test_if_nobody_is_late_the_process_set_is_told_in_which_ranks_wait_most():
+    computing = [lambda step: 0.5 + (step % 2), lambda step: 1.5 - (step % 2)]
+    sets = {0: job([always(0.5)] * 2), 2: job(computing), 4: job(computing, count=19)}
+    records = {
+        first + rank: record._replace(rank=first + rank, size=6, members=first)
+        for first, each in sets.items()
+        for rank, record in each.items()
+    }
+    (text,) = slow_ranks.verdicts(records, compare(records), host_of)
+    assert text.startswith("no rank is steadily late: the others wait most for rank 3 on server2")
+
+
 def test_ranks_of_different_worlds_are_not_compared():
     records = job([always(0.5), always(1.5)])
     assert compare(records)
@@ -218,10 +247,35 @@ MANY = [always(0.5)] * 12 + [always(1.5)] * 10
             ),
         ),
         (
+            job([lambda step: 0.5 + (step % 2), lambda step: 1.5 - (step % 2)]),
+            (
+                "no rank is steadily late: the others wait most for rank 1 on server1, 500 ms of a"
+                " step; it arrives last in 50 % of steps"
+            ),
+        ),
+        (
+            job([always(0.5), lambda step: 0.5 + (step % 4 == 0) / 4]),  # 62.5 ms of 562.5
+            (
+                "no rank is steadily late: the others wait most for rank 1 on server1, 62 ms of a"
+                " step; it arrives last in 25 % of steps"
+            ),
+        ),
+        (
             job([always(0.5), lambda step: 0.25 + (step % 2)]),
             (
-                "no rank is steadily late: the others wait most for rank 1 on server1, 375 ms of a"
-                " step; it arrives last in 50 % of steps"
+                "rank 1 on server1 costs the others 375 ms of each step (43 %), though it is last"
+                " in only 50 % of them"
+            ),
+        ),
+        (
+            job([always(0.5), lambda step: 0.5 + (step > 7)]),
+            "rank 1 on server1 costs the others 800 ms of each step (61 %)",
+        ),
+        (
+            job([always(0.5), always(1.5)], count=1),
+            (
+                "which rank is late is not known: 1 step that all ranks made can be compared, and"
+                " 20 are needed"
             ),
         ),
         (
@@ -262,8 +316,9 @@ def test_a_rank_that_is_stopped_now_and_then_costs_most_though_it_is_mostly_in_t
     records = job(computing, **throttled(0, 0.8))
     assert arrivals_of(records).late is None
     *_, verdict, text = slow_ranks.report(records, host_of)
-    assert verdict.startswith(
-        "hvdrun: no rank is steadily late: the others wait most for rank 1 on server1, 1"
+    assert verdict == (
+        "hvdrun: rank 1 on server1 costs the others 129 ms of each step (20 %), though it is last"
+        " in only 42 % of them"
     )
     assert text == (
         "hvdrun: rank 1 on server1 is throttled: its cgroup gave it 0.50 of a core, and its CPU"
