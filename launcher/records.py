@@ -51,9 +51,10 @@ class Sample(NamedTuple):
 
 class Connection(NamedTuple):
     """All of a rank between two addresses, over TCP, as the kernel has counted. bytes: those that
-    the peer has acknowledged; busy: for how many seconds the busiest of them had some under way;
-    rate: the highest of one of them, in bytes per second of its own busy time, 0 if not known. The
-    last two only of connections whose messages are LEAST_OF_A_STEP and more."""
+    the peer has acknowledged; busy: for how many seconds the busiest of them had some under way,
+    without those in which the peer had no room; rate: the highest of one of them, in bytes per
+    second in which it had some under way, also without room, 0 if not known. The last two only of
+    connections whose messages are LEAST_OF_A_STEP and more."""
 
     local: str
     peer: str
