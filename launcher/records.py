@@ -76,6 +76,8 @@ class Record(NamedTuple):
     # was used up. 0: there is no quota, or it is not known.
     periods: float = 0.0
     stopped: float = 0.0
+    # How many cores all processes of that cgroup used, DataLoader workers too. 0: not known.
+    cores: float = 0.0
     # What the members of an optimizer have in common: its name, and a hash of who they are.
     optimizer: str = ""
     members: int = 0
@@ -98,7 +100,7 @@ def of_world(record: Record, **given: Any) -> Record:
     return record._replace(**given, recent=recent)
 
 
-_NUMBERS = ("steps", "seconds", "waited", "data", "cpu", "periods", "stopped")
+_NUMBERS = ("steps", "seconds", "waited", "data", "cpu", "periods", "stopped", "cores")
 _REQUIRED = frozenset(_NUMBERS[:3])
 _WHOLE = ("members", "rank", "size")
 
