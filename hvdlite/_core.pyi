@@ -232,13 +232,13 @@ def park(native_id: int, /) -> None:
     to, it does not come back from there, whether the operation ends or not. One thread of a
     process. (Not its `ident`, which a later thread may get.)"""
 
-def tcp_connection(fd: int, /) -> tuple[str, str, int, int, float] | None:
+def tcp_connection(fd: int, /) -> tuple[str, str, int, int, float, float] | None:
     """What the kernel has counted for this descriptor: the local and the peer's address, a number
-    that no other connection between them has, the bytes that the peer has acknowledged, and the
-    seconds in which some that were sent were not yet acknowledged, but for those in which the peer
-    had no room for more. None: it is no TCP connection to another host, or nothing was
-    acknowledged, or another thread uses the descriptor for another one meanwhile, or the kernel is
-    older than 4.10."""
+    that no other connection between them has, the bytes that the peer has acknowledged, the seconds
+    in which some that were sent were not yet acknowledged, and those of them in which the peer had
+    no room for more. None: it is no TCP connection to another host, or nothing was acknowledged, or
+    another thread uses the descriptor for another one meanwhile, or the kernel is older than
+    4.10."""
 
 def dtype_of(tensor: object, /) -> int:
     """The element type of a dense tensor in host memory, of a type that `use_tensors` named, whose

@@ -51,9 +51,10 @@ class Sample(NamedTuple):
 
 class Connection(NamedTuple):
     """All of a rank between two addresses, over TCP, as the kernel has counted. bytes: those that
-    the peer has acknowledged; busy: for how many seconds the busiest of them had some under way;
-    rate: the highest of one of them, in bytes per second of its own busy time, 0 if not known. The
-    last two only of connections whose messages are LEAST_OF_A_STEP and more."""
+    the peer has acknowledged; busy: for how many seconds the busiest of them had some under way,
+    without those in which the peer had no room; rate: the highest of one of them, in bytes per
+    second in which it had some under way, also without room, 0 if not known. The last two only of
+    connections whose messages are LEAST_OF_A_STEP and more."""
 
     local: str
     peer: str
@@ -75,6 +76,8 @@ class Record(NamedTuple):
     # was used up. 0: there is no quota, or it is not known.
     periods: float = 0.0
     stopped: float = 0.0
+    # How many cores all processes of that cgroup used, DataLoader workers too. 0: not known.
+    cores: float = 0.0
     # What the members of an optimizer have in common: its name, and a hash of who they are.
     optimizer: str = ""
     members: int = 0
@@ -104,7 +107,7 @@ def _named(record: Record) -> dict[str, Any]:
     return {"optimizer": name, "members": record.members}
 
 
-_NUMBERS = ("steps", "seconds", "waited", "data", "cpu", "periods", "stopped")
+_NUMBERS = ("steps", "seconds", "waited", "data", "cpu", "periods", "stopped", "cores")
 _REQUIRED = frozenset(_NUMBERS[:3])
 _WHOLE = ("members", "rank", "size")
 

@@ -4,10 +4,12 @@ The engine counts the bytes of its messages, by host. It can't tell how fast a l
 a message depends on when both ranks begin it, and on the messages before it. The kernel can. It
 counts per TCP connection
 
-    busy = the time in which bytes had been sent and were not yet acknowledged,
-           but for the part in which the peer had no room, because its program did not read
+    busy = the time in which bytes had been sent and were not yet acknowledged
+    full = the part of it in which the peer had no room, because its program did not read
 
-so the network gave at least bytes / busy. See "How fast links are" in docs/design/between-hosts.md.
+so the network gave at least bytes / busy. Bytes trickle through while the peer reads a little, so
+bytes / (busy - full) may be more than the network gives: that is an upper bound only. See "How fast
+links are" in docs/design/between-hosts.md.
 """
 
 from __future__ import annotations
@@ -25,12 +27,20 @@ from hvdrun.for_hvdlite import LEAST_BUSY_S, LEAST_OF_A_STEP, MOST_LINKS, Connec
 Key = tuple[str, str, int]
 
 
+class Counts(NamedTuple):
+    """Of one connection: acknowledged bytes, and seconds."""
+
+    bytes: int = 0
+    busy: float = 0.0
+    full: float = 0.0
+
+
 class Traffic(NamedTuple):
     """Since the process began. sent: bytes, by the lowest rank of each other host. connections:
-    bytes and busy seconds of each one that is open."""
+    each one that is open."""
 
     sent: Mapping[int, int] = {}
-    connections: Mapping[Key, tuple[int, float]] = {}
+    connections: Mapping[Key, Counts] = {}
 
 
 def read() -> Traffic:
@@ -49,17 +59,17 @@ def read() -> Traffic:
     return Traffic(sent, open_connections())
 
 
-def open_connections() -> dict[Key, tuple[int, float]]:
+def open_connections() -> dict[Key, Counts]:
     """To other hosts; see `Traffic`."""
-    found: dict[Key, tuple[int, float]] = {}
+    found: dict[Key, Counts] = {}
     try:
         names = os.listdir("/proc/self/fd")
     except OSError:  # no descriptor is left for it, or there is no /proc
         return {}
     for name in names:
         if (known := _core.tcp_connection(int(name))) is not None:
-            local, peer, number, count, busy = known
-            found[local, peer, number] = count, busy
+            local, peer, number, count, busy, full = known
+            found[local, peer, number] = Counts(count, busy, full)
     return found
 
 
@@ -74,23 +84,26 @@ def sent_between(begin: Traffic, end: Traffic) -> tuple[tuple[int, int], ...]:
 def connections_between(begin: Traffic, end: Traffic, steps: int) -> tuple[Connection, ...]:
     """Those with most bytes; ascending. steps: how many the optimizer has made meanwhile."""
     found: dict[tuple[str, str], Connection] = {}
-    for key, (count, busy) in end.connections.items():
-        count_before, busy_before = begin.connections.get(key, (0, 0.0))
-        if count < count_before:  # an old kernel: the ports of one that was closed
-            count_before, busy_before = 0, 0.0
-        if count > count_before:
-            one = _one(key, count - count_before, max(0.0, busy - busy_before), steps)
+    for key, now in end.connections.items():
+        before = begin.connections.get(key, Counts())
+        if now.bytes < before.bytes:  # an old kernel: the ports of one that was closed
+            before = Counts()
+        if now.bytes > before.bytes:
+            since = Counts(now.bytes - before.bytes, now.busy - before.busy, now.full - before.full)
+            one = _one(key, since, steps)
             old = found.get(key[:2], one)
             found[key[:2]] = one if old is one else _together(old, one)
     most = sorted(found.values(), key=_bytes)[-MOST_LINKS:]
     return tuple(sorted(most))
 
 
-def _one(key: Key, count: int, busy: float, steps: int) -> Connection:
+def _one(key: Key, counts: Counts, steps: int) -> Connection:
     """Of a single connection."""
+    count, busy, full = counts
     if count < LEAST_OF_A_STEP * steps:
         return Connection(*key[:2], count, 0.0, 0.0)
-    return Connection(*key[:2], count, busy, count / busy if busy >= LEAST_BUSY_S else 0.0)
+    rate = count / busy if busy >= LEAST_BUSY_S else 0.0
+    return Connection(*key[:2], count, max(0.0, busy - full), rate)
 
 
 def _together(one: Connection, other: Connection) -> Connection:

@@ -11,7 +11,7 @@ from hvdlite.observe.samples import Samples
 from hvdrun.for_hvdlite import MOST_RECENT, MOST_SAMPLES, RECENT_S, RECENT_STEPS, Record, Sample
 
 # By cgroup: see `throttling`.
-Quotas = Mapping[str, tuple[int, int]]
+Quotas = Mapping[str, tuple[int, int, float | None, float]]
 NOTHING = Traffic()
 
 
@@ -114,7 +114,7 @@ class Steps:
 
 def between(begin: Mark, end: Mark) -> Record:
     """A record of this time."""
-    periods, stopped = _throttled(begin.quotas, end.quotas)
+    periods, stopped, cores = _throttled(begin.quotas, end.quotas)
     before, after = begin.reading, end.reading
     return Record(
         steps=0,
@@ -125,20 +125,32 @@ def between(begin: Mark, end: Mark) -> Record:
         cpu=after.cpu - before.cpu,
         periods=periods,
         stopped=stopped,
+        cores=cores,
         sent=sent_between(begin.traffic, end.traffic),
         connections=connections_between(begin.traffic, end.traffic, end.step - begin.step),
     )
 
 
-def _throttled(begin: Quotas, end: Quotas) -> tuple[int, int]:
-    """Of the cgroup that has stopped this process most: its quota's periods, and in how many of
-    them it was used up."""
+def _throttled(begin: Quotas, end: Quotas) -> tuple[int, int, float]:
+    """Of the cgroup that has stopped this process most: its quota's periods, in how many of them it
+    was used up, and how many cores it has used; 0: not known."""
     return max(
         (
-            (periods - begin[folder][0], stopped - begin[folder][1])
-            for folder, (periods, stopped) in end.items()
+            (periods - begin[folder][0], stopped - begin[folder][1], _cores(begin[folder], now))
+            for folder, now in end.items()
+            for periods, stopped in (now[:2],)
             if folder in begin and periods > begin[folder][0]
         ),
         key=lambda found: found[1],
-        default=(0, 0),
+        default=(0, 0, 0.0),
     )
+
+
+def _cores(
+    before: tuple[int, int, float | None, float], now: tuple[int, int, float | None, float]
+) -> float:
+    """By the time between the two looks at the cgroup, which is not quite that of the steps."""
+    (*_, used_before, at_before), (*_, used, at) = before, now
+    if used is None or used_before is None or at <= at_before:
+        return 0.0
+    return max(0.0, used - used_before) / (at - at_before)

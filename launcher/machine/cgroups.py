@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,17 +32,38 @@ def cgroups(
         yield mount, number == "0"
 
 
-def throttling(process: int | str = "self", root: str = "/") -> dict[str, tuple[int, int]]:
+def throttling(
+    process: int | str = "self", root: str = "/"
+) -> dict[str, tuple[int, int, float | None, float]]:
     """By cgroup that limits the CPU time of that process: how many periods of its quota there have
-    been, and in how many of them it was used up, so that the kernel stopped its processes."""
+    been, in how many of them it was used up, so that the kernel stopped its processes, how many
+    seconds of CPU time all of these have used (None: not known), and when that was, by the clock
+    `time.monotonic`."""
     found = {}
-    for folder, _ in cgroups("cpu", root, process):
+    for folder, is_version_2 in cgroups("cpu", root, process):
         pairs = [line.split() for line in read(f"{folder}/cpu.stat").splitlines()]
         counts = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
         periods, stopped = counts.get("nr_periods", ""), counts.get("nr_throttled", "")
         if periods.isdecimal() and stopped.isdecimal():
-            found[folder] = int(periods), int(stopped)
+            if is_version_2:
+                used, per_s = counts.get("usage_usec", ""), 1e6
+            else:
+                used, per_s = _used_ns(folder, process, root), 1e9
+            used_s = int(used) / per_s if used.isdecimal() else None
+            found[folder] = int(periods), int(stopped), used_s, time.monotonic()
     return found
+
+
+def _used_ns(folder: str, process: int | str, root: str) -> str:
+    """Of a cgroup of version 1. Its counter lies in the same folder where both controllers are
+    mounted together, as they mostly are, else in the one of the same name."""
+    if used := read(f"{folder}/cpuacct.usage"):
+        return used
+    mount = f"{root}/sys/fs/cgroup/cpu"
+    same = f"{root}/sys/fs/cgroup/cpuacct{folder[len(mount) :]}"
+    # The two trees need not be alike: the process may be in other groups there.
+    folders = (each for each, is_version_2 in cgroups("cpuacct", root, process) if not is_version_2)
+    return read(f"{same}/cpuacct.usage") if same in folders else ""
 
 
 def read(path: str) -> str:

@@ -44,7 +44,7 @@ def look(
     answer: dict[str, object] = {
         "at": time.monotonic(),
         "processes": found,
-        "quotas": throttling(pid),
+        "quotas": {folder: counts[:2] for folder, counts in throttling(pid).items()},
         "stopped_s": stopped_s,
     }
     if stack is not None:

@@ -103,6 +103,14 @@ def throttled_part(record: Record) -> float:
     return record.stopped / record.periods if record.periods >= 1 else 0.0
 
 
+def throttled_cores(record: Record) -> tuple[float, bool]:
+    """How many cores a throttled rank got, and whether its DataLoader's workers and all else that
+    its cgroup's quota pays for is in it; else it is those of the rank's own process."""
+    if record.cores:
+        return record.cores, True
+    return record.cpu / record.seconds if record.seconds > 1e-9 else 0.0, False
+
+
 def _last(samples: Mapping[int, Sequence[Sample]]) -> dict[int, Last]:
     by_s: dict[int, list[float]] = {rank: [] for rank in samples}
     ranks = tuple(samples)

@@ -8,7 +8,13 @@ from typing import Any
 
 from hvdrun.records import Record
 from hvdrun.reports import links
-from hvdrun.reports.arrivals import THROTTLED, Arrivals, compare, throttled_part
+from hvdrun.reports.arrivals import (
+    THROTTLED,
+    Arrivals,
+    compare,
+    throttled_cores,
+    throttled_part,
+)
 from hvdrun.reports.slow_ranks import NOTHING_TOLD, HostOf, verdicts, with_steps
 
 # Grows if a field changes its meaning or is removed, not if one is added.
@@ -51,7 +57,7 @@ def _part(records: Mapping[int, Record], host_of: HostOf, steps_before: int = 0)
         "shares": {name: _ratio(total[name], whole_s) for name in ("computing", "data", "waited")},
         "late": [_late(each, host_of) for each in found or [] if each.late],
         "throttled": [
-            {"rank": rank, "host": host_of(rank), "periods": part, "cores": _cores(record)}
+            {"rank": rank, "host": host_of(rank), "periods": part} | _cores(record)
             for rank, record in timed.items()
             if (part := throttled_part(record)) >= THROTTLED
         ],
@@ -123,8 +129,9 @@ def _two(seconds: Sequence[float]) -> dict[str, float]:
     return dict(zip(("late", "others"), seconds, strict=True))
 
 
-def _cores(record: Record) -> float:
-    return _ratio(record.cpu, record.seconds)
+def _cores(record: Record) -> dict[str, Any]:
+    cores, is_of_cgroup = throttled_cores(record)
+    return {"cores": cores, "cores_of": "cgroup" if is_of_cgroup else "process"}
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -1,11 +1,12 @@
 """How fast the links between hosts are, and whether one of them is slow. Pure.
 
 A rate is that of TCP connections while they were busy, as the sender's kernel counts it
-(hvdlite/observe/links.py). For no longer than a rank is awaited, its kernel may keep others busy
-with what it does not read. Several connections use a link at the same time or by turns, nobody
-knows. So a rate is only known between two bounds:
+(hvdlite/observe/links.py). For a part of that the receiver had no room: full; bytes may go through
+in that part, too. For no longer than a rank is awaited, its kernel may keep others busy with what
+it does not read. Several connections use a link at the same time or by turns, nobody knows. So a
+rate is only known between two bounds:
 
-    bytes / busy of any one  <=  rate  <=  bytes of all / (busy of the busiest - late)
+    bytes / busy of any one  <=  rate  <=  bytes of all / (busy - full of the busiest - late)
 
 late: how long the sender waited for the receiver.
 
@@ -42,8 +43,9 @@ Direction = Literal["both", "sends", "receives"]
 
 class Pair(NamedTuple):
     """What has gone from a host to another one. bytes: of collectives' messages; tcp_bytes: over
-    all of the ranks' TCP connections, of which the busiest was busy for busy_s; rate: of the
-    fastest of them, in Gbit/s; late_s: how long they may have been busy without the network."""
+    all of the ranks' TCP connections, of which the busiest was busy for busy_s while the receiver
+    had room; rate: of the fastest of them, in Gbit/s, in all of its busy time; late_s: how long
+    they may have been busy without the network."""
 
     sender: str
     receiver: str

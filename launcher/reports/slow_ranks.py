@@ -19,6 +19,7 @@ from hvdrun.reports.arrivals import (
     Last,
     Late,
     compare,
+    throttled_cores,
     throttled_part,
 )
 from hvdrun.summary import summary_of
@@ -110,14 +111,12 @@ def verdicts(
     ]
     parts = {rank: throttled_part(record) for rank, record in records.items() if rank not in told}
     if throttled := {rank: part for rank, part in parts.items() if part >= THROTTLED}:
-        cores = _from_to([_cores(records[rank]) for rank in throttled], ".2f")
+        used = _used([records[rank] for rank in throttled])
         used_up = _from_to([100 * part for part in throttled.values()], ".0f", " %")
         gave = (
-            f"are throttled: their cgroups gave them {cores} of a core each, and their CPU quotas"
-            f" were used up in {used_up} of their"
+            f"are throttled: {used}, and the cgroups' CPU quotas were used up in {used_up} of their"
             if len(throttled) > 1
-            else f"is throttled: its cgroup gave it {cores} of a core, and its CPU quota was used"
-            f" up in {used_up} of its"
+            else f"is throttled: {used}, and the cgroup's CPU quota was used up in {used_up} of its"
         )
         texts.append(f"{_who(tuple(throttled), host_of)} {gave} periods")
     return texts + links.verdicts(records, found, host_of)
@@ -166,7 +165,7 @@ def _cause(late: Late, records: Mapping[int, Record]) -> str:
             return (
                 f"{'their cgroups throttle them' if many else 'its cgroup throttles it'}"
                 f" (the CPU quota was used up in {100 * part:.0f} % of its periods;"
-                f" {'each' if many else 'it'} got {cores:.2f} of a core)"
+                f" {_used(theirs)})"
             )
         case "computing":
             return (
@@ -194,6 +193,16 @@ def _cost(item: tuple[int, Last]) -> float:
 
 def _cores(record: Record) -> float:
     return record.cpu / record.seconds if record.seconds else 0.0
+
+
+def _used(throttled: Sequence[Record]) -> str:
+    """How many cores they got, and who used them."""
+    found = [throttled_cores(record) for record in throttled]
+    if all(is_of_cgroup for _, is_of_cgroup in found):
+        who, cores = ("its cgroup", "the cgroup of each"), [number for number, _ in found]
+    else:
+        who, cores = ("its own process", "the own process of each"), list(map(_cores, throttled))
+    return f"{who[len(throttled) > 1]} used {_from_to(cores, '.2f')} cores"
 
 
 def _who(ranks: Sequence[int], host_of: HostOf) -> str:

@@ -37,9 +37,9 @@ connections = st.lists(
     max_size=MOST_LINKS,
 ).map(tuple)
 links = {"sent": sent, "connections": connections}
-recent = st.builds(Record, *[numbers] * 7, samples=samples(MOST_RECENT), recent=st.none(), **links)
+recent = st.builds(Record, *[numbers] * 8, samples=samples(MOST_RECENT), recent=st.none(), **links)
 measured = st.builds(
-    Record, *[numbers] * 7, samples=samples(MOST_SAMPLES), recent=st.none() | recent, **links
+    Record, *[numbers] * 8, samples=samples(MOST_SAMPLES), recent=st.none() | recent, **links
 )
 names = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=100)
 records = st.builds(of_world, measured, optimizer=names, members=whole, rank=whole, size=whole)
@@ -57,7 +57,7 @@ def test_a_record_arrives_as_it_was(record, name, members):
 def test_the_longest_one_fits_into_a_note():
     sample = Sample(2**32 - 1, *[struct.unpack("<f", b"\xff\xff\x7f\x47")[0]] * 3)
     name = "x" * 1000
-    numbers = [999_999_999_999.0] * 7
+    numbers = [999_999_999_999.0] * 8
     links = {
         "sent": ((999_999, 10**17),) * 1000,
         "connections": (Connection("f" * 39, "f" * 39, 10**17, numbers[0], 10**12 - 1),) * 1000,

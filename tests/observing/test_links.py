@@ -12,6 +12,7 @@ import torch
 import hvdlite as hvd
 from hvdlite import _core
 from hvdlite.observe import links
+from hvdlite.observe.links import Counts
 from hvdlite.world import world as worlds
 from hvdrun.records import LEAST_BUSY_S, LEAST_OF_A_STEP
 from tests.harness.compiled import linked
@@ -115,8 +116,9 @@ def test_what_a_closed_engine_has_sent_stays_counted(world):
 
 
 def test_a_link_counts_from_when_it_was_looked_at():
-    begin = links.Traffic({1: 5, 2: 7}, {("a", "b", 1): (10, 1.0), ("a", "c", 9): (10, 1.0)})
-    end = links.Traffic({1: 8, 2: 7}, {("a", "b", 1): (30, 2.0), ("a", "c", 9): (4, 0.5)})
+    ab, ac = ("a", "b", 1), ("a", "c", 9)
+    begin = links.Traffic({1: 5, 2: 7}, {ab: Counts(10, 1.0), ac: Counts(10, 1.0)})
+    end = links.Traffic({1: 8, 2: 7}, {ab: Counts(30, 2.0), ac: Counts(4, 0.5)})
     assert links.sent_between(begin, end) == ((1, 3),)
     # Of the second, an old kernel tells only the ports: it was closed, and opened again.
     expected = (("a", "b", 20, 1.0, 20.0), ("a", "c", 4, 0.5, 8.0))
@@ -126,9 +128,9 @@ def test_a_link_counts_from_when_it_was_looked_at():
 def test_each_connection_between_two_addresses_counts_by_itself():
     """The second was busier until now, the third is closed, the fourth is new."""
     keys = [("a", "b", number) for number in range(4)]
-    earlier = [(1000, 1.0), (9000, 9.0), (10**6, 99.0)]
+    earlier = [Counts(1000, 1.0), Counts(9000, 9.0), Counts(10**6, 99.0)]
     begin = links.Traffic({}, dict(zip(keys, earlier, strict=False)))
-    counts = [(1000 + 600, 1.0 + 2.0), (9000 + 50, 9.0 + 0.5), None, (400, 1.0)]
+    counts = [Counts(1000 + 600, 1.0 + 2.0), Counts(9000 + 50, 9.0 + 0.5), None, Counts(400, 1.0)]
     now = {key: count for key, count in zip(keys, counts, strict=True) if count}
     (found,) = links.connections_between(begin, links.Traffic({}, now), 0)
     # Their bytes together, the busiest one's seconds, and the fastest one's rate.
@@ -137,12 +139,23 @@ def test_each_connection_between_two_addresses_counts_by_itself():
 
 def test_small_messages_are_counted_and_tell_no_rate():
     enough, steps = LEAST_OF_A_STEP, 10
-    end = {("a", "b", 1): (steps * enough, 2.0), ("a", "b", 2): (steps * enough - 1, 3.0)}
+    end = {
+        ("a", "b", 1): Counts(steps * enough, 2.0),
+        ("a", "b", 2): Counts(steps * enough - 1, 3.0),
+    }
     (found,) = links.connections_between(links.Traffic(), links.Traffic({}, end), steps)
     assert found == ("a", "b", 2 * steps * enough - 1, 2.0, steps * enough / 2.0)
-    short = {("a", "b", 1): (steps * enough, 0.9 * LEAST_BUSY_S)}
+    short = {("a", "b", 1): Counts(steps * enough, 0.9 * LEAST_BUSY_S)}
     (found,) = links.connections_between(links.Traffic(), links.Traffic({}, short), steps)
     assert found == ("a", "b", steps * enough, 0.9 * LEAST_BUSY_S, 0.0)
+
+
+def test_what_trickles_into_a_full_window_makes_no_rate_higher():
+    """The peer had no room in 3 of the 4 busy seconds, and 4000 bytes went in all of them."""
+    key = ("a", "b", 1)
+    begin = links.Traffic({}, {key: Counts(1000, 1.0, 0.5)})
+    end = links.Traffic({}, {key: Counts(5000, 5.0, 3.5)})
+    assert links.connections_between(begin, end, 0) == (("a", "b", 4000, 1.0, 1000.0),)
 
 
 def test_without_a_free_descriptor_there_are_no_connections():
@@ -226,6 +239,18 @@ assert first[:4] == _core.tcp_connection(ends[0].fileno())[:4]
 ctypes.c_int.in_dll(stands_in, "other").value = ends[1].fileno()
 assert _core.tcp_connection(ends[0].fileno()) is None
 assert second[:4] == _core.tcp_connection(ends[0].fileno())[:4]
+
+# Nobody reads more of it: the window fills up, and the time in which it is full is part of busy.
+ctypes.c_int.in_dll(stands_in, "other").value = -1
+ends[1].setblocking(False)
+full = 0.0
+while not full:
+    try:
+        ends[1].send(bytes(1 << 20))
+    except BlockingIOError:
+        pass
+    *_, busy, full = _core.tcp_connection(ends[1].fileno())
+assert busy >= full > 0
 """
 
 

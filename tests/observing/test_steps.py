@@ -61,7 +61,7 @@ class Job:
 
     def __init__(self, first_mark_s=0.0):
         self.now = self.cpu = 0.0
-        self.made = Steps(Reading(0.0, 0.0, 0.0, 0.0), "one", (0, 1), {"cgroup": (0, 0)})
+        self.made = Steps(Reading(0.0, 0.0, 0.0, 0.0), "one", (0, 1), {"cgroup": (0, 0, 0.0, 0.0)})
         self.mark_at = first_mark_s
 
     def step(self, seconds, cpu=0.5):
@@ -74,7 +74,8 @@ class Job:
 
     @property
     def quotas(self):
-        return {"cgroup": (int(10 * self.now), int(self.cpu))}
+        # Three processes like this one share the quota.
+        return {"cgroup": (int(10 * self.now), int(self.cpu), 3 * self.cpu, self.now)}
 
     def recent(self):
         return self.made.record(self.quotas).recent
@@ -101,6 +102,7 @@ def test_the_last_minute_is_told_apart():
     assert recent.data == recent.seconds / 8
     assert recent.cpu == recent.seconds
     assert (recent.periods, recent.stopped) == (10 * recent.seconds, recent.seconds)
+    assert recent.cores == 3.0
     assert [each.step for each in recent.samples] == list(range(3722 - int(made), 3722))
     assert {each.seconds for each in recent.samples} == {2.0}
 

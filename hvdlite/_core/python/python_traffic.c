@@ -85,9 +85,9 @@ typedef struct {
 } tcp_facts;
 
 /* Since Linux 4.10 the kernel knows for how long a connection was busy: had bytes that its peer had not
- * acknowledged. In a part of that the peer's window was full: its program did not read. The rest is what the
- * network took. Another thread may meanwhile close the descriptor and get its number for another connection: then the
- * key has changed. */
+ * acknowledged. In a part of that the peer's window was full: its program did not read. Bytes get through in that
+ * part, too, so both are handed out. Another thread may meanwhile close the descriptor and get its number for another
+ * connection: then the key has changed. */
 PyObject *hvdl_py_tcp_connection(PyObject *module, PyObject *object)
 {
     int fd = (int)PyLong_AsLong(object);
@@ -103,7 +103,7 @@ PyObject *hvdl_py_tcp_connection(PyObject *module, PyObject *object)
         !read_address(getpeername, fd, peer) || strcmp(local, peer) == 0 ||
         !read_key(fd, &key_afterwards) || key != key_afterwards)
         Py_RETURN_NONE;
-    return Py_BuildValue("(ssKKd)", local, peer, (unsigned long long)key,
-                         (unsigned long long)info.bytes_acked,
-                         (double)(info.busy_us - info.window_full_us) / 1e6);
+    return Py_BuildValue("(ssKKdd)", local, peer, (unsigned long long)key,
+                         (unsigned long long)info.bytes_acked, (double)info.busy_us / 1e6,
+                         (double)info.window_full_us / 1e6);
 }

@@ -20,12 +20,27 @@ FOLDER = "sys/fs/cgroup"
         (
             "0::/job/rank",
             {f"{FOLDER}/job/cpu.stat": V2, f"{FOLDER}/cpu.stat": "usage_usec 9"},
-            {f"{FOLDER}/job": (40, 7)},
+            {f"{FOLDER}/job": (40, 7, 5e-6)},
         ),
         (
             "3:cpu,cpuacct:/job\n2:memory:/other",
             {f"{FOLDER}/cpu/job/cpu.stat": V1, f"{FOLDER}/cpu/cpu.stat": V1.replace("3", "0")},
-            {f"{FOLDER}/cpu/job": (12, 3), f"{FOLDER}/cpu": (12, 0)},
+            {f"{FOLDER}/cpu/job": (12, 3, None), f"{FOLDER}/cpu": (12, 0, None)},
+        ),
+        (
+            "3:cpu,cpuacct:/job",
+            {f"{FOLDER}/cpu/job/cpu.stat": V1, f"{FOLDER}/cpu/job/cpuacct.usage": "3000000000"},
+            {f"{FOLDER}/cpu/job": (12, 3, 3.0)},
+        ),
+        (
+            "4:cpuacct:/job/rank\n3:cpu:/job",
+            {f"{FOLDER}/cpu/job/cpu.stat": V1, f"{FOLDER}/cpuacct/job/cpuacct.usage": "2000000000"},
+            {f"{FOLDER}/cpu/job": (12, 3, 2.0)},
+        ),
+        (  # what others use there is not its own
+            "4:cpuacct:/other\n3:cpu:/job",
+            {f"{FOLDER}/cpu/job/cpu.stat": V1, f"{FOLDER}/cpuacct/job/cpuacct.usage": "2000000000"},
+            {f"{FOLDER}/cpu/job": (12, 3, None)},
         ),
         ("0::/job", {f"{FOLDER}/job/cpu.stat": "nr_periods many\nnr_throttled\n\nx y z"}, {}),
         ("", {}, {}),
@@ -37,7 +52,8 @@ def test_each_cgroup_with_a_quota_tells(tmp_path, cgroup, files, found):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
     expected = {f"{tmp_path}/{folder}": counts for folder, counts in found.items()}
-    assert throttling(root=str(tmp_path)) == expected
+    told = throttling(root=str(tmp_path))
+    assert {folder: counts[:3] for folder, counts in told.items()} == expected
 
 
 BURNS = """
@@ -50,7 +66,7 @@ folder = Path(sys.argv[1])
 found = 0, 0
 while found[1] < 3:
     found = {Path(each).name: counts for each, counts in throttling().items()}[folder.name]
-print(*found)
+print(*found[:2])
 """
 
 

@@ -56,7 +56,7 @@ def test_a_process_is_seen_with_its_children_and_the_cpu_that_it_uses():
 
 
 def test_a_look_has_the_quotas_and_for_how_long_the_process_is_stopped(monkeypatch):
-    monkeypatch.setattr(looks, "throttling", lambda pid: {f"/cpu/{pid}": (10, 2)})
+    monkeypatch.setattr(looks, "throttling", lambda pid: {f"/cpu/{pid}": (10, 2, 0.1, 5.0)})
     found = read_look(look(os.getpid(), None, 4.5))
     assert (found.stopped_s, found.quotas) == (4.5, {f"/cpu/{os.getpid()}": (10, 2)})
     assert read_look(look(os.getpid())).stopped_s is None

@@ -243,7 +243,8 @@ MANY = [always(0.5)] * 12 + [always(1.5)] * 10
             job([always(0.5), always(1.5)], **throttled(0, 0.8)),
             (
                 "rank 1 on server1 arrives last in 100 % of steps, by 1000 ms: its cgroup throttles"
-                " it (the CPU quota was used up in 80 % of its periods; it got 0.50 of a core)"
+                " it (the CPU quota was used up in 80 % of its periods; its own process used 0.50"
+                " cores)"
             ),
         ),
         (
@@ -303,9 +304,24 @@ def test_throttled_ranks_are_named_though_nobody_is_late():
     *_, verdict, text = slow_ranks.report(job([always(0.5)] * 2, **throttled(0.3, 0.9)), host_of)
     assert verdict.startswith("hvdrun: no rank is steadily late")
     assert text == (
-        "hvdrun: ranks 0-1 on server1 are throttled: their cgroups gave them 0.50 of a core each,"
-        " and their CPU quotas were used up in 30 % to 90 % of their periods"
+        "hvdrun: ranks 0-1 on server1 are throttled: the own process of each used 0.50 cores, and"
+        " the cgroups' CPU quotas were used up in 30 % to 90 % of their periods"
     )
+
+
+def test_what_a_throttled_rank_got_is_what_its_cgroup_used_if_the_kernel_tells():
+    """Its DataLoader's workers are paid from the same quota."""
+    late = [always(0.5), always(1.5)]
+    *_, text = slow_ranks.report(job(late, **throttled(0, 0.8), cores=[0.0, 1.25]), host_of)
+    assert text.endswith(
+        "(the CPU quota was used up in 80 % of its periods; its cgroup used 1.25 cores)"
+    )
+    both = [always(0.5)] * 2
+    *_, text = slow_ranks.report(job(both, **throttled(0.3, 0.9), cores=[1.0, 1.25]), host_of)
+    assert "are throttled: the cgroup of each used 1.00 to 1.25 cores, and" in text
+    # Not one number of each kind.
+    *_, text = slow_ranks.report(job(both, **throttled(0.3, 0.9), cores=[0.0, 1.25]), host_of)
+    assert "are throttled: the own process of each used 0.50 cores, and" in text
 
 
 def test_a_rank_that_is_stopped_now_and_then_costs_most_though_it_is_mostly_in_time():
@@ -321,8 +337,8 @@ def test_a_rank_that_is_stopped_now_and_then_costs_most_though_it_is_mostly_in_t
         " in only 42 % of them"
     )
     assert text == (
-        "hvdrun: rank 1 on server1 is throttled: its cgroup gave it 0.50 of a core, and its CPU"
-        " quota was used up in 80 % of its periods"
+        "hvdrun: rank 1 on server1 is throttled: its own process used 0.50 cores, and the cgroup's"
+        " CPU quota was used up in 80 % of its periods"
     )
 
 

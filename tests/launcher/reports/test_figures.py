@@ -82,8 +82,12 @@ def test_the_last_minute_stands_beside_the_whole_job():
 
 
 def test_throttled_ranks_are_listed():
-    whole = figures_of(job([always(0.5)] * 2, **throttled(0.1, 0.9)), 2)["whole"]
-    assert whole["throttled"] == [{"rank": 1, "host": "server1", "periods": 0.9, "cores": 0.5}]
+    both = [always(0.5)] * 2
+    row = {"rank": 1, "host": "server1", "periods": 0.9}
+    whole = figures_of(job(both, **throttled(0.1, 0.9)), 2)["whole"]
+    assert whole["throttled"] == [row | {"cores": 0.5, "cores_of": "process"}]
+    whole = figures_of(job(both, **throttled(0.1, 0.9), cores=[0.0, 1.25]), 2)["whole"]
+    assert whole["throttled"] == [row | {"cores": 1.25, "cores_of": "cgroup"}]
 
 
 def test_before_ranks_have_told_anything_the_document_is_whole_too():
@@ -94,7 +98,7 @@ def test_before_ranks_have_told_anything_the_document_is_whole_too():
 
 
 @settings(max_examples=30)
-@given(st.lists(st.builds(Record, *[st.floats(0, 1e11)] * 7, size=st.just(2)), max_size=3))
+@given(st.lists(st.builds(Record, *[st.floats(0, 1e11)] * 8, size=st.just(2)), max_size=3))
 def test_whatever_a_rank_sends_there_are_figures(records):
     recent = [record._replace(recent=record) for record in records]
     assert set(figures_of(dict(enumerate(recent)))) == {"version", "size", "whole", "recent"}

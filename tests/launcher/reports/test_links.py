@@ -85,6 +85,21 @@ def test_a_rate_takes_enough_bytes_and_time():
     assert slow_link(few) is None
 
 
+def test_a_host_is_not_slow_because_the_others_read_slowly():
+    """All links give 0.2 Gbit/s, and a and b read 0.16. All bytes, divided by the time in which
+    their windows were not full, are 0.7 Gbit/s, which is no rate of any network."""
+    slow_readers = all_to_all("abc", 0.16, ac=0.19, bc=0.19)
+    pairs = [
+        pair._replace(busy_s=1 / 0.7) if pair.receiver != "c" else pair
+        for pair in rated(slow_readers)
+    ]
+    assert slow_link(pairs) is None
+    assert {pair.gbit_per_s for pair in pairs if pair.receiver != "c"} == {None}
+    # Were these 0.7 a lower bound, c would be accused.
+    wrong = all_to_all("abc", 0.7, ac=0.19, bc=0.19)
+    assert slow_link(rated(wrong)).hosts == ("c",)
+
+
 def test_a_link_is_not_slow_if_it_may_only_have_been_late():
     """At a busy time of 5 s, 2 s without reading leave 3 s for the network."""
     rates = all_to_all("abc", **dict.fromkeys(SLOW_B, 0.2))

@@ -96,7 +96,7 @@ def test_who_is_late_counts_in_the_last_minute():
 
 @settings(max_examples=50)
 @given(
-    st.lists(st.builds(Record, *[st.floats(0, 1e11)] * 7, size=st.just(2)), max_size=3),
+    st.lists(st.builds(Record, *[st.floats(0, 1e11)] * 8, size=st.just(2)), max_size=3),
     st.text(max_size=8),
 )
 def test_whatever_ranks_send_and_hosts_are_called_the_file_can_be_read(records, host):
