@@ -76,10 +76,11 @@ def metrics() -> Metrics:
           0 before the second step
         - `sent`: one object for each other host to which collectives have sent messages of data:
           `rank`, the lowest on that host, and `bytes`
-        - `tcp`: one for each pair of addresses over which this rank has TCP connections to other
-          hosts, whoever made them: `local`, `peer`, the `bytes` that the peer has acknowledged, and
-          `busy`, the seconds in which some were under way, without those in which the peer had no
-          room for more; of the busiest connection that carries 256 KiB per step or more, else 0
+        - `tcp`: one for each pair of addresses over which this rank has or had TCP connections to
+          other hosts, whoever made them: `local`, `peer`, the `bytes` that the peer has
+          acknowledged, and `busy`, the seconds in which some were under way, without those in which
+          the peer had no room for more; of the connection that was busiest at the time and carried
+          256 KiB per step or more, else 0
 
         The last two have up to 16 objects, those with most bytes.
 

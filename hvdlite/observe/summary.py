@@ -214,5 +214,6 @@ def step_ended(optimizer: int, name: str, members: Sequence[int]) -> None:
     ranks that make its steps together."""
     program.step_ended(optimizer, name)
     if _summary is not None:
+        links.step_ended()
         _summary.step_ended(optimizer, name, members)
         pulses.step_ended()

@@ -115,10 +115,23 @@ def test_what_a_closed_engine_has_sent_stays_counted(world):
     assert world.run(sent_over_worlds, knobs=knobs) == expected
 
 
+AB, AC = ("a", "b", 1), ("a", "c", 9)
+
+
+def looks(*seen, steps=(0, 0, 0)):
+    """What is known after each look at these connections, and after so many steps."""
+    sums, found = links.Sums(), []
+    for connections, made in zip(seen, steps, strict=False):
+        sums.steps = made
+        found.append(links.Traffic({}, connections or {}, sums.look(connections)))
+    return found
+
+
 def test_a_link_counts_from_when_it_was_looked_at():
-    ab, ac = ("a", "b", 1), ("a", "c", 9)
-    begin = links.Traffic({1: 5, 2: 7}, {ab: Counts(10, 1.0), ac: Counts(10, 1.0)})
-    end = links.Traffic({1: 8, 2: 7}, {ab: Counts(30, 2.0), ac: Counts(4, 0.5)})
+    begin, end = looks(
+        {AB: Counts(10, 1.0), AC: Counts(10, 1.0)}, {AB: Counts(30, 2.0), AC: Counts(4, 0.5)}
+    )
+    begin, end = begin._replace(sent={1: 5, 2: 7}), end._replace(sent={1: 8, 2: 7})
     assert links.sent_between(begin, end) == ((1, 3),)
     # Of the second, an old kernel tells only the ports: it was closed, and opened again.
     expected = (("a", "b", 20, 1.0, 20.0), ("a", "c", 4, 0.5, 8.0))
@@ -129,33 +142,79 @@ def test_each_connection_between_two_addresses_counts_by_itself():
     """The second was busier until now, the third is closed, the fourth is new."""
     keys = [("a", "b", number) for number in range(4)]
     earlier = [Counts(1000, 1.0), Counts(9000, 9.0), Counts(10**6, 99.0)]
-    begin = links.Traffic({}, dict(zip(keys, earlier, strict=False)))
     counts = [Counts(1000 + 600, 1.0 + 2.0), Counts(9000 + 50, 9.0 + 0.5), None, Counts(400, 1.0)]
     now = {key: count for key, count in zip(keys, counts, strict=True) if count}
-    (found,) = links.connections_between(begin, links.Traffic({}, now), 0)
+    begin, end = looks(dict(zip(keys, earlier, strict=False)), now)
+    (found,) = links.connections_between(begin, end, 0)
     # Their bytes together, the busiest one's seconds, and the fastest one's rate.
     assert found == ("a", "b", 600 + 50 + 400, 2.0, 400.0)
 
 
 def test_small_messages_are_counted_and_tell_no_rate():
     enough, steps = LEAST_OF_A_STEP, 10
-    end = {
+    seen = {
         ("a", "b", 1): Counts(steps * enough, 2.0),
         ("a", "b", 2): Counts(steps * enough - 1, 3.0),
     }
-    (found,) = links.connections_between(links.Traffic(), links.Traffic({}, end), steps)
+    begin, end = looks({}, seen, steps=(0, steps))
+    (found,) = links.connections_between(begin, end, steps)
     assert found == ("a", "b", 2 * steps * enough - 1, 2.0, steps * enough / 2.0)
-    short = {("a", "b", 1): Counts(steps * enough, 0.9 * LEAST_BUSY_S)}
-    (found,) = links.connections_between(links.Traffic(), links.Traffic({}, short), steps)
+    begin, end = looks({}, {AB: Counts(steps * enough, 0.9 * LEAST_BUSY_S)}, steps=(0, steps))
+    (found,) = links.connections_between(begin, end, steps)
     assert found == ("a", "b", steps * enough, 0.9 * LEAST_BUSY_S, 0.0)
 
 
 def test_what_trickles_into_a_full_window_makes_no_rate_higher():
     """The peer had no room in 3 of the 4 busy seconds, and 4000 bytes went in all of them."""
-    key = ("a", "b", 1)
-    begin = links.Traffic({}, {key: Counts(1000, 1.0, 0.5)})
-    end = links.Traffic({}, {key: Counts(5000, 5.0, 3.5)})
+    begin, end = looks({AB: Counts(1000, 1.0, 0.5)}, {AB: Counts(5000, 5.0, 3.5)})
     assert links.connections_between(begin, end, 0) == (("a", "b", 4000, 1.0, 1000.0),)
+
+
+MUCH = 1 << 30
+OTHER = ("a", "b", 2)
+
+
+@pytest.mark.parametrize(
+    ("seen", "carried"),
+    [
+        pytest.param(
+            [{AB: Counts(MUCH, 4.0), OTHER: Counts(MUCH, 3.0)}, {OTHER: Counts(MUCH + 5, 3.0)}],
+            [(2 * MUCH, 4.0), (2 * MUCH + 5, 4.0)],
+            id="the busier of two is closed",
+        ),
+        pytest.param(
+            [{AB: Counts(MUCH, 4.0)}, {}, {OTHER: Counts(MUCH, 2.0)}],
+            [(MUCH, 4.0), (MUCH, 4.0), (2 * MUCH, 6.0)],
+            id="another one comes after it",
+        ),
+        pytest.param(
+            [{AB: Counts(MUCH, 4.0)}, {AB: Counts(MUCH + 5, 4.1)}],
+            [(MUCH, 4.0), (MUCH + 5, 4.0)],
+            id="later messages are small",
+        ),
+        pytest.param(
+            [{AB: Counts(MUCH, 4.0)}, None, {AB: Counts(9 * MUCH, 7.0)}],
+            [(MUCH, 4.0), (MUCH, 4.0), (9 * MUCH, 7.0)],
+            id="no descriptor is free for a look",
+        ),
+    ],
+)
+def test_what_was_carried_never_falls(seen, carried):
+    begin, *found = looks({}, *seen, steps=(0, 10, 10**4, 10**4 + 10))
+    known = [links.connections_between(begin, each, 10)[0] for each in found]
+    assert [(each.bytes, each.busy) for each in known] == carried
+
+
+def test_between_two_steps_a_look_ends_no_stretch():
+    """A part of a step's messages is no small message, and what is closed meanwhile counts."""
+    begin, _, end = looks(
+        {AB: Counts(0, 0.0)},
+        {AB: Counts(LEAST_OF_A_STEP // 2, 1.0), OTHER: Counts(LEAST_OF_A_STEP, 3.0)},
+        {AB: Counts(LEAST_OF_A_STEP, 2.0)},
+        steps=(1, 1, 2),
+    )
+    (found,) = links.connections_between(begin, end, 1)
+    assert found == ("a", "b", 2 * LEAST_OF_A_STEP, 3.0, LEAST_OF_A_STEP / 2.0)
 
 
 def test_without_a_free_descriptor_there_are_no_connections():
@@ -165,7 +224,7 @@ def test_without_a_free_descriptor_there_are_no_connections():
         found = links.open_connections()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert found == {}
+    assert found is None
 
 
 def test_a_connection_within_this_host_and_what_is_none_are_no_links():
