@@ -31,7 +31,7 @@ TELLS_AT_LEAST_EVERY_S = 15.0
 # The recent part of a record is about the last so many seconds, and at least so many steps.
 RECENT_S = 60.0
 RECENT_STEPS = 32
-_LONGEST_NAME = 100
+_LONGEST_NAME = 80
 _LONGEST_ADDRESS = 39  # of IPv6
 _MOST = 1e12
 _MOST_BYTES = 1e18
