@@ -149,7 +149,7 @@ def connections_between(begin: Traffic, end: Traffic, steps: int) -> tuple[Conne
         before = begin.connections.get(key, Counts())
         if now.bytes < before.bytes:  # an old kernel: the ports of one that was closed
             before = Counts()
-        # At the same time or by turns, nobody knows. So their rates don't add up.
+        # They may be busy at the same time or in turns. So their rates don't add up.
         rates[key[:2]] = max(rates.get(key[:2], 0.0), _rate(_since(before, now), steps))
     found = []
     for pair, (count, busy) in end.carried.items():

@@ -25,7 +25,7 @@ class _Thread(threading.local):
     waits = False
     waited_s = 0.0
     # Whether Python did not start it: autograd's own threads, which run the backward pass on
-    # devices. None: nobody has looked.
+    # devices. None: not known yet.
     is_foreign: bool | None = None
 
 

@@ -178,7 +178,7 @@ class LocalRanks:
             self.selector.unregister(keeper.sock)
             keeper.sock.close()
             self.keepers.discard(keeper)
-            # If the keeper was killed, and its rank with it, nobody else removes them.
+            # A keeper that was killed has not removed its MPI's files.
             if keeper.job:
                 SharedFiles().remove(keeper.job)
             if keeper.rank >= 0:

@@ -63,6 +63,6 @@ def _moved(before: Pulse, last: Pulse) -> bool:
 
 
 def _has_moved(before: Pulse, last: Pulse) -> bool:
-    if last.all_steps and last.all_steps == before.all_steps:  # only another optimizer is shown
-        return last.step != before.step
-    return last.all_steps != before.all_steps or _moved(before, last)
+    """Whichever optimizer is shown."""
+    places = [(each.all_steps or each.steps, each.step) for each in (before, last)]
+    return places[0] != places[1]

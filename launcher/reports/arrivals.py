@@ -108,7 +108,12 @@ def throttled_cores(record: Record) -> tuple[float, bool]:
     its cgroup's quota pays for is in it; else it is those of the rank's own process."""
     if record.cores:
         return record.cores, True
-    return record.cpu / record.seconds if record.seconds > 1e-9 else 0.0, False
+    return own_cores(record), False
+
+
+def own_cores(record: Record) -> float:
+    """How many cores the rank's own process used."""
+    return record.cpu / record.seconds if record.seconds > 1e-9 else 0.0
 
 
 def _last(samples: Mapping[int, Sequence[Sample]]) -> dict[int, Last]:

@@ -3,8 +3,8 @@
 A rate is that of TCP connections while they were busy, as the sender's kernel counts it
 (hvdlite/observe/links.py). For a part of that the receiver had no room: full; bytes may go through
 in that part, too. For no longer than a rank is awaited, its kernel may keep others busy with what
-it does not read. Several connections use a link at the same time or by turns, nobody knows. So a
-rate is only known between two bounds:
+it does not read. Several connections may use a link at the same time or in turns, which
+the kernel does not tell. So a rate is only known between two bounds:
 
     bytes / busy of any one  <=  rate  <=  bytes of all / (busy - full of the busiest - late)
 

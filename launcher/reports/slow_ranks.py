@@ -19,6 +19,7 @@ from hvdrun.reports.arrivals import (
     Last,
     Late,
     compare,
+    own_cores,
     throttled_cores,
     throttled_part,
 )
@@ -152,7 +153,7 @@ def _verdict(found: Arrivals, records: Mapping[int, Record], host_of: HostOf) ->
 def _cause(late: Late, records: Mapping[int, Record]) -> str:
     many = len(late.ranks) > 1
     theirs = [records[rank] for rank in late.ranks]
-    cores = median(map(_cores, theirs))
+    cores = median(map(own_cores, theirs))
     computing = f"{_ms(late.computing_s[0])} of a step, the others {_ms(late.computing_s[1])}"
     match late.cause:
         case "data":
@@ -191,17 +192,13 @@ def _cost(item: tuple[int, Last]) -> float:
     return item[1].cost_s
 
 
-def _cores(record: Record) -> float:
-    return record.cpu / record.seconds if record.seconds else 0.0
-
-
 def _used(throttled: Sequence[Record]) -> str:
     """How many cores they got, and who used them."""
     found = [throttled_cores(record) for record in throttled]
     if all(is_of_cgroup for _, is_of_cgroup in found):
         who, cores = ("its cgroup", "the cgroup of each"), [number for number, _ in found]
     else:
-        who, cores = ("its own process", "the own process of each"), list(map(_cores, throttled))
+        who, cores = ("its own process", "the own process of each"), list(map(own_cores, throttled))
     return f"{who[len(throttled) > 1]} used {_from_to(cores, '.2f')} cores"
 
 

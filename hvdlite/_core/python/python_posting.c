@@ -1,4 +1,4 @@
-/* Posting: what is to be done, and with which tensors. */
+/* Posting: an operation that a program asks for, with its tensors. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>

@@ -45,6 +45,10 @@ class Kind(enum.Enum):
     BUFFER = "buffer"
 
 
+_STATE_OF_SOME = (
+    "some ranks have loaded a checkpoint without broadcast_optimizer_state after it, or made a "
+    "step alone"
+)
 # Why ranks usually differ in it.
 _CAUSES = {
     Kind.PARAMETER: (
@@ -52,10 +56,7 @@ _CAUSES = {
         "hvd.rank() == 0`, without broadcast_parameters after it; some rank has made a step alone; "
         "or a bit of memory has flipped"
     ),
-    Kind.STATE: (
-        "some ranks have loaded a checkpoint without broadcast_optimizer_state after it, or made a "
-        "step alone; or a bit of memory has flipped"
-    ),
+    Kind.STATE: f"{_STATE_OF_SOME}; or a bit of memory has flipped",
     Kind.OPTION: (
         "a scheduler that looks at this rank's own loss, or that some ranks have called more often"
     ),
@@ -222,8 +223,7 @@ class Comparison:
         fewer = () if len(having) == len(lacking) else min(having, lacking, key=len)
         raise DifferenceError(
             f"{self._what}: {ranks_in_words(having)} {has} {word}, which {ranks_in_words(lacking)}"
-            f" {lack}. Usual causes: some ranks have loaded a checkpoint without"
-            " broadcast_optimizer_state after it, or made a step alone",
+            f" {lack}. Usual causes: {_STATE_OF_SOME}",
             name,
             tuple(fewer),
             self._steps,
