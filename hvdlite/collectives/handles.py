@@ -127,7 +127,7 @@ def poll(handle: Handle) -> bool:
     """
     if handle.__class__ is not Handle:
         raise _not_a_handle(handle)
-    return handle.operation.poll()
+    return waits.asked(handle.operation.poll())
 
 
 def synchronize(handle: Handle) -> Any:

@@ -19,10 +19,22 @@ class Labelled(Protocol):
     def label(self) -> tuple[str, str]: ...
 
 
+# A thread that asks again whether an operation has ended has waited since it asked before if it asks
+# so soon again that it can have done nothing else, or if it slept meanwhile (for longer than a nap,
+# it does not wait for the operation but for something of its own). Else it computes between two
+# questions, which is what `poll` is for.
+_AT_ONCE_S = 50e-6
+_NAP_S = 0.05
+_MOST_CPU = 0.1  # of the time that is sleep
+
+
 class _Thread(threading.local):
     """What is counted of each thread. (Each thread that uses it gets the values of the class.)"""
 
     waits = False
+    # When it asked last whether an operation has ended, by the clock and by its CPU time, and this
+    # had not; None: it had, or the thread has waited for one since.
+    asked: tuple[float, float] | None = None
     waited_s = 0.0
     # Whether Python did not start it: autograd's own threads, which run the backward pass on
     # devices. None: not known yet.
@@ -59,11 +71,29 @@ class Waits:
 
     def begin(self) -> float:
         self._thread.waits = True
+        self._thread.asked = None
         return time.perf_counter()
 
     def end(self, begin: float) -> None:
-        thread, waited_s = self._thread, time.perf_counter() - begin
-        thread.waits = False
+        self._thread.waits = False
+        self._add(time.perf_counter() - begin)
+
+    def asked(self, has_ended: bool) -> None:
+        """This thread has asked whether an operation has ended: `while not hvd.poll(handle)` is a
+        wait, too."""
+        thread = self._thread
+        if thread.waits:
+            return  # counted as a whole
+        before, now = thread.asked, (time.perf_counter(), time.thread_time())
+        thread.asked = None if has_ended else now
+        if before is None:
+            return
+        seconds, cpu_s = now[0] - before[0], now[1] - before[1]
+        if seconds <= _AT_ONCE_S or (seconds <= _NAP_S and cpu_s <= _MOST_CPU * seconds):
+            self._add(seconds)
+
+    def _add(self, waited_s: float) -> None:
+        thread = self._thread
         thread.waited_s += waited_s
         is_foreign = thread.is_foreign
         if is_foreign is None:
@@ -91,6 +121,13 @@ class _Counting(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         self._waits.end(self._begin)
+
+
+def asked(has_ended: bool) -> bool:
+    """To be called with the answer whether an operation has ended, which it returns."""
+    if _counted is not None:
+        _counted.asked(has_ended)
+    return has_ended
 
 
 # None: the time is not counted.

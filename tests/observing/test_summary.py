@@ -20,10 +20,13 @@ class Clock:
     """A clock, and the time that was waited."""
 
     def __init__(self):
-        self.now = self.waited = 0.0
+        self.now = self.waited = self.cpu = 0.0
 
     def perf_counter(self):
         return self.now
+
+    def thread_time(self):
+        return self.cpu
 
     def process_time(self):
         return self.now / 2
@@ -161,6 +164,30 @@ def test_what_autograds_threads_wait_for_is_of_a_step_up_to_all_of_it(
     samples, record = train(counted, clock, backward)
     assert [each.waited for each in samples] == [waited] * 3
     assert (record.seconds, record.waited) == (3.0, 3 * waited)
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "cpu_s", "waits"),
+    [
+        (2**-20, 2**-20, True),  # while not poll(handle): pass
+        (2**-10, 2**-20, True),  # while not poll(handle): time.sleep(0.001)
+        (2**-10, 2**-10, False),  # it computes a millisecond between two questions
+        (2**-3, 0.0, False),  # it reads a file, and asks now and then
+    ],
+)
+def test_a_thread_that_does_nothing_but_ask_for_the_end_waits(
+    counted, clock, pause_s, cpu_s, waits
+):
+    for has_ended in (False, False, False, True, True):
+        counted.asked(has_ended)
+        clock.now, clock.cpu = clock.now + pause_s, clock.cpu + cpu_s
+    assert counted.read_own() == (3 * pause_s if waits else 0.0)
+    counted.asked(False)
+    clock.now += 2**-10
+    counted.end(counted.begin())  # it waits for the operation itself: the questions are over
+    clock.now += 2**-10
+    counted.asked(False)
+    assert counted.read_own() == (3 * pause_s if waits else 0.0)
 
 
 def test_another_thread_may_make_the_next_step(counted, clock):

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 import hvdlite as hvd
 
-where, who, steps = sys.argv[1:]
+where, who, steps, *how = sys.argv[1:]
 hvd.init()
 
 def comes(place, step):
@@ -40,16 +40,20 @@ for step, batch in enumerate(DataLoader(Data())):
     optimizer.zero_grad()
     loss = model(batch).sum()
     comes("forward", step)
+    if "polls" in how:
+        handle = hvd.allreduce_async(loss.detach(), name="loss")
+        while not hvd.poll(handle):
+            time.sleep(0.001)
     loss.backward()
     optimizer.step()
 """
 LATE = r"rank {rank} on localhost arrives last in \d+ % of steps, by \d+ ms: {cause} \(.*\)"
 
 
-def verdict_of(mpi, where, who, *options):
+def verdict_of(mpi, where, who, *options, how=()):
     python = python_of(mpi)
     hvdrun = [python, "-m", "hvdrun", "-np", "2", "--summary", *options]
-    done = run_program([*hvdrun, python, "-c", TRAINS, where, who, "24"], 90)
+    done = run_program([*hvdrun, python, "-c", TRAINS, where, who, "24", *how], 90)
     assert done.code == 0, done
     return done.stderr.splitlines()[-1].removeprefix("hvdrun: ")
 
@@ -64,6 +68,11 @@ def verdict_of(mpi, where, who, *options):
 def test_the_late_rank_is_named_with_the_cause(mpi, where, rank, cause, options):
     verdict = verdict_of(mpi, where, rank, *options)
     assert re.fullmatch(LATE.format(rank=rank, cause=cause), verdict), verdict
+
+
+def test_a_rank_that_polls_for_the_late_one_is_not_named():
+    verdict = verdict_of("openmpi", "forward", "1", how=["polls"])
+    assert re.fullmatch(LATE.format(rank=1, cause="it computes longer"), verdict), verdict
 
 
 def test_nobody_is_named_if_the_ranks_are_late_in_turns(tmp_path):
