@@ -107,6 +107,24 @@ def test_all_missing_ranks_of_all_hosts_are_named(world):
     world.run(all_but_one_silent, knobs=WARNS)
 
 
+def all_but_rank_1_wait():
+    """Each operation has its own host that asks the others."""
+    hvd.init()
+    said, names = Said(), [f"late {n}" for n in range(8)]
+    handles = {name: start(name) if hvd.rank() != 1 else None for name in names}
+    for name in names:
+        (line,) = said.wait_for(f"allreduce '{name}'")
+        assert "; called by ranks 0, 2, 3; " in line, line
+    hvd.barrier()
+    end(handles)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.hosts("1,1,1,1")
+def test_the_ranks_that_wait_stand_in_order(world):
+    world.run(all_but_rank_1_wait, knobs=WARNS)
+
+
 def each_in_another():
     hvd.init()
     own, ranks = hvd.rank(), range(hvd.size())

@@ -129,8 +129,7 @@ static void add_answer(hvdl_engine *e, hvdl_inquiry *inquiry, int host,
     if (!inquiry->answered || inquiry->answered[host])
         return;
     inquiry->answered[host] = true;
-    if (*answer->posted)
-        hvdl_put(&inquiry->posted, "%s%s", inquiry->posted.used ? ", " : "", answer->posted);
+    hvdl_put_in_order(&inquiry->posted, answer->posted);
     if (*answer->missing)
         hvdl_put(&inquiry->missing, "%s%s", inquiry->missing.used ? ", " : "", answer->missing);
     if (++inquiry->num_answers == e->config.num_hosts)

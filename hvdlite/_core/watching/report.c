@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -153,6 +154,34 @@ static void put_ranks(hvdl_writer *to, int first, int last)
         hvdl_put(to, "%s%d, %d", before, first, last);
     else
         hvdl_put(to, "%s%d", before, first);
+}
+
+/* The end of a part of such a text: a rank, or several in a row. */
+static const char *part_end(const char *part)
+{
+    const char *comma = strchr(part, ',');
+    return comma ? comma : part + strlen(part);
+}
+
+void hvdl_put_in_order(hvdl_writer *to, const char *ranks)
+{
+    while (*ranks) {
+        const char *end = part_end(ranks);
+        size_t length = (size_t)(end - ranks), at = 0;
+        while (at < to->used && atoi(to->text + at) < atoi(ranks)) {
+            at = (size_t)(part_end(to->text + at) - to->text);
+            at += to->text[at] ? 2 : 0; /* the comma and a space */
+        }
+        if (at < to->used && to->used + length + 2 < to->room) {
+            memmove(to->text + at + length + 2, to->text + at, to->used - at + 1);
+            memcpy(to->text + at, ranks, length);
+            memcpy(to->text + at + length, ", ", 2);
+            to->used += length + 2;
+        } else { /* after all of them, or they have no room and are cut */
+            hvdl_put(to, "%s%.*s", to->used ? ", " : "", (int)length, ranks);
+        }
+        ranks = *end ? end + 2 : end;
+    }
 }
 
 void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_last *lasts,

@@ -41,6 +41,8 @@ hvdl_shm_last hvdl_last_of(const hvdl_engine *engine, int local);
  * have posted, neither. lasts: by local rank; what had been posted by then has been read. */
 void hvdl_describe_host(hvdl_engine *engine, const hvdl_late *what, const hvdl_shm_last *lasts,
                         hvdl_stall_part *answer);
+/* Adds ranks, such as "0, 4-6", where their numbers belong between those that are there. */
+void hvdl_put_in_order(hvdl_writer *to, const char *ranks);
 /* What a late operation's text ends with. */
 typedef enum { HVDL_ASK_PATH, HVDL_ASK_HOST } hvdl_advice;
 
