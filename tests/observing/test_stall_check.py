@@ -139,6 +139,9 @@ def each_in_another():
             assert re.search(other, line), (other, line)
         assert line.count("(which ") == len(others)
         assert f"; called by rank {rank}; " in line
+        assert line.endswith(
+            "; is that operation held up, or do ranks call operations in different orders?"
+        )
     hvd.barrier()
     end(handles)
 

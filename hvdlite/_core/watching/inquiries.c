@@ -88,10 +88,11 @@ static void conclude(hvdl_engine *e, hvdl_inquiry *inquiry)
 {
     const hvdl_meeting *meeting = hvdl_meeting_of(e, inquiry->what.key, inquiry->what.run);
     char text[HVDL_TEXT_BYTES];
-    bool is_host = !inquiry->missing.used;
+    int num_silent = 0;
     for (int h = 0; h < e->config.num_hosts; h++)
         if (!inquiry->answered[h]) {
             hvdl_found_silent(e, h);
+            num_silent++;
             hvdl_put(&inquiry->missing, "%s%s, which does not answer",
                      inquiry->missing.used ? ", " : "", e->config.host_names[h]);
         }
@@ -102,7 +103,7 @@ static void conclude(hvdl_engine *e, hvdl_inquiry *inquiry)
     what.report = inquiry->said; /* the first one may have taken until the next was due */
     if (waits)
         hvdl_describe_late(&what, inquiry->posted.text, inquiry->missing.text,
-                           is_host ? HVDL_ASK_HOST : HVDL_ASK_PATH,
+                           hvdl_advice_for(inquiry->answers, num_silent),
                            e->config.host_names[e->placement.host], text);
     free_answers(e, inquiry);
     inquiry->over = !waits;
@@ -130,6 +131,8 @@ static void add_answer(hvdl_engine *e, hvdl_inquiry *inquiry, int host,
         return;
     inquiry->answered[host] = true;
     hvdl_put_in_order(&inquiry->posted, answer->posted);
+    inquiry->answers->num_missing += answer->num_missing;
+    inquiry->answers->num_elsewhere += answer->num_elsewhere;
     if (*answer->missing)
         hvdl_put(&inquiry->missing, "%s%s", inquiry->missing.used ? ", " : "", answer->missing);
     if (++inquiry->num_answers == e->config.num_hosts)

@@ -194,6 +194,7 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
     bool is_over = !meeting && plan && what->run < plan->num_runs;
     int num_detailed = 0, num_more = 0, first = -1, last = -1;
     *posted.text = *missing.text = '\0';
+    answer->num_missing = answer->num_elsewhere = 0;
     if (meeting && hvdl_is_agreed(e, meeting))
         return;
     for (int r = 0; r < e->placement.local_size; r++) {
@@ -205,9 +206,13 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
             }
             first = first < 0 ? number : first;
             last = number;
+            continue;
         } else if (e->join.joined[r]) {
             continue; /* it takes part all the same */
-        } else if (num_detailed == MAX_DETAILED || missing.used + LONGEST_DETAIL > missing.room) {
+        }
+        answer->num_missing++;
+        answer->num_elsewhere += lasts[r].activity == HVDL_DID_POST;
+        if (num_detailed == MAX_DETAILED || missing.used + LONGEST_DETAIL > missing.room) {
             num_more++;
         } else {
             put_rank(e, &missing, r, &lasts[r]);
@@ -218,6 +223,13 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
         put_ranks(&posted, first, last);
     if (num_more)
         hvdl_put(&missing, " and %d more on %s", num_more, e->config.host_names[e->placement.host]);
+}
+
+hvdl_advice hvdl_advice_for(const hvdl_stall_part *all, int num_silent)
+{
+    if (!all->num_missing)
+        return HVDL_ASK_HOST;
+    return !num_silent && all->num_elsewhere == all->num_missing ? HVDL_ASK_ORDER : HVDL_ASK_PATH;
 }
 
 void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
@@ -236,6 +248,8 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
         hvdl_put(&to, "all operations fail now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)");
     else if (advice == HVDL_ASK_HOST)
         hvdl_put(&to, "is that host cut off, or are its processes stopped?");
+    else if (advice == HVDL_ASK_ORDER)
+        hvdl_put(&to, "is that operation held up, or do ranks call operations in different orders?");
     else if (what->is_run)
         hvdl_put(&to,
                  "do all ranks run the same number of backward passes? A rank that runs out of "

@@ -17,6 +17,7 @@ typedef struct {
 /* What is said of a host, or of several. */
 typedef struct {
     char posted[HVDL_POSTED_BYTES], missing[HVDL_MISSING_BYTES];
+    uint32_t num_missing, num_elsewhere; /* elsewhere: those of the missing ranks that are in another operation */
 } hvdl_stall_part;
 _Static_assert(sizeof(hvdl_stall_part) <= HVDL_TEXT_BYTES, "a message has room for it");
 
@@ -44,7 +45,9 @@ void hvdl_describe_host(hvdl_engine *engine, const hvdl_late *what, const hvdl_s
 /* Adds ranks, such as "0, 4-6", where their numbers belong between those that are there. */
 void hvdl_put_in_order(hvdl_writer *to, const char *ranks);
 /* What a late operation's text ends with. */
-typedef enum { HVDL_ASK_PATH, HVDL_ASK_HOST } hvdl_advice;
+typedef enum { HVDL_ASK_PATH, HVDL_ASK_ORDER, HVDL_ASK_HOST } hvdl_advice;
+/* num_silent: hosts or ranks that do not answer. */
+hvdl_advice hvdl_advice_for(const hvdl_stall_part *all, int num_silent);
 
 /* The whole text. asker: this host, if another one does not answer it, which may be the fault of either's link;
  * else NULL. */

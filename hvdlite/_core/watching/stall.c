@@ -55,13 +55,14 @@ static void report_here(hvdl_engine *e, const hvdl_due *due)
     if (!meeting || meeting->id != due->id || hvdl_is_agreed(e, meeting))
         return; /* it has gone on meanwhile */
     hvdl_describe_host(e, what, e->stall.survey, &all);
-    bool is_host = !*all.missing;
+    size_t answered = strlen(all.missing);
     put_silent(e, due, meeting, &all);
     if (!*all.missing)
         return;
+    bool is_silent = strlen(all.missing) > answered;
     const char *asker = due->host < 0 ? NULL : e->config.host_names[e->placement.host];
-    hvdl_describe_late(what, all.posted, all.missing, is_host ? HVDL_ASK_HOST : HVDL_ASK_PATH,
-                       asker, text);
+    hvdl_describe_late(what, all.posted, all.missing, hvdl_advice_for(&all, is_silent), asker,
+                       text);
     if (what->gives_up) {
         hvdl_give_up_everywhere(e, text);
         return;
