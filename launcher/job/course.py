@@ -108,7 +108,9 @@ class Course:
         self.hosts = FarHosts()
         self.paused_s = 0.0  # for how long hvdrun did not run, in total
         self.last_pause = (float("-inf"), 0.0)  # its end, and for how long
-        self.wordless_until = float("-inf")  # until then the lost host may be another one
+        # The host that `error` calls lost, if its ssh did not say so: it may be another one.
+        self.lost_without_words: str | None = None
+        self.wordless_until = float("-inf")  # until then the ssh to that other one may say it
         self.keepers = 0  # number connected on this host
         self.mpirun = Mpirun(command.starter, supervision.verbose)
         self.ending = Ending()
@@ -291,8 +293,10 @@ class Course:
         is_lost = isinstance(failure, HostLost)
         if is_lost and has_words and now <= self.wordless_until:
             self.error, self.wordless_until = failure, float("-inf")
+            self.lost_without_words = None
         elif not self.ending.has_begun and is_lost and not has_words:
             self.wordless_until = now + WORDS_S
+            self.lost_without_words = host.name
         self._fail(now, failure)
 
     def _recent_pause_s(self, now: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hvdrun.errors import HostLost, LaunchError, MpirunFailed
@@ -22,6 +22,7 @@ from hvdrun.reports.failure_report import (
     last_lines,
     left_improperly,
     lost_a_peer,
+    lost_daemon,
     may_be_of_mpi,
     missed_a_peer,
     rank_failed,
@@ -94,12 +95,22 @@ def _reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) 
     return found._replace(exit_code=code, error=None, lines=(*found.lines, *error))
 
 
+def _lost_before(course: Course, said: Sequence[str]) -> HostLost | None:
+    """mpirun ends its ssh to each host because one of them is lost: that one, if hvdrun has named
+    another."""
+    named, hosts = course.lost_without_words, course.ranks.by_host()
+    host = lost_daemon(said) if named else None
+    if host is None or host == named or host not in hosts:
+        return None
+    return host_lost(host, "mpirun has lost the connection to its daemon there")
+
+
 def _by_itself(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -> Verdict:
     given_up_at, given_up = course.hosts.gave_up or (float("inf"), None)
     # A host that heard nothing from hvdrun ends its ranks, and others see their connections close.
-    if course.error is not None and not (given_up and isinstance(course.error, HostLost)):
-        return _failed(course.error)
     ranks, said = course.ranks, course.mpirun.output.everything()
+    if course.error is not None and not (given_up and isinstance(course.error, HostLost)):
+        return _failed(_lost_before(course, said) or course.error)
     improper = left_improperly(said)
     if improper in ranks.well:
         return _failed(course.leaving.error_of(improper))

@@ -29,6 +29,11 @@ LINES = 30
 # Patterns are compiled when a job fails, not at each start of hvdrun.
 # The first line of Open MPI's message that it ends a rank; the next one names the communicator.
 _REPORTER = r"\*\*\* reported by process \[\d+,(\d+)\]"
+# By the connection that closed, or by the exit code of the ssh to it.
+_LOST_DAEMON = (
+    r"(?s)lost communication with a remote daemon.{1,300}?Remote daemon *: \[\S+\] on node (\S+)"
+)
+_FAILED_DAEMON = r"(?s)daemon failed to report back .{1,600}?Remote host *: (\S+)"
 # What a rank writes if it fails because another one has left: hvdlite, MPI, or a closed connection.
 _MISSED = (
     r"HorovodInternalError|MPI_|MPI\.Exception|Fatal error in|[Cc]onnection|[Bb]roken ?[Pp]ipe"
@@ -124,6 +129,13 @@ def lost_a_peer(mpirun_said: Iterable[str]) -> set[int]:
         elif reporter is not None and "*** on a NULL communicator" in line:
             ranks.add(reporter)
     return ranks
+
+
+def lost_daemon(mpirun_said: Iterable[str]) -> str | None:
+    """The host whose daemon Open MPI's mpirun has lost."""
+    said = "\n".join(mpirun_said)
+    match = re.search(_LOST_DAEMON, said) or re.search(_FAILED_DAEMON, said)
+    return match[1] if match else None
 
 
 def host_without_words(

@@ -103,13 +103,13 @@ def run(fault: Fault, mpi: str, folder: Path, rig: Rig | None) -> Outcome:
         until = time.monotonic() + START_S
         while stdout.begun_at is None and process.poll() is None and time.monotonic() < until:
             time.sleep(PAUSE_S)
+        before = len(stderr.text)  # a slow start may have been reported, too
         if fault.outside and stdout.begun_at:
             pid = _process(script, fault.culprit)
             cluster = rig.__call__ if rig else _no_cluster
             host = fault.host(hosts)
             fault.outside(Job(pid, host, cluster, _adder(at_end), _adder(afterwards)))
         begun_at = stdout.begun_at or time.monotonic()
-        before = len(stderr.text)  # a slow start may have been reported, too
         named_at = _await_name(fault, hosts, process, stderr, begun_at + fault.limit_s)
         later = time.monotonic() + LATER_S
         while process.poll() is None and time.monotonic() < later:

@@ -42,7 +42,51 @@ TWO_FAR_HOSTS = [
 ]
 CLOSED = b"Connection to c closed by remote host.\n"
 
+LOST_C = MpirunSaid(
+    b"PRTE has lost communication with a remote daemon.\n\n"
+    b"  HNP daemon   : [prterun-a-11@0,0] on node a\n"
+    b"  Remote daemon: [prterun-a-11@0,2] on node c\n\nThis is usually due to\n"
+)
+SSH_TO_C_FAILED = MpirunSaid(
+    b"A daemon failed to report back after being spawned. This could\n"
+    b"back to prterun:\n\n  Local host:    a\n  Remote host:   c\n  Daemon exit status: 255\n"
+)
+
+
+def mpirun_names_c(said, *events, **expected):
+    """It ends its ssh to b before that to c says a word."""
+    return History(
+        [*TWO_FAR_HOSTS, (8.9, said), (9.0, HostEnded("b")), *events, *asked(9.2, 0, 1)],
+        ends(9.0),
+        72,
+        error=HostLost,
+        options={"job": command(a=2, b=2, c=1)},
+        **expected,
+    )
+
+
 HOSTS = {
+    "mpirun says which host is lost": mpirun_names_c(
+        LOST_C,
+        (9.0, HostEnded("c")),
+        words=("c is lost: mpirun has lost the connection to its daemon there; if",),
+    ),
+    "mpirun says to which host ssh has failed": mpirun_names_c(
+        SSH_TO_C_FAILED,
+        (9.0, HostEnded("c")),
+        words=("c is lost: mpirun has lost the connection to its daemon there; if",),
+    ),
+    "both mpirun and ssh say which host is lost": mpirun_names_c(
+        LOST_C,
+        (9.1, SshSaid("c", CLOSED)),
+        (9.1, HostEnded("c")),
+        words=("c is lost: the connection to it was closed (Connection to c closed by remote",),
+    ),
+    "mpirun names a host that is none of the job": mpirun_names_c(
+        MpirunSaid(LOST_C.text.replace(b"node c", b"node d")),
+        (9.0, HostEnded("c")),
+        words=("b is lost: the connection to it was closed; if",),
+    ),
     "mpirun ends its ssh to a host because another one is lost": History(
         [
             *TWO_FAR_HOSTS,
