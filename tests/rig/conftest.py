@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -216,3 +217,20 @@ def hvdrun(rig: Rig, python: Path) -> Callable[..., Finished]:
         return run_program(command, LIMIT_S)
 
     return run
+
+
+@pytest.fixture
+def nothing_remembered(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """hvdrun's cache of answers is empty."""
+    folder = re.sub(r"\W", "-", request.node.name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(rig.share / "caches" / folder))
+
+
+@pytest.fixture
+def files(rig: Rig) -> Iterator[None]:
+    """Afterwards no host has files that it had not before."""
+    before = {host: rig.files(host) for host in ("server1", "server2")}
+    yield
+    assert {host: rig.files(host) for host in before} == before

@@ -132,6 +132,11 @@ int hvdl_py_put_parts(const hvdl_py_state *state, hvdl_engine *engine, const Pos
  * list is the caller's to free(). */
 int hvdl_py_to_extents(PyObject *object, Py_ssize_t count, size_t elem_bytes, hvdl_extents *to);
 
+/* ---- python_planning.c: methods of Engine ---- */
+
+PyObject *hvdl_py_plan(PyObject *engine, PyObject *args, PyObject *kwargs);
+PyObject *hvdl_py_owned(PyObject *engine, PyObject *args);
+
 /* ---- python_tensor.c ---- */
 
 PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args);

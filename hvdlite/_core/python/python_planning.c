@@ -1,0 +1,158 @@
+/* Engine: making a plan, and asking who owns which part of its buffer. */
+#include <stdlib.h>
+
+#include "python/python_glue.h"
+
+/* form: the kind of a plan's runs. cut_as: -1, or the dtype whose cut says who owns what. */
+static int to_owned_desc(const char *name, Py_ssize_t count, int dtype, int form, int cut_as,
+                         hvdl_desc *desc)
+{
+    bool has_owners = hvdl_is_kind_of_runs(form) && hvdl_facts_of_kind(form)->owners;
+    if (dtype < 0 || dtype >= HVDL_NUM_DTYPES || count < 0 || !hvdl_is_kind_of_runs(form) ||
+        cut_as < -1 || cut_as >= HVDL_NUM_DTYPES) {
+        PyErr_Format(PyExc_ValueError, "%s: dtype, op, count, form or cut_as out of range", name);
+        return -1;
+    }
+    if (cut_as >= 0 && cut_as != dtype && (!has_owners || hvdl_facts_of_kind(form)->reduces)) {
+        PyErr_Format(PyExc_ValueError, "%s: only what is united can be cut as another dtype", name);
+        return -1;
+    }
+    desc->kind = (uint8_t)form;
+    desc->dtype = (uint8_t)dtype;
+    if (has_owners)
+        desc->cut_as = (uint8_t)(cut_as < 0 ? dtype : cut_as);
+    desc->root = -1;
+    desc->ndim = 1;
+    desc->dims[0] = desc->count = count;
+    return 0;
+}
+
+/* Where the buffer of a plan lies, if it is in extents. The list is the caller's to free(). */
+static int put_extents(const hvdl_engine *engine, PyObject *extents, hvdl_posting *posting)
+{
+    hvdl_desc *desc = &posting->desc;
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
+    bool within_host = facts->owners == HVDL_OWNERS_OF_HOST ||
+                       (facts->owners && hvdl_engine_num_hosts(engine) == 1);
+    if (facts->reduces || !within_host || posting->input || posting->output) {
+        PyErr_SetString(PyExc_ValueError, "plan: only a buffer that is united within a host can be "
+                                          "in extents, and then its address is 0");
+        return -1;
+    }
+    if (hvdl_py_to_extents(extents, (Py_ssize_t)desc->count, hvdl_dtype_bytes(desc->dtype),
+                           &posting->extents))
+        return -1;
+    /* Ranks whose extents have other places in the buffer do not agree. */
+    desc->num_tensors = (int32_t)posting->extents.count;
+    desc->layout = hvdl_extents_hash(posting->extents);
+    return 0;
+}
+
+PyObject *hvdl_py_plan(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"", "", "",     "",       "",        "",         "",
+                            "", "", "form", "cut_as", "extents", "weighted", NULL};
+    EngineObject *self = (EngineObject *)object;
+    hvdl_engine *engine = hvdl_py_engine(self);
+    hvdl_posting posting = {0};
+    hvdl_desc *desc = &posting.desc;
+    int dtype, op, form = HVDL_ALLREDUCE, cut_as = -1;
+    Py_ssize_t count, weighted = 0;
+    PyObject *input, *output, *owner, *extents = Py_None;
+    void *address;
+    if (!engine ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "siiOOnddO|iiOn:plan", names, &posting.name,
+                                     &dtype, &op, &input, &output, &count, &desc->prescale,
+                                     &desc->postscale, &owner, &form, &cut_as, &extents,
+                                     &weighted) ||
+        to_owned_desc("plan", count, dtype, form, cut_as, desc))
+        return NULL;
+    if (op < 0 || op > HVDL_PRODUCT) {
+        PyErr_SetString(PyExc_ValueError, "plan: dtype, op, count, form or cut_as out of range");
+        return NULL;
+    }
+    bool can_weigh = hvdl_facts_of(desc)->reduces && hvdl_is_float(dtype) &&
+                     (op == HVDL_SUM || op == HVDL_AVERAGE) && hvdl_engine_weighs(engine);
+    if (weighted < 0 || weighted > count || (weighted && !can_weigh)) {
+        PyErr_SetString(PyExc_ValueError, "plan: weighted is at most count; more than 0 only where "
+                                          "a plan adds up floats on one host, without the "
+                                          "deterministic mode");
+        return NULL;
+    }
+    if (hvdl_py_pointer(input, &address) || hvdl_py_pointer(output, &posting.output))
+        return NULL;
+    posting.input = address;
+    posting.num_weighted = (size_t)weighted;
+    desc->prescale = hvdl_py_factor(desc->prescale);
+    desc->postscale = hvdl_py_factor(desc->postscale);
+    desc->op = (uint8_t)op;
+    if (!hvdl_facts_of(desc)->reduces && (address != posting.output || op != HVDL_SUM ||
+                                          desc->prescale != 1.0 || desc->postscale != 1.0)) {
+        PyErr_SetString(PyExc_ValueError, "plan: a buffer is united in place, as a sum (SUM) with "
+                                          "scale factors 1.0");
+        return NULL;
+    }
+    if (extents != Py_None && put_extents(engine, extents, &posting))
+        return NULL;
+    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
+    PlanObject *plan = PyObject_New(PlanObject, state->plan_type);
+    if (!plan) {
+        free(posting.extents.list);
+        return NULL;
+    }
+    hvdl_py_reap(engine);
+    Py_INCREF(owner);
+    posting.owner = owner;
+    hvdl_err err = hvdl_plan_create(engine, &posting, &plan->plan);
+    free(posting.extents.list);
+    if (err) {
+        PyTypeObject *type = Py_TYPE(plan);
+        Py_DECREF(owner);
+        PyObject_Free(plan);
+        Py_DECREF(type);
+        hvdl_py_raise(err, "plan", posting.name);
+        return NULL;
+    }
+    Py_INCREF(self);
+    plan->engine = self;
+    return (PyObject *)plan;
+}
+
+/* owned(count, dtype, form, member, cut_as=-1) */
+PyObject *hvdl_py_owned(PyObject *object, PyObject *args)
+{
+    hvdl_engine *engine = hvdl_py_engine((EngineObject *)object);
+    hvdl_desc desc = {0};
+    int dtype, form, member, cut_as = -1;
+    Py_ssize_t count;
+    hvdl_range *ranges;
+    size_t num;
+    if (!engine || !PyArg_ParseTuple(args, "niii|i:owned", &count, &dtype, &form, &member, &cut_as))
+        return NULL;
+    if (member < 0 || member >= hvdl_engine_num_ranks(engine) ||
+        !hvdl_facts_of_kind(hvdl_is_kind_of_runs(form) ? form : HVDL_ALLREDUCE)->owners) {
+        PyErr_SetString(PyExc_ValueError, "owned: no such member, or a form without owners");
+        return NULL;
+    }
+    if (to_owned_desc("owned", count, dtype, form, -1, &desc))
+        return NULL;
+    if (cut_as >= HVDL_NUM_DTYPES) {
+        PyErr_SetString(PyExc_ValueError, "owned: cut_as out of range");
+        return NULL;
+    }
+    if (cut_as >= 0)
+        desc.cut_as = (uint8_t)cut_as;
+    if (hvdl_engine_owned(engine, &desc, member, &ranges, &num))
+        return PyErr_NoMemory();
+    PyObject *list = PyList_New((Py_ssize_t)num);
+    for (size_t i = 0; list && i < num; i++) {
+        PyObject *pair =
+            Py_BuildValue("(nn)", (Py_ssize_t)ranges[i].begin, (Py_ssize_t)ranges[i].end);
+        if (!pair)
+            Py_CLEAR(list);
+        else
+            PyList_SetItem(list, (Py_ssize_t)i, pair);
+    }
+    free(ranges);
+    return list;
+}
