@@ -6,7 +6,7 @@
 from hvdrun.faults import CORE, GRADIENT, OPERATION, STEP, Fault
 from hvdrun.faults import VARIABLE as FAULT_VARIABLE
 from hvdrun.faults import parse as parse_faults
-from hvdrun.knobs import KNOBS
+from hvdrun.knobs import KNOBS, uneven_shares
 from hvdrun.machine import notes
 from hvdrun.machine.binding import chosen_by_user
 from hvdrun.machine.box_layout import FORMAT, LINES_AT, LINES_BYTES, pack_lines
@@ -89,5 +89,6 @@ __all__ = [
     "summary_of",
     "throttling",
     "tightest_quota",
+    "uneven_shares",
     "user_of",
 ]

@@ -13,6 +13,9 @@ LONGEST_S = (1 << 31) - 1  # scripts pass this for never
 # Longer numbers are out of every range, and Python refuses to convert thousands of digits.
 MOST_DIGITS = 40
 
+# How many characters of a wrong text an error quotes.
+SHOWN = 64
+
 # The largest power of two that is a float16: that many ones are added up in that type.
 MOST_VIRTUAL_RANKS = 1 << 15
 
@@ -105,6 +108,15 @@ class Knob:
             raise ValueError("expected one of " + ", ".join(self.choices))
         return word.lower() if self.choices else word
 
+    def parse_variable(self, variable: str, text: str) -> object:
+        """The value of `text`, which `variable` has. Raises ValueError with a text that names the
+        variable; hvdrun and the ranks say the same."""
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            shown = repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
+            raise ValueError(f"{variable}={shown}: {error} ({self.help})") from None
+
     def _counted_number(self, word: str) -> int | str:
         start, colon, digits = word.partition(":")
         if self.counted and start.strip() == self.counted:
@@ -129,6 +141,17 @@ class Knob:
         each = "whole numbers" if self.kind == "counts" else "a whole number"
         also = f", or {self.counted}:N" if self.counted else ""
         raise ValueError(f"expected {each} from {self.minimum} to {self.maximum}{also}")
+
+
+def uneven_shares(virtual_ranks: int, ranks: int) -> str:
+    """Why so many ranks can't share the virtual ranks evenly; empty where they can."""
+    if not virtual_ranks % ranks:
+        return ""
+    fitting = ", ".join(str(1 << power) for power in range(virtual_ranks.bit_length()))
+    return (
+        f"HVDLITE_DETERMINISTIC=virtual:{virtual_ranks}: {ranks} ranks can't have the same number"
+        f" of the {virtual_ranks} virtual ranks; start one of these numbers: {fitting}"
+    )
 
 
 KNOBS: tuple[Knob, ...] = (

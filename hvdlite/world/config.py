@@ -13,9 +13,6 @@ from typing import Any
 from hvdlite.errors import ConfigError
 from hvdrun.for_hvdlite import KNOBS
 
-# How many characters of a bad value an error quotes.
-SHOWN = 64
-
 _DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in KNOBS}
 
 
@@ -83,9 +80,8 @@ class Config:
                 if text is None or not variable:
                     continue
                 try:
-                    values[knob.name] = knob.parse(text)
+                    values[knob.name] = knob.parse_variable(variable, text)
                 except ValueError as error:
-                    shown = repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
-                    raise ConfigError(f"{variable}={shown}: {error} ({knob.help})") from None
+                    raise ConfigError(str(error)) from None
                 break
         return cls(**values)

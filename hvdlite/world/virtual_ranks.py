@@ -16,6 +16,7 @@ from hvdlite.world import world
 from hvdlite.world.config import Config
 from hvdlite.world.process import cpu_threads
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, included
+from hvdrun.for_hvdlite import uneven_shares
 
 
 def virtual_size(process_set: ProcessSet = global_process_set) -> int:
@@ -77,12 +78,9 @@ def micro_batches(config: Config, ranks: int) -> int:
         ValueError: The number of ranks does not divide that of the virtual ranks.
     """
     total = config.virtual_ranks
-    if total % ranks:
-        fitting = ", ".join(str(1 << power) for power in range(total.bit_length()))
-        raise ValueError(
-            f"HVDLITE_DETERMINISTIC={config.deterministic}: {ranks} ranks can't have the same "
-            f"number of the {total} virtual ranks; start one of these numbers: {fitting}"
-        )
+    problem = uneven_shares(total, ranks)
+    if problem:
+        raise ValueError(problem)
     return total // ranks
 
 

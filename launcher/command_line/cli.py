@@ -24,7 +24,15 @@ from hvdrun.errors import (
 )
 from hvdrun.machine.environment import RENDEZVOUS_SECRET
 from hvdrun.output.terminal import open_standard_files
-from hvdrun.plan import facts, fault_note, flavour, schedulers, server_count, stdin_programs
+from hvdrun.plan import (
+    counted_knobs,
+    facts,
+    fault_note,
+    flavour,
+    schedulers,
+    server_count,
+    stdin_programs,
+)
 from hvdrun.plan.command import build
 from hvdrun.plan.hosts import Host, parse_hostfile
 from hvdrun.plan.job_hosts import is_remote, is_started_everywhere, with_hosts_in_use
@@ -262,6 +270,7 @@ def launch(
     stdin_programs.check(request.command, command.num_proc)
     server_count.check(request, command.num_proc, found.environ)
     faults = fault_note.check(request, command.num_proc, found.environ)
+    warning = counted_knobs.check(request, command.num_proc, found.environ)
     if dry_run:
         click.echo(command.show(found))
         if seen and (unknown := seen.unknown(request)):
@@ -285,6 +294,8 @@ def launch(
     output.on_line = on_line
     if faults:
         output.say(f"hvdrun: {faults}")
+    if warning:
+        output.say(f"hvdrun: {warning}")
     for note in (*command.notes, *(seen.notes(request.verbose) if seen else ())):
         output.say(f"hvdrun: {note}")
     if request.verbose:

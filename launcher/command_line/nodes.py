@@ -163,7 +163,7 @@ def _with_servers(request: Request, place: Place) -> Request:
     """The parameter servers of TF_CONFIG are the job's servers."""
     if not place.servers:
         return request
-    given = request.settings.get(_SERVERS) or request.variable(_SERVERS, os.environ)
+    given = request.variable(_SERVERS, os.environ)
     if given is not None and given != str(place.servers):
         raise UsageError(
             f"--servers {given}: {place.source} names {place.servers} hosts as parameter servers"

@@ -41,6 +41,6 @@ class Request:
     notes: tuple[str, ...] = ()  # about options that have no effect
 
     def variable(self, name: str, environ: Mapping[str, str]) -> str | None:
-        """Its value in the ranks; `environ` is hvdrun's own."""
-        given = self.exports.get(name)
+        """Its value in the ranks; `environ` is hvdrun's own. An option counts before -x."""
+        given = self.settings.get(name, self.exports.get(name))
         return environ.get(name) if given is None else given

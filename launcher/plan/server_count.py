@@ -15,10 +15,16 @@ def check(request: Request, num_proc: int, environ: Mapping[str, str]) -> None:
 
     environ: hvdrun's own. A variable that is no number is an error of `hvdlite.init`.
     """
-    given = request.settings.get(_VARIABLE) or request.variable(_VARIABLE, environ) or "0"
-    if given.isdecimal() and num_proc <= int(given):
+    number = servers_of(request, environ)
+    if number and num_proc <= number:
         what = "--servers" if _VARIABLE in request.settings else f"{_VARIABLE}="
         raise UsageError(
-            f"{what} {given}: the job has {num_proc} processes, servers included, so no worker is"
-            f" left; use -np {int(given) + 1} or more, or fewer servers"
+            f"{what} {number}: the job has {num_proc} processes, servers included, so no worker is"
+            f" left; use -np {number + 1} or more, or fewer servers"
         )
+
+
+def servers_of(request: Request, environ: Mapping[str, str]) -> int:
+    """How many of the processes are servers; 0 where the variable is no number."""
+    given = request.variable(_VARIABLE, environ) or "0"
+    return int(given) if given.isdecimal() else 0

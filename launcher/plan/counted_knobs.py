@@ -1,0 +1,35 @@
+"""Knobs whose text is a number or has one behind a word (HVDLITE_CHECK_PARAMETERS=repair:100,
+HVDLITE_DETERMINISTIC=virtual:8): hvdrun refuses a wrong text before anything starts, in the words
+of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hvdrun.errors import UsageError
+from hvdrun.knobs import KNOBS, uneven_shares
+from hvdrun.plan.request import Request
+from hvdrun.plan.server_count import servers_of
+
+
+def check(request: Request, num_proc: int, environ: Mapping[str, str]) -> str:
+    """A warning that hvdrun says at the start; empty without one. environ: hvdrun's own.
+
+    A number of ranks that does not divide that of the virtual ranks is no error here: the script
+    may make a smaller world of some of them.
+
+    Raises:
+        UsageError: A text can't be parsed.
+    """
+    values: dict[str, str] = {}
+    for knob in KNOBS:
+        text = request.variable(knob.variable, environ)
+        if not knob.counted or text is None:
+            continue
+        try:
+            values[knob.name] = str(knob.parse_variable(knob.variable, text))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    word, _, number = values.get("deterministic", "").partition(":")
+    workers = num_proc - servers_of(request, environ)
+    return uneven_shares(int(number), workers) if word == "virtual" else ""
