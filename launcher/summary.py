@@ -16,7 +16,7 @@ def summary_of(records: Mapping[int, Record], num_proc: int) -> str:
         seconds = max(record.seconds for record in records.values())
         waited = {rank: record.waited for rank, record in records.items()}
         return (
-            f"{made} of DistributedOptimizer{told}; communication took"
+            f"{made} of DistributedOptimizer{told}; waiting and communication took"
             f" {_span(waited, ' s', 1)} of {seconds:.1f} s"
         )
     timed = {rank: record for rank, record in records.items() if record.steps > 1}
@@ -24,7 +24,7 @@ def summary_of(records: Mapping[int, Record], num_proc: int) -> str:
     shares = {r: 100 * each.waited / (each.seconds or 1) for r, each in timed.items()}
     return (
         f"{steps:.0f} steps{told}, {step_ms:.{0 if step_ms >= 100 else 1}f} ms each;"
-        f" communication took {_span(shares, ' %', 0)} of a step"
+        f" waiting and communication took {_span(shares, ' %', 0)} of a step"
     )
 
 

@@ -53,11 +53,14 @@ def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -
         found = found._replace(lines=(*found.lines, *operations), brief=(*found.brief, *operations))
     if course.preemption.told:
         found = _preempted(course, found)
-    if not course.summaries or found.culprit is not None or found.error is not None:
+    has_failed = found.culprit is not None or found.error is not None
+    table = slow_ranks.report(course.summaries, course.command.host_of)
+    if not course.summaries or (has_failed and not table):
         return found
     line = f"hvdrun: {summary_of(course.summaries, course.command.num_proc)}"
-    table = slow_ranks.report(course.summaries, course.command.host_of)
-    return found._replace(lines=(line, *table, *found.lines))
+    # Below the table, the report repeats the words of the rank that has failed.
+    lines = line, *table, *found.lines
+    return found._replace(lines=lines, brief=lines)
 
 
 def _is_preempted(course: Course) -> bool:

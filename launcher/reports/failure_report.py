@@ -31,9 +31,9 @@ LINES = 30
 _REPORTER = r"\*\*\* reported by process \[\d+,(\d+)\]"
 # By the connection that closed, or by the exit code of the ssh to it.
 _LOST_DAEMON = (
-    r"(?s)lost communication with a remote daemon.{1,300}?Remote daemon *: \[\S+\] on node (\S+)"
+    r"(?s)lost communication with a remote daemon.{1,300}?Remote daemon *: +\[\S+\] on node (\S+)"
 )
-_FAILED_DAEMON = r"(?s)daemon failed to report back .{1,600}?Remote host *: (\S+)"
+_FAILED_DAEMON = r"(?s)daemon failed to report back .{1,600}?Remote host *: +(\S+)"
 # What a rank writes if it fails because another one has left: hvdlite, MPI, or a closed connection.
 _MISSED = (
     r"HorovodInternalError|MPI_|MPI\.Exception|Fatal error in|[Cc]onnection|[Bb]roken ?[Pp]ipe"

@@ -55,7 +55,38 @@ RANKS = {
         ],
         [(2.1, EndHosts(3.0)), (2.1, Finish())],
         0,
-        words=("hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; communication took 50 %",),
+        words=("hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; waiting and communication took 50 %",),
+    ),
+    "a rank fails after ranks have sent what they have measured": History(
+        [
+            *begun(),
+            (1.8, RankSaid(0, notes.SUMMARY, MEASURED)),
+            (2.0, RankEnded(1, "code 4", 2.0)),
+            *asked(2.1, 0, 2, 3),
+            *over(2.2),
+        ],
+        ends(2.0),
+        4,
+        culprit=1,
+        words=(
+            "hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; waiting and communication took 50 %",
+            "hvdrun: where the time of a step goes, in ms:",
+            "which rank is late is not known",
+            "rank 1 on a ended with exit code 4",
+        ),
+    ),
+    "a rank fails before there are steps": History(
+        [
+            *begun(),
+            (1.8, RankSaid(0, notes.SUMMARY, b'{"steps": 0, "seconds": 2, "waited": 1}')),
+            (2.0, RankEnded(1, "code 4", 2.0)),
+            *asked(2.1, 0, 2, 3),
+            *over(2.2),
+        ],
+        ends(2.0),
+        4,
+        culprit=1,
+        lacks=("of DistributedOptimizer",),
     ),
     "somebody asks how the ranks fare": History(
         [
@@ -73,7 +104,7 @@ RANKS = {
             (2.1, Finish()),
         ],
         0,
-        words=("hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; communication took 50 %",),
+        words=("hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; waiting and communication took 50 %",),
     ),
     "a rank fails, and the others are ended": History(
         [

@@ -108,6 +108,14 @@ def test_the_time_in_the_report_is_that_of_the_failure_not_of_its_report():
     assert time.strftime("(at %H:%M:%S)", time.localtime(1e9 + 2.0)) in verdict.lines[0]
 
 
+def test_what_ranks_have_measured_stands_above_why_the_job_failed():
+    history = RANKS["a rank fails after ranks have sent what they have measured"]
+    verdict = play(history.events)[-1]
+    assert "rank 1 on a ended" in verdict.lines[-1]
+    assert "took 50 %" in verdict.lines[0]
+    assert verdict.brief == verdict.lines  # the rank's words, just shown, would stand above the table
+
+
 @pytest.mark.parametrize(
     ("events", "again"),
     [
