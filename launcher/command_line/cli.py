@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from hvdrun.command_line import config_file, nodes, program
 from hvdrun.command_line.own_options import OPTIONS, files, request_fields
@@ -135,6 +136,8 @@ def cli(
         return 0
     if json and metrics is None:
         raise UsageError("--json belongs to --metrics PID")
+    if stacks is not None or metrics is not None:
+        _check_question(command)
     if stacks is not None:
         return _ask("--stacks", stacks)
     if metrics is not None:
@@ -181,6 +184,25 @@ def _settings(given: dict[str, Any]) -> dict[str, str]:
     if given["metrics_file"] or given["monitor"]:
         found = {"HVDLITE_SUMMARY": "1", **found}
     return found | ({"HVDLITE_MONITORED": "1"} if given["monitor"] else {})
+
+
+def _check_question(command: tuple[str, ...]) -> None:
+    """One question to a running job, and nothing else."""
+    context = click.get_current_context()
+    given = [
+        max(parameter.opts, key=len)
+        for parameter in cli.params
+        if isinstance(parameter, click.Option)
+        and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    ]
+    question, *more = sorted(given, key=lambda option: option not in ("--stacks", "--metrics"))
+    others = [option for option in more if (question, option) != ("--metrics", "--json")]
+    if command or others:
+        rest = " ".join([*others, *command])
+        raise UsageError(
+            f"{question} PID asks a running job and starts none: leave out `{rest}`, or leave out"
+            f" {question} to start a job"
+        )
 
 
 def _ask(option: str, pid: int, as_json: bool = False) -> int:
