@@ -19,10 +19,10 @@ class Labelled(Protocol):
     def label(self) -> tuple[str, str]: ...
 
 
-# A thread that asks again whether an operation has ended has waited since it asked before if it asks
-# so soon again that it can have done nothing else, or if it slept meanwhile (for longer than a nap,
-# it does not wait for the operation but for something of its own). Else it computes between two
-# questions, which is what `poll` is for.
+# A thread that asks again whether an operation has ended has waited since it asked before, if it
+# asks so soon again that it can have done nothing else, or if it slept meanwhile. (Longer than a
+# nap, it sleeps for something of its own.) Else it computes between two questions, which is what
+# `poll` is for.
 _AT_ONCE_S = 50e-6
 _NAP_S = 0.05
 _MOST_CPU = 0.1  # of the time that is sleep

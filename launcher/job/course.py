@@ -70,6 +70,7 @@ from hvdrun.job.ranks import Ranks
 from hvdrun.job.recorded import Recorded
 from hvdrun.job.signs_of_life import QUIET_S
 from hvdrun.job.stall_watch import StallWatch
+from hvdrun.job.steps_told import StepsTold
 from hvdrun.job.supervision import ONE_ACT_S, Supervision
 from hvdrun.job.whereabouts import Whereabouts
 from hvdrun.machine import notes
@@ -118,6 +119,7 @@ class Course:
         self.passing_on = PassingOn()
         self.preemption = Preemption()
         self.summaries: dict[int, Record] = {}  # by rank, its latest
+        self.steps_told = StepsTold()
         self.pulses = Pulses()
         self.recorded = Recorded(self.ranks)
         self.error: LaunchError | None = None
@@ -154,6 +156,7 @@ class Course:
                 self.ranks.done.add(rank)
             case RankSaid(rank, notes.SUMMARY, data):
                 if record := parse(data):
+                    self.steps_told.add(now, self.summaries.get(rank), record)
                     self.summaries[rank] = record
             case RankSaid(rank, notes.PULSE, data):
                 self.pulses.add(now, rank, data)
@@ -173,7 +176,8 @@ class Course:
             case StacksAsked(asker):
                 self.stall_watch.ask(now, lambda text: self.actions.append(Answer(asker, text)))
             case MetricsAsked(asker, as_json):
-                self.actions.append(Answer(asker, self.figures() if as_json else self._so_far()))
+                text = self.figures(now) if as_json else self._so_far(now)
+                self.actions.append(Answer(asker, text))
             case RankClosedFiles(rank, at):
                 self.closed_files.at.setdefault(rank, at)
             case RankEnded(rank, how, at):
@@ -306,17 +310,24 @@ class Course:
 
     # ------------------------------------------------------------ what the ranks have measured
 
-    def _so_far(self) -> str:
-        return slow_ranks.so_far(self.summaries, self.ranks.num_proc, self.command.host_of)
+    def _so_far(self, now: float) -> str:
+        records, size = self.summaries, self.ranks.num_proc
+        silent_s = self.steps_told.silent_s(now, records)
+        return slow_ranks.so_far(records, size, self.command.host_of, silent_s)
 
-    def figures(self) -> str:
-        """As JSON."""
-        return figures.as_json(self.summaries, self.ranks.num_proc, self.command.host_of)
+    def figures(self, now: float | None = None) -> str:
+        """As JSON. now: None if the job has ended."""
+        records, size = self.summaries, self.ranks.num_proc
+        silent_s = None if now is None else self.steps_told.silent_s(now, records)
+        return figures.as_json(records, size, self.command.host_of, silent_s)
 
-    def exposition(self, labels: Mapping[str, object], is_running: bool) -> str:
-        """In Prometheus' text format, with these labels. Another thread may ask."""
-        records, size = dict(self.summaries), self.ranks.num_proc
-        return prometheus.text_of(records, self.command.host_of, labels, size, is_running)
+    def exposition(self, labels: Mapping[str, object], now: float | None) -> str:
+        """In Prometheus' text format, with these labels. now: None if the job has ended. Another
+        thread may ask."""
+        records, size, is_running = dict(self.summaries), self.ranks.num_proc, now is not None
+        silent_s = None if now is None else self.steps_told.silent_s(now, records)
+        host_of = self.command.host_of
+        return prometheus.text_of(records, host_of, labels, size, is_running, silent_s)
 
     # ------------------------------------------------------------ time
 

@@ -22,12 +22,16 @@ VERSION = 1
 _SUMMED = ("seconds", "computing", "data", "waited", "cpu")
 
 
-def as_json(records: Mapping[int, Record], num_proc: int, host_of: HostOf) -> str:
-    """One document, in one line. docs/reference/metrics.md describes it."""
+def as_json(
+    records: Mapping[int, Record], num_proc: int, host_of: HostOf, silent_s: float | None = None
+) -> str:
+    """One document, in one line. docs/reference/metrics.md describes it. silent_s: as for
+    `slow_ranks.so_far`."""
     recent = {rank: record.recent for rank, record in records.items() if record.recent}
     document = {
         "version": VERSION,
         "size": num_proc,
+        "silent": silent_s,
         "whole": _part(records, host_of),
         "recent": _part(recent, host_of, steps_before=1) if with_steps(recent) else None,
     }

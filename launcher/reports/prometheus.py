@@ -47,9 +47,16 @@ _COUNTERS = (
 
 
 def text_of(
-    records: Mapping[int, Record], host_of: HostOf, labels: Labels, size: int, is_running: bool
+    records: Mapping[int, Record],
+    host_of: HostOf,
+    labels: Labels,
+    size: int,
+    is_running: bool,
+    silent_s: float | None = None,
 ) -> str:
-    """The file. labels: of every value; size: how many ranks the job has."""
+    """The file. labels: of every value; size: how many ranks the job has; silent_s: as for
+    `slow_ranks.so_far`: then what was true in the last minute before is not told as if it were
+    now."""
     ranks = {rank: {**labels, "rank": rank, "host": host_of(rank)} for rank in sorted(records)}
     timed = with_steps(records)
     lines = [
@@ -59,7 +66,12 @@ def text_of(
     for counter, known in ((_STEPS, records), *((each, timed) for each in _COUNTERS)):
         values = [(ranks[rank], counter.read(known[rank])) for rank in ranks if rank in known]
         lines += _family(f"hvdlite_{counter.name}_total", "counter", counter.help, values)
-    lines += [*_arrivals(timed, ranks), *_links(timed, host_of, labels)]
+    silent = [(labels, silent_s or 0.0)] if is_running else []
+    words = "for which no rank has told of a step, if that is longer than usual"
+    lines += _family("hvdlite_silent_seconds", "gauge", words, silent)
+    lines += _links(timed, host_of, labels)
+    if silent_s is None:
+        lines += [*_arrivals(timed, ranks), *_rates(timed, host_of, labels)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -84,12 +96,6 @@ def _links(timed: Mapping[int, Record], host_of: HostOf, labels: Labels) -> list
         ({**labels, "from": pair.sender, "to": pair.receiver}, pair)
         for pair in links.pairs_of(timed, host_of)
     ]
-    latest = {rank: record.recent or record for rank, record in timed.items()}
-    rates = [
-        ({**labels, "from": pair.sender, "to": pair.receiver}, rate)
-        for pair in links.pairs_of(latest, host_of)
-        if (rate := pair.gbit_per_s) is not None
-    ]
     sent = [(each, pair.bytes) for each, pair in pairs]
     tcp = [(each, pair.tcp_bytes) for each, pair in pairs]
     busy = [(each, pair.busy_s) for each, pair in pairs]
@@ -97,8 +103,18 @@ def _links(timed: Mapping[int, Record], host_of: HostOf, labels: Labels) -> list
         *_family("hvdlite_sent_bytes_total", "counter", "bytes of collectives' messages", sent),
         *_family("hvdlite_tcp_bytes_total", "counter", "bytes over TCP, from host to host", tcp),
         *_family("hvdlite_tcp_busy_seconds_total", "counter", "time these were under way", busy),
-        *_family("hvdlite_link_gbit_per_second", "gauge", "rate while under way", rates),
     ]
+
+
+def _rates(timed: Mapping[int, Record], host_of: HostOf, labels: Labels) -> list[str]:
+    """In the last minute, of a job that has run for longer."""
+    latest = {rank: record.recent or record for rank, record in timed.items()}
+    rates = [
+        ({**labels, "from": pair.sender, "to": pair.receiver}, rate)
+        for pair in links.pairs_of(latest, host_of)
+        if (rate := pair.gbit_per_s) is not None
+    ]
+    return _family("hvdlite_link_gbit_per_second", "gauge", "rate while under way", rates)
 
 
 def _family(name: str, kind: str, words: str, values: Iterable[tuple[Labels, float]]) -> list[str]:

@@ -60,17 +60,30 @@ class _Row(NamedTuple):
     by: float | None
 
 
-def so_far(records: Mapping[int, Record], num_proc: int, host_of: HostOf) -> str:
-    """The answer to somebody who asks while the job runs."""
+def so_far(
+    records: Mapping[int, Record], num_proc: int, host_of: HostOf, silent_s: float | None = None
+) -> str:
+    """The answer to somebody who asks while the job runs. silent_s: for how long no rank has told
+    of a step; None: not for longer than usual."""
     if not records:
         return NOTHING_TOLD
-    texts = [summary_of(records, num_proc), *report(records, host_of, "")]
+    texts = (
+        []
+        if silent_s is None
+        else [f"no rank has told of a step for {silent_s:.0f} s; before that:"]
+    )
+    texts += [summary_of(records, num_proc), *report(records, host_of, "")]
     recent = {rank: record.recent for rank, record in records.items() if record.recent}
     if timed := with_steps(recent):
         seconds = max(record.seconds for record in timed.values())
         found = compare(timed)
         begin, *rows = _table(timed, found or [], host_of, is_recent=True)
-        texts += [f"the last {seconds:.0f} s: {begin}", *rows, *verdicts(timed, found, host_of)]
+        before = "" if silent_s is None else " before that"
+        texts += [
+            f"the last {seconds:.0f} s{before}: {begin}",
+            *rows,
+            *verdicts(timed, found, host_of),
+        ]
     return "\n".join(texts)
 
 

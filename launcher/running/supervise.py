@@ -310,7 +310,8 @@ class Supervisor:
 
     def _metrics(self, is_running: bool) -> str:
         """Called by another thread."""
-        return self.course.exposition({"hvdrun": os.getpid()}, is_running)
+        now = time.monotonic() if is_running else None
+        return self.course.exposition({"hvdrun": os.getpid()}, now)
 
     def _say_metrics_failure(self) -> None:
         if self.metrics_file is not None and (line := self.metrics_file.take_failure()):

@@ -215,19 +215,25 @@ def test_another_thread_may_make_the_next_step(counted, clock):
         (
             {0: Record(101, 20.0, 10), 1: Record(101, 20.1, 2.01), 2: Record(101, 20, 4)},
             3,
-            "101 steps, 201 ms each; waiting and communication took 10 % (rank 1) to 50 % (rank 0) of a step",
+            (
+                "101 steps, 201 ms each; waiting and communication took 10 % (rank 1) to 50 %"
+                " (rank 0) of a step"
+            ),
         ),
         (
             {1: Record(11, 1.0, 0.1), 2: Record(11, 1.0, 0.1)},
             4,
-            "11 steps (of 2 of 4 ranks), 100 ms each; waiting and communication took 10 % of a step",
+            (
+                "11 steps (of 2 of 4 ranks), 100 ms each; waiting and communication took 10 % of"
+                " a step"
+            ),
         ),
         (
             {0: Record(0, 10.0, 1.0), 1: Record(0, 9.0, 1.5)},
             2,
             (
-                "no step of DistributedOptimizer; waiting and communication took 1.0 s (rank 0) to 1.5 s"
-                " (rank 1) of 10.0 s"
+                "no step of DistributedOptimizer; waiting and communication took 1.0 s (rank 0)"
+                " to 1.5 s (rank 1) of 10.0 s"
             ),
         ),
         (

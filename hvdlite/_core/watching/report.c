@@ -249,7 +249,8 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
     else if (advice == HVDL_ASK_HOST)
         hvdl_put(&to, "is that host cut off, or are its processes stopped?");
     else if (advice == HVDL_ASK_ORDER)
-        hvdl_put(&to, "is that operation held up, or do ranks call operations in different orders?");
+        hvdl_put(&to,
+                 "is that operation held up, or do ranks call operations in different orders?");
     else if (what->is_run)
         hvdl_put(&to,
                  "do all ranks run the same number of backward passes? A rank that runs out of "

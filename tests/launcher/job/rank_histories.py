@@ -38,6 +38,9 @@ from tests.launcher.job.histories import (
 )
 
 MEASURED = b'{"steps": 3, "seconds": 2, "waited": 1}'
+MEASURED_LINE = (
+    "hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; waiting and communication took 50 %"
+)
 
 RANKS = {
     "all ranks end with 0": History(
@@ -55,7 +58,7 @@ RANKS = {
         ],
         [(2.1, EndHosts(3.0)), (2.1, Finish())],
         0,
-        words=("hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; waiting and communication took 50 %",),
+        words=(MEASURED_LINE,),
     ),
     "a rank fails after ranks have sent what they have measured": History(
         [
@@ -69,7 +72,7 @@ RANKS = {
         4,
         culprit=1,
         words=(
-            "hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; waiting and communication took 50 %",
+            MEASURED_LINE,
             "hvdrun: where the time of a step goes, in ms:",
             "which rank is late is not known",
             "rank 1 on a ended with exit code 4",
@@ -104,7 +107,7 @@ RANKS = {
             (2.1, Finish()),
         ],
         0,
-        words=("hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; waiting and communication took 50 %",),
+        words=(MEASURED_LINE,),
     ),
     "a rank fails, and the others are ended": History(
         [

@@ -380,6 +380,14 @@ def test_the_last_minute_has_a_table_and_a_verdict_of_its_own():
     assert not [line for line in slow_ranks.report(records, host_of) if "the last" in line]
 
 
+def test_figures_of_a_job_that_stands_still_are_not_told_as_if_they_were_of_now():
+    recent = job([always(BASE_S)] * 3)
+    records = {rank: each._replace(recent=each) for rank, each in recent.items()}
+    texts = slow_ranks.so_far(records, 3, host_of, 40.4).splitlines()
+    assert texts[0] == "no rank has told of a step for 40 s; before that:"
+    assert [line[:26] for line in texts if "the last" in line] == ["the last 1 s before that: "]
+
+
 def test_without_steps_nothing_is_said():
     assert slow_ranks.report({0: Record(0, 10.0, 1.0), 1: Record(1, 10.0, 1.0)}, host_of) == []
 

@@ -101,4 +101,10 @@ def test_before_ranks_have_told_anything_the_document_is_whole_too():
 @given(st.lists(st.builds(Record, *[st.floats(0, 1e11)] * 8, size=st.just(2)), max_size=3))
 def test_whatever_a_rank_sends_there_are_figures(records):
     recent = [record._replace(recent=record) for record in records]
-    assert set(figures_of(dict(enumerate(recent)))) == {"version", "size", "whole", "recent"}
+    assert set(figures_of(dict(enumerate(recent)))) == {
+        "version",
+        "size",
+        "silent",
+        "whole",
+        "recent",
+    }

@@ -77,7 +77,19 @@ def test_each_rank_has_its_counters_and_the_job_its_gauges():
     assert of(values, "step_seconds_total", **ids | {"rank": "1"}) is None
     assert of(values, "ranks", hvdrun="4700") == 3
     assert of(values, "running", hvdrun="4700") == 1
-    assert len(values) == 2 + 8 + 1
+    assert of(values, "silent_seconds", hvdrun="4700") == 0
+    assert len(values) == 3 + 8 + 1
+
+
+def test_what_was_true_in_the_last_minute_is_left_out_if_no_rank_makes_steps():
+    records = job([always(BASE_S), always(0.25), always(BASE_S)])
+    moving, silent = (
+        read(prometheus.text_of(records, host_of, {}, 3, True, silent_s))
+        for silent_s in (None, 40.0)
+    )
+    assert (of(moving, "silent_seconds"), of(silent, "silent_seconds")) == (0, 40)
+    gone = {name for name, _ in moving} - {name for name, _ in silent}
+    assert gone == {"hvdlite_last_ratio", "hvdlite_late_seconds"}
 
 
 def test_who_is_late_counts_in_the_last_minute():
