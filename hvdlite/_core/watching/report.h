@@ -17,8 +17,8 @@ typedef struct {
 /* What is said of a host, or of several. */
 typedef struct {
     char posted[HVDL_POSTED_BYTES], missing[HVDL_MISSING_BYTES];
-    uint32_t num_missing,
-        num_elsewhere; /* elsewhere: those of the missing ranks that are in another operation */
+    uint32_t num_missing;
+    uint32_t num_elsewhere; /* of the missing ranks, those that are in another operation */
 } hvdl_stall_part;
 _Static_assert(sizeof(hvdl_stall_part) <= HVDL_TEXT_BYTES, "a message has room for it");
 
