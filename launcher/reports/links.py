@@ -24,7 +24,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from hvdrun.records import LEAST_BUSY_S, Record
-from hvdrun.reports.arrivals import THROTTLED, Arrivals, throttled_part
+from hvdrun.reports.arrivals import FEWEST_STEPS, THROTTLED, Arrivals, throttled_part
 
 # What bounds of a rate take. Programs get a rate whose upper bound is no more than so many times
 # the lower one.
@@ -182,8 +182,10 @@ def _words(slow: SlowLink) -> str:
 
 
 def takes_time(records: Mapping[int, Record], found: Sequence[Arrivals] | None) -> bool:
-    """Whether communication matters to the job."""
+    """Whether communication matters to the job, as far as enough steps show."""
     for each in found or ():
+        if each.steps < FEWEST_STEPS:
+            continue
         step_s = median(records[rank].seconds / (records[rank].steps - 1) for rank in each.ranks)
         if each.communication_s > 0 and each.communication_s >= COMMUNICATION_PART * step_s:
             return True

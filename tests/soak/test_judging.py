@@ -81,6 +81,13 @@ def test_a_fault_that_is_named_rightly_is_right(of, code, errors):
     assert wrong(of, code, errors=errors) == []
 
 
+@pytest.mark.parametrize(("bound", "is_alarm"), [("least", False), ("most", True)])
+def test_how_fast_a_link_is_at_least_blames_nobody(bound, is_alarm):
+    line = f"hvdrun: the link between server1 and server2 gives at {bound} 0.31 Gbit/s"
+    of = dataclasses.replace(job(), options=("--summary",))
+    assert wrong(of, 0, errors=line) == ["alarm"] * is_alarm
+
+
 def test_a_rank_that_is_said_not_to_have_called_what_it_has_ended_is_found():
     said = KILLED + "\n    rank 0 went on to allreduce 'round 7', which ranks 1-2 have not called"
     of = job("SIGKILL", 2)

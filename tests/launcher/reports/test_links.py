@@ -7,7 +7,7 @@ import pytest
 
 from hvdrun.records import LEAST_BUSY_S, Connection, Record, Sample
 from hvdrun.reports import figures, links, prometheus
-from hvdrun.reports.arrivals import compare
+from hvdrun.reports.arrivals import FEWEST_STEPS, compare
 from hvdrun.reports.links import LEAST_BYTES, TRAVEL_S, Pair, SlowLink, slow_link
 from tests.launcher.reports.test_prometheus import of, read
 
@@ -172,6 +172,17 @@ def test_the_verdict_is_one_sentence_with_both_rates():
 def test_two_hosts_are_told_their_rate_only():
     (verdict,) = verdicts_of(job(all_to_all("ab", ab=0.31)))
     assert verdict == "the link between server1 and server2 gives at least 0.31 Gbit/s"
+
+
+def test_a_few_steps_tell_nothing_of_a_link():
+    def last(number):
+        return {
+            rank: record._replace(samples=record.samples[-number:])
+            for rank, record in job(all_to_all("ab", ab=0.31)).items()
+        }
+
+    assert verdicts_of(last(FEWEST_STEPS - 1)) == []
+    assert len(verdicts_of(last(FEWEST_STEPS))) == 1
 
 
 def test_connections_that_take_turns_are_no_faster_than_each_of_them():
