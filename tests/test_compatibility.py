@@ -16,7 +16,8 @@ import pytest
 import hvdlite
 import hvdlite.torch
 from hvdrun.command_line.cli import cli, main
-from hvdrun.knobs import KNOBS, WITHOUT_EFFECT
+from hvdrun.command_line.horovod_options import WITHOUT_EFFECT
+from hvdrun.knobs import KNOBS
 from tests.harness.programs import run_program
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

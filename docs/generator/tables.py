@@ -14,8 +14,9 @@ import click
 
 from hvdrun.command_line.cli import cli
 from hvdrun.command_line.help_page import RANGE
+from hvdrun.command_line.horovod_options import WITHOUT_EFFECT
 from hvdrun.errors import LaunchError
-from hvdrun.knobs import KNOBS, WITHOUT_EFFECT, Knob
+from hvdrun.knobs import KNOBS, Knob
 
 VARIABLES = Path(__file__).resolve().parent.parent / "reference/variables.md"
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from hvdrun.command_line.horovod_options import ELASTIC, WITHOUT_EFFECT
 from hvdrun.command_line.hvdrun_option import HvdrunOption
-from hvdrun.knobs import ELASTIC, KNOBS, WITHOUT_EFFECT, Knob
+from hvdrun.knobs import KNOBS, Knob
 
 GROUP = "Runtime"  # the heading in --help
 TYPES: dict[str, click.ParamType[Any]] = {

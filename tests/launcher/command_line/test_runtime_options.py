@@ -3,8 +3,9 @@
 import pytest
 
 from hvdrun.command_line.cli import cli, main
+from hvdrun.command_line.horovod_options import ELASTIC, WITHOUT_EFFECT
 from hvdrun.command_line.runtime_options import idle_notes, settings
-from hvdrun.knobs import ELASTIC, KNOBS, MIB, WITHOUT_EFFECT
+from hvdrun.knobs import KNOBS, MIB
 
 SAMPLES = {"int": "7", "float": "0.5", "text": "word"}
 
