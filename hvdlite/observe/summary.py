@@ -49,7 +49,7 @@ class Summary:
         self._steps: dict[int, Steps] = {}
         # When the last step has ended, of whatever optimizer.
         self._ended_at = 0.0
-        # By optimizer, the number of its steps at the last marks.
+        # By optimizer, the number of its steps at the last marks, or as another one made its first.
         self._counts: deque[dict[int, int]] = deque(maxlen=2)
         self._shown_steps = -1
         # Of the world that hvdrun is told about; None: there is none.
@@ -79,6 +79,8 @@ class Summary:
             if reading.now >= self._mark_at:
                 self._mark(reading.now)
             return
+        # Counted from here on, a new optimizer need not make up for the steps of those before.
+        self._counts.extend([self._made()] * 2)
         quotas, traffic = throttling(), links.read()
         if not self._steps:  # not what the start has cost
             self._begin = self._begin._replace(quotas=quotas)
@@ -86,13 +88,17 @@ class Summary:
         self._ended_at = reading.now
         self._steps[optimizer] = Steps(reading, name, members, quotas, traffic)
 
+    def _made(self) -> dict[int, int]:
+        """By optimizer, the number of its steps."""
+        return {optimizer: steps.count for optimizer, steps in self._steps.items()}
+
     def latest(self) -> Sample | None:
         """The last step of the optimizer with most steps lately; None before its second one."""
         now = self._now()
         return now[1].latest if now else None
 
     def _now(self) -> tuple[int, Steps] | None:
-        """The optimizer with most steps since the last marks but one, and its key.
+        """The optimizer with most steps since the last of `_counts` but one, and its key.
 
         The ranks must choose alike, though they do not ask at the same moment: of two optimizers
         that make their steps in turns, the one that was made first counts."""
@@ -161,7 +167,7 @@ class Summary:
         quotas, traffic = throttling(), links.read()
         for steps in self._steps.values():
             steps.mark(quotas, traffic)
-        self._counts.append({optimizer: each.count for optimizer, each in self._steps.items()})
+        self._counts.append(self._made())
         if self.place is not None and os.getpid() == self._pid:
             launcher_link.tell(notes.SUMMARY, encode(self.record(*self.place)))
 

@@ -73,7 +73,9 @@ def test_after_a_warm_up_the_optimizer_counts_that_makes_the_steps_now(clock):
     summary = Summary(clock, Clock())
     steps(summary, clock, 1, 800)
     warm_up = summary.record()
-    steps(summary, clock, 2, 100, 0.2)
+    steps(summary, clock, 2, 3, 0.2)
+    assert summary.latest()[:2] == (3, pytest.approx(0.2))  # at once
+    steps(summary, clock, 2, 97, 0.2)
     progress = summary.progress()
     assert (progress["steps"], progress["optimizer"], progress["all_steps"]) == (100, 1, 900)
     assert summary.latest()[:2] == (100, pytest.approx(0.2))
