@@ -127,7 +127,7 @@ def poll(handle: Handle) -> bool:
     """
     if handle.__class__ is not Handle:
         raise _not_a_handle(handle)
-    return waits.asked(handle.operation.poll())
+    return waits.has_ended(handle.operation)
 
 
 def synchronize(handle: Handle) -> Any:

@@ -188,7 +188,7 @@ class OperationWork(Work):
             self._done = True
 
     def is_completed(self) -> bool:
-        if not self._done and waits.asked(self._operation.poll()):
+        if not self._done and waits.has_ended(self._operation):
             self._end(self._operation.wait())
         return self._done
 

@@ -37,6 +37,7 @@ class Loading:
             if getattr(thread, "loads", False):
                 return following(self)
             thread.loads = True
+            waits.forget_question()
             waited_s, begin_s = waits.read_own(), time.perf_counter()
             try:
                 return following(self)
@@ -44,6 +45,7 @@ class Loading:
                 loaded_s = time.perf_counter() - begin_s - (waits.read_own() - waited_s)
                 thread.loaded_s = getattr(thread, "loaded_s", 0.0) + max(0.0, loaded_s)
                 thread.loads = False
+                waits.forget_question()
 
         return __next__
 

@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch._C._autograd import _profiler_enabled
 from torch.autograd.profiler import record_function
@@ -19,22 +19,36 @@ class Labelled(Protocol):
     def label(self) -> tuple[str, str]: ...
 
 
+class Pollable(Protocol):
+    def poll(self) -> bool: ...
+
+
 # A thread that asks again whether an operation has ended has waited since it asked before, if it
 # asks so soon again that it can have done nothing else, or if it slept meanwhile. (Longer than a
 # nap, it sleeps for something of its own.) Else it computes between two questions, which is what
 # `poll` is for.
-_AT_ONCE_S = 50e-6
-_NAP_S = 0.05
-_MOST_CPU = 0.1  # of the time that is sleep
+_AT_ONCE_S = 10e-6
+_NAP_S = 0.02
+# Who sleeps uses no more than these parts of the time: the thread, and the whole process, of which
+# other threads may compute for this one, and hvdlite's own moves data.
+_MOST_CPU = 0.1
+_MOST_CPU_OF_ALL = 0.5
+
+
+class _Asked(NamedTuple):
+    """A thread has asked whether an operation has ended, and it had not."""
+
+    at: float
+    cpu: float
+    cpu_of_all: float
+    operation: int
 
 
 class _Thread(threading.local):
     """What is counted of each thread. (Each thread that uses it gets the values of the class.)"""
 
     waits = False
-    # When it asked last whether an operation has ended, by the clock and by its CPU time, and this
-    # had not; None: it had, or the thread has waited for one since.
-    asked: tuple[float, float] | None = None
+    asked: _Asked | None = None
     waited_s = 0.0
     # Whether Python did not start it: autograd's own threads, which run the backward pass on
     # devices. None: not known yet.
@@ -78,19 +92,40 @@ class Waits:
         self._thread.waits = False
         self._add(time.perf_counter() - begin)
 
-    def asked(self, has_ended: bool) -> None:
-        """This thread has asked whether an operation has ended: `while not hvd.poll(handle)` is a
-        wait, too."""
+    def has_ended(self, operation: Pollable) -> bool:
+        """Asks it: `while not hvd.poll(handle)` is a wait, too."""
         thread = self._thread
         if thread.waits:
-            return  # counted as a whole
-        before, now = thread.asked, (time.perf_counter(), time.thread_time())
-        thread.asked = None if has_ended else now
-        if before is None:
-            return
-        seconds, cpu_s = now[0] - before[0], now[1] - before[1]
-        if seconds <= _AT_ONCE_S or (seconds <= _NAP_S and cpu_s <= _MOST_CPU * seconds):
-            self._add(seconds)
+            return operation.poll()  # the time counts as a whole
+        begin = time.perf_counter()
+        before, cpu, cpu_of_all = thread.asked, time.thread_time(), time.process_time()
+        has_ended = operation.poll()
+        at = time.perf_counter()
+        waited_s = at - begin
+        if before is not None:
+            seconds = begin - before.at
+            sleeps = (
+                seconds <= _NAP_S
+                and cpu - before.cpu <= _MOST_CPU * seconds
+                and cpu_of_all - before.cpu_of_all <= _MOST_CPU_OF_ALL * seconds
+            )
+            if seconds <= _AT_ONCE_S or sleeps:
+                waited_s += seconds
+        # Of several operations, one that has not ended is still waited for if another one has.
+        if not has_ended:
+            thread.asked = _Asked(at, time.thread_time(), time.process_time(), id(operation))
+        elif before is None or before.operation == id(operation):
+            thread.asked = None
+        else:
+            thread.asked = before._replace(
+                at=at, cpu=time.thread_time(), cpu_of_all=time.process_time()
+            )
+        self._add(waited_s)
+        return has_ended
+
+    def forget_question(self) -> None:
+        """What this thread does from now on is not waiting for what it has asked for."""
+        self._thread.asked = None
 
     def _add(self, waited_s: float) -> None:
         thread = self._thread
@@ -123,11 +158,9 @@ class _Counting(contextlib.AbstractContextManager[None]):
         self._waits.end(self._begin)
 
 
-def asked(has_ended: bool) -> bool:
-    """To be called with the answer whether an operation has ended, which it returns."""
-    if _counted is not None:
-        _counted.asked(has_ended)
-    return has_ended
+def has_ended(operation: Pollable) -> bool:
+    """Asks an operation, without blocking."""
+    return operation.poll() if _counted is None else _counted.has_ended(operation)
 
 
 # None: the time is not counted.

@@ -140,7 +140,7 @@ def each_in_another():
         assert line.count("(which ") == len(others)
         assert f"; called by rank {rank}; " in line
         assert line.endswith(
-            "; is that operation held up, or do ranks call operations in different orders?"
+            "; do all ranks take the same path through the program, or is that operation held up?"
         )
     hvd.barrier()
     end(handles)

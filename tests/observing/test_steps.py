@@ -1,6 +1,7 @@
 """What a rank keeps of its steps, and the time in which it waits for a DataLoader."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -164,6 +165,9 @@ class Clock:
     def read_own(self):
         return self.waited
 
+    def forget_question(self):
+        pass
+
 
 @pytest.fixture
 def clock(monkeypatch):
@@ -257,6 +261,32 @@ def test_what_another_thread_waits_for_meanwhile_is_no_time_of_the_loader(clock,
     assert len(list(DataLoader(Busy(clock)))) == 3
     assert loaded.read() == 3 * (2.0 - 0.5)
     assert (counted.read(), counted.read_own()) == (3 * 50.5, 3 * 0.5)
+
+
+def test_the_time_of_a_loader_between_two_questions_is_not_waiting(monkeypatch):
+    class Ended:
+        def poll(self):
+            return False
+
+    counted = waits.Waits()
+    monkeypatch.setattr(loading, "_counted", None)
+    base = torch.utils.data.dataloader._BaseDataLoaderIter
+    monkeypatch.setattr(base, "__next__", base.__next__)  # to be put back
+    loaded = loading.count_time(counted)
+
+    class Naps(Dataset):
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            time.sleep(0.01)
+            return float(index)
+
+    begin = time.perf_counter()
+    for _ in DataLoader(Naps()):
+        counted.has_ended(Ended())
+    assert loaded.read() >= 20 * 0.01
+    assert loaded.read() + counted.read_own() <= time.perf_counter() - begin
 
 
 def test_it_looks_like_the_original():

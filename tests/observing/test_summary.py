@@ -21,6 +21,7 @@ class Clock:
 
     def __init__(self):
         self.now = self.waited = self.cpu = 0.0
+        self.cpu_of_all = None  # that of the process; None: half of the time
 
     def perf_counter(self):
         return self.now
@@ -29,7 +30,7 @@ class Clock:
         return self.cpu
 
     def process_time(self):
-        return self.now / 2
+        return self.now / 2 if self.cpu_of_all is None else self.cpu_of_all
 
     def read(self):
         return self.waited
@@ -168,28 +169,70 @@ def test_what_autograds_threads_wait_for_is_of_a_step_up_to_all_of_it(
     assert (record.seconds, record.waited) == (3.0, 3 * waited)
 
 
+class Operation:
+    """Each question takes a 64th of a second, in which nobody computes."""
+
+    def __init__(self, clock, *answers):
+        self.clock, self.answers = clock, list(answers)
+        clock.cpu_of_all = 0.0
+
+    def poll(self):
+        self.clock.now += 2**-6
+        return self.answers.pop(0)
+
+
+def passes(clock, seconds, cpu_s=0.0, others_s=0.0):
+    clock.now, clock.cpu = clock.now + seconds, clock.cpu + cpu_s
+    clock.cpu_of_all = (clock.cpu_of_all or 0.0) + cpu_s + others_s
+
+
 @pytest.mark.parametrize(
-    ("pause_s", "cpu_s", "waits"),
+    ("pause_s", "cpu_s", "others_s", "waits"),
     [
-        (2**-20, 2**-20, True),  # while not poll(handle): pass
-        (2**-10, 2**-20, True),  # while not poll(handle): time.sleep(0.001)
-        (2**-10, 2**-10, False),  # it computes a millisecond between two questions
-        (2**-3, 0.0, False),  # it reads a file, and asks now and then
+        (2**-20, 2**-20, 0.0, True),  # while not poll(handle): pass
+        (2**-10, 2**-20, 0.0, True),  # while not poll(handle): time.sleep(0.001)
+        (2**-10, 2**-20, 2**-12, True),  # and hvdlite moves its data
+        (2**-10, 2**-10, 0.0, False),  # it computes a millisecond between two questions
+        (2**-15, 2**-15, 0.0, False),  # or a few lines of Python
+        (2**-10, 2**-20, 2**-10, False),  # it waits for a thread that computes for it
+        (2**-4, 0.0, 0.0, False),  # it reads a file, and asks now and then
     ],
 )
 def test_a_thread_that_does_nothing_but_ask_for_the_end_waits(
-    counted, clock, pause_s, cpu_s, waits
+    counted, clock, pause_s, cpu_s, others_s, waits
 ):
-    for has_ended in (False, False, False, True, True):
-        counted.asked(has_ended)
-        clock.now, clock.cpu = clock.now + pause_s, clock.cpu + cpu_s
-    assert counted.read_own() == (3 * pause_s if waits else 0.0)
-    counted.asked(False)
-    clock.now += 2**-10
-    counted.end(counted.begin())  # it waits for the operation itself: the questions are over
-    clock.now += 2**-10
-    counted.asked(False)
-    assert counted.read_own() == (3 * pause_s if waits else 0.0)
+    operation = Operation(clock, False, False, True, True)
+    for _ in range(4):
+        counted.has_ended(operation)
+        passes(clock, pause_s, cpu_s, others_s)
+    # The last pause but one is after the end.
+    expected = 4 * 2**-6 + (2 * pause_s if waits else 0.0)
+    assert counted.read_own() == counted.read_of_step() == expected
+
+
+@pytest.mark.parametrize("slow_is_last", [False, True])
+def test_a_thread_that_asks_several_operations_waits_until_the_last_has_ended(
+    counted, clock, slow_is_last
+):
+    both = [Operation(clock, False, False, False, True), Operation(clock, *[True] * 4)]
+    for _ in range(4):
+        for operation in reversed(both) if slow_is_last else both:
+            counted.has_ended(operation)
+        passes(clock, 2**-10)
+    assert counted.read_own() == 8 * 2**-6 + 3 * 2**-10
+
+
+def test_what_a_thread_does_after_it_has_waited_or_loaded_data_is_not_asking(counted, clock):
+    operation = Operation(clock, False, False, False)
+    counted.has_ended(operation)
+    passes(clock, 2**-10)
+    counted.end(counted.begin())
+    passes(clock, 2**-10)
+    counted.has_ended(operation)
+    passes(clock, 2**-10)
+    counted.forget_question()
+    counted.has_ended(operation)
+    assert counted.read_own() == 3 * 2**-6
 
 
 def test_another_thread_may_make_the_next_step(counted, clock):

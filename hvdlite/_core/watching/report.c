@@ -1,5 +1,6 @@
 /* The texts of the stall check: which ranks have posted an operation, and what the others last did. */
 #define _GNU_SOURCE
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,32 +157,67 @@ static void put_ranks(hvdl_writer *to, int first, int last)
         hvdl_put(to, "%s%d", before, first);
 }
 
-/* The end of a part of such a text: a rank, or several in a row. */
-static const char *part_end(const char *part)
+/* Ranks in a row. */
+typedef struct {
+    int first, last;
+} hvdl_row;
+
+/* The rows of a text; a number after `*limit` may be missing in it, as it was cut there. A part that is cut, such as
+ * "7...", may be the beginning of another number. */
+static int read_rows(const char *text, hvdl_row rows[], int *limit)
 {
-    const char *comma = strchr(part, ',');
-    return comma ? comma : part + strlen(part);
+    int num_rows = 0, before = -1;
+    while (*text) {
+        char *end = NULL;
+        hvdl_row row = {(int)strtol(text, &end, 10), 0};
+        row.last = row.first;
+        if (*end == '-')
+            row.last = (int)strtol(end + 1, &end, 10);
+        if (end == text || (*end && *end != ',')) {
+            *limit = before < *limit ? before : *limit;
+            break;
+        }
+        rows[num_rows++] = row;
+        before = row.last;
+        text = *end ? end + 1 : end;
+        text += *text == ' ';
+    }
+    return num_rows;
+}
+
+static int compare_rows(const void *one, const void *other)
+{
+    return ((const hvdl_row *)one)->first - ((const hvdl_row *)other)->first;
 }
 
 void hvdl_put_in_order(hvdl_writer *to, const char *ranks)
 {
-    while (*ranks) {
-        const char *end = part_end(ranks);
-        size_t length = (size_t)(end - ranks), at = 0;
-        while (at < to->used && atoi(to->text + at) < atoi(ranks)) {
-            at = (size_t)(part_end(to->text + at) - to->text);
-            at += to->text[at] ? 2 : 0; /* the comma and a space */
-        }
-        if (at < to->used && to->used + length + 2 < to->room) {
-            memmove(to->text + at + length + 2, to->text + at, to->used - at + 1);
-            memcpy(to->text + at, ranks, length);
-            memcpy(to->text + at + length, ", ", 2);
-            to->used += length + 2;
-        } else { /* after all of them, or they have no room and are cut */
-            hvdl_put(to, "%s%.*s", to->used ? ", " : "", (int)length, ranks);
-        }
-        ranks = *end ? end + 2 : end;
+    static const char dots[] = ", ...";
+    hvdl_row rows[HVDL_POSTED_BYTES]; /* of both: a row has a digit and a comma at least */
+    int limit = INT_MAX, num_rows = read_rows(to->text, rows, &limit), num_joined = 0;
+    num_rows += read_rows(ranks, rows + num_rows, &limit);
+    qsort(rows, (size_t)num_rows, sizeof *rows, compare_rows);
+    for (int i = 0; i < num_rows && rows[i].first <= limit; i++) {
+        rows[i].last = rows[i].last < limit ? rows[i].last : limit;
+        if (num_joined && rows[i].first <= rows[num_joined - 1].last + 1)
+            rows[num_joined - 1].last = rows[i].last;
+        else
+            rows[num_joined++] = rows[i];
     }
+    to->used = 0;
+    *to->text = '\0';
+    bool is_cut = limit < INT_MAX;
+    for (int i = 0; i < num_joined; i++) {
+        size_t used = to->used;
+        put_ranks(to, rows[i].first, rows[i].last);
+        if (to->used + sizeof dots > to->room) {
+            to->text[to->used = used] = '\0';
+            is_cut = true;
+            break;
+        }
+    }
+    if (is_cut)
+        hvdl_put(to, "%s", to->used ? dots : dots + 2);
 }
 
 void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_last *lasts,
@@ -249,8 +285,8 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
     else if (advice == HVDL_ASK_HOST)
         hvdl_put(&to, "is that host cut off, or are its processes stopped?");
     else if (advice == HVDL_ASK_ORDER)
-        hvdl_put(&to,
-                 "is that operation held up, or do ranks call operations in different orders?");
+        hvdl_put(&to, "do all ranks take the same path through the program, or is that operation "
+                      "held up?");
     else if (what->is_run)
         hvdl_put(&to,
                  "do all ranks run the same number of backward passes? A rank that runs out of "

@@ -32,8 +32,8 @@ struct hvdl_due {
 
 /* ---- this rank speaks: on one host, or where others should have and are silent ---- */
 
-/* Of other hosts and of the leader, all that is known is that they do not answer. */
-static void put_silent(hvdl_engine *e, const hvdl_due *due, const hvdl_meeting *meeting,
+/* Of other hosts and of the leader, all that is known is that they do not answer. False: nobody is silent. */
+static bool put_silent(hvdl_engine *e, const hvdl_due *due, const hvdl_meeting *meeting,
                        hvdl_stall_part *all)
 {
     hvdl_writer to = {all->missing, sizeof all->missing, strlen(all->missing)};
@@ -44,6 +44,9 @@ static void put_silent(hvdl_engine *e, const hvdl_due *due, const hvdl_meeting *
     else if (e->config.num_hosts > 1 && meeting->posted_by[0])
         hvdl_put(&to, "%srank %d on %s, which does not answer", comma, hvdl_world_rank(e, leader),
                  e->placement.name_of[leader]);
+    else
+        return false;
+    return true;
 }
 
 static void report_here(hvdl_engine *e, const hvdl_due *due)
@@ -55,11 +58,9 @@ static void report_here(hvdl_engine *e, const hvdl_due *due)
     if (!meeting || meeting->id != due->id || hvdl_is_agreed(e, meeting))
         return; /* it has gone on meanwhile */
     hvdl_describe_host(e, what, e->stall.survey, &all);
-    size_t answered = strlen(all.missing);
-    put_silent(e, due, meeting, &all);
+    bool is_silent = put_silent(e, due, meeting, &all);
     if (!*all.missing)
         return;
-    bool is_silent = strlen(all.missing) > answered;
     const char *asker = due->host < 0 ? NULL : e->config.host_names[e->placement.host];
     hvdl_describe_late(what, all.posted, all.missing, hvdl_advice_for(&all, is_silent), asker,
                        text);
