@@ -384,7 +384,7 @@ KNOBS: tuple[Knob, ...] = (
         "summary",
         "bool",
         False,
-        "at the end, say how long a step took, how much of it was waiting, and who is slow",
+        "at the end, say how long a step took, its waiting and communication, and who is slow",
         flag="--summary",
     ),
     Knob(

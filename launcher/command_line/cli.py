@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from hvdrun.command_line import config_file, nodes, program
 from hvdrun.command_line.own_options import OPTIONS, files, request_fields
@@ -137,7 +136,7 @@ def cli(
     if json and metrics is None:
         raise UsageError("--json belongs to --metrics PID")
     if stacks is not None or metrics is not None:
-        _check_question(command)
+        _check_question(stacks, metrics, command)
     if stacks is not None:
         return _ask("--stacks", stacks)
     if metrics is not None:
@@ -186,22 +185,15 @@ def _settings(given: dict[str, Any]) -> dict[str, str]:
     return found | ({"HVDLITE_MONITORED": "1"} if given["monitor"] else {})
 
 
-def _check_question(command: tuple[str, ...]) -> None:
+def _check_question(stacks: int | None, metrics: int | None, command: tuple[str, ...]) -> None:
     """One question to a running job, and nothing else."""
-    context = click.get_current_context()
-    given = [
-        max(parameter.opts, key=len)
-        for parameter in cli.params
-        if isinstance(parameter, click.Option)
-        and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-    ]
-    question, *more = sorted(given, key=lambda option: option not in ("--stacks", "--metrics"))
-    others = [option for option in more if (question, option) != ("--metrics", "--json")]
-    if command or others:
-        rest = " ".join([*others, *command])
+    question = "--metrics" if stacks is None else "--stacks"
+    if stacks is not None and metrics is not None:
+        raise UsageError("--stacks and --metrics are two questions: ask one at a time")
+    if command:
         raise UsageError(
-            f"{question} PID asks a running job and starts none: leave out `{rest}`, or leave out"
-            f" {question} to start a job"
+            f"{question} PID asks a running job and starts none: leave out `{' '.join(command)}`,"
+            f" or leave out {question} to start a job"
         )
 
 
@@ -243,6 +235,7 @@ def check_hosts(request: Request) -> int:
     from hvdrun.preflight.findings_table import table
 
     found = facts.gather(request)
+    counted_knobs.check(request, found.environ)
     if not is_remote(request, found):
         own_interfaces.check(request.network_interfaces)
     seen = preflight.run(request, _mpi(request, found), found, fresh=True, waits=False)
@@ -271,6 +264,7 @@ def launch(
     requeue = schedulers.find_requeue(os.environ) if request.requeue else None
     files_before = lacking.raise_files(ranks=1)
     found = facts.gather(request)
+    counted_knobs.check(request, found.environ)
     request = with_hosts_in_use(request, found)
     mpi = _mpi(request, found)
     flavour.check_mpi4py(mpi, request.command, found.environ)
@@ -292,12 +286,14 @@ def launch(
     stdin_programs.check(request.command, command.num_proc)
     server_count.check(request, command.num_proc, found.environ)
     faults = fault_note.check(request, command.num_proc, found.environ)
-    warning = counted_knobs.check(request, command.num_proc, found.environ)
+    warning = counted_knobs.warning(request, command.num_proc, found.environ)
     if dry_run:
         click.echo(command.show(found))
         if seen and (unknown := seen.unknown(request)):
             names = ", ".join(unknown)
             click.echo(f"# not asked: {names}; `hvdrun --check` finds their slots and networks")
+        if warning:
+            click.echo(f"# {warning}")
         return 0
     if any(is_local(share.host, found) for share in command.shares):
         path = request.variable("PATH", found.environ) or ""

@@ -156,7 +156,7 @@ class Course:
                 self.ranks.done.add(rank)
             case RankSaid(rank, notes.SUMMARY, data):
                 if record := parse(data):
-                    self.steps_told.add(now, self.summaries.get(rank), record)
+                    self.steps_told.add(now, rank, self.summaries.get(rank), record)
                     self.summaries[rank] = record
             case RankSaid(rank, notes.PULSE, data):
                 self.pulses.add(now, rank, data)

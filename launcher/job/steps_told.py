@@ -17,11 +17,17 @@ class StepsTold:
 
     def __init__(self) -> None:
         self._at: float | None = None
+        self._at_of: dict[int, float] = {}
 
-    def add(self, now: float, before: Record | None, record: Record) -> None:
+    def add(self, now: float, rank: int, before: Record | None, record: Record) -> None:
         """A rank has told this. before: what it told before that."""
+        self._at_of[rank] = now
         if before is None or _made(record) != _made(before):
             self._at = now
+
+    def age_s(self, now: float) -> float:
+        """How long ago the rank has told that has been silent for longest."""
+        return max((now - at for at in self._at_of.values()), default=0.0)
 
     def silent_s(self, now: float, records: Mapping[int, Record]) -> float | None:
         """None: not for longer than usual, or no rank has made steps. records: what each rank told

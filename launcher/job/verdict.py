@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hvdrun.errors import HostLost, LaunchError, MpirunFailed
 from hvdrun.job.course import Course
 from hvdrun.reports import slow_ranks
+from hvdrun.reports.arrivals import FEWEST_STEPS
 from hvdrun.reports.closed_files import broke_mpi, it_had_closed, lost_a_running_rank
 from hvdrun.reports.failure_report import (
     Failure,
@@ -33,6 +34,8 @@ from hvdrun.summary import summary_of
 
 # The exit code of a job that was preempted, by whichever signal: that of TERM.
 PREEMPTED = 128 + signal.SIGTERM
+# What a rank has told so long before the end is not of its end.
+LATEST_S = 1.0
 
 
 class Verdict(NamedTuple):
@@ -54,10 +57,13 @@ def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -
     if course.preemption.told:
         found = _preempted(course, found)
     has_failed = found.culprit is not None or found.error is not None
-    table = slow_ranks.report(course.summaries, course.command.host_of)
-    if not course.summaries or (has_failed and not table):
+    most = max((record.steps for record in course.summaries.values()), default=0)
+    if not course.summaries or (has_failed and most < FEWEST_STEPS):
         return found
-    line = f"hvdrun: {summary_of(course.summaries, course.command.num_proc)}"
+    age_s = course.steps_told.age_s(now) if found.exit_code else 0.0
+    when = f"as told up to {age_s:.0f} s before the end: " if age_s >= LATEST_S else ""
+    line = f"hvdrun: {when}{summary_of(course.summaries, course.command.num_proc)}"
+    table = slow_ranks.report(course.summaries, course.command.host_of)
     # Below the table, the report repeats the words of the rank that has failed.
     lines = line, *table, *found.lines
     return found._replace(lines=lines, brief=lines)

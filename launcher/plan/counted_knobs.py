@@ -12,11 +12,8 @@ from hvdrun.plan.request import Request
 from hvdrun.plan.server_count import servers_of
 
 
-def check(request: Request, num_proc: int, environ: Mapping[str, str]) -> str:
-    """A warning that hvdrun says at the start; empty without one. environ: hvdrun's own.
-
-    A number of ranks that does not divide that of the virtual ranks is no error here: the script
-    may make a smaller world of some of them.
+def check(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
+    """The values, by the knob's name. environ: hvdrun's own.
 
     Raises:
         UsageError: A text can't be parsed.
@@ -30,6 +27,17 @@ def check(request: Request, num_proc: int, environ: Mapping[str, str]) -> str:
             values[knob.name] = str(knob.parse_variable(knob.variable, text))
         except ValueError as error:
             raise UsageError(str(error)) from None
-    word, _, number = values.get("deterministic", "").partition(":")
-    workers = num_proc - servers_of(request, environ)
-    return uneven_shares(int(number), workers) if word == "virtual" else ""
+    return values
+
+
+def warning(request: Request, num_proc: int, environ: Mapping[str, str]) -> str:
+    """What hvdrun says at the start; empty if there is nothing to say.
+
+    A number of ranks that does not divide that of the virtual ranks is no error here: the script
+    may make a smaller world of some of them.
+    """
+    word, _, number = check(request, environ).get("deterministic", "").partition(":")
+    servers = servers_of(request, environ)
+    text = uneven_shares(int(number), num_proc - servers) if word == "virtual" else ""
+    are = "is a server" if servers == 1 else "are servers"
+    return f"{text} ({servers} of the {num_proc} processes {are})" if text and servers else text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hvdrun.errors import UsageError
+from hvdrun.knobs import MOST_DIGITS
 from hvdrun.plan.request import Request
 
 _VARIABLE = "HVDLITE_SERVERS"
@@ -26,5 +27,5 @@ def check(request: Request, num_proc: int, environ: Mapping[str, str]) -> None:
 
 def servers_of(request: Request, environ: Mapping[str, str]) -> int:
     """How many of the processes are servers; 0 where the variable is no number."""
-    given = request.variable(_VARIABLE, environ) or "0"
-    return int(given) if given.isdecimal() else 0
+    given = (request.variable(_VARIABLE, environ) or "").strip()
+    return int(given) if given.isdecimal() and len(given) <= MOST_DIGITS else 0

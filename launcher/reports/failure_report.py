@@ -134,8 +134,9 @@ def lost_a_peer(mpirun_said: Iterable[str]) -> set[int]:
 def lost_daemon(mpirun_said: Iterable[str]) -> str | None:
     """The host whose daemon Open MPI's mpirun has lost."""
     said = "\n".join(mpirun_said)
-    match = re.search(_LOST_DAEMON, said) or re.search(_FAILED_DAEMON, said)
-    return match[1] if match else None
+    found = [re.search(_LOST_DAEMON, said), re.search(_FAILED_DAEMON, said)]
+    first = min(filter(None, found), key=lambda match: match.start(), default=None)
+    return first[1] if first else None
 
 
 def host_without_words(

@@ -258,8 +258,10 @@ def _row(record: Record, rank: int, arrivals: Arrivals | None) -> _Row:
     if arrivals is None:
         return _Row(record.steps, step, computing, data, waited, None, None, None)
     communication = min(waited, 1000 * arrivals.communication_s)
-    share, by_s, _ = arrivals.last[rank]
     waiting = waited - communication
+    if arrivals.steps < FEWEST_STEPS:
+        return _Row(record.steps, step, computing, data, waiting, communication, None, None)
+    share, by_s, _ = arrivals.last[rank]
     return _Row(record.steps, step, computing, data, waiting, communication, share, 1000 * by_s)
 
 

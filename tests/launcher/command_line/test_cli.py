@@ -106,14 +106,14 @@ def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
             "starts none: leave out `python x`, or leave out --st",
         ),
         (
-            ["--metrics", "1", "-np", "2", "--json"],
+            ["--metrics", "1", "--json", "true"],
             64,
             "--metrics PID asks a running job and starts",
         ),
         (
             ["--stacks", "1", "--metrics", "1"],
             64,
-            "none: leave out `--metrics`, or leave out --stacks",
+            "are two questions: ask one at a time",
         ),
         (["--metrics-file", "/no/such", "true"], 64, "--metrics-file /no/such: No such file or"),
         (["-np", "2", ""], 64, "COMMAND is an empty word"),

@@ -76,6 +76,11 @@ HOSTS = {
         (9.0, HostEnded("c")),
         words=("c is lost: mpirun has lost the connection to its daemon there; if",),
     ),
+    "mpirun says first to which host ssh has failed": mpirun_names_c(
+        MpirunSaid(SSH_TO_C_FAILED.text + LOST_C.text.replace(b"node c", b"node b")),
+        (9.0, HostEnded("c")),
+        words=("c is lost: mpirun has lost the connection to its daemon there; if",),
+    ),
     "both mpirun and ssh say which host is lost": mpirun_names_c(
         LOST_C,
         (9.1, SshSaid("c", CLOSED)),

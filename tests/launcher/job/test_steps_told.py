@@ -18,7 +18,7 @@ def told(*records):
     """By rank 0, a second apart, the last one at 0 s."""
     found, before = StepsTold(), None
     for at, record in enumerate(records, 1 - len(records)):
-        found.add(float(at), before, record)
+        found.add(float(at), 0, before, record)
         before = record
     return found
 

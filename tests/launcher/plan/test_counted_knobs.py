@@ -10,20 +10,21 @@ from hvdlite.world.config import Config
 from hvdlite.world.virtual_ranks import micro_batches
 from hvdrun.command_line.cli import main
 from hvdrun.errors import UsageError
-from hvdrun.plan.counted_knobs import check
+from hvdrun.plan.counted_knobs import check, warning
 from hvdrun.plan.request import Request
 
 CHECK, TREE = "HVDLITE_CHECK_PARAMETERS", "HVDLITE_DETERMINISTIC"
 
 
 def checked(how, variable, text, num_proc=2):
-    given = {variable: text}
-    if how == "an option":
-        return check(Request((), settings=given), num_proc, {variable: "1"})
+    request, environ = Request((), settings={variable: text}), {variable: "1"}
     if how == "-x NAME=VALUE":
-        return check(Request((), exports=given), num_proc, {variable: "1"})
-    exports = {variable: None} if how == "-x NAME" else {}
-    return check(Request((), exports=exports), num_proc, given)
+        request = Request((), exports={variable: text})
+    elif how != "an option":
+        request = Request((), exports={variable: None} if how == "-x NAME" else {})
+        environ = {variable: text}
+    check(request, environ)
+    return warning(request, num_proc, environ)
 
 
 WAYS = pytest.mark.parametrize("how", ["an option", "-x NAME=VALUE", "-x NAME", "inherited"])
@@ -77,13 +78,17 @@ def test_ranks_that_cannot_share_the_virtual_ranks_are_a_warning_in_the_words_of
 
 def test_servers_have_no_virtual_ranks():
     environ = {TREE: "virtual:8", "HVDLITE_SERVERS": "1"}
-    assert check(Request(()), 3, environ) == ""
-    assert " 3 ranks can't " in check(Request(()), 4, environ)
+    assert warning(Request(()), 3, environ) == ""
+    text = warning(Request(()), 4, environ)
+    assert " 3 ranks can't " in text
+    assert text.endswith("1, 2, 4, 8 (1 of the 4 processes is a server)")
+    assert warning(Request(()), 3, environ | {"HVDLITE_SERVERS": " 1 "}) == ""
+    assert " 3 ranks can't " in warning(Request(()), 3, environ | {"HVDLITE_SERVERS": "9" * 5000})
 
 
 def test_an_option_counts_before_x():
     exports = {TREE: "maybe"}
-    assert check(Request((), exports=exports, settings={TREE: "1"}), 2, {}) == ""
+    check(Request((), exports=exports, settings={TREE: "1"}), {})
 
 
 EXPECTED = f"hvdrun: {TREE}='virtual:6': expected 1 or 0, or virtual:N with a power of two N up to"
@@ -102,6 +107,18 @@ def test_hvdrun_ends_with_64_and_starts_nothing(how, tmp_path, capfd, monkeypatc
     assert main(["-np", "2", *options, "touch", str(started)]) == 64
     assert EXPECTED in capfd.readouterr().err
     assert not started.exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--check"]])
+def test_no_host_is_asked_before_a_wrong_text_is_refused(options, capfd):
+    far = ["-H", "no-such-host.invalid:2", "-x", f"{TREE}=virtual:6", *options]
+    assert main([*far, "true"]) == 64
+    assert EXPECTED in capfd.readouterr().err
+
+
+def test_a_dry_run_shows_the_warning(capfd):
+    assert main(["-np", "3", "-x", f"{TREE}=virtual:8", "--dry-run", "true"]) == 0
+    assert f"# {TREE}=virtual:8: 3 ranks can't" in capfd.readouterr().out
 
 
 def test_hvdrun_warns_once_and_starts_the_job(hvdrun):
