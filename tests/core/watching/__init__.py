@@ -1,0 +1,1 @@
+"""hvdlite/_core/watching: what reports say."""
