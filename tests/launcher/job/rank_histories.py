@@ -5,23 +5,18 @@ from hvdrun.errors import (
     LacksResource,
     MpirunFailed,
 )
-from hvdrun.job.actions import Answer, EndHosts, Finish, SignalMpirun
+from hvdrun.job.actions import EndHosts, Finish, SignalMpirun
 from hvdrun.job.events import (
     HostEnded,
     KeeperGone,
     KeepersHere,
-    MetricsAsked,
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
     RankEnded,
     RankLeftMpi,
-    RankSaid,
     RankStarted,
 )
-from hvdrun.machine import notes
-from hvdrun.records import Record
-from hvdrun.reports.slow_ranks import so_far
 from tests.launcher.job.histories import (
     IMPROPER,
     KILL,
@@ -37,77 +32,11 @@ from tests.launcher.job.histories import (
     well,
 )
 
-MEASURED = b'{"steps": 3, "seconds": 2, "waited": 1}'
-MEASURED_LINE = (
-    "hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; waiting and communication took 50 %"
-)
-
 RANKS = {
     "all ranks end with 0": History(
         [*begun(), *well(2.0, 0, 1, 2, 3), *over(2.1)],
         [(2.1, EndHosts(3.0)), (2.1, Finish())],
         0,
-    ),
-    "ranks send what they have measured, and one sends nonsense": History(
-        [
-            *begun(),
-            (1.9, RankSaid(0, notes.SUMMARY, MEASURED)),
-            (1.9, RankSaid(2, notes.SUMMARY, b'{"steps": 3}')),
-            *well(2.0, 0, 1, 2, 3),
-            *over(2.1),
-        ],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
-        0,
-        words=(MEASURED_LINE,),
-    ),
-    "a rank fails after ranks have sent what they have measured": History(
-        [
-            *begun(),
-            (1.8, RankSaid(0, notes.SUMMARY, MEASURED.replace(b"3", b"21"))),
-            (9.9, RankSaid(2, notes.SUMMARY, MEASURED)),
-            (10.0, RankEnded(1, "code 4", 10.0)),
-            *asked(10.1, 0, 2, 3),
-            *over(10.2),
-        ],
-        ends(10.0),
-        4,
-        culprit=1,
-        words=(
-            "hvdrun: as told up to 8 s before the end: 21 steps (of 2 of 4 ranks), 1000 ms each;",
-            "hvdrun: where the time of a step goes, in ms:",
-            "rank 1 on a ended with exit code 4",
-        ),
-    ),
-    "a rank fails before there are steps that can be compared": History(
-        [
-            *begun(),
-            (1.8, RankSaid(0, notes.SUMMARY, MEASURED)),
-            (2.0, RankEnded(1, "code 4", 2.0)),
-            *asked(2.1, 0, 2, 3),
-            *over(2.2),
-        ],
-        ends(2.0),
-        4,
-        culprit=1,
-        lacks=("steps",),
-    ),
-    "somebody asks how the ranks fare": History(
-        [
-            *begun(),
-            (1.8, MetricsAsked(4)),
-            (1.9, RankSaid(0, notes.SUMMARY, MEASURED)),
-            (1.9, MetricsAsked(5)),
-            *well(2.0, 0, 1, 2, 3),
-            *over(2.1),
-        ],
-        [
-            (1.8, Answer(4, so_far({}, 4, str))),
-            (1.9, Answer(5, so_far({0: Record(3, 2, 1)}, 4, lambda rank: "a"))),
-            (2.1, EndHosts(3.0)),
-            (2.1, Finish()),
-        ],
-        0,
-        words=(MEASURED_LINE,),
     ),
     "a rank fails, and the others are ended": History(
         [

@@ -55,6 +55,7 @@ from tests.launcher.job.histories import (
 )
 from tests.launcher.job.host_histories import HOSTS
 from tests.launcher.job.init_histories import INIT
+from tests.launcher.job.measured_histories import MEASURED_BY_RANKS
 from tests.launcher.job.mpirun_histories import MPIRUN
 from tests.launcher.job.rank_histories import LEFT, RANKS
 from tests.launcher.job.signal_histories import PASSED_ON, USER
@@ -62,6 +63,7 @@ from tests.launcher.job.silence_histories import SILENCE
 
 HISTORIES = {
     **RANKS,
+    **MEASURED_BY_RANKS,
     **LEFT,
     **HOSTS,
     **SILENCE,
@@ -109,7 +111,7 @@ def test_the_time_in_the_report_is_that_of_the_failure_not_of_its_report():
 
 
 def test_what_ranks_have_measured_stands_above_why_the_job_failed():
-    history = RANKS["a rank fails after ranks have sent what they have measured"]
+    history = MEASURED_BY_RANKS["a rank fails after ranks have sent what they have measured"]
     verdict = play(history.events)[-1]
     assert "rank 1 on a ended" in verdict.lines[-1]
     assert "took" in verdict.lines[0]
