@@ -36,7 +36,7 @@ def read_stall(text: str) -> Stall:
     """From the core's text (`_core/watching/report.c`)."""
     text = "".join(c if c.isprintable() else "?" for c in text)
     found = re.match(
-        r"(.+?) (?:has waited|still waits, after) \d+ s,? for (.*?); called by ranks? ([\d, -]+);",
+        r"(.+?) (?:has waited|still waits, after) \d+ s,? for (.*?); called by ranks? ([\d, .-]+);",
         text,
     )
     if not found:

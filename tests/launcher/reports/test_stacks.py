@@ -59,6 +59,13 @@ def seen(pid, frames, host="server1", state="S", why=""):
             Stall("allreduce 'x'", (), (0, 1)),
         ),
         (
+            (
+                "allreduce 'x' has waited 60 s for rank 1 on a (which last finished barrier 'y'"
+                " 3 s ago); called by ranks 0, 2-4, ...; do all ranks take the same path through"
+            ),
+            Stall("allreduce 'x'", (1,), (0, 2, 3, 4)),
+        ),
+        (
             "allreduce 'x' has made no progress for 60 s, after 3 of 10 pieces; it waits within",
             Stall("allreduce 'x'"),
         ),
