@@ -112,14 +112,11 @@ class Waits:
             if seconds <= _AT_ONCE_S or sleeps:
                 waited_s += seconds
         # Of several operations, one that has not ended is still waited for if another one has.
-        if not has_ended:
-            thread.asked = _Asked(at, time.thread_time(), time.process_time(), id(operation))
-        elif before is None or before.operation == id(operation):
+        missing = id(operation) if not has_ended else before and before.operation
+        if missing is None or (has_ended and missing == id(operation)):
             thread.asked = None
         else:
-            thread.asked = before._replace(
-                at=at, cpu=time.thread_time(), cpu_of_all=time.process_time()
-            )
+            thread.asked = _Asked(at, time.thread_time(), time.process_time(), missing)
         self._add(waited_s)
         return has_ended
 

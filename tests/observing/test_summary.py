@@ -170,7 +170,7 @@ def test_what_autograds_threads_wait_for_is_of_a_step_up_to_all_of_it(
 
 
 class Operation:
-    """Each question takes a 64th of a second, in which nobody computes."""
+    """Each question takes a 64th of a second and no CPU time."""
 
     def __init__(self, clock, *answers):
         self.clock, self.answers = clock, list(answers)

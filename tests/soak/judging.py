@@ -58,7 +58,7 @@ SUMMARY = re.compile(
     r"^hvdrun: (\d+ steps|one step|no step|where the time of a step goes|no rank is steadily late"
     r"|which rank is late is not known"
     r"|ranks? [\d,-]+ on .* (arrives?|costs the others|is throttled|are throttled)"
-    r"|the link between server\d and server\d gives at least)"  # blames nobody
+    r"|the link between server\d and server\d gives at least)"  # a fact, no accusation
 )
 TABLE = re.compile(r"^    +(rank +host|\d+  (server|localhost))")
 NODE = re.compile(r"^hvdrun: (this is node \d|waiting for nodes? |all nodes are )")

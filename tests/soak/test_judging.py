@@ -82,7 +82,7 @@ def test_a_fault_that_is_named_rightly_is_right(of, code, errors):
 
 
 @pytest.mark.parametrize(("bound", "is_alarm"), [("least", False), ("most", True)])
-def test_how_fast_a_link_is_at_least_blames_nobody(bound, is_alarm):
+def test_how_fast_a_link_is_at_least_accuses_no_host(bound, is_alarm):
     line = f"hvdrun: the link between server1 and server2 gives at {bound} 0.31 Gbit/s"
     of = dataclasses.replace(job(), options=("--summary",))
     assert wrong(of, 0, errors=line) == ["alarm"] * is_alarm

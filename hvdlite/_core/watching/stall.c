@@ -32,7 +32,7 @@ struct hvdl_due {
 
 /* ---- this rank speaks: on one host, or where others should have and are silent ---- */
 
-/* Of other hosts and of the leader, all that is known is that they do not answer. False: nobody is silent. */
+/* Of other hosts and of the leader, all that is known is that they do not answer. Returns whether somebody is silent. */
 static bool put_silent(hvdl_engine *e, const hvdl_due *due, const hvdl_meeting *meeting,
                        hvdl_stall_part *all)
 {

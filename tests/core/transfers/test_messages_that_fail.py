@@ -338,7 +338,7 @@ def test_a_block_that_names_a_place_outside_its_receive_writes_nothing():
     assert not whole[:5000].any()
     assert not whole[305_000:].any()
     assert torch.equal(received, sent)
-    # Closing waits for nobody that drives.
+    # Both close at the same time.
     closing = threading.Thread(target=mine.close)
     closing.start()
     other.close()
