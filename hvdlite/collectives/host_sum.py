@@ -37,6 +37,10 @@ class HostSum:
         """Whether `wait` would return at once."""
         return self._operations[0].poll()
 
+    def ends_within(self, limit_s: float) -> bool:
+        """Whether `wait` would return at once by then. Blocks for so long at most."""
+        return self._operations[0].drive(limit_s) if limit_s else self.poll()
+
     def wait(self) -> str | None:
         """Returns when all members have posted it, or the text of the failure."""
         return self._operations[0].wait()

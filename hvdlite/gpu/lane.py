@@ -36,6 +36,7 @@ from hvdlite.gpu.staging import Staging
 from hvdlite.gpu.transfer import Transfer
 
 if TYPE_CHECKING:
+    from hvdlite.gpu.launches import Launches
     from hvdlite.world.teams.team import Team
 
 FIRST_PAUSE_S = 0.00002
@@ -77,6 +78,10 @@ class Lane:
         self._group: Group | None = None
         # Of each device: the group's, those out to the host and those in from it.
         self._tracks: dict[tuple[torch.device, str], Track] = {}
+        # On further communicators of the same members; they end with the lane. At most one of them
+        # has a round open, in which it launches in its own order.
+        self.launches: weakref.WeakSet[Launches] = weakref.WeakSet()
+        self.in_round: Launches | None = None
         _close_at_exit(self)
 
     # What callers do.
@@ -87,6 +92,7 @@ class Lane:
         tensor: torch.Tensor,
         result: torch.Tensor | None,
         wake: bool = True,
+        then: Callable[[Group], None] | None = None,
     ) -> Transfer:
         """Posts a collective of a tensor on a device, and returns.
 
@@ -96,6 +102,8 @@ class Lane:
             result: Where the result goes, on the same device; `tensor` itself for in place. None
                 for what gathers, whose result the lane makes.
             wake: False where the caller waits for it next.
+            then: Called after it is launched on the group, before anything else is: all members
+                call theirs in the same order.
 
         Raises:
             ValueError: One of this kind and name is in flight.
@@ -103,6 +111,7 @@ class Lane:
         """
         request = posting.replace(place=_core.ORDERED)
         transfer = Transfer(self, request, tensor, result, self.devices.ready(tensor))
+        transfer.then = then
         with self._lock:
             if self._broken:
                 transfer.end(f"{request}: {self._broken}")
@@ -138,6 +147,11 @@ class Lane:
         with self._ended:
             while not transfer.over:
                 self._ended.wait()
+
+    @property
+    def never_launches(self) -> bool:
+        """Whether the members know that they can't form a group."""
+        return self._connected and self._group is None
 
     def settle(self) -> None:
         """Returns when all transfers in the lane are over."""
@@ -187,6 +201,8 @@ class Lane:
                     time.sleep(LONGEST_PAUSE_S)
             finally:
                 self._stepping.release()
+        for launches in list(self.launches):
+            launches.end(max(0.0, deadline - time.monotonic()))
         self._break(f"rank {self._own} called shutdown before the operation had ended")
 
     def is_busy(self) -> bool:
@@ -236,7 +252,7 @@ class Lane:
             return self._advance()
         except BaseException as error:
             # A turn may be half launched.
-            self._break(f"the GPU lane of rank {self._own} has failed: {_in_words(error)}")
+            self._break(f"the GPU lane of rank {self._own} has failed: {in_words(error)}")
             if isinstance(error, Exception):
                 return True
             raise
@@ -328,22 +344,13 @@ class Lane:
 
     def _launch(self, transfer: Transfer) -> None:
         """Its turn has come on all members. Queues all work for it."""
-        group, tensor, ready = self._group, transfer.tensor, transfer.ready
-        assert group is not None
-        assert tensor is not None
-        assert ready is not None
-        track = self._track(group.device, "group")
+        assert self._group is not None
         try:
-            with contextlib.ExitStack() as queued:
-                if tensor.device != group.device:
-                    queued.enter_context(self._track(tensor.device, "group").behind(ready))
-                queued.enter_context(track.behind(ready))
-                transfer.result = group.run(transfer)
-            track.keep(tensor)
-            track.keep(transfer.result)
-            transfer.done = track.mark()
+            queue(self._group, transfer, lambda device: self._track(device, "group"))
+            if transfer.then is not None:
+                transfer.then(self._group)
         except Exception as error:
-            text = f"{transfer.request}: failed on rank {self._own}: {_in_words(error)}"
+            text = f"{transfer.request}: failed on rank {self._own}: {in_words(error)}"
             self._end(transfer, text)
             self._break(f"the GPU lane of rank {self._own} is broken by an earlier failure: {text}")
         else:
@@ -382,7 +389,7 @@ class Lane:
             yield
         except Exception as error:
             self._end(
-                transfer, f"{transfer.request}: failed on rank {self._own}: {_in_words(error)}"
+                transfer, f"{transfer.request}: failed on rank {self._own}: {in_words(error)}"
             )
 
     def _break(self, text: str) -> None:
@@ -399,7 +406,23 @@ class Lane:
             self._group.end()
 
 
-def _in_words(error: BaseException) -> str:
+def queue(group: Group, transfer: Transfer, track_of: Callable[[torch.device], Track]) -> None:
+    """Queues all work for a transfer that every member launches now."""
+    tensor, ready = transfer.tensor, transfer.ready
+    assert tensor is not None
+    assert ready is not None
+    track = track_of(group.device)
+    with contextlib.ExitStack() as queued:
+        if tensor.device != group.device:
+            queued.enter_context(track_of(tensor.device).behind(ready))
+        queued.enter_context(track.behind(ready))
+        transfer.result = group.run(transfer)
+    track.keep(tensor)
+    track.keep(transfer.result)
+    transfer.done = track.mark()
+
+
+def in_words(error: BaseException) -> str:
     text = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {text}"
 

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import (
     AllreduceOptions,
     AllToAllOptions,
     BroadcastOptions,
+    PrefixStore,
     ReduceOp,
     ReduceScatterOptions,
 )
@@ -32,6 +33,8 @@ from hvdlite.gpu.transfer import Transfer
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+    from hvdlite.gpu.devices import Devices
 
 _REDUCE_OPS = {
     _core.AVERAGE: ReduceOp.SUM,
@@ -65,6 +68,17 @@ class Group:
         self.rank = rank
         self.size = size
         self.device = device
+
+    def another(self, devices: Devices, name: str) -> Group:
+        """A further communicator of the same members, which all call it; blocks.
+
+        name: the same on all members, another one at each call.
+        """
+        if self._store is None:
+            return Group(self._live(), self.rank, self.size, self.device)
+        store = PrefixStore(name, self._store)
+        backend = devices.group(store, self.rank, self.size, self.device)
+        return Group(backend, self.rank, self.size, self.device, store)
 
     def run(self, transfer: Transfer) -> torch.Tensor:
         """Queues a transfer's work on the current stream; the result, on the tensor's device.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from hvdlite.gpu.devices import Mark
 
 if TYPE_CHECKING:
     from hvdlite.gpu.lane import Lane
+    from hvdlite.gpu.process_group import Group
 
 
 class Transfer:
@@ -31,6 +33,7 @@ class Transfer:
         "request",
         "result",
         "tensor",
+        "then",
     )
 
     def __init__(
@@ -59,6 +62,8 @@ class Transfer:
         self.failure: str | None = None
         # The host has nothing left to do.
         self.over = False
+        # Called by the lane when it is launched.
+        self.then: Callable[[Group], None] | None = None
 
     @property
     def key(self) -> tuple[int, str]:
@@ -81,7 +86,8 @@ class Transfer:
 
         What the calling thread then queues for the device finds the result there.
         """
-        self.lane.wait_for(self)
+        if not self.over:
+            self.lane.wait_for(self)
         if self.failure is None:
             assert self.done is not None
             assert self.result is not None

@@ -55,16 +55,15 @@ class BackwardRounds(WeightedRounds):
         raise NotImplementedError
 
     def _ends_within(self, limit_s: float) -> bool:
-        """Whether the round can be collected by then. (A GPU's can only be waited for without a
-        limit.)"""
+        """Whether the round can be collected by then."""
         carrier = self.gradients.carrier
-        return carrier is None or carrier.in_lane or carrier.ends_within(limit_s)
+        return carrier is None or carrier.ends_within(limit_s)
 
     def _is_given_up(self) -> bool:
         """Whether all ranks have told that their positions differ, or that they give the round up.
         Does not block."""
         carrier = self.gradients.carrier
-        if carrier is None or carrier.in_lane or not carrier.ends_within(0):
+        if carrier is None or not carrier.ends_within(0):
             return False
         carrier.wait()
         exchange = self._exchange_positions()
@@ -166,7 +165,7 @@ class BackwardRounds(WeightedRounds):
         """Says so in the open round, unless all gradients are there and the position is on its way:
         then the other ranks make the step."""
         carrier = self.gradients.carrier
-        if carrier is None or not carrier.runs:
+        if carrier is None or not carrier.has_position():
             self._position.has_raised = True
 
     def _reached(self, at_end: bool) -> list[BackwardRounds]:

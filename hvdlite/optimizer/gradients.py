@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,7 @@ from hvdlite.optimizer.buckets.bucket import (
     lay_out,
     make_buckets,
 )
+from hvdlite.optimizer.buckets.gpu_bucket import GpuBucket, plain_bucket
 from hvdlite.optimizer.buckets.slot import Form, Slot
 from hvdlite.optimizer.buckets.tree_bucket import TreeBucket, Widened, require_addable
 from hvdlite.optimizer.checks.consistency import (
@@ -38,6 +39,9 @@ from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet, included, team_of
 from hvdlite.world.teams.team import Team
 from hvdlite.world.virtual_ranks import micro_batches
+
+if TYPE_CHECKING:
+    from hvdlite.optimizer.buckets.round_record import RoundRecord
 
 log = logging.getLogger("hvdlite")
 SHOWN = 16  # buckets whose sizes are logged
@@ -56,7 +60,8 @@ class _Build:
     frozen: list[Slot]
     former: list[Slot]
     buckets: list[Bucket]
-    carrier: Bucket | None
+    record: RoundRecord | None
+    carrier: Bucket | RoundRecord | None
     backward_order: BackwardOrder | None
     consistency: ConsistencyCheck | None
     micro_batches: int
@@ -125,8 +130,10 @@ class Gradients:
         self._next_build: _Build | None = None
         # The team in which the optimizer has its number.
         self._numbered_by: Team | None = None
-        # The bucket that carries the position of the round; None if there is no other rank.
-        self.carrier: Bucket | None = None
+        # Set if some buckets are on GPUs.
+        self.record: RoundRecord | None = None
+        # What carries the position of the round; None if there is no other rank.
+        self.carrier: Bucket | RoundRecord | None = None
         # Observes the next round, while the backward order is not known.
         self.backward_order: BackwardOrder | None = None
         # Set until the members have compared their parameters, in their first round.
@@ -255,6 +262,7 @@ class Gradients:
             _unhook(slot)
         self.slots, self.buckets, self.sparse, self._frozen = [], [], [], []
         self._consistency = self.backward_order = self.carrier = self._next_build = None
+        self.record = None
         self._building = False
         self._groups = lambda: ()
 
@@ -309,7 +317,8 @@ class Gradients:
             if slot.unhook is None:
                 slot.unhook = _hook(slot, self._hook)
         self.sparse = [slot for slot in build.slots if slot.form is Form.SPARSE]
-        self.slots, self.buckets, self.carrier = build.slots, build.buckets, build.carrier
+        self.slots, self.buckets = build.slots, build.buckets
+        self.record, self.carrier = build.record, build.carrier
         self._params, self._frozen = build.params, build.frozen
         self._consistency, self.backward_order = build.consistency, build.backward_order
         self.team, self.name, self.stale, self.had_a_round = team, name, False, False
@@ -347,11 +356,11 @@ class Gradients:
             (slots if param.requires_grad else frozen).append(slot)
         name = f"DistributedOptimizer.{self._number}.{self.generation}"
         is_order_known = team.size == 1 or all(slot.backward_index is not None for slot in slots)
-        make: MakeBucket = Bucket
+        make: MakeBucket = plain_bucket
         if self.shards is not None:
             self.shards.look_at(team, params, slots)
             # A round that may show other buckets, or other forms, gives all to every rank.
-            make = self.shards.make_bucket if is_order_known else Bucket
+            make = self.shards.make_bucket if is_order_known else plain_bucket
         sizing = self._sizing(team)
         combining, each = self.combining, micro_batches(world.current().config, team.size)
         if each:
@@ -360,10 +369,17 @@ class Gradients:
             make = partial(TreeBucket, each, combining.op is Average)
             combining = replace(combining, compression=Widened)
         buckets = make_buckets(slots, combining, sizing, make, gives_back=self._frees)
-        carrier = backward_order = consistency = None
+        carrier: Bucket | RoundRecord | None = None
+        backward_order = consistency = record = None
+        on_gpus = [bucket for bucket in buckets if isinstance(bucket, GpuBucket)]
+        if on_gpus:
+            # Imported here, as jobs without GPUs should not load it.
+            from hvdlite.optimizer.buckets.round_record import RoundRecord
+
+            record = RoundRecord(team, name, on_gpus, combining.op is Average, self.record)
         if team.size > 1:
-            if buckets:
-                carrier = buckets[-1]
+            carrier = record or (buckets[-1] if buckets else None)
+            if isinstance(carrier, Bucket):
                 carrier.carry_position(team.rank, team.size)
             if not is_order_known:
                 backward_order = BackwardOrder(team, f"{name}.order", slots, self._start_hash)
@@ -379,6 +395,7 @@ class Gradients:
             frozen,
             list(former.values()),
             buckets,
+            record,
             carrier,
             backward_order,
             consistency,

@@ -19,6 +19,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
 from hvdlite.optimizer.backward_pass import BackwardPass
 from hvdlite.optimizer.buckets.bucket import Bucket
+from hvdlite.optimizer.buckets.gpu_bucket import GpuBucket
 from hvdlite.optimizer.buckets.positions import Position
 from hvdlite.optimizer.buckets.slot import Form, Slot
 from hvdlite.optimizer.buckets.tree_bucket import TreeBucket
@@ -90,6 +91,8 @@ class Rounds:
         on_the_way.wait_for(gradients.params())
         for bucket in gradients.buckets:
             bucket.reset()
+        if gradients.record is not None:
+            gradients.record.reset()
         team = gradients.team
         if self._counts_since != (since := (team, team.era if team else 0)):
             self._position.restart()
@@ -149,6 +152,10 @@ class Rounds:
                     bucket.misplaced.append(slot.position)
                     return
                 grad = grad.to_dense()
+            if isinstance(bucket, GpuBucket) and factor is None and not grad.requires_grad:
+                slot.weighed = weighed
+                bucket.defer(slot, grad)
+                return
             if grad.requires_grad:
                 # Of create_graph: the graph refers to this tensor, which stays `.grad`.
                 put(place, grad.detach(), factor)
@@ -181,8 +188,12 @@ class Rounds:
     def _start(self, bucket: Bucket) -> None:
         # (Gradients of weight 0 count as zeros, whatever they are.)
         if self._numerics is not None and not bucket.runs and self._position.weight != 0:
+            if isinstance(bucket, GpuBucket):
+                bucket.gather()
             self._numerics.look_into(bucket)
         bucket.start(self._position)
+        if self.gradients.record is not None and bucket is self.gradients.buckets[-1]:
+            self.gradients.record.end(self._position)
 
     def _start_rest(self) -> None:
         """Starts the buckets that have not started; waits only for the ranks' consistency check."""
@@ -334,6 +345,8 @@ class Rounds:
         """
         gradients = self.gradients
         failures = [bucket.wait() for bucket in gradients.buckets]
+        if gradients.record is not None:
+            failures.append(gradients.record.wait())
         if gradients.backward_order is not None:
             failures.append(gradients.backward_order.wait())
         if self._numerics is not None:

@@ -20,6 +20,7 @@ from hvdlite import _core
 from hvdlite.gpu.backend import Backend
 from hvdlite.gpu.devices import Mark, Track
 from hvdlite.gpu.lane import Lane
+from hvdlite.gpu.launches import Launches
 from hvdlite.gpu.setup import connect, stage_everything
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.ops import DTYPES
@@ -32,6 +33,14 @@ class OnGpu(torch.Tensor):
 
     is_cpu = False
     is_cuda = True
+    # Called before each function of torch that gets such a tensor.
+    watch: Callable[..., None] | None = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if OnGpu.watch is not None:
+            OnGpu.watch(func, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -149,14 +158,31 @@ def result_of(transfer: Transfer) -> torch.Tensor:
     return transfer.value()
 
 
+def count_launches() -> list[_core.Posting]:
+    """A list to which the requests are added that optimizers launch themselves from now on."""
+    launched: list[_core.Posting] = []
+    real = Launches.start
+
+    def start(
+        self: Launches, request: _core.Posting, memory: torch.Tensor, at_once: bool
+    ) -> Transfer:
+        if at_once:
+            launched.append(request)
+        return real(self, request, memory, at_once)
+
+    Launches.start = start  # type: ignore[method-assign]
+    return launched
+
+
 def count_starts(lane: Lane) -> list[_core.Posting]:
     """A list to which the requests are added that the lane gets from now on."""
     starts: list[_core.Posting] = []
     real = lane.start
 
-    def start(request: _core.Posting, *rest: Any) -> Transfer:
-        starts.append(request)
-        return real(request, *rest)
+    def start(request: _core.Posting, *rest: Any, **more: Any) -> Transfer:
+        if not request.name.endswith(".communicator"):
+            starts.append(request)
+        return real(request, *rest, **more)
 
     vars(lane)["start"] = start
     return starts

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from tests.gpu.stand_in import count_starts, new_lane, on_gpu
+from tests.gpu.stand_in import HostDevices, count_launches, count_starts, new_lane, on_gpu
+from tests.gpu.test_ends import Raising
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.hosts("2,1")]
 
@@ -22,9 +23,9 @@ def model_of(to):
     return model
 
 
-def train(to, steps=6, skip=None, weights=None, **options):
+def train(to, steps=6, skip=None, weights=None, after_step=None, **options):
     """The losses and the parameters at the end. skip: a layer that only rank 0 uses. weights: by
-    rank."""
+    rank. after_step: called after each."""
     model = model_of(to)
     inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), **options)
@@ -42,6 +43,8 @@ def train(to, steps=6, skip=None, weights=None, **options):
         losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
+        if after_step is not None:
+            after_step()
     return losses, [param.detach().clone() for param in model.parameters()]
 
 
@@ -59,10 +62,11 @@ OPTIONS = {
 
 def compare(route, option):
     lane = new_lane(route)
-    starts = count_starts(lane)
+    starts, launches = count_starts(lane), count_launches()
     expected, params = train(lambda tensor: tensor, **OPTIONS[option])
     assert not starts
-    losses, on_device = train(on_gpu, **OPTIONS[option])
+    # (Then the optimizer's communicator is there.)
+    losses, on_device = train(on_gpu, after_step=lane.settle, **OPTIONS[option])
     exact = {} if option != "16 bit" else {"rtol": 0.05, "atol": 0.01}
     problems = []
     if not torch.allclose(torch.tensor(losses), torch.tensor(expected), **exact):
@@ -77,7 +81,7 @@ def compare(route, option):
     everyones = hvd.allgather(flat[None], name="compare")
     problems += [] if torch.equal(everyones, everyones[:1].expand_as(everyones)) else ["differ"]
     assert not problems, problems
-    return len(starts), sorted({start.name for start in starts})
+    return len(starts), len(launches), sorted({start.name for start in starts})
 
 
 @routes
@@ -85,10 +89,12 @@ def compare(route, option):
 def test_training_gives_what_it_gives_in_host_memory(world, route, option):
     knobs = {"HVDLITE_FIRST_BUCKET_BYTES": "100", "HVDLITE_BUCKET_BYTES": "500"}
     every = world.run(compare, route, option, knobs=knobs)
-    starts, names = every[0]
-    assert every == [(starts, names)] * world.size
+    starts, launches, names = every[0]
+    assert every == [(starts, launches, names)] * world.size
     if option != "Adasum":
-        assert starts == 6 * len(names)
+        # The first step's go through the lane, which forms the group.
+        agreed = 1 if route == "group" else 6
+        assert (starts, launches) == (agreed * len(names), (6 - agreed) * len(names))
         assert len(names) > 1 or option == "one bucket"
         assert all(".bucket." in name for name in names)
 
@@ -188,3 +194,157 @@ def one_backward_more(route):
 def test_ranks_that_run_different_numbers_of_backwards_are_told_so(world, route):
     for failure in world.run(one_backward_more, route):
         assert "backward 2 of step 2 on rank 1" in failure
+
+
+def rounds_with_joined_ranks(route):
+    """Rank r has r + 4 batches; twice, with all ranks there in between."""
+    lane = new_lane(route)
+    starts, launches = count_starts(lane), count_launches()
+    param = torch.nn.Parameter(on_gpu(torch.zeros(3)))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0))
+    rank, size = hvd.rank(), hvd.size()
+    found = []
+    for _ in range(2):
+        for batch in range(rank + 4):
+            optimizer.zero_grad()
+            (param * (rank + 1.0)).sum().backward()
+            present = [member for member in range(size) if member + 4 > batch]
+            found.append((param.grad[0].item(), sum(m + 1 for m in present) / size))
+            optimizer.step()
+            lane.settle()
+        assert hvd.join() == size - 1
+    assert all(abs(got - expected) < 1e-6 for got, expected in found), found
+    return len(starts), len(launches)
+
+
+@routes
+def test_gradients_are_reduced_while_ranks_have_joined(world, route):
+    every = world.run(rounds_with_joined_ranks, route)
+    for rank, (starts, launches) in enumerate(every):
+        # Launched at once while all are there, but for the first step, which forms the group.
+        at_once = 2 * 4 - 1 if route == "group" else 0
+        assert (starts, launches) == (2 * (rank + 4) - at_once, at_once)
+
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("no paper")
+
+
+def one_backward_raises(route):
+    lane = new_lane(route)
+    model = model_of(on_gpu)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+    samples = torch.ones(2, 6, dtype=torch.float64)
+    caught = []
+    for step in range(5):
+        lane.settle()
+        before = [torch.Tensor(param.detach()).clone() for param in model.parameters()]
+        optimizer.zero_grad()
+        hidden = model[1](model[0](samples))
+        if step == 3 and hvd.rank() == 1:
+            hidden = Raises.apply(hidden)
+        try:
+            model[3](model[2](hidden)).sum().backward()
+            optimizer.step()
+        except RuntimeError as error:
+            caught.append(str(error))
+            optimizer.zero_grad() if hvd.rank() == 0 else None
+            if hvd.rank() == 1:
+                with pytest.raises(hvd.HorovodInternalError, match="has raised an exception"):
+                    optimizer.zero_grad()
+            after = model.parameters()
+            assert all(
+                torch.equal(torch.Tensor(param.detach()), old)
+                for param, old in zip(after, before, strict=True)
+            )
+    return caught
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts
+@routes
+def test_a_backward_that_raises_gives_up_the_round_on_all_ranks(world, route):
+    knobs = {"HVDLITE_FIRST_BUCKET_BYTES": "100", "HVDLITE_BUCKET_BYTES": "500"}
+    other, raising = world.run(one_backward_raises, route, knobs=knobs)
+    assert raising == ["no paper"]
+    [text] = other
+    assert "backward() has raised an exception on some ranks" in text
+
+
+def two_optimizers_in_one_backward():
+    """Each rank's backward reaches them in another order."""
+    lane = new_lane()
+    launches = count_launches()
+    first, second = ([torch.nn.Parameter(on_gpu(torch.ones(4))) for _ in range(4)] for _ in "ab")
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), op=hvd.Sum)
+        for params in (first, second)
+    ]
+    for step in range(6):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        order = [*first, *second] if hvd.rank() else [*second, *first]
+        value = on_gpu(torch.zeros(4))
+        for param in order:
+            value = (value + param * (step + 1.0)) * 1.0
+        value.sum().backward()
+        grads = [param.grad.tolist() for param in (*first, *second)]
+        assert grads == [[hvd.size() * (step + 1.0)] * 4] * 8, (step, grads)
+        for optimizer in optimizers:
+            optimizer.step()
+        lane.settle()
+    for optimizer in optimizers:  # alone, each launches at once
+        optimizer.zero_grad()
+    before = len(launches)
+    sum(param.sum() for param in second).backward()
+    return len(launches) - before
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts
+def test_two_optimizers_of_one_backward_launch_in_one_order(world):
+    knobs = {"HVDLITE_FIRST_BUCKET_BYTES": "16", "HVDLITE_BUCKET_BYTES": "16"}
+    assert world.run(two_optimizers_in_one_backward, knobs=knobs) == [4, 4]
+
+
+class FailsLater(HostDevices):
+    """Of the second group, that of the optimizer, a launch fails on rank 1."""
+
+    made = 0
+
+    def group(self, store, rank, size, device):
+        group = super().group(store, rank, size, device)
+        self.made += 1
+        return Raising(group, 4) if rank == 1 and self.made == 2 else group
+
+
+def one_launch_fails():
+    lane = new_lane("group", FailsLater())
+    params = [torch.nn.Parameter(on_gpu(torch.ones(4))) for _ in range(4)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.0), op=hvd.Sum)
+    errors = []
+    for _ in range(4):
+        try:
+            sum((param * (hvd.rank() + 1.0)).sum() for param in params).backward()
+            assert params[0].grad.tolist() == [hvd.size() * (hvd.size() + 1) / 2] * 4
+        except hvd.HorovodInternalError as error:
+            errors.append(str(error))
+        optimizer.zero_grad()
+        lane.settle()
+    return errors
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts
+def test_a_launch_that_fails_on_one_rank_fails_the_round_on_all(world):
+    knobs = {"HVDLITE_FIRST_BUCKET_BYTES": "16", "HVDLITE_BUCKET_BYTES": "16"}
+    [[other], [failing]] = world.run(one_launch_fails, knobs=knobs)
+    assert "failed on rank 1: RuntimeError: out of paper" in failing
+    assert "failed on rank 1" in other or "Connection closed by peer" in other

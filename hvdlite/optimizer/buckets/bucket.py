@@ -14,9 +14,6 @@ import torch
 
 from hvdlite import _core
 from hvdlite.compression import Compression, Compressor
-from hvdlite.gpu import goes_by_gpu
-from hvdlite.gpu.plan import LanePlan
-from hvdlite.gpu.transfer import Transfer
 from hvdlite.observe import waits
 from hvdlite.ops import DTYPES, Average, ReduceOp, Sum
 from hvdlite.optimizer.buckets import weight_codes
@@ -76,8 +73,8 @@ class Bucket:
     `_unload` copy there and back.
     """
 
-    # Gradients on a GPU are reduced there.
-    uses_lanes = True
+    # Whether its gradients are reduced on a GPU.
+    in_lane = False
     # What the presence of a gradient is, so that the plan makes a sum or an average of ones of it.
     one = 1.0
 
@@ -114,7 +111,6 @@ class Bucket:
         self.divided: list[torch.Tensor] = []
         real = real_view(self.flat)
         dtype = compression.travels_as(real.dtype)
-        self.in_lane = self.uses_lanes and goes_by_gpu(like)
         stays = like.is_cpu or self.in_lane
         self.wire = real
         if dtype is not real.dtype or not stays:
@@ -123,8 +119,8 @@ class Bucket:
         # The plan, and its run in this round; each empty until there is one. They are lists so that
         # one call into C makes the object and stores it: no signal's exception can come in between
         # and lose it.
-        self.plans: list[_core.Plan | LanePlan] = []
-        self.runs: list[_core.Operation | Transfer] = []
+        self.plans: list[_core.Plan] = []
+        self.runs: list[Any] = []  # operations; on a GPU, postings
         # Last, the position of the round, in the one bucket that carries it; zeros in the others.
         self.position = self.wire[-POSITION_ELEMS:]
         self.carries = False
@@ -162,8 +158,7 @@ class Bucket:
     def carry_position(self, member: int, members: int) -> None:
         """From now on its runs carry the position of the round, and the members' weights."""
         self.carries, self._member = True, (member, members)
-        if not self.in_lane:
-            self._one_hots = one_hots(self.wire)
+        self._one_hots = one_hots(self.wire)
 
     def make_plan(
         self,
@@ -181,9 +176,6 @@ class Bucket:
         if self.plans:
             return
         wire = self.wire
-        if self.in_lane:
-            self.plans.append(LanePlan(team, name, wire, op, prescale, post))
-            return
         self.weighs = weighs
         make = partial(
             team.plan,
@@ -216,16 +208,10 @@ class Bucket:
         if self.misplaced:
             self.presence[self.misplaced] = math.inf
         self._load()
-        plan = self.plans[0]
-        if self._one_hots:
-            self.position.copy_(self._one_hots[position.row()])
-        elif self.carries:
-            assert isinstance(plan, LanePlan)
-            phase, rounds, weighted, has_raised = position.numbers()
-            plan.carry((phase, 4 * rounds + 2 * weighted + has_raised))
         if self.carries:
+            self.position.copy_(self._one_hots[position.row()])
             weight_codes.put(self.weights, *self._member, position.weight)
-        start: Any = type(plan).start
+        start: Any = type(self.plans[0]).start
         weights = itertools.repeat(position.weight if self.weighs else None)
         in_input = itertools.repeat(position.weight_in_input)
         self.runs.extend(map(start, self.plans, self.memories(), weights, in_input))
@@ -237,7 +223,7 @@ class Bucket:
     def wait(self) -> str | None:
         """Blocks until the reduced gradients are in their places. Returns the text of the failure,
         or None. May be called again."""
-        run = self.runs[0]
+        run: _core.Operation = self.runs[0]
         if waits.observed():
             with waits.waiting(run):
                 text = run.wait()
@@ -267,7 +253,7 @@ class Bucket:
         return (self.gradients,)
 
     def ends_within(self, limit_s: float) -> bool:
-        """Whether the reduction has ended by then; not in a lane. Blocks for so long at most."""
+        """Whether the reduction has ended by then. Blocks for so long at most."""
         run: Any = self.runs[0]
         if not limit_s:
             return bool(run.poll())
@@ -276,12 +262,14 @@ class Bucket:
                 return bool(run.drive(limit_s))
         return bool(run.drive(limit_s))
 
+    def has_position(self) -> bool:
+        """Whether the position of the round is on its way, if it carries it."""
+        return bool(self.runs)
+
     def positions_differ(self, or_are: bool = False) -> bool:
         """After `wait`: whether the ranks were at different positions; or_are: or it has succeeded.
         The same on all of them, if those at the same position give the same `or_are`."""
         failure = self.runs[0].wait()
-        if self.in_lane:
-            return or_are if failure is None else LanePlan.positions_differ(failure)
         return failure is None and (or_are or not is_one(self.position))
 
     def reset(self) -> None:
@@ -371,7 +359,7 @@ def make_buckets(
     slots: Sequence[Slot],
     combining: Combining,
     sizing: Sizing,
-    make: MakeBucket = Bucket,
+    make: MakeBucket,
     *,
     gives_back: bool = False,
 ) -> list[Bucket]:

@@ -59,8 +59,6 @@ def require_addable(params: Iterable[tuple[str, torch.Tensor]]) -> None:
 class TreeBucket(Bucket):
     """Adds up `micro_batches` gradients of each of its slots, a power of two, at least 2."""
 
-    uses_lanes = False
-
     def __init__(
         self,
         micro_batches: int,

@@ -21,15 +21,12 @@ from hvdlite.world.teams.team import Team
 
 
 class CutBucket(Bucket):
-    """Its gradients are reduced to their owners. Presences, weights and position, which every
-    rank reads, are reduced in `tail`, beside it.
+    """Its gradients are reduced to their owners; those on a GPU pass through host memory.
+    Presences, weights and position, which every rank reads, are reduced in `tail`, beside it.
 
     Its place in the flat memory stays free: with it the buffer has the size that it has unsharded,
     so that the sums are rounded in the same order between hosts.
     """
-
-    # Gradients on a GPU pass through host memory: lanes have no owners.
-    uses_lanes = False
 
     def __init__(
         self,

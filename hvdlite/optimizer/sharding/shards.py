@@ -12,6 +12,7 @@ from hvdlite import _core
 from hvdlite.compression import Compressor
 from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets.bucket import Bucket
+from hvdlite.optimizer.buckets.gpu_bucket import plain_bucket
 from hvdlite.optimizer.buckets.layout import BucketLayout
 from hvdlite.optimizer.buckets.pages import Pages
 from hvdlite.optimizer.buckets.slot import Form, Slot
@@ -128,7 +129,7 @@ class Shards:
         """A bucket that is reduced to owners, if its slots are in parts."""
         if slots[layout.members[0]].in_parts:
             return CutBucket(layout, slots, compression, pages, self.form)
-        return Bucket(layout, slots, compression, pages)
+        return plain_bucket(layout, slots, compression, pages)
 
     def require_all_members(self, gradients: Gradients) -> None:
         """After the reductions of a round.

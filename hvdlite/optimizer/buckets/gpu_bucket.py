@@ -1,0 +1,122 @@
+"""A bucket of gradients on a GPU: reduced there, by NCCL, or else through host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvdlite import _core
+from hvdlite.compression import Compressor
+from hvdlite.gpu import goes_by_gpu
+from hvdlite.observe import waits
+from hvdlite.ops import DTYPES, ReduceOp
+from hvdlite.optimizer.buckets.bucket import Bucket
+from hvdlite.optimizer.buckets.layout import BucketLayout
+from hvdlite.optimizer.buckets.pages import Pages
+from hvdlite.optimizer.buckets.positions import Position
+from hvdlite.optimizer.buckets.slot import Slot
+from hvdlite.world.teams.team import Team
+
+if TYPE_CHECKING:
+    from hvdlite.gpu.transfer import Transfer
+    from hvdlite.optimizer.buckets.round_record import RoundRecord
+
+
+class GpuBucket(Bucket):
+    """It carries nothing beside gradients: see `RoundRecord`."""
+
+    in_lane = True
+    # Set by the record of the buckets on GPUs, with its number there.
+    record: RoundRecord
+    number: int
+    # The allreduce of a run, and what has become of it; set when it is launched.
+    request: _core.Posting
+    transfer: Transfer | None = None
+
+    def __init__(
+        self,
+        layout: BucketLayout,
+        slots: Sequence[Slot],
+        compression: type[Compressor],
+        pages: Pages | None = None,
+    ) -> None:
+        super().__init__(layout, slots, compression, pages)
+        # Gradients that have come, and are not in their places.
+        self.deferred: list[tuple[Slot, torch.Tensor]] = []
+
+    def make_plan(
+        self,
+        team: Team,
+        name: str,
+        op: ReduceOp,
+        prescale: float,
+        post: float,
+        weighs: bool,
+    ) -> None:
+        wire = self.wire
+        self.request = _core.posting(
+            *(_core.ALLREDUCE, name, False, DTYPES[wire.dtype], wire, wire, op),
+            prescale=prescale,
+            postscale=post,
+        )
+
+    def defer(self, slot: Slot, grad: torch.Tensor) -> None:
+        """A gradient has come, which `gather` copies to its place: one call for all of a bucket, as
+        each call costs more than a copy. Until then it stays `.grad`."""
+        self.deferred.append((slot, grad))
+
+    def gather(self) -> None:
+        if not self.deferred:
+            return
+        places = [slot.view for slot, _ in self.deferred]
+        torch._foreach_copy_(places, [grad for _, grad in self.deferred])  # type: ignore[arg-type]
+        for slot, grad in self.deferred:
+            # Unless a hook of the user's has put something else there.
+            if slot.param.grad is grad:
+                slot.param.grad = slot.view
+            slot.round_grad = slot.view
+        self.deferred.clear()
+
+    def start(self, position: Position) -> None:
+        if not self.runs:
+            self.gather()
+            self._load()
+            self.runs.append(self.request)
+        self.record.begin(position)
+        self.record.launch()
+
+    def wait(self) -> str | None:
+        text = self.record.launch(wait=True)
+        if text is not None:
+            return text
+        transfer = self.transfer
+        assert transfer is not None
+        if waits.observed():
+            with waits.waiting(transfer):
+                text = transfer.wait()
+        else:
+            text = transfer.wait()
+        if text is None and not self.divided:
+            self._unload()
+        return text
+
+    def reset(self) -> None:
+        super().reset()
+        self.deferred.clear()
+        self.transfer = None
+
+    def totals(self) -> list[float]:
+        return self.record.totals(self.number)
+
+
+def plain_bucket(
+    layout: BucketLayout,
+    slots: Sequence[Slot],
+    compression: type[Compressor],
+    pages: Pages | None = None,
+) -> Bucket:
+    """A bucket of which every rank gets all, where its gradients lie."""
+    on_gpu = goes_by_gpu(slots[layout.members[0]].param)
+    return (GpuBucket if on_gpu else Bucket)(layout, slots, compression, pages)

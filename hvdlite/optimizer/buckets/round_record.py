@@ -1,0 +1,182 @@
+"""What travels with a round beside its gradients, where these are on GPUs: through host memory.
+
+So no rank waits for its device to learn it, and no device for a rank. There are two small sums over
+the ranks:
+
+- **begin**, posted with the first bucket: which ranks can launch, and their weights. Nothing is
+  launched before all ranks have posted it. If all can, every bucket is launched as soon as it is
+  complete, without another word. If one has joined, or has no group, the lane agrees on each
+  bucket.
+- **end**, posted with the last bucket: the position of the round, which gradients each rank has,
+  and whose launches have failed. `backward()` returns when all ranks have posted it.
+
+Buckets in host memory carry the same in their last elements instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hvdlite.collectives.differing_ranks import ranks_in_words
+from hvdlite.collectives.host_sum import HostSum
+from hvdlite.gpu.launches import Launches
+from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
+from hvdlite.optimizer.buckets.positions import Position, is_one, one_hots
+from hvdlite.world.teams.team import Team
+
+if TYPE_CHECKING:
+    from hvdlite.optimizer.buckets.gpu_bucket import GpuBucket
+
+# In place of a one: the gradient is of another form than its place is for.
+_MISPLACED = 1 << 32
+
+
+class RoundRecord:
+    """The record of one optimizer, made with its buckets on GPUs; every member makes it."""
+
+    def __init__(
+        self,
+        team: Team,
+        name: str,
+        buckets: Sequence[GpuBucket],
+        averages: bool,
+        former: RoundRecord | None,
+    ) -> None:
+        """averages: whether gradients are averaged, and presences with them. former: the record of
+        the optimizer's former buckets, whose communicator goes on."""
+        self._team = team
+        self._launches: Launches
+        if former is not None and former._team is team:
+            self._launches = former._launches
+        else:
+            self._launches = Launches(team, name)
+        self._name = name
+        self._buckets = buckets
+        self._averages = averages
+        # How many can launch, and by member the bits of its weight.
+        self._begin = HostSum(team, f"{name}.begin", 1 + team.size)
+        # The position; by member whether a launch has failed; by bucket its presences, and a one
+        # for the rank.
+        self._presences: list[slice] = []
+        begin = POSITION_ELEMS + team.size
+        for bucket in buckets:
+            bucket.record, bucket.number = self, len(self._presences)
+            self._presences.append(slice(begin, begin + len(bucket.slots) + 1))
+            begin = self._presences[-1].stop
+        self._end = HostSum(team, f"{name}.end", begin)
+        self._one_hots = one_hots(self._end.numbers)
+        self._launched = 0
+        # Whether launches need no agreement in this round; None: not known yet.
+        self._at_once: bool | None = None
+
+    def reset(self) -> None:
+        """Prepares for the next round; nothing of this one is in flight."""
+        self._launches.close_round()
+        self._begin.forget()
+        self._end.forget()
+        self._launched, self._at_once = 0, None
+
+    def begin(self, position: Position) -> None:
+        """The first bucket starts. Does not block; does nothing if it was called in this round."""
+        if self._begin.posted():
+            return
+        numbers = self._begin.numbers.zero_()
+        device = self._buckets[0].wire.device
+        numbers[0] = int(self._launches.open_round(device))
+        numbers[1:].view(torch.float64)[self._team.rank] = position.weight or 0.0
+        self._begin.post()
+
+    def launch(self, wait: bool = False) -> str | None:
+        """Launches the buckets that have started, in their order, once all ranks have begun.
+
+        wait: blocks until they have. Returns the text of the failure if they can't, else None.
+        """
+        if self._at_once is None:
+            if not (wait or self._begin.poll()):
+                return None
+            text = self._begin.wait()
+            if text is not None:
+                return text
+            self._at_once = int(self._begin.numbers[0]) == self._team.size
+        for bucket in self._buckets[self._launched :]:
+            if not bucket.runs:
+                break
+            bucket.transfer = self._launches.start(bucket.request, bucket.wire, self._at_once)
+            self._launched += 1
+        return None
+
+    def end(self, position: Position) -> None:
+        """The last bucket has started. Does not block; does nothing if it was called before."""
+        if self._end.posted():
+            return
+        numbers = self._end.numbers.zero_()
+        numbers[:POSITION_ELEMS] = self._one_hots[position.row()]
+        numbers[POSITION_ELEMS + self._team.rank] = int(self._has_failed())
+        for bucket, place in zip(self._buckets, self._presences, strict=True):
+            presences = numbers[place].fill_(1)
+            for index in bucket.absent:
+                presences[index] = 0
+            for index in bucket.misplaced:
+                presences[index] = _MISPLACED
+        self._end.post()
+
+    def _has_failed(self) -> bool:
+        """Whether a launch of this round has failed here: then the others wait for it in vain."""
+        transfers = (bucket.transfer for bucket in self._buckets[: self._launched])
+        return any(transfer is not None and transfer.failure for transfer in transfers)
+
+    # What carries the position of a round, like a bucket in host memory.
+
+    def has_position(self) -> bool:
+        """Whether the position is on its way."""
+        return self._end.posted()
+
+    def ends_within(self, limit_s: float) -> bool:
+        """Whether all ranks have posted everything by then. Blocks for so long at most."""
+        self.launch()  # other ranks may wait for that in a round that they give up
+        return self._end.ends_within(limit_s)
+
+    def wait(self) -> str | None:
+        """Blocks until all ranks have posted everything. Returns the text of the failure, or None.
+        May be called again."""
+        text = self._end.wait()
+        self._launches.close_round()
+        if text is None:
+            failed = self._end.numbers[POSITION_ELEMS:][: self._team.size].tolist()
+            ranks = [rank for rank, has in zip(self._team.ranks, failed, strict=True) if has]
+            if not ranks:
+                return None
+            text = (
+                f"{self._name}: gradients could not be reduced on the GPU, as a launch has failed "
+                f"on {ranks_in_words(ranks)}, whose error says why"
+            )
+        # What was launched waits on the device for ranks that do not come.
+        self._launches.end(patience_s=0.0)
+        return text
+
+    def positions_differ(self, or_are: bool = False) -> bool:
+        """After `wait`. See `Bucket.positions_differ`."""
+        if self._end.wait() is not None:
+            return False
+        return or_are or not is_one(self._end.numbers[:POSITION_ELEMS])
+
+    def total_weight(self) -> float:
+        """After `wait`: the sum of the ranks' weights, rounded once."""
+        return math.fsum(self._weights())
+
+    def largest_weight(self) -> float:
+        """After `wait`."""
+        return max(self._weights())
+
+    def _weights(self) -> list[float]:
+        return self._begin.numbers[1:].view(torch.float64).tolist()
+
+    def totals(self, number: int) -> list[float]:
+        """After `wait`, of a bucket. See `Bucket.totals`."""
+        divisor = self._team.size if self._averages else 1
+        sums = self._end.numbers[self._presences[number]].tolist()
+        return [math.inf if each >= _MISPLACED else each / divisor for each in sums]
