@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,12 @@ class CudaDevices:
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
             return ""
         return f"torch {torch.__version__} has no NCCL"
+
+    def may_be_shared(self) -> bool:
+        if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1" or self.problem():
+            return False
+        version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        return version >= (2, 30)  # older ones don't know the variable
 
     def group(self, store: Store, rank: int, size: int, device: torch.device) -> Backend:
         from torch._C._distributed_c10d import ProcessGroupNCCL

@@ -62,5 +62,8 @@ class Devices(Protocol):
     def problem(self) -> str:
         """Why no group can be formed; empty: it can."""
 
+    def may_be_shared(self) -> bool:
+        """Whether several ranks of a group may use one device."""
+
     def group(self, store: Store, rank: int, size: int, device: torch.device) -> Backend:
         """The process group of the ranks that share `store`, for tensors on this device."""

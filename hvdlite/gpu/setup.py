@@ -1,8 +1,8 @@
 """Whether a lane's members form a process group, and how: once, at the lane's first turn.
 
-Every member says which device it has, and why it can't join a group, if it can't. If all can and no
-two share a device, they connect to a store of member 0, form the group and try it. They compare the
-outcome too, so that all do the same: use the group, or stage.
+Every member says which device it has, and why it can't join a group, if it can't. If all can, and
+those that share a device may do so, they connect to a store of member 0, form the group and try it.
+They compare the outcome too, so that all do the same: use the group, or stage.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import json
 import logging
+import os
 import secrets
 import socket
 import struct
@@ -55,6 +56,10 @@ class Facts:
     addresses: tuple[str, ...] = ()
     port: int = 0
     nonce: str = ""
+    # Its NCCL_HOSTID, by which NCCL tells hosts apart: ranks on different hosts share no device.
+    nccl_host: str = ""
+    # Whether its NCCL lets several ranks use one device.
+    shares: bool = False
 
 
 def connect(team: Team, devices: Devices, device: torch.device, choice: str) -> Group | None:
@@ -72,7 +77,12 @@ def connect(team: Team, devices: Devices, device: torch.device, choice: str) -> 
     if team.size == 1 and choice != "nccl":
         return Group(Alone(), 0, 1, device)
     own = Facts(
-        team.ranks[team.rank], socket.gethostname(), devices.identity(device), devices.problem()
+        team.ranks[team.rank],
+        socket.gethostname(),
+        devices.identity(device),
+        devices.problem(),
+        nccl_host=os.environ.get("NCCL_HOSTID", ""),
+        shares=devices.may_be_shared(),
     )
     store: Store | None = None
     if team.rank == 0 and not own.problem:
@@ -113,7 +123,7 @@ def connect(team: Team, devices: Devices, device: torch.device, choice: str) -> 
     if choice == "nccl":
         raise HorovodInternalError(
             f"HVDLITE_GPU_COLLECTIVES=nccl, but the ranks can't form an NCCL group: {reason}; give "
-            "each rank its own GPU, or set it to auto or staged"
+            "each rank its own GPU or its own NCCL_HOSTID, or set it to auto or staged"
         )
     if team.rank == 0:
         log.warning("collectives of GPU tensors go through host memory: %s", reason)
@@ -126,15 +136,16 @@ def stage_everything(team: Team, devices: Devices, device: torch.device) -> None
 
 def obstacle(everyones: Sequence[Facts]) -> str:
     """Why these members can't form a group; empty: they can."""
-    users: dict[str, Facts] = {}
+    users: dict[tuple[str, str], Facts] = {}
     for facts in everyones:
         if facts.problem:
             return f"rank {facts.rank} on {facts.host}: {facts.problem}"
         if not facts.device and len(everyones) > 1:
             return f"rank {facts.rank} on {facts.host} can't read its GPU's UUID"
-        other = users.setdefault(facts.device, facts)
-        if other is not facts:
-            return f"ranks {other.rank} and {facts.rank} on {facts.host} share a GPU"
+        other = users.setdefault((facts.device, facts.nccl_host), facts)
+        if other is not facts and not (other.shares and facts.shares):
+            same = f" and NCCL_HOSTID={facts.nccl_host}" if facts.nccl_host else ""
+            return f"ranks {other.rank} and {facts.rank} on {facts.host} share a GPU{same}"
     return ""
 
 

@@ -72,9 +72,10 @@ class HostTrack:
 class HostDevices:
     """As if host memory were a GPU of this process's own, with Gloo for its NCCL."""
 
-    def __init__(self, identity: str = "", problem: str = "") -> None:
+    def __init__(self, identity: str = "", problem: str = "", shared: bool = False) -> None:
         self._identity = identity or f"process {os.getpid()}"
         self._problem = problem
+        self._shared = shared
 
     def enter(self, device: torch.device) -> None:
         pass
@@ -96,6 +97,9 @@ class HostDevices:
 
     def problem(self) -> str:
         return self._problem
+
+    def may_be_shared(self) -> bool:
+        return self._shared
 
     def group(self, store: Store, rank: int, size: int, device: torch.device) -> Backend:
         group: Any = ProcessGroupGloo(store, rank, size, timedelta(seconds=30))

@@ -33,6 +33,28 @@ def test_members_with_a_device_each_form_a_group():
     assert obstacle(facts("")) == ""  # alone it shares none, whatever it is
 
 
+def with_hosts(*hosts, shares=()):
+    """Members that share a GPU, with these NCCL_HOSTIDs."""
+    return [
+        Facts(rank, "host0", "GPU-a", "", nccl_host=host, shares=rank in shares)
+        for rank, host in enumerate(hosts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        (with_hosts("a", "b", "c"), ""),
+        (with_hosts("a", "b", "a"), "ranks 0 and 2 on host0 share a GPU and NCCL_HOSTID=a"),
+        (with_hosts("a", "", ""), "ranks 1 and 2 on host0 share a GPU"),
+        (with_hosts("", "", shares=(0, 1)), ""),
+        (with_hosts("", "", shares=(1,)), "ranks 0 and 1 on host0 share a GPU"),
+    ],
+)
+def test_members_share_a_device_where_nccl_is_told_to_let_them(members, reason):
+    assert obstacle(members) == reason
+
+
 @pytest.mark.parametrize(
     ("members", "reason"),
     [
@@ -79,6 +101,24 @@ def test_nccl_that_can_not_be_had_is_an_error_on_every_rank(world):
     for name, text in zip(("first", "second", "late"), texts, strict=True):
         assert f"allreduce '{name}': HVDLITE_GPU_COLLECTIVES=nccl, but the ranks can't" in text
         assert "ranks 0 and 1 on " in text
+
+
+def share_by_nccl(host_ids, shared):
+    os.environ.pop("NCCL_HOSTID", None)
+    if host_ids:
+        os.environ["NCCL_HOSTID"] = str(hvd.rank())
+    try:
+        lane = new_lane("auto", HostDevices(identity="GPU-a", shared=shared))
+        result = result_of(allreduce(lane, "x", torch.ones(3))).tolist()
+        return result, lane._group is not None
+    finally:
+        os.environ.pop("NCCL_HOSTID", None)
+
+
+@several
+@pytest.mark.parametrize("how", [(True, False), (False, True)], ids=["NCCL_HOSTID", "NCCL 2.30"])
+def test_ranks_that_nccl_lets_share_a_device_form_a_group(world, how):
+    assert world.run(share_by_nccl, *how) == [([world.size] * 3, True)] * world.size
 
 
 class Unfit(HostDevices):

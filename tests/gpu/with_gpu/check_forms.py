@@ -5,90 +5,83 @@ import torch
 import hvdlite as hvd
 from tests.core.oracles import DTYPES, case_of, mismatch, ops_of
 from tests.gpu.forms import CALLS, ranks_values
+from tests.gpu.with_gpu.checking import DEVICE, check, error_of, needs, run_checks, start
+
+# They return the received splits too, which are where the given ones were: on the host.
+WITH_SPLITS = ("alltoall with splits", "alltoall_async")
 
 
 def to_gpu(tensor):
-    return tensor.cuda()
+    return tensor.to(DEVICE)
 
 
-def forms():
-    problems = []
+@check
+def every_form_gives_what_it_gives_on_the_host():
     for form, call in CALLS.items():
         expected = call(lambda tensor: tensor, f"{form} on the host")
         got = call(to_gpu, form)
-        pairs = zip([got], [expected], strict=True)
+        pairs = [(got, expected)]
         if isinstance(expected, (list, tuple)):
-            pairs = zip(got, expected, strict=True)
-        for a, b in pairs:
-            # The splits that come back with an alltoall are where the given ones were.
-            if not a.is_cuda and form != "alltoall with splits":
-                problems.append(f"{form}: the result is on {a.device}")
-            if a.dtype != b.dtype or not torch.allclose(a.cpu(), b):
-                problems.append(f"{form}: {a} for {b}")
-    return problems
+            pairs = list(zip(got, expected, strict=True))
+        where = [DEVICE] * len(pairs)
+        if form in WITH_SPLITS:
+            where = [DEVICE, "cpu"]
+        for (a, b), device in zip(pairs, where, strict=True):
+            assert a.device.type == device, (form, a.device)
+            assert a.dtype == b.dtype, (form, a.dtype)
+            assert torch.allclose(a.cpu(), b), (form, a, b)
 
 
-def sparse():
+@check
+def a_sparse_tensor_gives_what_it_gives_on_the_host():
     given = ranks_values(4, 2)
     results = [
         hvd.sparse_allreduce_async(to(given).to_sparse(), name, hvd.Sum)().to_dense().cpu()
         for to, name in ((to_gpu, "sparse"), (lambda tensor: tensor, "sparse on the host"))
     ]
-    return [] if torch.equal(*results) else [f"sparse: {results}"]
+    assert torch.equal(*results), results
 
 
-def dtypes_and_ops():
-    problems = []
+@check
+def every_dtype_and_op_gives_the_closed_form():
     for dtype in DTYPES:
         for op in ops_of(dtype):
             for count in (0, 1, 3001):
                 given, expected = case_of(dtype, op, hvd.rank(), hvd.size(), count)
                 name = f"{dtype} {op} {count}"
-                got = hvd.allreduce(given.cuda(), name=name, op=getattr(hvd, op)).cpu()
+                got = hvd.allreduce(to_gpu(given), name=name, op=getattr(hvd, op)).cpu()
                 text = mismatch(got, expected, exact=dtype not in ("float16", "bfloat16"))
-                problems += [f"{name}: {text}"] if text else []
-    return problems
+                assert not text, f"{name}: {text}"
 
 
-def disagreement():
-    """An error on every rank, and the lane goes on."""
-    if hvd.size() == 1:
-        return []
-    try:
-        hvd.allreduce(torch.ones(3 + (hvd.rank() == 1), device="cuda"), name="bad")
-    except hvd.HorovodInternalError as error:
-        text = str(error)
-    else:
-        return ["no error"]
-    problems = [] if "float32[4]" in text else [text]
-    given = torch.ones(3)
-    try:
-        hvd.allreduce(given.cuda() if hvd.rank() else given, name="elsewhere")
-        problems.append("no error")
-    except hvd.HorovodInternalError as error:
-        problems += [] if "a tensor in host memory" in str(error) else [str(error)]
-    good = hvd.allreduce(torch.ones(3, device="cuda"), op=hvd.Sum)
-    return problems + ([] if good.tolist() == [hvd.size()] * 3 else [f"afterwards {good}"])
+@check
+def a_disagreement_is_an_error_on_every_rank_and_the_next_operation_works():
+    needs(hvd.size() > 1, "several ranks")
+    text = error_of(lambda: hvd.allreduce(to_gpu(torch.ones(3 + (hvd.rank() == 1)))))
+    assert "float32[4]" in text, text
+    if DEVICE != "cpu":
+        given = torch.ones(3, device=DEVICE if hvd.rank() else "cpu")
+        text = error_of(lambda: hvd.allreduce(given))
+        assert "a tensor in host memory" in text, text
+    good = hvd.allreduce(to_gpu(torch.ones(3)), op=hvd.Sum)
+    assert good.tolist() == [hvd.size()] * 3, good
 
 
-def mixed():
-    """Tensors here and there, in flight at once."""
+@check
+def tensors_on_the_host_and_the_device_are_in_flight_at_once():
     handles = [
         hvd.allreduce_async(torch.full((i + 1,), float(i), device=where), op=hvd.Sum)
         for i in range(30)
-        for where in ("cpu", "cuda")
+        for where in ("cpu", DEVICE)
     ]
     order = list(range(len(handles)))
     if hvd.rank() % 2:
         order.reverse()
     results = {n: hvd.synchronize(handles[n]) for n in order}
-    return [
-        f"{n}: {result}"
-        for n, result in results.items()
-        if not result.eq(n // 2 * hvd.size()).all() or result.is_cuda != bool(n % 2)
-    ]
+    for n, result in results.items():
+        assert result.eq(n // 2 * hvd.size()).all(), (n, result)
+        assert result.device.type == (DEVICE if n % 2 else "cpu"), (n, result.device)
 
 
-hvd.init()
-found = {check.__name__: check() for check in (forms, sparse, dtypes_and_ops, disagreement, mixed)}
-assert not any(found.values()), found
+start()
+run_checks()
