@@ -20,6 +20,8 @@ class Work(Protocol):
 
     def wait(self) -> object: ...
 
+    def is_completed(self) -> bool: ...
+
 
 class Backend(Protocol):
     """The methods used of torch's ProcessGroupNCCL; ProcessGroupGloo has the same ones."""
@@ -49,6 +51,9 @@ class Done:
     """The work of a group of one."""
 
     def wait(self) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
         return True
 
 

@@ -52,6 +52,15 @@ class CudaDevices:
         # A tensor that the lane has made belongs to the lane's stream.
         tensor.record_stream(stream)
 
+    def stream(self, device: torch.device) -> int:
+        return torch._C._cuda_getCurrentRawStream(device.index)
+
+    def wait_for_stream(self, device: torch.device, stream: int) -> None:
+        other = torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
+        torch.cuda.current_stream(device).wait_stream(other)
+
+    averages = True
+
     def track(self, device: torch.device) -> Track:
         return CudaTrack(device)
 

@@ -50,6 +50,16 @@ class Devices(Protocol):
     def hand_over(self, done: Any, tensor: torch.Tensor) -> None:
         """Work that the calling thread queues from now on runs after `done`. Does not block."""
 
+    def stream(self, device: torch.device) -> int:
+        """A name of the queue in which the calling thread's work on this device goes."""
+
+    def wait_for_stream(self, device: torch.device, stream: int) -> None:
+        """Work that the calling thread queues from now on runs after what is in that queue."""
+
+    @property
+    def averages(self) -> bool:
+        """Whether groups can divide a sum by their size as they add up."""
+
     def track(self, device: torch.device) -> Track:
         """A new queue of this device."""
 

@@ -344,11 +344,22 @@ class Lane:
 
     def _launch(self, transfer: Transfer) -> None:
         """Its turn has come on all members. Queues all work for it."""
-        assert self._group is not None
+        group, tensor, ready = self._group, transfer.tensor, transfer.ready
+        assert group is not None
+        assert tensor is not None
+        assert ready is not None
+        track = self._track(group.device, "group")
         try:
-            queue(self._group, transfer, lambda device: self._track(device, "group"))
+            with contextlib.ExitStack() as queued:
+                if tensor.device != group.device:
+                    queued.enter_context(self._track(tensor.device, "group").behind(ready))
+                queued.enter_context(track.behind(ready))
+                transfer.result = group.run(transfer)
+            track.keep(tensor)
+            track.keep(transfer.result)
+            transfer.done = track.mark()
             if transfer.then is not None:
-                transfer.then(self._group)
+                transfer.then(group)
         except Exception as error:
             text = f"{transfer.request}: failed on rank {self._own}: {in_words(error)}"
             self._end(transfer, text)
@@ -404,22 +415,6 @@ class Lane:
             self._end(transfer, f"{transfer.request}: {text}")
         if self._group is not None:
             self._group.end()
-
-
-def queue(group: Group, transfer: Transfer, track_of: Callable[[torch.device], Track]) -> None:
-    """Queues all work for a transfer that every member launches now."""
-    tensor, ready = transfer.tensor, transfer.ready
-    assert tensor is not None
-    assert ready is not None
-    track = track_of(group.device)
-    with contextlib.ExitStack() as queued:
-        if tensor.device != group.device:
-            queued.enter_context(track_of(tensor.device).behind(ready))
-        queued.enter_context(track.behind(ready))
-        transfer.result = group.run(transfer)
-    track.keep(tensor)
-    track.keep(transfer.result)
-    transfer.done = track.mark()
 
 
 def in_words(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import (
 )
 
 from hvdlite import _core
-from hvdlite.gpu.backend import Backend
+from hvdlite.gpu.backend import Backend, Work
 from hvdlite.gpu.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -79,6 +79,14 @@ class Group:
         store = PrefixStore(name, self._store)
         backend = devices.group(store, self.rank, self.size, self.device)
         return Group(backend, self.rank, self.size, self.device, store)
+
+    def start_sum(self, tensor: torch.Tensor, average: bool) -> Work:
+        """Starts to add up contiguous floats in place, behind the current stream and beside it;
+        `wait` of what it returns makes the then current stream wait. average: divides by the size.
+        """
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp(ReduceOp.AVG if average else ReduceOp.SUM)
+        return self._live().allreduce([tensor], options)
 
     def run(self, transfer: Transfer) -> torch.Tensor:
         """Queues a transfer's work on the current stream; the result, on the tensor's device.

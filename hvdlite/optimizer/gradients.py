@@ -409,7 +409,8 @@ class Gradients:
 
     def _sizing(self, team: Team) -> Sizing:
         members = team.size if team.size > 1 else 0
-        return Sizing(world.current().config, _num_hosts(team) > 1, self._overlaps, members)
+        several_hosts, on_gpus = _num_hosts(team) > 1, any(p.is_cuda for p in self._present())
+        return Sizing(world.current().config, several_hosts, self._overlaps, members, on_gpus)
 
     def name_of(self, param: torch.Tensor, index: int) -> str:
         """The parameter's name. index: its index among the optimizer's parameters."""

@@ -344,9 +344,9 @@ class Rounds:
             HorovodInternalError: A reduction failed, or the ranks are at different positions.
         """
         gradients = self.gradients
-        failures = [bucket.wait() for bucket in gradients.buckets]
-        if gradients.record is not None:
-            failures.append(gradients.record.wait())
+        # (First what needs no device: it says whether what was launched will end.)
+        failures = [gradients.record.wait()] if gradients.record is not None else []
+        failures += [bucket.wait() for bucket in gradients.buckets]
         if gradients.backward_order is not None:
             failures.append(gradients.backward_order.wait())
         if self._numerics is not None:

@@ -20,7 +20,7 @@ from hvdlite import _core
 from hvdlite.gpu.backend import Backend
 from hvdlite.gpu.devices import Mark, Track
 from hvdlite.gpu.lane import Lane
-from hvdlite.gpu.launches import Launches
+from hvdlite.gpu.launches import Launch, Launches
 from hvdlite.gpu.setup import connect, stage_everything
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.ops import DTYPES
@@ -85,6 +85,14 @@ class HostDevices:
 
     def hand_over(self, done: Any, tensor: torch.Tensor) -> None:
         assert done.query()
+
+    def stream(self, device: torch.device) -> int:
+        return 0
+
+    def wait_for_stream(self, device: torch.device, stream: int) -> None:
+        raise AssertionError("there is one queue")
+
+    averages = False
 
     def track(self, device: torch.device) -> Track:
         return HostTrack()
@@ -169,7 +177,7 @@ def count_launches() -> list[_core.Posting]:
 
     def start(
         self: Launches, request: _core.Posting, memory: torch.Tensor, at_once: bool
-    ) -> Transfer:
+    ) -> Launch | Transfer:
         if at_once:
             launched.append(request)
         return real(self, request, memory, at_once)

@@ -18,6 +18,7 @@ from hvdlite.observe import waits
 from hvdlite.ops import DTYPES, Average, ReduceOp, Sum
 from hvdlite.optimizer.buckets import weight_codes
 from hvdlite.optimizer.buckets.layout import (
+    LARGEST_BYTES,
     LARGEST_FIRST_BYTES,
     BucketLayout,
     Item,
@@ -305,18 +306,22 @@ class Sizing:
     """What determines the sizes of buckets, beside the gradients; the same on all members.
 
     overlaps: whether reductions run while the ranks compute without slowing them down. members: how
-    many ranks have places for their weights.
+    many ranks have places for their weights. on_gpus: some gradients are there, where a launch
+    costs the host more than NCCL needs for many bytes.
     """
 
     config: Config
     several_hosts: bool
     overlaps: bool
     members: int = 0
+    on_gpus: bool = False
 
     def limits_bytes(self, total_bytes: int) -> tuple[int, int]:
         """The size of buckets, and of the first one: from the knobs, else by `sizes_bytes`."""
         size, first = self.config.bucket_bytes, self.config.first_bucket_bytes
-        measured, first_measured = sizes_bytes(total_bytes, self.several_hosts, self.overlaps)
+        measured, first_measured = LARGEST_BYTES, LARGEST_FIRST_BYTES
+        if not self.on_gpus:
+            measured, first_measured = sizes_bytes(total_bytes, self.several_hosts, self.overlaps)
         if size >= 0:
             first_measured = min(size, LARGEST_FIRST_BYTES)
         return size if size >= 0 else measured, first if first >= 0 else first_measured

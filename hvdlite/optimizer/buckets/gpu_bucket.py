@@ -20,6 +20,7 @@ from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.world.teams.team import Team
 
 if TYPE_CHECKING:
+    from hvdlite.gpu.launches import Launch
     from hvdlite.gpu.transfer import Transfer
     from hvdlite.optimizer.buckets.round_record import RoundRecord
 
@@ -33,7 +34,7 @@ class GpuBucket(Bucket):
     number: int
     # The allreduce of a run, and what has become of it; set when it is launched.
     request: _core.Posting
-    transfer: Transfer | None = None
+    transfer: Launch | Transfer | None = None
 
     def __init__(
         self,
@@ -43,8 +44,10 @@ class GpuBucket(Bucket):
         pages: Pages | None = None,
     ) -> None:
         super().__init__(layout, slots, compression, pages)
-        # Gradients that have come, and are not in their places.
+        # Gradients that have come, and are not in their places; and the streams on which they are
+        # made.
         self.deferred: list[tuple[Slot, torch.Tensor]] = []
+        self._streams: set[int] = set()
 
     def make_plan(
         self,
@@ -66,10 +69,15 @@ class GpuBucket(Bucket):
         """A gradient has come, which `gather` copies to its place: one call for all of a bucket, as
         each call costs more than a copy. Until then it stays `.grad`."""
         self.deferred.append((slot, grad))
+        self._streams.add(self.record.devices.stream(grad.device))
 
     def gather(self) -> None:
         if not self.deferred:
             return
+        device, devices = self.flat.device, self.record.devices
+        for stream in self._streams - {devices.stream(device)}:
+            devices.wait_for_stream(device, stream)
+        self._streams.clear()
         places = [slot.view for slot, _ in self.deferred]
         torch._foreach_copy_(places, [grad for _, grad in self.deferred])  # type: ignore[arg-type]
         for slot, grad in self.deferred:
@@ -105,6 +113,7 @@ class GpuBucket(Bucket):
     def reset(self) -> None:
         super().reset()
         self.deferred.clear()
+        self._streams.clear()
         self.transfer = None
 
     def totals(self) -> list[float]:

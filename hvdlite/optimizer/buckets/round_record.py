@@ -55,6 +55,7 @@ class RoundRecord:
         else:
             self._launches = Launches(team, name)
         self._name = name
+        self.devices = self._launches.devices
         self._buckets = buckets
         self._averages = averages
         # How many can launch, and by member the bits of its weight.
@@ -72,21 +73,23 @@ class RoundRecord:
         self._launched = 0
         # Whether launches need no agreement in this round; None: not known yet.
         self._at_once: bool | None = None
+        # Set when all buckets have started.
+        self._position: Position | None = None
 
     def reset(self) -> None:
         """Prepares for the next round; nothing of this one is in flight."""
         self._launches.close_round()
         self._begin.forget()
         self._end.forget()
-        self._launched, self._at_once = 0, None
+        self._launched, self._at_once, self._position = 0, None, None
 
     def begin(self, position: Position) -> None:
         """The first bucket starts. Does not block; does nothing if it was called in this round."""
         if self._begin.posted():
             return
         numbers = self._begin.numbers.zero_()
-        device = self._buckets[0].wire.device
-        numbers[0] = int(self._launches.open_round(device))
+        devices = {bucket.wire.device for bucket in self._buckets}
+        numbers[0] = int(self._launches.open_round(devices))
         numbers[1:].view(torch.float64)[self._team.rank] = position.weight or 0.0
         self._begin.post()
 
@@ -107,15 +110,22 @@ class RoundRecord:
                 break
             bucket.transfer = self._launches.start(bucket.request, bucket.wire, self._at_once)
             self._launched += 1
+        if self._launched == len(self._buckets) and self._position is not None:
+            self._post_end(self._position)
         return None
 
     def end(self, position: Position) -> None:
-        """The last bucket has started. Does not block; does nothing if it was called before."""
+        """The last bucket has started. Does not block; may be called again."""
+        self._position = position
+        self.launch()
+
+    def _post_end(self, position: Position) -> None:
+        """Everything is launched, or has failed to."""
         if self._end.posted():
             return
         numbers = self._end.numbers.zero_()
         numbers[:POSITION_ELEMS] = self._one_hots[position.row()]
-        numbers[POSITION_ELEMS + self._team.rank] = int(self._has_failed())
+        numbers[POSITION_ELEMS + self._team.rank] = int(bool(self._failure()))
         for bucket, place in zip(self._buckets, self._presences, strict=True):
             presences = numbers[place].fill_(1)
             for index in bucket.absent:
@@ -124,10 +134,12 @@ class RoundRecord:
                 presences[index] = _MISPLACED
         self._end.post()
 
-    def _has_failed(self) -> bool:
-        """Whether a launch of this round has failed here: then the others wait for it in vain."""
+    def _failure(self) -> str | None:
+        """The text of a launch of this round that has failed here, for which the others wait."""
+        if not self._at_once:
+            return None
         transfers = (bucket.transfer for bucket in self._buckets[: self._launched])
-        return any(transfer is not None and transfer.failure for transfer in transfers)
+        return next((each.failure for each in transfers if each and each.failure), None)
 
     # What carries the position of a round, like a bucket in host memory.
 
@@ -137,20 +149,25 @@ class RoundRecord:
 
     def ends_within(self, limit_s: float) -> bool:
         """Whether all ranks have posted everything by then. Blocks for so long at most."""
-        self.launch()  # other ranks may wait for that in a round that they give up
-        return self._end.ends_within(limit_s)
+        # Other ranks may wait for launches in a round that they give up.
+        self.launch()
+        if not self._end.posted() and self._begin.ends_within(limit_s):
+            self.launch()
+        if self._end.posted():
+            return self._end.ends_within(limit_s)
+        return self._begin.poll()  # it has failed
 
     def wait(self) -> str | None:
         """Blocks until all ranks have posted everything. Returns the text of the failure, or None.
         May be called again."""
-        text = self._end.wait()
+        text = self.launch(wait=True) or self._end.wait()
         self._launches.close_round()
         if text is None:
             failed = self._end.numbers[POSITION_ELEMS:][: self._team.size].tolist()
             ranks = [rank for rank, has in zip(self._team.ranks, failed, strict=True) if has]
             if not ranks:
                 return None
-            text = (
+            text = self._failure() or (
                 f"{self._name}: gradients could not be reduced on the GPU, as a launch has failed "
                 f"on {ranks_in_words(ranks)}, whose error says why"
             )
@@ -160,7 +177,7 @@ class RoundRecord:
 
     def positions_differ(self, or_are: bool = False) -> bool:
         """After `wait`. See `Bucket.positions_differ`."""
-        if self._end.wait() is not None:
+        if not self._end.posted() or self._end.wait() is not None:
             return False
         return or_are or not is_one(self._end.numbers[:POSITION_ELEMS])
 

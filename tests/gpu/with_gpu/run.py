@@ -194,7 +194,9 @@ def report(outcome: Outcome) -> None:
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
-    rows = [("program", "world", "passed", "failed", "skipped", "exit code", "s")]
+    rows: list[tuple[str, ...]] = [
+        ("program", "world", "passed", "failed", "skipped", "exit code", "s")
+    ]
     for one in outcomes:
         counts = (str(one.count(word)) for word in ("PASS", "FAIL", "SKIP"))
         where = (one.job.program.stem, one.job.world.name)
