@@ -6,7 +6,7 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 
-from hvdrun.agent.shim import escape
+from hvdrun.agent.shim import BOUND, UNBOUND, VERBOSE, escape
 from hvdrun.errors import UsageError
 from hvdrun.machine.environment import (
     AGENT,
@@ -171,7 +171,7 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         added["PATH"] = environment["PATH"]
     environment.update(added)
 
-    role = "unbound-rank" if request.binding_args else "rank"
+    role = UNBOUND if request.binding_args else VERBOSE if request.verbose else BOUND
     program = [facts.python, "-I", "-S", facts.agent, role, *escape(request.command)]
     names = forwarded(ranks_get, exported)
     if starter:

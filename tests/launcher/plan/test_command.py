@@ -119,6 +119,12 @@ def test_values_of_variables_never_stand_in_the_command_line(flavour, hosts):
     assert {"KEY", "TOKEN"} <= set(made.passed)
 
 
+def test_a_verbose_rank_says_where_its_gpu_is_unless_hvdrun_does_not_bind_it():
+    assert "verbose-rank" in command(OPENMPI_5, verbose=True).argv
+    bound_by_mpi = command(OPENMPI_5, verbose=True, binding_args=("--bind-to", "core"))
+    assert "unbound-rank" in bound_by_mpi.argv
+
+
 def test_a_dry_run_shows_where_what_and_with_which_variables():
     shown = command(OPENMPI_5, num_proc=2).show(FACTS)
     assert shown == (
