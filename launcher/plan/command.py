@@ -39,6 +39,11 @@ WITHOUT_FABRIC = (
     " Slingshot: libfabric would take a second to look for them"
 )
 
+EMPTY = (
+    "the ranks do not get these variables, which are empty, as NCCL may take that for 0: {names};"
+    " unset them, or give them values"
+)
+
 
 # UCX gives up an idle connection that is cut for some seconds, and MPICH then crashes. It is hvdrun
 # that notices a host that is gone.
@@ -138,6 +143,10 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
             )
         environment[name] = facts.environ[name] if value is None else value
         exported.append(name)
+    if empty := sorted(n for n, v in environment.items() if n.startswith("NCCL_") and not v):
+        environment = {n: v for n, v in environment.items() if n not in empty}
+        exported = [name for name in exported if name not in empty]
+        notes += (EMPTY.format(names=", ".join(empty)),)
     defaults = {
         "PYTHONUNBUFFERED": "1",
         "MASTER_ADDR": shares[0].host.name if remote else "127.0.0.1",
