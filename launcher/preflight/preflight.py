@@ -29,6 +29,7 @@ from hvdrun.preflight.cache import AnswerCache, cache_folder
 from hvdrun.preflight.connection_test import ConnectionTest
 from hvdrun.preflight.connections import HERE, MOST_HOSTS
 from hvdrun.preflight.findings import Expected, Finding, judge, of_networks
+from hvdrun.preflight.gpus import differences
 from hvdrun.preflight.interface_options import interface_options
 from hvdrun.preflight.no_answer import no_answer, reads_input
 from hvdrun.preflight.ports import ports_of
@@ -212,7 +213,8 @@ def run(
             found_there = test.run(conversation, known, choice, cache) if tests else []
             if test.useless:
                 choice = networks.choose(known, here, reached, (), test.useless)
-            for finding in (*found_there, *of_networks(choice, known)):
+            alike = differences(known, request, facts.environ)
+            for finding in (*found_there, *of_networks(choice, known), *alike):
                 findings[finding.host].append(finding)
     return Preflight(
         known,
