@@ -274,6 +274,13 @@ KNOBS: tuple[Knob, ...] = (
         flag="--gpu",
     ),
     Knob(
+        "gpu_binding",
+        "bool",
+        True,
+        "bind each rank to the cores and the memory of its GPU's NUMA node",
+        off_flag="--no-gpu-binding",
+    ),
+    Knob(
         "gpu_collectives",
         "text",
         "auto",

@@ -35,6 +35,7 @@ class Config:
     fault: str = _DEFAULTS["fault"]
     first_bucket_bytes: int = _DEFAULTS["first_bucket_bytes"]
     gpu: str = _DEFAULTS["gpu"]
+    gpu_binding: bool = _DEFAULTS["gpu_binding"]
     gpu_collectives: str = _DEFAULTS["gpu_collectives"]
     host_ranks: tuple[int, ...] = _DEFAULTS["host_ranks"]
     inline_bytes: int = _DEFAULTS["inline_bytes"]

@@ -13,6 +13,7 @@
   kill; the keeper, out of MPI's reach, is the parent of the user's command. So hvdrun reports a
   rank that fails before MPI notices, in the same way under every MPI. The command gets the rank's
   share of the host's cores; with `unbound-rank` it keeps the cores that MPI has given it.
+  `verbose-rank` is as `rank`, and says where its GPU is.
 - `reach` stands in ssh's place where each host has started hvdrun itself (see `rendezvous`).
 - `probe` answers preflight's question to a host, before the job starts.
 
@@ -34,10 +35,10 @@ def main() -> None:
     package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     sys.modules["hvdrun"] = package
     role, arguments = sys.argv[1], sys.argv[2:]
-    if role in ("rank", "unbound-rank"):
+    if role.endswith("rank"):
         from hvdrun.agent import shim
 
-        shim.main(arguments, bound=role == "rank")
+        shim.main(arguments, role)
     if role == "probe":
         from hvdrun.agent import probe
 

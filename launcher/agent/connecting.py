@@ -3,7 +3,8 @@
 hvdrun sends orders, a line of JSON each: on which addresses to listen, then the job's one-time
 secret and which addresses of other hosts to connect to. Both ends of a connection prove that they
 know the secret, so that no other program, and no other user's, stands for a host. A connection
-carries these proofs and nothing else. A program that does not prove itself gets no answer.
+carries these proofs and nothing else. A program that does not prove itself gets no answer. With
+`--check` it also orders copies between GPUs.
 """
 
 from __future__ import annotations
@@ -140,6 +141,10 @@ class Connecting:
             order = json.loads(line)
             if "listen" in order:
                 self.say({"listening": [self._listen(*words) for words in order["listen"]]})
+            elif "copies" in order:
+                from hvdrun.agent.gpu_pairs import copies
+
+                self.say({"copies": copies(**order["copies"])})
             else:
                 self.secret = bytes.fromhex(order["secret"])
                 self._connect(order["connect"])

@@ -12,6 +12,7 @@ import sys
 from hvdrun.agent.frames import Suppress, write_all
 from hvdrun.machine import shared_memory
 from hvdrun.machine.environment import is_in_step
+from hvdrun.machine.gpus import driver_version, gpus, names_in
 from hvdrun.machine.interfaces import interfaces
 from hvdrun.machine.resources import (
     free_memory_bytes,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         path: str  # the ranks' PATH
         visible: str | None  # CUDA_VISIBLE_DEVICES
         names: list[str]  # of hosts
-        stays: bool  # after its answer, for the test of connections (see connecting)
+        stays: bool  # after its answer, for orders (see connecting)
 else:  # the module that it wraps: socket and its imports take longer than the whole answer
     import _socket as socket
 
@@ -100,6 +101,9 @@ def answer(question: Question) -> dict[str, Any]:
         "script": _why_unreadable(question["script"], question["cwd"]),
         "cores": physical_cores(),
         "gpus": gpu_count(question["visible"]),
+        "gpu_models": [gpu.model for gpu in gpus()],
+        "gpu_driver": driver_version(),
+        "rdma": names_in("/sys/class/infiniband"),
         "memory_bytes": free_memory_bytes(),
         "shm": shared_memory.facts(),
         "temporary": temporary_folder(os.environ),

@@ -15,6 +15,7 @@ from hvdrun.agent.spawn import become
 from hvdrun.machine import binding
 from hvdrun.machine.environment import LINK, NODES, PATIENCE
 from hvdrun.machine.limits import LACKING
+from hvdrun.machine.near_gpu import prefer_memory_of
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 else:  # see frames
     import _signal as signal
 
+BOUND, VERBOSE, UNBOUND = ("rank", "verbose-rank", "unbound-rank")
 UNREACHABLE = (
     "hvdrun: rank {rank} was not started: neither hvdrun nor its agent runs on {host}, so nothing"
     " would end the rank; hvdrun was killed, or MPI started its daemon without hvdrun's agent (see"
@@ -41,16 +43,22 @@ def unescape(arguments: list[str]) -> list[str]:
     return [word[1:] if word.startswith("\\") else word for word in arguments]
 
 
-def main(arguments: list[str], bound: bool) -> NoReturn:
-    """bound: hvdrun gives the rank its cores; otherwise MPI or the user does."""
+def main(arguments: list[str], role: str) -> NoReturn:
+    """role: that of an `unbound-rank` gets its cores from MPI or the user, all others from hvdrun;
+    that of a `verbose-rank` says where its GPU is."""
     command = unescape(arguments)
     environment = dict(os.environ)
     rank = int(by_launcher(environment).get("RANK", "0"))
     cpus = None
-    if bound:
-        given = binding.here(*local_rank_and_size(environment))
+    if role != UNBOUND:
+        given = binding.here(*local_rank_and_size(environment), environment)
         environment.update(binding.thread_variables(given.threads, environment))
         cpus = given.cpus
+        if given.near is not None:
+            prefer_memory_of(given.near.node)
+            if role == VERBOSE:
+                host, where = os.uname().nodename, given.near
+                write_all(2, f"hvdrun: rank {rank} on {host} is bound: {where}\n".encode())
     environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
     secret, patience_s = environment.pop(LINK, ""), environment.pop(PATIENCE, "")
     environment.pop(NODES, None)  # a rank has no business on other hosts

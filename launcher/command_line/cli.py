@@ -238,7 +238,8 @@ def check_hosts(request: Request) -> int:
     counted_knobs.check(request, found.environ)
     if not is_remote(request, found):
         own_interfaces.check(request.network_interfaces)
-    seen = preflight.run(request, _mpi(request, found), found, fresh=True, waits=False)
+    mpi = _mpi(request, found)
+    seen = preflight.run(request, mpi, found, fresh=True, waits=False, copies=True)
     click.echo(table(seen.findings, stream=1))
     return seen.exit_code
 

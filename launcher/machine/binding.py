@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 
 from hvdrun.machine.environment import THREADS
+from hvdrun.machine.near_gpu import near_gpu
 from hvdrun.machine.topology import Core, are_alike, cores, tightest_quota
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from hvdrun.machine.near_gpu import Near
 
 # A user who sets one of these has chosen the number of threads.
 CHOSEN_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")
@@ -70,14 +73,15 @@ def _deal(sizes: Sequence[int], ranks: int) -> list[int] | None:
 
 
 class CpuShare:
-    """The hardware threads of a rank (None: those that it has already), and the number of threads
-    it should compute with."""
+    """The hardware threads of a rank (None: those that it has already), the number of threads it
+    should compute with, and the NUMA node of its GPU, if that has decided."""
 
-    __slots__ = ("cpus", "threads")
+    __slots__ = ("cpus", "near", "threads")
 
-    def __init__(self, cpus: frozenset[int] | None, threads: int) -> None:
+    def __init__(self, cpus: frozenset[int] | None, threads: int, near: Near | None = None) -> None:
         self.cpus = cpus
         self.threads = threads
+        self.near = near
 
 
 def cpu_share(
@@ -99,10 +103,24 @@ def cpu_share(
     return CpuShare(cpus, max(1, threads))
 
 
-def here(local_rank: int, local_size: int) -> CpuShare:
-    """The share of a rank of this host; all its ranks start with the same cores as this process."""
-    usable = os.sched_getaffinity(0)
-    return cpu_share(cores(usable), are_alike(usable), tightest_quota()[1], local_rank, local_size)
+def here(local_rank: int, local_size: int, environ: Mapping[str, str], root: str = "/") -> CpuShare:
+    """The share of a rank of this host; all its ranks start with the same cores as this process.
+    environ: the rank's variables."""
+    usable = frozenset(os.sched_getaffinity(0))
+    quota = tightest_quota(root)[1]
+    share = cpu_share(cores(usable, root), are_alike(usable, root), quota, local_rank, local_size)
+    near = near_gpu(environ, local_rank, local_size, usable, root)
+    if near is None:
+        return share
+    sharers = near.sharers or 1
+    if quota is not None:
+        quota = quota * sharers / local_size
+    there = cpu_share(
+        cores(near.cpus, root), are_alike(near.cpus, root), quota, near.index, sharers
+    )
+    # Ranks that don't know of each other share all cores of the node.
+    threads = there.threads if near.sharers else min(there.threads, share.threads)
+    return CpuShare(there.cpus or near.cpus, threads, near)
 
 
 def chosen_by_user(environ: Mapping[str, str]) -> bool:

@@ -6,7 +6,7 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 
-from hvdrun.agent.shim import escape
+from hvdrun.agent.shim import BOUND, UNBOUND, VERBOSE, escape
 from hvdrun.errors import UsageError
 from hvdrun.machine.environment import (
     AGENT,
@@ -37,6 +37,11 @@ from hvdrun.plan.ssh import connection_variables, has_blanks
 WITHOUT_FABRIC = (
     "Open MPI runs without libfabric (^ofi), as this host has no InfiniBand, Omni-Path or"
     " Slingshot: libfabric would take a second to look for them"
+)
+
+EMPTY = (
+    "the ranks do not get these variables, which are empty, as NCCL may take that for 0: {names};"
+    " unset them, or give them values"
 )
 
 
@@ -138,6 +143,10 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
             )
         environment[name] = facts.environ[name] if value is None else value
         exported.append(name)
+    if empty := sorted(n for n, v in environment.items() if n.startswith("NCCL_") and not v):
+        environment = {n: v for n, v in environment.items() if n not in empty}
+        exported = [name for name in exported if name not in empty]
+        notes += (EMPTY.format(names=", ".join(empty)),)
     defaults = {
         "PYTHONUNBUFFERED": "1",
         "MASTER_ADDR": shares[0].host.name if remote else "127.0.0.1",
@@ -171,7 +180,7 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         added["PATH"] = environment["PATH"]
     environment.update(added)
 
-    role = "unbound-rank" if request.binding_args else "rank"
+    role = UNBOUND if request.binding_args else VERBOSE if request.verbose else BOUND
     program = [facts.python, "-I", "-S", facts.agent, role, *escape(request.command)]
     names = forwarded(ranks_get, exported)
     if starter:

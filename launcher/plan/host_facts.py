@@ -63,6 +63,9 @@ class HostFacts:
     ssh_address: str = ""  # the host's own end of the ssh connection
     ssh_client: str = ""  # the other end, as the host sees it
     temporary: Temporary = Temporary("/tmp")
+    gpu_models: tuple[str, ...] = ()  # of all that the driver drives, in the order of addresses
+    gpu_driver: str = ""  # version
+    rdma: tuple[str, ...] = ()  # devices: InfiniBand, RoCE
     clock_skew_s: float = 0.0  # against hvdrun's clock, less what the call's own time explains
 
     @property
@@ -78,6 +81,7 @@ def from_answer(answer: Mapping[str, Any], clock_skew_s: float = 0.0) -> HostFac
     fields["interfaces"] = tuple(Interface(**found) for found in answer["interfaces"])
     fields["temporary"] = Temporary(**answer["temporary"])
     fields["resolved"] = {name: tuple(found) for name, found in answer["resolved"].items()}
+    fields |= {name: tuple(answer[name]) for name in ("gpu_models", "rdma")}
     return HostFacts(**fields, clock_skew_s=clock_skew_s)
 
 

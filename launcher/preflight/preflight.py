@@ -29,6 +29,8 @@ from hvdrun.preflight.cache import AnswerCache, cache_folder
 from hvdrun.preflight.connection_test import ConnectionTest
 from hvdrun.preflight.connections import HERE, MOST_HOSTS
 from hvdrun.preflight.findings import Expected, Finding, judge, of_networks
+from hvdrun.preflight.gpu_copies import copies_between_gpus
+from hvdrun.preflight.gpus import differences
 from hvdrun.preflight.interface_options import interface_options
 from hvdrun.preflight.no_answer import no_answer, reads_input
 from hvdrun.preflight.ports import ports_of
@@ -114,10 +116,12 @@ def run(
     fresh: bool = False,
     only_remembered: bool = False,
     waits: bool = True,
+    copies: bool = False,
 ) -> Preflight:
     """Asks the hosts that the cache does not know as ready, or all of them if they have not yet
     connected to each other. `fresh`: asks all hosts; `only_remembered`: asks none; `waits`: asks
-    hosts that are not ready yet again, until --start-timeout is over.
+    hosts that are not ready yet again, until --start-timeout is over; `copies`: also has the GPUs
+    of each host copy to each other.
 
     Raises SshFailed if ssh can't be started here; a problem of a host is a finding.
     """
@@ -149,7 +153,7 @@ def run(
     limit_s = min(LIMIT_S, request.start_timeout_s)
     asked = {n: c for n, c in commands.items() if n not in known and not only_remembered}
     staying: list[str] = []
-    if tests:
+    if tests or (copies and here.gpus > 1):
         question["stays"] = True
         first = remote[:MOST_HOSTS]
         asked |= {h.name: probe_command(request, h, facts, question, by) for h in first}
@@ -212,7 +216,11 @@ def run(
             found_there = test.run(conversation, known, choice, cache) if tests else []
             if test.useless:
                 choice = networks.choose(known, here, reached, (), test.useless)
-            for finding in (*found_there, *of_networks(choice, known)):
+            alike = differences(known, request, facts.environ)
+            for finding in (*found_there, *of_networks(choice, known), *alike):
+                findings[finding.host].append(finding)
+        if copies:
+            for finding in copies_between_gpus(conversation, known, request, facts):
                 findings[finding.host].append(finding)
     return Preflight(
         known,

@@ -42,8 +42,8 @@ def test_every_command_of_a_page_is_one_that_hvdrun_understands(page, tmp_path, 
 # Of docker, pip, slurm, gdb, mpirun, and of other launchers that hvdrun answers.
 OTHERS = {
     *("--shm-size", "--ipc", "--user", "--cpus", "--cpuset-cpus", "--gpus", "--pids-limit"),
-    *("--ntasks", "--ntasks-per-node", "--nodes", "--cpus-per-task"),
-    "--prtemca",
+    *("--ntasks", "--ntasks-per-node", "--nodes", "--cpus-per-task", "--exclusive"),
+    *("--prtemca", "--cap-add"),
     *("--np", *(f"--{name}" for name in FOREIGN)),
 }
 

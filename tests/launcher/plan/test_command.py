@@ -119,6 +119,29 @@ def test_values_of_variables_never_stand_in_the_command_line(flavour, hosts):
     assert {"KEY", "TOKEN"} <= set(made.passed)
 
 
+def test_empty_variables_of_nccl_do_not_reach_the_ranks_and_are_named():
+    environ = {**FACTS.environ, "NCCL_IB_GID_INDEX": "", "NCCL_DEBUG": "INFO", "EMPTY": ""}
+    facts = replace(FACTS, environ=environ, network_variables={"NCCL_SOCKET_IFNAME": "=eth0"})
+    exports = {"NCCL_NET": "", "NCCL_SOCKET_IFNAME": ""}
+    made = command(OPENMPI_5, "server1:2,server2:2", facts, exports=exports)
+    (note,) = made.notes
+    assert ": NCCL_IB_GID_INDEX, NCCL_NET, NCCL_SOCKET_IFNAME; " in note
+    assert made.environment.keys() & {*environ, *exports} == {
+        *(*FACTS.environ, "NCCL_DEBUG", "EMPTY"),
+        "NCCL_SOCKET_IFNAME",  # as hvdrun sets it where the user does not
+    }
+    assert made.environment["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert not {"NCCL_NET", "NCCL_IB_GID_INDEX"} & {*made.passed, *made.argv}
+    assert made.environment["HVDRUN_EXPORTED"] == ""
+    assert command(OPENMPI_5).notes == ()
+
+
+def test_a_verbose_rank_says_where_its_gpu_is_unless_hvdrun_does_not_bind_it():
+    assert "verbose-rank" in command(OPENMPI_5, verbose=True).argv
+    bound_by_mpi = command(OPENMPI_5, verbose=True, binding_args=("--bind-to", "core"))
+    assert "unbound-rank" in bound_by_mpi.argv
+
+
 def test_a_dry_run_shows_where_what_and_with_which_variables():
     shown = command(OPENMPI_5, num_proc=2).show(FACTS)
     assert shown == (

@@ -1,0 +1,147 @@
+"""Copies between the GPUs of a host, with a stand-in for torch: there is no GPU here."""
+
+import json
+import os
+import sys
+
+import pytest
+import torch
+
+from hvdrun.agent import gpu_copies, gpu_pairs
+from hvdrun.command_line.cli import main
+from hvdrun.preflight.gpu_copies import judge_copies
+
+# Three GPUs, of which 0 and 1 reach each other, and 1 and 2. $FAULT: a word, source and target.
+TORCH = """
+import os, sys, time
+uint8 = None
+fault, *pair = os.environ["FAULT"].split()
+if fault == "absent":
+    raise ImportError("no module of that name")
+open(os.environ["PID_FILE"], "w").write(str(os.getpid()))
+if fault == "slow":
+    time.sleep(1000)
+
+
+class Tensor:
+    def __init__(self, data, device="cpu"):
+        self.data, self.device = bytearray(data), str(device)
+
+    def to(self, device):
+        return Tensor(self.data, device)
+
+    def cpu(self):
+        return self.to("cpu")
+
+    def copy_(self, other):
+        self.data[:] = other.data
+        if [other.device, self.device] == [f"cuda:{d}" for d in pair]:
+            print("a library's word")
+            if fault == "hang":
+                time.sleep(1000)
+            if fault == "fail":
+                raise RuntimeError("CUDA error: peer mapping")
+            if fault == "wrong" and len(self.data) > 1:
+                self.data[-1] = 255  # as it was before
+
+
+def frombuffer(data, dtype):
+    return Tensor(data)
+
+
+def full(size, value, dtype, device):
+    return Tensor(bytes([value]) * size[0], device)
+
+
+def equal(a, b):
+    return a.data == b.data
+
+
+class cuda:
+    device_count = staticmethod(lambda: 1 if fault == "alone" else 3)
+    can_device_access_peer = staticmethod(lambda a, b: fault != "apart" and abs(a - b) == 1)
+    synchronize = staticmethod(lambda device: None)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """stand_in(fault): a torch whose GPUs have that fault."""
+    (tmp_path / "torch.py").write_text(TORCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PID_FILE", str(tmp_path / "pid"))
+    return lambda fault: monkeypatch.setenv("FAULT", fault)
+
+
+def test_the_program_speaks_to_the_real_torch_too():
+    for size in gpu_copies.SIZES:
+        assert gpu_copies.arrives(torch, size, "cpu", "cpu")
+
+
+def found(tmp_path, python=sys.executable):
+    answer = gpu_pairs.copies(python, str(tmp_path), {})
+    return judge_copies("server1", json.loads(json.dumps(answer)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("none", "4 of 4 pairs tried, all bytes arrived"),
+        ("apart", "none of its GPUs reaches another one's memory"),
+        ("alone", "not tried: torch sees 1 GPUs"),
+        ("absent", "not tried: ImportError: no module of that name"),
+        ("wrong 1 0", "from GPU 1 to GPU 0: of 4097 bytes not all arrived"),
+        ("wrong 1 2", "from GPU 1 to GPU 2: of 4097 bytes not all arrived"),
+        ("hang 1 2", "from GPU 1 to GPU 2: the copy hangs, for 3 s so far"),
+        (
+            "fail 2 1",
+            "from GPU 2 to GPU 1: the copy failed: RuntimeError: CUDA error: peer mapping",
+        ),
+    ],
+)
+def test_a_pair_whose_copies_do_not_arrive_is_named(stand_in, tmp_path, monkeypatch, fault, text):
+    stand_in(fault)
+    monkeypatch.setattr(gpu_pairs, "PAIR_S", 3.0)
+    finding = found(tmp_path)
+    assert finding.text == text
+    assert bool(finding.failure) == text.startswith("from")
+    assert ("NCCL_P2P_DISABLE=1" in finding.remedy) == bool(finding.failure)
+    if fault != "absent":  # nothing of it is left
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_torch_that_does_not_start_and_a_missing_python_are_no_failures(
+    stand_in, tmp_path, monkeypatch
+):
+    stand_in("slow")
+    monkeypatch.setattr(gpu_pairs, "START_S", 1.0)
+    assert found(tmp_path).text == "not tried: no answer within 1 s"
+    assert found(tmp_path, "/no/such/python").text.startswith("not tried: /no/such/python: No such")
+    assert judge_copies("server1", {"pairs": "many"}).text == "not tried: no answer"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hosts"),
+    [
+        ([], 71, ["localhost"]),
+        (["-H", "h1:1,localhost:1"], 71, ["h1", "localhost"]),
+        pytest.param(["-x", "NCCL_P2P_DISABLE=1"], 0, [], id="the remedy was taken"),
+    ],
+)
+def test_check_tries_copies_on_each_host_with_several_gpus(
+    stand_in, tmp_path, monkeypatch, capsys, words, code, hosts
+):
+    stand_in("wrong 0 1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    has_two = """sed -u 's/"gpus": [0-9]*/"gpus": 2/'"""
+    ssh = f'#!/bin/sh\nfor command; do :; done\nsh -c "$command" | {has_two}\n'
+    (tmp_path / "ssh").write_text(ssh)
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setattr("hvdrun.agent.probe.gpu_count", lambda visible: 2)
+    assert main([*words, "-np", "2", "--check"]) == code
+    rows = [line for line in capsys.readouterr().out.splitlines() if "copies between" in line]
+    assert [row.split()[0] for row in rows] == hosts
+    assert not [row for row in rows if " failed " not in row]
+    assert not [row for row in rows if "from GPU 0 to GPU 1: of 4097 bytes" not in row]
