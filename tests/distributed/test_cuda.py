@@ -4,15 +4,25 @@ The stand-in for NCCL is torch's FakeProcessGroup, a backend in C++ that does no
 backends do not have fails, as does an argument of another type. The tensors are fake ones.
 """
 
+import json
+import re
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import hvdlite as hvd
+from hvdlite.distributed import cuda_calls
+from hvdlite.distributed.cuda_calls import Calls
 from hvdlite.distributed.process_group import HvdliteProcessGroup
+from hvdrun.reports.stacks import Stall, read_stall
+from tests.distributed.default_group import begin
+from tests.observing.reports import WARNS, Said, host_of
 
 GPU = torch.device("cuda", 0)
 
@@ -140,3 +150,127 @@ def test_coalescing_ends_when_an_operation_in_it_fails(group):
     with pytest.raises(TypeError):
         group.all_gather_single_coalesced([whole(), None], [part(), part()])
     assert group._nccl.called == [ROUND[0], "_allgather_base", "_allgather_base", ROUND[1]]
+
+
+# As torch 2.13 writes it, of an operation that has not ended.
+ENTRY = {
+    "collective_seq_id": 8,
+    "input_dtypes": ["Float"],
+    "input_sizes": [[3]],
+    "is_p2p": False,
+    "op_id": 8,
+    "output_dtypes": ["Float"],
+    "output_sizes": [[3]],
+    "p2p_seq_id": 0,
+    "pg_id": 1,
+    "process_group": ["main", "undefined"],
+    "profiling_name": "nccl:all_reduce",
+    "record_id": 7,
+    "retired": False,
+    "state": "scheduled",
+    "time_created_ns": 1795780517292919571,
+    "time_discovered_completed_ns": 0,
+    "time_discovered_started_ns": 0,
+    "timeout_ms": 1800000,
+}
+OTHERS = [ENTRY | other for other in ({"is_p2p": True}, {"process_group": ["1", "undefined"]})]
+
+
+def trace(entries):
+    def dump(includeCollectives, onlyActive):
+        assert includeCollectives
+        assert onlyActive
+        return json.dumps({"version": "2.10", "pg_status": {}, **entries}).encode()
+
+    return dump
+
+
+class Members:
+    """The ranks of a group in this process. calls[m]: how many collectives member m has called."""
+
+    def __init__(self, ranks, hosts):
+        self.calls = [0] * len(ranks)
+        store = dist.PrefixStore("group/", dist.HashStore())
+        self.counted = [
+            Calls(
+                SimpleNamespace(rank=member, size=len(ranks), ranks=ranks),
+                SimpleNamespace(
+                    _get_sequence_number_for_group=lambda member=member: self.calls[member]
+                ),
+                *(store, "main", hosts, 60.0),
+            )
+            for member in range(len(ranks))
+        ]
+
+    def look(self, now):
+        """All look, the first member last. Returns what it reports."""
+        texts = [calls.look(now) for calls in reversed(self.counted)]
+        assert texts[:-1] == [None] * (len(texts) - 1)
+        return texts[-1]
+
+
+END = "; do all ranks take the same path through the program?"
+
+
+@pytest.mark.parametrize(
+    ("entries", "kind"),
+    [
+        ({"entries": [*OTHERS, ENTRY]}, "all_reduce"),
+        ({"entries": OTHERS}, "collective"),
+        ({}, ""),
+        ({"entries": [{}]}, ""),
+    ],
+)
+def test_ranks_that_have_not_called_a_cuda_collective_are_reported_once(monkeypatch, entries, kind):
+    monkeypatch.setattr(c10d, "_dump_nccl_trace_json", trace(entries), raising=False)
+    members = Members((4, 5, 7, 8), ("a", "a", "b", "b"))
+    for now in range(0, 150, 15):  # all go on, at paces of their own
+        members.calls = [now // 15, now // 15, now // 30, now // 20]
+        assert members.look(float(now)) is None
+    members.calls = [10, 8, 7, 7]
+    assert [members.look(now) for now in (160.0, 170.0, 229.0)] == [None] * 3
+    text = members.look(231.0)
+    operation = f"{kind or 'collective'} 8 of group 'main' on CUDA tensors"
+    waited = f"{operation} has waited 61 s for rank 7 on b, rank 8 on b; called by ranks 4-5"
+    assert text == waited + END
+    assert read_stall(text) == Stall(operation, (7, 8), (4, 5))
+    assert members.look(400.0) is None
+    members.calls[2] = 8  # another one is late now
+    assert [members.look(now) for now in (410.0, 471.0)] == [None] * 2
+    members.calls = [10] * 4
+    assert [members.look(now) for now in (500.0, 600.0)] == [None] * 2
+
+
+def test_the_first_rank_reports_itself_and_ranks_that_have_called_nothing(monkeypatch):
+    monkeypatch.delattr(c10d, "_dump_nccl_trace_json", raising=False)
+    members = Members(tuple(range(12)), ("a",) * 12)
+    members.calls[5] = 1
+    assert [members.look(now) for now in (0.0, 10.0)] == [None] * 2
+    named = ", ".join(f"rank {rank} on a" for rank in (0, 1, 2, 3, 4, 6, 7, 8))
+    assert members.look(70.0) == (
+        f"collective 1 of group 'main' on CUDA tensors has waited 60 s for {named}, 3 more; "
+        f"called by rank 5{END}"
+    )
+
+
+def one_does_not_call(folder):
+    hvd.shutdown()  # of an earlier test
+    begin(folder)
+    hvd.init()
+    rank, last = hvd.rank(), hvd.size() - 1
+    said, group = Said(), dist.group.WORLD
+    counting = SimpleNamespace(_get_sequence_number_for_group=lambda: 2 - rank // last)
+    group._calls = cuda_calls.begin(group.team, counting, group.get_group_store(), "0")
+    (line,) = said.wait_for("collective 2 of group '0' on CUDA tensors")
+    assert re.search(rf" for rank {last} on {host_of(last)}; called by ranks? 0", line), line
+    hvd.barrier()
+    assert "hvdlite CUDA calls" in [thread.name for thread in threading.enumerate()]
+    dist.destroy_process_group()
+    assert "hvdlite CUDA calls" not in [thread.name for thread in threading.enumerate()]
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.above_mpi
+def test_a_thread_looks_until_the_last_group_is_closed(world, tmp_path):
+    world.run(one_does_not_call, tmp_path, knobs=WARNS)
