@@ -15,6 +15,7 @@ A *contender* is one way to do the work, hvdlite among them; a *peer* is any con
     turns.py         what happens between the contenders' turns
     c10d.py          times operations of torch.distributed on them
     wrapped.py       times steps of DDP and FSDP2 on them
+    gpu_c10d.py      the same on GPUs, beside NCCL's own backend; a program of its own
     sharded.py       times steps whose update is divided, and ZeRO's and FSDP2's
     weighted.py      times steps with set_weight, and without
     upkeep.py        CPU time of ranks that are idle or wait

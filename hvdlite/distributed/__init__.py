@@ -11,6 +11,7 @@ from hvdlite.distributed import (
     arrivals,
     collectives,
     creation,
+    cuda_calls,
     dynamo,
     futures,
     monitored_barrier,
@@ -38,7 +39,8 @@ hvdlite_autoload.register()
 operators.register()
 
 for _module in (
-    *(arguments, arrivals, collectives, creation, futures, monitored_barrier, operators),
+    *(arguments, arrivals, collectives, creation, cuda_calls, futures, monitored_barrier),
+    operators,
     *(point_to_point, postings, process_group, sites, spans, sparse, work),
 ):
     dynamo.skip(_module)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import (
     AllgatherOptions,
+    AllreduceCoalescedOptions,
     AllreduceOptions,
     AllToAllOptions,
     BarrierOptions,
@@ -139,7 +140,7 @@ class Collectives:
         return self._start("all_reduce", posted, opts, [tensor])
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        opts = _options(AllreduceOptions, opts, None)
+        opts = _options(AllreduceCoalescedOptions, opts, None)
         if not one_device("allreduce", tensors):
             return self.cuda().allreduce_coalesced(tensors, opts)
         one = _like_allreduce(opts)
@@ -200,7 +201,7 @@ class Collectives:
     ) -> Any:
         opts = _options(AllgatherOptions, opts, None)
         if not one_device("all_gather_into_tensor", inputs):
-            return self.cuda().allgather_into_tensor_coalesced(outputs, inputs, opts)
+            return _coalesced(self.cuda(), "_allgather_base", outputs, inputs, opts)
         pairs = zip(outputs, inputs, strict=True)
         return self._several(
             *("_all_gather_base", inputs, opts),
@@ -214,6 +215,8 @@ class Collectives:
     ) -> Any:
         """output_lists: by member, a tensor for each input."""
         opts = _options(AllgatherOptions, opts, None)
+        if not one_device("allgather_coalesced", inputs):
+            return self.cuda().allgather_coalesced(output_lists, inputs, opts)
         if len(output_lists) != self.team.size:
             raise ValueError(
                 f"allgather_coalesced: output lists should be equal to world size "
@@ -299,7 +302,7 @@ class Collectives:
     ) -> Any:
         opts = _options(ReduceScatterOptions, opts, None)
         if not one_device("reduce_scatter_tensor", inputs):
-            return self.cuda().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+            return _coalesced(self.cuda(), "_reduce_scatter_base", outputs, inputs, opts)
         pairs = zip(outputs, inputs, strict=True)
         return self._several(
             *("_reduce_scatter_base", inputs, opts),
@@ -357,6 +360,20 @@ class Collectives:
                 f"{form}: a list of {len(parts)} tensors, expected {self.team.size}: one per rank"
             )
         same_dtype(form, parts, dtype)
+
+
+def _coalesced(
+    nccl: Any, form: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
+) -> Any:
+    """Several operations in one launch. No method of NCCL's backend in Python takes them all."""
+    pairs = list(zip(outputs, inputs, strict=True))
+    nccl._start_coalescing()
+    try:
+        for output, tensor in pairs:
+            getattr(nccl, form)(output, tensor, opts)
+    finally:  # after an error, too: else all that this thread launches later would wait
+        work = nccl._end_coalescing()
+    return work
 
 
 def _like_allreduce(opts: Any) -> Any:

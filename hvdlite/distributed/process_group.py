@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from hvdlite.distributed import futures, monitored_barrier, point_to_point
+from hvdlite.distributed import cuda_calls, futures, monitored_barrier, point_to_point
 from hvdlite.distributed.collectives import Collectives
 from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
 from hvdlite.world.teams.groups import close_group
@@ -63,6 +63,7 @@ class HvdliteProcessGroup(Collectives, point_to_point.PointToPoint, _Base):  # t
         self._make_nccl = make_nccl
         self._make_part = make_part
         self._nccl: Any = None
+        self._calls: cuda_calls.Calls | None = None
         self._closed = False
         _open.add(self)
         # Numbers the collectives; those of futures' callbacks have names of their own.
@@ -96,6 +97,7 @@ class HvdliteProcessGroup(Collectives, point_to_point.PointToPoint, _Base):  # t
                 )
             self._nccl = self._make_nccl()
             self._register_backend(_CUDA, dist.ProcessGroup.BackendType.NCCL, self._nccl)
+            self._calls = cuda_calls.begin(self.team, self._nccl, self._store, self._name)
         return self._nccl
 
     def monitored_barrier(
@@ -249,6 +251,8 @@ class HvdliteProcessGroup(Collectives, point_to_point.PointToPoint, _Base):  # t
                 self._nccl.abort()
 
     def _leave(self) -> None:
+        if self._calls is not None:
+            cuda_calls.end(self._calls)
         close_group(self.team)
         _open.discard(self)
         if not _open:

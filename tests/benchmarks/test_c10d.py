@@ -60,3 +60,14 @@ def test_operations_and_steps_are_measured(tmp_path):
     assert {OURS, GLOO, IDLE, OPTIMIZER, FLOOR} <= {*ddp["median_s"]}
     assert {OURS, GLOO, IDLE, FLOOR} <= {*fsdp2["median_s"]}
     assert "Operations of torch.distributed, float32, 2 ranks on one host" in finished.stdout
+
+
+@pytest.mark.wide
+def test_backends_take_turns_in_one_process():
+    """The program for GPUs, on CPUs."""
+    finished = run_program([sys.executable, "-m", "benchmarks.gpu_c10d", "cpu", "0.1"], 120)
+    assert finished.code == 0, finished
+    found = json.loads(finished.stdout)
+    for kind in (found["ddp"], found["fsdp2"], *found["calls"].values()):
+        assert kind["gloo"]["ratio"] == kind["gloo"]["host_ratio"] == 1
+        assert 0 < kind["hvdlite"]["host_ms"] <= kind["hvdlite"]["ms"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import os
 import socket
+import sys
 from collections.abc import Sequence
 
 from hvdrun.for_hvdlite import notes
@@ -50,6 +51,14 @@ def tell(kind: bytes, data: bytes = b"", fds: Sequence[int] = (), claims: bool =
     finally:
         end.detach()  # leaves the descriptor open for the next note
     return True
+
+
+def report_stall(text: str) -> None:
+    """Shows a report that is not the engine's as that shows its own: on stderr, and to hvdrun,
+    which then says where the ranks are."""
+    sys.stderr.write(f"hvdlite: {text}\n")
+    sys.stderr.flush()
+    tell(notes.STALLED, text.encode(errors="replace")[: notes.KINDS[notes.STALLED]])
 
 
 def _is_anothers_child() -> bool:
