@@ -79,6 +79,8 @@ def environment(device: str, variables: Mapping[str, str]) -> dict[str, str]:
     if LIBRARY.exists():
         places.insert(0, str(LIBRARY))
     return {
+        # Small networks: a pool of compilers for each rank would take the cores.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
         # All ranks are on this machine, which may have no network.
         "NCCL_SOCKET_IFNAME": "lo",
         # A rank that waits for one that has failed raises an error, too.
