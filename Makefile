@@ -23,7 +23,7 @@ PACKAGING := setup.cfg pyproject.toml constraints.txt
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-wide test-rig test-c10d test-gpu test-properties check docs format build clean
 .PHONY: fault-table faults soak
-.PHONY: bench bench-quick bench-c10d bench-shared bench-instructions tune
+.PHONY: bench bench-quick bench-c10d bench-shared bench-gpu bench-instructions tune
 .PHONY: sanitize sanitize-address sanitize-thread
 .DELETE_ON_ERROR:
 
@@ -45,6 +45,7 @@ help:
 	@echo 'make bench-quick  a look in some two minutes'
 	@echo 'make bench-c10d   only operations and steps of torch.distributed, beside Gloo'
 	@echo 'make bench-shared  only what is shared, divided or asynchronous, beside its peers'
+	@echo 'make bench-gpu    steps and operations on GPUs beside DDP, NCCL and Gloo: PYTHON=/path/to/it'
 	@echo 'make bench-instructions  count the instructions of an operation (callgrind)'
 	@echo 'make tune HOSTS=server1:1,server2:1  measure which algorithm suits these hosts'
 	@echo 'make sanitize   the C core under ASan, UBSan and TSan'
@@ -96,8 +97,9 @@ soak: build
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) $(if $(JOB),--job $(JOB))
 
 # Installs nothing: the interpreter has what is needed, or one line says what it lacks.
+GPU_ARGS ?=
 test-gpu:
-	@$(PYTHON) tests/gpu/with_gpu/run.py
+	@$(PYTHON) tests/gpu/with_gpu/run.py $(GPU_ARGS)
 
 # Less than a minute. Warnings are errors, also a link that leads nowhere.
 docs: $(VENV)/.docs $(EXTENSION)
@@ -118,6 +120,11 @@ bench-c10d: build
 SHARED_PARTS = reducescatter sharded copies asynchronous servers
 bench-shared: build
 	@$(BIN)/python -m benchmarks $(SHARED_PARTS:%=--only %) --mpich $(VENV_MPICH)/bin/python --merge --page docs/benchmarks.md
+
+# Some three minutes; installs nothing, as test-gpu. BENCH_S=20 measures longer.
+GPU_BENCH_ARGS ?=
+bench-gpu:
+	@$(PYTHON) -m benchmarks.gpu $(GPU_BENCH_ARGS)
 
 bench-instructions: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/python -m benchmarks --only instructions --output build/bench-instructions

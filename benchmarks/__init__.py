@@ -35,6 +35,7 @@ A *contender* is one way to do the work, hvdlite among them; a *peer* is any con
     merging.py       pure: a run of some parts and an earlier one of more
     tables.py, report.py, plots.py   the results
     __main__.py      the command
+    gpu/             make bench-gpu: steps and operations on GPUs
     cost.py          the cost model; asynchronous_cost.py that of asynchronous training
     latency.py       a program of its own: the forms of an allreduce, on any hosts
 """

@@ -7,7 +7,6 @@ beyond that it starts again at 0, with an odd period, so that no power of two hi
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
@@ -18,6 +17,8 @@ DTYPES = (*INTEGERS, *FLOATS, "bool")
 def mostly_on_few_ranks(dtypes, everywhere, many=(7, "1,3,3")):
     """Parameters: the dtypes in `everywhere` run in all worlds, the others in worlds of many ranks,
     which take seconds, only in `make test-wide`."""
+    import pytest  # the programs for GPUs use the rest of this file where pytest may be absent
+
     wide = pytest.mark.wide_in(*many)
     return [d if d in everywhere else pytest.param(d, marks=wide) for d in dtypes]
 

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import importlib.util
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -29,14 +27,11 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.gpu.with_gpu import starting  # noqa: E402, as the root is not on the path before
+from tests.gpu.with_gpu import preparing, starting  # noqa: E402, as the root is not on the path before
 from tests.gpu.with_gpu.starting import World  # noqa: E402
 
-BUILD = ROOT / "build" / "gpu"
 # The longest that a program may take.
 LIMIT_S = 120.0
-# By which name each Python package that hvdlite imports is known; without a build, no setuptools.
-NEEDED = ("torch", "numpy", "mpi4py", "cloudpickle")
 # It starts ranks itself.
 ALONE = "check_faults"
 # Started first, so that nothing waits for them at the end.
@@ -79,13 +74,12 @@ class Outcome:
 def main() -> int:
     """Runs everything; 0 if all of it passed."""
     asked = arguments()
-    lacking = what_is_missing(asked.device)
+    lacking = preparing.what_is_missing(asked.device)
     if lacking:
         print(f"make test-gpu does not run here: {lacking}", file=sys.stderr)
         return 1
     gpus = describe(asked.device)
-    if (ROOT / "setup.py").exists():
-        build()
+    preparing.build()
     asked.output.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + asked.limit
     outcomes: list[Outcome] = []
@@ -103,33 +97,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--only", action="append", help="a program, such as check_forms")
     parser.add_argument("--limit", type=float, default=200.0, help="seconds for everything")
-    parser.add_argument("--output", type=Path, default=BUILD / "output", help="for the logs")
+    parser.add_argument(
+        "--output", type=Path, default=starting.BUILD / "output", help="for the logs"
+    )
     return parser.parse_args()
-
-
-def what_is_missing(device: str) -> str:
-    """In one line, or empty."""
-    interpreter = sys.executable
-    if sys.version_info < (3, 10):  # noqa: UP036, as the user may name any interpreter
-        return f"{interpreter} is older than Python 3.10; give another one by PYTHON=..."
-    needed = (*NEEDED, "setuptools") if (ROOT / "setup.py").exists() else (*NEEDED, "hvdlite")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        return f"{interpreter} has no {', '.join(missing)}; give another one by PYTHON=..."
-    if starting.mpiexec() is None:
-        return f"no mpiexec beside {interpreter} or on PATH; install an MPI for mpi4py"
-    if device == "cpu":
-        return ""
-    import torch
-
-    if torch.version.cuda is None and torch.version.hip is None:
-        return (
-            f"torch {torch.__version__} of {interpreter} is built without CUDA; give an "
-            "interpreter with a CUDA build by PYTHON=..."
-        )
-    if not torch.cuda.is_available():
-        return f"torch {torch.__version__} of {interpreter} sees no GPU on this machine"
-    return ""
 
 
 def describe(device: str) -> int:
@@ -144,12 +115,6 @@ def describe(device: str) -> int:
     name = torch.cuda.get_device_name(0)
     print(f"torch {torch.__version__}, NCCL {nccl}, {count} x {name}", flush=True)
     return count
-
-
-def build() -> None:
-    """hvdlite with its core, in build/gpu/lib."""
-    command = [sys.executable, "setup.py", "--quiet", "build", "--build-base", str(BUILD)]
-    subprocess.run([*command, "--build-lib", str(starting.LIBRARY)], cwd=ROOT, check=True)
 
 
 def stages(device: str, gpus: int, only: Sequence[str] | None) -> list[tuple[int, list[Job]]]:

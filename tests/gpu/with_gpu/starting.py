@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
-LIBRARY = ROOT / "build" / "gpu" / "lib"
+BUILD = ROOT / "build" / "gpu"
+LIBRARY = BUILD / "lib"
 # What a launcher gets to end its ranks by itself.
 LAST_WORDS_S = 5.0
 TIMED_OUT = 124
@@ -78,6 +79,10 @@ def environment(device: str, variables: Mapping[str, str]) -> dict[str, str]:
     if LIBRARY.exists():
         places.insert(0, str(LIBRARY))
     return {
+        # Small networks: a pool of compilers for each rank would take the cores.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        # All ranks are on this machine, which may have no network.
+        "NCCL_SOCKET_IFNAME": "lo",
         # A rank that waits for one that has failed raises an error, too.
         "HVDLITE_STALL_CHECK_TIME_SECONDS": "10",
         "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "60",
