@@ -12,7 +12,7 @@ from torch import nn
 
 import hvdlite as hvd
 from tests.gpu.with_gpu.checking import DEVICE, ON_GPU, check, run_checks, start
-from tests.gpu.with_gpu.training import batch, loss_of, net, sgd, wrap
+from tests.gpu.with_gpu.training import batch, loss_of, net, wrap
 
 WARM_UP = 3
 
