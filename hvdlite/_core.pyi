@@ -85,6 +85,9 @@ BOOL: int
 ON_HOST: int
 STAGED: int
 ORDERED: int
+# The end of the text of an operation that some members have posted as STAGED and others as ORDERED,
+# and that differs in nothing else. It has failed on all of them, which may post it again.
+SOME_WITHOUT_DATA: str
 
 # How slices are reduced between hosts.
 RING: int
@@ -445,6 +448,22 @@ class Engine:
     def give_up(self, text: str, /) -> None:
         """All operations of this engine fail with this text, on all members, and all that are
         posted later. The first text that a host hears of counts there. Does not wait for that."""
+
+    def ends(self) -> int:
+        """A count that changes when an operation has ended, and now and then without one."""
+
+    def await_end(self, seen: int, /) -> None:
+        """Sleeps until the count of `ends` is not `seen`, for a second at most, without the GIL.
+        For a thread that waits for any of several operations: it drives nothing, so that there
+        must be a progress thread."""
+
+    def wake(self) -> None:
+        """Wakes a thread in `await_end`: changes the count."""
+
+    def cut_bytes(self) -> int:
+        """An allreduce or broadcast that is posted in parts, cut at multiples of so many bytes and
+        the last part no shorter than that, gives the bits of one that is posted as a whole. 0: it
+        may not be cut. The same on every member."""
 
     def allreduce_in_place(
         self, tensor: Any, name: Any, op: Any, prescale: Any, postscale: Any, /

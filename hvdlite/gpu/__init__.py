@@ -6,7 +6,8 @@ without its data, the engine compares what the ranks want, and numbers what they
 number is the operation's **turn**. See docs/design/gpu.md.
 
 `lane` keeps the order, `transfer` is one operation, `group` runs it on a process group of torch,
-`staging` takes it through host memory, `setup` decides between the two, `cuda` has the streams.
+`staging` takes it through host memory (`host_buffers`), `setup` decides between the two, `cuda` has
+the streams.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ def _make(team: Team) -> Lane:
     # Imported here, as jobs without GPUs should not load it.
     from hvdlite.gpu.cuda import CudaDevices
     from hvdlite.gpu.lane import Lane
-    from hvdlite.gpu.setup import connect, stage_everything
+    from hvdlite.gpu.setup import connect
 
     config = world.current().config
     choice = config.gpu_collectives
     # NCCL adds in an order of its own.
     staged = choice == "staged" or (choice == "auto" and config.deterministic)
-    how = stage_everything if staged else functools.partial(connect, choice=choice)
+    how = None if staged else functools.partial(connect, choice=choice)
     return Lane(team, CudaDevices(), how)

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from hvdlite.gpu.backend import Backend
 
 
+# What is done after so many looks is not worth sleeping for: some 50 µs.
+LOOKS_BEFORE_SLEEPING = 40
+
+
+def _event_of(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    # Blocking: who waits for it sleeps, and does not spin.
+    event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
+
+
 class CudaTrack:
     """A stream of a device."""
 
@@ -33,7 +44,7 @@ class CudaTrack:
         tensor.record_stream(self._stream)
 
     def mark(self) -> Mark:
-        return self._stream.record_event()  # type: ignore[no-any-return]
+        return _event_of(self._stream)
 
 
 class CudaDevices:
@@ -44,7 +55,7 @@ class CudaDevices:
         torch.cuda.set_device(device)
 
     def ready(self, tensor: torch.Tensor) -> Mark:
-        return torch.cuda.current_stream(tensor.device).record_event()  # type: ignore[no-any-return]
+        return _event_of(torch.cuda.current_stream(tensor.device))
 
     def hand_over(self, done: Any, tensor: torch.Tensor) -> None:
         stream = torch.cuda.current_stream(tensor.device)
@@ -64,8 +75,17 @@ class CudaDevices:
     def track(self, device: torch.device) -> Track:
         return CudaTrack(device)
 
-    def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    def wait(self, mark: Any) -> None:
+        for _ in range(LOOKS_BEFORE_SLEEPING):
+            if mark.query():
+                return
+        mark.synchronize()
+
+    def copy(self, to: torch.Tensor, values: torch.Tensor) -> None:
+        to.copy_(values, non_blocking=True)
+
+    def host_buffer(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def identity(self, device: torch.device) -> str:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))

@@ -63,8 +63,15 @@ class Devices(Protocol):
     def track(self, device: torch.device) -> Track:
         """A new queue of this device."""
 
-    def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Host memory for the values of `tensor`, which copies to and from it need not wait for."""
+    def wait(self, mark: Mark) -> None:
+        """Blocks until the work before `mark` is done. Other threads of Python run meanwhile."""
+
+    def copy(self, to: torch.Tensor, values: torch.Tensor) -> None:
+        """Queues a copy between a device's memory and a host buffer: inside `Track.behind` on that
+        track, else as the calling thread's own work. Does not block."""
+
+    def host_buffer(self, num_bytes: int) -> torch.Tensor:
+        """Host memory (uint8), which copies need not wait for."""
 
     def identity(self, device: torch.device) -> str:
         """The hardware's identity, whatever its number in this process; empty: unknown."""

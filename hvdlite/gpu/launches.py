@@ -17,7 +17,7 @@ import torch
 from hvdlite import _core
 from hvdlite.gpu import lane_of
 from hvdlite.gpu.backend import Work
-from hvdlite.gpu.lane import LONGEST_PAUSE_S, PATIENCE_S, in_words
+from hvdlite.gpu.lane import PATIENCE_S, PAUSE_S, in_words
 from hvdlite.gpu.process_group import Group
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.world.teams.team import Team
@@ -99,7 +99,7 @@ class Launches:
         """Has the lane make the communicator, in the order of its turns: it blocks until all
         members do, so these must make several in one order."""
         making = self._making
-        if making is not None and (not making.poll() or self._lane.never_launches):
+        if self._lane.never_launches or (making is not None and not making.poll()):
             return
         # The first time; or a member had joined when it was tried.
         zero = torch.zeros(1, device=device)
@@ -161,7 +161,7 @@ class Launches:
             return
         deadline = time.monotonic() + patience_s
         while self._is_busy() and time.monotonic() < deadline:
-            time.sleep(LONGEST_PAUSE_S)
+            time.sleep(PAUSE_S)
         group.end()
 
     def _is_busy(self) -> bool:

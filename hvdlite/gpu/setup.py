@@ -130,10 +130,6 @@ def connect(team: Team, devices: Devices, device: torch.device, choice: str) -> 
     return None
 
 
-def stage_everything(team: Team, devices: Devices, device: torch.device) -> None:
-    """A `connect` that never makes a group."""
-
-
 def obstacle(everyones: Sequence[Facts]) -> str:
     """Why these members can't form a group; empty: they can."""
     users: dict[tuple[str, str], Facts] = {}

@@ -13,6 +13,7 @@ from hvdlite.gpu.devices import Mark
 if TYPE_CHECKING:
     from hvdlite.gpu.lane import Lane
     from hvdlite.gpu.process_group import Group
+    from hvdlite.gpu.staging import Staging
 
 
 class Transfer:
@@ -32,6 +33,8 @@ class Transfer:
         "ready",
         "request",
         "result",
+        "served",
+        "staging",
         "tensor",
         "then",
     )
@@ -42,7 +45,7 @@ class Transfer:
         request: _core.Posting,
         tensor: torch.Tensor | None,
         result: torch.Tensor | None,
-        ready: Mark | None,
+        ready: Mark | None = None,
     ) -> None:
         """request: what was posted, without the tensors."""
         self.lane = lane
@@ -55,11 +58,15 @@ class Transfer:
         self.ready = ready
         # The engine's operation that must end before the transfer can take its turn.
         self.awaited: _core.Operation | None = None
+        # Its way through host memory, once that has begun.
+        self.staging: Staging | None = None
         # Rows from each member, of what gathers.
         self.counts: tuple[int, ...] | None = None
         # When the result is there.
         self.done: Mark | None = None
         self.failure: str | None = None
+        # It goes on without a caller that waits.
+        self.served = False
         # The host has nothing left to do.
         self.over = False
         # Called by the lane when it is launched.
@@ -97,7 +104,7 @@ class Transfer:
     def end(self, failure: str | None) -> None:
         """Called by the lane: the host has nothing left to do."""
         self.failure = failure
-        self.tensor = self.ready = None
+        self.tensor = self.ready = self.staging = None
         if failure is not None:
             self.result = None
         self.over = True

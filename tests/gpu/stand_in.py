@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -21,7 +22,7 @@ from hvdlite.gpu.backend import Backend
 from hvdlite.gpu.devices import Mark, Track
 from hvdlite.gpu.lane import Lane
 from hvdlite.gpu.launches import Launch, Launches
-from hvdlite.gpu.setup import connect, stage_everything
+from hvdlite.gpu.setup import connect
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.ops import DTYPES
 from hvdlite.world import world
@@ -52,6 +53,9 @@ class Reached:
 
     def query(self) -> bool:
         return True
+
+    def synchronize(self) -> None:
+        pass
 
 
 class HostTrack:
@@ -97,8 +101,14 @@ class HostDevices:
     def track(self, device: torch.device) -> Track:
         return HostTrack()
 
-    def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(tensor)
+    def wait(self, mark: Any) -> None:
+        mark.synchronize()
+
+    def copy(self, to: torch.Tensor, values: torch.Tensor) -> None:
+        to.copy_(values)
+
+    def host_buffer(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
 
     def identity(self, device: torch.device) -> str:
         return self._identity
@@ -114,11 +124,87 @@ class HostDevices:
         return group  # type: ignore[no-any-return]
 
 
+class LateTrack:
+    """A queue of copies of which one is done per look at a mark behind it, or all when somebody
+    waits for that mark."""
+
+    def __init__(self, devices: LateDevices) -> None:
+        self._devices = devices
+        self.jobs: list[Callable[[], object]] = []
+        self.num_done = 0
+
+    @contextlib.contextmanager
+    def behind(self, mark: Any) -> Iterator[None]:
+        self.jobs.append(mark.synchronize)
+        current = self._devices.current
+        before, current.track = getattr(current, "track", None), self
+        yield
+        current.track = before
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def mark(self) -> Mark:
+        return Late(self, len(self.jobs))
+
+    def work(self, upto: int) -> None:
+        with self._devices.working:
+            while self.num_done < upto:
+                self.jobs[self.num_done]()
+                self.num_done += 1
+
+
+class Late:
+    """A mark that is reached when the copies before it are made."""
+
+    def __init__(self, track: LateTrack, position: int) -> None:
+        self._track = track
+        self._position = position
+
+    def query(self) -> bool:
+        reached = self._track.num_done >= self._position
+        self._track.work(min(self._track.num_done + 1, self._position))
+        return reached
+
+    def synchronize(self) -> None:
+        self._track.work(self._position)
+
+
+class LateDevices(HostDevices):
+    """Devices whose copies are made late. Counts copies and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.working = threading.RLock()
+        self.current = threading.local()
+        self.own = LateTrack(self)
+        self.num_copies = 0
+        self.buffer_bytes: list[int] = []
+
+    def ready(self, tensor: torch.Tensor) -> Mark:
+        return self.own.mark()
+
+    def hand_over(self, done: Any, tensor: torch.Tensor) -> None:
+        done.synchronize()  # who reads host memory does not wait for a queue
+
+    def track(self, device: torch.device) -> Track:
+        return LateTrack(self)
+
+    def copy(self, to: torch.Tensor, values: torch.Tensor) -> None:
+        self.num_copies += 1
+        track = getattr(self.current, "track", None) or self.own
+        track.jobs.append(lambda: to.copy_(values))
+
+    def host_buffer(self, num_bytes: int) -> torch.Tensor:
+        self.buffer_bytes.append(num_bytes)
+        return super().host_buffer(num_bytes).fill_(255)
+
+
 # By which way a lane's tensors go.
-ROUTES: dict[str, Callable[..., Any]] = {
+ROUTES: dict[str, Callable[..., Any] | None] = {
     "group": functools.partial(connect, choice="nccl"),
     "auto": functools.partial(connect, choice="auto"),
-    "staged": stage_everything,
+    "staged": None,
 }
 
 

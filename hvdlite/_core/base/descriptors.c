@@ -177,7 +177,7 @@ static int difference(const hvdl_desc *a, const hvdl_desc *b)
     if (memcmp(&a->prescale, &b->prescale, sizeof a->prescale) ||
         memcmp(&a->postscale, &b->postscale, sizeof a->postscale))
         found |= SCALE;
-    if (a->place != b->place)
+    if ((a->place == HVDL_ON_HOST) != (b->place == HVDL_ON_HOST))
         found |= PLACE;
     return found;
 }
@@ -267,6 +267,14 @@ static void put_remedy(writer *to, int differing, bool is_numbered)
     put(to, " the same on every rank");
 }
 
+/* Of one that some have posted as HVDL_STAGED, and others as HVDL_ORDERED. */
+static void describe_some_without_data(const char *name, const hvdl_desc *desc,
+                                       char text[HVDL_TEXT_BYTES])
+{
+    writer to = {text, 0};
+    put(&to, "%s '%s': %s", hvdl_kind_name(desc->kind), name, HVDL_SOME_WITHOUT_DATA);
+}
+
 void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hvdl_naming *naming,
                             char text[HVDL_TEXT_BYTES])
 {
@@ -292,12 +300,16 @@ void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hv
         order[i] = order[i + 1];
     order[all->count - 1] = majority;
 
+    char short_name[HVDL_NAME_BYTES];
+    hvdl_copy_name(short_name, sizeof short_name, name);
+    if (!differing) {
+        describe_some_without_data(short_name, &majority->desc, text);
+        return;
+    }
     if (differing & KIND)
         differing = KIND;
     const char *verb = differing & KIND ? "called" : differing & (DTYPE | SHAPE) ? "sent" : "gave";
     writer to = {text, 0};
-    char short_name[HVDL_NAME_BYTES];
-    hvdl_copy_name(short_name, sizeof short_name, name);
     text[0] = '\0';
     put(&to, "%s '%s': ", differing & KIND ? "operation" : hvdl_kind_name(majority->desc.kind),
         short_name);

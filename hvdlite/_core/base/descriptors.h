@@ -11,6 +11,10 @@
 #define HVDL_NAME_BYTES 256 /* of an operation's name, with its NUL, that stand in a text */
 #define HVDL_SITE_BYTES 64  /* of a site, with its NUL */
 
+/* The end of the text where ranks have posted one operation on GPUs with its data, and others without: they
+ * differ in nothing that the user has given, and the callers post it again. */
+#define HVDL_SOME_WITHOUT_DATA "some ranks have posted it without its data"
+
 typedef struct {
     hvdl_desc desc;
     int32_t num_ranks;

@@ -17,6 +17,13 @@ static size_t piece_bytes(const hvdl_engine *e, const hvdl_desc *desc)
     return e->placement.max_local_size == 1 && all ? all : e->config.piece_bytes / 64 * 64;
 }
 
+size_t hvdl_engine_cut_bytes(const hvdl_engine *e)
+{
+    if (!several_hosts(e) || e->config.deterministic)
+        return 64; /* each element is added up in an order that does not depend on where it lies */
+    return e->placement.max_local_size == 1 ? 0 : e->config.piece_bytes / 64 * 64;
+}
+
 hvdl_range hvdl_piece_range(const hvdl_engine *e, const hvdl_desc *desc, uint64_t k, size_t total,
                             size_t esize)
 {

@@ -327,6 +327,23 @@ bool hvdl_operation_wait(hvdl_engine *e, hvdl_operation *op, long timeout_ns)
     return hvdl_operation_done(op);
 }
 
+uint32_t hvdl_engine_ends(const hvdl_engine *e)
+{
+    return atomic_load(&e->driving.done_count);
+}
+
+void hvdl_engine_await_end(hvdl_engine *e, uint32_t seen, long timeout_ns)
+{
+    atomic_fetch_add(&e->driving.num_sleeping, 1);
+    hvdl_futex_wait(&e->driving.done_count, seen, timeout_ns);
+    atomic_fetch_sub(&e->driving.num_sleeping, 1);
+}
+
+void hvdl_engine_wake(hvdl_engine *e)
+{
+    hvdl_wake_waiting(e);
+}
+
 void hvdl_engine_poll(hvdl_engine *e)
 {
     if (e->driving.has_thread || e->config.num_ranks == 1 ||

@@ -154,6 +154,18 @@ void hvdl_operation_waits_no_more(hvdl_engine *engine, const hvdl_operation *ope
 /* Where there is no progress thread: does what can be done now. */
 void hvdl_engine_poll(hvdl_engine *engine);
 
+/* For a thread that waits for any of several operations, and drives nothing. The count changes when an operation
+ * has ended, and now and then without one. */
+uint32_t hvdl_engine_ends(const hvdl_engine *engine);
+/* Sleeps until the count is another than `seen`. */
+void hvdl_engine_await_end(hvdl_engine *engine, uint32_t seen, long timeout_ns);
+/* Changes the count. */
+void hvdl_engine_wake(hvdl_engine *engine);
+
+/* An allreduce or broadcast that is cut at multiples of so many bytes, its last part no shorter than that, has
+ * the bits of one that is not cut. 0: it may not be cut. */
+size_t hvdl_engine_cut_bytes(const hvdl_engine *engine);
+
 /* Which ranks have not called it, as far as this host knows or the others answer within a second. absent: by rank.
  * answered: by host. HVDL_EAGAIN: not all hosts have answered; or any rank may answer this receive. */
 hvdl_err hvdl_operation_missing(hvdl_engine *engine, hvdl_operation *operation, bool *absent,

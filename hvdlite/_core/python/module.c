@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/descriptors.h"
 #include "base/faults.h"
 #include "host/conveyor.h"
 #include "python/python_glue.h"
@@ -336,6 +337,8 @@ static int module_exec(PyObject *module)
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value))
             return -1;
+    if (PyModule_AddStringConstant(module, "SOME_WITHOUT_DATA", HVDL_SOME_WITHOUT_DATA))
+        return -1;
     if (add_kinds(module) || add_kind_names(module) || hvdl_py_intern_fields(state))
         return -1;
     PyObject *engine = PyType_FromModuleAndSpec(module, &hvdl_py_engine_spec, NULL);

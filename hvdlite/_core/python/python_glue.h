@@ -136,6 +136,7 @@ int hvdl_py_to_extents(PyObject *object, Py_ssize_t count, size_t elem_bytes, hv
 
 PyObject *hvdl_py_plan(PyObject *engine, PyObject *args, PyObject *kwargs);
 PyObject *hvdl_py_owned(PyObject *engine, PyObject *args);
+PyObject *hvdl_py_cut_bytes(PyObject *engine, PyObject *unused);
 
 /* ---- python_tensor.c ---- */
 
@@ -179,6 +180,9 @@ PyObject *hvdl_py_run(PyObject *engine, PyObject *const *args, Py_ssize_t num_ar
 PyObject *hvdl_py_run_posting(EngineObject *self, hvdl_posting *posting, PyObject *owner,
                               double seconds);
 PyObject *hvdl_py_give_up(PyObject *engine, PyObject *text);
+PyObject *hvdl_py_ends(PyObject *engine, PyObject *unused);
+PyObject *hvdl_py_await_end(PyObject *engine, PyObject *seen);
+PyObject *hvdl_py_wake(PyObject *engine, PyObject *unused);
 
 /* ---- python_recording.c ---- */
 

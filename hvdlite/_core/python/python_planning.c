@@ -118,6 +118,13 @@ PyObject *hvdl_py_plan(PyObject *object, PyObject *args, PyObject *kwargs)
     return (PyObject *)plan;
 }
 
+PyObject *hvdl_py_cut_bytes(PyObject *object, PyObject *unused)
+{
+    hvdl_engine *engine = hvdl_py_engine((EngineObject *)object);
+    (void)unused;
+    return engine ? PyLong_FromSize_t(hvdl_engine_cut_bytes(engine)) : NULL;
+}
+
 /* owned(count, dtype, form, member, cut_as=-1) */
 PyObject *hvdl_py_owned(PyObject *object, PyObject *args)
 {

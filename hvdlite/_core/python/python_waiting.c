@@ -198,6 +198,37 @@ PyObject *hvdl_py_run(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
     return operation ? wait_and_release(self, operation, seconds) : NULL;
 }
 
+PyObject *hvdl_py_ends(PyObject *object, PyObject *unused)
+{
+    EngineObject *self = (EngineObject *)object;
+    (void)unused;
+    return PyLong_FromUnsignedLong(self->engine ? hvdl_engine_ends(self->engine) : 0);
+}
+
+#define LONGEST_SLEEP_NS 1000000000L
+
+/* await_end(seen). Also of an engine that was closed meanwhile. */
+PyObject *hvdl_py_await_end(PyObject *object, PyObject *seen)
+{
+    EngineObject *self = (EngineObject *)object;
+    unsigned long count = PyLong_AsUnsignedLong(seen);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!self->engine)
+        return hvdl_py_engine(self) ? NULL : NULL; /* raises */
+    Py_BEGIN_ALLOW_THREADS hvdl_engine_await_end(self->engine, (uint32_t)count, LONGEST_SLEEP_NS);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+PyObject *hvdl_py_wake(PyObject *object, PyObject *unused)
+{
+    EngineObject *self = (EngineObject *)object;
+    (void)unused;
+    if (self->engine && self->forks == hvdl_py_num_forks)
+        hvdl_engine_wake(self->engine);
+    Py_RETURN_NONE;
+}
+
 PyObject *hvdl_py_give_up(PyObject *object, PyObject *text)
 {
     hvdl_engine *engine = hvdl_py_engine((EngineObject *)object);
