@@ -73,7 +73,9 @@ def DistributedOptimizer(
     Args:
         optimizer: Any torch optimizer. It shares its state, options and parameter groups with the
             result for good.
-        named_parameters: `model.named_parameters()`: names for error messages.
+        named_parameters: `model.named_parameters()`: names for error messages, by which the ranks
+            also find that they have the same parameters in the same order. By default those that
+            the optimizer was made with, as `torch.optim.SGD(model.named_parameters())`.
         compression: Compression.none, .fp16 or .bf16: in which form gradients (or deltas) travel.
         backward_passes_per_step: Gradients are reduced every N backward passes; the sum of them
             is not divided by the number. With Adasum, where no backward communicates, it has no
@@ -92,8 +94,10 @@ def DistributedOptimizer(
             gradient has dense ones from then on.
         process_set: The ranks that take part. On other ranks the result has the same class and
             methods, and communicates nothing.
-        check_start: Whether the ranks compare their parameters in the first reduction. Where they
-            differ, rank 0 warns, or with HVDLITE_STRICT=1 all ranks raise an error.
+        check_start: Whether the ranks compare their parameters in the first reduction, and the
+            optimizer's state and options. Where they differ, rank 0 warns, or with HVDLITE_STRICT=1
+            all ranks raise an error; they do so too where the ranks have the same values in another
+            order.
         shard: True: each rank owns a part of every bucket. It gets the reduced gradients of its
             part only, keeps the optimizer's state of its part only, and updates its part, with the
             bits that an unsharded step gives; then the parameters are made whole again on every
@@ -144,7 +148,7 @@ def DistributedOptimizer(
         raise ValueError("this optimizer is already distributed")
     op = checked_op(op, gradient_predivide_factor)
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    names = checked_names(named_parameters, params)
+    names = checked_names(named_parameters, lambda: optimizer.param_groups)
     combining = Combining(
         op,
         float(gradient_predivide_factor),
@@ -177,7 +181,8 @@ def DistributedOptimizer(
     check = PeriodicCheck(process_set, names.of)
     if op is Adasum:
         deltas = Deltas(
-            lambda: optimizer.param_groups, names, combining, kind, process_set, check_start
+            *(lambda: optimizer.param_groups, names, combining, kind, process_set, check_start),
+            besides=check.besides,
         )
         of_deltas: Any = wrap(
             optimizer,
@@ -186,6 +191,7 @@ def DistributedOptimizer(
             _hvdlite_passes=[passes],
             _hvdlite_check=check,
         )
+        check.look_at(of_deltas)
         faults.put_into(of_deltas, names.of)
         return of_deltas
     shards = update = None
@@ -201,6 +207,7 @@ def DistributedOptimizer(
         optimizer=kind,
         process_set=process_set,
         check_start=check_start,
+        besides=check.besides,
         shards=shards,
         frees=frees,
     )
@@ -218,6 +225,7 @@ def DistributedOptimizer(
         result = wrap(optimizer, ShardedOptimizer, **own)
         if shard:
             clip_guard.guard(params, result)
+    check.look_at(result)
     weakref.finalize(result, _end, reducer, update).atexit = False
     faults.put_into(result, names.of)
     return result

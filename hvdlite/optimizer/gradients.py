@@ -32,6 +32,7 @@ from hvdlite.optimizer.checks.consistency import (
     parameters_of,
 )
 from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
+from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.world import world
@@ -79,13 +80,15 @@ class Gradients:
         optimizer: str,
         process_set: ProcessSet,
         check_start: bool,
+        besides: Callable[[], list[Entry]],
         hook: Hook,
         shards: Shards | None = None,
         frees: bool = False,
     ) -> None:
         """groups: gives the optimizer's current param_groups. first_form: the assumed form of a
         gradient before the first one has come. optimizer: the name of its class. check_start:
-        whether the ranks compare the values from which they start. hook: called with each gradient
+        whether the ranks compare the values from which they start. besides: gives what they compare
+        then beside the parameters. hook: called with each gradient
         that autograd has accumulated. shards: decides which gradients are sharded. frees:
         whether `free` gives their memory back to the system."""
         self._groups = groups
@@ -131,6 +134,7 @@ class Gradients:
         self.backward_order: BackwardOrder | None = None
         # Set until the members have compared their parameters, in their first round.
         self._check_start = check_start
+        self._besides = besides
         self._start: StartValues | None = None
         # The present buckets have had a whole round, so all ranks know that they are alike.
         self.had_a_round = False
@@ -190,11 +194,11 @@ class Gradients:
             self.backward_order.forget()
             return
         if self._start is not None:
-            text = self._start.difference(self.backward_order.start_hashes, self.team, self.name)
+            found = self._start.difference(self.backward_order.start_hashes, self.team, self.name)
             if self.team.rank == 0:
                 warn_of_other_reducers(self._params)
             try:
-                report_difference(text, self.team)
+                report_difference(found, self.team)
             except Exception:
                 self._start = None
                 raise
@@ -327,7 +331,7 @@ class Gradients:
             self.generation = 0
         if team is not self.team:
             self._overlaps = True
-            self._start = StartValues(self.name_of)
+            self._start = StartValues(self.name_of, self._besides, self.process_set)
             # What was learnt with the ranks of another world does not count.
             for slot in (*self.slots, *self._frozen):
                 slot.form = self._first_form

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import torch
 
-from hvdlite.optimizer.checks.same_values import Comparison
+from hvdlite.optimizer.checks.same_values import Comparison, Entry
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.replicated import options_in, parameters_in, state_in
 from hvdlite.world import world
@@ -24,8 +25,20 @@ class PeriodicCheck:
         """name_of: gives the name for a parameter and its index."""
         self._process_set = process_set
         self.name_of = name_of
+        self._optimizer: Callable[[], torch.optim.Optimizer | None] = lambda: None
         # Steps of this rank: after a join, some ranks have made more than others.
         self.steps = 0
+
+    def look_at(self, optimizer: torch.optim.Optimizer) -> None:
+        """Its distributed optimizer."""
+        self._optimizer = weakref.ref(optimizer)
+
+    def besides(self) -> list[Entry]:
+        """The optimizer's state and options, as far as they must be the same on all ranks."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return []
+        return [*state_in(optimizer, self.name_of), *options_in(optimizer)]
 
     def after_step(self, optimizer: torch.optim.Optimizer, name: str, counted: int) -> None:
         """Every member calls it after every step. Collective, and blocks, after each N-th.
@@ -50,7 +63,7 @@ class PeriodicCheck:
         try:
             entries = list(parameters_in(optimizer, self.name_of))
             on_the_way.wait_for([each.tensor for each in entries])
-            entries += [*state_in(optimizer, self.name_of), *options_in(optimizer)]
+            entries += self.besides()
         except Exception:
             comparison.give_up()
             raise

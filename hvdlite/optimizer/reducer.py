@@ -32,6 +32,7 @@ from hvdlite.optimizer.backward_pass import BackwardPass, current_task
 from hvdlite.optimizer.backward_rounds import BackwardRounds, alive
 from hvdlite.optimizer.buckets.bucket import Combining
 from hvdlite.optimizer.buckets.slot import Form, Slot
+from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.losses import loss_of_all
 from hvdlite.optimizer.overlap import on_the_way
@@ -56,6 +57,7 @@ class Reducer(BackwardRounds):
         optimizer: str,
         process_set: ProcessSet,
         check_start: bool,
+        besides: Callable[[], list[Entry]],
         shards: Shards | None = None,
         frees: bool = False,
     ) -> None:
@@ -71,6 +73,7 @@ class Reducer(BackwardRounds):
                 optimizer,
                 process_set,
                 check_start,
+                besides,
                 self._on_gradient,
                 shards,
                 frees,

@@ -14,8 +14,7 @@ from torch import nn
 
 import hvdlite as hvd
 from hvdlite.errors import DifferenceError
-from hvdlite.optimizer.checks.fingerprints import bytes_of, digest, fingerprint
-from hvdlite.optimizer.checks.start_values import row_sums
+from hvdlite.optimizer.checks.fingerprints import bytes_of, digest, fingerprint, row_sums
 from tests.optimizer.models import batches, loss_of, model, own
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
