@@ -29,7 +29,7 @@ from hvdlite.optimizer.checks.consistency import (
     parameters_of,
 )
 from hvdlite.optimizer.checks.numerics import Numerics
-from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
+from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
 from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.wrapping import Wrapper
@@ -167,8 +167,7 @@ class Deltas:
             return
         found = start.difference(hashes, team, self.name)
         self._start = None
-        if team.rank == 0:
-            warn_of_other_reducers(self._params)
+        require_no_other_reducer(self._params)
         report_difference(found, team)
 
     def _combine(self, starts: Sequence[torch.Tensor]) -> None:

@@ -172,6 +172,11 @@ def checked_names(
         ValueError: The argument does not name each parameter exactly once.
     """
     params = [param for group in groups() for param in group["params"]]
+    if isinstance(named_parameters, torch.nn.Module):
+        raise ValueError(
+            f"named_parameters: got the model, a {type(named_parameters).__name__}; expected "
+            "(name, parameter) tuples: pass model.named_parameters()"
+        )
     named = list(named_parameters or _torch_names(groups()))
     if not named:
         unnamed = ((f"parameter {i}", param) for i, param in enumerate(params))

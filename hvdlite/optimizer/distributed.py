@@ -24,6 +24,7 @@ from hvdlite.optimizer.arguments import (
 )
 from hvdlite.optimizer.buckets.bucket import Combining
 from hvdlite.optimizer.buckets.slot import Form
+from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
 from hvdlite.optimizer.gradient_optimizer import Calls, GradientOptimizer
 from hvdlite.optimizer.micro_batches import require_possible
 from hvdlite.optimizer.overlap.watching import Watching
@@ -63,7 +64,9 @@ def DistributedOptimizer(
     (in order of the ranks within a host, whatever the timing), so clipping and GradScaler work as
     in one process. Every rank makes its distributed optimizers in the same order, over the same
     parameters, and calls `backward` and `step` equally often; a rank whose backward reaches no
-    parameter takes part in `step`. Gradients lie in shared buckets, step after step: what shares
+    parameter takes part in `step`. A hook on a parameter that changes it or removes its gradient
+    while backward runs is an error (one DistributedOptimizer per parameter may make steps in hooks
+    registered after it). Gradients lie in shared buckets, step after step: what shares
     memory with `.grad` (`detach()`, a view) must be cloned to be kept.
 
     With op=Adasum the gradients stay this rank's own. `step` makes the optimizer's step with them,
@@ -133,6 +136,9 @@ def DistributedOptimizer(
             Adasum, compression, gradient_predivide_factor, sparse_as_dense, shard, parameters that
             are shared or on a GPU, or a process set whose size does not divide V.
 
+        RuntimeError: DDP or FSDP has wrapped the model; if it does so later, the first reduction
+            raises this.
+
     Example:
         >>> model = torch.nn.Linear(2, 1)
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -175,6 +181,8 @@ def DistributedOptimizer(
     if divides:
         require_shardable(optimizer)
     if is_member:
+        if (process_set.size() or 1) > 1:
+            require_no_other_reducer(params)
         release(params)
         clip_guard.release(params)
     kind = type(optimizer).__name__

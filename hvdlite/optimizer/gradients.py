@@ -31,10 +31,11 @@ from hvdlite.optimizer.checks.consistency import (
     knob_options,
     parameters_of,
 )
-from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
+from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
 from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.sharding.shards import Shards
+from hvdlite.optimizer.uncompiled import uncompiled
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet, included, team_of
 from hvdlite.world.teams.team import Team
@@ -113,6 +114,8 @@ class Gradients:
         # The team and parameters that the buckets were made for.
         self.team: Team | None = None
         self._params: list[torch.Tensor] = []
+        # Those that another optimizer reduces are counted, too.
+        self._num_params = 0
         self._frozen: list[Slot] = []
         # By id, the parameters that another optimizer reduces.
         self._released: dict[int, torch.Tensor] = {}
@@ -195,14 +198,9 @@ class Gradients:
             return
         if self._start is not None:
             found = self._start.difference(self.backward_order.start_hashes, self.team, self.name)
-            if self.team.rank == 0:
-                warn_of_other_reducers(self._params)
-            try:
-                report_difference(found, self.team)
-            except Exception:
-                self._start = None
-                raise
             self._start = None
+            require_no_other_reducer(self._params)
+            report_difference(found, self.team)
         # Computing on a GPU leaves the cores free.
         self._overlaps = spare or any(bucket.in_lane for bucket in self.buckets)
         better = lay_out(self.slots, self.combining, self._sizing(self.team))
@@ -260,7 +258,7 @@ class Gradients:
         self.slots, self.buckets, self.sparse, self._frozen = [], [], [], []
         self._consistency = self.backward_order = self.carrier = self._next_build = None
         self._building = False
-        self._groups = lambda: ()
+        self._groups, self._num_params = lambda: (), 0
 
     def release(self, params: Mapping[int, torch.Tensor]) -> bool:
         """From now on another optimizer reduces these parameters, given by their ids. Returns
@@ -273,6 +271,10 @@ class Gradients:
                 if id(slot.param) in self._released:
                     _unhook(slot)
         return bool(present)
+
+    def has_all(self) -> bool:
+        """Whether the optimizer still has as many parameters as when the buckets were made."""
+        return sum(len(group["params"]) for group in self._groups()) == self._num_params
 
     def params(self) -> list[torch.Tensor]:
         """All parameters for which the buckets were made, frozen ones too."""
@@ -315,6 +317,7 @@ class Gradients:
         self.sparse = [slot for slot in build.slots if slot.form is Form.SPARSE]
         self.slots, self.buckets, self.carrier = build.slots, build.buckets, build.carrier
         self._params, self._frozen = build.params, build.frozen
+        self._num_params = sum(len(group["params"]) for group in self._groups())
         self._consistency, self.backward_order = build.consistency, build.backward_order
         self.team, self.name, self.stale, self.had_a_round = team, name, False, False
         self.micro_batches = build.micro_batches
@@ -441,7 +444,8 @@ def _hook(slot: Slot, hook: Hook) -> Callable[[], None] | None:
     if frozen:
         param.requires_grad_(True)
     try:
-        handle = param.register_post_accumulate_grad_hook(lambda param: hook(slot, param))  # type: ignore[no-untyped-call]
+        on_gradient = uncompiled(lambda param: hook(slot, param))
+        handle = param.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
     finally:
         if frozen:
             param.requires_grad_(False)
