@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from hvdlite.asynchronous.optimizer_methods import AsyncMethods
 from hvdlite.collectives.barrier import barrier
 from hvdlite.collectives.broadcast import broadcast_async_, checked_root
+from hvdlite.collectives.differing_ranks import ranks_in_words
 from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.objects import gather_results, send_object
 from hvdlite.collectives.posting import internal, require_memory
@@ -76,7 +78,7 @@ def _broadcast_parameters(
     # With its name, or its number where it has none.
     tensors: list[tuple[str | int, torch.Tensor]] = []
 
-    def look() -> dict[str | int, Shared]:
+    def look() -> tuple[int, dict[str | int, Shared]]:
         checked_root(function, root_rank, team, process_set)
         for index, (name, tensor) in enumerate(_pairs(function, params)):
             if tensor is not None:
@@ -85,10 +87,16 @@ def _broadcast_parameters(
                     (index if name is None else str(name), _memory_of(function, name, tensor))
                 )
         found = {key: Shared.of(memory) for key, memory in tensors}
-        return {key: shared for key, shared in found.items() if shared is not None}
+        shared = {key: shared for key, shared in found.items() if shared is not None}
+        return zlib.crc32(repr([key for key, _ in tensors]).encode()), shared
 
     # When this returns, no rank computes with its tensors any more.
-    passed = gather_results(function, look, None, process_set)
+    looked = gather_results(function, look, None, process_set)
+    if any(keys != looked[0][0] for keys, _ in looked):
+        own = [key for key, _ in tensors]
+        by_member = gather_results(function, lambda: own, None, process_set)
+        raise HorovodInternalError(f"{function}: {_different_keys(by_member, team.ranks)}")
+    passed = [shared for _, shared in looked]
     if not any(passed):
         _broadcast(function, tensors, passed, team, root_rank, process_set)
         return
@@ -98,6 +106,20 @@ def _broadcast_parameters(
         _broadcast(function, tensors, passed, team, root_rank, process_set)
         # None goes on before the memory of its host is written.
         barrier(process_set, internal(function, None, process_set))
+
+
+def _different_keys(by_member: Sequence[Sequence[str | int]], ranks: Sequence[int]) -> str:
+    """by_member: the names of its tensors, or their numbers; not all have the same."""
+    for key in dict.fromkeys(key for keys in by_member for key in keys):
+        lacking = [rank for rank, keys in zip(ranks, by_member, strict=True) if key not in keys]
+        if lacking:
+            what = repr(key) if isinstance(key, str) else f"tensor {key}"
+            verb = "do" if len(lacking) > 1 else "does"
+            return (
+                f"{ranks_in_words(lacking)} {verb} not pass {what}, which other ranks pass; pass "
+                "the same names on every rank"
+            )
+    return "the ranks pass the same names in another order; pass them in the same order"
 
 
 def _broadcast(

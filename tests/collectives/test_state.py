@@ -88,6 +88,22 @@ def test_what_is_no_tensor_is_a_value_error(world):
     world.run(refuses)
 
 
+def lacks_one():
+    hvd.init()
+    params = {"a": torch.ones(1), "b": torch.ones(2)}
+    if hvd.rank() == hvd.size() - 1:
+        del params["a"]
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.broadcast_parameters(params, root_rank=0)
+    return str(caught.value)
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_name_that_a_rank_does_not_pass_is_named_on_every_rank(world):
+    (text,) = set(world.run(lacks_one))
+    assert f"broadcast_parameters: rank {world.size - 1} does not pass 'a', which other" in text
+
+
 def only_the_root_has_state(make, distributed):
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
