@@ -333,7 +333,7 @@ class Reducer(BackwardRounds):
     def look_for_changes(self) -> None:
         found, self._found = self._found, None
         if found is not None:
-            self._changed = found.problem(self._round if self._open else -1)
+            self._changed = found.problem(self._round if self._open else None)
 
     def _ways_on(self) -> str:
         return "zero_grad()" if self.micro_batches.number else "step() or zero_grad()"

@@ -17,10 +17,10 @@ class Unchanged:
         # A hook that ran before hvdlite's has removed the gradient.
         self.without_gradient: Slot | None = None
 
-    def problem(self, round_number: int) -> str | None:
+    def problem(self, round_number: int | None) -> str | None:
         """At the end of the pass, before gradients get their reduced values: what has changed.
 
-        round_number: of the round that is open; -1 if none is.
+        round_number: of the round that is open; None if none is.
         """
         taken = self.without_gradient or next(
             (
