@@ -198,9 +198,13 @@ class Gradients:
             return
         if self._start is not None:
             found = self._start.difference(self.backward_order.start_hashes, self.team, self.name)
+            try:
+                require_no_other_reducer(self._params)
+                report_difference(found, self.team)
+            except Exception:
+                self._start = None
+                raise
             self._start = None
-            require_no_other_reducer(self._params)
-            report_difference(found, self.team)
         # Computing on a GPU leaves the cores free.
         self._overlaps = spare or any(bucket.in_lane for bucket in self.buckets)
         better = lay_out(self.slots, self.combining, self._sizing(self.team))
