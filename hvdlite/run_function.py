@@ -315,7 +315,7 @@ def main() -> None:
     rank = world.rank()
     # Only rank 0 reads; the call's own output and input are not part of the protocol.
     given = sys.stdin.buffer.read() if rank == 0 else b""
-    sys_path, call = pickle.loads(broadcast_object(given, root_rank=0))
+    sys_path, call = pickle.loads(broadcast_object(given, root_rank=0, name="hvdlite.run"))
     # As in a script, the call may initialize hvdlite in its own way.
     world.shutdown()
     sys.path += [folder for folder in sys_path if folder not in sys.path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,13 @@ import torch
 from hvdlite.asynchronous.optimizer_methods import AsyncMethods
 from hvdlite.collectives.barrier import barrier
 from hvdlite.collectives.broadcast import broadcast_async_, checked_root
+from hvdlite.collectives.differing_ranks import ranks_in_words
 from hvdlite.collectives.handles import Handle, synchronize
-from hvdlite.collectives.objects import broadcast_object, gather_results
-from hvdlite.collectives.posting import require_memory
+from hvdlite.collectives.objects import gather_results, send_object
+from hvdlite.collectives.posting import internal, require_memory
 from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
+from hvdlite.optimizer import parameter_order
 from hvdlite.optimizer.adasum import DeltaOptimizer
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.sharding.optimizer import ShardedOptimizer
@@ -64,33 +67,63 @@ def broadcast_parameters(
         >>> model = torch.nn.Linear(2, 1)
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
-    team = team_of("broadcast_parameters", process_set)
+    _broadcast_parameters("broadcast_parameters", params, root_rank, process_set)
+
+
+def _broadcast_parameters(
+    function: str, params: Named, root_rank: int, process_set: ProcessSet
+) -> None:
+    """function: what the user has called."""
+    team = team_of(function, process_set)
     # With its name, or its number where it has none.
     tensors: list[tuple[str | int, torch.Tensor]] = []
 
-    def look() -> dict[str | int, Shared]:
-        checked_root("broadcast_parameters", root_rank, team, process_set)
-        for index, (name, tensor) in enumerate(_pairs(params)):
+    def look() -> tuple[int, dict[str | int, Shared]]:
+        checked_root(function, root_rank, team, process_set)
+        for index, (name, tensor) in enumerate(_pairs(function, params)):
             if tensor is not None:
                 on_the_way.wait_for([tensor])
-                tensors.append((index if name is None else str(name), _memory_of(name, tensor)))
+                tensors.append(
+                    (index if name is None else str(name), _memory_of(function, name, tensor))
+                )
         found = {key: Shared.of(memory) for key, memory in tensors}
-        return {key: shared for key, shared in found.items() if shared is not None}
+        shared = {key: shared for key, shared in found.items() if shared is not None}
+        return zlib.crc32(repr([key for key, _ in tensors]).encode()), shared
 
     # When this returns, no rank computes with its tensors any more.
-    passed = gather_results("broadcast_parameters", look, None, process_set)
+    looked = gather_results(function, look, None, process_set)
+    if any(keys != looked[0][0] for keys, _ in looked):
+        own = [key for key, _ in tensors]
+        by_member = gather_results(function, lambda: own, None, process_set)
+        raise HorovodInternalError(f"{function}: {_different_keys(by_member, team.ranks)}")
+    passed = [shared for _, shared in looked]
     if not any(passed):
-        _broadcast(tensors, passed, team, root_rank, process_set)
+        _broadcast(function, tensors, passed, team, root_rank, process_set)
         return
     if problem := problem_with(passed, team.ranks):
-        raise HorovodInternalError(f"broadcast_parameters: {problem}")
-    with check.writing("broadcast_parameters", process_set):
-        _broadcast(tensors, passed, team, root_rank, process_set)
+        raise HorovodInternalError(f"{function}: {problem}")
+    with check.writing(function, process_set):
+        _broadcast(function, tensors, passed, team, root_rank, process_set)
         # None goes on before the memory of its host is written.
-        barrier(process_set)
+        barrier(process_set, internal(function, None, process_set))
+
+
+def _different_keys(by_member: Sequence[Sequence[str | int]], ranks: Sequence[int]) -> str:
+    """by_member: the names of its tensors, or their numbers; not all have the same."""
+    for key in dict.fromkeys(key for keys in by_member for key in keys):
+        lacking = [rank for rank, keys in zip(ranks, by_member, strict=True) if key not in keys]
+        if lacking:
+            what = repr(key) if isinstance(key, str) else f"tensor {key}"
+            verb = "do" if len(lacking) > 1 else "does"
+            return (
+                f"{ranks_in_words(lacking)} {verb} not pass {what}, which other ranks pass; pass "
+                "the same names on every rank"
+            )
+    return "the ranks pass the same names in another order; pass them in the same order"
 
 
 def _broadcast(
+    function: str,
     tensors: Sequence[tuple[str | int, torch.Tensor]],
     passed: Passed,
     team: Team,
@@ -114,9 +147,8 @@ def _broadcast(
         else:
             one = _known_dtype(torch.empty(1, dtype=memory.dtype, device="cpu"))
             parts = scratch_chunks(one.dtype, one.numel() * memory.numel())
-        label = f"broadcast_parameters.{key}" if isinstance(key, str) else None
         for number, part in enumerate(parts):
-            name = label if label is None or number == 0 else f"{label}.chunk {number}"
+            name = f"{function}.{key}" + (f".chunk {number}" if number else "")
             started.append(broadcast_async_(part, root_rank, name, process_set))
     for handle in started:
         synchronize(handle)
@@ -137,6 +169,8 @@ def broadcast_optimizer_state(
 
     Args:
         optimizer: The same class over the same parameters on every rank; distributed or not.
+            Where all have names (`torch.optim.SGD(model.named_parameters())`, or those given to
+            DistributedOptimizer), the names count, else the order.
         root_rank: Whose state counts.
         model: Accepted for Horovod's sake; not needed.
         process_set: The ranks that take part.
@@ -144,8 +178,9 @@ def broadcast_optimizer_state(
     Raises:
         ValueError: LBFGS, whose state is a history that can't be shared; an optimizer whose
             state is divided among the ranks.
-        HorovodInternalError: Another rank has raised, a ValueError or what the root's `state_dict`
-            raises; the text names the rank.
+        HorovodInternalError: The optimizers' parameters differ in names, groups or shapes; on every
+            rank. Or another rank has raised, a ValueError or what the root's `state_dict` raises;
+            the text names the rank.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -156,7 +191,7 @@ def broadcast_optimizer_state(
     tensors: list[torch.Tensor] = []
     frame: Any = None
 
-    def look() -> None:
+    def look() -> list[parameter_order.Described]:
         nonlocal frame
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("broadcast_optimizer_state does not support LBFGS")
@@ -169,15 +204,20 @@ def broadcast_optimizer_state(
             )
         if is_root:
             frame = _without_tensors(optimizer.state_dict(), tensors)
+        return parameter_order.described(optimizer)
 
-    gather_results("broadcast_optimizer_state", look, None, process_set)
-    frame = broadcast_object(frame, root_rank, process_set=process_set)
+    function = "broadcast_optimizer_state"
+    everyones = gather_results(function, look, None, process_set)
+    team = team_of(function, process_set)
+    parameter_order.require_same(function, everyones, team.ranks)
+    frame = send_object(function, frame, root_rank, None, process_set)
     if not is_root:
         frame = _with_tensors(frame, tensors)
     named = [(f"state.{i}", tensor) for i, tensor in enumerate(tensors)]
-    broadcast_parameters(named, root_rank, process_set)
+    _broadcast_parameters(function, named, root_rank, process_set)
     if not is_root:
-        _load(optimizer, frame)
+        theirs = everyones[team.ranks.index(root_rank)]
+        _load(optimizer, parameter_order.in_order_of(everyones[team.rank], theirs, frame))
 
 
 @dataclass(frozen=True)
@@ -293,25 +333,25 @@ def _as_saved(saved: Any, loaded: Any) -> Any:
     return saved
 
 
-def _pairs(params: Named) -> Iterable[tuple[str | None, Any]]:
+def _pairs(function: str, params: Named) -> Iterable[tuple[str | None, Any]]:
     if isinstance(params, Mapping):
         # Sorted: two ranks may have filled their dicts in different orders.
         return sorted(params.items(), key=lambda item: str(item[0]))
     if isinstance(params, (str, torch.Tensor)) or not isinstance(params, Iterable):
         raise ValueError(
-            f"broadcast_parameters: expected a state dict or (name, tensor) pairs, got "
+            f"{function}: expected a state dict or (name, tensor) pairs, got "
             f"{type(params).__name__}"
         )
     return [p if isinstance(p, tuple) else (None, p) for p in params]
 
 
-def _memory_of(name: str | None, tensor: Any) -> torch.Tensor:
+def _memory_of(function: str, name: str | None, tensor: Any) -> torch.Tensor:
     """The tensor without autograd, and without the repeats of `expand`, which can't be written to.
 
     Raises:
         ValueError: It is not a tensor whose values are in its memory.
     """
-    form = f"broadcast_parameters: {name!r}"
+    form = f"{function}: {name!r}"
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(
             f"{form} is {type(tensor).__name__}, expected a tensor; use broadcast_optimizer_state "

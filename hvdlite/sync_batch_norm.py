@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from hvdlite.collectives.allgather import allgather
 from hvdlite.collectives.allreduce import allreduce
-from hvdlite.collectives.posting import label
+from hvdlite.collectives.posting import internal
 from hvdlite.ops import Sum
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
@@ -198,8 +198,8 @@ class _Normalize(torch.autograd.Function):
         number = torch.tensor([count], dtype=torch.float64, device=input.device)
         own = torch.cat((number, own_mean.double(), squares.double()))
         sizes = [1, len(own_mean), len(own_mean)]
-        name = label("SyncBatchNorm", None, process_set)
-        everything = allgather(own[None], None, process_set)
+        name = internal("SyncBatchNorm", None, process_set)
+        everything = allgather(own[None], name, process_set)
         counts, means, square_sums = torch.split(everything, sizes, dim=1)
         total = float(counts.sum())
         if total == 1:

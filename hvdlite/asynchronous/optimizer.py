@@ -91,8 +91,8 @@ def AsyncOptimizer(
     require_no_virtual_ranks(active)
 
     def check() -> dict[str, Any]:
-        params = checked_optimizer(optimizer)
-        names = checked_names(named_parameters, params)
+        checked_optimizer(optimizer)
+        names = checked_names(named_parameters, lambda: optimizer.param_groups)
         staleness = checked_staleness(max_staleness)
         replicas = checked_replicas(sync_replicas, staleness, active.size)
         chosen = checked_servers(servers, active)

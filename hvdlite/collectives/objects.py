@@ -12,8 +12,9 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from hvdlite.collectives.allgather import allgather_async
-from hvdlite.collectives.broadcast import broadcast_, broadcast_async_
+from hvdlite.collectives.broadcast import broadcast_, broadcast_async_, checked_root
 from hvdlite.collectives.handles import Handle, rows_of, synchronize
+from hvdlite.collectives.posting import internal
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
@@ -47,10 +48,19 @@ def broadcast_object(
         >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None, root_rank=0)
         {'epoch': 3}
     """
+    return send_object("broadcast_object", obj, root_rank, name, process_set)
+
+
+def send_object(
+    function: str, obj: Any, root_rank: int, name: str | None, process_set: ProcessSet
+) -> Any:
+    """`broadcast_object`, called by `function`, which the user has called."""
+    checked_root(function, root_rank, team_of(function, process_set), process_set)
     is_root = world.rank() == root_rank
     payload, failure = _sendable(obj) if is_root else (_nothing(), None)
     size_bytes = torch.tensor([payload.numel()], dtype=torch.int64, device="cpu")
-    size_name = name and f"{name}.size"
+    name = internal(function, name, process_set)
+    size_name = type(name)(f"{name}.size")
     if failure is not None:
         started = [
             broadcast_async_(size_bytes, root_rank, size_name, process_set),
@@ -61,7 +71,7 @@ def broadcast_object(
     if not is_root:
         payload = torch.empty(int(size_bytes), dtype=torch.uint8, device="cpu")
     broadcast_(payload, root_rank, name, process_set)
-    return obj if is_root else _unpickled("broadcast_object", payload, root_rank)
+    return obj if is_root else _unpickled(function, payload, root_rank)
 
 
 def allgather_object(
@@ -87,6 +97,7 @@ def allgather_object(
         ['rank 0', 'rank 1']
     """
     payload, failure = _sendable(obj)
+    name = internal("allgather_object", name, process_set)
     handle = allgather_async(payload, name, process_set)
     if failure is not None:
         _leave([handle], failure)
@@ -109,7 +120,7 @@ def gather_results(
     """
     given, failure = attempt(operation, make)
     payload = torch.frombuffer(bytearray(pickle.dumps(given)), dtype=torch.uint8)
-    handle = allgather_async(payload, name, process_set)
+    handle = allgather_async(payload, internal(operation, name, process_set), process_set)
     if failure is not None:
         _leave([handle], failure)
     return _everyones_objects(operation, handle, process_set)

@@ -32,6 +32,16 @@ class Unnamed(str):
     __slots__ = ()
 
 
+def internal(function: str, name: str | None, process_set: ProcessSet) -> str:
+    """The name of an operation that `function`, which the user has called, makes: `name`, or if
+    that is None one that no other function's operations have. Takes the next unnamed number then.
+    """
+    if name is not None:
+        return name
+    number = team_of(function, process_set).unnamed().removeprefix("unnamed.")
+    return Unnamed(f"{function} #{number}")
+
+
 def label(operation: str, name: str | None, process_set: ProcessSet) -> str:
     """The name that the calling thread's next operation will have if the user passes `name`; its
     backward is named after it. Takes no number, as that operation may yet be refused."""

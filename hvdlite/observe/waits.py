@@ -6,6 +6,7 @@ While nobody looks, a wait costs one call of `observed`.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,9 @@ _NAP_S = 0.02
 # other threads may compute for this one, and hvdlite's own moves data.
 _MOST_CPU = 0.1
 _MOST_CPU_OF_ALL = 0.5
+
+# The name of an operation without one of its own (`Team.unnamed`), or its end (`posting.internal`).
+_NUMBER = re.compile(r"^unnamed\..*|(?<=.) #(\d+\.)?(after join \d+\.)?\d+(?=$|\.)")
 
 
 class _Asked(NamedTuple):
@@ -199,7 +203,9 @@ def name_of(operation: object) -> str:
     if label is None:
         return "hvdlite::wait"
     kind, name = label()
-    return f"hvdlite::{kind}" if name.startswith("unnamed.") else f"hvdlite::{kind} {name}"
+    # Without the number of an operation that has none of its own name.
+    name = _NUMBER.sub("", name)
+    return f"hvdlite::{kind} {name}".rstrip()
 
 
 def counting() -> contextlib.AbstractContextManager[None]:

@@ -29,7 +29,8 @@ from hvdlite.optimizer.checks.consistency import (
     parameters_of,
 )
 from hvdlite.optimizer.checks.numerics import Numerics
-from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
+from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
+from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.wrapping import Wrapper
 from hvdlite.world import world
@@ -48,9 +49,11 @@ class Deltas:
         optimizer: str,
         process_set: ProcessSet,
         check_start: bool,
+        besides: Callable[[], list[Entry]],
     ) -> None:
         """groups: gives the optimizer's current param_groups. optimizer: the name of its class.
-        check_start: whether the ranks compare the values from which they start."""
+        check_start: whether the ranks compare the values from which they start. besides: gives what
+        they compare then beside the parameters."""
         self._groups = groups
         self._names = names
         self._combining = combining
@@ -70,6 +73,7 @@ class Deltas:
         self._consistency: ConsistencyCheck | None = None
         # Set until the members have compared their parameters, in their first step; and the hash.
         self._check_start = check_start
+        self._besides = besides
         self._start: StartValues | None = None
         self._start_hash = 0
         # By parameter: whether this rank has changed it. A plan combines this over all ranks, as
@@ -161,11 +165,10 @@ class Deltas:
         *hashes, members = numbers.tolist()
         if members < team.size:
             return
-        text = start.difference(hashes, team, self.name)
+        found = start.difference(hashes, team, self.name)
         self._start = None
-        if team.rank == 0:
-            warn_of_other_reducers(self._params)
-        report_difference(text, team)
+        require_no_other_reducer(self._params)
+        report_difference(found, team)
 
     def _combine(self, starts: Sequence[torch.Tensor]) -> None:
         changed = self._changed
@@ -203,7 +206,7 @@ class Deltas:
         if team is not self._team:
             self._number = next(team.optimizer_numbers)
             self._generation = 0
-            self._start = StartValues(self._name_of)
+            self._start = StartValues(self._name_of, self._besides, self.process_set)
         for index, param in enumerate(params):
             if param.requires_grad:
                 check_reducible(self._name_of(param, index), param)

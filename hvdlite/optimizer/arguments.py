@@ -6,12 +6,15 @@ import math
 import numbers
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Adasum, Average, ReduceOp, Sum
+
+Groups = Callable[[], Sequence[dict[str, Any]]]
 
 
 def checked_op(op: object, predivide: float) -> ReduceOp:
@@ -135,27 +138,49 @@ def checked_overlap(
 class ParameterNames:
     """The user's names of the parameters; gives a name also to parameters added later."""
 
-    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]], groups: Groups) -> None:
+        self._groups = groups
         # A new parameter may get the id of a deleted one, and only on some ranks.
-        self._names = {id(param): (weakref.ref(param), name) for name, param in named}
+        self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self._add(named)
 
     def of(self, param: torch.Tensor, index: int) -> str:
         """index: its index among the optimizer's parameters."""
-        reference, name = self._names.get(id(param), (None, ""))
-        return name if reference and reference() is param else f"parameter {index}"
+        name = self._known(param)
+        if name is None:
+            self._add(_torch_names(self._groups()))
+            name = self._known(param)
+        return f"parameter {index}" if name is None else name
+
+    def _known(self, param: torch.Tensor) -> str | None:
+        reference, name = self._names.get(id(param), (None, None))
+        return name if reference and reference() is param else None
+
+    def _add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, param in named:
+            if self._known(param) is None:
+                self._names[id(param)] = weakref.ref(param), name
 
 
 def checked_names(
-    named_parameters: Iterable[tuple[str, torch.Tensor]] | None, params: Sequence[torch.Tensor]
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None, groups: Groups
 ) -> ParameterNames:
-    """The parameters' names.
+    """The names of an optimizer's parameters: those given, or else torch's own. groups: gives its
+    current param_groups.
 
     Raises:
         ValueError: The argument does not name each parameter exactly once.
     """
-    named = list(named_parameters or ())
+    params = [param for group in groups() for param in group["params"]]
+    if isinstance(named_parameters, torch.nn.Module):
+        raise ValueError(
+            f"named_parameters: got the model, a {type(named_parameters).__name__}; expected "
+            "(name, parameter) tuples: pass model.named_parameters()"
+        )
+    named = list(named_parameters or _torch_names(groups()))
     if not named:
-        return ParameterNames((f"parameter {i}", param) for i, param in enumerate(params))
+        unnamed = ((f"parameter {i}", param) for i, param in enumerate(params))
+        return ParameterNames(unnamed, groups)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
         raise ValueError(
             "named_parameters: expected (name, parameter) tuples, as model.named_parameters() gives"
@@ -171,7 +196,16 @@ def checked_names(
             f"named_parameters: {missing} of the optimizer's {len(params)} parameters have no "
             "name; pass model.named_parameters() of the whole model, or leave the argument out"
         )
-    return ParameterNames(named)
+    return ParameterNames(named, groups)
+
+
+def _torch_names(groups: Sequence[dict[str, Any]]) -> list[tuple[str, torch.Tensor]]:
+    """The names that torch keeps in parameter groups, of SGD([("weight", weight), ...])."""
+    return [
+        pair
+        for group in groups
+        for pair in zip(group.get("param_names", ()), group["params"], strict=False)
+    ]
 
 
 def groups_by_id(

@@ -50,6 +50,11 @@ class BackwardRounds(WeightedRounds):
         """The gradients are used or zeroed: the next backward belongs to another step."""
         raise NotImplementedError
 
+    def look_for_changes(self) -> None:
+        """The backward pass has ended, and its round has not: looks whether the script has made
+        steps meanwhile."""
+        raise NotImplementedError
+
     def release(self, params: Mapping[int, torch.Tensor]) -> None:
         """Stops reducing the gradients of these parameters. params: by their ids."""
         raise NotImplementedError
@@ -93,6 +98,7 @@ class BackwardRounds(WeightedRounds):
         for rounds in reached:
             if at_end:
                 rounds._by_step = False
+                rounds.look_for_changes()
                 program.backward_ended(rounds._age, rounds.gradients.name)
             rounds._cancel_if_it_fails(rounds._start_rest)
         left = list(reached)

@@ -24,6 +24,7 @@ from hvdlite.optimizer.arguments import (
 )
 from hvdlite.optimizer.buckets.bucket import Combining
 from hvdlite.optimizer.buckets.slot import Form
+from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
 from hvdlite.optimizer.gradient_optimizer import Calls, GradientOptimizer
 from hvdlite.optimizer.micro_batches import require_possible
 from hvdlite.optimizer.overlap.watching import Watching
@@ -63,7 +64,9 @@ def DistributedOptimizer(
     (in order of the ranks within a host, whatever the timing), so clipping and GradScaler work as
     in one process. Every rank makes its distributed optimizers in the same order, over the same
     parameters, and calls `backward` and `step` equally often; a rank whose backward reaches no
-    parameter takes part in `step`. Gradients lie in shared buckets, step after step: what shares
+    parameter takes part in `step`. A hook on a parameter that changes it or removes its gradient
+    while backward runs is an error (one DistributedOptimizer per parameter may make steps in hooks
+    registered after it). Gradients lie in shared buckets, step after step: what shares
     memory with `.grad` (`detach()`, a view) must be cloned to be kept.
 
     With op=Adasum the gradients stay this rank's own. `step` makes the optimizer's step with them,
@@ -73,7 +76,9 @@ def DistributedOptimizer(
     Args:
         optimizer: Any torch optimizer. It shares its state, options and parameter groups with the
             result for good.
-        named_parameters: `model.named_parameters()`: names for error messages.
+        named_parameters: `model.named_parameters()`: names for error messages, by which the ranks
+            also find that they have the same parameters in the same order. By default those that
+            the optimizer was made with, as `torch.optim.SGD(model.named_parameters())`.
         compression: Compression.none, .fp16 or .bf16: in which form gradients (or deltas) travel.
         backward_passes_per_step: Gradients are reduced every N backward passes; the sum of them
             is not divided by the number. With Adasum, where no backward communicates, it has no
@@ -92,8 +97,10 @@ def DistributedOptimizer(
             gradient has dense ones from then on.
         process_set: The ranks that take part. On other ranks the result has the same class and
             methods, and communicates nothing.
-        check_start: Whether the ranks compare their parameters in the first reduction. Where they
-            differ, rank 0 warns, or with HVDLITE_STRICT=1 all ranks raise an error.
+        check_start: Whether the ranks compare their parameters in the first reduction, and the
+            optimizer's state and options. Where they differ, rank 0 warns, or with HVDLITE_STRICT=1
+            all ranks raise an error; they do so too where the ranks have the same values in another
+            order.
         shard: True: each rank owns a part of every bucket. It gets the reduced gradients of its
             part only, keeps the optimizer's state of its part only, and updates its part, with the
             bits that an unsharded step gives; then the parameters are made whole again on every
@@ -129,6 +136,9 @@ def DistributedOptimizer(
             Adasum, compression, gradient_predivide_factor, sparse_as_dense, shard, parameters that
             are shared or on a GPU, or a process set whose size does not divide V.
 
+        RuntimeError: DDP or FSDP has wrapped the model; if it does so later, the first reduction
+            raises this.
+
     Example:
         >>> model = torch.nn.Linear(2, 1)
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -144,7 +154,7 @@ def DistributedOptimizer(
         raise ValueError("this optimizer is already distributed")
     op = checked_op(op, gradient_predivide_factor)
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    names = checked_names(named_parameters, params)
+    names = checked_names(named_parameters, lambda: optimizer.param_groups)
     combining = Combining(
         op,
         float(gradient_predivide_factor),
@@ -171,13 +181,16 @@ def DistributedOptimizer(
     if divides:
         require_shardable(optimizer)
     if is_member:
+        if (process_set.size() or 1) > 1:
+            require_no_other_reducer(params)
         release(params)
         clip_guard.release(params)
     kind = type(optimizer).__name__
     check = PeriodicCheck(process_set, names.of)
     if op is Adasum:
         deltas = Deltas(
-            lambda: optimizer.param_groups, names, combining, kind, process_set, check_start
+            *(lambda: optimizer.param_groups, names, combining, kind, process_set, check_start),
+            besides=check.besides,
         )
         of_deltas: Any = wrap(
             optimizer,
@@ -186,6 +199,7 @@ def DistributedOptimizer(
             _hvdlite_passes=[passes],
             _hvdlite_check=check,
         )
+        check.look_at(of_deltas)
         faults.put_into(of_deltas, names.of)
         return of_deltas
     shards = update = None
@@ -201,6 +215,7 @@ def DistributedOptimizer(
         optimizer=kind,
         process_set=process_set,
         check_start=check_start,
+        besides=check.besides,
         shards=shards,
         frees=frees,
     )
@@ -218,6 +233,7 @@ def DistributedOptimizer(
         result = wrap(optimizer, ShardedOptimizer, **own)
         if shard:
             clip_guard.guard(params, result)
+    check.look_at(result)
     weakref.finalize(result, _end, reducer, update).atexit = False
     faults.put_into(result, names.of)
     return result

@@ -76,6 +76,8 @@ class GradientOptimizer(Wrapper):
             self._finish()
         else:
             reducer.settle()
+            if reducer.has_added():
+                reducer.finish()
             reducer.require_reduced_weights()
             reducer.micro_batches.require_reduced(reducer.has_communicated())
         if not callable(closure):
@@ -92,6 +94,7 @@ class GradientOptimizer(Wrapper):
             self._hvdlite_check.after_step(self, name, reducer.steps_since_join())
         else:
             reducer.next_step()
+            self._hvdlite_check.after_local_step()
         return result
 
     def _skips_step(self) -> bool:
@@ -144,7 +147,8 @@ class GradientOptimizer(Wrapper):
         self._hvdlite_reducer.next_step()
 
     def add_param_group(self, *args: Any, **kwargs: Any) -> None:
-        """That of the wrapped class; the gradients of the new parameters are reduced too."""
+        """That of the wrapped class; the gradients of the new parameters are reduced too: those
+        that have come already, in `step`."""
         super().add_param_group(*args, **kwargs)
         self._hvdlite_reducer.note_parameters()
 

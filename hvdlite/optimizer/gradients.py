@@ -32,9 +32,11 @@ from hvdlite.optimizer.checks.consistency import (
     knob_options,
     parameters_of,
 )
-from hvdlite.optimizer.checks.other_reducers import warn_of_other_reducers
+from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
+from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.sharding.shards import Shards
+from hvdlite.optimizer.uncompiled import uncompiled
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet, included, team_of
 from hvdlite.world.teams.team import Team
@@ -84,13 +86,15 @@ class Gradients:
         optimizer: str,
         process_set: ProcessSet,
         check_start: bool,
+        besides: Callable[[], list[Entry]],
         hook: Hook,
         shards: Shards | None = None,
         frees: bool = False,
     ) -> None:
         """groups: gives the optimizer's current param_groups. first_form: the assumed form of a
         gradient before the first one has come. optimizer: the name of its class. check_start:
-        whether the ranks compare the values from which they start. hook: called with each gradient
+        whether the ranks compare the values from which they start. besides: gives what they compare
+        then beside the parameters. hook: called with each gradient
         that autograd has accumulated. shards: decides which gradients are sharded. frees:
         whether `free` gives their memory back to the system."""
         self._groups = groups
@@ -115,6 +119,8 @@ class Gradients:
         # The team and parameters that the buckets were made for.
         self.team: Team | None = None
         self._params: list[torch.Tensor] = []
+        # Those that another optimizer reduces are counted, too.
+        self._num_params = 0
         self._frozen: list[Slot] = []
         # By id, the parameters that another optimizer reduces.
         self._released: dict[int, torch.Tensor] = {}
@@ -138,6 +144,7 @@ class Gradients:
         self.backward_order: BackwardOrder | None = None
         # Set until the members have compared their parameters, in their first round.
         self._check_start = check_start
+        self._besides = besides
         self._start: StartValues | None = None
         # The present buckets have had a whole round, so all ranks know that they are alike.
         self.had_a_round = False
@@ -197,11 +204,10 @@ class Gradients:
             self.backward_order.forget()
             return
         if self._start is not None:
-            text = self._start.difference(self.backward_order.start_hashes, self.team, self.name)
-            if self.team.rank == 0:
-                warn_of_other_reducers(self._params)
+            found = self._start.difference(self.backward_order.start_hashes, self.team, self.name)
             try:
-                report_difference(text, self.team)
+                require_no_other_reducer(self._params)
+                report_difference(found, self.team)
             except Exception:
                 self._start = None
                 raise
@@ -264,7 +270,7 @@ class Gradients:
         self._consistency = self.backward_order = self.carrier = self._next_build = None
         self.record = None
         self._building = False
-        self._groups = lambda: ()
+        self._groups, self._num_params = lambda: (), 0
 
     def release(self, params: Mapping[int, torch.Tensor]) -> bool:
         """From now on another optimizer reduces these parameters, given by their ids. Returns
@@ -277,6 +283,10 @@ class Gradients:
                 if id(slot.param) in self._released:
                     _unhook(slot)
         return bool(present)
+
+    def has_all(self) -> bool:
+        """Whether the optimizer still has as many parameters as when the buckets were made."""
+        return sum(len(group["params"]) for group in self._groups()) == self._num_params
 
     def params(self) -> list[torch.Tensor]:
         """All parameters for which the buckets were made, frozen ones too."""
@@ -320,6 +330,7 @@ class Gradients:
         self.slots, self.buckets = build.slots, build.buckets
         self.record, self.carrier = build.record, build.carrier
         self._params, self._frozen = build.params, build.frozen
+        self._num_params = sum(len(group["params"]) for group in self._groups())
         self._consistency, self.backward_order = build.consistency, build.backward_order
         self.team, self.name, self.stale, self.had_a_round = team, name, False, False
         self.micro_batches = build.micro_batches
@@ -336,7 +347,7 @@ class Gradients:
             self.generation = 0
         if team is not self.team:
             self._overlaps = True
-            self._start = StartValues(self.name_of)
+            self._start = StartValues(self.name_of, self._besides, self.process_set)
             # What was learnt with the ranks of another world does not count.
             for slot in (*self.slots, *self._frozen):
                 slot.form = self._first_form
@@ -455,7 +466,8 @@ def _hook(slot: Slot, hook: Hook) -> Callable[[], None] | None:
     if frozen:
         param.requires_grad_(True)
     try:
-        handle = param.register_post_accumulate_grad_hook(lambda param: hook(slot, param))  # type: ignore[no-untyped-call]
+        on_gradient = uncompiled(lambda param: hook(slot, param))
+        handle = param.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
     finally:
         if frozen:
             param.requires_grad_(False)

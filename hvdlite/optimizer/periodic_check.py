@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Callable
 
 import torch
 
-from hvdlite.optimizer.checks.same_values import Comparison
+from hvdlite.optimizer.checks.same_values import Comparison, Entry
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.replicated import options_in, parameters_in, state_in
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet
+
+log = logging.getLogger("hvdlite")
 
 VARIABLE = "HVDLITE_CHECK_PARAMETERS"
 
@@ -24,8 +28,41 @@ class PeriodicCheck:
         """name_of: gives the name for a parameter and its index."""
         self._process_set = process_set
         self.name_of = name_of
+        self._optimizer: Callable[[], torch.optim.Optimizer | None] = lambda: None
+        # Steps in a row of which the gradients were not reduced.
+        self._local_steps = 0
         # Steps of this rank: after a join, some ranks have made more than others.
         self.steps = 0
+
+    def look_at(self, optimizer: torch.optim.Optimizer) -> None:
+        """Its distributed optimizer."""
+        self._optimizer = weakref.ref(optimizer)
+
+    def besides(self) -> list[Entry]:
+        """The optimizer's state and options, as far as they must be the same on all ranks."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return []
+        return [*state_in(optimizer, self.name_of), *options_in(optimizer)]
+
+    def after_local_step(self) -> None:
+        """After a step with this rank's own gradients, of which the ranks need not make the same
+        number: so nothing is compared. Says so once if as many follow each other as should be
+        compared."""
+        team = self._process_set.team
+        if world.active is None or team is None or team.size == 1:
+            return
+        self._local_steps += 1
+        every = world.active.config.steps_between_checks
+        if team.rank == 0 and every and self._local_steps == max(every, 2):
+            log.warning(
+                "%s: %d steps in a row were made with gradients that are not reduced (in "
+                "skip_synchronize() without a synchronize() before, or after backward passes in "
+                "no_sync() alone), so each rank trains alone, and nothing is compared; compare by "
+                "hvd.check_parameters(model) where the ranks should have the same parameters",
+                VARIABLE,
+                self._local_steps,
+            )
 
     def after_step(self, optimizer: torch.optim.Optimizer, name: str, counted: int) -> None:
         """Every member calls it after every step. Collective, and blocks, after each N-th.
@@ -37,12 +74,16 @@ class PeriodicCheck:
             DifferenceError: Something differs, and is not repaired; on every rank.
         """
         self.steps += 1
+        self._local_steps = 0
         team = self._process_set.team
         if world.active is None or team is None or team.size == 1:
             return
         config = world.active.config
         every = config.steps_between_checks
-        if not every or counted % every:
+        if not every:
+            return
+        world.active.had_reduced_step = True
+        if counted % every:
             return
         comparison = Comparison(
             VARIABLE, f"{name}.check", team, self._process_set, config.repairs_parameters
@@ -50,7 +91,7 @@ class PeriodicCheck:
         try:
             entries = list(parameters_in(optimizer, self.name_of))
             on_the_way.wait_for([each.tensor for each in entries])
-            entries += [*state_in(optimizer, self.name_of), *options_in(optimizer)]
+            entries += self.besides()
         except Exception:
             comparison.give_up()
             raise

@@ -25,17 +25,20 @@ from typing import Any
 
 import torch
 
-from hvdlite.errors import NumericsError
+from hvdlite.errors import HorovodInternalError, NumericsError
 from hvdlite.observe import program, summary
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.backward_pass import BackwardPass, current_task
 from hvdlite.optimizer.backward_rounds import BackwardRounds, alive
 from hvdlite.optimizer.buckets.bucket import Combining
 from hvdlite.optimizer.buckets.slot import Form, Slot
+from hvdlite.optimizer.checks.changed_in_backward import Unchanged
+from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.losses import loss_of_all
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.sharding.shards import Shards
+from hvdlite.optimizer.uncompiled import uncompiled
 from hvdlite.world.teams.process_sets import ProcessSet
 
 log = logging.getLogger("hvdlite")
@@ -56,6 +59,7 @@ class Reducer(BackwardRounds):
         optimizer: str,
         process_set: ProcessSet,
         check_start: bool,
+        besides: Callable[[], list[Entry]],
         shards: Shards | None = None,
         frees: bool = False,
     ) -> None:
@@ -71,6 +75,7 @@ class Reducer(BackwardRounds):
                 optimizer,
                 process_set,
                 check_start,
+                besides,
                 self._on_gradient,
                 shards,
                 frees,
@@ -80,6 +85,12 @@ class Reducer(BackwardRounds):
         self._passes_chosen = passes
         # The graph task of autograd whose gradients arrive.
         self._task = -1
+        # Parameters were added after this step's gradients were reduced.
+        self._added = False
+        # The parameters as the backward pass found them; and what it, or another one that ended
+        # with it, has changed in them, in words.
+        self._found: Unchanged | None = None
+        self._changed: str | None = None
         # GradScaler was told to make a step and has not made it yet; it may skip it.
         self.step_is_due = False
 
@@ -111,7 +122,7 @@ class Reducer(BackwardRounds):
         if self._backward is not None and not self._backward.runs():
             self.micro_batches.require_ended(self._passes)
         if not self._open:
-            if self._communicated and not self._has_unreduced:
+            if self._communicated and not self._has_unreduced and not self.has_added():
                 return
             self.micro_batches.require_all(self._passes)
             self.gradients.rebuild_if_changed(self._round)
@@ -121,6 +132,12 @@ class Reducer(BackwardRounds):
         except BaseException:
             self._withdraw_grads(None)
             raise
+        self._added = False
+
+    def has_added(self) -> bool:
+        """Whether the optimizer has new parameters since the gradients of this step were reduced:
+        those of these may have come before, and are not. The same on all ranks."""
+        return self._communicated and (self._added or not self.gradients.has_all())
 
     def begin_step(self) -> None:
         """The step begins to change the parameters."""
@@ -178,6 +195,8 @@ class Reducer(BackwardRounds):
         self._has_unreduced = False
         self._backward = None
         self._task = -1
+        self._found = self._changed = None
+        self._added = False
         text, self._not_finite = self._not_finite, None
         team = self.gradients.team
         if text is not None and team is not None and team.rank == 0:
@@ -231,7 +250,9 @@ class Reducer(BackwardRounds):
     def note_parameters(self) -> None:
         """The optimizer may have new parameters, and the next backward may reach only these."""
         if not self._open:
+            generation = self.gradients.generation
             self.gradients.rebuild_if_changed(self._round)
+            self._added |= self._communicated and self.gradients.generation != generation
 
     # Hooks.
 
@@ -243,7 +264,9 @@ class Reducer(BackwardRounds):
                 self._begin_backward(task, slot)
             grad = param.grad
             if grad is None:
-                return  # a hook of the user has removed it
+                if self._found is not None:
+                    self._found.without_gradient = slot
+                return
             self.micro_batches.note(slot, grad, self._open)
             if self.weights.total is not None and slot.last_round != self._round:
                 slot.weighed = [True] if slot.arrives_weighed else []
@@ -303,23 +326,45 @@ class Reducer(BackwardRounds):
         self._has_unreduced = True
         if self._communicates_next():
             self._open_round()
+        team = self.gradients.team
+        is_alone = team is None or team.size == 1
+        self._found = None if is_alone else Unchanged(self.gradients.slots)
+
+    def look_for_changes(self) -> None:
+        found, self._found = self._found, None
+        if found is not None:
+            self._changed = found.problem(self._round if self._open else None)
 
     def _ways_on(self) -> str:
         return "zero_grad()" if self.micro_batches.number else "step() or zero_grad()"
 
+    @uncompiled
     def _end_backward(self) -> None:
         """All gradients of the backward are there."""
         if self._backward is None:
-            return  # another optimizer's end of the same backward has ended this round too
+            # Another optimizer's end of the same backward has ended this round too.
+            self._require_unchanged()
+            return
         if not self._open:
+            self.look_for_changes()
             self.micro_batches.end(self._passes)
         if self.communicates:
             self._passes += 1
         if self._open:
-            self._finish_rounds(at_end=True)
+            try:
+                self._finish_rounds(at_end=True)
+            except HorovodInternalError:
+                self._require_unchanged()  # ranks that train alone may have made it fail
+                raise
         else:
             self._backward = None
             program.backward_ended(self._age, self.gradients.name)
+        self._require_unchanged()
+
+    def _require_unchanged(self) -> None:
+        text, self._changed = self._changed, None
+        if text is not None:
+            raise RuntimeError(text)
 
     def _reached_again(self, slot: Slot) -> RuntimeError:
         if slot.last_round == self._round:
@@ -328,6 +373,15 @@ class Reducer(BackwardRounds):
                 "checkpoints; pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
             )
         self.micro_batches.require_first_round(slot)
+        if self.passes_per_step > 1:
+            return RuntimeError(
+                f"backward() reached {slot.name!r}, whose gradient is already reduced in this "
+                f"step: backward_passes_per_step={self.passes_per_step} reduces after every "
+                f"{self.passes_per_step} backward passes that reach a parameter of this optimizer, "
+                "and this one is one more before step(). Pass the number of all backward passes "
+                "before a step (two losses of one network are two), or call step() and zero_grad() "
+                "before; passes that should not count belong into no_sync()"
+            )
         return RuntimeError(
             f"backward() reached {slot.name!r}, whose gradient is already reduced in this step. "
             "To accumulate gradients over several backward passes, pass backward_passes_per_step "

@@ -25,6 +25,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets import weight_codes
 from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.optimizer.gradients import Gradients
+from hvdlite.optimizer.uncompiled import uncompiled
 
 # A float16 has 11 binary digits from 6e-5 on, and fewer below. With this weight gradients from 0.06
 # on keep all of them, and smaller ones some.
@@ -181,4 +182,4 @@ def _prehook(
         new = None if grads[0] is None else on_gradient(slot, grads[0])
         return None if new is None else (new,)
 
-    return replaced
+    return uncompiled(replaced)

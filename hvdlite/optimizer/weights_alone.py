@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hvdlite.optimizer.backward_pass import BackwardPass
+from hvdlite.optimizer.uncompiled import uncompiled
 from hvdlite.optimizer.weights import Weights, weighed
 
 
@@ -43,6 +44,7 @@ class WeightsAlone:
             if node not in self._hooks:
                 self._hooks[node] = node.register_prehook(self._replaced)
 
+    @uncompiled
     def _replaced(self, grads: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
         """What autograd is to add to `.grad` in place of the gradient; None: the gradient."""
         with self._lock:

@@ -11,8 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from hvdlite.collectives import broadcast_object
-from hvdlite.collectives.objects import attempt, gather_results, unwrap
+from hvdlite.collectives.objects import attempt, gather_results, send_object, unwrap
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
@@ -126,12 +125,12 @@ def _run_and_tell(
 ) -> Any:
     """What `run` returns on its rank, on every rank. run: None on the other ranks."""
     if run is None:
-        return unwrap(broadcast_object(None, rank, process_set=process_set))
+        return unwrap(send_object(name, None, rank, None, process_set))
     result, failure = attempt(name, run)
     if failure is not None and not isinstance(failure, Exception):
         # An interrupted rank does not wait for others, which may have been interrupted too.
         raise failure
-    broadcast_object(result, rank, process_set=process_set)
+    send_object(name, result, rank, None, process_set)
     if failure is not None:
         raise failure
     return result

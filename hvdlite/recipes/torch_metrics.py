@@ -15,6 +15,7 @@ import torch
 
 from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.collectives.objects import gather_results
+from hvdlite.collectives.posting import internal
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
@@ -88,7 +89,7 @@ def _gather_states(
         return f"{kind} with the states {', '.join(names)}", states
 
     form = f"compute of {kind}"
-    parts = gather_results(form, own, None, process_set)
+    parts = gather_results(form, own, internal("synchronized", None, process_set), process_set)
     ranks = team_of(form, process_set).ranks
     different = which_ranks([what for what, _ in parts], ranks)
     if different:

@@ -116,6 +116,16 @@ def _begin(comm: Intracomm | Sequence[int] | None, place: store_meeting.Place | 
         _enter_together(_world_without_mpi(config, place))
 
 
+def _tell_if_unchecked(leaves: World) -> None:
+    """A user of DDP expects a comparison that there is not."""
+    if not leaves.had_reduced_step:
+        logs.log.warning(
+            "HVDLITE_CHECK_PARAMETERS has compared nothing: it compares after steps of a "
+            "DistributedOptimizer with reduced gradients, and there were none; for a model of DDP "
+            "call hvd.check_parameters(model)"
+        )
+
+
 def _enter_together(made: World) -> None:
     """Makes it the world of this process, if that works on all ranks; else no rank has a world.
     Collective over the workers; a server enters it alone.
@@ -124,6 +134,8 @@ def _enter_together(made: World) -> None:
         HorovodInternalError: It has failed on another rank.
     """
     failure = None
+    if made.config.steps_between_checks and made.rank == 0 and made.size > 1:
+        made.before_leaving.append(lambda: _tell_if_unchecked(made))
     try:
         world.enter(made)
     except BaseException as error:

@@ -84,6 +84,8 @@ class World:
         self.async_workers: dict[int, AsyncWorker] = {}
         # Whether the user has called `hvdlite.init`, and not only made a process group.
         self.used_by_api = False
+        # Whether a distributed optimizer has made a step that HVDLITE_CHECK_PARAMETERS counts.
+        self.had_reduced_step = False
         # Called when this rank leaves the world, while the engines still work.
         self.before_leaving: list[Callable[[], None]] = []
         # Called by `join`, before it posts anything, and after all ranks have joined.

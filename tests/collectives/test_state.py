@@ -88,6 +88,22 @@ def test_what_is_no_tensor_is_a_value_error(world):
     world.run(refuses)
 
 
+def lacks_one():
+    hvd.init()
+    params = {"a": torch.ones(1), "b": torch.ones(2)}
+    if hvd.rank() == hvd.size() - 1:
+        del params["a"]
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.broadcast_parameters(params, root_rank=0)
+    return str(caught.value)
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_name_that_a_rank_does_not_pass_is_named_on_every_rank(world):
+    (text,) = set(world.run(lacks_one))
+    assert f"broadcast_parameters: rank {world.size - 1} does not pass 'a', which other" in text
+
+
 def only_the_root_has_state(make, distributed):
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
@@ -125,6 +141,53 @@ def only_the_root_has_state(make, distributed):
 @pytest.mark.parametrize("make", ["Adam", "SGD", "AdamW", "Adagrad"])
 def test_the_optimizers_state_becomes_the_roots_which_alone_may_have_one(world, make, distributed):
     world.run(only_the_root_has_state, make, distributed)
+
+
+def in_another_order(how):
+    """The last rank's optimizer has its parameters the other way around."""
+    hvd.init()
+    last = hvd.rank() == hvd.size() - 1
+    params = {"a": nn.Parameter(torch.zeros(2)), "b": nn.Parameter(torch.zeros(2))}
+    if how == "shapes":
+        params["b"] = nn.Parameter(torch.zeros(3))
+    items = list(params.items())[:: -1 if last else 1]
+    if how == "another name" and last:
+        items[0] = ("c", items[0][1])
+    named = items if how in ("torch's names", "another name") else [param for _, param in items]
+    optimizer = torch.optim.SGD(named, lr=1.0, momentum=0.5)
+    if how == "the wrapper's names":
+        optimizer = hvd.DistributedOptimizer(optimizer, params.items())
+    if hvd.rank() == 0:
+        inner = torch.optim.SGD([p for _, p in items], lr=1.0, momentum=0.5)
+        params["a"].grad, params["b"].grad = (
+            torch.full_like(params[n], i) for i, n in enumerate("ab")
+        )
+        inner.step()
+        optimizer.state.update(inner.state)
+    try:
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    except hvd.HorovodInternalError as error:
+        return str(error)
+    assert [optimizer.state[p]["momentum_buffer"][0].item() for p in params.values()] == [0, 1]
+    assert optimizer.param_groups[0].get("param_names", [n for n, _ in items]) == [
+        n for n, _ in items
+    ]
+    return None
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("torch's names", None),
+        ("the wrapper's names", None),
+        ("another name", "parameter 1 is 'b' [2] in parameter group 0 on rank"),
+        ("shapes", "parameter 0 is without a name [2] in parameter group 0 on rank"),
+    ],
+)
+def test_the_state_of_parameters_in_another_order_goes_by_name_or_is_an_error(world, how, words):
+    (text,) = set(world.run(in_another_order, how))
+    assert text is None if words is None else words in text
 
 
 def no_state_at_all():

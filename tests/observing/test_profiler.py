@@ -1,9 +1,12 @@
 """hvdlite's operations in the traces of torch.profiler."""
 
+import re
+
 import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite import recipes
 from hvdlite.observe import waits
 
 
@@ -53,6 +56,63 @@ def test_the_profiler_shows_the_waits_for_operations_by_name(world):
             assert shown[bucket] == 2
             [wait] = [name for name in shown if name.endswith("waits for its gradients")]
             assert shown[wait] == 2
+
+
+def call(function):
+    """A function that makes operations of its own."""
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(net.parameters())
+    if function == "broadcast_parameters":
+        hvd.broadcast_parameters(list(net.parameters()), 0)
+    elif function == "broadcast_optimizer_state":
+        net(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        hvd.broadcast_optimizer_state(optimizer, 0)
+    elif function == "broadcast_object":
+        hvd.broadcast_object(1)
+    elif function == "allgather_object":
+        hvd.allgather_object(1)
+    elif function == "SyncBatchNorm":
+        hvd.SyncBatchNorm(1)(torch.ones(2, 1, requires_grad=True)).sum().backward()
+    elif function == "average_metrics":
+        recipes.average_metrics({"loss": 1.0})
+    elif function == "rank_first(0)":
+        with recipes.rank_first():
+            pass
+    else:
+        recipes.only_rank(0, broadcast=True)(answer)()
+
+
+def answer():
+    return 42
+
+
+def in_its_own_name(function):
+    hvd.init()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call(function)
+    return {e.key for e in profile.key_averages() if e.key.startswith("hvdlite::")}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "function",
+    [
+        "broadcast_parameters",
+        "broadcast_optimizer_state",
+        "broadcast_object",
+        "allgather_object",
+        "SyncBatchNorm",
+        "average_metrics",
+        "rank_first(0)",
+        "answer (only_rank(0))",
+    ],
+)
+def test_what_a_function_sends_has_its_name_and_matches_nothing_else(world, function):
+    for shown in world.run(in_its_own_name, function):
+        assert shown
+        for name in shown:
+            assert re.fullmatch(rf"hvdlite::\w+ {re.escape(function)}(\.\S+)?", name), shown
 
 
 def deltas_profiled():

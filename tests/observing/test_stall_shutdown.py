@@ -68,6 +68,23 @@ def the_last_rank_stays_away(names, comes_later):
     return texts, warnings
 
 
+def rank_1_leaves_a_call_out():
+    hvd.init()
+    call = hvd.broadcast_parameters if hvd.rank() == 0 else hvd.allgather_object
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        call({"accuracy": torch.ones(1)}, *([0] if hvd.rank() == 0 else []))
+    works_again()
+    return str(caught.value)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.wide_in("mpich")
+def test_a_function_that_a_rank_leaves_out_matches_no_other_and_is_named(world):
+    # At once on one host, where they wait in a circle; else when the time is over.
+    for text in world.run(rank_1_leaves_a_call_out, knobs=FAILS):
+        assert "allgather 'broadcast_parameters #0'" in text
+
+
 @pytest.mark.parametrize("comes_later", [False, True], ids=["late too", "later"])
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("1,1,1", "2,1")

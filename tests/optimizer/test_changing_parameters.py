@@ -50,6 +50,29 @@ def adds_a_group():
     assert b.tolist() == [1 - 0.5 * mean_factor()] * 2
 
 
+def adds_a_group_between_backward_and_step():
+    """Of which only rank 0 has a gradient already."""
+    hvd.init()
+    for skips, wrapped in ((False, True), (True, True), (False, False)):
+        a, b = parameter(), parameter()
+        inner = torch.optim.SGD([a], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(inner)
+        (a + b * (hvd.rank() == 0)).sum().backward()
+        if hvd.rank() > 0:
+            b.grad = None
+        optimizer.synchronize()
+        (optimizer if wrapped else inner).add_param_group({"params": [b]})
+        with optimizer.skip_synchronize() if skips else warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer.step()
+        assert a.tolist() == [0.0] * 2
+        assert b.tolist() == [1 - 1 / hvd.size()] * 2
+        optimizer.zero_grad()
+        ((a + b).sum() * (hvd.rank() + 1)).backward()
+        optimizer.step()
+        assert a.tolist() == [-mean_factor()] * 2
+
+
 def puts_another_in_its_place():
     hvd.init()
     body, head, other = parameter(), parameter(), parameter()
@@ -122,19 +145,86 @@ def differentiates_the_gradient():
         optimizer.zero_grad()
 
 
-def clears_it_in_a_hook():
+def steps_in_backward(way, order, passes):
+    """A hook of the script on `a` that does this, registered before hvdlite's or after it. What
+    backward raises."""
     hvd.init()
     a, b = parameter(), parameter()
+    own = torch.optim.SGD([a], lr=1.0)
 
-    def clear(param):
-        param.grad = None
+    def hook(param):
+        if way == "steps":
+            own.step()
+            own.zero_grad()
+        elif way == "steps, zeros":
+            own.step()
+            own.zero_grad(set_to_none=False)
+        elif way == "clears":
+            param.grad = None
+        elif way == "looks":
+            seen.append(param.grad.tolist())
 
-    a.register_post_accumulate_grad_hook(clear)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
-    ((a + b).sum() * (hvd.rank() + 1)).backward()
+    seen = []
+    if order == "before":
+        a.register_post_accumulate_grad_hook(hook)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([b, a], lr=1.0), backward_passes_per_step=passes, check_start=False
+    )
+    if order == "after":
+        a.register_post_accumulate_grad_hook(hook)
+    try:
+        for _ in range(passes):
+            # The gradient of `b` comes first.
+            (torch.cat([a.exp().log(), b]).sum() * (hvd.rank() + 1)).backward()
+    except RuntimeError as error:
+        return str(error)
+    assert len(seen) == passes
     optimizer.step()
-    assert a.tolist() == [1.0] * 2
-    assert b.tolist() == [1 - mean_factor()] * 2
+    assert torch.allclose(a, 1 - torch.tensor(passes * mean_factor()))
+    return None
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("steps", "DistributedOptimizer: {} while backward() ran"),
+        ("steps, zeros", "DistributedOptimizer: 'parameter 1' was changed while backward() ran"),
+        ("clears", "the gradient of 'parameter 1' was removed while backward() ran"),
+        ("looks", None),
+    ],
+)
+def test_steps_within_backward_are_an_error_on_every_rank(world, way, words, order, passes):
+    for text in world.run(steps_in_backward, way, order, passes):
+        if words is None:
+            assert text is None
+        else:
+            assert words.partition("{}")[-1] in text
+
+
+def steps_its_own_optimizer():
+    """One distributed optimizer per parameter, whose steps are made within backward."""
+    hvd.init()
+    params = [parameter() for _ in range(3)]
+    optimizers = {p: hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0)) for p in params}
+
+    def hook(param):
+        optimizers[param].step()
+        optimizers[param].zero_grad()
+
+    for param in params:
+        param.register_post_accumulate_grad_hook(hook)
+    for _ in range(3):
+        (sum(param.sum() for param in params) * (hvd.rank() + 1)).backward()
+    for param in params:
+        assert param.tolist() == [1 - 3 * mean_factor()] * 2
+    # The hooks keep it, and the parameters keep the hooks.
+    optimizers.clear()
+
+
+def test_one_optimizer_per_parameter_makes_steps_within_backward(world):
+    world.run(steps_its_own_optimizer)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +232,12 @@ def clears_it_in_a_hook():
     [
         thaws_another,
         adds_a_group,
+        adds_a_group_between_backward_and_step,
         puts_another_in_its_place,
         grows_and_changes_its_dtype,
         shares_with_a_newer_one,
         keeps_gradients,
         differentiates_the_gradient,
-        clears_it_in_a_hook,
     ],
     ids=lambda case: case.__name__,
 )

@@ -133,6 +133,7 @@ def bad_arguments():
 
     for options, text in (
         ({"named_parameters": params}, "tuples"),
+        ({"named_parameters": net}, "got the model, a Sequential.* pass model.named_parameters"),
         ({"named_parameters": [("a", params[0]), ("a", params[1])]}, "the same name: \\['a'\\]"),
         ({"named_parameters": [("a", params[0])]}, "1 of the optimizer's 2 parameters have no"),
         ({"backward_passes_per_step": 0}, "at least 1"),
@@ -257,7 +258,7 @@ def test_the_gradients_of_a_group_are_one_reduction(world, options, runs):
 
 def test_the_name_of_a_parameter_that_is_gone_is_nobody_elses():
     gone = torch.nn.Parameter(torch.ones(1))
-    names = ParameterNames([("gone", gone)])
+    names = ParameterNames([("gone", gone)], list)
     assert names.of(gone, 3) == "gone"
     former = id(gone)
     del gone

@@ -14,8 +14,7 @@ from torch import nn
 
 import hvdlite as hvd
 from hvdlite.errors import DifferenceError
-from hvdlite.optimizer.checks.fingerprints import bytes_of, digest, fingerprint
-from hvdlite.optimizer.checks.start_values import row_sums
+from hvdlite.optimizer.checks.fingerprints import bytes_of, digest, fingerprint, row_sums
 from tests.optimizer.models import batches, loss_of, model, own
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
@@ -141,6 +140,49 @@ def test_every_n_steps_the_ranks_compare_and_raise_the_same(world, options):
     )
     assert text.startswith(f"{TEXT}{who} (")
     assert "broadcast_parameters" in text
+
+
+def trains_alone(how):
+    """Under HVDLITE_CHECK_PARAMETERS=3; what the logger was told, the world's end included."""
+    hvd.shutdown()
+    hvd.init()
+    net = model()
+    with Records() as told:
+        if how == "local steps":
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+            for _ in range(7):
+                with optimizer.no_sync():
+                    net(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+                optimizer.zero_grad()
+        elif how == "reduced steps":
+            trained(net, steps=2)
+        hvd.barrier()
+        hvd.shutdown()
+    hvd.init()
+    return told
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (
+            "local steps",
+            [
+                "3 steps in a row were made with gradients that are not reduced",
+                "has compared nothing",
+            ],
+        ),
+        ("no optimizer of ours", ["has compared nothing"]),
+        ("reduced steps", []),
+    ],
+)
+def test_where_nothing_is_compared_rank_0_says_so(world, how, words):
+    first, *others = world.run(trains_alone, how, knobs={"HVDLITE_CHECK_PARAMETERS": "3"})
+    assert others == [[]] * (world.size - 1)
+    assert len(first) == len(words)
+    assert all(map(str.__contains__, first, words))
 
 
 def test_a_repair_is_told_once_and_training_goes_on(world):

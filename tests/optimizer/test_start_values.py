@@ -1,5 +1,6 @@
 """Ranks that start from different parameters get one warning, before the first step."""
 
+import itertools
 import warnings
 
 import pytest
@@ -81,6 +82,97 @@ def test_nothing_is_said_of_values_that_are_alike_or_not_compared(world, how, op
     assert world.run(starts, how, op, options) == [[]] * world.size
 
 
+def another_order(how, op):
+    """The last rank's optimizer has its parameters the other way around."""
+    hvd.init()
+    params = {
+        name: nn.Parameter(torch.full((2,), value)) for name, value in (("a", 1.0), ("b", 2.0))
+    }
+    items = list(params.items())[:: -1 if hvd.rank() == hvd.size() - 1 else 1]
+    named = items if how == "torch's names" else [param for _, param in items]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(named, lr=0.1), op=op)
+    loss = (params["a"] * params["b"]).sum()
+    with pytest.raises(hvd.HorovodInternalError) as caught:  # noqa: PT012
+        loss.backward()
+        optimizer.step()  # with Adasum here
+    assert [p[0].item() for p in params.values()] == [1.0, 2.0], "no step was made"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (
+            "torch's names",
+            "parameter 0 differs: 'a' float32[2] on rank 0, 'b' float32[2] on rank 1",
+        ),
+        ("no names", "another order: 'parameter 0' of rank 0 is 'parameter 1' of rank 1"),
+    ],
+)
+def test_parameters_in_another_order_are_an_error_on_every_rank(world, how, words, op):
+    (text,) = set(world.run(another_order, how, op))
+    assert words in text
+
+
+def other_optimizer(what):
+    """The last rank's optimizer has another state, or other options."""
+    hvd.init()
+    net = model()
+    differs = hvd.rank() == hvd.size() - 1
+    inner = torch.optim.SGD(
+        net.parameters(), lr=0.2 if differs and what == "lr" else 0.1, momentum=0.5
+    )
+    state = {"momentum_buffer": torch.ones_like(net[2].weight)}
+    if what == "state of one" and differs:
+        inner.state[net[2].weight] = state
+    if what == "other state":
+        state["momentum_buffer"][0, 0] += differs
+        inner.state[net[2].weight] = state
+    optimizer = hvd.DistributedOptimizer(inner, net.named_parameters())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            for _ in range(3):
+                net(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        except hvd.HorovodInternalError as error:
+            return [str(error)]
+    return [str(each.message) for each in caught]
+
+
+STATE = "momentum_buffer of 2.weight"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("lr", "option 'lr of parameter group 0' is not the same on all ranks"),
+        ("other state", f"state '{STATE}' is not the same on all ranks"),
+        ("state of one", f"rank 1 has state '{STATE}' float64[16, 16], which rank 0 lacks"),
+    ],
+)
+@pytest.mark.parametrize("strict", [False, True])
+def test_other_state_or_options_at_the_start_are_told_like_other_values(world, what, words, strict):
+    told = world.run(other_optimizer, what, knobs={"HVDLITE_STRICT": str(int(strict))})
+    assert [len(each) for each in told] == [1, int(strict)]
+    for text in itertools.chain(*told):
+        assert text.startswith("DistributedOptimizer, at the start: ")
+        assert words in text
+        assert "call broadcast_optimizer_state(optimizer, root_rank=0)" in text
+
+
+@pytest.mark.parametrize("what", ["lr", "other state"])
+def test_the_periodic_check_names_what_differed_at_the_start_and_not_the_parameters(world, what):
+    (text,) = {each[-1] for each in world.run(other_optimizer, what, knobs=PERIODIC)}
+    assert ("'lr of parameter group 0'" if what == "lr" else f"'{STATE}'") in text
+    assert "without broadcast_optimizer_state" in text
+
+
+PERIODIC = {"HVDLITE_CHECK_PARAMETERS": "1"}
+
+
 def only_here():
     hvd.init()
     p = nn.Parameter(torch.full((1,), float(hvd.rank())))
@@ -96,7 +188,7 @@ def test_values_are_compared_where_all_ranks_want_it(world):
 
 def test_the_text_groups_the_ranks_by_what_they_have():
     found = [[("a", 1), ("b", value)] for value in (5, 6, 5, 7, 8, 9)]
-    text = start_difference(found, [0, 2, 4, 6, 8, 10])
+    text = start_difference(found, [0, 2, 4, 6, 8, 10]).text
     assert (
         "1 of 2 parameters differ, first 'b', between ranks 0, 4; rank 2; rank 6; rank 8; …" in text
     )

@@ -277,3 +277,35 @@ def compiles(backend):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model_trains_alike(world, backend):
     world.run(compiles, backend)
+
+
+def compiled_step():
+    """How many frames Dynamo looks at in a compiled step, of torch's optimizer and of ours."""
+    hvd.init()
+    net = model()
+    x = torch.ones(2, 6, dtype=torch.float64)
+    frames = []
+    for wraps in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        if wraps:
+            optimizer = hvd.DistributedOptimizer(optimizer)
+
+        @torch.compile(backend="eager")
+        def forward_and_backward():
+            net(x * (hvd.rank() + 1)).square().mean().backward()
+
+        for _ in range(3):
+            forward_and_backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        frames.append(torch._dynamo.utils.counters["frames"]["total"])
+    return frames
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.mpis("mpich")
+def test_a_compiled_backward_does_not_trace_the_hooks(world):
+    for of_torch, of_ours in world.run(compiled_step):
+        assert of_ours == of_torch

@@ -16,16 +16,19 @@ changes it. All other differences are missed with a probability of about 2⁻³�
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable
 
 import torch
 
 from hvdlite import _core
-from hvdlite.optimizer.checks.start_values import row_sums
 from hvdlite.tensor_bytes import flat_bytes
 
 _MODULUS = 1 << 64
+# On a GPU: the number of words hashed together as a row, and of rows at once.
+_WORDS = 1 << 16
+_ROWS = 64
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -54,6 +57,28 @@ def fingerprint(in_bytes: torch.Tensor) -> int:
     if in_bytes.is_cpu:
         return _core.fingerprint(in_bytes.data_ptr(), in_bytes.numel())
     return digest(row_sums(in_bytes).tolist())
+
+
+def row_sums(in_bytes: torch.Tensor) -> torch.Tensor:
+    """Sums of words of 32 bits, each times a random odd number of 64 bits, row by row, which the
+    device of the bytes computes. Only these sums, one number per row, are copied to the host."""
+    factors = _factors(in_bytes.device)
+    step = _ROWS * _WORDS * 4
+    rows = [torch.empty(0, dtype=torch.int64, device=in_bytes.device)]
+    for begin in range(0, in_bytes.numel(), step):
+        part = in_bytes[begin : begin + step]
+        part = torch.nn.functional.pad(part, (0, -part.numel() % (_WORDS * 4)))
+        # The sums wrap around.
+        rows.append((part.view(torch.int32).view(-1, _WORDS) * factors).sum(1))
+    return torch.cat(rows).cpu()
+
+
+@functools.lru_cache(maxsize=8)
+def _factors(device: torch.device) -> torch.Tensor:
+    """The same on every rank."""
+    generator = torch.Generator("cpu").manual_seed(_WORDS)
+    factors = torch.randint(1 << 62, (_WORDS,), generator=generator, device="cpu") * 2 + 1
+    return factors.to(device)
 
 
 def digest(fingerprints: Iterable[int]) -> int:

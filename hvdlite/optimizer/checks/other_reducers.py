@@ -1,4 +1,5 @@
-"""Warns if torch's DDP or FSDP also reduces an optimizer's gradients.
+"""Whether torch's DDP or FSDP also reduces an optimizer's gradients, which would then depend on the
+order in which both come to a gradient.
 
 hvdrun sets RANK and WORLD_SIZE; libraries that find them in the environment may wrap the model.
 """
@@ -7,28 +8,29 @@ from __future__ import annotations
 
 import gc
 import sys
-import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 
-def warn_of_other_reducers(params: Sequence[torch.Tensor]) -> None:
-    """Warns if a live module reduces gradients of these parameters over several processes.
+def require_no_other_reducer(params: Sequence[torch.Tensor]) -> None:
+    """If torch.distributed is initialized, it looks through all objects of the process; otherwise
+    it costs nothing.
 
-    If torch.distributed is initialized, it looks through all objects of the process; otherwise it
-    costs nothing.
+    Raises:
+        RuntimeError: A live module reduces gradients of these parameters over several processes.
     """
     other = _other_reducer(params)
     if other is None:
         return
     name, size = other
-    warnings.warn(
-        f"DistributedOptimizer: {name} reduces the same gradients over {size} processes, so they "
-        f"are reduced twice; remove {name} or DistributedOptimizer (a library may have wrapped the "
-        "model because it found RANK and WORLD_SIZE in the environment)",
-        stacklevel=2,
+    raise RuntimeError(
+        f"DistributedOptimizer: {name} reduces the same gradients over {size} processes, and both "
+        f"would change them in an order that depends on timing; remove {name} or "
+        "DistributedOptimizer (a library may have wrapped the model because it found RANK and "
+        "WORLD_SIZE in the environment)"
     )
 
 
@@ -36,6 +38,11 @@ def _other_reducer(params: Sequence[torch.Tensor]) -> tuple[str, int] | None:
     """The class of the other reducer, and its number of processes; None if there is none."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
+    # If it was never imported, there are no DTensors, which fully_shard makes of the parameters.
+    made: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    for param in params:
+        if isinstance(param, made) and (size := param.device_mesh.size()) > 1:
+            return "fully_shard (FSDP2)", size
     kinds: tuple[type[torch.nn.Module], ...] = (DistributedDataParallel,)
     # If it was never imported, nothing is sharded.
     fsdp = sys.modules.get("torch.distributed.fsdp")

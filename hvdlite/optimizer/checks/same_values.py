@@ -58,7 +58,8 @@ _CAUSES = {
     ),
     Kind.STATE: f"{_STATE_OF_SOME}; or a bit of memory has flipped",
     Kind.OPTION: (
-        "a scheduler that looks at this rank's own loss, or that some ranks have called more often"
+        "a scheduler that looks at this rank's own loss, or that some ranks have called more "
+        f"often; or {_STATE_OF_SOME}"
     ),
     Kind.BUFFER: (
         "BatchNorm's statistics are those of each rank's own batches (convert_sync_batchnorm makes "
@@ -66,6 +67,10 @@ _CAUSES = {
         "numbers, or a bit of memory has flipped"
     ),
 }
+
+
+# Other options, or another state, make other parameters: they are named first.
+_NAMED_FIRST = (Kind.OPTION, Kind.STATE, Kind.PARAMETER, Kind.BUFFER)
 
 
 @dataclass
@@ -115,7 +120,9 @@ class Comparison:
             HorovodInternalError: They have other tensors, or a rank has raised; on every rank.
         """
         try:
-            known = [(each, value) for each in entries if (value := _fingerprint(each)) is not None]
+            known = [
+                (each, value) for each in entries if (value := fingerprint_of(each)) is not None
+            ]
         except Exception:
             self.give_up()
             raise
@@ -141,6 +148,7 @@ class Comparison:
             if len({row[index] for row in form_rows}) > 1:
                 self._raise_forms(entries, index)
         differing = [i for i in range(count) if len({row[i] for row in value_rows}) > 1]
+        differing.sort(key=lambda index: _NAMED_FIRST.index(entries[index].kind))
         if not differing:
             # Cannot be: a digest is a function of what was just found to be the same.
             raise HorovodInternalError(f"{self._what}: the ranks' digests differ, but no tensor")
@@ -298,7 +306,8 @@ def _hash(form: str) -> int:
     return int.from_bytes(found, "little") | 1
 
 
-def _fingerprint(entry: Entry) -> int | None:
+def fingerprint_of(entry: Entry) -> int | None:
+    """None if its values can't be read."""
     memory = bytes_of(_without_repeats(entry.tensor))
     return None if memory is None else fingerprint(memory)
 
