@@ -164,6 +164,7 @@ class Supervisor:
             self._deliver,
             self.stdin.for_local_rank,
             on_host=self._new_link,
+            num_ranks=self.command.num_proc,
         )
         self.askers = Askers(
             self.selector,
@@ -374,7 +375,7 @@ class Supervisor:
             _, request, answer = payload.decode().split()
             self._tell(RankSignalled(rank, int(request), answer))
         elif kind == KEEPER_GONE:
-            self._tell(KeeperGone(rank))
+            self._tell(KeeperGone(rank, payload.decode(errors="replace")))
             if not self.local_ranks.keepers:
                 kill_strays()
 
@@ -390,6 +391,7 @@ class Supervisor:
             self.stdin.wanted_by,
             self._link_closed,
             self.host_timeout_s,
+            self.command.num_proc,
         )
         self.links.add(link)
         self._tell(HostConnected(host))

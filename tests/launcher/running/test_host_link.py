@@ -18,7 +18,9 @@ import pytest
 from hvdrun.agent.frames import (
     BYE,
     END,
+    EXIT,
     GAVE_UP,
+    HEADER,
     MAGIC,
     OUT,
     PING,
@@ -104,6 +106,28 @@ def test_a_host_that_comes_up_while_nothing_is_read_gets_signs_of_life():
         assert said == [SECRET, SILENCE_LIMIT, PING]
         far.send(frame(PING, payload=b"0"))
         assert not selector.select(0)  # from now on its messages wait unread
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HEADER.pack(OUT, 0, 1 << 30),
+        frame(OUT, 1 << 24, b"x"),
+        frame(EXIT, 0, b"code 3"),
+        frame(PING, payload=b""),
+        frame(BYE, payload=b"-"),
+        frame(GAVE_UP, payload=b"nan 5"),
+    ],
+)
+def test_a_host_that_sends_nonsense_is_hung_up_on(message):
+    closed = []
+    with link_to_a_host() as (link, selector, far):
+        link.on_close = closed.append
+        far.send(MAGIC + message)
+        read_what_is_there(selector)
+        assert link.how_it_ended().nonsense
+        assert link.closed
+        assert closed == [link]
 
 
 def test_a_host_that_ends_with_a_grace_can_be_told_that_there_is_none():
