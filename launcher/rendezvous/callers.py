@@ -49,7 +49,7 @@ class Caller:
     def fail(self, why: str) -> None:
         """The process prints the reason itself, as the descriptors may belong to the relay."""
         with Suppress(OSError):
-            send(self.sock, frame(BYE, payload=b"%d %s" % (FAILED, why.encode())))
+            send(self.sock, frame(BYE, payload=b"%d %s" % (FAILED, why.encode(errors="replace"))))
         self.close()
 
     def close(self) -> None:
