@@ -45,6 +45,10 @@ WITHOUT_FABRIC = (
 UCX_SURVIVES_CUTS = {"UCX_TCP_KEEPIDLE": "inf"}
 
 
+# On one host: UCX listens for connections of ranks on this machine alone.
+UCX_ON_LOOPBACK = {"UCX_NET_DEVICES": "lo"}
+
+
 # How long a rank waits for hvdrun's connection to its host.
 PATIENCE_S = 20
 
@@ -146,6 +150,8 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     }
     if remote and flavour.kind == MPICH:
         defaults |= UCX_SURVIVES_CUTS
+    if not remote and flavour.kind == MPICH:
+        defaults |= UCX_ON_LOOPBACK
     added = {name: value for name, value in defaults.items() if name not in environment}
     added.update(request.settings)
     added.update(shm.variables)
