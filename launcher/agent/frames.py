@@ -31,6 +31,9 @@ INT = struct.Struct("i")  # a file descriptor, as sockets carry it
 # descriptors of the rank's stdout and stderr
 RANK = b"R"
 GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
+# hvdrun → host agent, before the secret; supervisor → keeper, before GO: the ranks' variables.
+# hvdrun → the ssh role, before it becomes ssh: hvdrun's own
+VARIABLES = b"v"
 # keeper → supervisor: how the command ended ('code 3', 'signal 9', 'oom 9' if the kernel killed it
 # for lack of memory, 'shm 7 64/64' if SIGBUS or SIGSEGV ended it beside a full /dev/shm, with the
 # bytes used and in all, 'missing 2' if there is no such program, 'lacks 11' if the agent could not
@@ -58,7 +61,7 @@ SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
 HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
-# hvdrun → host agent, the first frame: the job's secret (see peers), as arguments are public
+# hvdrun → host agent: the job's name (see peers), as arguments are public
 SECRET = b"S"
 # hvdrun → host agent, after the secret: after how many seconds of silence each side counts as lost
 SILENCE_LIMIT = b"V"

@@ -29,6 +29,7 @@ from hvdrun.agent.frames import (
     RANK,
     RELEASE,
     SIGNAL,
+    VARIABLES,
     BadFrame,
     check,
     frame,
@@ -75,7 +76,10 @@ class LocalRanks:
         host_variables: bytes = b"",
         on_host: Callable[[socket.socket, str, int], None] | None = None,
         num_ranks: int = MOST_RANKS,
+        variables: bytes | None = None,
     ) -> None:
+        """variables: the job's, if MPI does not bring them."""
+        self.variables = variables
         self.selector = selector
         self.deliver = deliver
         self.stdin_of_rank_0 = stdin_of_rank_0
@@ -225,7 +229,10 @@ class LocalRanks:
         stdin = [self.stdin_of_rank_0()] if rank == 0 else []
         with contextlib.suppress(OSError):  # reading from a keeper notices that it is gone
             # A rank that starts while the job is being ended is never run.
-            send(keeper.sock, (self.ending or b"") + frame(GO, payload=self.host_variables), stdin)
+            go = frame(GO, payload=self.host_variables)
+            if self.variables is not None:
+                go = frame(VARIABLES, payload=self.variables) + go
+            send(keeper.sock, (self.ending or b"") + go, stdin)
         for fd in stdin:
             os.close(fd)
 

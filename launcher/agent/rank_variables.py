@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
+from hvdrun.machine.binding import thread_variables
 from hvdrun.machine.environment import PLACE
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hvdrun.machine.binding import CpuShare
 
 # Per MPI: rank, size, rank on the host, number of ranks on the host.
 RANK_VARIABLES = (
@@ -50,6 +55,13 @@ def rank_environment(given: Mapping[str, str], cores: int) -> dict[str, str]:
         # Otherwise Open MPI's waiting ranks would keep cores from those that compute.
         found["OMPI_MCA_mpi_yield_when_idle"] = given.get("OMPI_MCA_mpi_yield_when_idle", "1")
     return found
+
+
+def add_own_variables(environment: dict[str, str], given: CpuShare | None) -> None:
+    """Of this rank, once those of the job are there. given: its share of the host's cores."""
+    if given:
+        environment.update(thread_variables(given.threads, environment))
+    environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
 
 
 def local_rank_and_size(given: Mapping[str, str]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from hvdrun.agent import signals
 from hvdrun.agent.frames import EXIT, Suppress, frame, send, write_all
 from hvdrun.agent.keeper import Keeper
 from hvdrun.agent.peers import Stranger, connect
-from hvdrun.agent.rank_variables import by_launcher, local_rank_and_size, rank_environment
+from hvdrun.agent.rank_variables import add_own_variables, by_launcher, local_rank_and_size
 from hvdrun.agent.spawn import become
 from hvdrun.machine import binding
 from hvdrun.machine.environment import LINK, NODES, PATIENCE
@@ -46,16 +46,12 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
     command = unescape(arguments)
     environment = dict(os.environ)
     rank = int(by_launcher(environment).get("RANK", "0"))
-    cpus = None
-    if bound:
-        given = binding.here(*local_rank_and_size(environment))
-        environment.update(binding.thread_variables(given.threads, environment))
-        cpus = given.cpus
-    environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
+    given = binding.here(*local_rank_and_size(environment)) if bound else None
     secret, patience_s = environment.pop(LINK, ""), environment.pop(PATIENCE, "")
     environment.pop(NODES, None)  # a rank has no business on other hosts
     if not secret:
-        become(command, environment, cpus)
+        add_own_variables(environment, given)
+        become(command, environment, given.cpus if given else None)
     try:
         sock = _supervisor(secret, float(patience_s or 0))
     except (Stranger, OSError) as problem:
@@ -75,7 +71,7 @@ def main(arguments: list[str], bound: bool) -> NoReturn:
     if pid == 0:
         try:
             os.close(reader)
-            Keeper(sock, writer, rank, daemon).keep(command, environment, cpus)
+            Keeper(sock, writer, rank, daemon).keep(command, environment, given)
         except OSError as error:
             if error.errno in LACKING:
                 _lacks(sock, rank, error)

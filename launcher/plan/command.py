@@ -17,6 +17,7 @@ from hvdrun.machine.environment import (
     PYTHON,
     forwarded,
     inheritable,
+    is_of_the_host,
 )
 from hvdrun.plan import shared_memory
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
@@ -60,6 +61,8 @@ class Command:
     environment: dict[str, str]  # of mpirun; argv holds no values of the ranks' variables
     added: tuple[str, ...]  # names in it that hvdrun set; their values are not secret
     passed: tuple[str, ...]  # the names that the ranks get
+    # What hvdrun sends to the ranks over its own connections; None: all are here, and inherit it
+    sent: dict[str, str] | None
     shares: tuple[Share, ...]
     # A command per host that mpirun does not connect to: hvdrun's connection to it.
     connections: tuple[tuple[str, ...], ...]
@@ -94,7 +97,8 @@ class Command:
         """For `--dry-run`: a shell can run exactly this."""
         settings = [f"{name}={shlex.quote(self.environment[name])}" for name in self.added]
         lines = [f"cd {shlex.quote(facts.cwd)}"]
-        lines.append("# variables that the ranks get: " + " ".join(self.passed))
+        way = "" if self.sent is None else ", over hvdrun's own connections"
+        lines.append(f"# variables that the ranks get{way}: " + " ".join(self.passed))
         lines += [f"# meanwhile, for signs of life: {shlex.join(c)}" for c in self.connections]
         return "\n".join([*lines, " ".join([*settings, shlex.join(self.argv)])])
 
@@ -183,12 +187,10 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     if starter:
         argv = [*options, *request.mpi_args, *program]
     elif flavour.kind == OPENMPI:
-        named = (*names, EXPORTED, LINK) if remote else ()
-        argv = [*options, *(word for name in named for word in ("-x", name))]
-        argv += [*request.mpi_args, *program]
+        argv = [*options, *(("-x", LINK) if remote else ()), *request.mpi_args, *program]
     else:
-        # All variables, as MPICH 5.0 passes on only the first of a -genvlist. The keepers correct
-        # those of the host.
+        # All variables that mpirun has, as MPICH 5.0 passes on only the first of a -genvlist. The
+        # keepers correct those of the host.
         argv = [*options, "-genvall", *request.mpi_args]
         argv += intel_program(program, for_mpi) if flavour.kind == INTEL else program
     agent = (facts.python, "-I", "-S", facts.agent, "ssh")
@@ -198,6 +200,13 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         environment=environment,
         added=tuple(added),
         passed=names,
+        sent={
+            name: environment[name]
+            for name in (*ranks_get, EXPORTED)
+            if name in (*exported, EXPORTED) or not is_of_the_host(name)
+        }
+        if remote
+        else None,
         shares=shares,
         connections=tuple((*agent, s.host.name) for s in remote) if starter else (),
         notes=notes,

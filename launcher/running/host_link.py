@@ -31,6 +31,7 @@ from hvdrun.agent.frames import (
     SECRET,
     SILENCE_LIMIT,
     STDIN,
+    VARIABLES,
     BadFrame,
     check,
     frame,
@@ -75,6 +76,7 @@ class HostLink:
         on_close: Callable[[HostLink], None],
         host_timeout_s: float = HOST_TIMEOUT_S,
         num_ranks: int = MOST_RANKS,
+        variables: bytes | None = None,
     ) -> None:
         self.host = host
         self.sock = sock
@@ -86,6 +88,7 @@ class HostLink:
         self.on_stdin_wanted = on_stdin_wanted
         self.on_close = on_close
         self.num_ranks = num_ranks
+        self.variables = variables  # of the ranks
         self.talking = False  # the host agent's first message has come
         self.daemon_status: int | None = None  # set once everything there has ended
         self.daemon_said = b""
@@ -227,6 +230,8 @@ class HostLink:
             del self.buffer[: begin + len(MAGIC)]
             self.talking = True
             self.tell(HostTalks(self.host))
+            if self.variables is not None:
+                self.send(VARIABLES, self.variables)
             self.send(SECRET, self.secret.encode())
             self.send(SILENCE_LIMIT, b"%g" % self.signs.limit_s)
         try:
