@@ -40,6 +40,9 @@ CAPACITY = 32768
 # The size of a message: so small that every MPI sends it without waiting for the receiver, which
 # may be gone when a job ends.
 MESSAGE_BYTES = 3000
+# How many lines may wait to be written, and how many messages to be received: some 20 MB each. What
+# comes after that is dropped, and counted.
+MOST_UNWRITTEN, MOST_SENDING = 100_000, 7000
 
 _active: Timeline | None = None
 
@@ -189,7 +192,9 @@ class Timeline:
         self._row = row
         self._teams: dict[int, Team] = {}
         self._unwritten: list[bytes] = []
+        self._dropped = 0  # events, since the last that was written or sent
         self._broken = False
+        self._is_late = False  # another rank holds the lock, and a warning has said so
         self._stopping = threading.Event()
         if active.rank:
             self._write_events(self._row.title())
@@ -228,7 +233,9 @@ class Timeline:
     def close(self, complete: bool) -> None:
         """complete: all events of all ranks are written, which the file then says."""
         self._receive()
-        file, lines = self._file, encoded([self._row.end()] if complete else [])
+        file = self._file
+        last = [self._row.dropped(self._dropped)] if self._dropped else []
+        lines = encoded([*last, self._row.end()] if complete else last)
         if file is not None:
             self._write(lines)
             if self._unwritten:
@@ -268,6 +275,13 @@ class Timeline:
 
     def _write_events(self, events: Iterable[dict[str, Any]]) -> None:
         lines = encoded(events)
+        self._forget_sent()
+        if len(self._unwritten) >= MOST_UNWRITTEN or len(self._sending) >= MOST_SENDING:
+            self._dropped += len(lines)
+            lines = []
+        elif self._dropped:
+            lines = encoded([self._row.dropped(self._dropped)]) + lines
+            self._dropped = 0
         if self._file is not None:
             self._write(lines)
         elif self._comm is not None:
@@ -279,10 +293,13 @@ class Timeline:
         self._unwritten += lines
         try:
             self._file.write(self._unwritten)
+            self._is_late = False
         except TimeoutError as error:
-            log.warning(
-                "timeline: it gets the events of rank %d later: %s", self._world.rank, error
-            )
+            if not self._is_late:
+                log.warning(
+                    "timeline: it gets the events of rank %d later: %s", self._world.rank, error
+                )
+            self._is_late = True
         except OSError as error:
             self._broken, self._unwritten = True, []
             # The same text on all ranks, which hvdrun shows once.
@@ -300,7 +317,6 @@ class Timeline:
                 self._sending.append(self._comm.isend(batch, 0))
                 batch = []
             batch.append(line)
-        self._forget_sent()
 
     def _forget_sent(self) -> None:
         self._sending = [request for request in self._sending if not request.test()[0]]

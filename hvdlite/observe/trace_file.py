@@ -1,8 +1,8 @@
 """The timeline's file: an array of JSON that is complete at every moment, also after `kill -9`.
 
-Several ranks of a host write to it. A write holds the file's lock, overwrites the array's closing
-bracket with more events, and writes the bracket again. So no rank needs to be the last, however the
-job ends.
+Several ranks of a host write to it. A write holds a lock, which is in memory that only this user
+can open (everybody who can read a file can lock it), overwrites the array's closing bracket with
+more events, and writes the bracket again. So no rank needs to be the last, however the job ends.
 
 The kernel ends a killed process's write between two pages, never within one: it looks for the
 signal before each page, and copies what the caller has in a single page of memory at once. So every
@@ -28,7 +28,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvdrun.for_hvdlite import Identity, identity, open_file
 
@@ -49,17 +49,26 @@ POPULATE_WRITE = 23
 MOVED_END = int.from_bytes(b" ]", sys.byteorder)
 
 
+class Known(NamedTuple):
+    """By what other processes of the host know the file and its lock."""
+
+    file: Identity
+    lock_path: str
+    lock: Identity
+
+
 def encoded(events: Iterable[dict[str, Any]]) -> list[bytes]:
     """A line per event, without the comma between two of them."""
     return [json.dumps(event).encode() for event in events]
 
 
 class TraceFile:
-    """Writes events to the file. `shared`: other processes write to it, too."""
+    """Writes events to the file. lock: other processes write to it, too, and hold this meanwhile;
+    -1: none do."""
 
-    def __init__(self, descriptor: int, shared: bool) -> None:
+    def __init__(self, descriptor: int, lock: int) -> None:
         self._descriptor: int | None = descriptor
-        self._shared = shared
+        self._lock_descriptor = lock
         self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         # What is written lies in one page of this process's memory, too.
         self._page = mmap.mmap(-1, BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -78,7 +87,7 @@ class TraceFile:
             _write_all(descriptor, b"".join(b",\n" + line for line in lines))
             lines.clear()
             return
-        with self._lock(descriptor):
+        with self._lock():
             at = _end_of_array(descriptor)
             done = 0
             try:
@@ -110,6 +119,8 @@ class TraceFile:
             with contextlib.suppress(OSError):
                 _write_all(descriptor, b"\n" + END)
         os.close(descriptor)
+        if self._lock_descriptor >= 0:
+            os.close(self._lock_descriptor)
 
     def _write_in_block(self, descriptor: int, text: bytes, at: int) -> None:
         """Writes all of it or nothing."""
@@ -148,12 +159,13 @@ class TraceFile:
         return border
 
     @contextlib.contextmanager
-    def _lock(self, descriptor: int) -> Iterator[None]:
-        if not self._shared:
+    def _lock(self) -> Iterator[None]:
+        lock = self._lock_descriptor
+        if lock < 0:
             yield
             return
         give_up_at = time.monotonic() + LOCK_S
-        while not _locks(descriptor):
+        while not _locks(lock):
             if time.monotonic() > give_up_at:
                 raise TimeoutError(
                     f"another rank has held the file's lock for {LOCK_S:.0f} s; is it stopped?"
@@ -162,7 +174,7 @@ class TraceFile:
         try:
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _store(pages: mmap.mmap, at: int) -> None:
@@ -185,9 +197,9 @@ def _end_of_array(descriptor: int) -> int:
     return start + at
 
 
-def create(path: str, first: list[bytes]) -> tuple[TraceFile, str, Identity | None]:
+def create(path: str, first: list[bytes]) -> tuple[TraceFile, str, Known | None]:
     """Makes or empties the file, which then holds the first events, at least one. Returns it, its
-    whole path, and the identity by which other processes know it; None: they can't share it.
+    whole path, and by what other processes know it; None: they can't share it.
 
     Raises:
         OSError: It can't be written.
@@ -200,24 +212,33 @@ def create(path: str, first: list[bytes]) -> tuple[TraceFile, str, Identity | No
     try:
         is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         _write_all(descriptor, b"[\n" + b",\n".join(first) + (b"\n" + END if is_file else b""))
-        shared = is_file and _can_lock(descriptor)
-        known_as = identity(descriptor) if shared else None
-        return TraceFile(descriptor, shared), path, known_as
+        if not is_file:
+            return TraceFile(descriptor, -1), path, None
+        lock = os.memfd_create("hvdlite timeline's lock", os.MFD_CLOEXEC)
+        lock_path = f"/proc/{os.getpid()}/fd/{lock}"
+        known_as = Known(identity(descriptor), lock_path, identity(lock))
+        return TraceFile(descriptor, lock), path, known_as
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def open_shared(path: str, known_as: Identity | None) -> TraceFile | None:
+def open_shared(path: str, known_as: Known | None) -> TraceFile | None:
     """The file that another process has created; None if this process can't open and lock it, or
     the path is another file here."""
     if known_as is None:
         return None
     with contextlib.suppress(OSError):
-        descriptor = open_file(path, os.O_RDWR, same_as=known_as)
-        if _can_lock(descriptor):
-            return TraceFile(descriptor, True)
-        os.close(descriptor)
+        # On another host, or in another PID namespace, this is another process, if any.
+        found = os.stat(known_as.lock_path)
+        if (found.st_dev, found.st_ino) != known_as.lock:
+            return None
+        lock = os.open(known_as.lock_path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return TraceFile(open_file(path, os.O_RDWR, same_as=known_as.file), lock)
+        except BaseException:
+            os.close(lock)
+            raise
     return None
 
 
@@ -226,16 +247,6 @@ def _locks(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
-
-
-def _can_lock(descriptor: int) -> bool:
-    """Not every file system of a network has locks."""
-    try:
-        if _locks(descriptor):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-    except OSError:
         return False
     return True
 

@@ -44,6 +44,10 @@ class TraceRow:
     def end(self) -> dict[str, Any]:
         return self._instant("the timeline ends", time.monotonic_ns())
 
+    def dropped(self, count: int) -> dict[str, Any]:
+        text = f"{count} events were dropped: the file, or rank 0, did not take them in time"
+        return self._instant(text, time.monotonic_ns())
+
     def lines(
         self, process_set: int, events: list[tuple[int, int, str, str, str, int]], lost: int
     ) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ UNFINISHED = re.compile(r"\.checkpoint-\d{9,}\.pt\.unfinished")
 
 VERSION = 1
 LOWEST_PRIORITY = 19
+_BEGIN = b"PK\x03\x04"
 KEY = "hvdlite"  # of what the file holds beside the states of the objects
 
 
@@ -212,6 +213,10 @@ _WITHOUT_IT = "move it out of the folder to go on with the checkpoint before it"
 def _check_sums(file: IO[bytes]) -> None:
     """Raises _Damaged unless every part of the archive has its checksum. OSError is for the disk's
     own failures."""
+    # zipfile looks for the end of an archive, and torch for its beginning: what else begins there
+    # it would read in its older ways, which unpickle anything before torch 2.6.
+    if file.read(len(_BEGIN)) != _BEGIN:
+        raise _Damaged("it does not begin as an archive of torch.save")
     try:
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()

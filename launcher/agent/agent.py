@@ -17,7 +17,7 @@
 - `reach` stands in ssh's place where each host has started hvdrun itself (see `rendezvous`).
 - `probe` answers preflight's question to a host, before the job starts.
 
-The keepers find their supervisor (hvdrun, or the host agent) by the job's secret in HVDRUN_LINK
+The keepers find their supervisor (hvdrun, or the host agent) by the job's name in HVDRUN_LINK
 (see `peers`); if it does not answer, they end. If the variable is not set, `rank` becomes the
 command and `ssh` becomes ssh, as without hvdrun.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import struct
 
+from hvdrun.machine.notes import is_valid
+
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ INT = struct.Struct("i")  # a file descriptor, as sockets carry it
 # descriptors of the rank's stdout and stderr
 RANK = b"R"
 GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
+# hvdrun → host agent, before the secret; supervisor → keeper, before GO: the ranks' variables.
+# hvdrun → the ssh role, before it becomes ssh: hvdrun's own
+VARIABLES = b"v"
 # keeper → supervisor: how the command ended ('code 3', 'signal 9', 'oom 9' if the kernel killed it
 # for lack of memory, 'shm 7 64/64' if SIGBUS or SIGSEGV ended it beside a full /dev/shm, with the
 # bytes used and in all, 'missing 2' if there is no such program, 'lacks 11' if the agent could not
@@ -56,7 +61,7 @@ SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
 HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
-# hvdrun → host agent, the first frame: the job's secret (see peers), as arguments are public
+# hvdrun → host agent: the job's name (see peers), as arguments are public
 SECRET = b"S"
 # hvdrun → host agent, after the secret: after how many seconds of silence each side counts as lost
 SILENCE_LIMIT = b"V"
@@ -78,6 +83,15 @@ PING_EVERY_S = 1.0
 GRACE_S = 3.0  # between TERM and KILL, after a failure
 SILENT_GRACE_S = 2.0  # the same after silence, when the job has waited long enough
 CHUNK = 1 << 16
+LONGEST = 8 << 20  # of a payload; the kernel gives a program no more than 6 MiB of variables
+# The words that begin an EXIT's payload, after 'asked ' or 'late '
+_ENDINGS = (b"code", b"signal", b"oom", b"shm", b"missing", b"lacks")
+# What keepers send whose payload may be anything
+_OF_KEEPERS = (RANK, MPI_BEGUN, MPI_DONE, MPI_JOB, LOOKED, BLACK_BOX, BLACK_BOX_NOW, SHIM_GONE)
+
+
+class BadFrame(Exception):
+    """What has arrived is no message of hvdrun's, so its sender is broken. Says what it is."""
 
 
 def frame(kind: bytes, rank: int = -1, payload: bytes = b"") -> bytes:
@@ -85,15 +99,49 @@ def frame(kind: bytes, rank: int = -1, payload: bytes = b"") -> bytes:
 
 
 def unpack(buffer: bytearray) -> Iterable[tuple[bytes, int, bytes]]:
-    """Removes the complete frames from the front of the buffer, and yields them."""
+    """Removes the complete frames from the front of the buffer, and yields them. Raises BadFrame
+    before it waits for more than LONGEST."""
     while len(buffer) >= HEADER.size:
         kind, rank, length = HEADER.unpack_from(buffer)
+        if length > LONGEST:
+            raise BadFrame(f"a message of {length} bytes")
         end = HEADER.size + length
         if len(buffer) < end:
             return
         payload = bytes(buffer[HEADER.size : end])
         del buffer[:end]
         yield kind, rank, payload
+
+
+def number(word: bytes) -> int:
+    if not (word.isdigit() and len(word) < 20):
+        raise BadFrame(f"{word[:20]!r} in place of a number")
+    return int(word)
+
+
+def check(kind: bytes, rank: int, payload: bytes, num_ranks: int) -> None:
+    """Raises BadFrame if no keeper of one of so many ranks sends this."""
+    if not 0 <= rank < num_ranks:
+        raise BadFrame(f"a message of a rank {rank}")
+    words = payload.removeprefix(b"asked ").removeprefix(b"late ").split()
+    if kind == EXIT:
+        if len(words) not in (3, 4) or words[0] not in _ENDINGS or number(words[1]) > 255:
+            raise BadFrame(f"the end of a rank, {payload[:40]!r}")
+        used_and_all = words[2].split(b"/") if len(words) == 4 else []
+        if len(used_and_all) != (2 if words[0] == b"shm" else 0):
+            raise BadFrame(f"the end of a rank, {payload[:40]!r}")
+        for word in (*used_and_all, words[-1]):
+            number(word)
+    elif kind == CLOSED:
+        number(words[-1] if len(words) == 2 else b"")
+    elif kind == SIGNALLED:
+        for word in words[:2] if len(words) == 3 else (b"",):
+            number(word)
+    elif kind == NOTE:
+        if not is_valid(payload):
+            raise BadFrame(f"a note of the kind {payload[:1]!r} and {len(payload)} bytes")
+    elif kind not in _OF_KEEPERS:
+        raise BadFrame(f"a message of the kind {kind!r}")
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:

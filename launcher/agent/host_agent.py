@@ -29,6 +29,7 @@ from hvdrun.agent.frames import (
     SILENCE_LIMIT,
     SILENT_GRACE_S,
     STDIN,
+    VARIABLES,
     Waker,
     frame,
     unpack,
@@ -92,6 +93,7 @@ class HostAgent:
         self.stdin = -1  # the pipe to rank 0, once rank 0 runs here
         self.is_set_up = False
         self.local_ranks: LocalRanks | None = None
+        self.variables: bytes | None = None  # the ranks', from hvdrun
 
     def _stdin_of_rank_0(self) -> int:
         reader, self.stdin = os.pipe()
@@ -216,6 +218,7 @@ class HostAgent:
                 self._deliver,
                 self._stdin_of_rank_0,
                 pack_host_variables(os.environ),
+                variables=self.variables,
             )
         if self.command:
             self.daemon = self._start_daemon()
@@ -284,6 +287,8 @@ class HostAgent:
                 self._feed(payload)
             elif kind == SILENCE_LIMIT:
                 self.silence_limit_s = float(payload)
+            elif kind == VARIABLES:
+                self.variables = payload
             elif kind == SECRET:
                 self._set_up(payload.decode())
         if not connected:

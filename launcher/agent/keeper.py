@@ -23,6 +23,7 @@ from hvdrun.agent.frames import (
     SHIM_GONE,
     SIGNAL,
     SIGNALLED,
+    VARIABLES,
     WITH_STACK,
     WITH_STACK_AND_BOX,
     Suppress,
@@ -31,15 +32,22 @@ from hvdrun.agent.frames import (
     receive,
     send,
     unpack,
+    write_all,
 )
 from hvdrun.agent.oom import oom_kills, was_out_of_memory
 from hvdrun.agent.pmi import Relay
 from hvdrun.agent.rank_box import RankBox
 from hvdrun.agent.rank_notes import RankNotes
 from hvdrun.agent.rank_stack import RankStacks
+from hvdrun.agent.rank_variables import bind
 from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.agent.spawn import spawn
-from hvdrun.machine.environment import EXPORTED, KEEPER, with_host_variables
+from hvdrun.machine.environment import (
+    EXPORTED,
+    KEEPER,
+    with_host_variables,
+    with_job_variables,
+)
 from hvdrun.machine.limits import LACKING
 from hvdrun.machine.notes import BLACK_BOX as RANKS_BOX
 from hvdrun.machine.notes import PREEMPTIBLE, STACK
@@ -51,9 +59,14 @@ if TYPE_CHECKING:
     import signal
     import socket
     from typing import NoReturn
+
 else:  # see frames
     import _signal as signal
 
+NOT_TOLD = (
+    "hvdrun: rank {rank} was not started: hvdrun, or its agent on {host}, ended before the rank had"
+    " its variables\n"
+)
 PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 MOST_FDS = 256  # a keeper has about twenty
 LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -107,16 +120,18 @@ class Keeper:
         self.poll = select.poll()
         self.buffer = bytearray()
 
-    def keep(
-        self, command: list[str], environment: dict[str, str], cpus: frozenset[int] | None
-    ) -> NoReturn:
+    def keep(self, command: list[str], environment: dict[str, str], role: str) -> NoReturn:
+        """role: see `rank_variables.bind`."""
         os.setsid()
         outputs = [os.pipe(), os.pipe()]
         readers = [reader for reader, _ in outputs]
         self._tell(RANK, self.session.encode(), readers)
-        stdin, host = self._await_go()
+        stdin, host, variables = self._await_go()
+        if variables is not None:
+            environment = with_job_variables(environment, variables)
         if host:
             environment = with_host_variables(environment, host)
+        cpus = bind(environment, self.rank, role)
         environment.pop(EXPORTED, None)
         environment[KEEPER] = str(os.getpid())
         waker = Waker([signal.SIGCHLD])
@@ -192,25 +207,30 @@ class Keeper:
     def _tell_end(self, how: str) -> None:
         self._tell(EXIT, f"{how} {time.monotonic_ns()}".encode())
 
-    def _await_go(self) -> tuple[int, bytes]:
-        """Standard input for the command; and the variables of this host, if hvdrun runs on another
-        one."""
-        stdin, host = None, b""
+    def _await_go(self) -> tuple[int, bytes, bytes | None]:
+        """Standard input for the command; the variables of this host, if hvdrun runs on another
+        one; and those of the job, if MPI has not brought them."""
+        stdin, host, variables = None, b"", None
+        given: list[int] = []
         while stdin is None:
             data, fds = receive(self.sock)
             if not data:
+                write_all(2, NOT_TOLD.format(rank=self.rank, host=os.uname().nodename).encode())
                 os._exit(1)
             self.buffer += data
+            given += fds
             for kind, _, payload in unpack(self.buffer):
-                if kind == END:
+                if kind == VARIABLES:
+                    variables = payload
+                elif kind == END:
                     self.asked = True
                     self._end(time.monotonic(), *signals.unpack(payload))
                 elif kind == SIGNAL:
                     self._pass_on(payload)
                 elif kind == GO:
                     host = payload
-                    stdin = fds[0] if fds else os.open(os.devnull, os.O_RDONLY)
-        return stdin, host
+                    stdin = given[0] if given else os.open(os.devnull, os.O_RDONLY)
+        return stdin, host, variables
 
     def _wait(self) -> set[int]:
         now = time.monotonic()

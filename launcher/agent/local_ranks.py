@@ -29,6 +29,9 @@ from hvdrun.agent.frames import (
     RANK,
     RELEASE,
     SIGNAL,
+    VARIABLES,
+    BadFrame,
+    check,
     frame,
     receive,
     send,
@@ -38,6 +41,7 @@ from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.agent.signals import pack
 from hvdrun.machine.socket_users import is_trusted
 
+MOST_RANKS = 1 << 24  # of a job, where its size is not known
 CLEAN_UP_S = 1.0  # for all keepers of a host together, from KILL on
 Deliver = Callable[[bytes, int, bytes], None]
 
@@ -59,7 +63,8 @@ class LocalRanks:
 
     Both hvdrun and the host agents have one. It calls `deliver(kind, rank, payload)` with RANK,
     OUT, ERR, MPI_BEGUN, MPI_DONE, NOTE, LOOKED, CLOSED, SHIM_GONE, SIGNALLED, BLACK_BOX,
-    BLACK_BOX_NOW, EXIT and KEEPER_GONE; a rank's output, notes and black box come before its EXIT.
+    BLACK_BOX_NOW, EXIT and KEEPER_GONE (with what it has sent, if that was no message and the
+    connection was closed for it); a rank's output, notes and black box come before its EXIT.
     """
 
     def __init__(
@@ -70,12 +75,17 @@ class LocalRanks:
         stdin_of_rank_0: Callable[[], int],
         host_variables: bytes = b"",
         on_host: Callable[[socket.socket, str, int], None] | None = None,
+        num_ranks: int = MOST_RANKS,
+        variables: bytes | None = None,
     ) -> None:
+        """variables: the job's, if MPI does not bring them."""
+        self.variables = variables
         self.selector = selector
         self.deliver = deliver
         self.stdin_of_rank_0 = stdin_of_rank_0
         self.host_variables = host_variables
         self.on_host = on_host
+        self.num_ranks = num_ranks
         self.sessions: set[str] = set()  # folders of MPI's daemons
         self.keepers: set[_Keeper] = set()
         self.ending: bytes | None = None
@@ -156,14 +166,32 @@ class LocalRanks:
             data, fds = b"", []
         keeper.fds += fds
         keeper.buffer += data
+        nonsense = ""
+        try:
+            if self._take(keeper):
+                return
+        except BadFrame as what:  # the keeper ends its rank, as nobody else could from now on
+            nonsense, data = str(what), b""
+        if not data:
+            self._leave(keeper, nonsense)
+
+    def _take(self, keeper: _Keeper) -> bool:
+        """Takes what has arrived. True if the connection is another one's now."""
         for kind, rank, payload in unpack(keeper.buffer):
             if kind == HOST and self.on_host is not None:
+                if len(keeper.fds) != 1:
+                    raise BadFrame("a host without its descriptor")
                 self.selector.unregister(keeper.sock)
                 self.keepers.discard(keeper)
-                self.on_host(keeper.sock, payload.decode(), keeper.fds[0])
-                return
+                self.on_host(keeper.sock, payload.decode(errors="replace"), keeper.fds[0])
+                return True
+            check(kind, rank, payload, self.num_ranks)
+            if keeper.rank not in (-1, rank):
+                raise BadFrame(f"a message of rank {rank}")
             if kind == RANK:
-                self.sessions.add(payload.decode())
+                if keeper.rank >= 0 or len(keeper.fds) > 2:
+                    raise BadFrame("a second rank")
+                self.sessions.add(payload.decode(errors="surrogateescape"))
                 self._begin(keeper, rank)
             elif kind == MPI_JOB:
                 keeper.job = payload
@@ -171,18 +199,22 @@ class LocalRanks:
             elif kind == EXIT:
                 self._drain(keeper)
             self.deliver(kind, rank, payload)
-        if not data:
-            self._drain(keeper)
-            for fd in list(keeper.outputs):
-                self._close(keeper, fd)
-            self.selector.unregister(keeper.sock)
-            keeper.sock.close()
-            self.keepers.discard(keeper)
-            # A keeper that was killed has not removed its MPI's files.
-            if keeper.job:
-                SharedFiles().remove(keeper.job)
-            if keeper.rank >= 0:
-                self.deliver(KEEPER_GONE, keeper.rank, b"")
+        return False
+
+    def _leave(self, keeper: _Keeper, nonsense: str) -> None:
+        self._drain(keeper)
+        for fd in list(keeper.outputs):
+            self._close(keeper, fd)
+        for fd in keeper.fds:
+            os.close(fd)
+        self.selector.unregister(keeper.sock)
+        keeper.sock.close()
+        self.keepers.discard(keeper)
+        # A keeper that was killed has not removed its MPI's files.
+        if keeper.job:
+            SharedFiles().remove(keeper.job)
+        if keeper.rank >= 0:
+            self.deliver(KEEPER_GONE, keeper.rank, nonsense.encode())
 
     def _begin(self, keeper: _Keeper, rank: int) -> None:
         keeper.rank = rank
@@ -197,7 +229,10 @@ class LocalRanks:
         stdin = [self.stdin_of_rank_0()] if rank == 0 else []
         with contextlib.suppress(OSError):  # reading from a keeper notices that it is gone
             # A rank that starts while the job is being ended is never run.
-            send(keeper.sock, (self.ending or b"") + frame(GO, payload=self.host_variables), stdin)
+            go = frame(GO, payload=self.host_variables)
+            if self.variables is not None:
+                go = frame(VARIABLES, payload=self.variables) + go
+            send(keeper.sock, (self.ending or b"") + go, stdin)
         for fd in stdin:
             os.close(fd)
 

@@ -1,9 +1,10 @@
 """How the processes of a job find their supervisor on a host, and whom they trust there.
 
-Each job has a secret, which its processes have in HVDRUN_LINK. The supervisor (hvdrun, or the host
-agent) listens on a socket whose name is a hash of the secret, the host and the user. So no other
-process can know the name and take it first. Once the socket exists, everybody on the host can read
-its name: therefore both ends ask the kernel which user is at the other.
+Each job has a random key, which its processes have in HVDRUN_LINK. The supervisor (hvdrun, or the
+host agent) listens on a socket whose name is a hash of the key, the host and the user. So no other
+user of the host can know the name and take it first. Nothing else depends on the key, which MPI
+sends in plain text, and once the socket exists, everybody on the host can read its name: therefore
+both ends ask the kernel which user is at the other.
 """
 
 from __future__ import annotations

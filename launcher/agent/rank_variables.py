@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
+from hvdrun.agent.frames import write_all
+from hvdrun.machine.binding import here, thread_variables
 from hvdrun.machine.environment import PLACE
+from hvdrun.machine.near_gpu import prefer_memory_of
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+BOUND, VERBOSE, UNBOUND = ("rank", "verbose-rank", "unbound-rank")
 
 # Per MPI: rank, size, rank on the host, number of ranks on the host.
 RANK_VARIABLES = (
@@ -50,6 +57,27 @@ def rank_environment(given: Mapping[str, str], cores: int) -> dict[str, str]:
         # Otherwise Open MPI's waiting ranks would keep cores from those that compute.
         found["OMPI_MCA_mpi_yield_when_idle"] = given.get("OMPI_MCA_mpi_yield_when_idle", "1")
     return found
+
+
+def bind(environment: dict[str, str], rank: int, role: str) -> frozenset[int] | None:
+    """The hardware threads of the rank, once the job's variables are there (None: those that it
+    has); adds its own variables, and has its memory come from near its GPU.
+
+    role: an `unbound-rank` gets its cores from MPI or the user, all others from hvdrun; a
+    `verbose-rank` says where its GPU is.
+    """
+    cpus = None
+    if role != UNBOUND:
+        given = here(*local_rank_and_size(environment), environment)
+        environment.update(thread_variables(given.threads, environment))
+        cpus = given.cpus
+        if given.near is not None:
+            prefer_memory_of(given.near.node)
+            if role == VERBOSE:
+                host, where = os.uname().nodename, given.near
+                write_all(2, f"hvdrun: rank {rank} on {host} is bound: {where}\n".encode())
+    environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
+    return cpus
 
 
 def local_rank_and_size(given: Mapping[str, str]) -> tuple[int, int]:

@@ -10,12 +10,10 @@ from hvdrun.agent import signals
 from hvdrun.agent.frames import EXIT, Suppress, frame, send, write_all
 from hvdrun.agent.keeper import Keeper
 from hvdrun.agent.peers import Stranger, connect
-from hvdrun.agent.rank_variables import by_launcher, local_rank_and_size, rank_environment
+from hvdrun.agent.rank_variables import bind, by_launcher
 from hvdrun.agent.spawn import become
-from hvdrun.machine import binding
 from hvdrun.machine.environment import LINK, NODES, PATIENCE
 from hvdrun.machine.limits import LACKING
-from hvdrun.machine.near_gpu import prefer_memory_of
 
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 else:  # see frames
     import _signal as signal
 
-BOUND, VERBOSE, UNBOUND = ("rank", "verbose-rank", "unbound-rank")
 UNREACHABLE = (
     "hvdrun: rank {rank} was not started: neither hvdrun nor its agent runs on {host}, so nothing"
     " would end the rank; hvdrun was killed, or MPI started its daemon without hvdrun's agent (see"
@@ -44,26 +41,14 @@ def unescape(arguments: list[str]) -> list[str]:
 
 
 def main(arguments: list[str], role: str) -> NoReturn:
-    """role: that of an `unbound-rank` gets its cores from MPI or the user, all others from hvdrun;
-    that of a `verbose-rank` says where its GPU is."""
+    """role: see `rank_variables.bind`."""
     command = unescape(arguments)
     environment = dict(os.environ)
     rank = int(by_launcher(environment).get("RANK", "0"))
-    cpus = None
-    if role != UNBOUND:
-        given = binding.here(*local_rank_and_size(environment), environment)
-        environment.update(binding.thread_variables(given.threads, environment))
-        cpus = given.cpus
-        if given.near is not None:
-            prefer_memory_of(given.near.node)
-            if role == VERBOSE:
-                host, where = os.uname().nodename, given.near
-                write_all(2, f"hvdrun: rank {rank} on {host} is bound: {where}\n".encode())
-    environment.update(rank_environment(environment, len(os.sched_getaffinity(0))))
     secret, patience_s = environment.pop(LINK, ""), environment.pop(PATIENCE, "")
     environment.pop(NODES, None)  # a rank has no business on other hosts
     if not secret:
-        become(command, environment, cpus)
+        become(command, environment, bind(environment, rank, role))
     try:
         sock = _supervisor(secret, float(patience_s or 0))
     except (Stranger, OSError) as problem:
@@ -83,7 +68,7 @@ def main(arguments: list[str], role: str) -> NoReturn:
     if pid == 0:
         try:
             os.close(reader)
-            Keeper(sock, writer, rank, daemon).keep(command, environment, cpus)
+            Keeper(sock, writer, rank, daemon).keep(command, environment, role)
         except OSError as error:
             if error.errno in LACKING:
                 _lacks(sock, rank, error)

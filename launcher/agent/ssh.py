@@ -9,9 +9,16 @@ import shlex
 import signal
 import sys
 
-from hvdrun.agent.frames import HOST, frame, send, write_all
+from hvdrun.agent.frames import HEADER, HOST, frame, send, write_all
 from hvdrun.agent.peers import Stranger, connect
-from hvdrun.machine.environment import LINK, NODES, REACH, SSH, without_step_variables
+from hvdrun.machine.environment import (
+    LINK,
+    NODES,
+    REACH,
+    SSH,
+    unpack,
+    without_step_variables,
+)
 from hvdrun.machine.remote_words import for_any_shell, hex_of
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -34,10 +41,13 @@ def main(arguments: list[str]) -> NoReturn:
     command = " ".join(words)
     remote = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
     secret = os.environ.get(LINK, "")
+    variables = dict(os.environ)
     if secret:
         sock = _hvdrun(secret, host)
         reader, writer = os.pipe()
         send(sock, frame(HOST, payload=host.encode()), [reader])
+        # MPI has got no others than its own.
+        variables = {**_variables(sock, host), **os.environ}
         os.dup2(sock.fileno(), 0)
         os.dup2(sock.fileno(), 1)
         os.dup2(writer, 2)
@@ -48,12 +58,12 @@ def main(arguments: list[str]) -> NoReturn:
     reach = shlex.split(os.environ.get(REACH, ""))
     if reach:
         words = [word.replace("{host}", host) for word in reach]
-        environment = without_step_variables(os.environ)
+        environment = without_step_variables(variables)
         if NODES in os.environ:
             environment[NODES] = os.environ[NODES]
         _become([*words, *remote], environment)
     ssh = ["ssh", *options, *own, host, command]
-    _become(ssh, dict(os.environ), " (Debian: apt-get install openssh-client)")
+    _become(ssh, variables, " (Debian: apt-get install openssh-client)")
 
 
 def _hvdrun(secret: str, host: str) -> socket.socket:
@@ -67,6 +77,25 @@ def _hvdrun(secret: str, host: str) -> socket.socket:
         write_all(2, f"hvdrun: no connection to {host} was made: {problem}\n".encode())
         os._exit(1)
     return sock
+
+
+def _variables(sock: socket.socket, host: str) -> dict[str, str]:
+    """hvdrun's own, which it answers with. Reads nothing more: the rest is for ssh."""
+    data = b""
+    while len(data) < (length := _length(data)):
+        more = sock.recv(length - len(data))
+        if not more:
+            write_all(2, f"hvdrun: no connection to {host} was made: hvdrun has ended\n".encode())
+            os._exit(1)
+        data += more
+    return unpack(data[HEADER.size :])
+
+
+def _length(begun: bytes) -> int:
+    """Of a frame that begins like this, as far as that is known."""
+    if len(begun) < HEADER.size:
+        return HEADER.size
+    return HEADER.size + int(HEADER.unpack_from(begun)[2])
 
 
 def split_ssh(arguments: list[str]) -> tuple[list[str], str, list[str]]:

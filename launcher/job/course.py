@@ -85,6 +85,7 @@ from hvdrun.reports.failure_report import (
     interrupted,
     missing_program,
     not_started,
+    not_understood,
     paused,
     unstoppable,
 )
@@ -182,9 +183,13 @@ class Course:
                 self.closed_files.at.setdefault(rank, at)
             case RankEnded(rank, how, at):
                 self._rank_ended(now, rank, how, at)
-            case KeeperGone(rank):
+            case KeeperGone(rank, nonsense):
+                if nonsense:
+                    who = "rank {} on {}".format(*self.ranks.who(rank))
+                    self._fail(now, not_understood(f"the keeper of {who}", nonsense))
                 if rank not in self.ranks.endings:
-                    self._rank_ended(now, rank, "signal 9", now)
+                    how = "asked signal 9" if nonsense else "signal 9"
+                    self._rank_ended(now, rank, how, now)
             case KeepersHere(connected):
                 self.keepers = connected
             case HostConnected(host):

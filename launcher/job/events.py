@@ -79,6 +79,7 @@ class KeeperGone(Value):
     """The keeper of a rank has ended; a RankEnded may or may not have come before."""
 
     rank: int
+    nonsense: str = ""  # what has come from it that is no message, so that it was hung up on
 
 
 class KeepersHere(Value):
@@ -113,6 +114,7 @@ class HostEnded(Value):
     refused: str = ""  # why the host agent can't run ranks there
     daemon_status: int | None = None  # MPI's daemon's exit code, once everything there has ended
     daemon_said: bytes = b""  # or the login shell, if the host agent has not started
+    nonsense: str = ""  # what has come from it that is no message, so that hvdrun has hung up
 
 
 class HostQuiet(Value):

@@ -46,7 +46,7 @@ class StallWatch:
         if self.is_over or now < self.silent_until:
             return
         self.silent_until = now + PAUSE_S
-        stall = read_stall(data.decode(errors="replace"))
+        stall = read_stall(data.decode(errors="replace"), self.ranks.num_proc)
         if self.others or not stall.missing:
             stall = Stall(stall.operation)
         named = (*stall.missing, *stall.waiting) or tuple(sorted(self.ranks.started))

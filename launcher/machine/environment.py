@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-LINK = "HVDRUN_LINK"  # the job's secret, by which the keepers find their supervisor (see peers)
+# The job's name for its own processes, by which they find their supervisor (see peers). MPI sends
+# it unencrypted, and who knows it can do nothing with it but take a socket's name.
+LINK = "HVDRUN_LINK"
 KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the command
 # The keeper's name while it ends its rank. A rank that leaves then need not wait for the others
 # (hvdlite/world/process/exits.py, _core/engine/exit.c).
@@ -110,13 +112,53 @@ def forwarded(names: Iterable[str], exports: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(n for n in wanted if n.isidentifier() and n.isascii()))
 
 
+# What mpirun and srun themselves read, on this host and others, and what holds no secret. The
+# ranks' variables travel over hvdrun's own connections.
+_FOR_LAUNCHERS = frozenset(
+    (
+        *("PATH", "LD_LIBRARY_PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PWD"),
+        *("TMPDIR", "TMP", "TEMP", "HOSTNAME", "PYTHONHASHSEED"),
+    )
+)
+_FOR_LAUNCHERS_PREFIXES = (
+    *("OMPI_", "OPAL_", "PMIX_", "PRTE_", "HYDRA_", "MPIR_", "MPICH_", "I_MPI_", "UCX_", "FI_"),
+    *("PSM2_", "PSM3_", "HWLOC_", "SLURM_", "HVDRUN_", "SSH_", "XDG_", "LC_"),
+)
+
+
+def for_launchers(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of the environment that mpirun and srun get if they send it to other hosts."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _FOR_LAUNCHERS or name.startswith(_FOR_LAUNCHERS_PREFIXES)
+    }
+
+
+def pack(environ: Mapping[str, str]) -> bytes:
+    return b"\0".join(
+        f"{name}={value}".encode(errors="surrogateescape") for name, value in environ.items()
+    )
+
+
+def unpack(packed: bytes) -> dict[str, str]:
+    words = packed.decode(errors="surrogateescape").split("\0") if packed else []
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def with_job_variables(environ: Mapping[str, str], packed: bytes) -> dict[str, str]:
+    """The environment that MPI or srun gave to a rank, with the job's variables. What MPI and Slurm
+    have set for this rank stays."""
+    ours = dict(environ)
+    for name, value in unpack(packed).items():
+        if name not in ours or not name.startswith((*_SETTINGS_PREFIXES, "SLURM_")):
+            ours[name] = value
+    return ours
+
+
 def pack_host_variables(environ: Mapping[str, str]) -> bytes:
     """The variables of this host, as a host agent sends them to its keepers."""
-    return b"\0".join(
-        f"{name}={value}".encode(errors="surrogateescape")
-        for name, value in environ.items()
-        if is_of_the_host(name)
-    )
+    return pack({name: value for name, value in environ.items() if is_of_the_host(name)})
 
 
 def with_host_variables(environ: Mapping[str, str], packed: bytes) -> dict[str, str]:
@@ -124,8 +166,7 @@ def with_host_variables(environ: Mapping[str, str], packed: bytes) -> dict[str, 
     which some MPIs pass on. Variables that the user gave with -x stay."""
     exported = environ.get(EXPORTED, "").split()
     ours = {n: v for n, v in environ.items() if n in exported or not is_of_the_host(n)}
-    for word in packed.decode(errors="surrogateescape").split("\0"):
-        name, _, value = word.partition("=")
+    for name, value in unpack(packed).items():
         if is_of_the_host(name):  # ignores all other variables
             ours.setdefault(name, value)
     return ours

@@ -1,4 +1,5 @@
-"""Opens files for writing, and folders, but none that another user has put there as a trap.
+"""Opens files for writing (and secrets), and folders, but none that another user has put there as a
+trap.
 
 Like the kernel's fs.protected_symlinks, which is not on everywhere: refuses another user's symlink
 in place of the file itself, and on the way to it in shared folders. Shared is a folder that

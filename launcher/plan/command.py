@@ -6,7 +6,8 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 
-from hvdrun.agent.shim import BOUND, UNBOUND, VERBOSE, escape
+from hvdrun.agent.rank_variables import BOUND, UNBOUND, VERBOSE
+from hvdrun.agent.shim import escape
 from hvdrun.errors import UsageError
 from hvdrun.machine.environment import (
     AGENT,
@@ -17,6 +18,7 @@ from hvdrun.machine.environment import (
     PYTHON,
     forwarded,
     inheritable,
+    is_of_the_host,
 )
 from hvdrun.plan import shared_memory
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
@@ -50,6 +52,10 @@ EMPTY = (
 UCX_SURVIVES_CUTS = {"UCX_TCP_KEEPIDLE": "inf"}
 
 
+# On one host: UCX listens for connections of ranks on this machine alone.
+UCX_ON_LOOPBACK = {"UCX_NET_DEVICES": "lo"}
+
+
 # How long a rank waits for hvdrun's connection to its host.
 PATIENCE_S = 20
 
@@ -61,6 +67,8 @@ class Command:
     environment: dict[str, str]  # of mpirun; argv holds no values of the ranks' variables
     added: tuple[str, ...]  # names in it that hvdrun set; their values are not secret
     passed: tuple[str, ...]  # the names that the ranks get
+    # What hvdrun sends to the ranks over its own connections; None: all are here, and inherit it
+    sent: dict[str, str] | None
     shares: tuple[Share, ...]
     # A command per host that mpirun does not connect to: hvdrun's connection to it.
     connections: tuple[tuple[str, ...], ...]
@@ -95,7 +103,8 @@ class Command:
         """For `--dry-run`: a shell can run exactly this."""
         settings = [f"{name}={shlex.quote(self.environment[name])}" for name in self.added]
         lines = [f"cd {shlex.quote(facts.cwd)}"]
-        lines.append("# variables that the ranks get: " + " ".join(self.passed))
+        way = "" if self.sent is None else ", over hvdrun's own connections"
+        lines.append(f"# variables that the ranks get{way}: " + " ".join(self.passed))
         lines += [f"# meanwhile, for signs of life: {shlex.join(c)}" for c in self.connections]
         return "\n".join([*lines, " ".join([*settings, shlex.join(self.argv)])])
 
@@ -155,6 +164,8 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     }
     if remote and flavour.kind == MPICH:
         defaults |= UCX_SURVIVES_CUTS
+    if not remote and flavour.kind == MPICH:
+        defaults |= UCX_ON_LOOPBACK
     added = {name: value for name, value in defaults.items() if name not in environment}
     added.update(request.settings)
     added.update(shm.variables)
@@ -186,12 +197,10 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     if starter:
         argv = [*options, *request.mpi_args, *program]
     elif flavour.kind == OPENMPI:
-        named = (*names, EXPORTED, LINK) if remote else ()
-        argv = [*options, *(word for name in named for word in ("-x", name))]
-        argv += [*request.mpi_args, *program]
+        argv = [*options, *(("-x", LINK) if remote else ()), *request.mpi_args, *program]
     else:
-        # All variables, as MPICH 5.0 passes on only the first of a -genvlist. The keepers correct
-        # those of the host.
+        # All variables that mpirun has, as MPICH 5.0 passes on only the first of a -genvlist. The
+        # keepers correct those of the host.
         argv = [*options, "-genvall", *request.mpi_args]
         argv += intel_program(program, for_mpi) if flavour.kind == INTEL else program
     agent = (facts.python, "-I", "-S", facts.agent, "ssh")
@@ -201,6 +210,13 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         environment=environment,
         added=tuple(added),
         passed=names,
+        sent={
+            name: environment[name]
+            for name in (*ranks_get, EXPORTED)
+            if name in (*exported, EXPORTED) or not is_of_the_host(name)
+        }
+        if remote
+        else None,
         shares=shares,
         connections=tuple((*agent, s.host.name) for s in remote) if starter else (),
         notes=notes,

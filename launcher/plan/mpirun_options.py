@@ -32,7 +32,9 @@ def openmpi_options(
     given |= set(request.mpi_args)
     # libfabric needs a second to find out that there is no such network.
     no_fabric = () if facts.has_fabric else ("ofi",)
-    for framework, parts in (("btl", (*no_fabric, *without)), ("mtl", no_fabric)):
+    # On one host TCP would only let strangers connect, unless nothing else is left.
+    no_tcp = () if remote or without else ("tcp",)
+    for framework, parts in (("btl", (*no_fabric, *without, *no_tcp)), ("mtl", no_fabric)):
         if parts and framework not in given:
             options += ["--mca", framework, f"^{','.join(parts)}"]
     if request.allocation is not None:

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from hvdrun.agent.frames import BYE, HOST, Suppress, frame, receive, send, unpack
+from hvdrun.agent.frames import BYE, HOST, BadFrame, Suppress, frame, receive, send, unpack
 from hvdrun.machine.socket_users import is_trusted
 from hvdrun.rendezvous.messages import ERR, IN, OUT
 
@@ -49,7 +49,7 @@ class Caller:
     def fail(self, why: str) -> None:
         """The process prints the reason itself, as the descriptors may belong to the relay."""
         with Suppress(OSError):
-            send(self.sock, frame(BYE, payload=b"%d %s" % (FAILED, why.encode())))
+            send(self.sock, frame(BYE, payload=b"%d %s" % (FAILED, why.encode(errors="replace"))))
         self.close()
 
     def close(self) -> None:
@@ -124,6 +124,10 @@ class Callers:
         buffer, given = self.buffers[sock]
         buffer += data
         given += fds
+        try:
+            frames = list(unpack(buffer))
+        except BadFrame:
+            data = b""
         if not data:
             if caller is not None:
                 self.on_left(caller)
@@ -133,7 +137,7 @@ class Callers:
                 os.close(fd)
             sock.close()
             return
-        for kind, _, payload in unpack(buffer):
+        for kind, _, payload in frames:
             if caller is None and kind == HOST and len(given) == 3:
                 host, *argv = payload.decode(errors="surrogateescape").split("\0")
                 caller = Caller(sock, host, tuple(argv), given[:], lambda: self._forget(sock))

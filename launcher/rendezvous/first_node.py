@@ -91,6 +91,7 @@ class FirstNode:
         self.relays: dict[SealedSocket, tuple[Caller, Relay]] = {}
         self.strangers: set[str] = set()
         self.finished = False
+        self.thread: threading.Thread | None = None
         self.has_ended = False  # the thread; guarded by the lock
 
     # ------------------------------------------------- for hvdrun's main thread
@@ -160,12 +161,14 @@ class FirstNode:
 
     def end(self, exit_code: int) -> None:
         """Tells all nodes the result and closes everything."""
-        if not hasattr(self, "thread"):
+        if self.thread is None:
             return
         self._order(lambda: self._finish(exit_code))
         self.thread.join(2 * LAST_WORDS_S)
 
     def _order(self, order: Callable[[], None]) -> None:
+        if self.thread is None:  # it could not start, and no node is here
+            return
         with self.lock:
             self.orders.append(order)
         with contextlib.suppress(BlockingIOError):  # full of earlier wishes to wake up
@@ -258,7 +261,7 @@ class FirstNode:
             hello = None
         if problem or hello is None:
             connection.on_end = lambda *_: None
-            connection.send(REFUSED, problem.encode())
+            connection.send(REFUSED, problem.encode(errors="replace"))
             connection.drain(REFUSAL_S)
             connection.close()
             return
@@ -315,7 +318,7 @@ class FirstNode:
 
     def _heard(self, number: int, kind: bytes, payload: bytes) -> None:
         self.heard_at[number] = time.monotonic()
-        if kind == PING:
+        if kind == PING and not self.nodes[number].is_full:  # else it reads no answers
             self.nodes[number].send(PING)
         elif kind == SIGNAL and unpack_number(payload) in heeded():
             self.on_signal(unpack_number(payload), number)

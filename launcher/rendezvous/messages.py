@@ -62,7 +62,7 @@ def unpack_hello(payload: bytes) -> Hello:
     numbers = (hello.node_rank, hello.nodes, hello.gpus, hello.cores, hello.num_proc or 0)
     texts = (hello.version, hello.hostname)
     if not all(type(n) is int and n >= 0 for n in numbers) or not all(
-        isinstance(text, str) for text in texts
+        isinstance(text, str) and text.isprintable() for text in texts
     ):
         raise NotUnderstood("wrong types in a greeting")
     return hello

@@ -69,6 +69,7 @@ class Wanted:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.until = time.monotonic() + STREAM_S  # node 0 waits so long
+        self.try_until = self.until  # for node 0 to prove itself on the present connection
         self.next_at = 0.0
         self.pause_s = FIRST_PAUSE_S
 
@@ -197,7 +198,7 @@ class OtherNode:
         for wanted in [wanted for wanted in self.wanted if wanted.next_at <= now]:
             self.wanted.remove(wanted)
             self._call_back(wanted)
-        for connection in [c for c, wanted in self.unstarted.items() if wanted.until <= now]:
+        for connection in [c for c, wanted in self.unstarted.items() if wanted.try_until <= now]:
             connection.close()
             self._call_back_later(connection, "it does not answer")
 
@@ -264,6 +265,7 @@ class OtherNode:
             sock, self.key, self.selector, self._stream_message, self._stream_ended, is_caller=True
         )
         self.unstarted[connection] = wanted
+        wanted.try_until = time.monotonic() + CONNECT_S
         connection.on_proved = lambda: self._start(connection)
 
     def _call_back_later(self, connection: SealedSocket, why: str) -> None:

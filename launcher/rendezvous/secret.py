@@ -10,6 +10,7 @@ from ipaddress import ip_address
 
 from hvdrun.errors import UsageError
 from hvdrun.machine.environment import RENDEZVOUS_SECRET
+from hvdrun.machine.own_files import open_file
 from hvdrun.machine.tcp_users import why_unknown
 
 VARIABLE = RENDEZVOUS_SECRET
@@ -26,8 +27,8 @@ def take(environ: MutableMapping[str, str], path: str | None) -> str:
     """The secret from the file, else from the variable, which is removed so that no process that
     hvdrun starts inherits it; "" if there is none.
 
-    Raises UsageError for a secret that is too short, and a file that can't be read, or that others
-    can read.
+    Raises UsageError for a secret that is too short, and a file that can't be read, that others can
+    read, or to which another user's symlink leads.
     """
     given = environ.pop(VARIABLE, "").strip()
     source = VARIABLE
@@ -45,7 +46,7 @@ def take(environ: MutableMapping[str, str], path: str | None) -> str:
 
 def _of_file(path: str) -> str:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_file(path, os.O_RDONLY | os.O_NONBLOCK)
         with open(fd, encoding="utf-8", errors="surrogateescape") as file:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):

@@ -355,6 +355,13 @@ def host_lost(host: str, how: str, ssh_said: bytes = b"") -> HostLost:
     )
 
 
+def not_understood(who: str, what: str) -> HostLost:
+    return HostLost(
+        f"{who} sent {what}, which hvdrun can't read, so hvdrun has hung up and ends the job; that"
+        " process is broken, or its host runs another version of hvdlite"
+    )
+
+
 def missing_program(program: str, rank: int, host: str, number: int) -> LaunchError:
     if number in (errno.ENOENT, errno.ENOTDIR):
         return CommandNotFound(

@@ -32,8 +32,9 @@ class Stall(NamedTuple):
     waiting: tuple[int, ...] = ()
 
 
-def read_stall(text: str) -> Stall:
-    """From the core's text (`_core/watching/report.c`)."""
+def read_stall(text: str, num_ranks: int) -> Stall:
+    """From the core's text (`_core/watching/report.c`), about ranks of a job of so many: a rank may
+    send anything."""
     text = "".join(c if c.isprintable() else "?" for c in text)
     found = re.match(
         r"(.+?) (?:has waited|still waits, after) \d+ s,? for (.*?); called by ranks? ([\d, .-]+);",
@@ -42,17 +43,18 @@ def read_stall(text: str) -> Stall:
     if not found:
         return Stall(re.split(r" (?:has|still|did|does) ", text, maxsplit=1)[0])
     operation, late, posted = found.groups()
-    missing = tuple(map(int, re.findall(r"rank (\d+) on ", late)))
-    return Stall(operation, missing, tuple(_numbers(posted)))
+    named = (int(number) for number in re.findall(r"rank (\d{1,6}) on ", late))
+    missing = tuple(rank for rank in dict.fromkeys(named) if rank < num_ranks)
+    return Stall(operation, missing, tuple(dict.fromkeys(_numbers(posted, num_ranks))))
 
 
-def _numbers(text: str) -> Iterable[int]:
-    """'0, 2-4' → 0 2 3 4. Ends at what is no number of a rank: a rank may send anything."""
+def _numbers(text: str, below: int) -> Iterable[int]:
+    """'0, 2-4' → 0 2 3 4. Ends at what is no number of a rank."""
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?", part)
         if not found:
             return
-        yield from range(int(found[1]), int(found[2] or found[1]) + 1)
+        yield from range(int(found[1]), min(int(found[2] or found[1]) + 1, below))
 
 
 def where_ranks_are(

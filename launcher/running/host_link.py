@@ -20,18 +20,25 @@ from hvdrun.agent.frames import (
     CLOSED,
     DAEMON,
     END,
+    ERR,
     EXIT,
     GAVE_UP,
+    KEEPER_GONE,
     MAGIC,
+    OUT,
     PING,
     REFUSED,
     SECRET,
     SILENCE_LIMIT,
     STDIN,
+    VARIABLES,
+    BadFrame,
+    check,
     frame,
+    number,
     unpack,
 )
-from hvdrun.agent.local_ranks import Deliver
+from hvdrun.agent.local_ranks import MOST_RANKS, Deliver
 from hvdrun.agent.signals import pack
 from hvdrun.agent.silence import HOST_TIMEOUT_S, clock
 from hvdrun.job.events import (
@@ -48,6 +55,7 @@ from hvdrun.job.events import (
 from hvdrun.job.signs_of_life import SignsOfLife
 
 LINE_EVERY_S = 1.0
+_OF_ITS_LOCAL_RANKS = (OUT, ERR, KEEPER_GONE)  # what the agent adds to what keepers send
 
 
 class HostLink:
@@ -67,6 +75,8 @@ class HostLink:
         on_stdin_wanted: Callable[[HostLink], None],
         on_close: Callable[[HostLink], None],
         host_timeout_s: float = HOST_TIMEOUT_S,
+        num_ranks: int = MOST_RANKS,
+        variables: bytes | None = None,
     ) -> None:
         self.host = host
         self.sock = sock
@@ -77,10 +87,13 @@ class HostLink:
         self.tell = tell
         self.on_stdin_wanted = on_stdin_wanted
         self.on_close = on_close
+        self.num_ranks = num_ranks
+        self.variables = variables  # of the ranks
         self.talking = False  # the host agent's first message has come
         self.daemon_status: int | None = None  # set once everything there has ended
         self.daemon_said = b""
         self.refused = ""  # why the host agent can't run ranks there
+        self.nonsense = ""  # what it has sent that is no message
         self.printed = b""  # before the host agent's first message: by the login shell
         self.buffer = bytearray()
         self.line_at = 0.0
@@ -153,7 +166,7 @@ class HostLink:
 
     def how_it_ended(self) -> HostEnded:
         said = self.daemon_said if self.talking else self.printed
-        return HostEnded(self.host, self.refused, self.daemon_status, said)
+        return HostEnded(self.host, self.refused, self.daemon_status, said, self.nonsense)
 
     def hang_up(self) -> None:
         """Sends nothing more to the host. Its agent then ends what is left there, with its own
@@ -217,8 +230,18 @@ class HostLink:
             del self.buffer[: begin + len(MAGIC)]
             self.talking = True
             self.tell(HostTalks(self.host))
+            if self.variables is not None:
+                self.send(VARIABLES, self.variables)
             self.send(SECRET, self.secret.encode())
             self.send(SILENCE_LIMIT, b"%g" % self.signs.limit_s)
+        try:
+            self._take()
+        except BadFrame as what:
+            self.nonsense = str(what)
+            self.close()
+            self.on_close(self)
+
+    def _take(self) -> None:
         for kind, rank, payload in unpack(self.buffer):
             if kind == DAEMON:
                 self.daemon_said = (self.daemon_said + payload)[-CHUNK:]
@@ -228,20 +251,26 @@ class HostLink:
             elif kind == REFUSED:
                 self.refused = payload.decode(errors="replace")
             elif kind == BYE:
-                self.daemon_status = int(payload)
+                self.daemon_status = number(payload)
             elif kind == GAVE_UP:
-                silent_s, _, at_ns = self._by_own_clock(payload).partition(b" ")
-                self.tell(HostGaveUp(self.host, float(silent_s), int(at_ns) / 1e9))
+                silent_s, _, at_ns = payload.partition(b" ")
+                at = self._by_own_clock(number(at_ns)) / 1e9
+                self.tell(HostGaveUp(self.host, float(number(silent_s)), at))
             elif kind == PING:
-                seen = time.monotonic_ns() - int(payload)
+                seen = time.monotonic_ns() - number(payload)
                 self.clock_ns = seen if self.clock_ns is None else min(seen, self.clock_ns)
             else:
-                has_time = kind in (EXIT, CLOSED)
-                self.deliver(kind, rank, self._by_own_clock(payload) if has_time else payload)
+                if kind not in _OF_ITS_LOCAL_RANKS:
+                    check(kind, rank, payload, self.num_ranks)
+                elif not 0 <= rank < self.num_ranks:
+                    raise BadFrame(f"a message of a rank {rank}")
+                if kind in (EXIT, CLOSED):
+                    how, _, at_ns = payload.rpartition(b" ")
+                    payload = b"%s %d" % (how, self._by_own_clock(int(at_ns)))
+                self.deliver(kind, rank, payload)
 
-    def _by_own_clock(self, ending: bytes) -> bytes:
-        how, _, at_ns = ending.rpartition(b" ")
-        return b"%s %d" % (how, int(at_ns) + (self.clock_ns or 0))
+    def _by_own_clock(self, at_ns: int) -> int:
+        return at_ns + (self.clock_ns or 0)
 
     def _errors_ready(self) -> None:
         if not self.closed:  # the socket, ready at the same moment, may have closed the link

@@ -29,6 +29,7 @@ from hvdrun.agent.frames import (
     RELEASE,
     SIGNAL,
     SIGNALLED,
+    VARIABLES,
     WITH_STACK,
     WITH_STACK_AND_BOX,
     Waker,
@@ -80,7 +81,7 @@ from hvdrun.job.events import (
 )
 from hvdrun.job.signs_of_life import Pauses
 from hvdrun.job.supervision import Supervision
-from hvdrun.machine.environment import LINK
+from hvdrun.machine.environment import LINK, for_launchers, pack, pack_host_variables
 from hvdrun.machine.processes import (
     die_with_parent,
     kill_descendants,
@@ -135,6 +136,8 @@ class Supervisor:
         self.node_signals = node_signals
         self.selector = selectors.DefaultSelector()
         self.secret = os.urandom(16).hex()
+        sent = command.sent
+        self.variables = None if sent is None else pack(sent)
         self.host_timeout_s = supervision.host_timeout_s
         self.requeue = supervision.requeue
         self.metrics_file: MetricsFile | None = None
@@ -163,7 +166,10 @@ class Supervisor:
             self.selector,
             self._deliver,
             self.stdin.for_local_rank,
+            b"" if self.variables is None else pack_host_variables(self.command.environment),
             on_host=self._new_link,
+            num_ranks=self.command.num_proc,
+            variables=self.variables,
         )
         self.askers = Askers(
             self.selector,
@@ -252,18 +258,24 @@ class Supervisor:
 
     def _start(self) -> None:
         reader, writer = os.pipe()
+        environment = {**self.command.environment, LINK: self.secret}
+        # What mpirun and srun have they may send to other hosts, where everybody can read it.
+        of_mpi = environment if self.variables is None else for_launchers(environment)
         self.mpirun, *self.connections = (
             subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
                 stderr=writer,
-                env={**self.command.environment, LINK: self.secret},
+                env=env,
                 cwd=self.cwd,
                 start_new_session=True,  # Ctrl-C is for hvdrun, which ends things in order
                 preexec_fn=die_with_parent(signal.SIGTERM),
             )
-            for argv in (self.command.argv, *self.command.connections)
+            for argv, env in (
+                (self.command.argv, of_mpi),
+                *((argv, environment) for argv in self.command.connections),
+            )
         )
         os.close(writer)
         self.mpirun_pipe = Source(
@@ -374,7 +386,7 @@ class Supervisor:
             _, request, answer = payload.decode().split()
             self._tell(RankSignalled(rank, int(request), answer))
         elif kind == KEEPER_GONE:
-            self._tell(KeeperGone(rank))
+            self._tell(KeeperGone(rank, payload.decode(errors="replace")))
             if not self.local_ranks.keepers:
                 kill_strays()
 
@@ -390,7 +402,10 @@ class Supervisor:
             self.stdin.wanted_by,
             self._link_closed,
             self.host_timeout_s,
+            self.command.num_proc,
+            self.variables,
         )
+        link.send(VARIABLES, pack(self.command.environment))  # for the role ssh, not the host
         self.links.add(link)
         self._tell(HostConnected(host))
 

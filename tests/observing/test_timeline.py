@@ -1,6 +1,7 @@
 """The timeline: one file, a row per rank, every operation from state to state."""
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite import timeline
 from hvdlite.observe.trace_row import TraceRow
 from tests.harness.needs import lacking
 from tests.harness.worlds import mpiexec_command, python_of
@@ -249,6 +251,30 @@ def file_of_a_killed_job(mpi, path):
 def test_the_file_of_a_killed_job_can_be_read(mpi, tmp_path):
     events = json.loads(file_of_a_killed_job(mpi, tmp_path / "timeline.json"))
     assert sum("until killed" in event["name"] for event in events) > 100
+
+
+def writes_while_the_lock_is_held(path):
+    hvd.init()
+    timeline.MOST_UNWRITTEN = 50
+    timeline.trace_file.LOCK_S = 0.05
+    hvd.start_timeline(path)
+    active = timeline._active
+    with open(f"/proc/self/fd/{active._file._lock_descriptor}", "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        while not active._dropped:
+            hvd.allreduce(torch.ones(2), name="x")
+        assert len(active._unwritten) < 50 + 3 * timeline.CAPACITY
+        fcntl.flock(other, fcntl.LOCK_UN)
+    hvd.stop_timeline()
+
+
+@pytest.mark.ranks(1)
+def test_what_a_full_backlog_dropped_is_told_in_the_file(world, tmp_path):
+    path = tmp_path / "timeline.json"
+    world.run(writes_while_the_lock_is_held, str(path))
+    dropped = [e["name"] for e in json.loads(path.read_text()) if "were dropped" in e["name"]]
+    assert dropped
+    assert dropped[0].endswith(": the file, or rank 0, did not take them in time")
 
 
 def test_lost_events_are_told_and_the_rest_is_still_in_order():

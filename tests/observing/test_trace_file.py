@@ -236,9 +236,9 @@ def test_a_file_that_another_program_has_changed_is_left_alone(tmp_path):
 
 def test_a_stopped_writer_that_holds_the_lock_is_told(tmp_path, monkeypatch):
     path = tmp_path / "trace.json"
-    file, place, _ = made(path)
+    file, _, known_as = made(path)
     monkeypatch.setattr(trace_file, "LOCK_S", 0.05)
-    with open(place, "rb") as other:
+    with open(known_as.lock_path, "rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(TimeoutError, match="another rank has held the file's lock"):
             file.write(encoded([FIRST]))
@@ -246,17 +246,22 @@ def test_a_stopped_writer_that_holds_the_lock_is_told(tmp_path, monkeypatch):
     assert names(path) == ["first", "first"]
 
 
-def test_a_file_system_without_locks_has_one_writer(tmp_path, monkeypatch):
-    def fails(descriptor, operation):
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(fcntl, "flock", fails)
+@pytest.mark.parametrize("lock", [fcntl.flock, fcntl.lockf])
+def test_who_may_only_read_the_file_holds_up_no_writer(tmp_path, monkeypatch, lock):
     path = tmp_path / "trace.json"
     file, place, known_as = made(path)
-    assert known_as is None
-    assert open_shared(place, known_as) is None
-    file.write(encoded([FIRST]))
-    assert names(path) == ["first", "first"]
+    monkeypatch.setattr(trace_file, "LOCK_S", 0.05)
+    with open(place, "rb") as other:
+        lock(other, fcntl.LOCK_SH)
+        for each in (file, open_shared(place, known_as)):
+            each.write(encoded([FIRST]))
+    assert names(path) == ["first"] * 3
+
+
+def test_a_lock_that_is_another_processs_descriptor_is_not_used(tmp_path):
+    _, place, known_as = made(tmp_path / "trace.json")
+    for path in (place, "/proc/self/fd/0", "/proc/1234567/fd/3"):
+        assert open_shared(place, known_as._replace(lock_path=path)) is None
 
 
 def test_another_file_under_the_path_is_not_written_to(tmp_path):

@@ -9,6 +9,7 @@ import random
 import re
 import resource
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -96,6 +97,19 @@ def test_a_torn_file_is_passed_over_and_said(tmp_path, caplog, part):
     assert (step, value_of(tree)) == (1, 1)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"rank 0: {torn} is passed over: ")
+
+
+def test_another_file_with_an_archive_behind_it_is_passed_over(tmp_path, caplog):
+    """torch would read the tar, by means that run code in it before 2.6."""
+    folder = opened(tmp_path, steps=[1, 2])
+    path = tmp_path / NAMES[2]
+    with io.BytesIO() as made:
+        with tarfile.open(fileobj=made, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo("pickle"))
+        path.write_bytes(made.getvalue() + path.read_bytes())
+    assert zipfile.is_zipfile(path)
+    assert folder.newest()[0] == 1
+    assert "it does not begin as an archive of torch.save" in caplog.text
 
 
 def test_no_single_byte_that_changes_makes_a_file_read_wrongly(tmp_path, caplog):

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import subprocess
 
 import psutil
 import pytest
@@ -36,3 +37,58 @@ def test_no_command_line_on_any_host_holds_the_secret_of_a_job(rig, python):
     (secret,) = secrets - {None}
     assert any("agent.py host" in line for line in lines)
     assert not [line for line in lines if secret in line]
+
+
+# Prints which of the words pass by on the network, once its input ends.
+SNIFFS = """
+import socket, sys, threading
+words, seen, tail = sys.argv[1:], set(), b""
+packets = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+packets.setsockopt(socket.SOL_SOCKET, 33, 1 << 26)  # SO_RCVBUFFORCE
+packets.settimeout(0.2)
+over = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+print("listens", flush=True)
+while True:
+    try:
+        data = packets.recv(1 << 17)
+    except TimeoutError:
+        if over.is_set():
+            break
+        continue
+    seen.update(word for word in words if word.encode() in data)
+print(*sorted(seen))
+"""
+# One word travels by MPI: it shows that the sniffer sees what is there to see.
+TELLS = """
+import os
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+comm.bcast("a-word-of-mpis")
+print(os.environ["API_KEY"], os.environ.get("HVDRUN_LINK"), flush=True)
+comm.barrier()
+"""
+
+
+def test_whoever_reads_the_network_sees_no_variable_of_the_ranks(rig, python, monkeypatch):
+    monkeypatch.setenv("API_KEY", "a-value-of-the-users")
+    words = ("a-value-of-the-users", "a-word-of-mpis", "given-by-option")
+    sniffer = subprocess.Popen(
+        rig.inside("server1", python, "-c", SNIFFS, *words),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert sniffer.stdout.readline() == "listens\n"
+    command = [python.with_name("hvdrun"), "-x", "OTHER=given-by-option", *HOSTS]
+    done = subprocess.run(
+        rig.inside("server1", *command, python, "-c", TELLS),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    seen, _ = sniffer.communicate(timeout=30)
+    lines = [f"[{rank}] a-value-of-the-users None" for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == lines, done
+    assert seen == "a-word-of-mpis\n"

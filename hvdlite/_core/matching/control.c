@@ -13,23 +13,6 @@
 
 /* ---- sending ---- */
 
-static size_t padded(size_t bytes)
-{
-    return (bytes + 7) / 8 * 8;
-}
-
-/* Of a message without its payload, as it travels: with the bytes that are used of the last site, as most
- * messages that have variants have one. */
-static size_t head_bytes(const hvdl_message *message)
-{
-    size_t fixed = offsetof(hvdl_message, variants.variants);
-    size_t count = (size_t)message->variants.count;
-    if (!count)
-        return fixed;
-    return fixed + (count - 1) * sizeof(hvdl_variant) + offsetof(hvdl_variant, site) +
-           message->site_bytes;
-}
-
 static uint16_t last_site_bytes(const hvdl_variants *variants)
 {
     if (!variants->count)
@@ -87,7 +70,7 @@ void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *message, const vo
                        size_t payload_bytes)
 {
     message->site_bytes = last_site_bytes(&message->variants);
-    size_t bytes = padded(head_bytes(message)), more = padded(payload_bytes);
+    size_t bytes = hvdl_padded(hvdl_message_bytes(message)), more = hvdl_padded(payload_bytes);
     if (e->control->has_left)
         return; /* the others receive nothing more from this leader */
     hvdl_packet *packet = packet_for(e, host, bytes + more);
@@ -106,7 +89,7 @@ void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *message, const vo
         notes->count = 0;
     }
     char *at = (char *)&packet->head + packet->bytes_used;
-    memcpy(at, message, head_bytes(message));
+    memcpy(at, message, hvdl_message_bytes(message));
     if (payload_bytes)
         memcpy(at + bytes, payload, payload_bytes);
     packet->bytes_used += bytes + more;
@@ -153,14 +136,20 @@ static bool is_last(const hvdl_engine *e, const hvdl_message *head)
            (!head->clean || head->rank == hvdl_leader_of(e, head->host));
 }
 
-/* Reads the message at *at, and moves on behind its payload, which it returns. */
-static const char *next_message(const char **at, hvdl_message *message)
+/* Reads the message at *at, and moves on behind its payload, which it returns; NULL: it is none, or does not
+ * end before `end`. */
+static const char *next_message(const char **at, const char *end, hvdl_message *message)
 {
     size_t fixed = offsetof(hvdl_message, variants.variants);
+    *message = (hvdl_message){.type = 0};
+    if ((size_t)(end - *at) < fixed)
+        return NULL;
     memcpy(message, *at, fixed);
-    memcpy((char *)message + fixed, *at + fixed, head_bytes(message) - fixed);
-    const char *payload = *at + padded(head_bytes(message));
-    *at = payload + padded(message->payload_bytes);
+    if (!hvdl_message_fits(message, *at, end))
+        return NULL;
+    memcpy((char *)message + fixed, *at + fixed, hvdl_message_bytes(message) - fixed);
+    const char *payload = *at + hvdl_padded(hvdl_message_bytes(message));
+    *at = payload + hvdl_padded(message->payload_bytes);
     return payload;
 }
 
@@ -228,13 +217,24 @@ static bool receive(hvdl_engine *e, int host)
         return false;
     control->receives[host].ended = false;
     const char *at = control->receive_buffers + (size_t)host * control->room;
+    const char *end = at + control->room;
     uint64_t num_messages;
     bool last = false;
     memcpy(&num_messages, at, sizeof num_messages);
     at += sizeof num_messages;
     for (uint64_t i = 0; i < num_messages && !e->failure.broken; i++) {
         hvdl_message message;
-        const char *payload = next_message(&at, &message);
+        const char *payload = next_message(&at, end, &message);
+        if (!payload || !hvdl_message_is_sound(e, host, &message, payload)) {
+            int leader = hvdl_leader_of(e, host);
+            hvdl_break_because_of(
+                e, leader,
+                "rank %d on %s sent a control message that is damaged (type %d, %d "
+                "variants, %u bytes): its memory, or the network, is not in order",
+                e->config.world_ranks[leader], e->placement.name_of[leader], (int)message.type,
+                (int)message.variants.count, (unsigned)message.payload_bytes);
+            break;
+        }
         last |= is_last(e, &message);
         on_message(e, &message, payload);
     }

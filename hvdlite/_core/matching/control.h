@@ -59,6 +59,23 @@ typedef struct {
     hvdl_variants variants; /* POSTED; the last, as only those that are there travel */
 } hvdl_message;
 
+/* Of the message without its payload, as it travels: with the bytes that are used of the last site, as most
+ * messages that have variants have one. */
+static inline size_t hvdl_message_bytes(const hvdl_message *message)
+{
+    size_t fixed = offsetof(hvdl_message, variants.variants);
+    size_t count = (size_t)message->variants.count;
+    if (!count)
+        return fixed;
+    return fixed + (count - 1) * sizeof(hvdl_variant) + offsetof(hvdl_variant, site) +
+           message->site_bytes;
+}
+
+static inline size_t hvdl_padded(size_t bytes)
+{
+    return (bytes + 7) / 8 * 8;
+}
+
 /* What travels: several messages to one host as one of MPI's. */
 typedef struct hvdl_packet {
     struct hvdl_packet *next;
@@ -206,6 +223,14 @@ void hvdl_send_message(hvdl_engine *engine, int host, hvdl_message *message, con
 
 /* A rank of another host has left. */
 void hvdl_announce_leave(hvdl_engine *engine, int rank, bool clean);
+
+/* ---- soundness.c ---- */
+
+/* Whether a message of which the fixed part has been read lies before `end` as it says, from `at` on. */
+bool hvdl_message_fits(const hvdl_message *message, const char *at, const char *end);
+/* Whether the host could have sent it. */
+bool hvdl_message_is_sound(const hvdl_engine *engine, int host, const hvdl_message *message,
+                           const char *payload);
 
 /* ---- coordinator.c ---- */
 

@@ -131,6 +131,8 @@ static void free_plan(hvdl_engine *e, int number)
 void hvdl_on_done(hvdl_engine *e, int number)
 {
     hvdl_control *control = e->control;
+    if (control->tags.num_free == control->tags.num_numbers)
+        return; /* a broken host says it of a number that is free */
     if (++control->tags.num_done[number] < e->config.num_hosts)
         return;
     control->tags.num_done[number] = 0;

@@ -27,10 +27,12 @@ PMI = {OPENMPI: "pmix", MPICH: "pmi2", INTEL: "pmi2"}
 
 ANSWER_S = 20.0
 
-# A step of its own beside whatever runs in the job. Unbuffered, because frames are not lines.
+# A step of its own beside whatever runs in the job. Unbuffered, because frames are not lines. srun
+# sends variables unencrypted: only those without which programs do not start.
 CONNECTION = (
     *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--cpu-bind=none", "--quiet"),
-    *("--unbuffered", "--export=ALL", "--kill-on-bad-exit=0"),
+    *("--unbuffered", "--kill-on-bad-exit=0"),
+    "--export=PATH,LD_LIBRARY_PATH,HOME,USER,LOGNAME,SHELL,LANG,TMPDIR",
 )
 
 _MOST_NODES = 1 << 17  # a list of more nodes is a mistake

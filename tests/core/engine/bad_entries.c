@@ -175,14 +175,72 @@ static void give_up(const char *how, hvdl_operation *op)
     printf("%s: %zu characters, %.30s\n", how, strlen(error), error);
 }
 
+/* A message that lies about itself, from the leader of host 1. */
+static void send_damaged(const char *how)
+{
+    hvdl_message message = {.type = HVDL_MSG_POSTED, .rank = -1, .key = {1, 0}};
+    struct {
+        uint64_t num_messages;
+        hvdl_message message;
+    } packet = {1, message};
+    hvdl_message *sent = &packet.message;
+    hvdl_variant variant = {.desc = {.kind = HVDL_ALLREDUCE, .root = -1, .dtype = HVDL_FLOAT32},
+                            .num_ranks = 1};
+    sent->host = 1;
+    sent->site_bytes = 1;
+    sent->variants.count = 1;
+    variant.desc.count = 4;
+    variant.desc.op = HVDL_SUM;
+    sent->payload_bytes = 16;
+    if (!strcmp(how, "variants"))
+        sent->variants.count = FAR;
+    else if (!strcmp(how, "payload"))
+        sent->payload_bytes = FAR;
+    else if (!strcmp(how, "part"))
+        sent->payload_bytes = 8;
+    else if (!strcmp(how, "site"))
+        sent->site_bytes = 60000;
+    else if (!strcmp(how, "host"))
+        sent->host = FAR;
+    else if (!strcmp(how, "rank"))
+        variant.ranks[0] = FAR;
+    else if (!strcmp(how, "kind"))
+        variant.desc.kind = 200;
+    else if (!strcmp(how, "done"))
+        sent->num_done = FAR;
+    else if (!strcmp(how, "number"))
+        sent->done[sent->num_done++] = FAR;
+    else if (!strcmp(how, "messages"))
+        packet.num_messages = UINT64_MAX;
+    else if (!strcmp(how, "left"))
+        *sent = (hvdl_message){.type = HVDL_MSG_LEFT, .host = 1, .rank = FAR};
+    else if (!strcmp(how, "stalled"))
+        *sent = (hvdl_message){.type = HVDL_MSG_STALLED, .host = 1, .payload_bytes = 8};
+    memcpy(&sent->variants.variants[0], &variant, sizeof variant);
+    static hvdl_request request;
+    if (hvdl_wire_send(&engines[LOCAL_SIZE]->wire, &packet, sizeof packet, 0, HVDL_TAG_CONTROL,
+                       &request))
+        exit(2);
+}
+
+static void hear_damaged(const char *how, hvdl_operation *op)
+{
+    send_damaged(how);
+    for (int i = 0; i < 100 && !hvdl_operation_done(op); i++)
+        hvdl_engine_poll(engines[0]);
+    printf("%s\n", hvdl_operation_done(op) ? hvdl_operation_error(op) : "pending");
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 2 || !network_begin(NUM_RANKS) || make_engines())
+    if (argc < 2 || !network_begin(NUM_RANKS) || make_engines())
         return 2;
     hvdl_operation *op = post();
     if (!op)
         return 2;
-    if (!strcmp(argv[1], "ask"))
+    if (argc == 3)
+        hear_damaged(argv[2], op);
+    else if (!strcmp(argv[1], "ask"))
         ask(op);
     else
         give_up(argv[1], op);

@@ -14,13 +14,13 @@ from tests.harness.programs import run_program
 
 @pytest.fixture(scope="module")
 def bad_entries(tmp_path_factory):
-    """Runs the program with one argument, and returns what it prints."""
+    """Runs the program with arguments, and returns what it prints."""
     path = with_core(
         tmp_path_factory.mktemp("bad") / "program", Path(__file__).with_name("bad_entries.c")
     )
 
-    def run(argument):
-        finished = run_program([path, argument], 60)
+    def run(*arguments):
+        finished = run_program([path, *arguments], 60)
         assert finished.code == 0, finished
         return finished.stdout
 
@@ -37,3 +37,20 @@ def test_a_roll_call_takes_no_answer_that_is_out_of_range(bad_entries):
 )
 def test_the_text_of_who_gives_up_has_an_end_and_is_not_empty(bad_entries, how, text):
     assert bad_entries(how) == f"{how}: {text}\n"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("variants", "payload", "part", "site", "host", "rank", "kind"),
+        *("done", "number", "messages", "left", "stalled"),
+    ],
+)
+def test_a_message_that_lies_about_itself_ends_the_job_and_names_its_sender(bad_entries, how):
+    assert bad_entries("hear", how).startswith(
+        "rank 2 on there sent a control message that is damaged (type "
+    )
+
+
+def test_a_message_that_does_not_lie_changes_nothing(bad_entries):
+    assert bad_entries("hear", "nothing") == "pending\n"

@@ -7,7 +7,19 @@ import uuid
 
 import pytest
 
-from hvdrun.agent.frames import KEEPER_GONE, MPI_JOB, RANK, frame, send
+from hvdrun.agent.frames import (
+    CLOSED,
+    EXIT,
+    HEADER,
+    KEEPER_GONE,
+    MPI_JOB,
+    NOTE,
+    OUT,
+    RANK,
+    SIGNALLED,
+    frame,
+    send,
+)
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.shared_files import mpichs_names
 from hvdrun.machine.shared_memory import FOLDER
@@ -24,8 +36,9 @@ def ranks(tmp_path):
         found = LocalRanks(
             listener.detach(),
             selector,
-            lambda kind, rank, payload: delivered.append((kind, rank)),
+            lambda kind, rank, payload: delivered.append((kind, rank, payload)),
             lambda: os.open(os.devnull, os.O_RDONLY),
+            num_ranks=4,
         )
         yield found, delivered, str(tmp_path / "link")
         found.listener.close()
@@ -63,4 +76,50 @@ def test_the_files_of_a_job_whose_keeper_was_killed_are_removed(ranks, tells):
         for ends in pipes:
             for end in ends:
                 os.close(end)
-    assert delivered == [(RANK, 1), (KEEPER_GONE, 1)]
+    assert delivered == [(RANK, 1, b""), (KEEPER_GONE, 1, b"")]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HEADER.pack(EXIT, 1, 1 << 30),
+        *(frame(EXIT, 1, how) for how in (b"", b"code 3", b"code x 5", b"felt 3 5", b"shm 7 6 5")),
+        frame(EXIT, 1, b"code 3 \xb2"),
+        frame(EXIT, 2, b"code 3 5"),
+        frame(CLOSED, 1, b"closed"),
+        frame(SIGNALLED, 1, b"10 1"),
+        frame(NOTE, 1, b"W" + bytes(1025)),
+        frame(OUT, 1, b"not from its pipe"),
+        frame(RANK, 1),
+        frame(b"?", 1),
+    ],
+)
+def test_a_keeper_that_sends_nonsense_is_hung_up_on_and_named(ranks, message):
+    found, delivered, address = ranks
+    with socket.socket(socket.AF_UNIX) as keeper:
+        keeper.connect(address)
+        pipes = [os.pipe(), os.pipe()]
+        send(keeper, frame(RANK, 1), [reader for reader, _ in pipes])
+        hear(found)
+        keeper.sendall(message)
+        hear(found)
+        first, (kind, rank, what) = delivered
+        assert (first, kind, rank) == ((RANK, 1, b""), KEEPER_GONE, 1)
+        assert what.startswith((b"a message of ", b"the end of ", b"a note of ", b"a second")) or (
+            what.endswith(b" in place of a number")
+        )
+        assert not found.keepers
+    for ends in pipes:
+        for end in ends:
+            os.close(end)
+
+
+@pytest.mark.parametrize("rank", [-1, 4, 1 << 30])
+def test_a_rank_that_the_job_does_not_have_is_not_taken(ranks, rank):
+    found, delivered, address = ranks
+    with socket.socket(socket.AF_UNIX) as keeper:
+        keeper.connect(address)
+        keeper.sendall(frame(RANK, rank))
+        hear(found)
+        assert keeper.recv(1) == b""
+    assert delivered == []

@@ -2,6 +2,7 @@
 
 from hvdrun.errors import (
     CommandNotFound,
+    HostLost,
     LacksResource,
     MpirunFailed,
 )
@@ -132,6 +133,18 @@ RANKS = {
         137,
         culprit=0,
         words=("rank 0 on a was ended by SIGKILL",),
+    ),
+    "a keeper sends nonsense": History(
+        [
+            *begun(),
+            (2.0, KeeperGone(2, "a message of 1073741824 bytes")),
+            *asked(2.1, 0, 1, 3),
+            *over(2.2),
+        ],
+        ends(2.0, over_at=2.2),
+        72,
+        error=HostLost,
+        words=("the keeper of rank 2 on b sent a message of 1073741824 bytes, which hvdrun",),
     ),
     "a keeper ends after its rank": History(
         [

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hvdrun.agent.shim import BOUND, VERBOSE
+from hvdrun.agent.rank_variables import BOUND, VERBOSE
 from hvdrun.machine import binding
 from hvdrun.machine.gpus import driver_version, visible
 from hvdrun.machine.near_gpu import near_gpu
@@ -170,11 +170,12 @@ def test_the_ranks_at_a_node_divide_its_cores(host, monkeypatch, size, quota, en
 # The rank's end of things, where its GPU is at node 0. In a process of its own, as it is for good.
 RANK = """
 import sys
-from hvdrun.agent import shim
+from hvdrun.agent import rank_variables, shim
+from hvdrun.machine.binding import CpuShare
 from hvdrun.machine.near_gpu import Near, prefer_memory_of
 
 near = Near("0000:3b:00.0", 0, frozenset(), 0, 1)
-shim.binding.here = lambda rank, size, environ: shim.binding.CpuShare(None, 1, near)
+rank_variables.here = lambda rank, size, environ: CpuShare(None, 1, near)
 if sys.argv[1] == "again":
     prefer_memory_of(0)
     near.node = 63  # there is a policy already, so this changes nothing

@@ -9,6 +9,7 @@ import pytest
 from hvdrun.agent.shim import escape, unescape
 from hvdrun.agent.ssh import destination
 from hvdrun.errors import TooManyProcesses, UsageError
+from hvdrun.machine.environment import for_launchers
 from hvdrun.plan.command import build
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts, Interface, SharedMemory
@@ -55,20 +56,19 @@ def argv(*words):
 
 
 NAMES = "LANG MASTER_ADDR MASTER_PORT PATH PYTHONUNBUFFERED TOKEN"
-EXPORTS = " ".join(f"-x {name}" for name in [*NAMES.split(), "HVDRUN_EXPORTED", "HVDRUN_LINK"])
 
 EXPECTED = {
     OPENMPI_5: argv(
         f"/venv/bin/mpirun -np 16 -H {FOUR_HOSTS} --map-by slot --bind-to none",
         "--mca btl ^ofi --mca mtl ^ofi --wdir '/home/ann/my job' --prtemca plm ssh",
         f"--prtemca plm_ssh_agent '{AGENT} ssh' --prtemca plm_ssh_no_tree_spawn 1",
-        f"{EXPORTS} {AGENT} rank python train.py",
+        f"-x HVDRUN_LINK {AGENT} rank python train.py",
     ),
     OPENMPI_4: argv(
         f"/venv/bin/mpirun -np 16 -H {FOUR_HOSTS} --map-by slot --bind-to none",
         "--mca btl ^ofi --mca mtl ^ofi --wdir '/home/ann/my job' --mca plm rsh",
         f"--mca plm_rsh_agent '{AGENT} ssh' --mca plm_rsh_no_tree_spawn 1",
-        f"{EXPORTS} {AGENT} rank python train.py",
+        f"-x HVDRUN_LINK {AGENT} rank python train.py",
     ),
     MPICH_5: argv(
         f"/venv/bin/mpirun -np 16 -rmk user -hosts {FOUR_HOSTS} -bind-to none",
@@ -91,9 +91,10 @@ def test_the_whole_command_line_for_sixteen_ranks_on_four_hosts(flavour):
     assert command(flavour, FOUR_HOSTS, num_proc=16).argv == EXPECTED[flavour]
 
 
+TRANSPORTS = "--mca btl ^ofi,tcp --mca mtl ^ofi"
 LOCAL = {
-    OPENMPI_5: "-np 2 -H localhost:2 --map-by slot --bind-to none --mca btl ^ofi --mca mtl ^ofi",
-    OPENMPI_4: "-np 2 -H localhost:2 --map-by slot --bind-to none --mca btl ^ofi --mca mtl ^ofi",
+    OPENMPI_5: f"-np 2 -H localhost:2 --map-by slot --bind-to none {TRANSPORTS}",
+    OPENMPI_4: f"-np 2 -H localhost:2 --map-by slot --bind-to none {TRANSPORTS}",
     MPICH_5: "-np 2 -rmk user -hosts localhost:2 -bind-to none -launcher fork -genvall",
     INTEL_2021: "-bootstrap fork -genvall -host localhost -n 2",
 }
@@ -117,6 +118,14 @@ def test_values_of_variables_never_stand_in_the_command_line(flavour, hosts):
     assert "hidden" not in shown
     assert "s3cret" not in shown
     assert {"KEY", "TOKEN"} <= set(made.passed)
+    # mpirun sends what it has in plain text.
+    assert (made.sent is None) is (hosts is None)
+    if made.sent:
+        assert (made.sent["KEY"], made.sent["TOKEN"]) == ("hidden", "s3cret")
+        of_mpi = for_launchers(made.environment)
+        assert not {"hidden", "s3cret"} & set(of_mpi.values())
+        assert {"PATH", "HOME", "HVDRUN_SSH"} <= set(of_mpi)
+        assert "HOME" not in made.sent
 
 
 def test_empty_variables_of_nccl_do_not_reach_the_ranks_and_are_named():
@@ -148,7 +157,7 @@ def test_a_dry_run_shows_where_what_and_with_which_variables():
         "cd '/home/ann/my job'\n"
         f"# variables that the ranks get: {NAMES}\n"
         "PYTHONUNBUFFERED=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=45678 /venv/bin/mpirun"
-        " -np 2 -H localhost:2 --map-by slot --bind-to none --mca btl '^ofi' --mca mtl '^ofi'"
+        " -np 2 -H localhost:2 --map-by slot --bind-to none --mca btl '^ofi,tcp' --mca mtl '^ofi'"
         f" {AGENT} rank python train.py"
     )
 
@@ -180,8 +189,8 @@ def test_what_the_user_says_about_open_mpis_transports_stands():
 
 
 BOUND_BY_MPI = {
-    OPENMPI_5: "-np 2 -H localhost:2 --map-by slot --bind-to l3cache --mca btl ^ofi --mca mtl ^ofi",
-    OPENMPI_4: "-np 2 -H localhost:2 --map-by slot --bind-to l3cache --mca btl ^ofi --mca mtl ^ofi",
+    OPENMPI_5: f"-np 2 -H localhost:2 --map-by slot --bind-to l3cache {TRANSPORTS}",
+    OPENMPI_4: f"-np 2 -H localhost:2 --map-by slot --bind-to l3cache {TRANSPORTS}",
     MPICH_5: "-np 2 -rmk user -hosts localhost:2 --bind-to l3cache -launcher fork -genvall",
     INTEL_2021: "-bootstrap fork --bind-to l3cache -genvall -host localhost -n 2",
 }
@@ -410,7 +419,8 @@ SLURM = Allocation("Slurm", (Host("server1", 2), Host("b", 1), Host("c", 1)))
 IN_JOB = replace(FACTS, starter=Srun("/usr/bin/srun"))
 CONNECTION = (
     "/usr/bin/srun --overlap --nodes=1 --ntasks=1 --mpi=none --cpu-bind=none --quiet --unbuffered"
-    " --export=ALL --kill-on-bad-exit=0 '--nodelist={host}'"
+    " --kill-on-bad-exit=0"
+    " --export=PATH,LD_LIBRARY_PATH,HOME,USER,LOGNAME,SHELL,LANG,TMPDIR '--nodelist={host}'"
 )
 
 

@@ -10,12 +10,15 @@ import time
 import pytest
 
 from hvdrun.agent import frames, peers
+from hvdrun.errors import UsageError
 from hvdrun.rendezvous import callers
 from hvdrun.rendezvous.first_node import FirstNode
 from hvdrun.rendezvous.messages import (
     EXIT,
     HELLO,
     OUT,
+    PING,
+    REFUSED,
     RUN,
     SIGNAL,
     STREAM,
@@ -25,6 +28,7 @@ from hvdrun.rendezvous.messages import (
     unpack_run,
 )
 from hvdrun.rendezvous.place import Place
+from hvdrun.rendezvous.sealed import FULL_BYTES
 from tests.launcher.rendezvous.loops import LIMIT_S, End, Loop, free_port
 
 KEY = bytes(range(32))
@@ -124,6 +128,50 @@ def test_an_exit_code_that_is_none_ends_that_program_only(job, payload):
     assert code == callers.FAILED
     assert "it speaks another language (expected a number)" in why
     assert runs_a_program(job)
+
+
+def test_a_greeting_with_half_a_character_is_refused_and_others_are_served(job):
+    bad = pack_hello(greeting(1)).replace(b'"host1"', b'"\\ud800"')
+    end = job.connect(HELLO, bad)
+    job.loop.until(lambda: end.heard)
+    assert end.heard[0][0] == REFUSED
+    assert b"wrong types in a greeting" in end.heard[0][1]
+    job.node.connection.send(PING)
+    job.loop.until(lambda: (PING, b"") in job.node.heard)
+
+
+def test_a_host_name_with_half_a_character_is_no_part_of_the_job(job):
+    sock = peers.connect(job.first.secret_here)
+    job.processes.append(sock)
+    null = os.open(os.devnull, os.O_RDWR)
+    frames.send(sock, frames.frame(frames.HOST, payload=b"\xed\xa0\x80\0true"), [null] * 3)
+    os.close(null)
+    sock.settimeout(LIMIT_S)
+    assert b"is not part of this job" in sock.recv(1000)
+
+
+def test_pings_of_a_node_that_reads_no_answers_take_no_memory(job):
+    answers = job.first.nodes[1]
+    job.node.connection.pause(True)
+    answers._unsent += bytes(2 * FULL_BYTES)  # as if the kernel took nothing more
+    answers._flush = lambda: None
+    for _ in range(100):
+        job.node.connection.send(PING)
+    job.node.connection.send(SIGNAL, b"%d" % signal.SIGUSR1)
+    job.loop.until(lambda: job.signals)  # the pings have been read, too
+    waiting = len(answers._unsent)
+    answers._unsent.clear()
+    job.node.connection.close()
+    assert waiting == 2 * FULL_BYTES
+
+
+def test_a_port_that_is_taken_is_the_error_and_saying_it_to_the_nodes_is_none(job):
+    place = Place("127.0.0.1", job.port, 0, 2, "a test")
+    first = FirstNode(place, KEY, greeting(0), False, job.on_signal)
+    with pytest.raises(UsageError, match="node 0 can't listen at"):
+        first.start(30.0)
+    first.say("hvdrun: the port is taken")
+    first.end(64)
 
 
 def test_a_signal_of_another_node_comes_with_the_nodes_number(job):

@@ -140,6 +140,28 @@ def test_a_node_that_can_not_connect_for_a_program_tries_again(runs):
     assert node.said == []
 
 
+def test_a_connection_on_which_node_0_says_nothing_is_replaced_by_another_one(runs, monkeypatch):
+    monkeypatch.setattr(other_node, "CONNECT_S", 0.1)
+    node, node_0, loop = runs
+    node_0.listen()
+    node_0.setblocking(False)
+    wants(node, "true")
+    ends, stuck = [], []
+
+    def accept():
+        with contextlib.suppress(BlockingIOError):
+            sock = node_0.accept()[0]
+            if stuck:
+                ends.append(End(loop, sock, key_of(""), is_caller=False))
+            else:
+                stuck.append(sock)
+        node._turn()
+
+    loop.until(lambda: ends and (EXIT, b"0") in ends[0].heard, accept)
+    stuck[0].close()
+    assert node.said == []
+
+
 def test_a_node_that_can_not_connect_as_long_as_node_0_waits_says_why(runs, monkeypatch):
     node, _, loop = runs
     monkeypatch.setattr(other_node, "STREAM_S", 0.2)

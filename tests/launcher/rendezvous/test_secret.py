@@ -74,6 +74,16 @@ def test_another_users_file_is_refused(file):
         take({}, str(file))
 
 
+def test_another_users_symlink_to_a_file_of_the_users_is_refused(file, tmp_path):
+    if os.geteuid():
+        pytest.skip("only root can give a link away")
+    link = tmp_path / "another's"
+    link.symlink_to(file)
+    os.lchown(link, 4321, 4321)
+    with pytest.raises(UsageError, match="this symlink belongs to user 4321"):
+        take({}, str(link))
+
+
 @pytest.mark.parametrize(
     ("path", "says"), [("/nowhere/at/all", "No such file"), ("/dev/null", "this is not a file")]
 )

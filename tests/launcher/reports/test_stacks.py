@@ -70,11 +70,16 @@ def seen(pid, frames, host="server1", state="S", why=""):
             Stall("allreduce 'x'"),
         ),
         ("\x1b[31mnonsense", Stall("?[31mnonsense")),
+        (
+            "x has waited 60 s for rank 9 on a, rank 1 on a, rank 1 on b; called by ranks "
+            + ("0-999999," * 100 + ";"),
+            Stall("x", (1,), tuple(range(8))),
+        ),
         ("", Stall("")),
     ],
 )
 def test_a_report_of_the_stall_check_names_the_operation_and_its_ranks(text, stall):
-    assert read_stall(text) == stall
+    assert read_stall(text, 8) == stall
 
 
 def test_ranks_at_the_same_place_are_one_entry_and_calls_of_a_library_one_line():

@@ -18,7 +18,9 @@ import pytest
 from hvdrun.agent.frames import (
     BYE,
     END,
+    EXIT,
     GAVE_UP,
+    HEADER,
     MAGIC,
     OUT,
     PING,
@@ -26,13 +28,15 @@ from hvdrun.agent.frames import (
     REFUSED,
     SECRET,
     SILENCE_LIMIT,
+    VARIABLES,
     frame,
     unpack,
 )
+from hvdrun.agent.peers import listen
 from hvdrun.agent.silence import clock
 from hvdrun.agent.ssh import split_ssh
 from hvdrun.job.events import HostGaveUp, SshSaid
-from hvdrun.machine.environment import LINK
+from hvdrun.machine.environment import LINK, pack
 from hvdrun.machine.remote_words import hex_of
 from hvdrun.running.host_link import LINE_EVERY_S, HostLink
 from tests.harness.needs import lacking
@@ -106,6 +110,28 @@ def test_a_host_that_comes_up_while_nothing_is_read_gets_signs_of_life():
         assert not selector.select(0)  # from now on its messages wait unread
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        HEADER.pack(OUT, 0, 1 << 30),
+        frame(OUT, 1 << 24, b"x"),
+        frame(EXIT, 0, b"code 3"),
+        frame(PING, payload=b""),
+        frame(BYE, payload=b"-"),
+        frame(GAVE_UP, payload=b"nan 5"),
+    ],
+)
+def test_a_host_that_sends_nonsense_is_hung_up_on(message):
+    closed = []
+    with link_to_a_host() as (link, selector, far):
+        link.on_close = closed.append
+        far.send(MAGIC + message)
+        read_what_is_there(selector)
+        assert link.how_it_ended().nonsense
+        assert link.closed
+        assert closed == [link]
+
+
 def test_a_host_that_ends_with_a_grace_can_be_told_that_there_is_none():
     with link_to_a_host() as (link, selector, far):
         far.send(MAGIC)
@@ -153,7 +179,7 @@ def test_a_schedulers_program_stands_in_sshs_place_with_the_host_in_its_words():
     assert done.stdout == f"{['-c', '-w=n7', '/bin/sh', '-c', 'orted -a b c']}\n", done.stderr
 
 
-def host_agent(secret, daemon, prepare=None):
+def host_agent(secret, daemon, prepare=None, variables=None):
     process = subprocess.Popen(
         [*AGENT, "host", "sh", hex_of(daemon)],
         stdin=subprocess.PIPE,
@@ -161,6 +187,8 @@ def host_agent(secret, daemon, prepare=None):
         bufsize=0,
         preexec_fn=prepare,
     )
+    if variables is not None:
+        process.stdin.write(frame(VARIABLES, payload=pack(variables)))
     process.stdin.write(frame(SECRET, payload=secret.encode()))
     return process
 
@@ -262,6 +290,43 @@ def test_ranks_have_their_time_to_end_also_where_mpi_talks_when_hvdrun_is_gone(t
     finally:
         end_tree(process)
         shared.unlink(missing_ok=True)
+
+
+MANY = {f"V{number}": "x" * 60_000 for number in range(10)}  # more than a socket holds
+
+
+def test_the_ranks_of_a_host_get_the_jobs_variables_from_its_agent(tmp_path):
+    """And those of the host from the host, and those that MPI has set for it from MPI."""
+    secret = f"test-{os.getpid()}"
+    names = ("KEY", "HOME", "OMPI_MCA_x", "LANG")
+    shown = f"import os; print([os.environ.get(n) for n in {names}], len(os.environ['V9']))"
+    sent = {"KEY": "x\ny", **MANY, "LANG": "C", "OMPI_MCA_x": "user's", "HVDRUN_EXPORTED": "LANG"}
+    settings = ["env", f"{LINK}={secret}", "OMPI_MCA_x=mpi's", "HOME=/of/the/host", "LANG=other"]
+    rank = shlex.join([*settings, *AGENT, "rank", sys.executable, "-c", shown])
+    process = host_agent(secret, rank, variables=sent)
+    try:
+        said = b"".join(payload for kind, payload in frames_of(process) if kind == OUT)
+    finally:
+        end_tree(process)
+        process.stdin.close()
+        process.stdout.close()
+    expected = [sent["KEY"], os.environ["HOME"], "mpi's", "C"]
+    assert said.decode() == f"{expected} 60000\n"
+
+
+def test_a_rank_whose_supervisor_ends_before_it_has_its_variables_says_so(tmp_path):
+    secret = f"test-{os.getpid()}"
+    listener = socket.socket(fileno=listen(secret))
+    process = subprocess.Popen(
+        [*AGENT, "rank", "true"],
+        env={**os.environ, LINK: secret, "PMI_RANK": "3"},
+        stderr=subprocess.PIPE,
+    )
+    with listener, listener.accept()[0] as sock:
+        assert sock.recv(100)
+    said = process.communicate(timeout=30)[1]
+    assert b"rank 3 was not started: hvdrun, or its agent on " in said
+    assert process.returncode == 1
 
 
 def test_a_host_agent_hears_that_it_is_to_end_while_nobody_reads_what_it_says():

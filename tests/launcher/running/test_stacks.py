@@ -196,13 +196,22 @@ def test_a_job_that_ends_meanwhile_gives_no_answer(served):
 
 def as_another_user(does):
     """In a fork of this process, whose exit code it returns."""
+
+    def as_4321():
+        os.setgroups([])
+        os.setgid(4321)
+        os.setuid(4321)
+        return does()
+
+    return in_a_fork(as_4321)
+
+
+def in_a_fork(does):
+    """The exit code of a fork of this process."""
     child = os.fork()
     if not child:
         code = 1
         try:
-            os.setgroups([])
-            os.setgid(4321)
-            os.setuid(4321)
             code = does()
         finally:
             os._exit(code)
@@ -239,7 +248,7 @@ def test_another_user_who_has_the_name_is_not_believed():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_a_job_of_another_user_is_said_to_be_that():
+def test_a_job_of_another_user_answers_only_that_user_and_root():
     listens, held = os.pipe(), os.pipe()
     pid = os.fork()
     if not pid:
@@ -250,14 +259,24 @@ def test_a_job_of_another_user_is_said_to_be_that():
                 sock.bind(address(os.getpid()))
                 sock.listen()
                 os.write(listens[1], b"x")
+                for _ in range(2):
+                    with sock.accept()[0] as asker:
+                        asker.sendall(b"3 ranks:\n\x1b[2J")
                 os.read(held[0], 1)
         finally:
             os._exit(0)
     os.close(listens[1])
     try:
         assert os.read(listens[0], 1) == b"x"
-        with pytest.raises(NoAnswer, match=rf"process {pid} runs a job of user 4321: only"):
-            ask(pid)
+
+        def asks():
+            os.setuid(4322)
+            with pytest.raises(NoAnswer, match=rf"process {pid} runs a job of user 4321: only"):
+                ask(pid)
+            return 0
+
+        assert in_a_fork(asks) == 0
+        assert ask(pid) == "3 ranks:\n?[2J"
     finally:
         for fd in (listens[0], *held):
             os.close(fd)

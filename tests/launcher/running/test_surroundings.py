@@ -206,3 +206,27 @@ def test_a_standard_stream_that_is_closed_is_no_obstacle(python, closed, tmp_pat
     command = [python, "-m", "hvdrun", "-np", "2", "sh", "-c", f"echo $RANK >> {seen}"]
     done = run(command, preexec_fn=lambda: os.close(closed))
     assert (done.returncode, sorted(seen.read_text().split())) == (0, ["0", "1"]), done
+
+
+LISTENS = """
+import os, socket
+def listening():
+    fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    mine = {os.readlink(fd) for fd in fds if os.path.lexists(fd)}
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in open(f"/proc/self/net/{name}").readlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                found.add(fields[1].partition(":")[0])
+    return found
+before = listening()
+from mpi4py import MPI
+assert MPI.COMM_WORLD.allreduce(1) == 2
+print(sorted(listening() - before - {"0100007F"}))
+"""
+
+
+def test_on_one_host_no_rank_listens_for_other_hosts(python):
+    done = run([python, "-m", "hvdrun", "-np", "2", python, "-c", LISTENS])
+    assert sorted(done.stdout.splitlines()) == [b"[0] []", b"[1] []"], done
