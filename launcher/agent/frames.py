@@ -64,6 +64,8 @@ SILENCE_LIMIT = b"V"
 # seconds, and when, in nanoseconds of the host's monotonic clock
 GAVE_UP = b"Y"
 REFUSED = b"N"  # host agent → hvdrun: why it can't supervise ranks; then it ends
+# host agent → hvdrun: another one of the job supervises the ranks there: two names are one machine
+SHARES = b"F"
 DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
 BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of MPI's daemon
 STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); back: ready for more

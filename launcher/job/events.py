@@ -6,7 +6,10 @@ from hvdrun.job.value import Value
 
 
 class RankStarted(Value):
+    """host: over whose connection hvdrun has learnt it; "": the rank runs on hvdrun's machine."""
+
     rank: int
+    host: str = ""
 
 
 class RankInMpi(Value):
@@ -95,6 +98,13 @@ class HostConnected(Value):
 
 class HostTalks(Value):
     """The host agent has sent its first message: ssh has connected."""
+
+    host: str
+
+
+class HostShares(Value):
+    """The host is a machine that hvdrun knows by another name, too: its ranks may be told of under
+    that one."""
 
     host: str
 
@@ -217,6 +227,7 @@ Event = (
     | SshSaid
     | HostEnded
     | HostQuiet
+    | HostShares
     | HostBack
     | HostSilent
     | HostGaveUp

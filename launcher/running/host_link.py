@@ -26,6 +26,7 @@ from hvdrun.agent.frames import (
     PING,
     REFUSED,
     SECRET,
+    SHARES,
     SILENCE_LIMIT,
     STDIN,
     frame,
@@ -40,6 +41,7 @@ from hvdrun.job.events import (
     HostEnded,
     HostGaveUp,
     HostQuiet,
+    HostShares,
     HostSilent,
     HostTalks,
     MpirunSaid,
@@ -225,6 +227,8 @@ class HostLink:
                 self.tell(MpirunSaid(payload))
             elif kind == STDIN:
                 self.on_stdin_wanted(self)
+            elif kind == SHARES:
+                self.tell(HostShares(self.host))
             elif kind == REFUSED:
                 self.refused = payload.decode(errors="replace")
             elif kind == BYE:

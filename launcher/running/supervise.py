@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hvdrun.agent.frames import (
@@ -348,13 +349,13 @@ class Supervisor:
         for action in self.course.on(time.monotonic(), event):
             self._do(action)
 
-    def _deliver(self, kind: bytes, rank: int, payload: bytes) -> None:
+    def _deliver(self, kind: bytes, rank: int, payload: bytes, host: str = "") -> None:
         if kind == OUT:
             self.screen.output.feed(rank, 1, payload)
         elif kind == ERR:
             self.screen.output.feed(rank, 2, payload)
         elif kind == RANK:
-            self._tell(RankStarted(rank))
+            self._tell(RankStarted(rank, host))
         elif kind == MPI_BEGUN:
             self._tell(RankInMpi(rank))
         elif kind == MPI_DONE:
@@ -385,7 +386,7 @@ class Supervisor:
             stderr,
             self.secret,
             self.selector,
-            self._deliver,
+            partial(self._deliver, host=host),
             self._tell,
             self.stdin.wanted_by,
             self._link_closed,
