@@ -346,9 +346,14 @@ class Keeper:
 
     def _send(self, number: int) -> None:
         """To the command's process group. If the rank has said that it will save and leave after
-        TERM, only that process gets it, and the command: the rank may still need its children, such
-        as a DataLoader's workers."""
+        TERM, or has a handler for it, only that process gets it, and the command: the rank may
+        still need its children, such as a DataLoader's workers, which end when it has ended."""
         rank = self.preemptible
+        if number == signal.SIGTERM and not rank:
+            newest = self.stacks.newest()  # of a process that has imported hvdlite
+            candidates = (newest.pid if newest is not None else 0, self.pid)
+            caught = (pid for pid in candidates if pid and signals.is_caught(pid, number))
+            rank = next(caught, 0)
         with Suppress(OSError):
             if number != signal.SIGTERM or not rank or self._group_of(rank) != self.pid:
                 os.killpg(self.pid, number)
