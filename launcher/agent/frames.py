@@ -55,6 +55,7 @@ BLACK_BOX_NOW = b"a"  # the same of a rank that runs, before LOOKED, if asked fo
 SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
+RESULT = b"="  # a part of what a rank of `hvdlite.run` returns
 HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
 # hvdrun → host agent, the first frame: the job's secret (see peers), as arguments are public
 SECRET = b"S"

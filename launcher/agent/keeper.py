@@ -43,6 +43,7 @@ from hvdrun.machine.environment import EXPORTED, KEEPER, with_host_variables
 from hvdrun.machine.limits import LACKING
 from hvdrun.machine.notes import BLACK_BOX as RANKS_BOX
 from hvdrun.machine.notes import PREEMPTIBLE, STACK
+from hvdrun.machine.results import PIPE as RESULT_PIPE
 from hvdrun.machine.shared_memory import what_is_full
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -111,7 +112,7 @@ class Keeper:
         self, command: list[str], environment: dict[str, str], cpus: frozenset[int] | None
     ) -> NoReturn:
         os.setsid()
-        outputs = [os.pipe(), os.pipe()]
+        outputs = [os.pipe() for _ in range(3 if RESULT_PIPE in environment else 2)]
         readers = [reader for reader, _ in outputs]
         self._tell(RANK, self.session.encode(), readers)
         stdin, host = self._await_go()
@@ -121,6 +122,10 @@ class Keeper:
         environment[KEEPER] = str(os.getpid())
         waker = Waker([signal.SIGCHLD])
         stdio = (stdin, outputs[0][1], outputs[1][1])
+        results = [writer for _, writer in outputs[2:]]
+        for writer in results:
+            environment[RESULT_PIPE] = str(writer)
+            os.set_inheritable(writer, True)
         relay = Relay(environment, self.poll, self._tell)
         notes = RankNotes(environment, self.poll, self._on_note)
         if self.is_ending:
@@ -130,7 +135,7 @@ class Keeper:
             self.pid, missing = spawn(command, environment, files, cpus)
             if missing:
                 self._tell_end(f"{'lacks' if missing in LACKING else 'missing'} {missing}")
-        for fd in (*stdio, *readers):
+        for fd in (*stdio, *results, *readers):
             os.close(fd)
         relay.begin()
         notes.begin()

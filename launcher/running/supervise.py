@@ -28,11 +28,13 @@ from hvdrun.agent.frames import (
     OUT,
     RANK,
     RELEASE,
+    RESULT,
     SIGNAL,
     SIGNALLED,
     WITH_STACK,
     WITH_STACK_AND_BOX,
     Waker,
+    write_all,
 )
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
@@ -81,6 +83,7 @@ from hvdrun.job.events import (
 )
 from hvdrun.job.signs_of_life import Pauses
 from hvdrun.job.supervision import Supervision
+from hvdrun.machine import results
 from hvdrun.machine.environment import LINK
 from hvdrun.machine.processes import (
     die_with_parent,
@@ -136,6 +139,7 @@ class Supervisor:
         self.node_signals = node_signals
         self.selector = selectors.DefaultSelector()
         self.secret = os.urandom(16).hex()
+        self.results = os.environ.get(results.FILE, "")
         self.host_timeout_s = supervision.host_timeout_s
         self.requeue = supervision.requeue
         self.metrics_file: MetricsFile | None = None
@@ -354,6 +358,8 @@ class Supervisor:
             self.screen.output.feed(rank, 1, payload)
         elif kind == ERR:
             self.screen.output.feed(rank, 2, payload)
+        elif kind == RESULT:
+            self._keep_result(rank, payload)
         elif kind == RANK:
             self._tell(RankStarted(rank, host))
         elif kind == MPI_BEGUN:
@@ -378,6 +384,11 @@ class Supervisor:
             self._tell(KeeperGone(rank))
             if not self.local_ranks.keepers:
                 kill_strays()
+
+    def _keep_result(self, rank: int, part: bytes) -> None:
+        """In a file in memory that hvdlite.run has given, which it reads at the end."""
+        if self.results.isdigit():
+            write_all(int(self.results), results.pack(rank, part))
 
     def _new_link(self, sock: socket.socket, host: str, stderr: int) -> None:
         link = HostLink(
