@@ -1,26 +1,27 @@
 """`run`: runs a function as a job from Python or a notebook, and returns its results by rank.
 
     caller ── cloudpickle on standard input ──▶ hvdrun ──▶ rank 0 ── broadcast ──▶ the other ranks
-    caller ◀── lines with a mark, among what the ranks print ── hvdrun ◀── each rank
+    caller ◀── a file in memory ── hvdrun ◀── a pipe beside its output ── each rank
 
 So it needs no port and no shared folder: it works wherever hvdrun does. Each rank runs `main`.
+Nobody but hvdrun can write to the file, whose content the caller unpickles.
 """
 
 from __future__ import annotations
 
-import base64
+import codecs
 import contextlib
 import os
 import pickle
 import re
-import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
 import cloudpickle
@@ -30,18 +31,17 @@ from hvdlite.errors import LaunchError, RankError
 from hvdlite.registry import init
 from hvdlite.world import world
 from hvdrun.for_hvdlite import die_with_parent
+from hvdrun.for_hvdlite import results as results_file
 
 Result = TypeVar("Result")
 
-# The mark distinguishes the results from everything else that the ranks print. It is secret, since
-# the caller unpickles what follows it: not an argument, which every user of the host could read.
-VARIABLE = "HVDLITE_CALL_MARK"
-MARK = "\x1e"  # the record separator: no program prints it by accident
+# Before what a rank sends: whether its function has returned, and how many bytes follow.
+HEAD = struct.Struct("!?Q")
 # As in a script, and unlike with -c and -m, no module comes from the working directory, which other
 # users may write to. If the caller's path has it, the ranks' path gets it, too.
 AS_A_SCRIPT = "import sys; sys.path[:] = filter(None, sys.path); "
 HVDRUN = AS_A_SCRIPT + "from hvdrun.__main__ import main; sys.exit(main())"
-LINE_BYTES = 1 << 16
+CHUNK = 1 << 20
 TAIL_LINES = 40  # of hvdrun's stderr, kept for an error
 # What hvdrun says where each host has started one, and this is not the first.
 ANOTHER_NODE = re.compile(rb"hvdrun: this is node [1-9][0-9]* of ")
@@ -104,7 +104,7 @@ def run(
         RankError: A rank raised an exception, or ended before its function did: the first one, with
             its host and traceback. The rank's own exception is its cause where it can be sent.
         LaunchError: hvdrun could not start the job, or lost a host; its words.
-        ValueError: A parameter of elastic training, which hvdlite does not have.
+        ValueError: A parameter of elastic training, which hvdlite does not have; no ranks.
         TypeError: (of pickle) the function or an argument can't be sent.
 
     Example:
@@ -130,6 +130,9 @@ def run(
                 f"run: {name}={value!r}: hvdlite has no elastic training; leave it out"
             )
     ranks = num_proc if np is None else np
+    if ranks < 1:
+        name = "num_proc" if np is None else "np"
+        raise ValueError(f"run: {name}={ranks}: a job has at least one rank")
     options = {
         "--num-proc": ranks,
         "--hosts": hosts,
@@ -145,7 +148,7 @@ def run(
     words += ["--disable-cache"] * bool(disable_cache) + ["--verbose"] * bool(verbose)
     words += ["--use-gloo"] * bool(use_gloo) + ["--use-mpi"] * bool(use_mpi)
     call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
-    job = _Job(secrets.token_hex(8), executable or sys.executable)
+    job = _Job(executable or sys.executable)
     code = job.run(words, pickle.dumps((sys.path, call)))
     job.check(code, ranks, where=hosts or hostfile or socket.gethostname())
     return [pickle.loads(job.returned[rank]) for rank in sorted(job.returned)]
@@ -154,19 +157,24 @@ def run(
 class _Job:
     """Runs hvdrun with this file as its program, and collects the records of the ranks."""
 
-    def __init__(self, mark: str, python: str = sys.executable) -> None:
-        self.mark = mark
+    def __init__(self, python: str = sys.executable) -> None:
         self.python = python
-        self.rest = b""  # of hvdrun's stdout: what may become a record
-        self.partial: dict[int, bytes] = {}
-        self.returned: dict[int, bytes] = {}
+        self.returned: dict[int, memoryview] = {}
         self.raised: list[tuple[int, str, str, bytes]] = []  # in the order of arrival
         self.last_lines: list[str] = []  # hvdrun's last lines on stderr
         self.is_for_node_0 = False  # what the ranks return, and this is another node
-        self.record = re.compile(f"{MARK}{mark} ([0-9]+) ([a-z]+) ([A-Za-z0-9+/=]*)\n".encode())
 
     def run(self, options: Sequence[str], call: bytes) -> int:
         """Runs the job; returns hvdrun's exit code."""
+        results = os.memfd_create("hvdlite-results", os.MFD_CLOEXEC)
+        try:
+            code = self._run(options, call, results)
+            self._collect(results)
+        finally:
+            os.close(results)
+        return code
+
+    def _run(self, options: Sequence[str], call: bytes, results: int) -> int:
         # Not -m, which would import this module a second time, and pickle looks in the first.
         start = f"{AS_A_SCRIPT}from hvdlite.run_function import main; main()"
         program = [self.python, "-c", start]
@@ -175,7 +183,8 @@ class _Job:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, VARIABLE: self.mark},
+            env={**os.environ, results_file.FILE: str(results), results_file.PIPE: ""},
+            pass_fds=(results,),
             # Ctrl-C goes to the caller, which passes it to hvdrun once. If the caller is killed,
             # hvdrun ends too.
             start_new_session=True,
@@ -192,8 +201,7 @@ class _Job:
             thread.start()
         with process:
             try:
-                for text in self._sift(process.stdout):
-                    _show(sys.stdout, text)
+                _relay(process.stdout, sys.stdout)
                 code = process.wait()
             except BaseException:  # Ctrl-C, or a notebook's stop: hvdrun ends the ranks
                 self._interrupt(process)
@@ -217,42 +225,32 @@ class _Job:
         reader.join()
 
     def _read_on(self, stdout: IO[bytes]) -> None:
-        for text in self._sift(stdout):
-            with contextlib.suppress(OSError, ValueError):  # the caller's stream may be closed
-                _show(sys.stdout, text)
+        try:
+            _relay(stdout, sys.stdout)
+        except (OSError, ValueError):  # the caller's stream may be closed
+            while os.read(stdout.fileno(), CHUNK):
+                pass
 
-    def _sift(self, stdout: IO[bytes]) -> Iterator[bytes]:
-        """Removes the records from the ranks' output; yields the rest, without waiting for the end
-        of a line in which no record can begin."""
-        rest = self.rest
-        while data := os.read(stdout.fileno(), LINE_BYTES):
+    def _collect(self, results: int) -> None:
+        """Reads what the ranks have sent."""
+        os.lseek(results, 0, os.SEEK_SET)
+        rest = bytearray()
+        by_rank: dict[int, bytearray] = {}  # in the order of their first parts
+        while data := os.read(results, CHUNK):
             rest += data
-            text = bytearray()
-            begin = 0
-            for match in self.record.finditer(rest):
-                # Without hvdrun's tag if the line has nothing else; anything else ends its line.
-                before = re.sub(rb"(^|\n)\[[0-9]+\] $", rb"\1", rest[begin : match.start()])
-                text += before if before.endswith(b"\n") or not before else before + b"\n"
-                begin = match.end()
-                self._on_record(int(match[1]), match[2].decode(), base64.b64decode(match[3]))
-            rest = rest[begin:]
-            cut = rest.rfind(b"\n") + 1
-            if MARK.encode() not in rest[cut:] and not re.fullmatch(rb"\[[0-9]*\]? ?", rest[cut:]):
-                cut = len(rest)
-            text += rest[:cut]
-            self.rest = rest = rest[cut:]
-            yield bytes(text)
-        self.rest = b""
-        yield rest
-
-    def _on_record(self, rank: int, kind: str, data: bytes) -> None:
-        whole = self.partial.pop(rank, b"") + data
-        if kind == "more":
-            self.partial[rank] = whole
-        elif kind == "returned":
-            self.returned[rank] = whole
-        else:
-            self.raised.append((rank, *pickle.loads(whole)))
+            for rank, part in results_file.unpack(rest):
+                by_rank.setdefault(rank, bytearray()).extend(part)
+        for rank, sent in by_rank.items():
+            if len(sent) < HEAD.size:
+                continue
+            has_returned, size = HEAD.unpack_from(sent)
+            content = memoryview(sent)[HEAD.size :]
+            if len(content) != size:  # it has ended meanwhile
+                continue
+            if has_returned:
+                self.returned[rank] = content
+            else:
+                self.raised.append((rank, *pickle.loads(content)))
 
     def _listen(self, stderr: IO[bytes]) -> None:
         for line in iter(stderr.readline, b""):
@@ -260,7 +258,7 @@ class _Job:
                 -TAIL_LINES:
             ]
             self.is_for_node_0 |= ANOTHER_NODE.match(line) is not None
-            _show(sys.stderr, line)
+            _show(sys.stderr, line.decode(errors="replace"))
 
     def check(self, code: int, ranks: int, where: str) -> None:
         """Raises unless all ranks have returned a result, here or on node 0."""
@@ -291,10 +289,18 @@ def _feed(stdin: IO[bytes], call: bytes) -> None:
         stdin.write(call)
 
 
-def _show(stream: Any, data: bytes) -> None:
+def _relay(stdout: IO[bytes], stream: Any) -> None:
+    """Shows what comes at once, without waiting for the end of a line."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    while data := os.read(stdout.fileno(), CHUNK):
+        _show(stream, decoder.decode(data))
+    _show(stream, decoder.decode(b"", final=True))
+
+
+def _show(stream: Any, text: str) -> None:
     """Writes to the caller's stream, which in a notebook is not a file."""
-    if data:
-        stream.write(data.decode(errors="replace"))
+    if text:
+        stream.write(text)
         stream.flush()
 
 
@@ -310,7 +316,8 @@ def _unpickled(exception: bytes) -> BaseException | None:
 
 def main() -> None:
     """Receives the call, runs it, sends its result. An exception ends the rank as usual."""
-    mark = os.environ.pop(VARIABLE)
+    pipe = int(os.environ.pop(results_file.PIPE))
+    os.set_inheritable(pipe, False)  # what the function starts has no part in it
     init()
     rank = world.rank()
     # Only rank 0 reads; the call's own output and input are not part of the protocol.
@@ -323,15 +330,17 @@ def main() -> None:
         func, args, kwargs = pickle.loads(call)
         result = cloudpickle.dumps(func(*args, **kwargs))
     except BaseException as error:
-        if not (isinstance(error, SystemExit) and not error.code):
-            _send(mark, rank, "raised", _described(error))
-            raise
-        result = cloudpickle.dumps(None)
-    _send(mark, rank, "returned", result)
+        _send(pipe, False, _described(error))
+        raise
+    _send(pipe, True, result)
 
 
 def _described(error: BaseException) -> bytes:
     """The host, the traceback from the function on, and the exception if it can be pickled."""
+    if isinstance(error, SystemExit):
+        # Of a class of hvdlite's own, which notes the exit code.
+        text = f"its function called sys.exit({error.code!r}) and so returned nothing"
+        return pickle.dumps((socket.gethostname(), text, pickle.dumps(SystemExit(error.code))))
     inner = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
     try:
@@ -341,12 +350,8 @@ def _described(error: BaseException) -> bytes:
     return pickle.dumps((socket.gethostname(), text, pickled))
 
 
-def _send(mark: str, rank: int, kind: str, data: bytes) -> None:
+def _send(pipe: int, has_returned: bool, data: bytes) -> None:
     sys.stdout.flush()
-    size = LINE_BYTES // 4 * 3
-    pieces = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
-    with open(1, "wb", closefd=False) as stdout:
-        for number, piece in enumerate(pieces, 1):
-            word = kind if number == len(pieces) else "more"
-            text = base64.b64encode(piece).decode()
-            stdout.write(f"{MARK}{mark} {rank} {word} {text}\n".encode())
+    with open(pipe, "wb") as file:
+        file.write(HEAD.pack(has_returned, len(data)))
+        file.write(data)

@@ -7,7 +7,7 @@ from hvdrun.faults import CORE, GRADIENT, OPERATION, STEP, Fault
 from hvdrun.faults import VARIABLE as FAULT_VARIABLE
 from hvdrun.faults import parse as parse_faults
 from hvdrun.knobs import KNOBS, uneven_shares
-from hvdrun.machine import notes
+from hvdrun.machine import notes, results
 from hvdrun.machine.binding import chosen_by_user
 from hvdrun.machine.box_layout import FORMAT, LINES_AT, LINES_BYTES, pack_lines
 from hvdrun.machine.cgroups import throttling
@@ -86,6 +86,7 @@ __all__ = [
     "parse_faults",
     "pulse_every_s",
     "replace",
+    "results",
     "summary_of",
     "throttling",
     "tightest_quota",

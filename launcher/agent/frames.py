@@ -60,6 +60,7 @@ BLACK_BOX_NOW = b"a"  # the same of a rank that runs, before LOOKED, if asked fo
 SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
+RESULT = b"="  # a part of what a rank of `hvdlite.run` returns
 HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
 # hvdrun → host agent: the job's name (see peers), as arguments are public
 SECRET = b"S"
@@ -69,6 +70,8 @@ SILENCE_LIMIT = b"V"
 # seconds, and when, in nanoseconds of the host's monotonic clock
 GAVE_UP = b"Y"
 REFUSED = b"N"  # host agent → hvdrun: why it can't supervise ranks; then it ends
+# host agent → hvdrun: another one of the job supervises the ranks there: two names are one machine
+SHARES = b"F"
 DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
 BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of MPI's daemon
 STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); back: ready for more

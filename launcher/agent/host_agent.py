@@ -25,6 +25,7 @@ from hvdrun.agent.frames import (
     REFUSED,
     RELEASE,
     SECRET,
+    SHARES,
     SIGNAL,
     SILENCE_LIMIT,
     SILENT_GRACE_S,
@@ -211,7 +212,9 @@ class HostAgent:
             self.status = 1
             self._end(0)
             return
-        if listener is not None:
+        if listener is None:
+            self._send(SHARES, -1, b"")
+        else:
             self.local_ranks = LocalRanks(
                 listener,
                 self.selector,

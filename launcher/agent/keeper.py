@@ -51,6 +51,7 @@ from hvdrun.machine.environment import (
 from hvdrun.machine.limits import LACKING
 from hvdrun.machine.notes import BLACK_BOX as RANKS_BOX
 from hvdrun.machine.notes import PREEMPTIBLE, STACK
+from hvdrun.machine.results import PIPE as RESULT_PIPE
 from hvdrun.machine.shared_memory import what_is_full
 
 # typing costs 10 ms of each start, and collections.abc as much.
@@ -123,7 +124,7 @@ class Keeper:
     def keep(self, command: list[str], environment: dict[str, str], role: str) -> NoReturn:
         """role: see `rank_variables.bind`."""
         os.setsid()
-        outputs = [os.pipe(), os.pipe()]
+        outputs = [os.pipe() for _ in range(3 if RESULT_PIPE in environment else 2)]
         readers = [reader for reader, _ in outputs]
         self._tell(RANK, self.session.encode(), readers)
         stdin, host, variables = self._await_go()
@@ -136,6 +137,10 @@ class Keeper:
         environment[KEEPER] = str(os.getpid())
         waker = Waker([signal.SIGCHLD])
         stdio = (stdin, outputs[0][1], outputs[1][1])
+        results = [writer for _, writer in outputs[2:]]
+        for writer in results:
+            environment[RESULT_PIPE] = str(writer)
+            os.set_inheritable(writer, True)
         relay = Relay(environment, self.poll, self._tell)
         notes = RankNotes(environment, self.poll, self._on_note)
         if self.is_ending:
@@ -145,7 +150,7 @@ class Keeper:
             self.pid, missing = spawn(command, environment, files, cpus)
             if missing:
                 self._tell_end(f"{'lacks' if missing in LACKING else 'missing'} {missing}")
-        for fd in (*stdio, *readers):
+        for fd in (*stdio, *results, *readers):
             os.close(fd)
         relay.begin()
         notes.begin()
@@ -366,9 +371,14 @@ class Keeper:
 
     def _send(self, number: int) -> None:
         """To the command's process group. If the rank has said that it will save and leave after
-        TERM, only that process gets it, and the command: the rank may still need its children, such
-        as a DataLoader's workers."""
+        TERM, or has a handler for it, only that process gets it, and the command: the rank may
+        still need its children, such as a DataLoader's workers, which end when it has ended."""
         rank = self.preemptible
+        if number == signal.SIGTERM and not rank:
+            newest = self.stacks.newest()  # of a process that has imported hvdlite
+            candidates = (newest.pid if newest is not None else 0, self.pid)
+            caught = (pid for pid in candidates if pid and signals.is_caught(pid, number))
+            rank = next(caught, 0)
         with Suppress(OSError):
             if number != signal.SIGTERM or not rank or self._group_of(rank) != self.pid:
                 os.killpg(self.pid, number)

@@ -28,6 +28,7 @@ from hvdrun.agent.frames import (
     OUT,
     RANK,
     RELEASE,
+    RESULT,
     SIGNAL,
     VARIABLES,
     BadFrame,
@@ -62,9 +63,10 @@ class LocalRanks:
     """The ranks of this host: reads their output, learns how they end, can end them.
 
     Both hvdrun and the host agents have one. It calls `deliver(kind, rank, payload)` with RANK,
-    OUT, ERR, MPI_BEGUN, MPI_DONE, NOTE, LOOKED, CLOSED, SHIM_GONE, SIGNALLED, BLACK_BOX,
+    OUT, ERR, RESULT, MPI_BEGUN, MPI_DONE, NOTE, LOOKED, CLOSED, SHIM_GONE, SIGNALLED, BLACK_BOX,
     BLACK_BOX_NOW, EXIT and KEEPER_GONE (with what it has sent, if that was no message and the
-    connection was closed for it); a rank's output, notes and black box come before its EXIT.
+    connection was closed for it); a rank's output, result, notes and black box come before its
+    EXIT.
     """
 
     def __init__(
@@ -220,7 +222,7 @@ class LocalRanks:
         keeper.rank = rank
         if len(keeper.fds) < 2:  # the kernel drops those for which no number is left
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        for fd, stream in zip(keeper.fds, (OUT, ERR), strict=True):
+        for fd, stream in zip(keeper.fds, (OUT, ERR, RESULT), strict=False):
             os.set_blocking(fd, False)
             keeper.outputs[fd] = stream
             if not self.paused:

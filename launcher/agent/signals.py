@@ -20,6 +20,7 @@ LAST_S = 2.0
 ENDS_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # hvdrun passes these on to the ranks. ALRM: by default it ends a process without a word.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+SHELLS = (b"sh", b"bash", b"dash", b"zsh", b"ksh", b"mksh", b"busybox", b"csh", b"tcsh", b"fish")
 # The supervisor decides what these do to a rank. Its shim, its keeper and the host agents live on:
 # a batch system may send a signal to all processes of a job.
 FOR_THE_JOB = (*ENDS_JOB, *PASSED_ON)
@@ -73,17 +74,32 @@ def pass_on(pid: int, number: int) -> bytes:
     """Sends the signal to the process if that has a handler for it, or ignores it: b'sent'.
     Otherwise it would end the process: b'deadly'. b'absent': there is no such process, or it has
     ended."""
-    handled = 0
     try:
-        with open(f"/proc/{pid}/status", "rb") as status:
-            for line in status:
-                if line.startswith(b"State:") and line.split()[1] in b"ZX":
-                    return b"absent"
-                if line.startswith((b"SigIgn:", b"SigCgt:")):
-                    handled |= int(line.split()[1], 16)
+        status = _status(pid)
+        if status[b"State"] in b"ZX":
+            return b"absent"
+        handled = int(status[b"SigIgn"], 16) | int(status[b"SigCgt"], 16)
         if handled >> (number - 1) & 1:
             os.kill(pid, number)
             return b"sent"
     except OSError:
         return b"absent"
     return b"deadly"
+
+
+def is_caught(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal, and is no shell: a shell that waits for a
+    program runs its handler (trap) only when that has ended."""
+    try:
+        status = _status(pid)
+    except OSError:
+        return False
+    caught = int(status[b"SigCgt"], 16) >> (number - 1) & 1
+    return bool(caught) and status[b"Name"] not in SHELLS
+
+
+def _status(pid: int) -> dict[bytes, bytes]:
+    """The first word of each line of the kernel's table about the process."""
+    with open(f"/proc/{pid}/status", "rb") as file:
+        lines = [line.partition(b":") for line in file]
+    return {name: (words.split() or [b""])[0] for name, _, words in lines}

@@ -14,6 +14,7 @@ from hvdrun.agent.peers import Stranger, connect
 from hvdrun.machine.environment import (
     LINK,
     NODES,
+    NUMBERED_HOST,
     REACH,
     SSH,
     unpack,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # Among ssh's options: the first character of a word about one host → the option for its value.
 PER_HOST = {"@": "-l", "#": "-p"}
 ADDRESS = "="  # the same, for the address that a host's name in MPI stands for
+HOSTS = ","  # the first character of the word with all hosts, if MPI knows them by their numbers
 SSH_TAKES_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
 
 
@@ -114,7 +116,10 @@ def destination(name: str, given: str) -> tuple[str, list[str]]:
     options = []
     for word in shlex.split(given):
         kind, (about, _, value) = word[:1], word[1:].partition("=")
-        if kind == ADDRESS:
+        if kind == HOSTS:
+            number = name.removeprefix(NUMBERED_HOST)
+            host = word[1:].split(",")[int(number)] if number != name else host
+        elif kind == ADDRESS:
             host = value if about == name else host
         elif kind in PER_HOST:
             options += [PER_HOST[kind], value] if about == host else []

@@ -29,6 +29,7 @@ from hvdrun.plan import (
     facts,
     fault_note,
     flavour,
+    nested_launchers,
     schedulers,
     server_count,
     stdin_programs,
@@ -169,6 +170,7 @@ def cli(
         return _check_build(request, dry_run, disable_cache)
     job = partial(_check_or_launch, check, dry_run, disable_cache)
     place = nodes.place_of(request, others, os.environ)
+    nested_launchers.check(request.command, os.environ, place is None)
     if place is None:
         os.environ.pop(RENDEZVOUS_SECRET, None)  # nothing that is started here inherits it
         return job(request)

@@ -33,6 +33,7 @@ from hvdrun.job.events import (
     HostEnded,
     HostGaveUp,
     HostQuiet,
+    HostShares,
     HostSilent,
     HostTalks,
     Interrupted,
@@ -83,6 +84,7 @@ from hvdrun.reports.failure_report import (
     gave_up,
     host_silent,
     interrupted,
+    misplaced,
     missing_program,
     not_started,
     not_understood,
@@ -114,7 +116,8 @@ class Course:
         self.lost_without_words: str | None = None
         self.wordless_until = float("-inf")  # until then the ssh to that other one may say it
         self.keepers = 0  # number connected on this host
-        self.mpirun = Mpirun(command.starter, supervision.verbose)
+        hosts = [share.host.name for share in command.shares]
+        self.mpirun = Mpirun(command.starter, supervision.verbose, hosts)
         self.ending = Ending()
         self.released = 0  # the number of ranks that had ended at the last Release
         self.passing_on = PassingOn()
@@ -147,8 +150,11 @@ class Course:
     def on(self, now: float, event: Event) -> list[Action]:
         """Returns the actions that the event asks for. `now` never goes back."""
         match event:
-            case RankStarted(rank):
+            case RankStarted(rank, host):
                 self.ranks.started.add(rank)
+                self.ranks.places[rank] = host
+                if self.ranks.have_all_started and (wrong := self.ranks.misplaced()):
+                    self._fail(now, misplaced(wrong, self.command.starter))
             case RankInMpi(rank):
                 self.ranks.in_mpi.add(rank)
                 self.init_watch.on_mpi(now, rank)
@@ -181,6 +187,8 @@ class Course:
                 self.actions.append(Answer(asker, text))
             case RankClosedFiles(rank, at):
                 self.closed_files.at.setdefault(rank, at)
+                self.init_watch.closed.add(rank)
+                self.init_watch.update(now)
             case RankEnded(rank, how, at):
                 self._rank_ended(now, rank, how, at)
             case KeeperGone(rank, nonsense):
@@ -196,6 +204,8 @@ class Course:
                 self.hosts.connected.append(FarHost(host))
                 if self.ending.has_begun:
                     self.actions.append(HangUp(host))
+            case HostShares(host):
+                self.ranks.told_elsewhere.add(host)
             case HostTalks(host):
                 self.hosts.named(host).begin_to_talk()
             case SshSaid(host, text):

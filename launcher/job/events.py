@@ -6,7 +6,10 @@ from hvdrun.job.value import Value
 
 
 class RankStarted(Value):
+    """host: over whose connection hvdrun has learnt it; "": the rank runs on hvdrun's machine."""
+
     rank: int
+    host: str = ""
 
 
 class RankInMpi(Value):
@@ -96,6 +99,13 @@ class HostConnected(Value):
 
 class HostTalks(Value):
     """The host agent has sent its first message: ssh has connected."""
+
+    host: str
+
+
+class HostShares(Value):
+    """The host is a machine that hvdrun knows by another name, too: its ranks may be told of under
+    that one."""
 
     host: str
 
@@ -219,6 +229,7 @@ Event = (
     | SshSaid
     | HostEnded
     | HostQuiet
+    | HostShares
     | HostBack
     | HostSilent
     | HostGaveUp

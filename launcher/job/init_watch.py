@@ -1,5 +1,6 @@
 """Watches ranks that wait in hvd.init() or MPI_Init for others: says which are missing and what
-those do, and ends the job if one that is missing has ended. No clock.
+those do, and ends the job if one that is missing has ended. Also says where the ranks are if all
+have called hvd.init() and it does not end. No clock.
 
 Notes of hvdlite say when hvd.init() begins and ends, under every MPI. For programs that start MPI
 by themselves, PMI shows the beginning of MPI_Init under some MPIs. No rank passes MPI_Init before
@@ -93,11 +94,13 @@ class InitWatch:
         self.begun: dict[int, int] = {}  # rank → how many calls of hvd.init() have begun
         self.since: dict[int, float] = {}  # ranks in hvd.init(), or that have begun MPI_Init
         self.in_init: set[int] = set()  # the ranks in hvd.init()
+        self.closed: set[int] = set()  # the ranks that may have closed the way for notes
         self.failed: set[int] = set()  # the ranks whose last hvd.init() has raised an error
         # What follows is of one wait: from the first rank that waits until none does.
         self.waits: set[int] = set()
         self.missing: set[int] = set()
         self.where = MPI_INIT
+        self.all_called = False  # it is the end of hvd.init() that they wait for
         self.begin: float | None = None
         self._forget()
 
@@ -161,18 +164,23 @@ class InitWatch:
             if lacks:
                 self.waits.add(rank)
                 self.missing |= lacks
+        inside = self.in_init - self.ranks.endings.keys() - self.closed
+        all_called = not self.waits and bool(inside)
+        if all_called:
+            self.waits, self.missing = set(inside), set(inside)
+        if self.begin is not None and (not self.waits or all_called != self.all_called):
+            if self.said and (all_called or all_came or not were_missing & never):
+                self.say(gathered(self.where, now - self.begin, self.all_called))
+            self.begin = None
+            self._forget()
+        self.all_called = all_called
         if self.waits:
             self.where = HVD_INIT if self.waits & self.in_init else MPI_INIT
         if self.waits and self.begin is None:
-            self.begin = min(self.since[rank] for rank in self.waits)
+            self.begin = now if all_called else min(self.since[rank] for rank in self.waits)
             if self.limits.first_s is not None:
                 self.report_at = self.begin + self.limits.first_s
                 self.sample_at = max(self.begin, self.report_at - SAMPLE_S)
-        elif not self.waits and self.begin is not None:
-            if self.said and (all_came or not were_missing & never):
-                self.say(gathered(self.where, now - self.begin))
-            self.begin = None
-            self._forget()
         else:
             self.asked &= self.missing
 
@@ -217,7 +225,8 @@ class InitWatch:
 
     def _shut_down(self, now: float) -> None:
         hosts = {rank: self.ranks.command.host_of(rank) for rank in sorted(self.missing)}
-        self.fail(now, not_in_init(self.waits, hosts, self.where, self.limits.shutdown_s))
+        waits = () if self.all_called else self.waits
+        self.fail(now, not_in_init(waits, hosts, self.where, self.limits.shutdown_s))
 
     def _running(self) -> set[int]:
         """The missing ranks of which a keeper can tell more."""
@@ -247,7 +256,8 @@ class InitWatch:
         missing = {rank: self._seen(rank) for rank in sorted(self.missing - not_asked)}
         lines = what_they_do(missing, self.cwd, self.where == HVD_INIT, len(not_asked))
         where, shutdown_s = self.where, self.limits.shutdown_s
-        self.say(waiting(self.waits, self.missing, where, now - self.begin, lines, shutdown_s))
+        waits = () if self.all_called else self.waits
+        self.say(waiting(waits, self.missing, where, now - self.begin, lines, shutdown_s))
         self.report_at = now + self.pause_s
         self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hvdrun.job.mpirun_output import MpirunOutput
 
@@ -11,13 +11,13 @@ NOISE_DELAY_S = 0.5
 
 
 class Mpirun:
-    """`name`: the program's, for its lines. `verbose`: its output is not held back. `code` is None
-    while it runs."""
+    """`name`: the program's, for its lines. `verbose`: its output is not held back. `hosts`: the
+    job's. `code` is None while it runs."""
 
-    def __init__(self, name: str, verbose: bool) -> None:
+    def __init__(self, name: str, verbose: bool, hosts: Sequence[str]) -> None:
         self.name = name
         self.noise_delay_s = 0.0 if verbose else NOISE_DELAY_S
-        self.output = MpirunOutput()
+        self.output = MpirunOutput(hosts)
         self.output_is_open = True
         self.code: int | None = None
         self.ended_at = 0.0

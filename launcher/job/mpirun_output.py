@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from hvdrun.plan.local_facts import in_users_words
+
 # Open MPI writes the first two when a child was faster than its parent, and continues. srun writes
 # the third if it can't bind, even when asked to bind nothing.
 MEANINGLESS = (
@@ -17,9 +21,10 @@ KEPT_LINES = 200
 
 class MpirunOutput:
     """The lines of mpirun's stdout and stderr (one pipe) and of its daemons. No clock. `take`
-    returns the lines to show, each once."""
+    returns the lines to show, each once. `hosts`: the job's."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: Sequence[str] = ()) -> None:
+        self.hosts = hosts
         self.waiting: list[tuple[float, str]] = []  # when each line came
         self.rest = bytearray()  # the start of a line whose end has not come
         self.taken: list[str] = []
@@ -34,7 +39,7 @@ class MpirunOutput:
             lines.append(bytes(self.rest))
             self.rest.clear()
         self.waiting += [
-            (now, line.decode(errors="replace").rstrip())
+            (now, in_users_words(line.decode(errors="replace").rstrip(), self.hosts))
             for line in lines
             if not any(part in line for part in MEANINGLESS)
         ]

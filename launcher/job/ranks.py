@@ -11,6 +11,8 @@ class Ranks:
         self.command = command
         self.num_proc = command.num_proc
         self.started: set[int] = set()
+        self.places: dict[int, str] = {}  # rank → its host (see RankStarted)
+        self.told_elsewhere: set[str] = set()  # hosts whose ranks may be told of under another name
         self.in_mpi: set[int] = set()  # between MPI_Init and MPI_Finalize, if the MPI shows it
         self.done: set[int] = set()  # after MPI_Finalize
         self.endings: dict[int, str] = {}  # rank → how it ended
@@ -43,6 +45,20 @@ class Ranks:
     def awaited(self) -> set[int]:
         """The ranks that have started, and whose end will be reported."""
         return self.started - self.endings.keys() - self.lost
+
+    def misplaced(self) -> dict[tuple[str, str], list[int]]:
+        """The ranks that MPI has started on another host than planned, by (planned, actual)."""
+        far = self.command.far
+        if far is None:
+            return {}
+        here = next((s.host.name for s in self.command.shares if s.host.name not in far), "")
+        wrong: dict[tuple[str, str], list[int]] = {}
+        for rank, host in sorted(self.places.items()):
+            planned = self.command.host_of(rank)
+            if host != (planned if planned in far else "") and planned not in self.told_elsewhere:
+                names = planned, host or here or "hvdrun's own machine"
+                wrong.setdefault(names, []).append(rank)
+        return wrong
 
     def lose(self, host: str) -> None:
         self.lost.update(self.command.ranks_of(host))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hvdrun.machine.results import PIPE as RESULT_PIPE
+
 # typing costs 10 ms of each start, and collections.abc as much.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the co
 # (hvdlite/world/process/exits.py, _core/engine/exit.c).
 ENDING = "hvdrun-ending"
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
+# With its number: Open MPI's name for a host of the job, in which it can find no other host's.
+NUMBERED_HOST = "hvdrun-host-"
 # The program that replaces ssh, and its options, such as `srun --nodelist={host}`.
 REACH = "HVDRUN_REACH"
 # By which the role `reach` finds hvdrun's connections to other nodes.
@@ -117,7 +121,7 @@ def forwarded(names: Iterable[str], exports: Iterable[str]) -> tuple[str, ...]:
 _FOR_LAUNCHERS = frozenset(
     (
         *("PATH", "LD_LIBRARY_PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PWD"),
-        *("TMPDIR", "TMP", "TEMP", "HOSTNAME", "PYTHONHASHSEED"),
+        *("TMPDIR", "TMP", "TEMP", "HOSTNAME", "PYTHONHASHSEED", RESULT_PIPE),
     )
 )
 _FOR_LAUNCHERS_PREFIXES = (

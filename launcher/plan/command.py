@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hvdrun.agent.rank_variables import BOUND, UNBOUND, VERBOSE
 from hvdrun.agent.shim import escape
 from hvdrun.errors import UsageError
+from hvdrun.machine import results
 from hvdrun.machine.environment import (
     AGENT,
     EXPORTED,
@@ -24,8 +25,8 @@ from hvdrun.plan import shared_memory
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import SharedMemory
 from hvdrun.plan.hosts import Host, Share
-from hvdrun.plan.job_hosts import notes_on, place_ranks
-from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name
+from hvdrun.plan.job_hosts import check_own_names, notes_on, place_ranks
+from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name, openmpi_name
 from hvdrun.plan.mpirun_options import (
     intel_options,
     intel_program,
@@ -55,6 +56,8 @@ UCX_SURVIVES_CUTS = {"UCX_TCP_KEEPIDLE": "inf"}
 # On one host: UCX listens for connections of ranks on this machine alone.
 UCX_ON_LOOPBACK = {"UCX_NET_DEVICES": "lo"}
 
+# In options that place ranks: --map-by, --rankfile, -hosts, -ppn, -rr …
+PLACE_RANKS = ("map", "rank", "host", "node", "ppn", "rr")
 
 # How long a rank waits for hvdrun's connection to its host.
 PATIENCE_S = 20
@@ -76,6 +79,8 @@ class Command:
     explanations: tuple[str, ...]  # and what is shown only with --verbose
     program: str  # the user's, for messages
     python: str
+    # The hosts that are not this machine. None: hvdrun does not decide which rank is on which host.
+    far: frozenset[str] | None = None
 
     def ranks_of(self, host: str) -> range:
         begin = 0
@@ -116,8 +121,16 @@ def _shm_of(host: Host, facts: LocalFacts) -> SharedMemory | None:
 
 
 def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
-    """Raises HostSetupError if the MPI can't work with the /dev/shm of a host."""
+    """Raises HostSetupError if the MPI can't work with the /dev/shm of a host, or can't tell two
+    hosts apart."""
     shares = place_ranks(request, flavour, facts)
+    by_openmpi = flavour.kind == OPENMPI and flavour.starter is None
+    # A rank file has the user's names.
+    by_number = by_openmpi and not any(
+        "rankfile" in word for word in (*request.binding_args, *request.mpi_args)
+    )
+    if by_openmpi:
+        check_own_names([share.host for share in shares], facts)
     shm = shared_memory.settings(
         flavour.kind,
         [(share.host.name, share.count, _shm_of(share.host, facts)) for share in shares],
@@ -136,9 +149,13 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
             replace(s, host=Host(facts.hostname)) if s.host.name in LOOPBACK else s for s in shares
         )
 
+    mpi_names = [
+        openmpi_name(number, share.host, facts) if by_number else mpi_name(share.host, facts)
+        for number, share in enumerate(shares)
+    ]
     for_mpi = tuple(
-        replace(share, host=replace(share.host, name=mpi_name(share.host, facts)))
-        for share in shares
+        replace(share, host=replace(share.host, name=name))
+        for share, name in zip(shares, mpi_names, strict=True)
     )
 
     environment = inheritable(facts.environ)
@@ -174,7 +191,7 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     ranks_get = list({**environment, **added})
     if remote:
         added[EXPORTED] = " ".join(exported)
-        added |= connection_variables(request, facts, remote)
+        added |= connection_variables(request, facts, remote, shares if by_number else ())
         if has_blanks(facts):
             added |= {PYTHON: facts.python, AGENT: facts.agent}
     if starter:
@@ -197,7 +214,10 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     if starter:
         argv = [*options, *request.mpi_args, *program]
     elif flavour.kind == OPENMPI:
-        argv = [*options, *(("-x", LINK) if remote else ()), *request.mpi_args, *program]
+        # Of these keepers need to know before they have the job's variables.
+        needed = (LINK, *([results.PIPE] if results.PIPE in environment else ()))
+        argv = [*options, *(word for name in needed if remote for word in ("-x", name))]
+        argv += [*request.mpi_args, *program]
     else:
         # All variables that mpirun has, as MPICH 5.0 passes on only the first of a -genvlist. The
         # keepers correct those of the host.
@@ -226,7 +246,14 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         ),
         program=request.command[0],
         python=facts.python,
+        far=None if starter or _places_ranks(request) else frozenset(s.host.name for s in remote),
     )
+
+
+def _places_ranks(request: Request) -> bool:
+    """Whether the user may have told mpirun which rank is on which host."""
+    words = (*request.binding_args, *request.mpi_args)
+    return any(part in word for word in words for part in PLACE_RANKS)
 
 
 def _by_scheduler(

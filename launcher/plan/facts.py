@@ -101,13 +101,17 @@ def local_names(node: str, hosts_file: str) -> frozenset[str]:
     """This host's names and addresses, without asking a name server. `node`: its name in Slurm;
     `hosts_file`: the content of /etc/hosts."""
     name = socket.gethostname().lower()
-    names = {"localhost", name, name.partition(".")[0], node.lower()} - {""}
+    names = {"localhost", node.lower()} - {""}
     names |= {"127.0.0.1", "::1", *(str(found["address"]) for found in interfaces())}
+    others: set[str] = set()
     for line in hosts_file.splitlines():
         address, *aliases = line.partition("#")[0].lower().split() or [""]
         if address in names or address.startswith("127."):
             names |= {address, *aliases}
-    return frozenset(names)
+        else:
+            others.update(aliases)
+    # In a host list, its own name may mean another machine: -H server2 is where ssh would go.
+    return frozenset(names | ({name, name.partition(".")[0]} - others))
 
 
 def hosts_file() -> str:

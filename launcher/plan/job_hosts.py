@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hvdrun.errors import UsageError
+from hvdrun.errors import HostSetupError, UsageError
 from hvdrun.plan.flavour import Flavour
 from hvdrun.plan.hosts import Host, Share, merge, place
 from hvdrun.plan.local_facts import LocalFacts, is_local
@@ -77,6 +77,22 @@ def _machine(host: Host, facts: LocalFacts) -> object:
     if seen is None or not seen.interfaces:
         return is_local(host, facts) or host.name
     return seen.hostname, seen.interfaces, host.user, host.port
+
+
+def check_own_names(hosts: Sequence[Host], facts: LocalFacts) -> None:
+    """Raises HostSetupError if two machines call themselves the same, as far as preflight knows:
+    Open MPI takes their ranks for ranks of one host."""
+    first: dict[str, tuple[str, object]] = {}
+    for host in hosts:
+        if not (seen := facts.others.get(host.name)):
+            continue
+        other, interfaces = first.setdefault(seen.hostname, (host.name, seen.interfaces))
+        if interfaces != seen.interfaces:
+            raise HostSetupError(
+                f"{other} and {host.name} both call themselves {seen.hostname} (`hostname`), so"
+                " Open MPI can't tell them apart; give one of them another name (`hostnamectl"
+                " hostname NAME`), or run the job under MPICH (--mpi mpich)"
+            )
 
 
 def notes_on(shares: tuple[Share, ...], facts: LocalFacts) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ machine."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hvdrun.machine.environment import NUMBERED_HOST
 from hvdrun.plan.host_facts import HostFacts, SharedMemory
 from hvdrun.plan.hosts import Host
 from hvdrun.plan.schedulers.scheduler import Starter
@@ -61,3 +62,19 @@ def mpi_name(host: Host, facts: LocalFacts) -> str:
     if is_local(host, facts):
         return facts.hostname
     return "ipv6-" + re.sub(r"[^0-9a-z]", "-", host.name.lower())
+
+
+def openmpi_name(number: int, host: Host, facts: LocalFacts) -> str:
+    """The name for Open MPI of the job's host with this number. Open MPI cuts names at the first
+    dot, and takes a host for the one that calls itself so: no host calls itself like this."""
+    return "localhost" if is_local(host, facts) else f"{NUMBERED_HOST}{number}"
+
+
+def in_users_words(line: str, hosts: Sequence[str]) -> str:
+    """Open MPI's line with the names that the user gave in place of those by `openmpi_name`."""
+
+    def name(match: re.Match[str]) -> str:
+        number = int(match[1])
+        return hosts[number] if number < len(hosts) else match[0]
+
+    return re.sub(f"{NUMBERED_HOST}([0-9]{{1,9}})", name, line)

@@ -11,6 +11,7 @@ from hvdrun.plan.ssh import ssh_agent
 
 # All names that Open MPI's versions have for them.
 OPENMPIS_SCHEDULERS = "slurm,pbs,tm,lsf,gridengine"
+WHOLE_NAMES = "keep_fqdn_hostnames"
 
 
 def openmpi_options(
@@ -51,6 +52,12 @@ def openmpi_options(
         # Every connection starts on this machine, so that hvdrun holds its ends.
         options += [kind, "plm", plm[len("plm_") :], kind, f"{plm}_agent", agent]
         options += [kind, f"{plm}_no_tree_spawn", "1"]
+        # Otherwise hosts that call themselves a.1 and a.2 are one host for Open MPI.
+        if flavour.major >= 5:
+            options += ["--prtemca", f"prte_{WHOLE_NAMES}", "1"]
+            options += ["--pmixmca", f"pmix_{WHOLE_NAMES}", "1"]
+        else:
+            options += ["--mca", f"orte_{WHOLE_NAMES}", "1"]
     return options, {}
 
 

@@ -51,14 +51,19 @@ def reached_by(request: Request, facts: LocalFacts, hosts: Sequence[Host]) -> St
 
 
 def connection_variables(
-    request: Request, facts: LocalFacts, remote: list[Share]
+    request: Request, facts: LocalFacts, remote: list[Share], numbered: Sequence[Share]
 ) -> dict[str, str]:
+    """numbered: all hosts of the job, if MPI knows them by their numbers; else empty."""
     hosts = [share.host for share in remote]
-    if starter := reached_by(request, facts, hosts):
-        return {REACH: shlex.join(starter.connection("{host}")), **starter.variables}
-    # These are not ssh's: the agent reads each host's address, user and port from them. They come
+    # These are not ssh's: the agent reads each host's name, user and port from them. They come
     # before -p, as ssh uses the first port that it gets.
-    own = [f"={mpi_name(host, facts)}={host.name}" for host in hosts if ":" in host.name]
+    if numbered:
+        own = ["," + ",".join(share.host.name for share in numbered)]
+    else:
+        own = [f"={mpi_name(host, facts)}={host.name}" for host in hosts if ":" in host.name]
+    if starter := reached_by(request, facts, hosts):
+        reach = {REACH: shlex.join(starter.connection("{host}")), **starter.variables}
+        return {SSH: shlex.join(own), **reach} if own else reach
     own += [f"@{host.name}={host.user}" for host in hosts if host.user is not None]
     own += [f"#{host.name}={host.port}" for host in hosts if host.port is not None]
     connect_s = max(CONNECT_S, math.ceil(request.host_timeout_s))

@@ -26,6 +26,7 @@ from hvdrun.reports.quiet_hosts import names
 from hvdrun.ssh_errors import LOGIN, OTHER, last_words
 
 LINES = 30
+MOST_MISPLACED = 4
 # Patterns are compiled when a job fails, not at each start of hvdrun.
 # The first line of Open MPI's message that it ends a rank; the next one names the communicator.
 _REPORTER = r"\*\*\* reported by process \[\d+,(\d+)\]"
@@ -268,6 +269,20 @@ def not_started(hosts: Sequence[tuple[str, int, str]], after_s: float) -> StartT
         f"the job has not started within {after_s:g} s (--start-timeout):\n"
         + "\n".join(lines)
         + "\ncheck these hosts and the network between them, or give a longer --start-timeout"
+    )
+
+
+def misplaced(wrong: Mapping[tuple[str, str], Sequence[int]], starter: str) -> MpirunFailed:
+    """`wrong`: the ranks by their planned and their actual host."""
+    found = [
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)} on {actual} instead of {planned}"
+        for (planned, actual), ranks in list(wrong.items())[:MOST_MISPLACED]
+    ]
+    found += [f"and more on {len(wrong) - len(found)} other hosts"] * (len(wrong) > len(found))
+    return MpirunFailed(
+        f"{starter} has started {', '.join(found)}; it has taken one host for another, so see that"
+        " each host's own name (`hostname`) is no other host's and means this host everywhere, or"
+        " list the hosts by their addresses (-H 10.0.0.1:2,10.0.0.2:2)"
     )
 
 

@@ -104,28 +104,38 @@ def waiting(
     lines: Iterable[str],
     shutdown_s: float,
 ) -> str:
-    """`lines`: what the missing ranks do, by `what_they_do`."""
+    """`lines`: what the missing ranks do, by `what_they_do`. waits: empty if all have called it and
+    the missing ones are still in it."""
     limit = f"; the job ends at {shutdown_s:g} s ({SHUTDOWN_VARIABLE})" if shutdown_s else ""
-    head = (
-        f"hvdrun: {_the_ranks(waits)} {_of(waits, 'waits', 'wait')} in {where} for"
-        f" {_the_ranks(missing)}, which {_of(missing, 'has', 'have')} not called it"
-        f" ({duration(for_s)} so far{limit}):"
+    who = (
+        f"{_the_ranks(waits)} {_of(waits, 'waits', 'wait')} in {where} for {_the_ranks(missing)},"
+        f" which {_of(missing, 'has', 'have')} not called it"
+        if waits
+        else f"all ranks have called {where}, but it has not ended on {_the_ranks(missing)}"
     )
+    head = f"hvdrun: {who} ({duration(for_s)} so far{limit}):"
     return "\n".join([head, *(f"    {line}" for line in lines)])
 
 
-def gathered(where: str, after_s: float) -> str:
+def gathered(where: str, after_s: float, has_ended: bool = False) -> str:
+    if has_ended:
+        return f"hvdrun: {where} has ended on all ranks, after {duration(after_s)}"
     return f"hvdrun: all ranks are in {where}, after {duration(after_s)}"
 
 
 def not_in_init(
     waits: Collection[int], missing: Mapping[int, str], where: str, shutdown_s: float
 ) -> StartTimeout:
-    """`missing`: rank → its host."""
+    """`missing`: rank → its host. waits: empty if they are in it."""
     by_host: dict[str, list[int]] = {}
     for rank, host in missing.items():
         by_host.setdefault(host, []).append(rank)
     names = " and ".join(f"{_the_ranks(ranks)} on {host}" for host, ranks in by_host.items())
+    if not waits:
+        return StartTimeout(
+            f"all ranks have called {where}, but it has not ended on {names} after {shutdown_s:g} s"
+            f" ({SHUTDOWN_VARIABLE}); see that the hosts reach each other (hvdrun --check)"
+        )
     return StartTimeout(
         f"{names} {_of(missing, 'has', 'have')} not called {where}, where {_the_ranks(waits)}"
         f" {_of(waits, 'has', 'have')} waited for {shutdown_s:g} s ({SHUTDOWN_VARIABLE}); {ADVICE};"

@@ -29,6 +29,7 @@ from hvdrun.agent.frames import (
     PING,
     REFUSED,
     SECRET,
+    SHARES,
     SILENCE_LIMIT,
     STDIN,
     VARIABLES,
@@ -47,6 +48,7 @@ from hvdrun.job.events import (
     HostEnded,
     HostGaveUp,
     HostQuiet,
+    HostShares,
     HostSilent,
     HostTalks,
     MpirunSaid,
@@ -248,6 +250,8 @@ class HostLink:
                 self.tell(MpirunSaid(payload))
             elif kind == STDIN:
                 self.on_stdin_wanted(self)
+            elif kind == SHARES:
+                self.tell(HostShares(self.host))
             elif kind == REFUSED:
                 self.refused = payload.decode(errors="replace")
             elif kind == BYE:

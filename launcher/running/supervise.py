@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hvdrun.agent.frames import (
@@ -27,12 +28,14 @@ from hvdrun.agent.frames import (
     OUT,
     RANK,
     RELEASE,
+    RESULT,
     SIGNAL,
     SIGNALLED,
     VARIABLES,
     WITH_STACK,
     WITH_STACK_AND_BOX,
     Waker,
+    write_all,
 )
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
@@ -81,6 +84,7 @@ from hvdrun.job.events import (
 )
 from hvdrun.job.signs_of_life import Pauses
 from hvdrun.job.supervision import Supervision
+from hvdrun.machine import results
 from hvdrun.machine.environment import LINK, for_launchers, pack, pack_host_variables
 from hvdrun.machine.processes import (
     die_with_parent,
@@ -138,6 +142,7 @@ class Supervisor:
         self.secret = os.urandom(16).hex()
         sent = command.sent
         self.variables = None if sent is None else pack(sent)
+        self.results = os.environ.get(results.FILE, "")
         self.host_timeout_s = supervision.host_timeout_s
         self.requeue = supervision.requeue
         self.metrics_file: MetricsFile | None = None
@@ -360,13 +365,15 @@ class Supervisor:
         for action in self.course.on(time.monotonic(), event):
             self._do(action)
 
-    def _deliver(self, kind: bytes, rank: int, payload: bytes) -> None:
+    def _deliver(self, kind: bytes, rank: int, payload: bytes, host: str = "") -> None:
         if kind == OUT:
             self.screen.output.feed(rank, 1, payload)
         elif kind == ERR:
             self.screen.output.feed(rank, 2, payload)
+        elif kind == RESULT:
+            self._keep_result(rank, payload)
         elif kind == RANK:
-            self._tell(RankStarted(rank))
+            self._tell(RankStarted(rank, host))
         elif kind == MPI_BEGUN:
             self._tell(RankInMpi(rank))
         elif kind == MPI_DONE:
@@ -390,6 +397,11 @@ class Supervisor:
             if not self.local_ranks.keepers:
                 kill_strays()
 
+    def _keep_result(self, rank: int, part: bytes) -> None:
+        """In a file in memory that hvdlite.run has given, which it reads at the end."""
+        if self.results.isdigit():
+            write_all(int(self.results), results.pack(rank, part))
+
     def _new_link(self, sock: socket.socket, host: str, stderr: int) -> None:
         link = HostLink(
             host,
@@ -397,7 +409,7 @@ class Supervisor:
             stderr,
             self.secret,
             self.selector,
-            self._deliver,
+            partial(self._deliver, host=host),
             self._tell,
             self.stdin.wanted_by,
             self._link_closed,

@@ -84,6 +84,7 @@ class Rig:
         self._remedies: dict[str | Path, str] = {}
         self._spaces: dict[str, str] = {}
         self._mounts: list[tuple[str, Path]] = []
+        self._renamed: set[str] = set()
 
     def __call__(self, *words: str | Path) -> str:
         """Runs `cluster WORDS` and returns what it prints."""
@@ -115,6 +116,14 @@ class Rig:
         for host, path in reversed(self._mounts):
             self("exec", host, "umount", path)
         self._mounts.clear()
+        for host in self._renamed:
+            self("exec", host, "hostname", host)
+        self._renamed.clear()
+
+    def rename(self, host: str, name: str) -> None:
+        """The host calls itself so; the others know it by the name that it had."""
+        self("exec", host, "hostname", name)
+        self._renamed.add(host)
 
     def cover(self, host: str, path: Path, source: Path | str) -> None:
         """One host sees another file or folder at that path: `source`, or one with that text."""

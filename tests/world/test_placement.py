@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdlite.world.teams.placement import Placement, hosts_of, pretended_leaders
+from hvdlite.errors import LaunchError
+from hvdlite.world.teams.placement import Placement, hosts_of, placement_of, pretended_leaders
 
 
 def layouts(leaders):
@@ -19,6 +20,31 @@ def layouts(leaders):
 def test_pretended_hosts_take_the_ranks_in_order(counts, leaders):
     assert pretended_leaders(counts) == leaders
     assert [len(ranks) for ranks in hosts_of(leaders)] == list(counts)
+
+
+class Taken:
+    """Peers of one host, as MPI says; facts: the name and the boot of each one's machine."""
+
+    rank = 0
+
+    def __init__(self, facts):
+        self.facts = facts
+        self.size = len(facts)
+
+    def host_leader(self):
+        return 0
+
+    def allgather(self, thing):
+        return [thing] * self.size if thing == 0 else self.facts
+
+
+def test_two_machines_that_mpi_takes_for_one_host_are_an_error():
+    both = r"rank 0 on job\.1-a and rank 2 on job\.1-b for ranks of one host, but these are two"
+    with pytest.raises(LaunchError, match=both):
+        placement_of(Taken([("job.1-a", "x"), ("job.1-a", "x"), ("job.1-b", "y")]), ())
+    # Containers of one machine may have names of their own.
+    assert placement_of(Taken([("a", "x"), ("b", "x")]), ()).hosts == ((0, 1),)
+    assert placement_of(Taken([("a", ""), ("a", "x")]), ()).hosts == ((0, 1),)
 
 
 def test_ranks_that_are_dealt_round_robin_are_ascending_on_each_host():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hvdlite.errors import ConfigError
+from hvdlite.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
     from hvdlite.world.meeting.peers import Peers
@@ -88,12 +88,39 @@ def own_host_name() -> str:
     return "".join(char if char.isprintable() else "?" for char in name)
 
 
+def _boot_id() -> str:
+    """The same for all processes of a machine; "" if the kernel does not say it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _check_hosts(
+    hosts: Sequence[Sequence[int]], boot_ids: Sequence[str], names: Sequence[str]
+) -> None:
+    """Raises LaunchError, on every rank, if MPI takes ranks on two machines for ranks of one host:
+    they would wait for ever in memory that they do not share."""
+    for ranks in hosts:
+        first = ranks[0]
+        for rank in ranks:
+            if boot_ids[rank] and boot_ids[first] and boot_ids[rank] != boot_ids[first]:
+                raise LaunchError(
+                    f"init: MPI takes rank {first} on {names[first]} and rank {rank} on "
+                    f"{names[rank]} for ranks of one host, but these are two machines; give each "
+                    "host a name of its own (`hostname`) that differs from the others' before the "
+                    "first dot, or start the job with hvdrun"
+                )
+
+
 def placement_of(peers: Peers, host_ranks: Sequence[int]) -> Placement:
     """Which ranks are on which host: those that can share memory are one host. Collective.
 
     host_ranks: pretended hosts, for tests; empty: the real ones.
 
     Raises:
+        LaunchError: MPI takes two machines for one host; on every rank.
         ConfigError: The sum of host_ranks is not the number of ranks, or there is no MPI to send
             messages between pretended hosts; on every rank.
     """
@@ -109,7 +136,9 @@ def placement_of(peers: Peers, host_ranks: Sequence[int]) -> Placement:
         names = [f"host{leader}" for leader in leaders]
     else:
         leaders = peers.allgather(peers.host_leader())
-        names = peers.allgather(own_host_name())
+        facts = peers.allgather((own_host_name(), _boot_id()))
+        names = [name for name, _ in facts]
+        _check_hosts(hosts_of(leaders), [boot_id for _, boot_id in facts], names)
     hosts = hosts_of(leaders)
     return Placement(peers.rank, hosts, tuple(names[ranks[0]] for ranks in hosts))
 

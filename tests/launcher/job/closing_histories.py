@@ -3,6 +3,7 @@
 from hvdrun.errors import MpirunFailed
 from hvdrun.job.actions import EndHosts, Finish
 from hvdrun.job.events import RankClosedFiles, RankEnded
+from hvdrun.machine.notes import INIT_DONE
 from tests.launcher.job.histories import (
     LOST_A_PEER,
     History,
@@ -23,6 +24,7 @@ CLOSING = {
         [
             *begun(),
             *init(1.0, 0, 1, 2, 3),
+            *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             (2.1, RankEnded(0, "signal 11", 2.1)),
             CLOSES,
             *asked(2.3, 1, 2, 3),
@@ -53,6 +55,7 @@ CLOSING = {
         [
             *begun(),
             *init(1.0, 0, 1, 2, 3),
+            *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
             (2.3, RankEnded(0, "code 1", 2.2)),
             *asked(2.4, 1, 2, 3),
@@ -67,6 +70,7 @@ CLOSING = {
         [
             *begun(),
             *init(1.0, 0, 1, 2, 3),
+            *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
             (70.0, RankEnded(0, "signal 11", 70.0)),
             *asked(70.1, 1, 2, 3),
@@ -82,6 +86,7 @@ CLOSING = {
         [
             *begun(),
             *init(1.0, 0, 1, 2, 3),
+            *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
             (3.1, RankEnded(2, "code 15", 3.0)),
             *asked(3.2, 0, 1, 3),
@@ -104,6 +109,7 @@ CLOSING = {
         [
             *begun(),
             *init(1.0, 0, 1, 2, 3),
+            *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
             *well(30.0, 0, 1, 2, 3),
             *over(30.1),

@@ -33,7 +33,7 @@ HUP, INT, QUIT, KILL, USR1, PIPE, TERM = 1, 2, 3, 9, 10, 13, 15
 DAYS_S = 2e5
 
 
-def command(environment=None, **hosts):
+def command(environment=None, far=None, **hosts):
     shares = tuple(Share(Host(name), count) for name, count in hosts.items())
     rest = {
         "environment": environment or {},
@@ -49,6 +49,7 @@ def command(environment=None, **hosts):
         explanations=(),
         program="train.py",
         python="/venv/bin/python",
+        far=far,
         **rest,
     )
 

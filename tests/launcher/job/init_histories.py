@@ -49,6 +49,48 @@ INIT = {
         0,
         says=[],
     ),
+    "init does not end on two ranks, which compute in it": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2),
+            *init(2.0, 3),
+            *init(2.1, 0, 1, kind=INIT_DONE),
+            *seen(11.1, 2, 5.0, "R", by=70.0),
+            *seen(11.1, 3, 5.0, "R", by=70.0),
+            *seen(12.2, 2, 6.0, "R", by=71.0, frames=[DATA, MAIN]),
+            *seen(12.2, 3, 6.0, "R", by=71.0, frames=[DATA, MAIN]),
+            *init(15.0, 2, 3, kind=INIT_DONE),
+            *well(20.0, 0, 1, 2, 3),
+            *over(20.1),
+        ],
+        [
+            (11.0, Look((2, 3))),
+            (12.0, Look((2, 3), True)),
+            (20.1, EndHosts(3.0)),
+            (20.1, Finish()),
+        ],
+        0,
+        says=[
+            (
+                12.2,
+                (
+                    "hvdrun: all ranks have called hvd.init(), but it has not ended on ranks 2-3"
+                    " (10.2 s so far):\n    ranks 2-3 on b\n        /me/data.py:7 in load"
+                ),
+            ),
+            (15.0, "hvdrun: hvd.init() has ended on all ranks, after 13.0 s"),
+        ],
+    ),
+    "init does not end, and the stall check is to end the job": History(
+        [*begun(), *init(1.0, 0, 1, 2, 3), *asked(8.1, 0, 1, 2, 3), *over(8.2)],
+        ends(8.0, over_at=8.2),
+        75,
+        error=StartTimeout,
+        words=(
+            "it has not ended on ranks 0-1 on a and ranks 2-3 on b after 7 s (HVDLITE_STALL_SH",
+        ),
+        options={"job": command({"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "7"}, a=2, b=2)},
+    ),
     "a rank ends with 0 before init, and the others wait there": History(
         [*begun(), *init(1.0, 0, 2, 3), *well(2.0, 1), *asked(7.1, 0, 2, 3), *over(7.2)],
         ends(7.0, over_at=7.2),
@@ -280,6 +322,7 @@ INIT = {
                 COPIES,
             ),
             *init(3.5, 3),
+            *init(3.6, 0, 1, 2, 3, kind=INIT_DONE),
             *well(9.0, 0, 1, 2, 3),
             *over(9.1),
         ],

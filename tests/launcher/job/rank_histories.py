@@ -8,7 +8,10 @@ from hvdrun.errors import (
 )
 from hvdrun.job.actions import EndHosts, Finish, SignalMpirun
 from hvdrun.job.events import (
+    HostConnected,
     HostEnded,
+    HostShares,
+    HostTalks,
     KeeperGone,
     KeepersHere,
     MpirunEnded,
@@ -33,7 +36,54 @@ from tests.launcher.job.histories import (
     well,
 )
 
+# MPI has two hosts to start ranks on, and hvdrun has planned ranks 2 and 3 for b.
+PLACED = {"job": command(far=frozenset("b"), a=2, b=2)}
+TAKEN_FOR_ANOTHER = "it has taken one host for another, so see that each host's own name"
+
+
+def placed(*hosts):
+    """The ranks start on these hosts; "": hvdrun's machine."""
+    connected = [KeepersHere(2), HostConnected("b"), HostTalks("b")]
+    started = [RankStarted(rank, host) for rank, host in enumerate(hosts)]
+    return [(0.1, event) for event in (*connected, *started)]
+
+
 RANKS = {
+    "all ranks start where they were planned, and end with 0": History(
+        [*placed("", "", "b", "b"), *well(2.0, 0, 1, 2, 3), *over(2.1)],
+        [(2.1, EndHosts(3.0)), (2.1, Finish())],
+        0,
+        options=PLACED,
+    ),
+    "MPI starts all ranks on one host": History(
+        [*placed("", "", "", ""), *asked(0.2, 0, 1, 2, 3), *over(0.3)],
+        ends(0.1, over_at=0.3),
+        73,
+        error=MpirunFailed,
+        words=("mpirun has started ranks 2-3 on a instead of b;", TAKEN_FOR_ANOTHER),
+        options=PLACED,
+    ),
+    "MPI takes the hosts for each other": History(
+        [*placed("b", "b", "", ""), *asked(0.2, 0, 1, 2, 3), *over(0.3)],
+        ends(0.1, over_at=0.3),
+        73,
+        error=MpirunFailed,
+        words=("ranks 0-1 on b instead of a, ranks 2-3 on a instead of b;",),
+        options=PLACED,
+    ),
+    "two hosts are one machine, whose supervisor tells of all ranks": History(
+        [
+            (0.05, KeepersHere(2)),
+            (0.05, HostConnected("b")),
+            (0.05, HostShares("b")),
+            *((0.1, RankStarted(rank)) for rank in range(4)),
+            *well(2.0, 0, 1, 2, 3),
+            *over(2.1),
+        ],
+        [(2.1, EndHosts(3.0)), (2.1, Finish())],
+        0,
+        options=PLACED,
+    ),
     "all ranks end with 0": History(
         [*begun(), *well(2.0, 0, 1, 2, 3), *over(2.1)],
         [(2.1, EndHosts(3.0)), (2.1, Finish())],

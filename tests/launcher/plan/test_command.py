@@ -8,13 +8,13 @@ import pytest
 
 from hvdrun.agent.shim import escape, unescape
 from hvdrun.agent.ssh import destination
-from hvdrun.errors import TooManyProcesses, UsageError
+from hvdrun.errors import HostSetupError, TooManyProcesses, UsageError
 from hvdrun.machine.environment import for_launchers
 from hvdrun.plan.command import build
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts, Interface, SharedMemory
 from hvdrun.plan.hosts import Host, Share, parse_hosts
-from hvdrun.plan.local_facts import LocalFacts
+from hvdrun.plan.local_facts import LocalFacts, in_users_words
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Allocation
 from hvdrun.plan.schedulers.slurm import Srun
@@ -42,6 +42,7 @@ FACTS = LocalFacts(
 
 AGENT = "/venv/bin/python -I -S /venv/hvdrun/agent/agent.py"
 FOUR_HOSTS = "server1:4,server2:4,server3:4,server4:4"
+NUMBERED = "localhost:4,hvdrun-host-1:4,hvdrun-host-2:4,hvdrun-host-3:4"
 
 
 def command(flavour, hosts=None, facts=FACTS, **options):
@@ -59,15 +60,17 @@ NAMES = "LANG MASTER_ADDR MASTER_PORT PATH PYTHONUNBUFFERED TOKEN"
 
 EXPECTED = {
     OPENMPI_5: argv(
-        f"/venv/bin/mpirun -np 16 -H {FOUR_HOSTS} --map-by slot --bind-to none",
+        f"/venv/bin/mpirun -np 16 -H {NUMBERED} --map-by slot --bind-to none",
         "--mca btl ^ofi --mca mtl ^ofi --wdir '/home/ann/my job' --prtemca plm ssh",
         f"--prtemca plm_ssh_agent '{AGENT} ssh' --prtemca plm_ssh_no_tree_spawn 1",
+        "--prtemca prte_keep_fqdn_hostnames 1 --pmixmca pmix_keep_fqdn_hostnames 1",
         f"-x HVDRUN_LINK {AGENT} rank python train.py",
     ),
     OPENMPI_4: argv(
-        f"/venv/bin/mpirun -np 16 -H {FOUR_HOSTS} --map-by slot --bind-to none",
+        f"/venv/bin/mpirun -np 16 -H {NUMBERED} --map-by slot --bind-to none",
         "--mca btl ^ofi --mca mtl ^ofi --wdir '/home/ann/my job' --mca plm rsh",
         f"--mca plm_rsh_agent '{AGENT} ssh' --mca plm_rsh_no_tree_spawn 1",
+        "--mca orte_keep_fqdn_hostnames 1",
         f"-x HVDRUN_LINK {AGENT} rank python train.py",
     ),
     MPICH_5: argv(
@@ -314,7 +317,10 @@ def test_mpi_knows_an_ipv6_address_by_a_name(flavour):
     assert [s.host.name for s in made.shares] == ["fd00::1", "fd00::2", "fe80::2%eth0"]
     assert made.environment["MASTER_ADDR"] == "fd00::1"
     hosts, options = [], []
-    for name in ("ipv6-fd00--1", "ipv6-fd00--2", "ipv6-fe80--2-eth0"):
+    names = ("ipv6-fd00--1", "ipv6-fd00--2", "ipv6-fe80--2-eth0")
+    if flavour.kind == OPENMPI:
+        names = ("hvdrun-host-0", "hvdrun-host-1", "hvdrun-host-2")
+    for name in names:
         assert re.search(rf"(^| |,){name}(:| |,|$)", shlex.join(made.argv))
         host, given = destination(name, made.environment["HVDRUN_SSH"])
         hosts.append(host)
@@ -323,6 +329,26 @@ def test_mpi_knows_an_ipv6_address_by_a_name(flavour):
     assert options[0] == ["-l", "ann", *options[1]]
     assert options[1] == options[2]
     assert "fd00::1" not in options[1]
+
+
+def test_open_mpi_gets_names_that_it_cannot_confuse():
+    """It cuts names at the first dot, and takes a host for the one that calls itself so."""
+    made = command(OPENMPI_5, "job.1-a:1,server1:2,job.1-b:1")
+    assert made.argv[made.argv.index("-H") + 1] == "hvdrun-host-0:1,localhost:2,hvdrun-host-2:1"
+    given = made.environment["HVDRUN_SSH"]
+    assert [destination(f"hvdrun-host-{n}", given)[0] for n in (0, 2)] == ["job.1-a", "job.1-b"]
+    words = in_users_words("no hvdrun-host-2, hvdrun-host-0 or hvdrun-host-21", ["a", "b", "c"])
+    assert words == "no c, a or hvdrun-host-21"
+    by_name = command(OPENMPI_5, "a:1,b:1", binding_args=("--rankfile", "r.txt"))
+    assert by_name.argv[by_name.argv.index("-H") + 1] == "a:1,b:1"
+
+
+def test_hosts_that_call_themselves_the_same_are_an_error_under_open_mpi():
+    twins = {"a": seen("node", "10.0.0.2"), "b": seen("node", "10.0.0.3")}
+    facts = replace(FACTS, others=twins)
+    with pytest.raises(HostSetupError, match=r"a and b both call themselves node .*give one of"):
+        command(OPENMPI_5, "a:1,b:1", facts)
+    assert command(MPICH_5, "a:1,b:1", facts).num_proc == 2
 
 
 def test_this_machine_by_its_ipv6_address_has_its_own_name():
@@ -378,7 +404,7 @@ def test_ssh_never_asks_and_never_waits_for_ever():
     options = {"ssh_port": 2222, "ssh_identity_file": "/home/ann/my key"}
     made = build(Request(("true",), hosts=tuple(hosts), **options), OPENMPI_5, FACTS)
     assert shlex.split(made.environment["HVDRUN_SSH"]) == [
-        *("@b=ann", "#c=2200", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
+        *(",a,b,c", "@b=ann", "#c=2200", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
         *("-o", "ServerAliveInterval=11", "-o", "ServerAliveCountMax=2"),
         *("-o", "ClearAllForwardings=yes", "-o", "RequestTTY=no", "-o", "RemoteCommand=none"),
         *("-p", "2222", "-i", "/home/ann/my key"),
@@ -427,8 +453,8 @@ CONNECTION = (
 def test_in_an_allocation_of_slurms_srun_stands_in_sshs_place():
     made = command(OPENMPI_5, facts=IN_JOB, allocation=SLURM)
     assert made.environment["HVDRUN_REACH"] == CONNECTION
-    assert "HVDRUN_SSH" not in made.environment
-    assert argv("-H server1:2,b:1,c:1 --map-by slot") == made.argv[3:7]
+    assert made.environment["HVDRUN_SSH"] == ",server1,b,c"
+    assert argv("-H localhost:2,hvdrun-host-1:1,hvdrun-host-2:1 --map-by slot") == made.argv[3:7]
     assert made.argv[made.argv.index("ras") + 1] == "^slurm,pbs,tm,lsf,gridengine"
 
 

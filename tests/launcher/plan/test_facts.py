@@ -60,6 +60,8 @@ def test_names_and_addresses_of_this_machine_need_no_ssh():
     assert names >= {"localhost", "::1", "node7", "127.0.1.1", "me.site", "me"}
     assert names >= {socket.gethostname().lower(), *addresses, *(f"of-{a}" for a in addresses)}
     assert not names & {"", "10.255.0.9", "other", "#"}
+    # What this machine calls itself is the name of another one for whoever writes a host list.
+    assert socket.gethostname() not in local_names("", f"10.255.0.9 {socket.gethostname()}\n")
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,22 @@
 """`hvdlite.run`: a function as a job."""
 
-import base64
 import os
 import pickle
 import signal
 import subprocess
+import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 import hvdlite as hvd
 from hvdlite.errors import LaunchError, RankError
-from hvdlite.run_function import MARK, VARIABLE, _Job
+from hvdlite.run_function import HEAD, _Job, _relay
 from hvdrun.job.supervision import ONE_ACT_S
+from hvdrun.machine import results
 from tests.harness.worlds import end_tree, python_of
 from tests.launcher.rendezvous.loops import free_port
 
@@ -55,14 +57,14 @@ def test_results_come_by_rank_from_a_function_that_has_no_file(python):
             hvd.init()
             print(name, hvd.rank(), end="")
             total = hvd.allreduce(torch.tensor([hvd.rank() + base]), op=hvd.Sum).item()
-            return helper(hvd.rank()), total, b"x" * 300_000
+            return helper(hvd.rank()), total, b"x" * 20_000_000
 
         for point, total, much in hvd.run(work, (5,), {"name": "it's rank"}, num_proc=2):
             print(isinstance(point, Point), point.x, total, len(much))
         """,
     )
     lines = done.stdout.splitlines()
-    assert lines[-2:] == ["True 10 11 300000", "True 11 11 300000"], done
+    assert lines[-2:] == ["True 10 11 20000000", "True 11 11 20000000"], done
     assert sorted(lines[:-2]) == ["[0] it's rank 0", "[1] it's rank 1"]
 
 
@@ -126,58 +128,45 @@ def test_where_each_host_calls_it_node_0_gets_the_results(python, tmp_path):
     assert [node.returncode for node in nodes] == [0, 0], said
 
 
-class Output:
-    """A pipe with what hvdrun writes, cut in two."""
-
-    def __init__(self, text, cut):
-        self.parts = [text[:cut], text[cut:]]
-
-    def fileno(self):
-        reader, writer = os.pipe()
-        os.write(writer, self.parts.pop(0) if self.parts else b"")
-        os.close(writer)
-        return reader
+def sent(rank, has_returned, data, parts=2):
+    """As hvdrun writes it into the caller's file, in parts."""
+    whole = HEAD.pack(has_returned, len(data)) + data
+    size = len(whole) // parts + 1
+    return [results.pack(rank, whole[at : at + size]) for at in range(0, len(whole), size)]
 
 
-def record(rank, kind, data):
-    return f"{MARK}mark {rank} {kind} {base64.b64encode(data).decode()}\n".encode()
+def collected(*parts):
+    job = _Job()
+    file = os.memfd_create("results")
+    try:
+        os.write(file, b"".join(parts))
+        job._collect(file)
+    finally:
+        os.close(file)
+    return job
 
 
-TEXT = (
-    b"[0] one\n[0] "
-    + record(0, "more", b"ab")
-    + b"[1] bar\rbaz"
-    + record(1, "returned", b"xy")
-    + b"[0] "
-    + record(0, "returned", b"cd")
-    + b"[1] 50 [%] two\n[1] end"
-)
+def test_what_several_ranks_send_is_put_together_and_half_a_result_is_none():
+    (a, b), (c, d) = sent(0, True, b"of rank 0"), sent(1, True, b"")
+    half = sent(2, True, b"of rank 2")[0]
+    job = collected(a, c, half, d, b)
+    assert {rank: bytes(data) for rank, data in job.returned.items()} == {0: b"of rank 0", 1: b""}
 
 
-@pytest.mark.parametrize("cut", range(0, len(TEXT) + 1, 3))
-def test_records_are_told_from_what_is_printed_wherever_the_pipe_cuts(cut):
-    job = _Job("mark")
-    output = Output(TEXT, cut)
-    shown = b"".join([*job._sift(output), *job._sift(output)])
-    assert shown == b"[0] one\n[1] bar\rbaz\n[1] 50 [%] two\n[1] end"
-    assert job.returned == {0: b"abcd", 1: b"xy"}
+def test_a_character_that_the_pipe_cuts_in_two_is_shown_whole_and_a_prompt_at_once():
+    reader, writer = os.pipe()
+    shown = []
 
+    def write(text):
+        shown.append(text)
+        if len(shown) == 1:
+            os.write(writer, b"\x9f?")
+            os.close(writer)
 
-def test_no_command_line_says_what_marks_a_result(monkeypatch):
-    """With the secret, a rank could make the caller unpickle what it only prints."""
-
-    class Started(Exception):
-        pass
-
-    def start(argv, *, env, **_):
-        raise Started(argv, env)
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(Started) as caught:
-        _Job("0a1b2c").run([], b"")
-    argv, environ = caught.value.args
-    assert not [word for word in argv if "0a1b2c" in word]
-    assert environ == {**os.environ, VARIABLE: "0a1b2c"}
+    os.write(writer, b"[0] size in m\xc3")
+    with open(reader, "rb") as stdout:
+        _relay(stdout, SimpleNamespace(write=write, flush=lambda: None))
+    assert shown == ["[0] size in m", "\xdf?"]
 
 
 def test_no_module_comes_from_a_working_directory_that_is_not_the_scripts(tmp_path):
@@ -196,13 +185,8 @@ def test_no_module_comes_from_a_working_directory_that_is_not_the_scripts(tmp_pa
     assert done.stdout == f"{[str(tmp_path)]}\n", done
 
 
-def test_a_prompt_is_shown_before_its_line_ends():
-    job = _Job("mark")
-    assert next(job._sift(Output(b"[0] name? ", 10))) == b"[0] name? "
-
-
 def failed(*said):
-    job = _Job("mark")
+    job = _Job()
     job.last_lines = list(said)
     return job
 
@@ -235,6 +219,23 @@ def test_a_rank_that_left_earlier_is_not_taken_for_the_one_that_failed():
         job.check(72, 3, "here")
 
 
+@pytest.mark.parametrize(
+    "code",
+    [0, pytest.param("no data", marks=pytest.mark.wide), pytest.param(3, marks=pytest.mark.wide)],
+)
+def test_a_function_that_calls_sys_exit_has_returned_nothing(code):
+    with pytest.raises(RankError, match=rf"called sys\.exit\({code!r}\) and so returned") as caught:
+        hvd.run(lambda: sys.exit(code), num_proc=1)
+    assert type(caught.value.__cause__) is SystemExit
+    assert "Traceback" not in caught.value.traceback
+
+
+@pytest.mark.parametrize("given", [{"num_proc": 0}, {"np": -1}], ids=str)
+def test_a_job_has_at_least_one_rank(given):
+    with pytest.raises(ValueError, match="has at least one rank"):
+        hvd.run(len, ("four",), **given)
+
+
 def test_the_controllers_of_horovods_run_have_no_effect_and_a_line_says_so(capfd):
     assert hvd.run(len, ("four",), num_proc=1, use_gloo=True, use_mpi=True) == [4]
     said = capfd.readouterr().err
@@ -251,8 +252,8 @@ def test_a_rank_that_ends_well_before_its_function_does_has_failed():
 
 def test_the_first_exception_counts_and_the_error_can_be_sent_on():
     job = failed()
-    for rank in (2, 0):
-        job._on_record(rank, "raised", pickle.dumps(("server", "Traceback of it", b"")))
+    of_it = pickle.dumps(("server", "Traceback of it", b""))
+    job.raised = collected(*sent(2, False, of_it), *sent(0, False, of_it)).raised
     with pytest.raises(RankError) as caught:
         job.check(1, 2, "here")
     again = pickle.loads(pickle.dumps(caught.value))

@@ -175,6 +175,34 @@ def test_after_the_grace_of_ctrl_c_comes_term_and_then_kill(start):
     assert "the 2 ranks have 0.3 s to end" in err
 
 
+LOADS = """
+    import signal, sys, torch
+    from torch.utils.data import DataLoader
+    {}
+    def save(*_):
+        batches = [next(loader) for _ in range(20)]  # more than the workers have sent ahead
+        print("saved", len(batches))
+        sys.exit(0)
+    loader = iter(DataLoader(torch.arange(10_000), num_workers=2))
+    signal.signal(signal.SIGTERM, save)
+    next(loader)
+    print("up")
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    "begin", ["import hvdlite as hvd; hvd.init()", pytest.param("", marks=pytest.mark.wide)]
+)
+def test_a_rank_that_saves_at_term_keeps_its_loaders_workers_until_it_has_ended(start, begin):
+    job = start(LOADS.format(begin)).up()
+    job.send(signal.SIGTERM)
+    code, out, err = job.ends()
+    assert code == 143
+    assert out == ["[0] saved 20", "[1] saved 20"], err
+    assert "Traceback" not in err
+
+
 SAVES = """
     import os, signal, sys, time
     {start}

@@ -1,0 +1,56 @@
+"""Two launchers of which one starts the other."""
+
+import pytest
+
+from hvdrun.errors import UsageError
+from hvdrun.plan.nested_launchers import check
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("torchrun --nproc-per-node 2 t.py", "torchrun"),
+        ("/venv/bin/torchrun t.py", "torchrun"),
+        ("python -m torch.distributed.run t.py", "torch.distributed.run"),
+        ("python /venv/bin/torchrun t.py", "torchrun"),
+        ("mpirun -np 2 python t.py", "mpirun"),
+        ("mpiexec.hydra python t.py", "mpiexec.hydra"),
+        ("srun python t.py", "srun"),
+        ("hvdrun -np 2 python t.py", "hvdrun"),
+        ("python -m hvdrun python t.py", "hvdrun"),
+        ("accelerate launch t.py", "accelerate launch"),
+    ],
+)
+def test_a_launcher_as_the_program_is_an_error_that_names_it(command, name):
+    with pytest.raises(UsageError, match=f"^{name} starts the ranks .*leave {name} and its"):
+        check(command.split(), {})
+    check(command.split(), {"HVDLITE_NESTED": "1"})
+
+
+@pytest.mark.parametrize(
+    "command", ["python t.py torchrun", "accelerate env", "./mpirun.sh", "python -c torchrun", ""]
+)
+def test_other_programs_are_none(command):
+    check(command.split(), {})
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "3"}, "torchrun"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, "mpirun"),
+        ({"HVDRUN_KEEPER": "7", "WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}, "hvdrun"),
+    ],
+)
+def test_a_launcher_that_has_started_hvdrun_on_several_ranks_is_an_error(environ, name):
+    with pytest.raises(UsageError, match=f"^{name} has started this hvdrun as one of 3 processes"):
+        check(["python", "t.py"], environ)
+    check(["python", "t.py"], {**environ, "HVDLITE_NESTED": "1"})
+    check(["python", "t.py"], environ, is_alone=False)
+    check(["python", "t.py"], {n: "1" if v == "3" else v for n, v in environ.items()})
+
+
+def test_the_variables_of_a_container_or_of_srun_are_no_launchers():
+    check(["python", "t.py"], {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "a"})
+    check(["python", "t.py"], {"SLURM_STEP_ID": "0", "PMI_RANK": "0", "PMI_SIZE": "3"})
