@@ -104,10 +104,20 @@ def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def forwarded(names: Iterable[str], exports: Iterable[str]) -> tuple[str, ...]:
-    """The names of the variables that remote ranks get, sorted. Without names that are no
-    identifiers, such as a shell's exported functions."""
+    """The names of the variables that remote ranks get, sorted: also those that only `env` can set,
+    and a shell's exported functions."""
     wanted = {name for name in names if not is_of_the_host(name)} | set(exports)
-    return tuple(sorted(n for n in wanted if n.isidentifier() and n.isascii()))
+    return tuple(sorted(name for name in wanted if _can_travel(name)))
+
+
+def left_behind(names: Iterable[str]) -> tuple[str, ...]:
+    """Those that only the ranks of hvdrun's own host get."""
+    return tuple(sorted(n for n in names if not is_of_the_host(n) and not _can_travel(n)))
+
+
+def _can_travel(name: str) -> bool:
+    """To Open MPI, '*' means many names; in a list of names, a blank ends one."""
+    return name.isascii() and name.isprintable() and not {" ", "*"} & {*name} and name != ""
 
 
 def pack_host_variables(environ: Mapping[str, str]) -> bytes:

@@ -17,11 +17,12 @@ from hvdrun.machine.environment import (
     PYTHON,
     forwarded,
     inheritable,
+    left_behind,
 )
 from hvdrun.plan import shared_memory
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import SharedMemory
-from hvdrun.plan.hosts import Host, Share
+from hvdrun.plan.hosts import Host, Share, few
 from hvdrun.plan.job_hosts import notes_on, place_ranks
 from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name
 from hvdrun.plan.mpirun_options import (
@@ -174,6 +175,10 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     role = "unbound-rank" if request.binding_args else "rank"
     program = [facts.python, "-I", "-S", facts.agent, role, *escape(request.command)]
     names = forwarded(ranks_get, exported)
+    if remote and (others := left_behind(ranks_get)):
+        notes += (
+            f"ranks on other hosts do not get {few(map(ascii, others))}: MPI can't send them",
+        )
     if starter:
         argv = [*options, *request.mpi_args, *program]
     elif flavour.kind == OPENMPI:

@@ -7,6 +7,7 @@ from hvdrun.machine.environment import (
     forwarded,
     inheritable,
     is_of_the_host,
+    left_behind,
     pack_host_variables,
     with_host_variables,
     without_step_variables,
@@ -19,11 +20,18 @@ texts = st.text(st.characters(exclude_characters="\0=", codec="utf-8"), max_size
     "name",
     [
         *("HOSTNAME", "PWD", "TMPDIR", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK", "DISPLAY", "HOME"),
-        *("DBUS_SESSION_BUS_ADDRESS", "BASH_FUNC_module%%", "a b", "1X"),
+        *("DBUS_SESSION_BUS_ADDRESS", "a b", "STAR*", "", "m\u00fcll", "two\nlines"),
     ],
 )
-def test_variables_of_a_host_a_login_or_a_shell_are_not_forwarded(name):
+def test_variables_of_a_host_or_a_login_and_what_mpi_cannot_send_are_not_forwarded(name):
     assert forwarded([name, "MINE"], []) == ("MINE",)
+    assert left_behind([name, "MINE"]) == (() if is_of_the_host(name) else (name,))
+
+
+def test_functions_of_a_shell_and_names_that_only_env_can_set_are_forwarded():
+    names = ("1X", "BASH_FUNC_module%%", "V_DASH-NAME")
+    assert forwarded(names, []) == names
+    assert left_behind(names) == ()
 
 
 def test_what_the_user_names_is_forwarded_all_the_same():
