@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -63,6 +63,9 @@ class HostFacts:
     ssh_address: str = ""  # the host's own end of the ssh connection
     ssh_client: str = ""  # the other end, as the host sees it
     temporary: Temporary = Temporary("/tmp")
+    # Packages installed by `pip install -e` whose folders are not there.
+    missing_links: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)  # checksums of our packages' files
     clock_skew_s: float = 0.0  # against hvdrun's clock, less what the call's own time explains
 
     @property

@@ -137,7 +137,8 @@ def run(
     commands = {n: probe_command(request, h, facts, question, by) for n, h in remote.items()}
     # This machine's name, as home folders may be shared; its networks, as laptops move.
     networks_here = [(found.name, found.address) for found in here.interfaces]
-    basis = [here.hostname, networks_here, here.python, dict(here.packages), flavour.version]
+    versions = [here.python, dict(here.packages), dict(here.sources), flavour.version]
+    basis = [here.hostname, networks_here, *versions]
     keys = {name: [command, *basis] for name, command in commands.items()}
 
     cache = AnswerCache(cache_folder(facts.environ))
