@@ -348,8 +348,8 @@ KNOBS: tuple[Knob, ...] = (
         "servers",
         "int",
         0,
-        "so many of the processes hold the parameters of hvd.AsyncOptimizer; the others are"
-        " the workers, which hvd.rank() and hvd.size() count",
+        "the number of processes that hold the parameters of hvd.AsyncOptimizer; the others are"
+        " workers; rank() and size() count only the workers",
         flag="--servers",
         maximum=999_999,
     ),

@@ -119,8 +119,9 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         one_dash="-hosts",
         from_list=",".join,
         metavar="H1:N,H2:N",
-        help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2; without a number, one per GPU,"
-        " else per core. Default: the hosts of the Slurm, PBS, LSF or SGE job, else this machine.",
+        help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2. A host without a number gets one"
+        " slot per GPU, or per core if it has no GPU. Default: the hosts of the Slurm, PBS, LSF or"
+        " SGE job, else this machine.",
     ),
     HvdrunOption(
         "--hostfile",
