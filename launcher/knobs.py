@@ -30,7 +30,8 @@ class Knob:
 
     kind: 'int', 'bool', 'text' or 'counts' (whole numbers with commas between them).
     minimum, maximum: of an int, and of each of the counts. Larger values would have no effect, or
-        overflow the core's arithmetic.
+        overflow the core's arithmetic. A text with choices may be a number as well if it has a
+        maximum.
     off_flag: of a bool: the flag that means the opposite of `flag`, or of the default.
     unit: a flag's number times this is the variable's number (`--fusion-threshold-mb 25`).
     internal: hvdlite sets it itself, and users do not.
@@ -105,7 +106,10 @@ class Knob:
         if self.kind == "counts":
             return tuple(self._number(part.strip()) for part in word.split(",")) if word else ()
         if self.choices and word.lower() not in self.choices:
-            raise ValueError("expected one of " + ", ".join(self.choices))
+            if self.maximum and word.isascii() and word.isdigit():
+                return str(self._number(word))
+            also = f", or a whole number from 0 to {self.maximum}" if self.maximum else ""
+            raise ValueError("expected one of " + ", ".join(self.choices) + also)
         return word.lower() if self.choices else word
 
     def parse_variable(self, variable: str, text: str) -> object:
@@ -272,6 +276,8 @@ KNOBS: tuple[Knob, ...] = (
         "auto",
         "the GPU of a rank; auto: one per local rank; none: pin nothing; a number: that device",
         flag="--gpu",
+        choices=("auto", "none"),
+        maximum=999,
     ),
     Knob(
         "gpu_binding",
@@ -349,8 +355,8 @@ KNOBS: tuple[Knob, ...] = (
         "servers",
         "int",
         0,
-        "so many of the processes hold the parameters of hvd.AsyncOptimizer; the others are"
-        " the workers, which hvd.rank() and hvd.size() count",
+        "the number of processes that hold the parameters of hvd.AsyncOptimizer; the others are"
+        " workers; rank() and size() count only the workers",
         flag="--servers",
         maximum=999_999,
     ),

@@ -84,7 +84,8 @@ def _default(knob: Knob) -> str:
 
 def _values(knob: Knob) -> str:
     if knob.choices:
-        return ", ".join(f"`{choice}`" for choice in knob.choices)
+        also = f", or a number from 0 to {knob.maximum}" if knob.maximum else ""
+        return ", ".join(f"`{choice}`" for choice in knob.choices) + also
     if knob.kind == "bool":
         return f"1, 0 or `{knob.counted}:N`" if knob.counted else "1 or 0"
     if knob.kind in ("int", "counts"):

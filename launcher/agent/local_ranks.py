@@ -191,7 +191,7 @@ class LocalRanks:
             if keeper.rank not in (-1, rank):
                 raise BadFrame(f"a message of rank {rank}")
             if kind == RANK:
-                if keeper.rank >= 0 or len(keeper.fds) > 2:
+                if keeper.rank >= 0 or len(keeper.fds) > 3:
                     raise BadFrame("a second rank")
                 self.sessions.add(payload.decode(errors="surrogateescape"))
                 self._begin(keeper, rank)

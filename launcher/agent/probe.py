@@ -83,6 +83,7 @@ def answer(question: Question) -> dict[str, Any]:
     import time
 
     packages = _versions(question["packages"], question["folders"])
+    links = _links(question["folders"])
     mpirun = question["mpirun"]
     missing = _why_not_a_program(mpirun)
     by_package = any(name in packages for name in MPI_PACKAGES)
@@ -94,6 +95,8 @@ def answer(question: Question) -> dict[str, Any]:
         "python": "{}.{}.{}".format(*sys.version_info),
         "machine": os.uname().machine,
         "packages": packages,
+        "missing_links": {name: at for name, at in links.items() if not os.path.isdir(at)},
+        "sources": _sources(question["folders"], links),
         "mpirun": None if by_package or missing else _what_mpirun_says(mpirun),
         "mpirun_missing": missing,
         "cwd": _why_no_folder(question["cwd"]),
@@ -149,6 +152,58 @@ def _version(path: str, kind: str) -> str:
     return ""
 
 
+def _links(folders: list[str]) -> dict[str, str]:
+    """Packages that were installed with `pip install -e`, and the folders that they are in."""
+    import json
+
+    found: dict[str, str] = {}
+    for folder in folders:
+        with Suppress(OSError):
+            for entry in sorted(os.listdir(folder)):
+                if not entry.endswith(".dist-info"):
+                    continue
+                with Suppress(OSError, ValueError, AttributeError):
+                    with open(f"{folder}/{entry}/direct_url.json", encoding="utf-8") as file:
+                        origin = json.load(file)
+                    if origin.get("dir_info", {}).get("editable"):
+                        name = _spelt(entry.partition("-")[0])
+                        found.setdefault(name, _path(str(origin.get("url"))))
+    return found
+
+
+def _path(url: str) -> str:
+    if "%" in url:
+        from urllib.parse import unquote
+
+        url = unquote(url)
+    return url.removeprefix("file://")
+
+
+def _sources(folders: list[str], links: dict[str, str]) -> dict[str, str]:
+    """A checksum of the Python files of the hvdrun that answers, and of the ranks' hvdlite."""
+    found = {"hvdrun": _checksum(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))}
+    for folder in (*folders, links.get("hvdlite", "")):
+        if os.path.isfile(f"{folder}/hvdlite/__init__.py"):
+            found["hvdlite"] = _checksum(f"{folder}/hvdlite")
+            break
+    return found
+
+
+def _checksum(top: str) -> str:
+    """Of Python files alone: each host may have compiled the others itself."""
+    from zlib import crc32
+
+    total = 0
+    for folder, folders, names in os.walk(top):
+        folders.sort()
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = f"{folder}/{name}"
+                with Suppress(OSError), open(path, "rb") as file:
+                    total = crc32(file.read(), crc32(path[len(top) :].encode(), total))
+    return f"{total:08x}"
+
+
 def _what_mpirun_says(mpirun: str) -> str:
     from hvdrun.machine.programs import output_of
 
@@ -180,7 +235,7 @@ def _why_not_found(program: str, path: str, cwd: str) -> str:
     for folder in path.split(":"):
         if not _why_not_a_program(os.path.join(cwd, folder, program)):
             return ""
-    return "it is not in PATH"
+    return f"it is not in PATH ({path})"
 
 
 def _why_unreadable(script: str | None, cwd: str) -> str | None:

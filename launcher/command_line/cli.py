@@ -35,7 +35,7 @@ from hvdrun.plan import (
     stdin_programs,
 )
 from hvdrun.plan.command import build
-from hvdrun.plan.hosts import Host, parse_hostfile
+from hvdrun.plan.hosts import Host, few, parse_hostfile
 from hvdrun.plan.job_hosts import is_remote, is_started_everywhere, with_hosts_in_use
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
@@ -168,6 +168,12 @@ def cli(
     )
     if check_build:
         return _check_build(request, dry_run, disable_cache)
+    if others["rendezvous_secret_file"]:
+        from hvdrun.rendezvous import secret
+
+        secret.take(
+            {}, others["rendezvous_secret_file"]
+        )  # a wrong file is an error on one host too
     job = partial(_check_or_launch, check, dry_run, disable_cache)
     place = nodes.place_of(request, others, os.environ)
     nested_launchers.check(request.command, os.environ, place is None)
@@ -293,8 +299,9 @@ def launch(
     if dry_run:
         click.echo(command.show(found))
         if seen and (unknown := seen.unknown(request)):
-            names = ", ".join(unknown)
-            click.echo(f"# not asked: {names}; `hvdrun --check` finds their slots and networks")
+            click.echo(
+                f"# not asked: {few(unknown)}; `hvdrun --check` finds their slots and networks"
+            )
         if warning:
             click.echo(f"# {warning}")
         return 0
@@ -320,7 +327,9 @@ def launch(
     for note in (*command.notes, *(seen.notes(request.verbose) if seen else ())):
         output.say(f"hvdrun: {note}")
     if request.verbose:
-        for line in (str(mpi), *command.explanations):
+        path = request.variable("PATH", found.environ) or ""
+        which = program.which(request.command, path, os.environ.get("PATH", ""))
+        for line in filter(None, (str(mpi), which, *command.explanations)):
             output.say(f"hvdrun: {line}")
         output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
     failed = True

@@ -8,6 +8,19 @@ from typing import Any
 import click
 
 
+def whole_numbers(minimum: int, maximum: int | None = None) -> click.IntRange:
+    """The type of an option. Its name stands in click's error for a text that is no number."""
+    kind = click.IntRange(minimum, maximum)
+    kind.name = f"whole number from {minimum}" + ("" if maximum is None else f" to {maximum}")
+    return kind
+
+
+def seconds(minimum: float, maximum: float | None = None, open: bool = False) -> click.FloatRange:
+    kind = click.FloatRange(minimum, maximum, min_open=open)
+    kind.name = "number of seconds"
+    return kind
+
+
 class HvdrunOption(click.Option):
     """An option with its place in the help, in the Request and in the config file.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hvdrun.command_line.config_file import option_callback
-from hvdrun.command_line.hvdrun_option import HvdrunOption
+from hvdrun.command_line.hvdrun_option import HvdrunOption, seconds, whole_numbers
 from hvdrun.errors import UsageError
 from hvdrun.machine.environment import RENDEZVOUS_SECRET
 from hvdrun.plan.hosts import parse_hosts
@@ -41,6 +41,20 @@ def no_nan(ctx: click.Context, param: click.Parameter, value: float | None) -> f
     return value
 
 
+def _check_master(name: str, value: str) -> None:
+    """torch.distributed would reject a wrong one late, or wait without end."""
+    if name == "MASTER_PORT":
+        expected = "a port from 1 to 65535"
+        is_right = bool(re.fullmatch(r"[0-9]{1,5}", value)) and 0 < int(value) < 65536
+    else:
+        expected = "the name or address of a host; an IPv6 address without brackets"
+        is_right = bool(re.fullmatch(r"[A-Za-z0-9_.:%-]+", value))
+    if not is_right:
+        raise UsageError(
+            f"-x {name}={value}: expected {expected}; without -x {name} hvdrun chooses one"
+        )
+
+
 def parse_exports(words: Sequence[str]) -> dict[str, str | None]:
     exports: dict[str, str | None] = {}
     for word in words:
@@ -50,7 +64,18 @@ def parse_exports(words: Sequence[str]) -> dict[str, str | None]:
         if name == RENDEZVOUS_SECRET:
             raise UsageError(f"-x {name}: the secret is not for the ranks; leave it out")
         exports[name] = value if sign else None
+        if name in ("MASTER_ADDR", "MASTER_PORT") and (sign or name in os.environ):
+            _check_master(name, value if sign else os.environ[name])
     return exports
+
+
+def existing_file(option: str, path: str | None) -> str | None:
+    """Its full path. A wrong one is an error also in a job that does not need it."""
+    if not path:
+        return None
+    if not os.path.isfile(path):
+        raise UsageError(f"{option} {path}: there is no such file")
+    return os.path.abspath(path)
 
 
 def parse_networks(text: str | None) -> tuple[str, ...]:
@@ -82,7 +107,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         "--num-proc",
         group=WHAT,
         one_dash="-np",
-        type=click.IntRange(1, 999_999),
+        type=whole_numbers(1, 999_999),
         metavar="N",
         help="Number of processes. Default: all slots.",
     ),
@@ -94,8 +119,9 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         one_dash="-hosts",
         from_list=",".join,
         metavar="H1:N,H2:N",
-        help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2; without a number, one per GPU,"
-        " else per core. Default: the hosts of the Slurm, PBS, LSF or SGE job, else this machine.",
+        help="Hosts and their slots: h1:4,user@h2:4,[fd00::1]:2. A host without a number gets one"
+        " slot per GPU, or per core if it has no GPU. Default: the hosts of the Slurm, PBS, LSF or"
+        " SGE job, else this machine.",
     ),
     HvdrunOption(
         "--hostfile",
@@ -115,14 +141,14 @@ OPTIONS: tuple[HvdrunOption, ...] = (
     HvdrunOption(
         "--node-rank",
         group=WHERE,
-        type=click.IntRange(min=0),
+        type=whole_numbers(0),
         metavar="I",
         help="Which of these hosts this is, from 0. Default: NODE_RANK, or JOB_COMPLETION_INDEX.",
     ),
     HvdrunOption(
         "--nodes",
         group=WHERE,
-        type=click.IntRange(min=1),
+        type=whole_numbers(1),
         metavar="N",
         help="How many hosts start this command. Default: NNODES.",
     ),
@@ -138,7 +164,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         "-p",
         "--ssh-port",
         group=WHERE,
-        type=click.IntRange(1, 65535),
+        type=whole_numbers(1, 65535),
         metavar="PORT",
         help="ssh's port on the hosts.",
     ),
@@ -146,7 +172,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         "-i",
         "--ssh-identity-file",
         group=WHERE,
-        parse=lambda path: os.path.abspath(path) if path else None,
+        parse=partial(existing_file, "-i"),
         shell_complete=files,
         metavar="FILE",
         help="ssh's private key.",
@@ -201,7 +227,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         "--start-timeout",
         group=HOW,
         field="start_timeout_s",
-        type=click.FloatRange(0, min_open=True),
+        type=seconds(0, open=True),
         callback=no_nan,
         metavar="SECONDS",
         default=60.0,
@@ -213,7 +239,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         "--host-timeout",
         group=HOW,
         field="host_timeout_s",
-        type=click.FloatRange(2, 86_400),
+        type=seconds(2, 86_400),
         callback=no_nan,
         metavar="SECONDS",
         default=Request.host_timeout_s,
@@ -223,7 +249,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         "--grace-period",
         group=HOW,
         field="grace_period_s",
-        type=click.FloatRange(0, 1_000_000),
+        type=seconds(0, 1_000_000),
         callback=no_nan,
         metavar="SECONDS",
         help="How long the ranks may take to end after Ctrl-C or a signal to hvdrun. Default: 3"
@@ -311,7 +337,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         "--stacks",
         group=INSTEAD,
         in_config_file=False,
-        type=click.IntRange(min=1),
+        type=whole_numbers(1),
         metavar="PID",
         help="Print where the ranks of a running job, hvdrun's PID, are in their Python code.",
     ),
@@ -319,7 +345,7 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         "--metrics",
         group=INSTEAD,
         in_config_file=False,
-        type=click.IntRange(min=1),
+        type=whole_numbers(1),
         metavar="PID",
         help="Print how a running job, hvdrun's PID, fares, and which rank is slow (--summary).",
     ),

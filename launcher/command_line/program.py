@@ -1,4 +1,5 @@
-"""A Python script that is named without `python`: the commonest mistake in a first command."""
+"""Which program a name means, and a script that is named without `python`: the commonest mistake in
+a first command."""
 
 from __future__ import annotations
 
@@ -8,6 +9,18 @@ import shutil
 from collections.abc import Sequence
 
 from hvdrun.errors import CommandNotFound
+
+
+def which(command: Sequence[str], path: str, shells_path: str) -> str:
+    """For --verbose: what the name means to ranks with that PATH, and to the shell if that differs;
+    "" for a path."""
+    name = command[0]
+    found = shutil.which(name, path=path)
+    if "/" in name or found is None:
+        return ""
+    shells = shutil.which(name, path=shells_path)
+    differs = f"; your shell's is {shells}" if shells else ""
+    return f"{name} is {found}" + (differs if shells != found else "")
 
 
 def check(command: Sequence[str], cwd: str, path: str) -> None:

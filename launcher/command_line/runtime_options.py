@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hvdrun.command_line.horovod_options import ELASTIC, WITHOUT_EFFECT
-from hvdrun.command_line.hvdrun_option import HvdrunOption
+from hvdrun.command_line.hvdrun_option import HvdrunOption, whole_numbers
 from hvdrun.knobs import KNOBS, Knob
 
 GROUP = "Runtime"  # the heading in --help
@@ -37,9 +37,9 @@ class KnobOption(HvdrunOption):
         kind: click.ParamType[Any] = click.STRING
         metavar = "TEXT"
         if knob.choices:
-            metavar = "|".join(knob.choices)
+            metavar = "|".join((*knob.choices, "N") if knob.maximum else knob.choices)
         elif knob.kind == "int":
-            kind = click.IntRange(-(-knob.minimum // knob.unit), knob.maximum // knob.unit)
+            kind = whole_numbers(-(-knob.minimum // knob.unit), knob.maximum // knob.unit)
             metavar = "MIB" if knob.unit > 1 else "N"
         super().__init__(
             flag, group=GROUP, type=kind, metavar=metavar, help=text, callback=self._checked

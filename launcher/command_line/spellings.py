@@ -3,7 +3,10 @@ other launchers. What can mean only one thing is accepted; the rest is answered.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 
 import click
@@ -110,9 +113,9 @@ def _with_dashes(name: str, known: Iterable[str]) -> str:
 
 def _is_alone(following: Sequence[str], kinds: Sequence[str]) -> bool:
     """Whether --mpi has no value, as in `horovodrun --mpi python train.py`: the next word is no
-    name of an MPI, nor like one."""
+    name of an MPI, but a program."""
     if not following or following[0].startswith("-"):
         return True
-    from difflib import get_close_matches
-
-    return following[0] not in kinds and not get_close_matches(following[0], kinds, 1)
+    word = following[0]
+    path = f"{os.environ.get('PATH') or os.defpath}:{sys.prefix}/bin"
+    return word not in kinds and bool(os.path.exists(word) or shutil.which(word, path=path))

@@ -110,10 +110,10 @@ def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def forwarded(names: Iterable[str], exports: Iterable[str]) -> tuple[str, ...]:
-    """The names of the variables that remote ranks get, sorted. Without names that are no
-    identifiers, such as a shell's exported functions."""
+    """The names of the variables that remote ranks get, sorted: also those that only `env` can set,
+    and a shell's exported functions."""
     wanted = {name for name in names if not is_of_the_host(name)} | set(exports)
-    return tuple(sorted(n for n in wanted if n.isidentifier() and n.isascii()))
+    return tuple(sorted(wanted))
 
 
 # What mpirun and srun themselves read, on this host and others, and what holds no secret. The

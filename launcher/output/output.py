@@ -144,10 +144,6 @@ class Output:
             self._show_held(sorted(held, key=lambda each: culprit in each[0]))
         for rank, fd in list(self.rest):
             self._end_line(rank, fd)
-        for fd in (1, 2):
-            if not self.at_line_start[self.targets[fd]]:
-                self.write(fd, b"\n")
-                self.at_line_start[self.targets[fd]] = True
 
     def say(self, text: str) -> None:
         """A line of hvdrun's own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -66,6 +66,9 @@ class HostFacts:
     gpu_models: tuple[str, ...] = ()  # of all that the driver drives, in the order of addresses
     gpu_driver: str = ""  # version
     rdma: tuple[str, ...] = ()  # devices: InfiniBand, RoCE
+    # Packages installed by `pip install -e` whose folders are not there.
+    missing_links: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)  # checksums of our packages' files
     clock_skew_s: float = 0.0  # against hvdrun's clock, less what the call's own time explains
 
     @property

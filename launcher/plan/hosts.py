@@ -162,9 +162,11 @@ def _parse_port(text: str, where: str) -> int:
 
 
 def merge(hosts: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
-    """Adds up the slots of a host that is listed several times; an entry without a number counts as
-    one. Each host comes with the place of its entry, for errors."""
+    """Adds up the slots of a host that is listed several times. In a list with such a host an entry
+    without a number is one slot, as for mpirun. Each host comes with the place of its entry, for
+    errors."""
     merged: dict[str, Host] = {}
+    is_list_of_slots = False
     for host, where in hosts:
         name = host.name.lower()
         known = merged.setdefault(name, host)
@@ -175,12 +177,22 @@ def merge(hosts: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
                 f"{where}: {host.name} was listed before, with another user or port; write the"
                 " same each time"
             )
+        is_list_of_slots = is_list_of_slots or known.slots is None or host.slots is None
         merged[name] = replace(
             known,
             slots=(known.slots or 1) + (host.slots or 1),
             max_slots=_sum(known.max_slots, host.max_slots),
         )
-    return tuple(merged.values())
+    if not is_list_of_slots:
+        return tuple(merged.values())
+    return tuple(replace(host, slots=host.slots or 1) for host in merged.values())
+
+
+def few(names: Iterable[str], most: int = 3) -> str:
+    """The first of the names, as thousands of hosts would fill the screen."""
+    named = list(names)
+    more = len(named) - most
+    return ", ".join(named[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _sum(a: int | None, b: int | None) -> int | None:
@@ -226,10 +238,8 @@ def place(
 def _too_many(
     hosts: Sequence[Host], slots: list[int], wanted: int, most: int, remedy: str
 ) -> TooManyProcesses:
-    given = ", ".join(
-        f"{h.name}:{h.max_slots if h.slots is None else n}"
-        for h, n in zip(hosts, slots, strict=True)
-    )
+    each = zip(hosts, slots, strict=True)
+    given = few((f"{h.name}:{h.max_slots if h.slots is None else n}" for h, n in each), 8)
     slots_there = "1 slot" if most == 1 else f"{most} slots"
     more = remedy or f"give more slots, as in -H {hosts[0].name}:{wanted}"
     return TooManyProcesses(

@@ -19,6 +19,7 @@ from ipaddress import ip_address
 from hvdrun.agent import connecting
 from hvdrun.errors import HostSetupError
 from hvdrun.plan.host_facts import HostFacts
+from hvdrun.plan.hosts import few
 from hvdrun.preflight.findings import Finding
 from hvdrun.preflight.networks import Choice, Network, subnet_of
 from hvdrun.preflight.ports import Ports, Range
@@ -162,7 +163,7 @@ def judge(
                 n for c in mine if itself & {c.source, c.target} for n in (c.source, c.target)
             }
             names = sorted(named.get(name, name) for name in others - itself)
-            text = f"TCP between it and {some(names)}"
+            text = f"TCP between it and {few(names)}"
             yield Finding(host, "connections", text)
 
 
@@ -195,9 +196,4 @@ def _by_whom(failed: Results, named: Mapping[str, str]) -> str:
     result = next(iter(failed.values()))
     sources = list(dict.fromkeys(named.get(c.source, c.source) for c in failed))
     addresses = list(dict.fromkeys(c.address for c in failed))
-    return f"{some(sources)} can't connect to {some(addresses)} over TCP: {_HOW[result]}"
-
-
-def some(names: Sequence[str]) -> str:
-    more = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+    return f"{few(sources)} can't connect to {few(addresses)} over TCP: {_HOW[result]}"

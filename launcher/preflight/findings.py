@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -21,6 +22,13 @@ SPARE_TEMPORARY_BYTES = 16 << 20
 # With different versions of these, a job may fail in ways that are hard to understand.
 SAME_EVERYWHERE = ("hvdlite", "mpi4py", *MPI_PACKAGES)
 PACKAGES = (*SAME_EVERYWHERE, "torch")
+
+OURS = "hvdlite"
+# It is on no index: a package of that name there is a stranger's.
+_SAME_FILES = (
+    "copy hvdlite's folder from here to {host} and run `pip install .` in it there, or share this"
+    " environment"
+)
 
 
 @dataclass(frozen=True)
@@ -100,11 +108,13 @@ def _packages(host: str, facts: HostFacts, expected: Expected) -> Iterator[Findi
         if here == there:
             same += [f"{name} {here}"] if here else []
             continue
-        remedy = (
-            f"on {host}: {expected.python} -m pip install {name}=={here}"
-            if here
-            else f"on {host}: {expected.python} -m pip uninstall {name}; it is not installed here"
-        )
+        remedy = f"on {host}: {expected.python} -m pip install {name}=={here}"
+        if not here:
+            remedy = (
+                f"on {host}: {expected.python} -m pip uninstall {name}; it is not installed here"
+            )
+        elif name == OURS:
+            remedy = _SAME_FILES.format(host=host)
         text = f"{name} is {there}, here {here}" if there else f"{name} is missing, here {here}"
         if there and not here:
             text = f"{name} is {there}, here it is not installed"
@@ -112,6 +122,20 @@ def _packages(host: str, facts: HostFacts, expected: Expected) -> Iterator[Findi
         yield Finding(host, name, text, remedy, failure)
     if same:
         yield Finding(host, "packages", ", ".join(same))
+    yield from _files_of_packages(host, facts, expected)
+
+
+def _files_of_packages(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+    for name, folder in facts.missing_links.items():
+        text = f"{name} was installed there with `pip install -e {folder}`, and {folder} is missing"
+        remedy = f"share {folder}, or copy it to {host}; or install {name} there without -e"
+        yield Finding(host, name, text, remedy, HostSetupError if name == OURS else None)
+    if OURS in facts.missing_links or facts.packages.get(OURS) != expected.here.packages.get(OURS):
+        return
+    differ = [n for n, found in expected.here.sources.items() if facts.sources.get(n) != found]
+    if differ:
+        text = f"the files of {' and '.join(differ)} differ from those here"
+        yield Finding(host, OURS, text, _SAME_FILES.format(host=host), HostSetupError)
 
 
 def _mpi(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
@@ -130,10 +154,12 @@ def _mpi(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
 
 
 def _files(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    share = "share the folder (NFS), or copy it to the same place"
+    share = f"share the folder (NFS), or copy it to the same place on {host}"
+    if facts is expected.here:
+        share = "correct the name, or start hvdrun in the folder that has it"
     if facts.cwd:
         text = f"{expected.cwd}: {facts.cwd}"
-        remedy = f"{share} on {host}; or start hvdrun in a folder that every host has"
+        remedy = f"{share}; or start hvdrun in a folder that every host has"
         yield Finding(host, "directory", text, remedy, HostSetupError)
         return  # relative paths can't exist either
     yield Finding(host, "directory", expected.cwd)
@@ -142,8 +168,8 @@ def _files(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
         remedy = f"correct the name, or install it on {host}"
         yield Finding(host, "program", text, remedy, CommandNotFound)
     elif facts.script:
-        text = f"{expected.script!r}: {facts.script}"
-        yield Finding(host, "program", text, f"{share} on {host}", CommandNotFound)
+        text = f"{os.path.join(expected.cwd, expected.script or '')!r}: {facts.script}"
+        yield Finding(host, "program", text, share, CommandNotFound)
     else:
         yield Finding(host, "program", " ".join(filter(None, (expected.program, expected.script))))
 

@@ -10,12 +10,13 @@ from hvdrun.agent.gpu_copies import BEGIN_S
 from hvdrun.agent.gpu_pairs import END_S, PAIR_S, START_S
 from hvdrun.errors import HostSetupError
 from hvdrun.plan.host_facts import HostFacts
+from hvdrun.plan.hosts import few
 from hvdrun.plan.job_hosts import hosts_of
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.python_command import what_runs
 from hvdrun.plan.request import Request
 from hvdrun.preflight.ask_hosts import Conversation
-from hvdrun.preflight.connections import HERE, some
+from hvdrun.preflight.connections import HERE
 from hvdrun.preflight.findings import Finding
 from hvdrun.preflight.gpus import is_set
 
@@ -62,7 +63,7 @@ def judge_copies(host: str, answer: Any) -> Finding:
             "set NCCL_P2P_DISABLE=1 (-x NCCL_P2P_DISABLE=1), or switch the IOMMU and PCIe's ACS off"
             f" on {host}"
         )
-        return Finding(host, WHAT, some(bad), remedy, HostSetupError)
+        return Finding(host, WHAT, few(bad), remedy, HostSetupError)
     if problem:
         return Finding(host, WHAT, f"not tried: {problem}")
     if not pairs:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from hvdrun.plan.host_facts import HostFacts
+from hvdrun.plan.hosts import few
 from hvdrun.plan.request import Request
-from hvdrun.preflight.connections import some
 from hvdrun.preflight.findings import Finding
 
 
@@ -24,7 +24,7 @@ def differences(
     for name, facts in hosts.items():
         kinds.setdefault(_gpus_of(facts), []).append(name)
     if len(kinds) > 1:
-        said = ", ".join(f"{some(names)} {kind}" for kind, names in kinds.items())
+        said = ", ".join(f"{few(names)} {kind}" for kind, names in kinds.items())
         remedy = "use hosts that are alike: all ranks wait for the slowest GPU"
         yield Finding(first, "GPUs", f"GPUs differ between hosts: {said}", remedy)
     rdma = [name for name, facts in with_gpus.items() if facts.rdma]
@@ -39,7 +39,7 @@ def differences(
     elif without and not setting:
         have = "has" if len(rdma) == 1 else "have"
         lack = "has" if len(without) == 1 else "have"
-        text = f"{some(rdma)} {have} RDMA devices ({device}), {some(without)} {lack} none"
+        text = f"{few(rdma)} {have} RDMA devices ({device}), {few(without)} {lack} none"
         remedy = (
             "give every host its devices (their driver; in a container the files in"
             " /sys/class/infiniband and /dev/infiniband), or set NCCL_IB_DISABLE=1"

@@ -18,10 +18,11 @@ from hvdrun.machine.limits import LACKING
 from hvdrun.plan import shared_memory
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts, from_answer
-from hvdrun.plan.hosts import Host
+from hvdrun.plan.hosts import Host, few
 from hvdrun.plan.job_hosts import hosts_of
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
+from hvdrun.plan.schedulers import origin
 from hvdrun.plan.ssh import reached_by
 from hvdrun.preflight import networks
 from hvdrun.preflight.ask_hosts import Conversation, Reply, reads_its_input
@@ -56,6 +57,7 @@ class Preflight:
     variables: Mapping[str, str]  # for the ranks
     cache: AnswerCache
     waited_s: float | None = None  # in vain, for hosts that were not ready yet
+    origin: str = ""  # where hosts come from that the user has not named
 
     @property
     def failures(self) -> list[Finding]:
@@ -103,8 +105,9 @@ class Preflight:
         waited = f" after {self.waited_s:.0f} s (--start-timeout)" if self.waited_s else ""
         summary = (
             f"{len(bad)} of {len(all_hosts)} hosts {'is' if len(bad) == 1 else 'are'} not"
-            f" ready{waited}, and nothing was started\n"
+            f" ready{waited}, and nothing was started"
         )
+        summary += f"; {self.origin}\n" if self.origin else "\n"
         text = summary + table([*self.failures, *self.warnings])
         raise next(kind for kind in ORDER if kind in kinds)(text)
 
@@ -128,16 +131,18 @@ def run(
     begin = time.monotonic()
     hosts = hosts_of(request)
     question = question_of(request, flavour, facts)
-    remote = [host for host in hosts if not is_local(host, facts)]
+    by_name = {host.name: host for host in hosts}
+    remote = {host.name: host for host in hosts if not is_local(host, facts)}
     # Only a host with ranks needs the names, and looking them up can take long.
     names = question["names"] if len(remote) < len(hosts) else []
     here = from_answer(probe.answer({**question, "names": names}))
-    known = {host.name: here for host in hosts if host not in remote}
-    by = reached_by(request, facts, remote)
-    commands = {h.name: probe_command(request, h, facts, question, by) for h in remote}
+    known = {name: here for name in by_name if name not in remote}
+    by = reached_by(request, facts, [*remote.values()])
+    commands = {n: probe_command(request, h, facts, question, by) for n, h in remote.items()}
     # This machine's name, as home folders may be shared; its networks, as laptops move.
     networks_here = [(found.name, found.address) for found in here.interfaces]
-    basis = [here.hostname, networks_here, here.python, dict(here.packages), flavour.version]
+    versions = [here.python, dict(here.packages), dict(here.sources), flavour.version]
+    basis = [here.hostname, networks_here, *versions]
     keys = {name: [command, *basis] for name, command in commands.items()}
 
     cache = AnswerCache(cache_folder(facts.environ))
@@ -155,15 +160,15 @@ def run(
     staying: list[str] = []
     if tests or (copies and here.gpus > 1):
         question["stays"] = True
-        first = remote[:MOST_HOSTS]
-        asked |= {h.name: probe_command(request, h, facts, question, by) for h in first}
+        first = [*remote][:MOST_HOSTS]
+        asked |= {n: probe_command(request, remote[n], facts, question, by) for n in first}
         asked[HERE] = probe_here(facts)
-        staying = [HERE, *(host.name for host in first)]
+        staying = [HERE, *first]
 
     def judged(host: Host, reply: Reply | None, others: Mapping[str, HostFacts]) -> list[Finding]:
         """The findings about a host that has answered, now or before: its facts are in `others`."""
         name = host.name
-        arrived = "this machine" if host not in remote else "answered before"
+        arrived = "this machine" if name not in remote else "answered before"
         if reply is not None:
             arrived = f"answered in {reply.took_s:.2f} s"
         slots = others[name].slots if host.slots is None else host.slots
@@ -174,14 +179,15 @@ def run(
         if name == HERE:
             return False
         answer = _read(reply.answer, reply.clock_skew_s)
-        host = next(host for host in hosts if host.name == name)
         return answer is None or any(
-            finding.failure for finding in judged(host, reply, {**known, name: answer})
+            finding.failure for finding in judged(by_name[name], reply, {**known, name: answer})
         )
 
-    # Where a scheduler's program stands in ssh's place, the hosts are up.
-    waiting = None
-    if waits and by is None:
+    # The hosts of a scheduler's job are up.
+    allocation, source, waiting = request.allocation, "", None
+    if allocation is not None and remote.keys() <= {host.name for host in allocation.hosts}:
+        source = origin(allocation, facts.starter)
+    elif waits:
         waiting = Waiting(begin, request.start_timeout_s, limit_s, is_unfit, _say)
     with Conversation(asked, staying) as conversation:
         replies = _answers(conversation, limit_s, waiting)
@@ -210,7 +216,7 @@ def run(
         waited_s = waiting.end(time.monotonic(), not all_answer) if waiting else None
         choice = networks.Choice()
         if all_answer and remote:
-            known = {host.name: known[host.name] for host in hosts}
+            known = {name: known[name] for name in by_name}
             reached = _try(networks.to_try(known, here), request.ssh_port or SSH_PORT, cache, fresh)
             choice = networks.choose(known, here, reached, request.network_interfaces)
             found_there = test.run(conversation, known, choice, cache) if tests else []
@@ -228,6 +234,7 @@ def run(
         *interface_options(flavour, choice, request, facts),
         cache,
         waited_s,
+        source,
     )
 
 
@@ -243,8 +250,7 @@ def _answers(hosts: Conversation, limit_s: float, waiting: Waiting | None) -> di
 def _report_late_hosts(late: list[str]) -> None:
     if not (hosts := [name for name in late if name != HERE]):
         return
-    named = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
-    _say(f"waiting for an answer from {named}")
+    _say(f"waiting for an answer from {few(hosts)}")
 
 
 def _say(text: str) -> None:

@@ -6,8 +6,9 @@ their sshd may not run yet, when hvdrun begins. Pure: times are arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+from hvdrun.plan.hosts import few
 from hvdrun.preflight.ask_hosts import Reply
 from hvdrun.preflight.no_answer import trouble_of
 from hvdrun.ssh_errors import CLOSED, NO_ROUTE, REFUSED, SLOW, TIMEOUT, UNKNOWN_NAME
@@ -18,7 +19,6 @@ TEMPORARY = (UNKNOWN_NAME, REFUSED, CLOSED, TIMEOUT, NO_ROUTE, SLOW)
 FIRST_PAUSE_S, GROWTH, LONGEST_PAUSE_S = 1.0, 1.5, 5.0
 # After the first host that is not ready, the others have this long to be named in the same line.
 SAY_AFTER_S = 1.0
-MOST_NAMES = 3  # in a line, for each cause
 
 
 class Waiting:
@@ -76,8 +76,8 @@ class Waiting:
         by_cause: dict[str, list[str]] = {}
         for host, cause in self.unsaid.items():
             by_cause.setdefault(cause, []).append(host)
-        parts = [f"{_few(hosts)} ({cause})" for cause, hosts in by_cause.items()]
-        self.say(f"waiting up to {self.limit_s:g} s (--start-timeout) for {_listed(parts)}")
+        parts = " and ".join(f"{few(hosts)} ({cause})" for cause, hosts in by_cause.items())
+        self.say(f"waiting up to {self.limit_s:g} s (--start-timeout) for {parts}")
         self.unsaid.clear()
         self.say_at = float("inf")
         self.has_said = True
@@ -88,13 +88,3 @@ class Waiting:
         if not has_failed and self.has_said:
             self.say(f"all hosts have answered, after {passed_s:.0f} s")
         return passed_s if has_failed and self.pauses_s and not self.is_useless else None
-
-
-def _few(hosts: list[str]) -> str:
-    more = len(hosts) - MOST_NAMES
-    return _listed([*hosts[:MOST_NAMES], *([f"{more} more"] if more > 0 else [])])
-
-
-def _listed(words: Iterable[str]) -> str:
-    *head, last = words
-    return f"{', '.join(head)} and {last}" if head else last

@@ -28,6 +28,7 @@ from hvdrun.agent.frames import (
     OUT,
     PING,
     REFUSED,
+    RESULT,
     SECRET,
     SHARES,
     SILENCE_LIMIT,
@@ -57,7 +58,7 @@ from hvdrun.job.events import (
 from hvdrun.job.signs_of_life import SignsOfLife
 
 LINE_EVERY_S = 1.0
-_OF_ITS_LOCAL_RANKS = (OUT, ERR, KEEPER_GONE)  # what the agent adds to what keepers send
+_OF_ITS_LOCAL_RANKS = (OUT, ERR, RESULT, KEEPER_GONE)  # what the agent adds to what keepers send
 
 
 class HostLink:

@@ -28,6 +28,8 @@ OF_A_RUN = (
     r"; do all ranks run the same number of backward passes\? A rank that runs out of batches "
     r"before the others must call hvd\.join\(\)"
 )
+# How to let a wait end the job.
+NO_LIMIT = "--stall-check-shutdown-time-seconds 600) all operations fail"
 GIVES_UP = r"; all operations fail now \(HVDLITE_STALL_SHUTDOWN_TIME_SECONDS\)"
 
 

@@ -13,6 +13,7 @@ from hvdlite import _core
 from hvdlite.world import world as worlds
 from tests.observing.reports import (
     BARRIER_ENDED,
+    NO_LIMIT,
     OF_A_RUN,
     WARNS,
     Said,
@@ -38,6 +39,9 @@ def one_silent():
     (line,) = said.about("allreduce 'late'")
     expected = report("allreduce 'late'", [missing(last, BARRIER_ENDED)], posted(*range(last)))
     assert expected.fullmatch(line), (expected.pattern, line)
+    # After the first report of each host that reports, not after the second.
+    told = [line for line in said.lines() if NO_LIMIT in line]
+    assert 1 <= len(told) <= hvd.cross_size(), said.lines()
     end(handles)
 
 

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from tests.observing.reports import DEADLINE_S, FAILS, GIVES_UP, Said, host_of, works_again
+from tests.observing.reports import (
+    DEADLINE_S,
+    FAILS,
+    GIVES_UP,
+    NO_LIMIT,
+    Said,
+    host_of,
+    works_again,
+)
 
 
 def start(name, process_set=hvd.global_process_set):
@@ -59,6 +67,7 @@ def the_last_rank_stays_away(names, comes_later):
         texts = [text_of(start("mine"))]
     texts += [text_of(start("next")), text_of(start("last"))]
     warnings = [line for line in said.lines() if " has waited " in line]
+    assert not [line for line in said.lines() if NO_LIMIT in line]
     pattern = (
         rf"allreduce '({'|'.join([*names, 'mine'])})' has waited \d+ s for rank \d+ on "
         rf"{host_of(0)[:3]}.*; called by ranks? [-0-9, ]+{GIVES_UP}"

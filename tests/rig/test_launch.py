@@ -169,20 +169,24 @@ def test_a_hostfile_says_where_too(hvdrun, rig):
     assert sorted(done.stdout.splitlines()) == ["[0] server1", "[1] server2", "[2] server2"], done
 
 
-@pytest.mark.wide_in("openmpi")
 def test_remote_ranks_have_the_same_folder_path_and_variables(rig, hvdrun, python, monkeypatch):
     temporary = rig.share / "temporary"
     temporary.mkdir(exist_ok=True)
     monkeypatch.setenv("ODD", 'a b;$x"\n,c:')
     monkeypatch.setenv("PATH", f"{python.parent}:/bin")
     monkeypatch.setenv("TMPDIR", str(temporary))
+    function = "() {  echo loaded\n}"
+    monkeypatch.setenv("BASH_FUNC_module%%", function)
+    monkeypatch.setenv("V_DASH-NAME", "dash")
     names = ["ODD", "GIVEN", "PATH", "TMPDIR", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK"]
+    names += ["BASH_FUNC_module%%", "V_DASH-NAME"]
     code = f"import os; print(os.getcwd(), [os.environ.get(n) for n in {names}], sep='|')"
     done = hvdrun("-H", "server1:1,server2:2", "-x", "GIVEN=x=y z", "python", "-c", code)
     remote = done.of_rank(2).stdout.strip()
     folder, values = remote.split("|")
     assert folder == str(ROOT)
     expected = ['a b;$x"\n,c:', "x=y z", f"{python.parent}:/bin", None, "server1", "2", "3", "1"]
+    expected += [function, "dash"]
     assert values == str(expected)
 
 

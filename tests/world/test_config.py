@@ -55,6 +55,7 @@ def test_a_default_has_the_type_of_its_kind():
         ("HVDLITE_CHECK_PARAMETERS", "repair", "check_parameters", "repair:100"),
         ("HVDLITE_HOST_RANKS", "2, 1", "host_ranks", (2, 1)),
         ("HVDLITE_GPU", "none", "gpu", "none"),
+        ("HVDLITE_GPU", "03", "gpu", "3"),
         ("HVDLITE_LOG_LEVEL", "INFO", "log_level", "info"),
         ("HOROVOD_LOG_LEVEL", "fatal", "log_level", "fatal"),
     ],
@@ -91,6 +92,7 @@ def test_horovods_name_counts_only_where_ours_is_not_set():
         ("HVDLITE_HOST_RANKS", "2,x", "whole numbers from 1"),
         ("HVDLITE_HOST_RANKS", "2,0", "whole numbers from 1"),
         ("HVDLITE_LOG_LEVEL", "loud", "one of trace, debug"),
+        ("HVDLITE_GPU", "first", "one of auto, none, or a whole number from 0 to 999"),
     ],
 )
 def test_a_value_that_cannot_be_parsed_is_an_error_that_names_the_variable(

@@ -50,7 +50,6 @@ def test_a_number_is_that_device_on_every_rank():
     assert devices(choices("0", *[Visible(1, "GPU-a")] * 2)) == [0, 0]
 
 
-@pytest.mark.parametrize(("knob", "text"), [("2", "sees 2 devices"), ("first", "auto, none or")])
-def test_a_device_that_is_not_there_is_an_error_that_names_the_knob(knob, text):
-    with pytest.raises(ValueError, match=f"HVDLITE_GPU=.*{text}"):
-        choose([Visible(2)], 0, knob)
+def test_a_device_that_is_not_there_is_an_error_that_names_the_knob():
+    with pytest.raises(ValueError, match="HVDLITE_GPU=2: this process sees 2 devices"):
+        choose([Visible(2)], 0, "2")

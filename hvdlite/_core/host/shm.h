@@ -135,7 +135,8 @@ typedef struct {
      * full because a rank does not read it. */
     _Alignas(128) _Atomic uint32_t verdict; /* hvdl_verdict; release when the text is there */
     char verdict_text[HVDL_TEXT_BYTES];
-    _Atomic uint64_t told_place; /* the last report of a standstill */
+    _Atomic uint64_t told_place;        /* the last report of a standstill */
+    _Atomic uint32_t has_told_shutdown; /* report.c: how to let a wait end the job */
     hvdl_shm_rank ranks[];
 } hvdl_shm_control;
 

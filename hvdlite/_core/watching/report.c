@@ -15,6 +15,11 @@
 #define MAX_DETAILED 8        /* missing ranks of a host that are described one by one */
 #define LONGEST_DETAIL 200    /* bytes of such a description */
 
+/* After the first report on a host, if there is no limit. */
+#define HOW_TO_END                                                                                 \
+    "no limit ends this wait; with HVDLITE_STALL_SHUTDOWN_TIME_SECONDS=600 (hvdrun "               \
+    "--stall-check-shutdown-time-seconds 600) all operations fail after 600 s"
+
 void hvdl_put(hvdl_writer *to, const char *format, ...)
 {
     static const char dots[] = "...";
@@ -324,6 +329,9 @@ void hvdl_report(const hvdl_engine *e, const char *text)
 {
     char note[1 + HVDL_TEXT_BYTES];
     hvdl_say(e, text);
+    if (!e->config.stall_shutdown_ns &&
+        !atomic_exchange_explicit(&e->shm.control->has_told_shutdown, 1, memory_order_relaxed))
+        hvdl_say(e, HOW_TO_END);
     if (!is_there(&e->config.launcher))
         return;
     int length = snprintf(note, sizeof note, "%c%s", HVDL_NOTE_STALLED, text);

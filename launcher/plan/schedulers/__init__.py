@@ -56,6 +56,18 @@ def remedy(allocation: Allocation) -> str:
     return f"ask {allocation.scheduler} for more ({more})"
 
 
+def origin(allocation: Allocation, starter: Starter | None) -> str:
+    """Where the hosts come from, for a user who has named none."""
+    if allocation.reach is not None:
+        return ""
+    (program,) = (s.program for s in SCHEDULERS if s.name == allocation.scheduler)
+    without = f" ({program} is not in PATH, so hvdrun uses ssh)" if program and not starter else ""
+    return (
+        f"the hosts are those of the {allocation.scheduler} job around hvdrun{without}; -H names"
+        " others, as in -H localhost"
+    )
+
+
 def trouble(stderr: str) -> Trouble:
     """Why a host was not reached, from the stderr of ssh or of a scheduler's program instead."""
     for scheduler in SCHEDULERS:

@@ -77,6 +77,7 @@ class Scheduler(NamedTuple):
 
     # The rest is for a scheduler with a Starter.
     option: str = ""  # the value of --mpi
+    program: str = ""  # the Starter's
     # The Starter in PATH, if hvdrun runs inside a job of this scheduler.
     find_starter: Callable[[Environ], Starter | None] = lambda environ: None
     # The MPI, with the Starter that is to start its ranks. Raises UsageError or NoMpi if it can't.

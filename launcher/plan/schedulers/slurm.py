@@ -16,7 +16,7 @@ from typing import NamedTuple
 from hvdrun.errors import HostListError, NoMpi, UsageError
 from hvdrun.machine.programs import output_of
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
-from hvdrun.plan.hosts import Host, Share, parse_host
+from hvdrun.plan.hosts import Host, Share, few, parse_host
 from hvdrun.plan.schedulers.scheduler import Allocation, Environ, Requeue, Scheduler, Starter
 from hvdrun.ssh_errors import Trouble
 
@@ -152,7 +152,7 @@ def _layout(
     for name in names:
         if name not in known:
             raise UsageError(
-                f"--mpi slurm: {name} is not in this allocation, which has {', '.join(known)}"
+                f"--mpi slurm: {name} is not in this allocation, which has {few(known)}"
             )
     in_order = sorted(shares, key=lambda share: known.index(share.host.name))
     if in_order != list(shares):
@@ -302,6 +302,7 @@ SLURM = Scheduler(
     "--ntasks",
     hosts_of_job,
     option="slurm",
+    program="srun",
     find_starter=find_srun,
     start_with=with_srun,
     requeue=requeue_of_job,

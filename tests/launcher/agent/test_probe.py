@@ -70,6 +70,41 @@ def test_metadata_is_found_under_any_spelling_in_the_first_folder_that_has_it(
     assert versions(folders, "impi-rt", "impi") == {"impi-rt": "2.1"}
 
 
+def test_a_package_in_a_folder_of_its_own_is_looked_for_there(tmp_path):
+    site, here = tmp_path / "site", tmp_path / "my folder"
+    for name, folder, editable in (
+        ("mine-1", here, True),
+        ("gone.pkg-2", "/no/such", True),
+        ("copied-3", "/no/such", False),
+    ):
+        (site / f"{name}.dist-info").mkdir(parents=True)
+        origin = {"url": f"file://{folder}".replace(" ", "%20"), "dir_info": {"editable": editable}}
+        (site / f"{name}.dist-info" / "direct_url.json").write_text(json.dumps(origin))
+    here.mkdir()
+    assert answer({**QUESTION, "folders": [str(site)]})["missing_links"] == {"gone_pkg": "/no/such"}
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_the_same_version_with_other_files_is_noticed(tmp_path, is_link):
+    package = tmp_path / "hvdlite"
+    (package / "part").mkdir(parents=True)
+    origin = {"url": f"file://{tmp_path}", "dir_info": {"editable": True}}
+    (tmp_path / "site" / "hvdlite-1.dist-info").mkdir(parents=True)
+    (tmp_path / "site" / "hvdlite-1.dist-info" / "direct_url.json").write_text(json.dumps(origin))
+    folder = str(tmp_path / "site" if is_link else tmp_path)
+
+    def checksum(file, text):
+        (package / file).write_text(text)
+        return answer({**QUESTION, "folders": [folder]})["sources"]["hvdlite"]
+
+    first = checksum("__init__.py", "1")
+    assert checksum("core.so", "compiled here") == first
+    others = [checksum("__init__.py", "2"), checksum("part/a.py", ""), checksum("part/b.py", "")]
+    assert len({first, *others}) == 4
+    (package / "part" / "b.py").rename(package / "part" / "c.py")
+    assert checksum("core.so", "") not in others
+
+
 def test_an_mpi_of_the_system_is_asked_itself(tmp_path):
     mpirun = tmp_path / "mpirun"
     mpirun.write_text("#!/bin/sh\necho HYDRA; echo Version: 7 >&2; exit 1\n")

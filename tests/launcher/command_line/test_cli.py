@@ -15,10 +15,12 @@ from hvdlite import run_function
 from hvdrun.agent.frames import SECRET, frame
 from hvdrun.command_line.cli import cli, main
 from hvdrun.command_line.own_options import parse_exports
+from hvdrun.command_line.program import which
 from hvdrun.command_line.spellings import FOREIGN, in_our_spelling
 from hvdrun.errors import UsageError, exit_codes
 from hvdrun.machine.environment import RENDEZVOUS_SECRET
 from hvdrun.machine.remote_words import hex_of
+from hvdrun.plan.hosts import Host
 from tests.harness.needs import lacking
 
 
@@ -46,6 +48,8 @@ def normalised(*words):
         (["--host", "a:1", "-machinefile", "f", "x"], ["--hosts", "a:1", "--hostfile", "f", "x"]),
         (["--mpi", "-np", "2", "x"], ["--mpi=auto", "--num-proc", "2", "x"]),
         (["--mpi", "python", "x"], ["--mpi=auto", "python", "x"]),
+        (["--mpi", "bogus", "x"], ["--mpi", "bogus", "x"]),
+        (["--mpi", __file__, "x"], ["--mpi=auto", __file__, "x"]),
         (["--mpi"], ["--mpi=auto"]),
         (["--mpi", "mpich", "x"], ["--mpi", "mpich", "x"]),
         (["--mpi", "opnempi", "x"], ["--mpi", "opnempi", "x"]),
@@ -76,6 +80,27 @@ def test_all_options_that_an_answer_names_are_there(capsys):
             assert f" {option} " in listed or f" {option}, " in listed, option
 
 
+def test_thousands_of_hosts_cost_no_more_than_each_of_them_and_fill_no_screen(monkeypatch, capsys):
+    compared, same = [], Host.__eq__
+    monkeypatch.setattr(Host, "__eq__", lambda self, o: (compared.append(1), same(self, o))[1])
+    hosts = ",".join(f"h{number}" for number in range(1000))
+    assert main(["-H", hosts, "--dry-run", "true"]) == 0
+    assert len(compared) < 5000
+    assert "# not asked: h0, h1, h2 and 997 more; " in capsys.readouterr().out
+    assert main(["-H", f"{hosts.replace(',', ':1,')}:1", "-np", "2000", "true"]) == 66
+    assert "h7:1 and 992 more; lower -np" in capsys.readouterr().err
+
+
+def test_verbose_says_which_python_runs_if_another_environment_is_active(tmp_path):
+    (tmp_path / "python").symlink_to(sys.executable)
+    own, active = f"{sys.prefix}/bin", str(tmp_path)
+    assert which(["python"], f"{own}:{active}", active) == (
+        f"python is {own}/python; your shell's is {active}/python"
+    )
+    assert which(["python", "x"], f"{own}:{active}", own) == f"python is {own}/python"
+    assert which(["/bin/sh"], own, own) == which(["no-such"], own, own) == ""
+
+
 def test_exports_are_names_with_or_without_a_value():
     assert parse_exports(["A", "B=", "C=x=y"]) == {"A": None, "B": "", "C": "x=y"}
     with pytest.raises(UsageError, match="-x 1A"):
@@ -96,7 +121,27 @@ def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
     [
         ([], 64, "no COMMAND"),
         (["-np", "0", "true"], 64, "--num-proc"),
-        (["-np", "two", "true"], 64, "'two'"),
+        (["-np", "two", "true"], 64, "'two' is not a valid whole number from 1 to 999999"),
+        (["--nodes", "two", "true"], 64, "'two' is not a valid whole number from 1"),
+        (["--cache-capacity", "x", "true"], 64, "--cache-capacity"),
+        (["--start-timeout", "x", "true"], 64, "'x' is not a valid number of seconds"),
+        (["--mpi", "bogus", "-np", "1", "true"], 64, "'bogus' is not one of 'auto', 'openmpi'"),
+        (["--gpu", "foo", "true"], 64, "'foo': expected one of auto, none, or a whole number"),
+        (["--gpu", "1000", "true"], 64, "expected a whole number from 0 to 999"),
+        (["-i", "/no/such", "true"], 64, "-i /no/such: there is no such file"),
+        (
+            ["--rendezvous-secret-file", "/no/such", "true"],
+            64,
+            "--rendezvous-secret-file /no/such: No such file",
+        ),
+        *(
+            (["-x", f"MASTER_PORT={port}", "true"], 64, "expected a port from 1 to 65535")
+            for port in ("", "0", "abc", "65536", "-1")
+        ),
+        *(
+            (["-x", f"MASTER_ADDR={name}", "true"], 64, "an IPv6 address without brackets")
+            for name in ("", "[::1]", "a b")
+        ),
         (["-np", "1000000", "true"], 64, "--num-proc"),
         (["--json", "true"], 64, "--json belongs to --metrics PID"),
         (["--json", "--metrics", "1"], 64, "--metrics 1: process 1 is no hvdrun that runs a job"),

@@ -51,6 +51,18 @@ def test_a_single_rank_is_passed_through_at_once():
     assert screen.all == b"name? "
 
 
+@pytest.mark.parametrize("same_target", [True, False])
+def test_nothing_is_added_to_what_a_single_rank_prints_unless_hvdrun_speaks_on_its_line(
+    same_target,
+):
+    screen = Screen(1, same_target)
+    screen.output.feed(0, 1, b"no newline")
+    screen.output.finish()
+    assert screen.all == b"no newline"
+    screen.output.say("hvdrun: over")
+    assert screen.text[2] == (b"\n" if same_target else b"") + b"hvdrun: over\n"
+
+
 def test_a_prompt_of_rank_0_is_shown_when_it_pauses():
     screen = Screen()
     screen.output.feed(0, 1, b"name? ")

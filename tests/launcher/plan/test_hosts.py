@@ -75,7 +75,8 @@ def test_a_line_may_say_more_of_a_host(line, host):
 
 def test_a_host_named_several_times_has_the_slots_of_all():
     assert parse_hosts("a:2,b:1,A:3") == (Host("a", 5), Host("b", 1))
-    assert parse_hosts("a,b,a,a") == (Host("a", 3), Host("b"))
+    assert parse_hosts("a,b,a,a") == (Host("a", 3), Host("b", 1))
+    assert parse_hosts("a:2,a:1,b") == (Host("a", 3), Host("b"))
     assert parse_hosts("a:2,a") == (Host("a", 3),)
     assert parse_hosts("[fd00::1]:2,[fd00:0::1]:1") == (Host("fd00::1", 3),)
     twice = "a slots=1 max_slots=2\na slots=2 max_slots=3\n"

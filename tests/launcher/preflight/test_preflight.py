@@ -178,9 +178,13 @@ def test_a_signal_for_the_ranks_does_not_end_preflight(stand_in, tmp_path):
     assert hvdrun.returncode == 70
 
 
-def test_the_command_that_asks_names_the_user_the_port_and_the_key(stand_in, capsys, tmp_path):
+def test_the_command_that_asks_names_the_user_the_port_and_the_key(
+    stand_in, capsys, tmp_path, monkeypatch
+):
     (tmp_path / "hosts").write_text("h1 slots=1 user=ann port=2222\n")
     stand_in('echo "$@" > words; exit 255')
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my key").touch()
     words = ["--hostfile", str(tmp_path / "hosts"), "-i", "my key", "-p", "22", "true"]
     assert main(words) == 70
     said = (tmp_path / "words").read_text()

@@ -110,7 +110,7 @@ def test_a_line_names_the_hosts_by_their_causes_once_all_have_replied():
     heard.again_at(100.3, "h3", failed(CLOSED))
     heard.tell(100.3, all_have_replied=True)
     line = (
-        "waiting up to 60 s (--start-timeout) for h1 and h2 (the name is unknown here) and h3 (its"
+        "waiting up to 60 s (--start-timeout) for h1, h2 (the name is unknown here) and h3 (its"
         " ssh server closes the connection)"
     )
     assert heard.lines == [line]
@@ -204,6 +204,32 @@ def test_a_host_that_never_is_ready_ends_the_job_at_the_limit_with_the_table(
     assert [row.split()[0] for row in rows if " failed " in row] == ["h2"]
     assert len((tmp_path / "asked-h1").read_text()) == 1
     assert len((tmp_path / "asked-h2").read_text()) > 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "whose"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h[1-2]"}, "Slurm job around hvdrun (srun is"),
+        ({"LSB_MCPU_HOSTS": "h1 1 h2 1"}, "LSF job around hvdrun; -H"),
+    ],
+)
+def test_hosts_of_a_scheduler_are_not_waited_for_and_the_error_says_whose_they_are(
+    stand_in,  # noqa: F811
+    capsys,
+    monkeypatch,
+    tmp_path,
+    variables,
+    whose,
+):
+    stand_in(f"{COUNT} echo '{UNKNOWN.format('h1')}' >&2; exit 255")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("hvdrun.plan.schedulers.slurm.find_srun", lambda _: None)
+    assert main(["--start-timeout", "600", "true"]) == 70
+    summary, *_ = capsys.readouterr().err.splitlines()
+    assert summary.startswith("hvdrun: 2 of 2 hosts are not ready, and nothing was started; the")
+    assert f"those of the {whose}" in summary
+    assert len((tmp_path / "asked-h1").read_text()) == 1
 
 
 def test_check_asks_each_host_once(stand_in, capsys, tmp_path):  # noqa: F811
