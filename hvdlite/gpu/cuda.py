@@ -70,6 +70,9 @@ class CudaDevices:
         other = torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
         torch.cuda.current_stream(device).wait_stream(other)
 
+    def keep(self, tensor: torch.Tensor) -> None:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
     averages = True
 
     def track(self, device: torch.device) -> Track:

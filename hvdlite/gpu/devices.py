@@ -56,6 +56,10 @@ class Devices(Protocol):
     def wait_for_stream(self, device: torch.device, stream: int) -> None:
         """Work that the calling thread queues from now on runs after what is in that queue."""
 
+    def keep(self, tensor: torch.Tensor) -> None:
+        """The memory of `tensor` is not reused before the work that the calling thread has queued
+        is done."""
+
     @property
     def averages(self) -> bool:
         """Whether groups can divide a sum by their size as they add up."""

@@ -92,7 +92,9 @@ class Lane:
         # On further communicators of the same members; they end with the lane. At most one of them
         # has a round open, in which it launches in its own order.
         self.launches: weakref.WeakSet[Launches] = weakref.WeakSet()
-        self.in_round: Launches | None = None
+        self.in_round: weakref.ref[Launches] | None = None
+        # The groups of those that are gone, with work that was not done.
+        self.left_over: list[Group] = []
         _close_at_exit(self)
 
     # What callers do.
@@ -225,6 +227,8 @@ class Lane:
                 self._stepping.release()
         for launches in list(self.launches):
             launches.end(max(0.0, deadline - time.monotonic()))
+        for group in self.left_over:
+            group.end()
         self._break(text)
         self._buffers.free()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections.abc import Collection
 
 import torch
@@ -19,12 +20,12 @@ from hvdlite.gpu import lane_of
 from hvdlite.gpu.backend import Work
 from hvdlite.gpu.lane import PATIENCE_S, PAUSE_S, in_words
 from hvdlite.gpu.process_group import Group
+from hvdlite.gpu.row_counts import gather_bytes
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.world.teams.team import Team
 
 log = logging.getLogger("hvdlite")
 
-_ZERO = _core.ALLREDUCE, "communicator", False, _core.FLOAT32
 # In these a division by a power of two before the sum gives the bits of one after it.
 _WIDE = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -37,8 +38,9 @@ class Launch:
         self._request = request
         self._memory = memory
         self.work: Work | None = None
-        # By what the sum is still to be multiplied.
+        # By what the sum is still to be multiplied; and the result of that.
         self.factor = 1.0
+        self._scaled: list[torch.Tensor] = []
         self.failure: str | None = None
 
     def label(self) -> tuple[str, str]:
@@ -48,17 +50,17 @@ class Launch:
     def wait(self) -> str | None:
         """The text of the failure; or None, and what the calling thread then queues for the device
         finds the result. Does not block the host with NCCL. May be called again."""
-        work, self.work = self.work, None
         if self._launches.ended and self.failure is None:
             self.failure = f"{self._request}: its communicator has ended"
-        elif work is not None:
+        elif self.work is not None:
             try:
-                work.wait()
+                self.work.wait()
             except Exception as error:
                 self.failure = f"{self._request}: {in_words(error)}"
-        if self.failure is None and self.factor != 1.0:
-            factor, self.factor = self.factor, 1.0
-            self._memory.mul_(factor)
+            self.work = None
+        if self.failure is None and self.factor != 1.0 and not self._scaled:
+            # One call into C multiplies and notes it: no signal's exception comes between.
+            self._scaled.extend(map(torch.Tensor.mul_, (self._memory,), (self.factor,)))
         return self.failure
 
 
@@ -67,56 +69,73 @@ class Launches:
 
     def __init__(self, team: Team, name: str) -> None:
         """name: the same on every member, and no other's of this team."""
-        self._own = team.ranks[team.rank]
-        self._lane = lane_of(team)
-        self.devices = self._lane.devices
-        self._name = name
         self._group: Group | None = None
+        self._process = os.getpid()
+        self.ended = False
+        self._last: Work | None = None
         # The lane's operation after which all members make it.
         self._making: Transfer | None = None
-        self._last: Work | None = None
-        self.ended = False
-        self._process = os.getpid()
+        self._team = team
+        self._name = name
+        self._lane = lane_of(team)
+        self.devices = self._lane.devices
         self._lane.launches.add(self)
 
     def open_round(self, devices: Collection[torch.device]) -> bool:
         """Launches of memory on these devices follow, until `close_round`. Whether this member can
         do them at once: if not all can, none may. Not if another optimizer's round is open here, as
         the members could launch the two in different orders. Does not block."""
-        if self._group is None and not self.ended:
-            self._make(next(iter(devices)))
         group, lane = self._group, self._lane
-        if group is None or set(devices) != {group.device} or lane.in_round not in (None, self):
+        if self.ended or group is None or set(devices) != {group.device}:
             return False
-        lane.in_round = self
+        if lane.in_round is not None and lane.in_round() not in (None, self):
+            return False
+        lane.in_round = weakref.ref(self)
         return True
 
     def close_round(self) -> None:
-        if self._lane.in_round is self:
-            self._lane.in_round = None
+        lane = self._lane
+        if lane.in_round is not None and lane.in_round() is self:
+            lane.in_round = None
 
-    def _make(self, device: torch.device) -> None:
-        """Has the lane make the communicator, in the order of its turns: it blocks until all
-        members do, so these must make several in one order."""
+    def make(self, device: torch.device) -> None:
+        """Has the lane make the communicator, unless that is done: in the order of its turns, as it
+        blocks until all members do, so these must make several in one order. Every member calls it
+        in the same rounds. Does not block."""
         making = self._making
-        if self._lane.never_launches or (making is not None and not making.poll()):
+        if self.ended or self._group is not None or self._lane.never_launches:
             return
-        # The first time; or a member had joined when it was tried.
+        # It was tried, and a member had joined.
+        if making is not None and not making.poll():
+            return
         zero = torch.zeros(1, device=device)
-        request = _core.posting(*_ZERO, zero, zero, op=_core.SUM)
-        request = request.replace(name=f"{self._name}.communicator")
+        request = _core.posting(
+            *(_core.ALLREDUCE, f"{self._name}.communicator", False, _core.FLOAT32, zero, zero),
+            op=_core.SUM,
+        )
         self._making = self._lane.start(request, zero, zero, then=self._made)
 
     def _made(self, group: Group) -> None:
+        made, failure = None, ""
         try:
             made = group.another(self.devices, self._name)
             # NCCL connects in the first operation, and blocks.
             made.start_sum(torch.zeros(1, device=group.device), average=False).wait()
-            self._group = made
         except Exception as error:
-            # The others learn of it by `open_round`.
+            failure = f"rank {self._own()}: {in_words(error)}"
+        failures = gather_bytes(self._team, f"{self._name}.made", failure.encode())
+        failure = next((text.decode() for text in failures if text), "")
+        if failure or self.ended:
             self.ended = True
-            log.warning("%s: no communicator of its own: %s", self._name, in_words(error))
+            if made is not None:
+                made.end()
+            if self._team.rank == 0 and failure:
+                log.warning("%s has no communicator of its own: %s", self._name, failure)
+        else:
+            self._group = made
+
+    def _own(self) -> int:
+        return self._team.ranks[self._team.rank]
 
     def start(
         self, request: _core.Posting, memory: torch.Tensor, at_once: bool
@@ -131,10 +150,11 @@ class Launches:
         launch = Launch(self, request, memory)
         try:
             self._launch(launch, request, memory)
+            return launch
         except BaseException as error:
             # The other members' next launch would meet a later one of this member.
             self.end(patience_s=0.0)
-            launch.failure = f"{request}: failed on rank {self._own}: {in_words(error)}"
+            launch.failure = f"{request}: failed on rank {self._own()}: {in_words(error)}"
             if not isinstance(error, Exception):
                 raise
         return launch
@@ -154,15 +174,16 @@ class Launches:
     def end(self, patience_s: float = PATIENCE_S) -> None:
         """Ends the communicator on this member, and what is launched and not done by then. Not
         collective. Safe to call twice."""
+        if self._process != os.getpid():
+            return  # in a forked child the group has no threads, and stays as it is
         self.ended = True
         self.close_round()
         group, self._group = self._group, None
-        if group is None or self._process != os.getpid():
-            return
         deadline = time.monotonic() + patience_s
-        while self._is_busy() and time.monotonic() < deadline:
+        while group is not None and self._is_busy() and time.monotonic() < deadline:
             time.sleep(PAUSE_S)
-        group.end()
+        if group is not None:
+            group.end()
 
     def _is_busy(self) -> bool:
         try:
@@ -171,4 +192,10 @@ class Launches:
             return False
 
     def __del__(self) -> None:
-        self.end()
+        if self._group is None:
+            return
+        if self._process != os.getpid() or self._is_busy():
+            # Ending it now could end what other members still wait for.
+            self._lane.left_over.append(self._group)
+        else:
+            self.end(patience_s=0.0)

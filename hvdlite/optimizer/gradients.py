@@ -268,6 +268,8 @@ class Gradients:
             _unhook(slot)
         self.slots, self.buckets, self.sparse, self._frozen = [], [], [], []
         self._consistency = self.backward_order = self.carrier = self._next_build = None
+        if self.record is not None:
+            self.record.forget()
         self.record = None
         self._building = False
         self._groups, self._num_params = lambda: (), 0

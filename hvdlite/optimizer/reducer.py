@@ -290,6 +290,7 @@ class Reducer(BackwardRounds):
                 return
             bucket.pending -= 1
             if not bucket.pending:
+                bucket.gather()
                 self._start_complete()
 
     def _begin_backward(self, task: int, slot: Slot) -> None:

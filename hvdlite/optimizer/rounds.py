@@ -126,6 +126,8 @@ class Rounds:
         bucket, place = slot.bucket, slot.view
         assert bucket is not None
         assert place is not None
+        if isinstance(bucket, GpuBucket):
+            bucket.note_stream()
         factor, weighed = self.weights.on_copy(slot)
         if isinstance(bucket, TreeBucket):
             # If this backward was interrupted, the sum may be in its place already.
@@ -188,8 +190,7 @@ class Rounds:
     def _start(self, bucket: Bucket) -> None:
         # (Gradients of weight 0 count as zeros, whatever they are.)
         if self._numerics is not None and not bucket.runs and self._position.weight != 0:
-            if isinstance(bucket, GpuBucket):
-                bucket.gather()
+            bucket.gather()
             self._numerics.look_into(bucket)
         bucket.start(self._position)
         if self.gradients.record is not None and bucket is self.gradients.buckets[-1]:

@@ -186,6 +186,9 @@ class Bucket:
         )
         self.plans.extend(map(make, (wire,)))
 
+    def gather(self) -> None:
+        """All gradients have come that will before it starts. May be called again."""
+
     def contribution(self, slot: Slot) -> torch.Tensor:
         """Before it starts: where this rank's gradient lies."""
         assert slot.view is not None

@@ -32,9 +32,8 @@ class GpuBucket(Bucket):
     # Set by the record of the buckets on GPUs, with its number there.
     record: RoundRecord
     number: int
-    # The allreduce of a run, and what has become of it; set when it is launched.
+    # The allreduce of a run.
     request: _core.Posting
-    transfer: Launch | Transfer | None = None
 
     def __init__(
         self,
@@ -44,8 +43,10 @@ class GpuBucket(Bucket):
         pages: Pages | None = None,
     ) -> None:
         super().__init__(layout, slots, compression, pages)
-        # Gradients that have come, and are not in their places; and the streams on which they are
-        # made.
+        # What has become of the allreduce in this round; empty until it is launched.
+        self.transfers: list[Launch | Transfer] = []
+        # Gradients that have come, and are not in their places; and the streams that the places
+        # wait for.
         self.deferred: list[tuple[Slot, torch.Tensor]] = []
         self._streams: set[int] = set()
 
@@ -69,15 +70,22 @@ class GpuBucket(Bucket):
         """A gradient has come, which `gather` copies to its place: one call for all of a bucket, as
         each call costs more than a copy. Until then it stays `.grad`."""
         self.deferred.append((slot, grad))
-        self._streams.add(self.record.devices.stream(grad.device))
+
+    def note_stream(self) -> None:
+        """The calling thread's current stream makes a gradient, or copies it to its place."""
+        self._streams.add(self.record.devices.stream(self.flat.device))
 
     def gather(self) -> None:
+        device, devices = self.flat.device, self.record.devices
+        own = devices.stream(device)
+        if others := self._streams - {own}:
+            for stream in others:
+                devices.wait_for_stream(device, stream)
+            for _, grad in self.deferred:
+                devices.keep(grad)
+        self._streams = {own} if self._streams else set()
         if not self.deferred:
             return
-        device, devices = self.flat.device, self.record.devices
-        for stream in self._streams - {devices.stream(device)}:
-            devices.wait_for_stream(device, stream)
-        self._streams.clear()
         places = [slot.view for slot, _ in self.deferred]
         torch._foreach_copy_(places, [grad for _, grad in self.deferred])  # type: ignore[arg-type]
         for slot, grad in self.deferred:
@@ -99,8 +107,7 @@ class GpuBucket(Bucket):
         text = self.record.launch(wait=True)
         if text is not None:
             return text
-        transfer = self.transfer
-        assert transfer is not None
+        transfer = self.transfers[0]
         if waits.observed():
             with waits.waiting(transfer):
                 text = transfer.wait()
@@ -114,7 +121,7 @@ class GpuBucket(Bucket):
         super().reset()
         self.deferred.clear()
         self._streams.clear()
-        self.transfer = None
+        self.transfers.clear()
 
     def totals(self) -> list[float]:
         return self.record.totals(self.number)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,8 +59,8 @@ class RoundRecord:
         self.devices = self._launches.devices
         self._buckets = buckets
         self._averages = averages
-        # How many can launch, and by member the bits of its weight.
-        self._begin = HostSum(team, f"{name}.begin", 1 + team.size)
+        # How many can launch, how many are there, and by member the bits of its weight.
+        self._begin = HostSum(team, f"{name}.begin", 2 + team.size)
         # The position; by member whether a launch has failed; by bucket its presences, and a one
         # for the rank.
         self._presences: list[slice] = []
@@ -70,7 +71,7 @@ class RoundRecord:
             begin = self._presences[-1].stop
         self._end = HostSum(team, f"{name}.end", begin)
         self._one_hots = one_hots(self._end.numbers)
-        self._launched = 0
+        self._devices = {bucket.wire.device for bucket in buckets}
         # Whether launches need no agreement in this round; None: not known yet.
         self._at_once: bool | None = None
         # Set when all buckets have started.
@@ -81,16 +82,16 @@ class RoundRecord:
         self._launches.close_round()
         self._begin.forget()
         self._end.forget()
-        self._launched, self._at_once, self._position = 0, None, None
+        self._at_once = self._position = None
 
     def begin(self, position: Position) -> None:
         """The first bucket starts. Does not block; does nothing if it was called in this round."""
         if self._begin.posted():
             return
         numbers = self._begin.numbers.zero_()
-        devices = {bucket.wire.device for bucket in self._buckets}
-        numbers[0] = int(self._launches.open_round(devices))
-        numbers[1:].view(torch.float64)[self._team.rank] = position.weight or 0.0
+        numbers[0] = int(self._launches.open_round(self._devices))
+        numbers[1] = 1
+        numbers[2:].view(torch.float64)[self._team.rank] = position.weight or 0.0
         self._begin.post()
 
     def launch(self, wait: bool = False) -> str | None:
@@ -104,13 +105,18 @@ class RoundRecord:
             text = self._begin.wait()
             if text is not None:
                 return text
-            self._at_once = int(self._begin.numbers[0]) == self._team.size
-        for bucket in self._buckets[self._launched :]:
+            can_launch, are_there = self._begin.numbers[:2].tolist()
+            if are_there == self._team.size > can_launch:
+                self._launches.make(next(iter(self._devices)))
+            self._at_once = can_launch == self._team.size
+        for bucket in self._buckets:
             if not bucket.runs:
-                break
-            bucket.transfer = self._launches.start(bucket.request, bucket.wire, self._at_once)
-            self._launched += 1
-        if self._launched == len(self._buckets) and self._position is not None:
+                return None
+            if not bucket.transfers:
+                start = partial(self._launches.start, at_once=self._at_once)
+                # One call into C launches and notes it: no signal's exception comes between.
+                bucket.transfers.extend(map(start, (bucket.request,), (bucket.wire,)))
+        if self._position is not None:
             self._post_end(self._position)
         return None
 
@@ -138,8 +144,12 @@ class RoundRecord:
         """The text of a launch of this round that has failed here, for which the others wait."""
         if not self._at_once:
             return None
-        transfers = (bucket.transfer for bucket in self._buckets[: self._launched])
-        return next((each.failure for each in transfers if each and each.failure), None)
+        transfers = (transfer for bucket in self._buckets for transfer in bucket.transfers)
+        return next((each.failure for each in transfers if each.failure), None)
+
+    def forget(self) -> None:
+        """There will be no more rounds."""
+        self._launches.end()
 
     # What carries the position of a round, like a bucket in host memory.
 
@@ -190,7 +200,7 @@ class RoundRecord:
         return max(self._weights())
 
     def _weights(self) -> list[float]:
-        return self._begin.numbers[1:].view(torch.float64).tolist()
+        return self._begin.numbers[2:].view(torch.float64).tolist()
 
     def totals(self, number: int) -> list[float]:
         """After `wait`, of a bucket. See `Bucket.totals`."""
