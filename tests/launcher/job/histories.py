@@ -50,6 +50,7 @@ def command(environment=None, far=None, **hosts):
         program="train.py",
         python="/venv/bin/python",
         far=far,
+        sent=None,
         **rest,
     )
 
