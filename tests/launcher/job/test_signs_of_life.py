@@ -96,7 +96,9 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
     output = Watched(HOSTS, lambda fd, data: None)
     writer = Writer()
     screen = SimpleNamespace(output=output, writer=writer)
-    command = SimpleNamespace(num_proc=HOSTS, shares=(), starter="mpirun", environment={})
+    command = SimpleNamespace(
+        num_proc=HOSTS, shares=(), starter="mpirun", environment={}, sent=None
+    )
     job = Supervisor(command, "/", screen, Supervision(60.0), None, True, None)
     job.local_ranks = SimpleNamespace(pause=lambda paused: None, keepers=())
     job.mpirun_pipe = SimpleNamespace(pause=lambda paused: None)
