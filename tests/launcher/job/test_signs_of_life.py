@@ -55,6 +55,7 @@ class FarHost:
         self.sock.setblocking(False)
         stderr, self.stderr = os.pipe()
         job._new_link(near, f"server{number}", stderr)
+        self.sock.recv(CHUNK)  # the variables, for the role `ssh`
         self.unsent = bytearray(MAGIC)
         self.heard = bytearray()
 
