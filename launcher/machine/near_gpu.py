@@ -95,13 +95,17 @@ def _of_ranks(environ: Mapping[str, str], local_size: int, root: str) -> list[Gp
 
 def prefer_memory_of(node: int) -> None:
     """New memory of this process, and of all that it starts, comes from this node while there is
-    some. A policy that the user has set (numactl) stays; a container may forbid the call."""
-    import ctypes
+    some. A policy that the user has set (numactl) stays; a container may forbid the call, and a
+    Python may lack ctypes."""
+    try:
+        import ctypes
 
+        call = ctypes.CDLL(None).syscall
+    except (ImportError, OSError):
+        return
     numbers = SYSTEM_CALLS.get(os.uname().machine)
     if numbers is None or node >= MOST_NODES:
         return
-    call = ctypes.CDLL(None).syscall
     mode = ctypes.c_int(DEFAULT)
     nodes = (ctypes.c_ulong * (MOST_NODES // 64))()
     nodes[node // 64] = 1 << node % 64
