@@ -41,7 +41,7 @@ def main() -> None:
             break
         _say("begin", source, target)
         wrong = [s for s in SIZES if not arrives(torch, s, f"cuda:{source}", f"cuda:{target}")]
-        _say("wrong" if wrong else "right", *wrong[:1])
+        _say("wrong" if wrong else "right", source, target, *wrong[:1])
 
 
 def arrives(torch: Any, size: int, source: str, target: str) -> bool:
@@ -54,7 +54,8 @@ def arrives(torch: Any, size: int, source: str, target: str) -> bool:
 
 
 def _say(*words: object) -> None:
-    print(MARK + " ".join(map(str, words)), flush=True)
+    # A library may have written a line without its end.
+    print("\n" + MARK + " ".join(map(str, words)), flush=True)
 
 
 if __name__ == "__main__":

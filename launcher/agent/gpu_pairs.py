@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 START_S = 25.0  # to import torch and to start CUDA on each GPU
 PAIR_S = 4.0  # for one pair; with BEGIN_S of all pairs that makes 10 s
+NUMBERS = {"pairs": 1, "begin": 2, "right": 2, "wrong": 3}  # in a line that begins so
 END_S = 1.0  # a process whose GPU hangs may not end before the driver lets it
 CHUNK = 65536
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "gpu_copies.py")
@@ -37,6 +38,7 @@ def copies(python: str, cwd: str, variables: dict[str, str]) -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
     except OSError as error:
@@ -53,7 +55,8 @@ def copies(python: str, cwd: str, variables: dict[str, str]) -> dict[str, Any]:
                 if said.hear(data):  # else a library has written something
                     limit_s = PAIR_S
                     deadline = time.monotonic() + limit_s
-    process.kill()
+    # With the processes that it has started: `python` may be a wrapper.
+    os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
     return said.answer(None if has_ended else limit_s)
@@ -79,15 +82,18 @@ class _Said:
             if not text.startswith(MARK):
                 self.last = text or self.last
                 continue
+            word, *words = text.removeprefix(MARK).split()
+            if len(words) != NUMBERS.get(word) or not all(map(str.isdecimal, words)):
+                continue  # another program has written into it
             is_further = True
-            word, *numbers = text.removeprefix(MARK).split()
+            numbers = [int(number) for number in words]
             if word == "pairs":
-                self.pairs = int(numbers[0])
+                self.pairs = numbers[0]
             elif word == "begin":
-                self.pair = [int(number) for number in numbers]
+                self.pair = numbers
             else:
                 if word == "wrong":
-                    self.bad.append([*self.pair, f"of {numbers[0]} bytes not all arrived"])
+                    self.bad.append([*numbers[:2], f"of {numbers[2]} bytes not all arrived"])
                 self.tried, self.pair = self.tried + 1, []
         return is_further
 

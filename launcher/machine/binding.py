@@ -74,7 +74,7 @@ def _deal(sizes: Sequence[int], ranks: int) -> list[int] | None:
 
 class CpuShare:
     """The hardware threads of a rank (None: those that it has already), the number of threads it
-    should compute with, and the NUMA node of its GPU, if that has decided."""
+    should compute with, and the NUMA node of its GPU, if its hardware threads are there."""
 
     __slots__ = ("cpus", "near", "threads")
 
@@ -105,22 +105,27 @@ def cpu_share(
 
 def here(local_rank: int, local_size: int, environ: Mapping[str, str], root: str = "/") -> CpuShare:
     """The share of a rank of this host; all its ranks start with the same cores as this process.
-    environ: the rank's variables."""
+    environ: the rank's variables.
+
+    Ranks are bound near their GPUs only if none then gets fewer hardware threads than the least
+    that a rank gets without. It is all of them or none, so that no two shares overlap.
+    """
     usable = frozenset(os.sched_getaffinity(0))
     quota = tightest_quota(root)[1]
     share = cpu_share(cores(usable, root), are_alike(usable, root), quota, local_rank, local_size)
     near = near_gpu(environ, local_rank, local_size, usable, root)
     if near is None:
         return share
-    sharers = near.sharers or 1
+    if share.cpus is None or not near.is_roomy:
+        if share.cpus and share.cpus <= near.cpus:
+            share.near = near  # for its memory
+        return share
     if quota is not None:
-        quota = quota * sharers / local_size
+        quota = quota * near.sharers / local_size
     there = cpu_share(
-        cores(near.cpus, root), are_alike(near.cpus, root), quota, near.index, sharers
+        cores(near.cpus, root), are_alike(near.cpus, root), quota, near.index, near.sharers
     )
-    # Ranks that don't know of each other share all cores of the node.
-    threads = there.threads if near.sharers else min(there.threads, share.threads)
-    return CpuShare(there.cpus or near.cpus, threads, near)
+    return CpuShare(there.cpus or near.cpus, there.threads, near)
 
 
 def chosen_by_user(environ: Mapping[str, str]) -> bool:

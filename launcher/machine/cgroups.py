@@ -69,7 +69,7 @@ def _used_ns(folder: str, process: int | str, root: str) -> str:
 def read(path: str) -> str:
     """The file's text, or "": containers and virtual machines hide some files."""
     try:
-        with open(path) as file:
+        with open(path, errors="replace") as file:
             return file.read().strip()
     except OSError:
         return ""

@@ -25,19 +25,26 @@ MOST_NODES = 1024
 
 class Near:
     """The node of a rank's GPU, with the node's usable hardware threads. The rank is number `index`
-    of the `sharers` local ranks whose GPUs are there; sharers is 0 if a rank sees only its own GPU,
-    and can't know."""
+    of the `sharers` local ranks whose GPUs are there. is_roomy: whether each local rank gets at its
+    GPU's node as many hardware threads as its even share of the host's."""
 
-    __slots__ = ("address", "cpus", "index", "node", "sharers")
+    __slots__ = ("address", "cpus", "index", "is_roomy", "node", "sharers")
 
     def __init__(
-        self, address: str, node: int, cpus: frozenset[int], index: int, sharers: int
+        self,
+        address: str,
+        node: int,
+        cpus: frozenset[int],
+        index: int,
+        sharers: int,
+        is_roomy: bool,
     ) -> None:
         self.address = address
         self.node = node
         self.cpus = cpus
         self.index = index
         self.sharers = sharers
+        self.is_roomy = is_roomy
 
     def __str__(self) -> str:
         return f"its GPU {self.address} is at NUMA node {self.node}"
@@ -57,43 +64,48 @@ def near_gpu(
     online = parse_list(read(f"{root}/{CPUS}/online"))
     if is_off or not online or online - usable:
         return None
-    local, own = _of_ranks(environ, local_rank, local_size, root)
+    local = _of_ranks(environ, local_size, root)
     nodes = [read(f"{root}/sys/bus/pci/devices/{gpu.address}/numa_node") for gpu in local]
     cpus = [usable & parse_list(read(f"{root}/{NODES}/node{node}/cpulist")) for node in nodes]
     if not local or not all(cpus) or usable in cpus:
         return None
-    sharers = nodes.count(nodes[own]) if len(local) == local_size else 0
-    index = nodes[:own].count(nodes[own])
-    return Near(local[own].address, int(nodes[own]), cpus[own], index, sharers)
+    node = nodes[local_rank]
+    sharers, index = nodes.count(node), nodes[:local_rank].count(node)
+    even = len(usable) // local_size
+    is_roomy = all(len(c) // nodes.count(n) >= even for n, c in zip(nodes, cpus, strict=True))
+    address = local[local_rank].address
+    return Near(address, int(node), cpus[local_rank], index, sharers, is_roomy)
 
 
-def _of_ranks(
-    environ: Mapping[str, str], local_rank: int, local_size: int, root: str
-) -> tuple[list[Gpu], int]:
-    """The GPUs that hvdlite will choose for the local ranks (see hvdlite's `gpu_pinning`), and the
-    place of this rank's in the list; or only this rank's GPU, or none."""
+def _of_ranks(environ: Mapping[str, str], local_size: int, root: str) -> list[Gpu]:
+    """The GPUs that hvdlite will choose for the local ranks (see hvdlite's `gpu_pinning`), or none.
+    A rank that sees only its own does not know where the others' are: perhaps at the same node."""
     devices = visible(environ, root) or []
     knob = environ.get("HVDLITE_GPU", "auto").strip()
     if knob.isdecimal() and len(knob) <= MOST_DIGITS:
-        return devices[int(knob) :][:1], 0
+        return devices[int(knob) :][:1] * local_size
     if knob != "auto":
-        return [], 0
+        return []
     if len(devices) >= local_size:
-        return devices[:local_size], local_rank
+        return devices[:local_size]
     # A scheduler may show each task its own GPU.
     is_own = len(devices) == 1 and "CUDA_VISIBLE_DEVICES" in environ
-    return devices if is_own else [], 0
+    return devices * local_size if is_own else []
 
 
 def prefer_memory_of(node: int) -> None:
     """New memory of this process, and of all that it starts, comes from this node while there is
-    some. A policy that the user has set (numactl) stays; a container may forbid the call."""
-    import ctypes
+    some. A policy that the user has set (numactl) stays; a container may forbid the call, and a
+    Python may lack ctypes."""
+    try:
+        import ctypes
 
+        call = ctypes.CDLL(None).syscall
+    except (ImportError, OSError):
+        return
     numbers = SYSTEM_CALLS.get(os.uname().machine)
     if numbers is None or node >= MOST_NODES:
         return
-    call = ctypes.CDLL(None).syscall
     mode = ctypes.c_int(DEFAULT)
     nodes = (ctypes.c_ulong * (MOST_NODES // 64))()
     nodes[node // 64] = 1 << node % 64

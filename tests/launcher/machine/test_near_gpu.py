@@ -61,15 +61,16 @@ def test_each_rank_is_near_its_gpu(host):
     assert places(root, 2, CUDA_VISIBLE_DEVICES="3,0") == [(1, 0, 1), (0, 0, 1)]
     assert places(root, 2, CUDA_VISIBLE_DEVICES="GPU-bb, GPU-aa") == [(1, 0, 1), (0, 0, 1)]
     assert places(root, 1, CUDA_VISIBLE_DEVICES="MIG-GPU-ba/1/0") == [(1, 0, 1)]
-    assert places(root, 2, HVDLITE_GPU="2") == [(1, 0, 0)] * 2
+    assert places(root, 2, HVDLITE_GPU="2") == [(1, 0, 2), (1, 1, 2)]
     near = near_gpu({}, 2, 4, CPUS, root)
     assert (near.address, near.cpus) == ("0000:af:00.0", parse_list("4-7"))
 
 
 def test_a_scheduler_may_show_each_task_its_own_gpu(host):
     # By number, or only the one of its device cgroup, which is number 0 then.
-    assert places(host(), 4, CUDA_VISIBLE_DEVICES="2") == [(1, 0, 0)] * 4
-    assert places(host(), 4, CUDA_VISIBLE_DEVICES="GPU-ab") == [(0, 0, 0)] * 4
+    # Where the others' are it doesn't show: all may be at this node.
+    assert places(host(), 2, CUDA_VISIBLE_DEVICES="2") == [(1, 0, 2), (1, 1, 2)]
+    assert places(host(), 2, CUDA_VISIBLE_DEVICES="GPU-ab") == [(0, 0, 2), (0, 1, 2)]
 
 
 def test_a_gpu_that_the_process_may_not_open_has_no_number(host):
@@ -122,6 +123,14 @@ def test_who_is_bound_already_stays_so(host, usable):
     assert places(host(), 2, parse_list(usable)) == [None, None]
 
 
+def test_a_gpu_with_a_name_that_is_no_text_is_a_gpu(host, tmp_path):
+    root = host()
+    path = tmp_path / "proc/driver/nvidia/gpus/0000:3b:00.0/information"
+    path.write_bytes(path.read_bytes().replace(b"H100", b"H100\xae"))
+    environ = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert [gpu.uuid for gpu in visible(environ, root)] == [uuid for _, uuid, _ in GPUS.values()]
+
+
 def test_excluded_gpus_and_other_files_are_left_out(host, tmp_path):
     root = host()
     path = tmp_path / "proc/driver/nvidia/gpus/0000:3b:00.0/information"
@@ -145,26 +154,56 @@ def test_the_drivers_version_is_the_kernel_modules(tmp_path, text, version):
 @pytest.mark.parametrize(
     ("size", "quota", "environ", "expected"),
     [
-        (4, None, {}, [("0-1", 2), ("2-3", 2), ("4-5", 2), ("6-7", 2)]),
-        (3, None, {}, [("0-1", 2), ("2-3", 2), ("4-7", 4)]),
-        (1, None, {}, [("0-3", 4)]),
-        pytest.param(4, 4, {}, [("0-1", 1), ("2-3", 1), ("4-5", 1), ("6-7", 1)], id="a quota"),
+        # Per rank: its hardware threads, the number of threads, and whether these are by its GPU.
+        (4, None, {}, [("0-1", 2, 1), ("2-3", 2, 1), ("4-5", 2, 1), ("6-7", 2, 1)]),
+        (3, None, {}, [("0-1", 2, 1), ("2-3", 2, 1), ("4-7", 4, 1)]),
         pytest.param(
-            4, None, {"CUDA_VISIBLE_DEVICES": "3"}, [("4-7", 2)] * 4, id="each knows only its own"
+            3,
+            None,
+            {"CUDA_VISIBLE_DEVICES": "3,0,1"},
+            [("4-7", 4, 1), ("0-1", 2, 1), ("2-3", 2, 1)],
+            id="none gets fewer than the least otherwise, and no two the same",
         ),
         pytest.param(
-            2, None, {"HVDLITE_GPU_BINDING": "0"}, [("0-3", 4), ("4-7", 4)], id="switched off"
+            2,
+            None,
+            {"CUDA_VISIBLE_DEVICES": "2,1"},
+            [("4-7", 4, 1), ("0-3", 4, 1)],
+            id="a node each",
         ),
-        pytest.param(2, None, {}, [("0-1", 2), ("2-3", 2)], id="two GPUs at one node"),
+        pytest.param(
+            4,
+            4,
+            {"CUDA_VISIBLE_DEVICES": "2,3,0,1"},
+            [("4-5", 1, 1), ("6-7", 1, 1), ("0-1", 1, 1), ("2-3", 1, 1)],
+            id="a quota",
+        ),
+        pytest.param(1, None, {}, [(None, 8, 0)], id="one rank keeps all cores"),
+        pytest.param(2, None, {}, [("0-3", 4, 1), ("4-7", 4, 0)], id="two GPUs at one node"),
+        pytest.param(
+            2, None, {"HVDLITE_GPU": "2"}, [("0-3", 4, 0), ("4-7", 4, 1)], id="one GPU for two"
+        ),
+        pytest.param(
+            4,
+            None,
+            {"CUDA_VISIBLE_DEVICES": "3"},
+            [("0-1", 2, 0), ("2-3", 2, 0), ("4-5", 2, 1), ("6-7", 2, 1)],
+            id="each knows only its own",
+        ),
+        pytest.param(
+            2, None, {"HVDLITE_GPU_BINDING": "0"}, [("0-3", 4, 0), ("4-7", 4, 0)], id="switched off"
+        ),
     ],
 )
-def test_the_ranks_at_a_node_divide_its_cores(host, monkeypatch, size, quota, environ, expected):
+def test_ranks_are_near_their_gpus_where_that_costs_them_no_cores(
+    host, monkeypatch, size, quota, environ, expected
+):
     root = host()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(CPUS))
     monkeypatch.setattr(binding, "tightest_quota", lambda _: ("", quota))
     shares = [binding.here(rank, size, environ, root) for rank in range(size)]
-    wanted = [(parse_list(cpus), threads) for cpus, threads in expected]
-    assert [(share.cpus, share.threads) for share in shares] == wanted
+    wanted = [(cpus and parse_list(cpus), threads, bool(near)) for cpus, threads, near in expected]
+    assert [(share.cpus, share.threads, bool(share.near)) for share in shares] == wanted
 
 
 # The rank's end of things, where its GPU is at node 0. In a process of its own, as it is for good.
@@ -174,16 +213,18 @@ from hvdrun.agent import rank_variables, shim
 from hvdrun.machine.binding import CpuShare
 from hvdrun.machine.near_gpu import Near, prefer_memory_of
 
-near = Near("0000:3b:00.0", 0, frozenset(), 0, 1)
+near = Near("0000:3b:00.0", 0, frozenset(), 0, 1, True)
 rank_variables.here = lambda rank, size, environ: CpuShare(None, 1, near)
 if sys.argv[1] == "again":
     prefer_memory_of(0)
     near.node = 63  # there is a policy already, so this changes nothing
+if sys.argv[1] == "no ctypes":
+    sys.modules["_ctypes"] = None
 shim.main(["cat", "/proc/self/numa_maps"], sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("again", ["once", "again"])
+@pytest.mark.parametrize("again", ["once", "again", "no ctypes"])
 @pytest.mark.parametrize("role", [BOUND, VERBOSE])
 def test_the_command_inherits_the_memory_policy_and_the_user_can_see_it(again, role):
     done = subprocess.run(
@@ -193,6 +234,7 @@ def test_the_command_inherits_the_memory_policy_and_the_user_can_see_it(again, r
     said = f"is bound: its GPU 0000:3b:00.0 is at NUMA node {63 if again == 'again' else 0}\n"
     assert done.stderr.endswith(said) if role == VERBOSE else not done.stderr
     policies = {line.split()[1] for line in done.stdout.splitlines() if line}
-    if policies == {"default"}:
+    wanted = "default" if again == "no ctypes" else "prefer:0"
+    if policies == {"default"} != {wanted}:
         pytest.skip("this machine lets nobody choose a memory policy")
-    assert policies == {"prefer:0"}
+    assert policies == {wanted}

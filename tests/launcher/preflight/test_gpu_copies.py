@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import sys
+import time
 
 import pytest
 import torch
@@ -36,7 +38,8 @@ class Tensor:
     def copy_(self, other):
         self.data[:] = other.data
         if [other.device, self.device] == [f"cuda:{d}" for d in pair]:
-            print("a library's word")
+            # The line of a library that does not end.
+            print("a word", end="", flush=True)
             if fault == "hang":
                 time.sleep(1000)
             if fault == "fail":
@@ -109,6 +112,51 @@ def test_a_pair_whose_copies_do_not_arrive_is_named(stand_in, tmp_path, monkeypa
     if fault != "absent":  # nothing of it is left
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_program_that_a_wrapper_has_started_is_ended_too(stand_in, tmp_path, monkeypatch):
+    stand_in("hang 1 2")
+    monkeypatch.setattr(gpu_pairs, "PAIR_S", 3.0)
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
+    wrapper.chmod(0o755)
+    assert "from GPU 1 to GPU 2: the copy hangs" in found(tmp_path, str(wrapper)).text
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 30
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if is_running(pid):
+        os.kill(pid, signal.SIGKILL)
+        pytest.fail(f"process {pid} was left")
+
+
+def is_running(pid):
+    """A process that nobody has waited for yet has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        "hvdrun-gpus pairs",
+        "hvdrun-gpus wrong",
+        "hvdrun-gpus wrong 0 of",
+        "hvdrun-gpus right 0 1 2",
+        "hvdrun-gpus later 1",
+        "a wordhvdrun-gpus begin 0 1",
+    ],
+)
+def test_lines_that_others_have_written_into_hide_no_fault(stand_in, tmp_path, monkeypatch, junk):
+    program = tmp_path / "program.py"
+    lines = ["hvdrun-gpus pairs 2", junk, "hvdrun-gpus wrong 0 1 4097", "hvdrun-gpus right 1 0"]
+    program.write_text(f"print({chr(10).join(lines)!r})")
+    monkeypatch.setattr(gpu_pairs, "PROGRAM", str(program))
+    stand_in("none")
+    assert found(tmp_path).text == "from GPU 0 to GPU 1: of 4097 bytes not all arrived"
 
 
 def test_a_torch_that_does_not_start_and_a_missing_python_are_no_failures(
