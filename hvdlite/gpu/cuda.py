@@ -73,6 +73,9 @@ class CudaDevices:
     def keep(self, tensor: torch.Tensor) -> None:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
     averages = True
 
     def track(self, device: torch.device) -> Track:

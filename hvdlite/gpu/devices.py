@@ -60,6 +60,9 @@ class Devices(Protocol):
         """The memory of `tensor` is not reused before the work that the calling thread has queued
         is done."""
 
+    def is_capturing(self) -> bool:
+        """Whether the calling thread's work becomes a part of a CUDA graph."""
+
     @property
     def averages(self) -> bool:
         """Whether groups can divide a sum by their size as they add up."""

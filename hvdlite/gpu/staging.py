@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # What to tune by measuring on a GPU; each is the same on all ranks. A piece has about so many
 # bytes: the first copy out and the last copy back overlap with nothing.
-PIECE_BYTES = 4 * 1024 * 1024
+PIECE_BYTES = 16 * 1024 * 1024
 # Up to so many the copies are queued on the calling thread's stream.
 SMALL_BYTES = 1024 * 1024
 # Pinned memory that a lane keeps while no transfer needs it.

@@ -99,6 +99,11 @@ class HostDevices:
     def keep(self, tensor: torch.Tensor) -> None:
         raise AssertionError("there is one queue")
 
+    capturing = False
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
     averages = False
 
     def track(self, device: torch.device) -> Track:

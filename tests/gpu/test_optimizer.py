@@ -1,5 +1,7 @@
 """DistributedOptimizer on parameters that are on a GPU: its buckets are transfers of the lane."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -348,3 +350,32 @@ def test_a_launch_that_fails_on_one_rank_fails_the_round_on_all(world):
     [[other], [failing]] = world.run(one_launch_fails, knobs=knobs)
     assert "failed on rank 1: RuntimeError: out of paper" in failing
     assert "as a launch has failed on rank 1" in other
+
+
+def a_captured_backward_before_there_is_a_communicator():
+    devices = HostDevices()
+    lane = new_lane("group", devices)
+    param = torch.nn.Parameter(on_gpu(torch.ones(4)))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([param], lr=0.0), op=hvd.Sum, check_start=False
+    )
+    devices.capturing = True
+    with pytest.raises(RuntimeError, match="run a few steps before the capture"):
+        param.sum().backward()
+    devices.capturing = False
+    with contextlib.suppress(hvd.HorovodInternalError):
+        optimizer.zero_grad()
+    for _ in range(3):
+        param.sum().backward()
+        assert param.grad.tolist() == [hvd.size()] * 4
+        optimizer.zero_grad()
+        lane.settle()
+    devices.capturing = True
+    param.sum().backward()
+    assert param.grad.tolist() == [hvd.size()] * 4
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts
+def test_a_backward_is_captured_in_a_graph_once_there_is_a_communicator(world):
+    world.run(a_captured_backward_before_there_is_a_communicator)

@@ -106,9 +106,18 @@ class RoundRecord:
             if text is not None:
                 return text
             can_launch, are_there = self._begin.numbers[:2].tolist()
-            if are_there == self._team.size > can_launch:
+            is_captured = self.devices.is_capturing()
+            if are_there == self._team.size > can_launch and not is_captured:
                 self._launches.make(next(iter(self._devices)))
             self._at_once = can_launch == self._team.size
+            if is_captured and not self._at_once:
+                # The lane's thread would launch outside the graph.
+                raise RuntimeError(
+                    f"{self._name}: backward() can be captured in a CUDA graph only once the ranks "
+                    "have a communicator for these gradients, which takes some steps, by NCCL, and "
+                    "on one GPU per rank; run a few steps before the capture, or capture the "
+                    "forward alone (torch.cuda.make_graphed_callables)"
+                )
         for bucket in self._buckets:
             if not bucket.runs:
                 return None
