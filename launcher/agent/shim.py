@@ -69,10 +69,11 @@ def main(arguments: list[str], role: str) -> NoReturn:
         try:
             os.close(reader)
             Keeper(sock, writer, rank, daemon).keep(command, environment, role)
-        except OSError as error:
-            if error.errno in LACKING:
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in LACKING:
                 _lacks(sock, rank, error)
-            raise
+            text = f"the keeper of rank {rank} has failed: {type(error).__name__}: {error}"
+            write_all(2, f"hvdrun: {text}\n".encode(errors="replace"))
         finally:
             os._exit(1)
     sock.close()

@@ -125,7 +125,8 @@ _FOR_LAUNCHERS = frozenset(
     )
 )
 _FOR_LAUNCHERS_PREFIXES = (
-    *("OMPI_", "OPAL_", "PMIX_", "PRTE_", "HYDRA_", "MPIR_", "MPICH_", "I_MPI_", "UCX_", "FI_"),
+    *("OMPI_", "OPAL_", "PMIX_", "PRTE_", "HYDRA_", "MPIEXEC_", "MPIR_", "MPICH_", "I_MPI_"),
+    *("UCX_", "FI_"),
     *("PSM2_", "PSM3_", "HWLOC_", "SLURM_", "HVDRUN_", "SSH_", "XDG_", "LC_"),
 )
 
@@ -135,7 +136,8 @@ def for_launchers(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name in _FOR_LAUNCHERS or name.startswith(_FOR_LAUNCHERS_PREFIXES)
+        if (name in _FOR_LAUNCHERS or name.startswith(_FOR_LAUNCHERS_PREFIXES))
+        and name != "SLURM_JWT"  # opens Slurm's REST interface
     }
 
 

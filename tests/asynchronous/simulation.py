@@ -122,7 +122,7 @@ class Job:
         return Worker(
             self._everyone(rank),
             self.optimizers[rank],
-            ParameterNames([]),
+            ParameterNames([], list),
             servers=self.roles.servers,
             partitioner=FixedShardsPartitioner(len(self.servers)),
             staleness=None,

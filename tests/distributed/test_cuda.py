@@ -233,7 +233,7 @@ def test_ranks_that_have_not_called_a_cuda_collective_are_reported_once(monkeypa
     operation = f"{kind or 'collective'} 8 of group 'main' on CUDA tensors"
     waited = f"{operation} has waited 61 s for rank 7 on b, rank 8 on b; called by ranks 4-5"
     assert text == waited + END
-    assert read_stall(text) == Stall(operation, (7, 8), (4, 5))
+    assert read_stall(text, 9) == Stall(operation, (7, 8), (4, 5))
     assert members.look(400.0) is None
     members.calls[2] = 8  # another one is late now
     assert [members.look(now) for now in (410.0, 471.0)] == [None] * 2

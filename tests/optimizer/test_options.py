@@ -133,7 +133,7 @@ def bad_arguments():
 
     for options, text in (
         ({"named_parameters": params}, "tuples"),
-        ({"named_parameters": net}, "got the model, a Sequential.* pass model.named_parameters"),
+        ({"named_parameters": net}, "got the model, a .*: pass model.named_parameters"),
         ({"named_parameters": [("a", params[0]), ("a", params[1])]}, "the same name: \\['a'\\]"),
         ({"named_parameters": [("a", params[0])]}, "1 of the optimizer's 2 parameters have no"),
         ({"backward_passes_per_step": 0}, "at least 1"),

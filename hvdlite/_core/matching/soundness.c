@@ -32,7 +32,7 @@ static bool is_sound_variant(const hvdl_engine *e, const hvdl_variant *variant)
             return false;
     return variant->num_ranks > 0 && variant->num_ranks <= e->config.num_ranks &&
            desc->kind < HVDL_NUM_KINDS && desc->dtype < HVDL_NUM_DTYPES &&
-           desc->op < HVDL_NUM_OPS && desc->ndim <= HVDL_MAX_DIMS && desc->runs < HVDL_NUM_KINDS &&
+           desc->op < HVDL_NUM_OPS && desc->runs < HVDL_NUM_KINDS &&
            desc->cut_as < HVDL_NUM_DTYPES && desc->place <= HVDL_ORDERED && desc->count >= 0 &&
            (desc->root == -1 ? !hvdl_facts_of(desc)->has_root : is_rank(e, desc->root)) &&
            memchr(variant->site, 0, sizeof variant->site);

@@ -27,8 +27,9 @@ def require_no_other_reducer(params: Sequence[torch.Tensor]) -> None:
         return
     name, size = other
     raise RuntimeError(
-        f"DistributedOptimizer: {name} reduces the same gradients over {size} processes, and both "
-        f"would change them in an order that depends on timing; remove {name} or "
+        f"DistributedOptimizer: {name} "
+        f"reduces the same gradients over {size} processes, and both would change them "
+        f"in an order that depends on timing; remove {name} or "
         "DistributedOptimizer (a library may have wrapped the model because it found RANK and "
         "WORLD_SIZE in the environment)"
     )

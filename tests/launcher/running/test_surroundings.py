@@ -175,7 +175,7 @@ def test_in_another_job_the_ranks_have_their_own_numbers_and_address(python):
 
 
 NESTED = """
-import subprocess, sys
+import os, subprocess, sys
 import hvdlite as hvd
 
 hvd.init()
@@ -184,7 +184,7 @@ if len(sys.argv) > 1:
     print("inner", hvd.rank(), hvd.size(), flush=True)
 elif hvd.rank() == 1:
     job = [sys.executable, "-m", "hvdrun", "-np", "2", sys.executable, sys.argv[0], "inner"]
-    subprocess.run(job, check=True)
+    subprocess.run(job, check=True, env={**os.environ, "HVDLITE_NESTED": "1"})
 hvd.barrier()
 """
 
