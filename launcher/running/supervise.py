@@ -41,6 +41,7 @@ from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
 from hvdrun.agent.signals import ENDS_JOB, PASSED_ON
 from hvdrun.agent.silence import clock
+from hvdrun.errors import OutputLost
 from hvdrun.job import verdict
 from hvdrun.job.actions import (
     Action,
@@ -400,7 +401,13 @@ class Supervisor:
     def _keep_result(self, rank: int, part: bytes) -> None:
         """In a file in memory that hvdlite.run has given, which it reads at the end."""
         if self.results.isdigit():
-            write_all(int(self.results), results.pack(rank, part))
+            try:
+                write_all(int(self.results), results.pack(rank, part))
+            except OSError as error:
+                raise OutputLost(
+                    f"what rank {rank} returned can't be kept in memory: {error.strerror}; return "
+                    "less, or write it to a file"
+                ) from None
 
     def _new_link(self, sock: socket.socket, host: str, stderr: int) -> None:
         link = HostLink(
