@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import fcntl
 import os
 import pickle
 import re
@@ -166,7 +167,10 @@ class _Job:
 
     def run(self, options: Sequence[str], call: bytes) -> int:
         """Runs the job; returns hvdrun's exit code."""
-        results = os.memfd_create("hvdlite-results", os.MFD_CLOEXEC)
+        made = os.memfd_create("hvdlite-results", os.MFD_CLOEXEC)
+        # Not in place of a standard stream that is closed here: hvdrun gets its own there.
+        results = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 3)
+        os.close(made)
         try:
             code = self._run(options, call, results)
             self._collect(results)
