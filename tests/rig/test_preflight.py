@@ -248,7 +248,9 @@ def test_slots_are_the_gpus_of_each_host_and_a_clock_that_is_wrong_is_said(hvdru
     assert sorted(done.stdout.splitlines()) == [
         *("[0] server1", "[1] server2", "[2] server2", "[3] server2"),
     ]
-    assert re.search(r"^hvdrun: warning: server2: its clock is \d+ s behind; set it", done.stderr)
+    assert re.search(
+        r"(?m)^hvdrun: warning: server2: its clock is \d+ s behind; set it", done.stderr
+    )
 
 
 @UNDER_ONE_MPI

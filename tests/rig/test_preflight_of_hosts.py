@@ -179,7 +179,9 @@ def test_another_version_of_a_package_is_said(hvdrun, rig, python, files, packag
     assert done.code == 71
     what, found, helps = only_finding(done)
     assert (what, found) == (package, f"{package} is 0.0.7, here {version}")
-    assert helps.endswith(f" -m pip install {package}=={version}")
+    # (An index may have another one's package of our name.)
+    remedy = f" -m pip install {package}=={version}"
+    assert "copy hvdlite's folder" in helps if package == "hvdlite" else helps.endswith(remedy)
 
 
 @pytest.mark.long
