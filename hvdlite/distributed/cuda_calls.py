@@ -149,7 +149,7 @@ class _Looking:
             for calls in list(self.calls):
                 try:
                     text = calls.look(time.monotonic())
-                except Exception:  # the Store has ended, as its server has: nobody can be asked
+                except Exception:  # the Store has ended with its server
                     self.calls.discard(calls)
                     continue
                 if text is not None:

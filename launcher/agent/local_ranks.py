@@ -172,7 +172,7 @@ class LocalRanks:
         try:
             if self._take(keeper):
                 return
-        except BadFrame as what:  # the keeper ends its rank, as nobody else could from now on
+        except BadFrame as what:  # the keeper then ends its rank, which nothing else could end
             nonsense, data = str(what), b""
         if not data:
             self._leave(keeper, nonsense)
