@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -224,7 +225,11 @@ def test_hosts_of_a_scheduler_are_not_waited_for_and_the_error_says_whose_they_a
     stand_in(f"{COUNT} echo '{UNKNOWN.format('h1')}' >&2; exit 255")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("hvdrun.plan.schedulers.slurm.find_srun", lambda _: None)
+    # Also where a machine has Slurm's srun.
+    found = shutil.which
+    monkeypatch.setattr(
+        "shutil.which", lambda name, **where: None if name == "srun" else found(name, **where)
+    )
     assert main(["--start-timeout", "600", "true"]) == 70
     summary, *_ = capsys.readouterr().err.splitlines()
     assert summary.startswith("hvdrun: 2 of 2 hosts are not ready, and nothing was started; the")
