@@ -579,3 +579,69 @@ class Engine:
         collective. linger: MPI is about to be ended; then the messages of the other hosts' ranks
         that they leave are awaited. The other methods raise RuntimeError afterwards. Safe to call
         twice and in a forked child."""
+
+@final
+class Round:
+    """What the hooks of an optimizer's gradients know of the round that reduces them."""
+
+    number: int
+    first_of_step: int
+    """Rounds from this one on belong to the present step."""
+    is_open: bool
+    """It has begun, and is not finished."""
+    in_backward: bool
+    """A backward pass runs, and `on_gradient` has seen it begin."""
+    is_plain: bool
+    """What comes in this backward pass needs nothing but to be copied to its bucket."""
+
+    def __init__(
+        self,
+        on_gradient: Callable[[Any, Any], object],
+        on_complete: Callable[[], object],
+        /,
+    ) -> None:
+        """on_gradient: called with a Gradient and its parameter, where the hook does not know what
+        to do with it: always outside of a backward pass. on_complete: called when all gradients of
+        a bucket are there."""
+
+    def note_addresses(self, gradients: list[Any], /) -> None:
+        """Notes where the memory of their parameters is."""
+
+    def are_unchanged(self, gradients: list[Any], frozen: list[Any], /) -> bool:
+        """Whether the parameters of `gradients` require gradients and have the memory that was
+        noted, and those of `frozen` require none."""
+
+    def note_versions(self, gradients: list[Any], /) -> None:
+        """Notes how often their parameters have been changed in place."""
+
+    def changed(self, gradients: list[Any], /) -> Any:
+        """The first of them whose parameter has been changed since, or whose gradient has come in
+        the open round and is gone; else None."""
+
+class GradientCount:
+    """Counts the gradients of a bucket."""
+
+    pending: int
+    """How many are still to come."""
+    takes_copies: bool
+    """Whether a hook may copy dense gradients to their places."""
+
+class Gradient:
+    """One parameter's gradient, with the hook that autograd calls when it has accumulated it."""
+
+    @property
+    def param(self) -> torch.Tensor: ...
+    bucket: Any
+    view: torch.Tensor | None
+    rows: torch.Tensor | None
+    round_grad: torch.Tensor | None
+    last_round: int
+    unreduced_round: int
+    is_sharded: bool
+
+    def __init__(self, round_: Round, param: Any, /) -> None: ...
+    def arrive(self, param: Any, /) -> None:
+        """The hook."""
+
+    def arrived(self) -> bool:
+        """Notes that the gradient is in its bucket; whether this has all of them now."""

@@ -54,10 +54,9 @@ DTYPES: dict[torch.dtype, int] = {
 
 # In torch 2.10 and later, tensors themselves tell the core where their memory is.
 _exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-if _exchange_api is not None:
-    _core.use_tensors(
-        _exchange_api,
-        (torch.Tensor, torch.nn.Parameter),
-        ReduceOp,
-        torch.autograd.graph.increment_version,
-    )
+TENSORS_ARE_DESCRIBED: bool = _exchange_api is not None and _core.use_tensors(
+    _exchange_api,
+    (torch.Tensor, torch.nn.Parameter),
+    ReduceOp,
+    torch.autograd.graph.increment_version,
+)

@@ -130,7 +130,7 @@ class BackwardRounds(WeightedRounds):
             for rounds in alive
             if rounds is self
             or (
-                rounds._open
+                rounds.round.is_open
                 and rounds.gradients.team is team
                 and rounds._task_of_backward() == task
                 and rounds._has_started()
@@ -153,8 +153,8 @@ class BackwardRounds(WeightedRounds):
         ]
         others.sort(key=lambda rounds: rounds._age)
         for rounds in others:
-            if not rounds._open:
-                rounds.gradients.rebuild_if_changed(rounds._round)
+            if not rounds.round.is_open:
+                rounds.gradients.rebuild_if_changed(rounds.round.number)
                 rounds._open_round()
             rounds._give_up()
             rounds._cancel_if_it_fails(rounds._start_rest)
@@ -187,7 +187,7 @@ class BackwardRounds(WeightedRounds):
             for rounds in alive
             if rounds is self
             or (
-                rounds._open
+                rounds.round.is_open
                 and task is not None
                 and rounds._task_of_backward() == task
                 and (at_end or not rounds._by_step or rounds._has_started())

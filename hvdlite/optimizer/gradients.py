@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvdlite import _core
 from hvdlite.ops import Average
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.buckets.backward_order import BackwardOrder
@@ -36,7 +37,6 @@ from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
 from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.sharding.shards import Shards
-from hvdlite.optimizer.uncompiled import uncompiled
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet, included, team_of
 from hvdlite.world.teams.team import Team
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hvdlite")
 SHOWN = 16  # buckets whose sizes are logged
-
-Hook = Callable[[Slot, torch.Tensor], None]
 
 
 @dataclass
@@ -87,15 +85,15 @@ class Gradients:
         process_set: ProcessSet,
         check_start: bool,
         besides: Callable[[], list[Entry]],
-        hook: Hook,
+        round_: _core.Round,
         shards: Shards | None = None,
         frees: bool = False,
     ) -> None:
         """groups: gives the optimizer's current param_groups. first_form: the assumed form of a
         gradient before the first one has come. optimizer: the name of its class. check_start:
         whether the ranks compare the values from which they start. besides: gives what they compare
-        then beside the parameters. hook: called with each gradient
-        that autograd has accumulated. shards: decides which gradients are sharded. frees:
+        then beside the parameters. round_: of which the hooks
+        note that gradients have come. shards: decides which gradients are sharded. frees:
         whether `free` gives their memory back to the system."""
         self._groups = groups
         self._names = names
@@ -111,7 +109,7 @@ class Gradients:
         self.shards = shards
         self._frees = frees
         self.process_set = process_set
-        self._hook = hook
+        self.round = round_
         self.slots: list[Slot] = []
         self.buckets: list[Bucket] = []
         # Slots whose rows are gathered.
@@ -176,11 +174,18 @@ class Gradients:
             or (self._consistency is not None and self._consistency.failed)
             or not self.are_current()
             or not _same(self._present(), self._params)
-            or not all(slot.param.requires_grad for slot in self.slots)
-            or any(slot.param.requires_grad for slot in self._frozen)
-            or any(slot.has_changed() for slot in self.slots)
+            or (not self.round.are_unchanged(self.slots, self._frozen) and self._have_changed())
         ) and not self._detached:
             self._build(round_number)
+
+    def _have_changed(self) -> bool:
+        """Whether parameters were frozen or thawed, or no longer fit their places."""
+        self.round.note_addresses(self.slots)
+        return (
+            not all(slot.param.requires_grad for slot in self.slots)
+            or any(slot.param.requires_grad for slot in self._frozen)
+            or any(slot.has_changed() for slot in self.slots)
+        )
 
     def are_current(self) -> bool:
         """Whether the world is still the one for which the buckets were made."""
@@ -327,9 +332,10 @@ class Gradients:
         # Also frozen ones: once thawed, a backward may reach only them.
         for slot in (*build.slots, *build.frozen):
             if slot.unhook is None:
-                slot.unhook = _hook(slot, self._hook)
+                slot.unhook = _hook(slot)
         self.sparse = [slot for slot in build.slots if slot.form is Form.SPARSE]
         self.slots, self.buckets = build.slots, build.buckets
+        self.round.note_addresses(self.slots)
         self.record, self.carrier = build.record, build.carrier
         self._params, self._frozen = build.params, build.frozen
         self._num_params = sum(len(group["params"]) for group in self._groups())
@@ -362,7 +368,7 @@ class Gradients:
             if id(param) in former:
                 slot = former.pop(id(param))
             else:
-                slot = Slot(self.name_of(param, index), param, self._first_form)
+                slot = Slot(self.round, self.name_of(param, index), param, self._first_form)
                 if self.team is not None and param.requires_grad and param.grad is not None:
                     # A new parameter: a backward may have reached it before it had a hook.
                     slot.unreduced_round = round_number
@@ -457,7 +463,7 @@ def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-def _hook(slot: Slot, hook: Hook) -> Callable[[], None] | None:
+def _hook(slot: Slot) -> Callable[[], None] | None:
     """Installs the hook and returns the function that removes it; None if the parameter can't have
     a gradient."""
     param = slot.param
@@ -468,8 +474,7 @@ def _hook(slot: Slot, hook: Hook) -> Callable[[], None] | None:
     if frozen:
         param.requires_grad_(True)
     try:
-        on_gradient = uncompiled(lambda param: hook(slot, param))
-        handle = param.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
+        handle = param.register_post_accumulate_grad_hook(slot.arrive)  # type: ignore[no-untyped-call]
     finally:
         if frozen:
             param.requires_grad_(False)

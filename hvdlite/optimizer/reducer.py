@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from hvdlite import _core
 from hvdlite.errors import HorovodInternalError, NumericsError
 from hvdlite.observe import program, summary
 from hvdlite.optimizer.arguments import ParameterNames
@@ -32,7 +33,7 @@ from hvdlite.optimizer.backward_pass import BackwardPass, current_task
 from hvdlite.optimizer.backward_rounds import BackwardRounds, alive
 from hvdlite.optimizer.buckets.bucket import Combining
 from hvdlite.optimizer.buckets.slot import Form, Slot
-from hvdlite.optimizer.checks.changed_in_backward import Unchanged
+from hvdlite.optimizer.checks.changed_in_backward import changed_in_words
 from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.losses import loss_of_all
@@ -76,7 +77,7 @@ class Reducer(BackwardRounds):
                 process_set,
                 check_start,
                 besides,
-                self._on_gradient,
+                _core.Round(self._on_gradient, self._on_complete),
                 shards,
                 frees,
             )
@@ -87,9 +88,10 @@ class Reducer(BackwardRounds):
         self._task = -1
         # Parameters were added after this step's gradients were reduced.
         self._added = False
-        # The parameters as the backward pass found them; and what it, or another one that ended
-        # with it, has changed in them, in words.
-        self._found: Unchanged | None = None
+        # The parameters whose changes in the backward pass are looked for; the one whose gradient
+        # was removed before hvdlite's hook ran; and what has changed in them, in words.
+        self._watched: list[Slot] = []
+        self._without_gradient: Slot | None = None
         self._changed: str | None = None
         # GradScaler was told to make a step and has not made it yet; it may skip it.
         self.step_is_due = False
@@ -103,7 +105,7 @@ class Reducer(BackwardRounds):
             RuntimeError: A backward is reducing gradients.
             HorovodInternalError: The reduction failed.
         """
-        if self._open:
+        if self.round.is_open:
             if self._backward is not None and self._backward.runs():
                 raise RuntimeError(
                     "zero_grad() was called while backward() is reducing gradients; call it after "
@@ -121,11 +123,11 @@ class Reducer(BackwardRounds):
         self._forget_skipped_step()
         if self._backward is not None and not self._backward.runs():
             self.micro_batches.require_ended(self._passes)
-        if not self._open:
+        if not self.round.is_open:
             if self._communicated and not self._has_unreduced and not self.has_added():
                 return
             self.micro_batches.require_all(self._passes)
-            self.gradients.rebuild_if_changed(self._round)
+            self.gradients.rebuild_if_changed(self.round.number)
             self._open_round()
         try:
             self._finish_rounds()
@@ -186,16 +188,16 @@ class Reducer(BackwardRounds):
     def next_step(self) -> None:
         """The gradients are used or zeroed: the next backward belongs to another step."""
         self.settle()
-        if self._open:
+        if self.round.is_open:
             self._cancel_round()
-        self._round += 1
-        self._first_round = self._round
+        self.round.number += 1
+        self.round.first_of_step = self.round.number
         self._communicated = False
         self._passes = 0
         self._has_unreduced = False
-        self._backward = None
+        self._backward, self.round.in_backward = None, False
         self._task = -1
-        self._found = self._changed = None
+        self._watched, self._changed = [], None
         self._added = False
         text, self._not_finite = self._not_finite, None
         team = self.gradients.team
@@ -249,35 +251,42 @@ class Reducer(BackwardRounds):
 
     def note_parameters(self) -> None:
         """The optimizer may have new parameters, and the next backward may reach only these."""
-        if not self._open:
+        if not self.round.is_open:
             generation = self.gradients.generation
-            self.gradients.rebuild_if_changed(self._round)
+            self.gradients.rebuild_if_changed(self.round.number)
             self._added |= self._communicated and self.gradients.generation != generation
 
     # Hooks.
 
+    @uncompiled
+    def _on_complete(self) -> None:
+        """The hooks have brought all gradients of a bucket."""
+        with self._lock:
+            self._start_complete()
+
+    @uncompiled
     def _on_gradient(self, slot: Slot, param: torch.Tensor) -> None:
-        """Autograd has accumulated this parameter's gradient. Runs in a thread of autograd."""
+        """Autograd has accumulated this parameter's gradient, and that needs more than a hook does
+        by itself. Runs in a thread of autograd."""
         with self._lock:
             task = current_task()
             if task != self._task:
                 self._begin_backward(task, slot)
             grad = param.grad
             if grad is None:
-                if self._found is not None:
-                    self._found.without_gradient = slot
+                self._without_gradient = slot
                 return
-            self.micro_batches.note(slot, grad, self._open)
-            if self.weights.total is not None and slot.last_round != self._round:
+            self.micro_batches.note(slot, grad, self.round.is_open)
+            if self.weights.total is not None and slot.last_round != self.round.number:
                 slot.weighed = [True] if slot.arrives_weighed else []
             slot.arrives_weighed = False
-            if slot.last_round == self._round or self._is_reduced(slot, grad):
+            if slot.last_round == self.round.number or self._is_reduced(slot, grad):
                 error = self._reached_again(slot)
-                if self._open and not self._has_started():
+                if self.round.is_open and not self._has_started():
                     self._cancel_round()
                 raise error
-            if not self._open:
-                slot.unreduced_round = self._round
+            if not self.round.is_open:
+                slot.unreduced_round = self.round.number
                 return
             backward_order = self.gradients.backward_order
             if backward_order is not None:
@@ -285,11 +294,9 @@ class Reducer(BackwardRounds):
             bucket = slot.bucket
             if bucket is not None:
                 self._copy_into_bucket(slot, grad)
-            slot.last_round = self._round
             if bucket is None:
-                return
-            bucket.pending -= 1
-            if not bucket.pending:
+                slot.last_round = self.round.number
+            elif slot.arrived():
                 bucket.gather()
                 self._start_complete()
 
@@ -301,7 +308,7 @@ class Reducer(BackwardRounds):
             return
         self._forget_skipped_step()
         raised = self._backward is not None
-        if self._open:
+        if self.round.is_open:
             if self._has_started():
                 # The other ranks wait for it, however the program handles the error.
                 self._give_up_rounds()
@@ -317,7 +324,7 @@ class Reducer(BackwardRounds):
                     "set_weight(); call the optimizer's zero_grad() and set_weight() before the "
                     "next backward()"
                 )
-        self.gradients.rebuild_if_changed(self._round)
+        self.gradients.rebuild_if_changed(self.round.number)
         self.micro_batches.begin(self._passes, slot, raised, self._communicated)
         self.weights.begin_pass(self.gradients.slots, adds_up=not self._communicates_next())
         self._task = task
@@ -329,12 +336,21 @@ class Reducer(BackwardRounds):
             self._open_round()
         team = self.gradients.team
         is_alone = team is None or team.size == 1
-        self._found = None if is_alone else Unchanged(self.gradients.slots)
+        self._watched = [] if is_alone else self.gradients.slots
+        self._without_gradient = None
+        self.round.note_versions(self._watched)
+        is_observed = self.round.is_open and self.gradients.backward_order is not None
+        self.round.is_plain = not (
+            is_observed or self.weights.total is not None or self.micro_batches.number
+        )
+        self.round.in_backward = True
 
     def look_for_changes(self) -> None:
-        found, self._found = self._found, None
-        if found is not None:
-            self._changed = found.problem(self._round if self._open else None)
+        self.round.in_backward = False
+        watched, self._watched = self._watched, []
+        if watched:
+            slot = self._without_gradient or self.round.changed(watched)
+            self._changed = None if slot is None else changed_in_words(slot)
 
     def _ways_on(self) -> str:
         return "zero_grad()" if self.micro_batches.number else "step() or zero_grad()"
@@ -346,12 +362,12 @@ class Reducer(BackwardRounds):
             # Another optimizer's end of the same backward has ended this round too.
             self._require_unchanged()
             return
-        if not self._open:
+        if not self.round.is_open:
             self.look_for_changes()
             self.micro_batches.end(self._passes)
         if self.communicates:
             self._passes += 1
-        if self._open:
+        if self.round.is_open:
             try:
                 self._finish_rounds(at_end=True)
             except HorovodInternalError:
@@ -368,7 +384,7 @@ class Reducer(BackwardRounds):
             raise RuntimeError(text)
 
     def _reached_again(self, slot: Slot) -> RuntimeError:
-        if slot.last_round == self._round:
+        if slot.last_round == self.round.number:
             return RuntimeError(
                 f"the gradient of {slot.name!r} came twice in one reduction, because of reentrant "
                 "checkpoints; pass use_reentrant=False to torch.utils.checkpoint.checkpoint"

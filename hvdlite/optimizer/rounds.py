@@ -55,11 +55,10 @@ class Rounds:
         self._has_unreduced = False
         # The backward pass that has begun and has not reached its end; it may have raised.
         self._backward: BackwardPass | None = None
-        self._round = 0
-        # Rounds from this one on belong to the present step.
-        self._first_round = 0
-        # A round has begun and is not finished. What follows belongs to that round.
-        self._open = False
+        # What the hooks know of it: its number, that of the step's first one, whether one is open
+        # (has begun and is not finished), and whether a backward pass runs.
+        self.round = gradients.round
+        # What follows belongs to the open round.
         # The bucket to start next.
         self._next = 0
         # `step` or `synchronize` runs it, not the end of a backward pass.
@@ -107,7 +106,7 @@ class Rounds:
         if team is not None and gradients.are_current() and world.current().config.check_numerics:
             named = [(slot.name, slot.param) for slot in gradients.slots]
             self._numerics = Numerics(team, gradients.name, named)
-        self._open = True
+        self.round.is_open = True
 
     def _has_started(self) -> bool:
         """Whether other ranks may wait for the rest of the open round."""
@@ -174,7 +173,7 @@ class Rounds:
 
     def has_result(self, slot: Slot) -> bool:
         """Whether a round of this step has reduced its gradient."""
-        return slot.last_round >= self._first_round
+        return slot.last_round >= self.round.first_of_step
 
     def _start_complete(self) -> None:
         # In the first round of these buckets some ranks may not know yet that all are alike: then
@@ -211,20 +210,20 @@ class Rounds:
                 grad = slot.param.grad
                 if grad is None or not grad.is_sparse:
                     continue
-                if slot.last_round == self._round or self._counts_in_round(slot, grad):
+                if slot.last_round == self.round.number or self._counts_in_round(slot, grad):
                     self._numerics.look_at(slot.param, grad)
             self._numerics.post()
 
     def _fill_absent(self, bucket: Bucket) -> None:
         """Fills the places for which this backward pass brought no gradient."""
         for position, slot in enumerate(bucket.slots):
-            if slot.last_round == self._round:
+            if slot.last_round == self.round.number:
                 continue
             grad = slot.param.grad
             has_parts = isinstance(bucket, TreeBucket) and bucket.has_parts(slot)
             if has_parts or (grad is not None and self._counts_here(slot, grad)):
                 self._copy_into_bucket(slot, grad)
-                slot.last_round = self._round
+                slot.last_round = self.round.number
                 continue
             assert slot.view is not None
             # Its values must survive the round if it is `.grad`, or if the user keeps it.
@@ -244,7 +243,8 @@ class Rounds:
         """Whether a gradient that this backward pass has not brought counts in this round: one
         accumulated by earlier passes or, in a round that `step` runs, one that the user has set."""
         return (
-            slot.unreduced_round == self._round or (self._by_step and slot.param.requires_grad)
+            slot.unreduced_round == self.round.number
+            or (self._by_step and slot.param.requires_grad)
         ) and not self._is_reduced(slot, grad)
 
     def _counts_here(self, slot: Slot, grad: torch.Tensor) -> bool:
@@ -300,8 +300,9 @@ class Rounds:
         backward_order = self.gradients.backward_order
         # In one statement, so that an exception finds the round either open or closed.
         (
-            self._open,
-            self._round,
+            self.round.is_open,
+            self.round.in_backward,
+            self.round.number,
             position.rounds,
             self._communicated,
             self._passes,
@@ -309,19 +310,30 @@ class Rounds:
             self._backward,
             weights.last,
             weights.total,
-        ) = (False, self._round + 1, position.rounds + 1, True, 0, False, None, weights.total, None)
+        ) = (
+            False,
+            False,
+            self.round.number + 1,
+            position.rounds + 1,
+            True,
+            0,
+            False,
+            None,
+            weights.total,
+            None,
+        )
         self.gradients.had_a_round = True
         self.micro_batches.forget()
         if backward_order is not None:
-            self.gradients.learn_order(self._round)
+            self.gradients.learn_order(self.round.number)
         if self.gradients.shards is not None:
             self.gradients.shards.take_gradients(self.gradients, self.has_result)
 
     def learn_if_due(self) -> None:
         """What an interruption has kept the last round from learning. Collective then."""
         order = self.gradients.backward_order
-        if not self._open and order is not None and order.posted():
-            self.gradients.learn_order(self._round)
+        if not self.round.is_open and order is not None and order.posted():
+            self.gradients.learn_order(self.round.number)
         if self.gradients.shards is not None:
             self.gradients.shards.take_gradients(self.gradients, self.has_result)
 
@@ -331,12 +343,13 @@ class Rounds:
         if self.gradients.backward_order is not None:
             self.gradients.backward_order.forget()
         for slot in self.gradients.slots:
-            if slot.last_round == self._round:
-                slot.last_round, slot.unreduced_round = -1, self._round
-            if slot.unreduced_round == self._round:
+            if slot.last_round == self.round.number:
+                slot.last_round, slot.unreduced_round = -1, self.round.number
+            if slot.unreduced_round == self.round.number:
                 slot.unreduced_round += 1
         self.micro_batches.spoil()
-        self._open, self._round, self._backward = False, self._round + 1, None
+        self.round.is_open, self.round.in_backward = False, False
+        self.round.number, self._backward = self.round.number + 1, None
 
     def _wait(self) -> None:
         """Blocks until all that was started has ended.
@@ -417,12 +430,12 @@ class Rounds:
             if total:
                 assert slot.view is not None
                 slot.param.grad = slot.round_grad = slot.view.clone() if is_dense else rows_in(slot)
-                slot.last_round = self._round
+                slot.last_round = self.round.number
         for position in bucket.absent:
             slot = bucket.slots[position]
             if totals[position] and slot.form is not Form.SPARSE and slot.rows is None:
                 slot.param.grad = slot.round_grad = slot.view
-                slot.last_round = self._round
+                slot.last_round = self.round.number
 
     def _exchange_rows(self) -> None:
         """Reduces the sparse gradients, including those that this round has shown to be sparse."""
@@ -449,7 +462,7 @@ class Rounds:
                         raise HorovodInternalError(mixed_forms(slot))
                     grad += slot.view
                 slot.param.grad = slot.round_grad = grad
-                slot.last_round = self._round
+                slot.last_round = self.round.number
             if slot.form is Form.SPARSE and gradients.sparse_as_dense:
                 gradients.stale = True
                 slot.form = Form.ROWS
@@ -476,11 +489,11 @@ class Rounds:
         """This rank's contribution to a gradient whose rows are gathered."""
         grad = slot.param.grad
         if slot.bucket is not None:
-            if slot.last_round != self._round:
+            if slot.last_round != self.round.number:
                 return Contribution.NOTHING, None
             if slot.position not in slot.bucket.misplaced:
                 return Contribution.REDUCED, None
-        elif slot.last_round != self._round and (
+        elif slot.last_round != self.round.number and (
             grad is None or not self._counts_in_round(slot, grad)
         ):
             return Contribution.NOTHING, None
@@ -489,7 +502,8 @@ class Rounds:
     def _withdraw_grads(self, _: object) -> None:
         """The backward pass, or `step`, has raised. Unsets `.grad` of gradients in flight, to which
         the next backward pass could otherwise add."""
-        if not self._open or not self._has_started():
+        self.round.in_backward = False
+        if not self.round.is_open or not self._has_started():
             return
         self._grads_withdrawn = True
         for bucket in self.gradients.buckets:
@@ -500,7 +514,7 @@ class Rounds:
     def _restore_grads(self) -> None:
         """Undoes `_withdraw_grads`."""
         for slot in self.gradients.slots:
-            if slot.last_round == self._round and slot.round_grad is slot.view is not None:
+            if slot.last_round == self.round.number and slot.round_grad is slot.view is not None:
                 slot.param.grad = slot.round_grad
         for slot in self._with_graph:
             slot.param.grad = slot.round_grad

@@ -64,9 +64,9 @@ class WeightedRounds(Rounds):
         """A backward pass follows that only accumulates, or that adds to another one's gradients:
         it is multiplied by its weight before."""
         if self.weights.given is not None:
-            if not self._open:
+            if not self.round.is_open:
                 # There may be new parameters.
-                self.gradients.rebuild_if_changed(self._round)
+                self.gradients.rebuild_if_changed(self.round.number)
             self.weights.watch(self.gradients.slots, self._weighed)
 
     def require_reduced_weights(self) -> None:
@@ -110,7 +110,9 @@ class WeightedRounds(Rounds):
 
     def _too_late_for_weight(self) -> str:
         """Why no weight can be given now; empty if it can."""
-        if self._open and (self._has_started() or (self._backward and self._backward.runs())):
+        if self.round.is_open and (
+            self._has_started() or (self._backward and self._backward.runs())
+        ):
             return (
                 "called when the gradients of this step are on the way already; call it before "
                 "backward()"
@@ -126,7 +128,7 @@ class WeightedRounds(Rounds):
                 )
             if (
                 self.weights.total is None
-                and slot.unreduced_round == self._round
+                and slot.unreduced_round == self.round.number
                 and grad is not None
             ):
                 return (

@@ -296,3 +296,60 @@ def two_optimizers_with_passes():
 
 def test_each_of_two_optimizers_counts_a_backward_once(world):
     world.run(two_optimizers_with_passes)
+
+
+def ordinary(grad):
+    return grad
+
+
+def negated(grad):
+    return torch._neg_view(-grad)
+
+
+def strided(grad):
+    return torch.stack([grad, grad], -1)[..., 0]
+
+
+def expanded(grad):
+    return torch.full((), 2.0, dtype=grad.dtype).expand_as(grad) * 0 + grad
+
+
+def gradients_of(kind, shape, dtype):
+    """In the third step, when the hooks know the buckets: as a hook of the script left them."""
+    hvd.init()
+    param = nn.Parameter(torch.zeros(shape, dtype=dtype))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=0.0))
+    for step in range(3):
+        factor = torch.arange(param.numel(), dtype=torch.float32).reshape(shape).to(dtype) + step
+        optimizer.zero_grad()
+        handle = param.register_hook(kind)
+        loss = (param * factor * (1 + hvd.rank())).sum()
+        (loss.real if loss.is_complex() else loss).backward()
+        handle.remove()
+        expected = factor * (1 + (hvd.size() - 1) / 2)
+        assert torch.equal(param.grad, expected), (step, param.grad, expected)
+
+
+@pytest.mark.parametrize("kind", [ordinary, negated, strided, expanded])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_a_gradient_is_copied_by_its_value(world, kind, dtype):
+    for shape in ((1,), (3, 5), (600, 500)):
+        world.run(gradients_of, kind, shape, dtype)
+
+
+def backward_through_an_earlier_gradient():
+    hvd.init()
+    param, factor = nn.Parameter(torch.ones(4)), torch.ones(4, requires_grad=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=0.0))
+    for _ in range(3):
+        optimizer.zero_grad()
+        (param * 2).sum().backward()
+    later = (param.grad * factor).sum()
+    optimizer.zero_grad()
+    (param * 3).sum().backward()
+    later.backward()
+    assert factor.grad.tolist() == [2.0] * 4
+
+
+def test_a_gradient_that_autograd_has_saved_keeps_its_values(world):
+    world.run(backward_through_an_earlier_gradient)

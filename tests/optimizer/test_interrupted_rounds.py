@@ -66,7 +66,7 @@ def in_flight_and_visible(optimizer):
     return [
         slot.name
         for slot in reducer.gradients.slots
-        if reducer._open and slot.bucket is not None and slot.bucket.runs
+        if reducer.round.is_open and slot.bucket is not None and slot.bucket.runs
         if slot.param.grad is slot.view
     ]
 

@@ -341,25 +341,41 @@ static int module_exec(PyObject *module)
         return -1;
     if (add_kinds(module) || add_kind_names(module) || hvdl_py_intern_fields(state))
         return -1;
-    PyObject *engine = PyType_FromModuleAndSpec(module, &hvdl_py_engine_spec, NULL);
-    PyObject *operation = PyType_FromModuleAndSpec(module, &hvdl_py_operation_spec, NULL);
-    PyObject *plan = PyType_FromModuleAndSpec(module, &hvdl_py_plan_spec, NULL);
-    PyObject *posting = PyType_FromModuleAndSpec(module, &hvdl_py_posting_spec, NULL);
-    state->engine_type = (PyTypeObject *)engine;
-    state->operation_type = (PyTypeObject *)operation;
-    state->plan_type = (PyTypeObject *)plan;
-    state->posting_type = (PyTypeObject *)posting;
-    state->is_neg = PyUnicode_InternFromString("is_neg");
-    state->storage_offset = PyUnicode_InternFromString("storage_offset");
-    state->untyped_storage = PyUnicode_InternFromString("untyped_storage");
-    state->nbytes = PyUnicode_InternFromString("nbytes");
-    if (!state->is_neg || !state->storage_offset || !state->untyped_storage || !state->nbytes ||
-        !engine || !operation || !plan || !posting ||
-        PyModule_AddObjectRef(module, "Operation", operation) ||
-        PyModule_AddObjectRef(module, "Plan", plan) ||
-        PyModule_AddObjectRef(module, "Posting", posting) ||
-        PyModule_AddObjectRef(module, "Engine", engine))
-        return -1;
+    const struct {
+        const char *name;
+        PyType_Spec *spec;
+        PyTypeObject **to;
+    } types[] = {
+        {"Engine", &hvdl_py_engine_spec, &state->engine_type},
+        {"Operation", &hvdl_py_operation_spec, &state->operation_type},
+        {"Plan", &hvdl_py_plan_spec, &state->plan_type},
+        {"Posting", &hvdl_py_posting_spec, &state->posting_type},
+        {"Round", &hvdl_py_round_spec, &state->round_type},
+        {"GradientCount", &hvdl_py_count_spec, &state->count_type},
+        {"Gradient", &hvdl_py_gradient_spec, &state->gradient_type},
+    };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        PyObject *type = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
+        *types[i].to = (PyTypeObject *)type;
+        if (!type || PyModule_AddObjectRef(module, types[i].name, type))
+            return -1;
+    }
+    const struct {
+        const char *text;
+        PyObject **to;
+    } attributes[] = {
+        {"is_neg", &state->is_neg},
+        {"storage_offset", &state->storage_offset},
+        {"untyped_storage", &state->untyped_storage},
+        {"nbytes", &state->nbytes},
+        {"grad", &state->grad},
+        {"requires_grad", &state->requires_grad},
+        {"_version", &state->version},
+        {"copy_", &state->copy_},
+    };
+    for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
+        if (!(*attributes[i].to = PyUnicode_InternFromString(attributes[i].text)))
+            return -1;
     static bool counting; /* once per process: handlers can't be taken back */
     if (!counting && pthread_atfork(NULL, NULL, count_fork)) {
         PyErr_NoMemory();
@@ -376,6 +392,9 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->operation_type);
     Py_VISIT(state->plan_type);
     Py_VISIT(state->posting_type);
+    Py_VISIT(state->round_type);
+    Py_VISIT(state->count_type);
+    Py_VISIT(state->gradient_type);
     Py_VISIT(state->tensor_types);
     Py_VISIT(state->is_alone);
     Py_VISIT(state->op_type);
@@ -384,6 +403,10 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->storage_offset);
     Py_VISIT(state->untyped_storage);
     Py_VISIT(state->nbytes);
+    Py_VISIT(state->grad);
+    Py_VISIT(state->requires_grad);
+    Py_VISIT(state->version);
+    Py_VISIT(state->copy_);
     Py_VISIT(state->shape);
     Py_VISIT(state->data_ptr);
     for (int i = 0; i < HVDL_PY_NUM_FIELDS; i++)
@@ -398,6 +421,9 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->operation_type);
     Py_CLEAR(state->plan_type);
     Py_CLEAR(state->posting_type);
+    Py_CLEAR(state->round_type);
+    Py_CLEAR(state->count_type);
+    Py_CLEAR(state->gradient_type);
     Py_CLEAR(state->tensor_types);
     Py_CLEAR(state->is_alone);
     Py_CLEAR(state->op_type);
@@ -406,6 +432,10 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->storage_offset);
     Py_CLEAR(state->untyped_storage);
     Py_CLEAR(state->nbytes);
+    Py_CLEAR(state->grad);
+    Py_CLEAR(state->requires_grad);
+    Py_CLEAR(state->version);
+    Py_CLEAR(state->copy_);
     Py_CLEAR(state->shape);
     Py_CLEAR(state->data_ptr);
     for (int i = 0; i < HVDL_PY_NUM_FIELDS; i++)

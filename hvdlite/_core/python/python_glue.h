@@ -15,12 +15,15 @@
 
 typedef struct {
     PyTypeObject *engine_type, *operation_type, *plan_type, *posting_type;
+    PyTypeObject *round_type, *count_type, *gradient_type;
     /* What use_tensors was given. */
     PyObject *tensor_types, *op_type, *tensor_changed;
     PyObject *is_alone; /* what use_alone was given; NULL: it was not called */
     int (*describe_tensor)(void *tensor, dl_tensor *to); /* NULL: it was not called */
     /* The names of methods of tensors and storages. */
     PyObject *is_neg, *storage_offset, *untyped_storage, *nbytes;
+    /* What hooks of gradients ask of tensors. */
+    PyObject *grad, *requires_grad, *version, *copy_;
     /* What a posting asks of a tensor, and the names of its own fields. */
     PyObject *shape, *data_ptr, *field_names[HVDL_PY_NUM_FIELDS];
 } hvdl_py_state;
@@ -57,7 +60,7 @@ typedef struct {
 extern long hvdl_py_num_forks;
 
 extern PyType_Spec hvdl_py_engine_spec, hvdl_py_operation_spec, hvdl_py_plan_spec,
-    hvdl_py_posting_spec;
+    hvdl_py_posting_spec, hvdl_py_round_spec, hvdl_py_count_spec, hvdl_py_gradient_spec;
 
 /* ---- python_conversions.c ---- */
 
@@ -142,6 +145,10 @@ PyObject *hvdl_py_cut_bytes(PyObject *engine, PyObject *unused);
 
 PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args);
 PyObject *hvdl_py_dtype_of(PyObject *module, PyObject *object);
+/* Whether it is one that describe_tensor can describe: of torch's own classes. */
+bool hvdl_py_is_tensor(const hvdl_py_state *state, PyObject *object);
+/* 1: whether the memory holds the values themselves; 0: it does not; -1: an exception. */
+int hvdl_py_holds_values(PyObject *tensor, PyObject *is_neg);
 PyObject *hvdl_py_allreduce_in_place(PyObject *engine, PyObject *const *args, Py_ssize_t num_args);
 PyObject *hvdl_py_run_allreduce(PyObject *engine, PyObject *const *args, Py_ssize_t num_args);
 

@@ -40,10 +40,10 @@ PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args)
     Py_RETURN_TRUE;
 }
 
-static bool is_one_of(PyObject *object, PyObject *types)
+bool hvdl_py_is_tensor(const hvdl_py_state *state, PyObject *object)
 {
-    for (Py_ssize_t i = 0; i < PyTuple_Size(types); i++)
-        if ((PyObject *)Py_TYPE(object) == PyTuple_GetItem(types, i))
+    for (Py_ssize_t i = 0; i < PyTuple_Size(state->tensor_types); i++)
+        if ((PyObject *)Py_TYPE(object) == PyTuple_GetItem(state->tensor_types, i))
             return true;
     return false;
 }
@@ -91,8 +91,7 @@ static bool put_tensor(const dl_tensor *tensor, hvdl_posting *posting)
     return count > 0; /* without elements strides say nothing, and there may be no memory */
 }
 
-/* 1: whether the memory holds the values themselves; 0: it does not; -1: an exception. */
-static int holds_values(PyObject *tensor, PyObject *is_neg)
+int hvdl_py_holds_values(PyObject *tensor, PyObject *is_neg)
 {
     PyObject *negated = PyObject_CallMethodObjArgs(tensor, is_neg, NULL);
     int is = negated ? PyObject_Not(negated) : -1;
@@ -156,7 +155,7 @@ PyObject *hvdl_py_dtype_of(PyObject *module, PyObject *object)
     hvdl_py_state *state = PyModule_GetState(module);
     dl_tensor tensor;
     int dtype = -1;
-    if (state->describe_tensor && is_one_of(object, state->tensor_types) &&
+    if (state->describe_tensor && hvdl_py_is_tensor(state, object) &&
         !state->describe_tensor(object, &tensor) && tensor.device.device_type == DL_CPU &&
         is_backed(state, object, &tensor) > 0)
         dtype = dtype_of(&tensor);
@@ -170,7 +169,7 @@ static int fill(hvdl_py_state *state, PyObject *object, hvdl_posting *posting)
 {
     hvdl_desc *desc = &posting->desc;
     dl_tensor tensor;
-    if (!state->describe_tensor || !is_one_of(object, state->tensor_types))
+    if (!state->describe_tensor || !hvdl_py_is_tensor(state, object))
         return 0;
     if (state->describe_tensor(object, &tensor)) { /* sparse, quantized, ... */
         PyErr_Clear();
@@ -185,7 +184,7 @@ static int fill(hvdl_py_state *state, PyObject *object, hvdl_posting *posting)
     desc->root = -1;
     desc->place = HVDL_ON_HOST;
     desc->prescale = desc->postscale = 1.0;
-    int holds = holds_values(object, state->is_neg);
+    int holds = hvdl_py_holds_values(object, state->is_neg);
     return holds > 0 ? is_backed(state, object, &tensor) : holds;
 }
 

@@ -15,7 +15,7 @@ import torch
 from hvdlite import _core
 from hvdlite.compression import Compression, Compressor
 from hvdlite.observe import waits
-from hvdlite.ops import DTYPES, Average, ReduceOp, Sum
+from hvdlite.ops import DTYPES, TENSORS_ARE_DESCRIBED, Average, ReduceOp, Sum
 from hvdlite.optimizer.buckets import weight_codes
 from hvdlite.optimizer.buckets.layout import (
     LARGEST_BYTES,
@@ -66,8 +66,11 @@ class Combining:
         )
 
 
-class Bucket:
+class Bucket(_core.GradientCount):
     """Gradients that are reduced together.
+
+    pending: in this round, how many of them have not come yet. takes_copies: whether a gradient
+    needs nothing but a copy to get to its place.
 
     flat: their memory. wire: what is reduced. It is the same memory, unless gradients are
     compressed or on a device that neither the engine nor a lane can reach; then `_load` and
@@ -134,9 +137,10 @@ class Bucket:
         # Slots not yet known to be sparse or dense; and slots whose result is sparse.
         self.unknown = [slot for slot in self.slots if slot.form is Form.UNKNOWN]
         self.in_rows = [slot for slot in self.slots if slot.form is Form.ROWS]
-        # In this round: how many gradients have not come yet; by position, those that this rank
-        # does not have, and those of another form than their place is for.
         self.pending = len(self.slots)
+        self.takes_copies = like.is_cpu and TENSORS_ARE_DESCRIBED
+        # In this round, by position: those that this rank does not have, and those of another form
+        # than their place is for.
         self.absent: list[int] = []
         self.misplaced: list[int] = []
 

@@ -43,6 +43,7 @@ class GpuBucket(Bucket):
         pages: Pages | None = None,
     ) -> None:
         super().__init__(layout, slots, compression, pages)
+        self.takes_copies = False
         # What has become of the allreduce in this round; empty until it is launched.
         self.transfers: list[Launch | Transfer] = []
         # Gradients that have come, and are not in their places; and the streams that the places

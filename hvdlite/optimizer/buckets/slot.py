@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvdlite import _core
 from hvdlite.ops import DTYPES
 from hvdlite.world.process import gpu_pinning
 
@@ -28,54 +29,44 @@ class Form(enum.Enum):
     ROWS = enum.auto()  # in a bucket, with one number per row; the result is sparse
 
 
-class Slot:
-    """One parameter's gradient, and its place in a bucket if it has one."""
+class Slot(_core.Gradient):
+    """One parameter's gradient, and its place in a bucket if it has one.
+
+    What its hook knows is in the base class:
+
+    param, bucket, view: the bucket and the place in it are None if the gradients are sparse.
+    rows: with Form.ROWS, behind its place: a one for each row that this rank has.
+    round_grad: the tensor that a round has put into `.grad`.
+    last_round: the last round for which this rank, or another, had a gradient.
+    unreduced_round: the round for which a backward that did not communicate left a gradient.
+    is_sharded: some ranks have nothing of its reduced gradient, or only a part.
+    """
 
     __slots__ = (
-        "address",
         "arrives_weighed",
         "backward_index",
-        "bucket",
         "form",
         "in_parts",
-        "is_sharded",
-        "last_round",
         "made_for",
         "name",
-        "param",
         "position",
-        "round_grad",
-        "rows",
         "unhook",
-        "unreduced_round",
-        "view",
         "weighed",
         "weigher",
     )
 
-    def __init__(self, name: str, param: torch.Tensor, form: Form) -> None:
+    bucket: Bucket | None
+
+    def __init__(self, round_: _core.Round, name: str, param: torch.Tensor, form: Form) -> None:
+        super().__init__(round_, param)
         self.name = name
-        self.param = param
         self.form = form
-        # Of its reduced gradient each rank has a part, in a bucket that is reduced to owners; and
-        # some ranks have none of it, or only a part.
+        # Of its reduced gradient each rank has a part, in a bucket that is reduced to owners.
         self.in_parts = False
-        self.is_sharded = False
         # Removes the hook of autograd; None if there is none.
         self.unhook: Callable[[], None] | None = None
-        # Both are None if the gradients are sparse.
-        self.bucket: Bucket | None = None
-        self.view: torch.Tensor | None = None
-        # With Form.ROWS, behind its place: a one for each row that this rank has.
-        self.rows: torch.Tensor | None = None
         # Its index among its bucket's gradients.
         self.position = 0
-        # The tensor that a round has put into `.grad`.
-        self.round_grad: torch.Tensor | None = None
-        # The last round for which this rank, or another, had a gradient.
-        self.last_round = -1
-        # The round for which a backward that did not communicate left a gradient.
-        self.unreduced_round = -1
         # Its index in the backward order, from 1; None: not known yet.
         self.backward_index: int | None = None
         # Autograd has been given its gradient already multiplied by the weight; and what does that:
@@ -85,21 +76,15 @@ class Slot:
         # Not empty if this round's gradient, which is `.grad`, or what the script has made of that
         # and put in its place, has been multiplied by this rank's weights.
         self.weighed: list[object] = []
-        # The parameter's address, dtype, shape … when its place was made.
-        self.address = 0
+        # The parameter's dtype, shape … when its place was made.
         self.made_for: object = None
 
     def note_parameter(self) -> None:
         """Notes that its place fits the parameter as it is now."""
-        self.address = self.param.data_ptr()
         self.made_for = _make(self.param)
 
     def has_changed(self) -> bool:
-        """Whether the parameter's dtype, shape, device or strides no longer fit its place. Cheap if
-        its memory is the same, as every backward asks."""
-        if self.param.data_ptr() == self.address:
-            return False
-        self.address = self.param.data_ptr()
+        """Whether the parameter's dtype, shape, device or strides no longer fit its place."""
         return _make(self.param) != self.made_for
 
     def is_kept(self) -> bool:

@@ -70,6 +70,7 @@ class TreeBucket(Bucket):
     ) -> None:
         """averages: whether the plan divides by the number of all micro-batches."""
         super().__init__(layout, slots, compression, pages)
+        self.takes_copies = False
         self._offsets = layout.offsets_elems
         # By position, the stack of a slot.
         self._parts: list[list[Part]] = [[] for _ in self.slots]
