@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvdlite import _core
+from hvdlite.compression import Compression
 from hvdlite.ops import Average
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.buckets.backward_order import BackwardOrder
@@ -25,7 +26,7 @@ from hvdlite.optimizer.buckets.bucket import (
     make_buckets,
 )
 from hvdlite.optimizer.buckets.gpu_bucket import GpuBucket, plain_bucket
-from hvdlite.optimizer.buckets.slot import Form, Slot
+from hvdlite.optimizer.buckets.slot import Form, Slot, check_reducible
 from hvdlite.optimizer.buckets.tree_bucket import TreeBucket, Widened, require_addable
 from hvdlite.optimizer.checks.consistency import (
     ConsistencyCheck,
@@ -152,6 +153,9 @@ class Gradients:
         self.in_half = False
         # Whether all members have cores to spare for reducing; assumed until they say otherwise.
         self._overlaps = True
+        # This rank reduces alone, and no option asks for more than the gradients as they are: there
+        # are no slots and no hooks.
+        self.is_alone = False
         self._detached = False
         if included("DistributedOptimizer", process_set):
             self._build(0)
@@ -164,6 +168,8 @@ class Gradients:
 
         Collective if something has changed, but does not block.
         """
+        if self.is_alone and self.process_set.team is None:
+            return  # nothing is reduced, also after the world's end
         # A signal's exception has interrupted a build that the other ranks have finished.
         if self._building:
             self._build(round_number)
@@ -268,8 +274,8 @@ class Gradients:
 
     def detach(self) -> None:
         """Removes all slots, buckets and hooks for good."""
-        self._detached = True
-        for slot in (*self.slots, *self._frozen):
+        self._detached = self.is_alone = True
+        for slot in self.all_slots():
             _unhook(slot)
         self.slots, self.buckets, self.sparse, self._frozen = [], [], [], []
         self._consistency = self.backward_order = self.carrier = self._next_build = None
@@ -286,7 +292,7 @@ class Gradients:
         present = self._present()
         if len(present) != len(self._params):
             self.stale = True
-            for slot in (*self.slots, *self._frozen):
+            for slot in self.all_slots():
                 if id(slot.param) in self._released:
                     _unhook(slot)
         return bool(present)
@@ -294,6 +300,10 @@ class Gradients:
     def has_all(self) -> bool:
         """Whether the optimizer still has as many parameters as when the buckets were made."""
         return sum(len(group["params"]) for group in self._groups()) == self._num_params
+
+    def all_slots(self) -> list[Slot]:
+        """Those of frozen parameters too."""
+        return [*self.slots, *self._frozen]
 
     def params(self) -> list[torch.Tensor]:
         """All parameters for which the buckets were made, frozen ones too."""
@@ -357,14 +367,18 @@ class Gradients:
             self._overlaps = True
             self._start = StartValues(self.name_of, self._besides, self.process_set)
             # What was learnt with the ranks of another world does not count.
-            for slot in (*self.slots, *self._frozen):
+            for slot in self.all_slots():
                 slot.form = self._first_form
                 slot.backward_index = None
         params = self._present()
-        former = {id(slot.param): slot for slot in (*self.slots, *self._frozen)}
+        self.is_alone = team.size == 1 and not self._asks_for_rounds(params)
+        if self.is_alone:
+            for index, param in enumerate(params):
+                check_reducible(self.name_of(param, index), param)
+        former = {id(slot.param): slot for slot in self.all_slots()}
         slots: list[Slot] = []
         frozen: list[Slot] = []
-        for index, param in enumerate(params):
+        for index, param in enumerate(() if self.is_alone else params):
             if id(param) in former:
                 slot = former.pop(id(param))
             else:
@@ -419,6 +433,19 @@ class Gradients:
             backward_order,
             consistency,
             each,
+        )
+
+    def _asks_for_rounds(self, params: Sequence[torch.Tensor]) -> bool:
+        """Whether an option makes of gradients something else than they are, also in a world of
+        one."""
+        config = world.current().config
+        return (
+            self.combining.compression is not Compression.none
+            or self.shards is not None
+            or self._frees
+            or config.check_numerics
+            or bool(micro_batches(config, 1))
+            or (config.gpu_collectives == "nccl" and any(param.is_cuda for param in params))
         )
 
     def _start_hash(self) -> int:

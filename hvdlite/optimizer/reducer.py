@@ -230,7 +230,8 @@ class Reducer(BackwardRounds):
             self.next_step()
 
     def _params_alone(self) -> list[torch.Tensor]:
-        reduced = {id(param) for rounds in alive for param in rounds.gradients.params()}
+        others = (rounds.gradients for rounds in alive if rounds is not self)
+        reduced = {id(param) for gradients in others for param in gradients.params()}
         params = (param for group in self._groups() for param in group["params"])
         return [param for param in params if id(param) not in reduced]
 
@@ -335,8 +336,8 @@ class Reducer(BackwardRounds):
         if self._communicates_next():
             self._open_round()
         team = self.gradients.team
-        is_alone = team is None or team.size == 1
-        self._watched = [] if is_alone else self.gradients.slots
+        has_others = team is not None and team.size > 1
+        self._watched = self.gradients.slots if has_others else []
         self._without_gradient = None
         self.round.note_versions(self._watched)
         is_observed = self.round.is_open and self.gradients.backward_order is not None

@@ -55,7 +55,7 @@ class WeightedRounds(Rounds):
                 "set_weight(len(batch) / batch_size)"
             )
         self.weights.give(weight)
-        if gradients.process_set.included() is False:
+        if gradients.is_alone:
             self._alone.watch(self._params_alone())
         if self._accumulates():
             self.weigh_passes()

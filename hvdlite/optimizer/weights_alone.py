@@ -1,4 +1,4 @@
-"""Weights on a rank outside the optimizer's process set, which trains alone.
+"""Weights on a rank that trains alone: in a world of one, or outside the optimizer's process set.
 
 Nothing is reduced there, so no round's end can divide by the weights. Instead `.grad` is the mean
 of the passes so far, of weights w₁ … wₖ whose sum is Wₖ, after each of them:

@@ -140,7 +140,6 @@ def steps_too_early(how):
         assert p.item() == -7
 
 
-@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("how", ["accumulates", "steps after each", "zeroes gradients after each"])
 def test_a_first_step_before_the_nth_backward_says_so_once(world, how):
     world.run(steps_too_early, how)

@@ -78,7 +78,7 @@ def predivided(dtype):
     assert not any(problems), problems
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_predivided_gradients_have_the_bits_of_factor_times_tensor(world, dtype):
     world.run(predivided, dtype)
@@ -268,3 +268,33 @@ def test_the_name_of_a_parameter_that_is_gone_is_nobody_elses():
         assert names.of(kept[-1], 3) == "parameter 3"
         if id(kept[-1]) == former:
             return
+
+
+def hooks_and_places(options, knobs):
+    """How many parameters have a hook, and whether `.grad` lies in a bucket, in a world of one."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in knobs.items():
+            patch.setenv(name, value)
+        hvd.init()
+        net = nn.Linear(3, 2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), **options)
+        optimizer.zero_grad()
+        net(torch.ones(1, 3)).sum().backward()
+        hooks = sum(bool(param._post_accumulate_grad_hooks) for param in net.parameters())
+        storages = {param.grad.untyped_storage().data_ptr() for param in net.parameters()}
+        optimizer.step()
+        hvd.shutdown()
+    return hooks, len(storages)
+
+
+@pytest.mark.ranks(1)
+def test_a_world_of_one_has_hooks_only_where_an_option_asks_for_them(world):
+    def found(options=None, **knobs):
+        return world.run(hooks_and_places, options or {}, knobs)[0]
+
+    assert found() == (0, 2)
+    assert found({"op": hvd.Sum, "groups": 1, "backward_passes_per_step": 2}) == (0, 2)
+    assert found({"compression": hvd.Compression.bf16}) == (2, 1)
+    assert found({"free_gradients": True}) == (2, 1)
+    assert found(HVDLITE_CHECK_NUMERICS="1") == (2, 1)
+    assert found(HVDLITE_DETERMINISTIC="virtual:1")[0] == 2

@@ -73,7 +73,7 @@ def as_one_process(kind, options):
         assert_bitwise_equal_on_all_ranks(net.table)
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -221,7 +221,7 @@ def rows_of_zeros():
         optimizer.step()
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(2, 3)
 def test_what_is_reduced_dense_comes_out_with_the_rows_of_all_ranks(world):
     world.run(rows_of_zeros)
 

@@ -210,6 +210,6 @@ def bad_calls():
     half.set_weight(0.5)
 
 
-@pytest.mark.ranks(1)
+@pytest.mark.ranks(2)
 def test_bad_and_late_calls_are_errors_that_say_what_to_do(world):
     world.run(bad_calls)
