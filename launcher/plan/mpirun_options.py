@@ -52,12 +52,15 @@ def openmpi_options(
         # Every connection starts on this machine, so that hvdrun holds its ends.
         options += [kind, "plm", plm[len("plm_") :], kind, f"{plm}_agent", agent]
         options += [kind, f"{plm}_no_tree_spawn", "1"]
-        # Otherwise hosts that call themselves a.1 and a.2 are one host for Open MPI.
+        # Otherwise hosts that call themselves a.1 and a.2 are one host for Open MPI, and it asks
+        # name servers for hvdrun's names of hosts.
         if flavour.major >= 5:
             options += ["--prtemca", f"prte_{WHOLE_NAMES}", "1"]
             options += ["--pmixmca", f"pmix_{WHOLE_NAMES}", "1"]
+            options += ["--prtemca", "prte_do_not_resolve", "1"]
         else:
             options += ["--mca", f"orte_{WHOLE_NAMES}", "1"]
+            options += ["--mca", "if_base_do_not_resolve", "1"]
     return options, {}
 
 

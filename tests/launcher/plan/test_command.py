@@ -64,13 +64,14 @@ EXPECTED = {
         "--mca btl ^ofi --mca mtl ^ofi --wdir '/home/ann/my job' --prtemca plm ssh",
         f"--prtemca plm_ssh_agent '{AGENT} ssh' --prtemca plm_ssh_no_tree_spawn 1",
         "--prtemca prte_keep_fqdn_hostnames 1 --pmixmca pmix_keep_fqdn_hostnames 1",
+        "--prtemca prte_do_not_resolve 1",
         f"-x HVDRUN_LINK {AGENT} rank python train.py",
     ),
     OPENMPI_4: argv(
         f"/venv/bin/mpirun -np 16 -H {NUMBERED} --map-by slot --bind-to none",
         "--mca btl ^ofi --mca mtl ^ofi --wdir '/home/ann/my job' --mca plm rsh",
         f"--mca plm_rsh_agent '{AGENT} ssh' --mca plm_rsh_no_tree_spawn 1",
-        "--mca orte_keep_fqdn_hostnames 1",
+        "--mca orte_keep_fqdn_hostnames 1 --mca if_base_do_not_resolve 1",
         f"-x HVDRUN_LINK {AGENT} rank python train.py",
     ),
     MPICH_5: argv(
