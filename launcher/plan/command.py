@@ -26,7 +26,7 @@ from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import SharedMemory
 from hvdrun.plan.hosts import Host, Share
 from hvdrun.plan.job_hosts import check_own_names, notes_on, place_ranks
-from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name, openmpi_name
+from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name, numbered_name
 from hvdrun.plan.mpirun_options import (
     intel_options,
     intel_program,
@@ -124,12 +124,13 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     """Raises HostSetupError if the MPI can't work with the /dev/shm of a host, or can't tell two
     hosts apart."""
     shares = place_ranks(request, flavour, facts)
-    by_openmpi = flavour.kind == OPENMPI and flavour.starter is None
     # A rank file has the user's names.
-    by_number = by_openmpi and not any(
-        "rankfile" in word for word in (*request.binding_args, *request.mpi_args)
+    by_number = (
+        flavour.kind in (OPENMPI, MPICH)
+        and flavour.starter is None
+        and not any("rankfile" in word for word in (*request.binding_args, *request.mpi_args))
     )
-    if by_openmpi:
+    if flavour.kind == OPENMPI and flavour.starter is None:
         check_own_names([share.host for share in shares], facts)
     shm = shared_memory.settings(
         flavour.kind,
@@ -150,7 +151,9 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         )
 
     mpi_names = [
-        openmpi_name(number, share.host, facts) if by_number else mpi_name(share.host, facts)
+        numbered_name(flavour.kind, number, share.host, facts)
+        if by_number
+        else mpi_name(share.host, facts)
         for number, share in enumerate(shares)
     ]
     for_mpi = tuple(
@@ -193,7 +196,12 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     ranks_get = list({**environment, **added})
     if remote:
         added[EXPORTED] = " ".join(exported)
-        added |= connection_variables(request, facts, remote, shares if by_number else ())
+        there = {
+            name: share.host
+            for name, share in zip(mpi_names, shares, strict=True)
+            if not is_local(share.host, facts)
+        }
+        added |= connection_variables(request, facts, there)
         if has_blanks(facts):
             added |= {PYTHON: facts.python, AGENT: facts.agent}
     if starter:
@@ -201,7 +209,8 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     elif flavour.kind == OPENMPI:
         options, more = openmpi_options(request, flavour, facts, for_mpi, bool(remote), shm.without)
     elif flavour.kind == MPICH:
-        options, more = mpich_options(request, facts, for_mpi, bool(remote))
+        here = next((mpi_name(s.host, facts) for s in shares if is_local(s.host, facts)), "")
+        options, more = mpich_options(request, facts, for_mpi, here, bool(remote))
     else:
         options, more = intel_options(request, facts, bool(remote))
     options += facts.network_options

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hvdrun.plan.flavour import Flavour
 from hvdrun.plan.hosts import Share
-from hvdrun.plan.local_facts import LocalFacts, is_local
+from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
 from hvdrun.plan.ssh import ssh_agent
 
@@ -65,8 +65,9 @@ def openmpi_options(
 
 
 def mpich_options(
-    request: Request, facts: LocalFacts, shares: tuple[Share, ...], remote: bool
+    request: Request, facts: LocalFacts, shares: tuple[Share, ...], here: str, remote: bool
 ) -> tuple[list[str], dict[str, str]]:
+    """here: this machine's name on other hosts, if it is one of the job's."""
     total = sum(share.count for share in shares)
     options = ["-np", str(total), "-rmk", "user", "-hosts", _host_list(shares)]
     options += request.binding_args or ("-bind-to", "none")
@@ -75,10 +76,9 @@ def mpich_options(
     # Launcher `rsh`: with `ssh`, Hydra would put -x before the interpreter's arguments.
     program, arguments = ssh_agent(facts)
     options += ["-launcher", "rsh", "-launcher-exec", program, "-wdir", facts.cwd]
-    here = [share.host.name for share in shares if is_local(share.host, facts)]
     if here:
         # The other hosts connect to this machine by the name that the user gave.
-        options += ["-localhost", here[0]]
+        options += ["-localhost", here]
     return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": arguments}
 
 

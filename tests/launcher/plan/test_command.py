@@ -75,7 +75,8 @@ EXPECTED = {
         f"-x HVDRUN_LINK {AGENT} rank python train.py",
     ),
     MPICH_5: argv(
-        f"/venv/bin/mpirun -np 16 -rmk user -hosts {FOUR_HOSTS} -bind-to none",
+        "/venv/bin/mpirun -np 16 -rmk user",
+        "-hosts localhost:4,0.1.0.1:4,0.1.0.2:4,0.1.0.3:4 -bind-to none",
         "-launcher rsh -launcher-exec /venv/bin/python -wdir '/home/ann/my job'",
         f"-localhost server1 -genvall {AGENT} rank python train.py",
     ),
@@ -286,7 +287,8 @@ def test_all_names_of_this_machine_are_one_host():
     facts = replace(FACTS, user="ann")
     made = command(MPICH_5, "127.0.0.1:2,b:1,ann@SERVER1:1,localhost", facts)
     assert [(s.host.name, s.count) for s in made.shares] == [("server1", 4), ("b", 1)]
-    assert made.argv[made.argv.index("-hosts") + 1] == "server1:4,b:1"
+    assert made.argv[made.argv.index("-hosts") + 1] == "localhost:4,0.1.0.1:1"
+    assert made.argv[made.argv.index("-localhost") + 1] == "server1"
 
 
 def seen(name, address):
@@ -321,9 +323,11 @@ def test_mpi_knows_an_ipv6_address_by_a_name(flavour):
     names = ("ipv6-fd00--1", "ipv6-fd00--2", "ipv6-fe80--2-eth0")
     if flavour.kind == OPENMPI:
         names = ("hvdrun-host-0", "hvdrun-host-1", "hvdrun-host-2")
+    if flavour.kind == MPICH:
+        names = ("0.1.0.0", "0.1.0.1", "0.1.0.2")
     for name in names:
-        assert re.search(rf"(^| |,){name}(:| |,|$)", shlex.join(made.argv))
-        host, given = destination(name, made.environment["HVDRUN_SSH"])
+        assert re.search(rf"(^| |,){re.escape(name)}(:| |,|$)", shlex.join(made.argv))
+        host, given = destination(name, made.environment)
         hosts.append(host)
         options.append(given)
     assert hosts == ["fd00::1", "fd00::2", "fe80::2%eth0"]
@@ -332,14 +336,25 @@ def test_mpi_knows_an_ipv6_address_by_a_name(flavour):
     assert "fd00::1" not in options[1]
 
 
-def test_open_mpi_gets_names_that_it_cannot_confuse():
-    """It cuts names at the first dot, and takes a host for the one that calls itself so."""
-    made = command(OPENMPI_5, "job.1-a:1,server1:2,job.1-b:1")
-    assert made.argv[made.argv.index("-H") + 1] == "hvdrun-host-0:1,localhost:2,hvdrun-host-2:1"
-    given = made.environment["HVDRUN_SSH"]
-    assert [destination(f"hvdrun-host-{n}", given)[0] for n in (0, 2)] == ["job.1-a", "job.1-b"]
-    words = in_users_words("no hvdrun-host-2, hvdrun-host-0 or hvdrun-host-21", ["a", "b", "c"])
-    assert words == "no c, a or hvdrun-host-21"
+@pytest.mark.parametrize(
+    ("flavour", "option", "names"),
+    [
+        (OPENMPI_5, "-H", ("hvdrun-host-0", "hvdrun-host-2", "hvdrun-host-21")),
+        (MPICH_5, "-hosts", ("0.1.0.0", "0.1.0.2", "0.1.0.21")),
+    ],
+    ids=str,
+)
+def test_mpi_gets_names_that_it_cannot_confuse(flavour, option, names):
+    """Both take a host for this one if it has its name; Open MPI cuts names at the first dot."""
+    made = command(flavour, "job.1-a:1,server1:2,job.1-b:1")
+    one, other, more = names
+    assert made.argv[made.argv.index(option) + 1] == f"{one}:1,localhost:2,{other}:1"
+    assert [destination(n, made.environment)[0] for n in (one, other)] == ["job.1-a", "job.1-b"]
+    words = in_users_words(f"no {other}, {one} or {more}, 10.1.0.2, 1.0.1.0.2", ["a", "b", "c"])
+    assert words == f"no c, a or {more}, 10.1.0.2, 1.0.1.0.2"
+
+
+def test_names_in_a_rank_file_are_the_users():
     by_name = command(OPENMPI_5, "a:1,b:1", binding_args=("--rankfile", "r.txt"))
     assert by_name.argv[by_name.argv.index("-H") + 1] == "a:1,b:1"
 
@@ -355,7 +370,7 @@ def test_hosts_that_call_themselves_the_same_are_an_error_under_open_mpi():
 def test_this_machine_by_its_ipv6_address_has_its_own_name():
     facts = replace(FACTS, local_names=FACTS.local_names | {"fd00::1"})
     made = command(MPICH_5, "[fd00::1]:2,b:1", facts)
-    assert made.argv[made.argv.index("-hosts") + 1] == "server1:2,b:1"
+    assert made.argv[made.argv.index("-hosts") + 1] == "localhost:2,0.1.0.1:1"
     assert made.argv[made.argv.index("-localhost") + 1] == "server1"
     assert made.environment["MASTER_ADDR"] == "fd00::1"
 
@@ -404,8 +419,11 @@ def test_ssh_never_asks_and_never_waits_for_ever():
     hosts = [*parse_hosts("a:1,ann@b:1"), Host("c", 1, port=2200)]
     options = {"ssh_port": 2222, "ssh_identity_file": "/home/ann/my key"}
     made = build(Request(("true",), hosts=tuple(hosts), **options), OPENMPI_5, FACTS)
+    assert made.environment["HVDRUN_HOSTS"] == (
+        "hvdrun-host-0 a,hvdrun-host-1 -l ann b,hvdrun-host-2 -p 2200 c"
+    )
     assert shlex.split(made.environment["HVDRUN_SSH"]) == [
-        *(",a,b,c", "@b=ann", "#c=2200", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
+        *("-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
         *("-o", "ServerAliveInterval=11", "-o", "ServerAliveCountMax=2"),
         *("-o", "ClearAllForwardings=yes", "-o", "RequestTTY=no", "-o", "RemoteCommand=none"),
         *("-p", "2222", "-i", "/home/ann/my key"),
@@ -454,7 +472,7 @@ CONNECTION = (
 def test_in_an_allocation_of_slurms_srun_stands_in_sshs_place():
     made = command(OPENMPI_5, facts=IN_JOB, allocation=SLURM)
     assert made.environment["HVDRUN_REACH"] == CONNECTION
-    assert made.environment["HVDRUN_SSH"] == ",server1,b,c"
+    assert made.environment["HVDRUN_HOSTS"] == "hvdrun-host-1 b,hvdrun-host-2 c"
     assert argv("-H localhost:2,hvdrun-host-1:1,hvdrun-host-2:1 --map-by slot") == made.argv[3:7]
     assert made.argv[made.argv.index("ras") + 1] == "^slurm,pbs,tm,lsf,gridengine"
 
