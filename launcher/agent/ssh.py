@@ -110,7 +110,12 @@ def split_ssh(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 def destination(name: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
     """The host that MPI calls `name`, and hvdrun's options for ssh to it."""
     host, options = name, shlex.split(environ.get(SSH, ""))
-    for about in environ.get(HOSTS, "").split(","):
+    known = environ.get(HOSTS, "")
+    lines = known.split(",")
+    if known.startswith("/"):
+        with open(known) as file:
+            lines = [line.partition("#")[2] for line in file]
+    for about in lines:
         words = about.split()
         if words[:1] == [name]:
             # ssh uses the first port that it gets.

@@ -40,6 +40,7 @@ class LocalFacts:
     has_fabric: bool  # a network that libfabric supports
     master_port: int
     user: str = ""  # the account that hvdrun runs under
+    hosts_path: str = ""  # where hvdrun may write the list of hosts for mpirun
     path_is_changed: bool = False  # PATH in `environ` is not the caller's
     starter: Starter | None = None  # inside a job of its scheduler
     # Other hosts by name; hosts that are not listed are assumed to be like this one.

@@ -3,7 +3,9 @@ options. Pure functions."""
 
 from __future__ import annotations
 
-from hvdrun.plan.flavour import Flavour
+from collections.abc import Mapping
+
+from hvdrun.plan.flavour import OPENMPI, Flavour
 from hvdrun.plan.hosts import Share
 from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
@@ -19,12 +21,15 @@ def openmpi_options(
     flavour: Flavour,
     facts: LocalFacts,
     shares: tuple[Share, ...],
+    hosts_path: str,
     remote: bool,
     without: tuple[str, ...],
 ) -> tuple[list[str], dict[str, str]]:
+    """hosts_path: of the file with the list of hosts, if it is too long for an option."""
     total = sum(share.count for share in shares)
     options = ["--allow-run-as-root"] if facts.is_root else []
-    options += ["-np", str(total), "-H", _host_list(shares)]
+    listed = ("--hostfile", hosts_path) if hosts_path else ("-H", host_list(shares))
+    options += ["-np", str(total), *listed]
     if not {"--map-by", "-map-by", "--rankfile", "-rankfile"} & set(request.binding_args):
         options += ["--map-by", "slot"]
     # The keepers bind each rank to all cores of its share; mpirun would bind it to one core.
@@ -65,11 +70,17 @@ def openmpi_options(
 
 
 def mpich_options(
-    request: Request, facts: LocalFacts, shares: tuple[Share, ...], here: str, remote: bool
+    request: Request,
+    facts: LocalFacts,
+    shares: tuple[Share, ...],
+    hosts_path: str,
+    here: str,
+    remote: bool,
 ) -> tuple[list[str], dict[str, str]]:
     """here: this machine's name on other hosts, if it is one of the job's."""
     total = sum(share.count for share in shares)
-    options = ["-np", str(total), "-rmk", "user", "-hosts", _host_list(shares)]
+    listed = ("-f", hosts_path) if hosts_path else ("-hosts", host_list(shares))
+    options = ["-np", str(total), "-rmk", "user", *listed]
     options += request.binding_args or ("-bind-to", "none")
     if not remote:
         return [*options, "-launcher", "fork"], {}
@@ -103,5 +114,17 @@ def intel_program(program: list[str], shares: tuple[Share, ...]) -> list[str]:
     return argv
 
 
-def _host_list(shares: tuple[Share, ...]) -> str:
+def host_list(shares: tuple[Share, ...]) -> str:
     return ",".join(f"{share.host.name}:{share.count}" for share in shares)
+
+
+def hosts_text(kind: str, shares: tuple[Share, ...], about: Mapping[str, str]) -> str:
+    """The list of hosts as a file for mpirun. `about`: comments on them, by name. MPICH takes
+    comments only as lines of their own."""
+    slots = "{} slots={}\n" if kind == OPENMPI else "{}:{}\n"
+    lines = []
+    for share in shares:
+        if share.host.name in about:
+            lines.append(f"# {about[share.host.name]}\n")
+        lines.append(slots.format(share.host.name, share.count))
+    return "".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hvdrun.machine.environment import AGENT, HOSTS, PYTHON, REACH, SSH
 from hvdrun.plan.hosts import Host
@@ -51,16 +51,11 @@ def reached_by(request: Request, facts: LocalFacts, hosts: Sequence[Host]) -> St
 
 
 def connection_variables(
-    request: Request, facts: LocalFacts, remote: Mapping[str, Host]
+    request: Request, facts: LocalFacts, hosts: Sequence[Host], known: str
 ) -> dict[str, str]:
-    """remote: the hosts that are not this machine, by MPI's names for them."""
-    known = [
-        about_host(name, host)
-        for name, host in remote.items()
-        if name != host.name or host.user or host.port
-    ]
-    variables = {HOSTS: ",".join(known)} if known else {}
-    if starter := reached_by(request, facts, list(remote.values())):
+    """hosts: those that are not this machine; known: the value of HOSTS."""
+    variables = {HOSTS: known} if known else {}
+    if starter := reached_by(request, facts, hosts):
         reach = shlex.join(starter.connection("{host}"))
         return {**variables, REACH: reach, **starter.variables}
     connect_s = max(CONNECT_S, math.ceil(request.host_timeout_s))
@@ -68,7 +63,7 @@ def connection_variables(
 
 
 def about_host(name_for_mpi: str, host: Host) -> str:
-    """What the agent in ssh's place needs to know of the host; no word of it has a blank."""
+    """What the agent in ssh's place needs to know of the host; no word has a blank or a comma."""
     user = () if host.user is None else ("-l", host.user)
     port = () if host.port is None else ("-p", str(host.port))
     return " ".join((name_for_mpi, *user, *port, host.name))

@@ -149,6 +149,32 @@ def test_ranks_that_mpi_starts_on_another_host_than_planned_are_found(rig, pytho
     assert "mpirun has started ranks 1-2 on server1 instead of server2; it has" in done.stderr
 
 
+IN_A_FILE = """
+    import sys
+    from hvdrun.__main__ import main
+    from hvdrun.plan import command
+    command.MOST_BYTES = 0
+    sys.exit(main())
+"""
+SHOW_FILES = """
+    import glob, os
+    print(os.uname().nodename, *(oct(os.stat(n).st_mode) for n in glob.glob("/tmp/hvdrun-hosts-*")))
+"""
+
+
+@pytest.mark.usefixtures("files")
+def test_a_list_of_hosts_in_a_file_is_read_and_removed(rig, python):
+    hosts = ("-H", "server1:1,root@server2:2,10.77.0.3:1")
+    hvdrun = rig.inside("server1", python, *script(IN_A_FILE), *hosts)
+    done = run_program([*hvdrun, python, *script(SHOW_FILES)], LIMIT_S)
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] server1 0o100600",
+        "[1] server2",
+        "[2] server2",
+        "[3] server3",
+    ], done
+
+
 INHERITED = {
     **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "9"),
     "MASTER_ADDR": "elsewhere",

@@ -354,6 +354,29 @@ def test_mpi_gets_names_that_it_cannot_confuse(flavour, option, names):
     assert words == f"no c, a or {more}, 10.1.0.2, 1.0.1.0.2"
 
 
+@pytest.mark.parametrize("flavour", ALL, ids=str)
+def test_a_long_list_of_hosts_goes_into_a_file(flavour, tmp_path):
+    path = tmp_path / "hosts"
+    others = [Host(f"b{n:05d}.example.com", 64, user="ann", port=2200) for n in range(1, 10_000)]
+    request = Request(("x",), hosts=(Host("server1", 64), *others))
+    made = build(request, flavour, replace(FACTS, hosts_path=str(path)))
+    assert max(map(len, (*made.argv, *made.environment.values()))) < 16_384
+    assert made.hosts_file
+    assert made.hosts_file[0] == str(path)
+    path.write_text(made.hosts_file[1])
+    assert made.show(FACTS).splitlines()[1] == f"cat >{path} <<'END'"
+    lines = path.read_text().splitlines()
+    local = lines[0]
+    assert len(lines) == 1 + 2 * len(others)
+    last = re.split("[ :]", lines[-1])[0]
+    host, options = destination(last, made.environment)
+    assert (host, options[:4]) == ("b09999.example.com", ["-l", "ann", "-p", "2200"])
+    expected = {OPENMPI: "localhost slots=64", MPICH: "localhost:64", INTEL: "server1:64"}
+    assert local == expected[flavour.kind]
+    option = {OPENMPI: "--hostfile", MPICH: "-f"}.get(flavour.kind)
+    assert option is None or made.argv[made.argv.index(option) + 1] == str(path)
+
+
 def test_names_in_a_rank_file_are_the_users():
     by_name = command(OPENMPI_5, "a:1,b:1", binding_args=("--rankfile", "r.txt"))
     assert by_name.argv[by_name.argv.index("-H") + 1] == "a:1,b:1"
