@@ -25,7 +25,7 @@ from hvdrun.plan import shared_memory
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import SharedMemory
 from hvdrun.plan.hosts import Host, Share
-from hvdrun.plan.job_hosts import check_own_names, notes_on, place_ranks
+from hvdrun.plan.job_hosts import check_own_names, check_this_host, notes_on, place_ranks
 from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name, numbered_name
 from hvdrun.plan.mpirun_options import (
     host_list,
@@ -156,6 +156,7 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         # One name for this machine, however it was listed: nothing goes over ssh.
         shares = (Share(Host("localhost"), sum(share.count for share in shares)),)
     elif remote:
+        check_this_host(shares, facts)
         shares = tuple(
             replace(s, host=Host(facts.hostname)) if s.host.name in LOOPBACK else s for s in shares
         )

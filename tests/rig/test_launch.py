@@ -149,6 +149,31 @@ def test_ranks_that_mpi_starts_on_another_host_than_planned_are_found(rig, pytho
     assert "mpirun has started ranks 1-2 on server1 instead of server2; it has" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("own", "here", "says"),
+    [
+        ("127.0.1.1", "server1", ""),
+        ("10.77.0.2", "10.77.0.1", ""),
+        pytest.param("10.77.0.2", "localhost", "/etc/hosts gives server1", marks=pytest.mark.wide),
+        ("10.77.0.2", "server1", "server1 is this machine's own name, but /etc/hosts gives it"),
+    ],
+)
+def test_this_machines_name_has_an_address_that_no_interface_has(
+    rig, hvdrun, python, own, here, says
+):
+    """Debian gives it 127.0.1.1; a cloned machine may have another's."""
+    hosts = f"127.0.0.1 localhost\n{own} server1\n10.77.0.3 server3\n"
+    rig.cover("server1", Path("/etc/hosts"), hosts)
+    done = hvdrun("-H", f"{here}:1,10.77.0.2:1,server3:1", python, *script(WHERE))
+    if says:
+        assert done.code in (70, 71), done
+        assert says in done.stderr
+        return
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{rank}] {rank} 3 server{rank + 1} 0 1 7" for rank in range(3)
+    ], done
+
+
 IN_A_FILE = """
     import sys
     from hvdrun.__main__ import main

@@ -377,6 +377,18 @@ def test_a_long_list_of_hosts_goes_into_a_file(flavour, tmp_path):
     assert option is None or made.argv[made.argv.index(option) + 1] == str(path)
 
 
+def test_localhost_needs_a_name_that_means_this_machine():
+    facts = replace(FACTS, local_names=FACTS.local_names - {"server1"} | {"10.0.0.1"})
+    with pytest.raises(
+        HostSetupError, match=r"^/etc/hosts gives server1, this machine's own name,"
+    ):
+        command(OPENMPI_5, "localhost:1,10.0.0.2:1", facts)
+    made = command(OPENMPI_5, "10.0.0.1:1,server1:1", facts)
+    assert [destination("hvdrun-host-1", made.environment)[0]] == ["server1"]
+    assert made.environment["MASTER_ADDR"] == "10.0.0.1"
+    command(OPENMPI_5, "localhost:2", facts)
+
+
 def test_names_in_a_rank_file_are_the_users():
     by_name = command(OPENMPI_5, "a:1,b:1", binding_args=("--rankfile", "r.txt"))
     assert by_name.argv[by_name.argv.index("-H") + 1] == "a:1,b:1"
