@@ -12,9 +12,9 @@ import sys
 from hvdrun.agent.frames import HEADER, HOST, frame, send, write_all
 from hvdrun.agent.peers import Stranger, connect
 from hvdrun.machine.environment import (
+    HOSTS,
     LINK,
     NODES,
-    NUMBERED_HOST,
     REACH,
     SSH,
     unpack,
@@ -26,12 +26,9 @@ from hvdrun.machine.remote_words import for_any_shell, hex_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Mapping
     from typing import NoReturn
 
-# Among ssh's options: the first character of a word about one host → the option for its value.
-PER_HOST = {"@": "-l", "#": "-p"}
-ADDRESS = "="  # the same, for the address that a host's name in MPI stands for
-HOSTS = ","  # the first character of the word with all hosts, if MPI knows them by their numbers
 SSH_TAKES_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
 
 
@@ -39,7 +36,7 @@ def main(arguments: list[str]) -> NoReturn:
     """Called by MPI as ssh, with `[OPTION…] HOST COMMAND…`. Becomes ssh or srun, gives hvdrun its
     ends, and runs the host agent as the remote command."""
     own, name_for_mpi, words = split_ssh(arguments)
-    host, options = destination(name_for_mpi, os.environ.get(SSH, ""))
+    host, options = destination(name_for_mpi, os.environ)
     command = " ".join(words)
     remote = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
     secret = os.environ.get(LINK, "")
@@ -110,21 +107,20 @@ def split_ssh(arguments: list[str]) -> tuple[list[str], str, list[str]]:
     return arguments[:at], arguments[at], arguments[at + 1 :]
 
 
-def destination(name: str, given: str) -> tuple[str, list[str]]:
-    """The host that MPI calls `name`, and those of hvdrun's options for ssh that concern it."""
-    host = name
-    options = []
-    for word in shlex.split(given):
-        kind, (about, _, value) = word[:1], word[1:].partition("=")
-        if kind == HOSTS:
-            number = name.removeprefix(NUMBERED_HOST)
-            host = word[1:].split(",")[int(number)] if number != name else host
-        elif kind == ADDRESS:
-            host = value if about == name else host
-        elif kind in PER_HOST:
-            options += [PER_HOST[kind], value] if about == host else []
-        else:
-            options.append(word)
+def destination(name: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The host that MPI calls `name`, and hvdrun's options for ssh to it."""
+    host, options = name, shlex.split(environ.get(SSH, ""))
+    known = environ.get(HOSTS, "")
+    lines = known.split(",")
+    if known.startswith("/"):
+        with open(known) as file:
+            lines = [line.partition("#")[2] for line in file]
+    for about in lines:
+        words = about.split()
+        if words[:1] == [name]:
+            # ssh uses the first port that it gets.
+            host, options = words[-1], [*words[1:-1], *options]
+            break
     return host, options
 
 

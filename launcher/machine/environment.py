@@ -18,8 +18,10 @@ KEEPER = "HVDRUN_KEEPER"  # the process number of the keeper that started the co
 # (hvdlite/world/process/exits.py, _core/engine/exit.c).
 ENDING = "hvdrun-ending"
 SSH = "HVDRUN_SSH"  # ssh's options, for the role `ssh`
-# With its number: Open MPI's name for a host of the job, in which it can find no other host's.
-NUMBERED_HOST = "hvdrun-host-"
+# For that role, separated by commas: for each host that MPI knows by another name, or that has
+# options of its own, MPI's name, the options for ssh, and the user's name for the host. Or the path
+# of mpirun's list of hosts, a file in which these words are comments.
+HOSTS = "HVDRUN_HOSTS"
 # The program that replaces ssh, and its options, such as `srun --nodelist={host}`.
 REACH = "HVDRUN_REACH"
 # By which the role `reach` finds hvdrun's connections to other nodes.

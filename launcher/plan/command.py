@@ -25,9 +25,11 @@ from hvdrun.plan import shared_memory
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import SharedMemory
 from hvdrun.plan.hosts import Host, Share
-from hvdrun.plan.job_hosts import check_own_names, notes_on, place_ranks
-from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name, openmpi_name
+from hvdrun.plan.job_hosts import check_own_names, check_this_host, notes_on, place_ranks
+from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name, numbered_name
 from hvdrun.plan.mpirun_options import (
+    host_list,
+    hosts_text,
     intel_options,
     intel_program,
     mpich_options,
@@ -35,7 +37,7 @@ from hvdrun.plan.mpirun_options import (
 )
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Starter
-from hvdrun.plan.ssh import connection_variables, has_blanks
+from hvdrun.plan.ssh import about_host, connection_variables, has_blanks
 
 WITHOUT_FABRIC = (
     "Open MPI runs without libfabric (^ofi), as this host has no InfiniBand, Omni-Path or"
@@ -59,6 +61,10 @@ UCX_ON_LOOPBACK = {"UCX_NET_DEVICES": "lo"}
 # In options that place ranks: --map-by, --rankfile, -hosts, -ppn, -rr …
 PLACE_RANKS = ("map", "rank", "host", "node", "ppn", "rr")
 
+# A longer list of hosts goes into a file: MPICH sends each variable to each rank, and the kernel
+# takes no word of more than 128 KiB.
+MOST_BYTES = 16 << 10
+
 # How long a rank waits for hvdrun's connection to its host.
 PATIENCE_S = 20
 
@@ -79,6 +85,7 @@ class Command:
     explanations: tuple[str, ...]  # and what is shown only with --verbose
     program: str  # the user's, for messages
     python: str
+    hosts_file: tuple[str, str] | None = None  # the path and content of a file for mpirun
     # The hosts that are not this machine. None: hvdrun does not decide which rank is on which host.
     far: frozenset[str] | None = None
 
@@ -108,6 +115,9 @@ class Command:
         """For `--dry-run`: a shell can run exactly this."""
         settings = [f"{name}={shlex.quote(self.environment[name])}" for name in self.added]
         lines = [f"cd {shlex.quote(facts.cwd)}"]
+        if self.hosts_file is not None:
+            path, content = self.hosts_file
+            lines.append(f"cat >{shlex.quote(path)} <<'END'\n{content}END")
         way = "" if self.sent is None else ", over hvdrun's own connections"
         lines.append(f"# variables that the ranks get{way}: " + " ".join(self.passed))
         lines += [f"# meanwhile, for signs of life: {shlex.join(c)}" for c in self.connections]
@@ -124,12 +134,13 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     """Raises HostSetupError if the MPI can't work with the /dev/shm of a host, or can't tell two
     hosts apart."""
     shares = place_ranks(request, flavour, facts)
-    by_openmpi = flavour.kind == OPENMPI and flavour.starter is None
     # A rank file has the user's names.
-    by_number = by_openmpi and not any(
-        "rankfile" in word for word in (*request.binding_args, *request.mpi_args)
+    by_number = (
+        flavour.kind in (OPENMPI, MPICH)
+        and flavour.starter is None
+        and not any("rankfile" in word for word in (*request.binding_args, *request.mpi_args))
     )
-    if by_openmpi:
+    if flavour.kind == OPENMPI and flavour.starter is None:
         check_own_names([share.host for share in shares], facts)
     shm = shared_memory.settings(
         flavour.kind,
@@ -145,12 +156,15 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         # One name for this machine, however it was listed: nothing goes over ssh.
         shares = (Share(Host("localhost"), sum(share.count for share in shares)),)
     elif remote:
+        check_this_host(shares, facts)
         shares = tuple(
             replace(s, host=Host(facts.hostname)) if s.host.name in LOOPBACK else s for s in shares
         )
 
     mpi_names = [
-        openmpi_name(number, share.host, facts) if by_number else mpi_name(share.host, facts)
+        numbered_name(flavour.kind, number, share.host, facts)
+        if by_number
+        else mpi_name(share.host, facts)
         for number, share in enumerate(shares)
     ]
     for_mpi = tuple(
@@ -191,17 +205,30 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     if starter and shm.without:  # srun has no options for Open MPI
         added[shared_memory.BTL_VARIABLE] = f"^{','.join(shm.without)}"
     ranks_get = list({**environment, **added})
+    hosts_file, hosts_path = None, ""
     if remote:
         added[EXPORTED] = " ".join(exported)
-        added |= connection_variables(request, facts, remote, shares if by_number else ())
+        about = {
+            name: about_host(name, share.host)
+            for name, share in zip(mpi_names, shares, strict=True)
+            if not is_local(share.host, facts)
+        }
+        known = ",".join(line for line in about.values() if len(set(line.split())) > 1)
+        if starter is None and max(len(known), len(host_list(for_mpi))) > MOST_BYTES:
+            hosts_file = facts.hosts_path, hosts_text(flavour.kind, for_mpi, about)
+            known = hosts_path = facts.hosts_path
+        added |= connection_variables(request, facts, [s.host for s in remote], known)
         if has_blanks(facts):
             added |= {PYTHON: facts.python, AGENT: facts.agent}
     if starter:
         options, more = _by_scheduler(request, flavour.kind, starter, facts, for_mpi)
     elif flavour.kind == OPENMPI:
-        options, more = openmpi_options(request, flavour, facts, for_mpi, bool(remote), shm.without)
+        options, more = openmpi_options(
+            request, flavour, facts, for_mpi, hosts_path, bool(remote), shm.without
+        )
     elif flavour.kind == MPICH:
-        options, more = mpich_options(request, facts, for_mpi, bool(remote))
+        here = next((mpi_name(s.host, facts) for s in shares if is_local(s.host, facts)), "")
+        options, more = mpich_options(request, facts, for_mpi, hosts_path, here, bool(remote))
     else:
         options, more = intel_options(request, facts, bool(remote))
     options += facts.network_options
@@ -242,6 +269,7 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         shares=shares,
         connections=tuple((*agent, s.host.name) for s in remote) if starter else (),
         notes=notes,
+        hosts_file=hosts_file,
         explanations=(
             *((WITHOUT_FABRIC,) if "^ofi" in options else ()),
             *shm.explanations,

@@ -11,7 +11,7 @@ import hvdrun
 from hvdrun.errors import UsageError
 from hvdrun.machine import shared_memory
 from hvdrun.machine.interfaces import interfaces
-from hvdrun.machine.resources import gpu_count, physical_cores
+from hvdrun.machine.resources import gpu_count, physical_cores, temporary_path
 from hvdrun.plan.host_facts import SharedMemory, shared_memory_from
 from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
@@ -28,9 +28,11 @@ def gather(request: Request) -> LocalFacts:
     environ = dict(os.environ)
     path = own_path(os.environ.get("PATH", ""), sys.prefix, sys.base_prefix)
     user, home = own_account()
+    temporary = os.path.abspath(temporary_path(environ)[1])
     return LocalFacts(
         environ={"HOME": home, **environ, "PATH": path},
         user=user,
+        hosts_path=f"{temporary}/hvdrun-hosts-{os.getpid()}-{os.urandom(8).hex()}",
         path_is_changed=path != os.environ.get("PATH", ""),
         cwd=_working_directory(),
         python=sys.executable,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hvdrun.errors import HostSetupError, UsageError
 from hvdrun.plan.flavour import Flavour
 from hvdrun.plan.hosts import Host, Share, merge, place
-from hvdrun.plan.local_facts import LocalFacts, is_local
+from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers import remedy
 
@@ -77,6 +77,18 @@ def _machine(host: Host, facts: LocalFacts) -> object:
     if seen is None or not seen.interfaces:
         return is_local(host, facts) or host.name
     return seen.hostname, seen.interfaces, host.user, host.port
+
+
+def check_this_host(shares: Sequence[Share], facts: LocalFacts) -> None:
+    """Raises HostSetupError if the other hosts can't be told a name of this machine."""
+    if any(share.host.name in LOOPBACK for share in shares) and not is_local(
+        Host(facts.hostname), facts
+    ):
+        raise HostSetupError(
+            f"/etc/hosts gives {facts.hostname}, this machine's own name, an address that this"
+            " machine has not, and other hosts can't reach it as localhost; correct that line, or"
+            " list this machine by its address, as in -H 10.0.0.1:2"
+        )
 
 
 def check_own_names(hosts: Sequence[Host], facts: LocalFacts) -> None:

@@ -7,10 +7,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hvdrun.machine.environment import NUMBERED_HOST
+from hvdrun.plan.flavour import MPICH
 from hvdrun.plan.host_facts import HostFacts, SharedMemory
 from hvdrun.plan.hosts import Host
 from hvdrun.plan.schedulers.scheduler import Starter
+
+# With their numbers, Open MPI's and MPICH's names for the hosts of a job, in which they can find no
+# other host's. MPICH asks name servers for all but addresses, and no host has one that begins so.
+NUMBERED_HOST = "hvdrun-host-"
+NUMBERED_ADDRESS = "0.1."
+_NUMBERED = re.compile(
+    rf"{NUMBERED_HOST}(\d{{1,9}})|(?<![\d.]){re.escape(NUMBERED_ADDRESS)}(\d{{1,3}})\.(\d{{1,3}})\b"
+)
 
 # Each machine's names for itself.
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -32,6 +40,7 @@ class LocalFacts:
     has_fabric: bool  # a network that libfabric supports
     master_port: int
     user: str = ""  # the account that hvdrun runs under
+    hosts_path: str = ""  # where hvdrun may write the list of hosts for mpirun
     path_is_changed: bool = False  # PATH in `environ` is not the caller's
     starter: Starter | None = None  # inside a job of its scheduler
     # Other hosts by name; hosts that are not listed are assumed to be like this one.
@@ -55,8 +64,8 @@ def is_local(host: Host, facts: LocalFacts) -> bool:
 
 
 def mpi_name(host: Host, facts: LocalFacts) -> str:
-    """The name of a host for MPI. All MPIs split an IPv6 address at its colons, even in brackets;
-    the agent in ssh's place gets the address that the name stands for."""
+    """The name of a host for an MPI that knows it by no number. All MPIs split an IPv6 address at
+    its colons, even in brackets; the agent in ssh's place knows what the name stands for."""
     if ":" not in host.name:
         return host.name
     if is_local(host, facts):
@@ -64,17 +73,21 @@ def mpi_name(host: Host, facts: LocalFacts) -> str:
     return "ipv6-" + re.sub(r"[^0-9a-z]", "-", host.name.lower())
 
 
-def openmpi_name(number: int, host: Host, facts: LocalFacts) -> str:
-    """The name for Open MPI of the job's host with this number. Open MPI cuts names at the first
-    dot, and takes a host for the one that calls itself so: no host calls itself like this."""
-    return "localhost" if is_local(host, facts) else f"{NUMBERED_HOST}{number}"
+def numbered_name(kind: str, number: int, host: Host, facts: LocalFacts) -> str:
+    """The name for Open MPI or MPICH of the job's host with this number. Both take a host for this
+    machine if it has this machine's name, and Open MPI cuts names at the first dot."""
+    if is_local(host, facts):
+        return "localhost"
+    if kind == MPICH:
+        return f"{NUMBERED_ADDRESS}{number >> 8}.{number & 255}"
+    return f"{NUMBERED_HOST}{number}"
 
 
 def in_users_words(line: str, hosts: Sequence[str]) -> str:
-    """Open MPI's line with the names that the user gave in place of those by `openmpi_name`."""
+    """MPI's line with the names that the user gave in place of those by `numbered_name`."""
 
     def name(match: re.Match[str]) -> str:
-        number = int(match[1])
+        number = int(match[1]) if match[1] else int(match[2]) << 8 | int(match[3])
         return hosts[number] if number < len(hosts) else match[0]
 
-    return re.sub(f"{NUMBERED_HOST}([0-9]{{1,9}})", name, line)
+    return _NUMBERED.sub(name, line)

@@ -3,9 +3,11 @@ options. Pure functions."""
 
 from __future__ import annotations
 
-from hvdrun.plan.flavour import Flavour
+from collections.abc import Mapping
+
+from hvdrun.plan.flavour import OPENMPI, Flavour
 from hvdrun.plan.hosts import Share
-from hvdrun.plan.local_facts import LocalFacts, is_local
+from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
 from hvdrun.plan.ssh import ssh_agent
 
@@ -19,12 +21,15 @@ def openmpi_options(
     flavour: Flavour,
     facts: LocalFacts,
     shares: tuple[Share, ...],
+    hosts_path: str,
     remote: bool,
     without: tuple[str, ...],
 ) -> tuple[list[str], dict[str, str]]:
+    """hosts_path: of the file with the list of hosts, if it is too long for an option."""
     total = sum(share.count for share in shares)
     options = ["--allow-run-as-root"] if facts.is_root else []
-    options += ["-np", str(total), "-H", _host_list(shares)]
+    listed = ("--hostfile", hosts_path) if hosts_path else ("-H", host_list(shares))
+    options += ["-np", str(total), *listed]
     if not {"--map-by", "-map-by", "--rankfile", "-rankfile"} & set(request.binding_args):
         options += ["--map-by", "slot"]
     # The keepers bind each rank to all cores of its share; mpirun would bind it to one core.
@@ -52,30 +57,39 @@ def openmpi_options(
         # Every connection starts on this machine, so that hvdrun holds its ends.
         options += [kind, "plm", plm[len("plm_") :], kind, f"{plm}_agent", agent]
         options += [kind, f"{plm}_no_tree_spawn", "1"]
-        # Otherwise hosts that call themselves a.1 and a.2 are one host for Open MPI.
+        # Otherwise hosts that call themselves a.1 and a.2 are one host for Open MPI, and it asks
+        # name servers for hvdrun's names of hosts.
         if flavour.major >= 5:
             options += ["--prtemca", f"prte_{WHOLE_NAMES}", "1"]
             options += ["--pmixmca", f"pmix_{WHOLE_NAMES}", "1"]
+            options += ["--prtemca", "prte_do_not_resolve", "1"]
         else:
             options += ["--mca", f"orte_{WHOLE_NAMES}", "1"]
+            options += ["--mca", "if_base_do_not_resolve", "1"]
     return options, {}
 
 
 def mpich_options(
-    request: Request, facts: LocalFacts, shares: tuple[Share, ...], remote: bool
+    request: Request,
+    facts: LocalFacts,
+    shares: tuple[Share, ...],
+    hosts_path: str,
+    here: str,
+    remote: bool,
 ) -> tuple[list[str], dict[str, str]]:
+    """here: this machine's name on other hosts, if it is one of the job's."""
     total = sum(share.count for share in shares)
-    options = ["-np", str(total), "-rmk", "user", "-hosts", _host_list(shares)]
+    listed = ("-f", hosts_path) if hosts_path else ("-hosts", host_list(shares))
+    options = ["-np", str(total), "-rmk", "user", *listed]
     options += request.binding_args or ("-bind-to", "none")
     if not remote:
         return [*options, "-launcher", "fork"], {}
     # Launcher `rsh`: with `ssh`, Hydra would put -x before the interpreter's arguments.
     program, arguments = ssh_agent(facts)
     options += ["-launcher", "rsh", "-launcher-exec", program, "-wdir", facts.cwd]
-    here = [share.host.name for share in shares if is_local(share.host, facts)]
     if here:
         # The other hosts connect to this machine by the name that the user gave.
-        options += ["-localhost", here[0]]
+        options += ["-localhost", here]
     return options, {"HYDRA_LAUNCHER_EXTRA_ARGS": arguments}
 
 
@@ -100,5 +114,17 @@ def intel_program(program: list[str], shares: tuple[Share, ...]) -> list[str]:
     return argv
 
 
-def _host_list(shares: tuple[Share, ...]) -> str:
+def host_list(shares: tuple[Share, ...]) -> str:
     return ",".join(f"{share.host.name}:{share.count}" for share in shares)
+
+
+def hosts_text(kind: str, shares: tuple[Share, ...], about: Mapping[str, str]) -> str:
+    """The list of hosts as a file for mpirun. `about`: comments on them, by name. MPICH takes
+    comments only as lines of their own."""
+    slots = "{} slots={}\n" if kind == OPENMPI else "{}:{}\n"
+    lines = []
+    for share in shares:
+        if share.host.name in about:
+            lines.append(f"# {about[share.host.name]}\n")
+        lines.append(slots.format(share.host.name, share.count))
+    return "".join(lines)

@@ -7,9 +7,9 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from hvdrun.machine.environment import AGENT, PYTHON, REACH, SSH
-from hvdrun.plan.hosts import Host, Share
-from hvdrun.plan.local_facts import LocalFacts, mpi_name
+from hvdrun.machine.environment import AGENT, HOSTS, PYTHON, REACH, SSH
+from hvdrun.plan.hosts import Host
+from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Starter
 
@@ -51,23 +51,22 @@ def reached_by(request: Request, facts: LocalFacts, hosts: Sequence[Host]) -> St
 
 
 def connection_variables(
-    request: Request, facts: LocalFacts, remote: list[Share], numbered: Sequence[Share]
+    request: Request, facts: LocalFacts, hosts: Sequence[Host], known: str
 ) -> dict[str, str]:
-    """numbered: all hosts of the job, if MPI knows them by their numbers; else empty."""
-    hosts = [share.host for share in remote]
-    # These are not ssh's: the agent reads each host's name, user and port from them. They come
-    # before -p, as ssh uses the first port that it gets.
-    if numbered:
-        own = ["," + ",".join(share.host.name for share in numbered)]
-    else:
-        own = [f"={mpi_name(host, facts)}={host.name}" for host in hosts if ":" in host.name]
+    """hosts: those that are not this machine; known: the value of HOSTS."""
+    variables = {HOSTS: known} if known else {}
     if starter := reached_by(request, facts, hosts):
-        reach = {REACH: shlex.join(starter.connection("{host}")), **starter.variables}
-        return {SSH: shlex.join(own), **reach} if own else reach
-    own += [f"@{host.name}={host.user}" for host in hosts if host.user is not None]
-    own += [f"#{host.name}={host.port}" for host in hosts if host.port is not None]
+        reach = shlex.join(starter.connection("{host}"))
+        return {**variables, REACH: reach, **starter.variables}
     connect_s = max(CONNECT_S, math.ceil(request.host_timeout_s))
-    return {SSH: shlex.join([*own, *ssh_options(request, connect_s)])}
+    return {**variables, SSH: shlex.join(ssh_options(request, connect_s))}
+
+
+def about_host(name_for_mpi: str, host: Host) -> str:
+    """What the agent in ssh's place needs to know of the host; no word has a blank or a comma."""
+    user = () if host.user is None else ("-l", host.user)
+    port = () if host.port is None else ("-p", str(host.port))
+    return " ".join((name_for_mpi, *user, *port, host.name))
 
 
 def ssh_options(request: Request, connect_s: int = CONNECT_S) -> list[str]:

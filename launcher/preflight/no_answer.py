@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from hvdrun.errors import HostSetupError, SshFailed
 from hvdrun.plan.schedulers import trouble
@@ -46,6 +47,19 @@ def no_answer(
     said = words or last_words(reply.stdout) or "it printed nothing"
     text = f"{python} does not run there: {said} (exit code {reply.exit_code})"
     return Finding(host, "Python", text, install, HostSetupError)
+
+
+def with_own_name(finding: Finding, hostname: str) -> Finding:
+    """The same, where ssh was to go to a host that has this machine's own name."""
+    own = hostname.lower()
+    if finding.host.lower() not in (own, own.partition(".")[0]):
+        return finding
+    return replace(
+        finding,
+        remedy=f"{finding.host} is this machine's own name, but /etc/hosts gives it an address that"
+        " this machine has not: correct that line, or list this machine by its address; if another"
+        f" machine is meant, {finding.remedy}",
+    )
 
 
 def trouble_of(reply: Reply) -> Trouble | None:

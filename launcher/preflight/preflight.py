@@ -33,7 +33,7 @@ from hvdrun.preflight.findings import Expected, Finding, judge, of_networks
 from hvdrun.preflight.gpu_copies import copies_between_gpus
 from hvdrun.preflight.gpus import differences
 from hvdrun.preflight.interface_options import interface_options
-from hvdrun.preflight.no_answer import no_answer, reads_input
+from hvdrun.preflight.no_answer import no_answer, reads_input, with_own_name
 from hvdrun.preflight.ports import ports_of
 from hvdrun.preflight.question import control_name, probe_command, probe_here, question_of
 from hvdrun.preflight.reach import connect_all
@@ -204,7 +204,7 @@ def run(
                     reply = replies[name]
                     program = facts.python, facts.agent
                     found = no_answer(name, login, reply, limit_s, *program, by is None)
-                    findings[name] = [found]
+                    findings[name] = [with_own_name(found, facts.hostname)]
                 continue
             findings[name] = judged(host, replies.get(name), known)
             if name in replies and reads_its_input(commands[name], replies[name], limit_s):

@@ -1,12 +1,17 @@
-"""Starts mpirun again if it failed by chance before any rank had started."""
+"""Starts mpirun, and again if it failed by chance before any rank had started."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+from collections.abc import Iterator
 
 from hvdrun.agent.frames import Waker
 from hvdrun.agent.signals import heeded
+from hvdrun.errors import LacksResource
 from hvdrun.job.supervision import Supervision
+from hvdrun.machine.own_files import open_file
 from hvdrun.machine.processes import set_subreaper
 from hvdrun.output.screen import Screen
 from hvdrun.plan.command import Command
@@ -24,6 +29,39 @@ def supervise(
     node_signals: NodeSignals | None = None,
 ) -> int:
     """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
+    with _hosts_file(command):
+        return _supervise(command, cwd, screen, supervision, node_signals)
+
+
+@contextlib.contextmanager
+def _hosts_file(command: Command) -> Iterator[None]:
+    """The file with the list of hosts is there, if the command reads one."""
+    if command.hosts_file is None:
+        yield
+        return
+    path, content = command.hosts_file
+    try:
+        try:
+            with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(content)
+        except OSError as error:
+            raise LacksResource(
+                f"the list of hosts can't be written to {path}: {error.strerror}; make room there,"
+                " or set TMPDIR to another folder"
+            ) from error
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _supervise(
+    command: Command,
+    cwd: str,
+    screen: Screen,
+    supervision: Supervision,
+    node_signals: NodeSignals | None,
+) -> int:
     set_subreaper()
     if node_signals is not None:
         node_signals.begin()

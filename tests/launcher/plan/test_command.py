@@ -64,17 +64,19 @@ EXPECTED = {
         "--mca btl ^ofi --mca mtl ^ofi --wdir '/home/ann/my job' --prtemca plm ssh",
         f"--prtemca plm_ssh_agent '{AGENT} ssh' --prtemca plm_ssh_no_tree_spawn 1",
         "--prtemca prte_keep_fqdn_hostnames 1 --pmixmca pmix_keep_fqdn_hostnames 1",
+        "--prtemca prte_do_not_resolve 1",
         f"-x HVDRUN_LINK {AGENT} rank python train.py",
     ),
     OPENMPI_4: argv(
         f"/venv/bin/mpirun -np 16 -H {NUMBERED} --map-by slot --bind-to none",
         "--mca btl ^ofi --mca mtl ^ofi --wdir '/home/ann/my job' --mca plm rsh",
         f"--mca plm_rsh_agent '{AGENT} ssh' --mca plm_rsh_no_tree_spawn 1",
-        "--mca orte_keep_fqdn_hostnames 1",
+        "--mca orte_keep_fqdn_hostnames 1 --mca if_base_do_not_resolve 1",
         f"-x HVDRUN_LINK {AGENT} rank python train.py",
     ),
     MPICH_5: argv(
-        f"/venv/bin/mpirun -np 16 -rmk user -hosts {FOUR_HOSTS} -bind-to none",
+        "/venv/bin/mpirun -np 16 -rmk user",
+        "-hosts localhost:4,0.1.0.1:4,0.1.0.2:4,0.1.0.3:4 -bind-to none",
         "-launcher rsh -launcher-exec /venv/bin/python -wdir '/home/ann/my job'",
         f"-localhost server1 -genvall {AGENT} rank python train.py",
     ),
@@ -285,7 +287,8 @@ def test_all_names_of_this_machine_are_one_host():
     facts = replace(FACTS, user="ann")
     made = command(MPICH_5, "127.0.0.1:2,b:1,ann@SERVER1:1,localhost", facts)
     assert [(s.host.name, s.count) for s in made.shares] == [("server1", 4), ("b", 1)]
-    assert made.argv[made.argv.index("-hosts") + 1] == "server1:4,b:1"
+    assert made.argv[made.argv.index("-hosts") + 1] == "localhost:4,0.1.0.1:1"
+    assert made.argv[made.argv.index("-localhost") + 1] == "server1"
 
 
 def seen(name, address):
@@ -320,9 +323,11 @@ def test_mpi_knows_an_ipv6_address_by_a_name(flavour):
     names = ("ipv6-fd00--1", "ipv6-fd00--2", "ipv6-fe80--2-eth0")
     if flavour.kind == OPENMPI:
         names = ("hvdrun-host-0", "hvdrun-host-1", "hvdrun-host-2")
+    if flavour.kind == MPICH:
+        names = ("0.1.0.0", "0.1.0.1", "0.1.0.2")
     for name in names:
-        assert re.search(rf"(^| |,){name}(:| |,|$)", shlex.join(made.argv))
-        host, given = destination(name, made.environment["HVDRUN_SSH"])
+        assert re.search(rf"(^| |,){re.escape(name)}(:| |,|$)", shlex.join(made.argv))
+        host, given = destination(name, made.environment)
         hosts.append(host)
         options.append(given)
     assert hosts == ["fd00::1", "fd00::2", "fe80::2%eth0"]
@@ -331,14 +336,60 @@ def test_mpi_knows_an_ipv6_address_by_a_name(flavour):
     assert "fd00::1" not in options[1]
 
 
-def test_open_mpi_gets_names_that_it_cannot_confuse():
-    """It cuts names at the first dot, and takes a host for the one that calls itself so."""
-    made = command(OPENMPI_5, "job.1-a:1,server1:2,job.1-b:1")
-    assert made.argv[made.argv.index("-H") + 1] == "hvdrun-host-0:1,localhost:2,hvdrun-host-2:1"
-    given = made.environment["HVDRUN_SSH"]
-    assert [destination(f"hvdrun-host-{n}", given)[0] for n in (0, 2)] == ["job.1-a", "job.1-b"]
-    words = in_users_words("no hvdrun-host-2, hvdrun-host-0 or hvdrun-host-21", ["a", "b", "c"])
-    assert words == "no c, a or hvdrun-host-21"
+@pytest.mark.parametrize(
+    ("flavour", "option", "names"),
+    [
+        (OPENMPI_5, "-H", ("hvdrun-host-0", "hvdrun-host-2", "hvdrun-host-21")),
+        (MPICH_5, "-hosts", ("0.1.0.0", "0.1.0.2", "0.1.0.21")),
+    ],
+    ids=str,
+)
+def test_mpi_gets_names_that_it_cannot_confuse(flavour, option, names):
+    """Both take a host for this one if it has its name; Open MPI cuts names at the first dot."""
+    made = command(flavour, "job.1-a:1,server1:2,job.1-b:1")
+    one, other, more = names
+    assert made.argv[made.argv.index(option) + 1] == f"{one}:1,localhost:2,{other}:1"
+    assert [destination(n, made.environment)[0] for n in (one, other)] == ["job.1-a", "job.1-b"]
+    words = in_users_words(f"no {other}, {one} or {more}, 10.1.0.2, 1.0.1.0.2", ["a", "b", "c"])
+    assert words == f"no c, a or {more}, 10.1.0.2, 1.0.1.0.2"
+
+
+@pytest.mark.parametrize("flavour", ALL, ids=str)
+def test_a_long_list_of_hosts_goes_into_a_file(flavour, tmp_path):
+    path = tmp_path / "hosts"
+    others = [Host(f"b{n:05d}.example.com", 64, user="ann", port=2200) for n in range(1, 10_000)]
+    request = Request(("x",), hosts=(Host("server1", 64), *others))
+    made = build(request, flavour, replace(FACTS, hosts_path=str(path)))
+    assert max(map(len, (*made.argv, *made.environment.values()))) < 16_384
+    assert made.hosts_file
+    assert made.hosts_file[0] == str(path)
+    path.write_text(made.hosts_file[1])
+    assert made.show(FACTS).splitlines()[1] == f"cat >{path} <<'END'"
+    lines = path.read_text().splitlines()
+    local = lines[0]
+    assert len(lines) == 1 + 2 * len(others)
+    last = re.split("[ :]", lines[-1])[0]
+    host, options = destination(last, made.environment)
+    assert (host, options[:4]) == ("b09999.example.com", ["-l", "ann", "-p", "2200"])
+    expected = {OPENMPI: "localhost slots=64", MPICH: "localhost:64", INTEL: "server1:64"}
+    assert local == expected[flavour.kind]
+    option = {OPENMPI: "--hostfile", MPICH: "-f"}.get(flavour.kind)
+    assert option is None or made.argv[made.argv.index(option) + 1] == str(path)
+
+
+def test_localhost_needs_a_name_that_means_this_machine():
+    facts = replace(FACTS, local_names=FACTS.local_names - {"server1"} | {"10.0.0.1"})
+    with pytest.raises(
+        HostSetupError, match=r"^/etc/hosts gives server1, this machine's own name,"
+    ):
+        command(OPENMPI_5, "localhost:1,10.0.0.2:1", facts)
+    made = command(OPENMPI_5, "10.0.0.1:1,server1:1", facts)
+    assert [destination("hvdrun-host-1", made.environment)[0]] == ["server1"]
+    assert made.environment["MASTER_ADDR"] == "10.0.0.1"
+    command(OPENMPI_5, "localhost:2", facts)
+
+
+def test_names_in_a_rank_file_are_the_users():
     by_name = command(OPENMPI_5, "a:1,b:1", binding_args=("--rankfile", "r.txt"))
     assert by_name.argv[by_name.argv.index("-H") + 1] == "a:1,b:1"
 
@@ -354,7 +405,7 @@ def test_hosts_that_call_themselves_the_same_are_an_error_under_open_mpi():
 def test_this_machine_by_its_ipv6_address_has_its_own_name():
     facts = replace(FACTS, local_names=FACTS.local_names | {"fd00::1"})
     made = command(MPICH_5, "[fd00::1]:2,b:1", facts)
-    assert made.argv[made.argv.index("-hosts") + 1] == "server1:2,b:1"
+    assert made.argv[made.argv.index("-hosts") + 1] == "localhost:2,0.1.0.1:1"
     assert made.argv[made.argv.index("-localhost") + 1] == "server1"
     assert made.environment["MASTER_ADDR"] == "fd00::1"
 
@@ -403,8 +454,11 @@ def test_ssh_never_asks_and_never_waits_for_ever():
     hosts = [*parse_hosts("a:1,ann@b:1"), Host("c", 1, port=2200)]
     options = {"ssh_port": 2222, "ssh_identity_file": "/home/ann/my key"}
     made = build(Request(("true",), hosts=tuple(hosts), **options), OPENMPI_5, FACTS)
+    assert made.environment["HVDRUN_HOSTS"] == (
+        "hvdrun-host-0 a,hvdrun-host-1 -l ann b,hvdrun-host-2 -p 2200 c"
+    )
     assert shlex.split(made.environment["HVDRUN_SSH"]) == [
-        *(",a,b,c", "@b=ann", "#c=2200", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
+        *("-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
         *("-o", "ServerAliveInterval=11", "-o", "ServerAliveCountMax=2"),
         *("-o", "ClearAllForwardings=yes", "-o", "RequestTTY=no", "-o", "RemoteCommand=none"),
         *("-p", "2222", "-i", "/home/ann/my key"),
@@ -453,7 +507,7 @@ CONNECTION = (
 def test_in_an_allocation_of_slurms_srun_stands_in_sshs_place():
     made = command(OPENMPI_5, facts=IN_JOB, allocation=SLURM)
     assert made.environment["HVDRUN_REACH"] == CONNECTION
-    assert made.environment["HVDRUN_SSH"] == ",server1,b,c"
+    assert made.environment["HVDRUN_HOSTS"] == "hvdrun-host-1 b,hvdrun-host-2 c"
     assert argv("-H localhost:2,hvdrun-host-1:1,hvdrun-host-2:1 --map-by slot") == made.argv[3:7]
     assert made.argv[made.argv.index("ras") + 1] == "^slurm,pbs,tm,lsf,gridengine"
 
