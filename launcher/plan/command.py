@@ -32,6 +32,7 @@ from hvdrun.plan.mpirun_options import (
     intel_program,
     mpich_options,
     openmpi_options,
+    with_its_variables,
 )
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Starter
@@ -108,10 +109,20 @@ class Command:
         """For `--dry-run`: a shell can run exactly this."""
         settings = [f"{name}={shlex.quote(self.environment[name])}" for name in self.added]
         lines = [f"cd {shlex.quote(facts.cwd)}"]
-        way = "" if self.sent is None else ", over hvdrun's own connections"
-        lines.append(f"# variables that the ranks get{way}: " + " ".join(self.passed))
+        lines.append(f"# variables that the ranks get: {' '.join(self.passed)}")
+        if self.sent is not None:
+            lines.append(
+                "# hvdrun sends them: run by hand, this command brings them to no other host"
+            )
+        if given := self._given(facts):
+            lines.append(f"# hvdrun sets, to values that are not shown here: {' '.join(given)}")
         lines += [f"# meanwhile, for signs of life: {shlex.join(c)}" for c in self.connections]
         return "\n".join([*lines, " ".join([*settings, shlex.join(self.argv)])])
+
+    def _given(self, facts: LocalFacts) -> list[str]:
+        """The variables of -x NAME=VALUE: values may be secrets."""
+        ours = (name for name in self.passed if name not in self.added)
+        return [name for name in ours if self.environment[name] != facts.environ.get(name)]
 
 
 def _shm_of(host: Host, facts: LocalFacts) -> SharedMemory | None:
@@ -123,6 +134,8 @@ def _shm_of(host: Host, facts: LocalFacts) -> SharedMemory | None:
 def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     """Raises HostSetupError if the MPI can't work with the /dev/shm of a host, or can't tell two
     hosts apart."""
+    if flavour.starter is None:
+        request = with_its_variables(request, flavour.kind)
     shares = place_ranks(request, flavour, facts)
     by_openmpi = flavour.kind == OPENMPI and flavour.starter is None
     # A rank file has the user's names.

@@ -191,6 +191,35 @@ def test_what_the_user_says_about_open_mpis_transports_stands():
     assert command(OPENMPI_5, mpi_args=("--mca", "btl", "tcp")).argv.count("^ofi") == 1
 
 
+@pytest.mark.parametrize(
+    ("flavour", "words"),
+    [
+        (OPENMPI_5, "-x FOO=a=2 --x TOKEN --tag-output"),
+        (MPICH_5, "-genv FOO a=2 -genvlist TOKEN --tag-output"),
+        (INTEL_2021, "-genv FOO=a=2 -env TOKEN s3cret --tag-output"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("hosts", [None, "server1:2,server2:2"])
+def test_variables_in_mpi_args_win_as_hvdruns_own_do(flavour, words, hosts):
+    facts = replace(FACTS, environ={**FACTS.environ, "FOO": "1"})
+    given = {"mpi_args": tuple(words.split()), "exports": {"FOO": "3"}}
+    made = command(flavour, hosts, facts, **given)
+    assert (made.environment["FOO"], made.environment["TOKEN"]) == ("a=2", "s3cret")
+    assert made.sent is None or made.sent["FOO"] == "a=2"
+    without = command(flavour, hosts, facts, mpi_args=("--tag-output",))
+    assert made.argv == without.argv
+    assert made.environment.get("HVDRUN_EXPORTED") == ("FOO TOKEN" if hosts else None)
+    shown = made.show(facts)
+    assert "# hvdrun sets, to values that are not shown here: FOO\n" in shown
+    assert ("# hvdrun sends them: run by hand, this command" in shown) == bool(hosts)
+
+
+def test_a_variable_in_mpi_args_that_is_not_set_is_an_error():
+    with pytest.raises(UsageError, match="-x FOO: the variable is not set here"):
+        command(OPENMPI_5, mpi_args=("-x", "FOO"))
+
+
 BOUND_BY_MPI = {
     OPENMPI_5: f"-np 2 -H localhost:2 --map-by slot --bind-to l3cache {TRANSPORTS}",
     OPENMPI_4: f"-np 2 -H localhost:2 --map-by slot --bind-to l3cache {TRANSPORTS}",
