@@ -195,8 +195,8 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     if remote and flavour.kind == MPICH:
         defaults |= UCX_SURVIVES_CUTS
     # (UCX reaches no other process by the loopback device.)
-    without_memory = "UCX_TLS" in (*shm.variables, *environment)
-    if not remote and flavour.kind == MPICH and not without_memory:
+    without_memory = "UCX_TLS" in (*shm.variables, *environment) or bool(shm.without)
+    if not remote and flavour.kind in (MPICH, OPENMPI) and not without_memory:
         defaults |= UCX_ON_LOOPBACK
     added = {name: value for name, value in defaults.items() if name not in environment}
     added.update(request.settings)

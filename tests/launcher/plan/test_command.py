@@ -158,9 +158,10 @@ def test_a_dry_run_shows_where_what_and_with_which_variables():
     shown = command(OPENMPI_5, num_proc=2).show(FACTS)
     assert shown == (
         "cd '/home/ann/my job'\n"
-        f"# variables that the ranks get: {NAMES}\n"
-        "PYTHONUNBUFFERED=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=45678 /venv/bin/mpirun"
-        " -np 2 -H localhost:2 --map-by slot --bind-to none --mca btl '^ofi,tcp' --mca mtl '^ofi'"
+        f"# variables that the ranks get: {NAMES} UCX_NET_DEVICES\n"
+        "PYTHONUNBUFFERED=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=45678 UCX_NET_DEVICES=lo"
+        " /venv/bin/mpirun -np 2 -H localhost:2 --map-by slot --bind-to none"
+        " --mca btl '^ofi,tcp' --mca mtl '^ofi'"
         f" {AGENT} rank python train.py"
     )
 
@@ -302,6 +303,22 @@ def test_processors_that_a_scheduler_gave_count_where_there_are_no_gpus():
         "4 processes on server1, which has 3 cores: they share them",
         "2 processes on b, which has 1 core: they share it",
     )
+
+
+@pytest.mark.parametrize(
+    ("flavour", "hosts", "options", "expected"),
+    [
+        (OPENMPI_5, None, {}, "lo"),
+        (MPICH_5, None, {}, "lo"),
+        (INTEL_2021, None, {}, None),
+        (OPENMPI_5, "server1:1,server2:1", {}, None),
+        (OPENMPI_5, None, {"exports": {"UCX_NET_DEVICES": "mlx5_0:1"}}, "mlx5_0:1"),
+        (OPENMPI_5, None, {"exports": {"UCX_TLS": "tcp"}}, None),
+    ],
+)
+def test_on_one_host_ucx_listens_on_the_loopback_device(flavour, hosts, options, expected):
+    made = command(flavour, hosts, num_proc=2, **options)
+    assert made.environment.get("UCX_NET_DEVICES") == expected
 
 
 def test_the_first_host_is_the_master_under_the_name_that_the_user_gave():
