@@ -160,10 +160,15 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     return data, fds
 
 
-def send(sock: socket.socket, message: bytes, fds: Iterable[int] = ()) -> None:
+def send_some(sock: socket.socket, message: bytes | bytearray, fds: Iterable[int] = ()) -> int:
+    """How much of it was sent, at least one byte; the descriptors go with the first."""
     rights = b"".join(INT.pack(fd) for fd in fds)
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
-    sent = sock.sendmsg([message], ancillary)
+    return sock.sendmsg([message], ancillary)
+
+
+def send(sock: socket.socket, message: bytes, fds: Iterable[int] = ()) -> None:
+    sent = send_some(sock, message, fds)
     if sent < len(message):
         sock.sendall(message[sent:])
 

@@ -74,6 +74,7 @@ LOOK_AT_THE_DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
 LOOK_AT_THE_STOPPED = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
 NOT_OFFERED = "it has not imported hvdlite"
 LAST_WAITED = "it last waited for hvdlite here:"
+GROUP_EVERY_S = 0.2  # while its processes end after the command
 LOOK_AGAIN_S = 1.0, 60.0  # the first and the longest pause between two checks
 
 
@@ -104,6 +105,7 @@ class Keeper:
         self.pid = 0  # of the command, while it runs
         self.status = 127
         self.stopped_at: float | None = None  # when a signal stopped it; None: it may run
+        self.outlived = False  # by processes of its group that may still save
         self.asked = False  # the keeper was told to end the command, or had to
         self.released = False  # the keeper may end with the command
         self.deadlines: list[tuple[float, int]] = []  # when to send which signal
@@ -245,7 +247,7 @@ class Keeper:
                 self.shared_files.look(self.pid)
                 self.pause_s = min(2 * self.pause_s, LOOK_AGAIN_S[1])
                 self.look_at = now + self.pause_s
-            times.append(self.look_at)
+            times.append(now + GROUP_EVERY_S if self.outlived else self.look_at)
         timeout = max(0.0, 1000 * (min(times) - now)) if times else None
         return {fd for fd, _ in self.poll.poll(timeout)}
 
@@ -257,7 +259,15 @@ class Keeper:
                 self.stopped_at = time.monotonic() if has_stopped else None
 
     def _reap(self, relay: Relay, notes: RankNotes) -> None:
-        if not self.pid or os.waitid(os.P_PID, self.pid, LOOK_AT_THE_DEAD) is None:
+        if not self.pid or (dead := os.waitid(os.P_PID, self.pid, LOOK_AT_THE_DEAD)) is None:
+            return
+        # A shell without a trap, or another wrapper, does not wait for the program that it runs.
+        # That has its grace too, and the group keeps its number meanwhile.
+        by_term = (dead.si_code, dead.si_status) == (os.CLD_KILLED, signal.SIGTERM)
+        self.outlived = (
+            by_term and bool(self.deadlines) and signals.is_handled_in(self.pid, signal.SIGTERM)
+        )
+        if self.outlived:
             return
         # A rank that loses its shim loses its daemon, and may fail from that before its keeper
         # notices.

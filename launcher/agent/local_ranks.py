@@ -12,7 +12,7 @@ import signal
 import socket
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hvdrun.agent.frames import (
     CHUNK,
@@ -35,7 +35,7 @@ from hvdrun.agent.frames import (
     check,
     frame,
     receive,
-    send,
+    send_some,
     unpack,
 )
 from hvdrun.agent.shared_files import SharedFiles
@@ -53,6 +53,7 @@ class _Keeper:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.buffer = bytearray()
+        self.unsent = bytearray()
         self.fds: list[int] = []
         self.rank = -1
         self.job = b""  # its name in MPI, if the keeper knows it
@@ -112,16 +113,30 @@ class LocalRanks:
     def _send(self, message: bytes) -> None:
         for keeper in self.keepers:
             if keeper.rank >= 0:  # all others get `ending` when they begin
-                with contextlib.suppress(OSError):
-                    send(keeper.sock, message)
+                self._post(keeper, message)
+
+    def _post(self, keeper: _Keeper, message: bytes, fds: Iterable[int] = ()) -> None:
+        """Never blocks: a keeper that is stopped does not read. fds: with its first message."""
+        keeper.unsent += message
+        try:
+            while keeper.unsent:
+                del keeper.unsent[: send_some(keeper.sock, keeper.unsent, fds)]
+                fds = ()
+        except BlockingIOError:
+            pass
+        except OSError:
+            keeper.unsent.clear()  # reading from a keeper notices that it is gone
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if keeper.unsent else 0)
+        key = self.selector.get_key(keeper.sock)
+        if key.events != events:
+            self.selector.modify(keeper.sock, events, key.data)
 
     def look(self, rank: int, what: bytes = b"") -> None:
         """Asks the rank's keeper, if it is on this host, what the rank does. what: WITH_STACK,
         WITH_STACK_AND_BOX, or nothing more."""
         for keeper in self.keepers:
             if keeper.rank == rank:
-                with contextlib.suppress(OSError):
-                    send(keeper.sock, frame(LOOK, payload=what))
+                self._post(keeper, frame(LOOK, payload=what))
 
     def kill(self, patience_s: float = CLEAN_UP_S) -> None:
         """Kills all ranks, and gives their keepers `patience_s` to remove MPI's files. Output that
@@ -157,13 +172,18 @@ class LocalRanks:
         if not is_trusted(sock):
             sock.close()
             return
+        sock.setblocking(False)
         keeper = _Keeper(sock)
         self.keepers.add(keeper)
         self.selector.register(sock, selectors.EVENT_READ, lambda: self._hear(keeper))
 
     def _hear(self, keeper: _Keeper) -> None:
+        if keeper.unsent:
+            self._post(keeper, b"")
         try:
             data, fds = receive(keeper.sock)
+        except BlockingIOError:  # it was ready for writing
+            return
         except ConnectionError:
             data, fds = b"", []
         keeper.fds += fds
@@ -229,12 +249,11 @@ class LocalRanks:
                 self._listen(keeper, fd)
         keeper.fds = []
         stdin = [self.stdin_of_rank_0()] if rank == 0 else []
-        with contextlib.suppress(OSError):  # reading from a keeper notices that it is gone
-            # A rank that starts while the job is being ended is never run.
-            go = frame(GO, payload=self.host_variables)
-            if self.variables is not None:
-                go = frame(VARIABLES, payload=self.variables) + go
-            send(keeper.sock, (self.ending or b"") + go, stdin)
+        # A rank that starts while the job is being ended is never run.
+        go = frame(GO, payload=self.host_variables)
+        if self.variables is not None:
+            go = frame(VARIABLES, payload=self.variables) + go
+        self._post(keeper, (self.ending or b"") + go, stdin)
         for fd in stdin:
             os.close(fd)
 

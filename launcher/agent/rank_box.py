@@ -80,5 +80,5 @@ class RankBox:
         data = b""
         if self.fd is not None:
             with Suppress(OSError):
-                data = os.pread(self.fd, HEAD_BYTES, 0)
+                data = os.pread(self.fd, TOTAL_BYTES, 0)
         return lines_in(data, self.crc32).decode(errors="replace")

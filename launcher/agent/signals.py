@@ -98,6 +98,19 @@ def is_caught(pid: int, number: int) -> bool:
     return bool(caught) and status[b"Name"] not in SHELLS
 
 
+def is_handled_in(group: int, number: int) -> bool:
+    """Whether a process of the group that runs has a handler for the signal."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with Suppress(OSError):
+                if os.getpgid(int(entry)) == group:
+                    status = _status(int(entry))
+                    caught = int(status[b"SigCgt"], 16) >> (number - 1) & 1
+                    if caught and status[b"State"] not in b"ZX":
+                        return True
+    return False
+
+
 def _status(pid: int) -> dict[bytes, bytes]:
     """The first word of each line of the kernel's table about the process."""
     with open(f"/proc/{pid}/status", "rb") as file:

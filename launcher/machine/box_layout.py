@@ -19,15 +19,18 @@ HEAD_BYTES, ENTRY_BYTES, ENTRIES = 4096, 128, 512
 TOTAL_BYTES = HEAD_BYTES + ENTRIES * ENTRY_BYTES
 # In the first part, at its end: where the script has waited for hvdlite last (`lines_in`).
 LINES_AT, LINES_BYTES = 3072, 1016
-_SUM_BYTES = 4
+_SUM_BYTES, _TIME_BYTES = 4, 8
+# In an entry, after its ticket and key: when the operation was posted.
+_POSTED_AT, _POSTED_BYTES = 16, 8
 # What a keeper sends of it, compressed: never much longer than what it was made from.
 LARGEST_BYTES = TOTAL_BYTES + 1024
 
 
-def pack_lines(lines: list[str], crc32: Crc32) -> bytes:
-    """The bytes to be written at LINES_AT: whole lines, as many as fit. crc32: zlib's.
-    A rank that is killed while it writes leaves bytes of another sum."""
-    text = b""
+def pack_lines(lines: list[str], at_ns: int, crc32: Crc32) -> bytes:
+    """The bytes to be written at LINES_AT: whole lines, as many as fit. at_ns: now, by the
+    monotonic clock. crc32: zlib's. A rank that is killed while it writes leaves bytes of another
+    sum."""
+    text = at_ns.to_bytes(_TIME_BYTES, "little")
     for line in lines:
         more = line.replace("\0", "?").encode(errors="replace") + b"\n"
         if _SUM_BYTES + len(text) + len(more) > LINES_BYTES:
@@ -38,9 +41,16 @@ def pack_lines(lines: list[str], crc32: Crc32) -> bytes:
 
 
 def lines_in(memory: bytes, crc32: Crc32) -> bytes:
-    """The text of these lines; empty if there are none, or if they were being written."""
+    """The text of these lines; empty if there are none, if they were being written, or if they
+    are no longer true: not every wait is noted. memory: all of it."""
     found = memory[LINES_AT : LINES_AT + LINES_BYTES]
     summed, padded = found[:_SUM_BYTES], found[_SUM_BYTES:]
     if len(found) < LINES_BYTES or crc32(padded).to_bytes(_SUM_BYTES, "little") != summed:
         return b""
-    return padded.partition(b"\0")[0]
+    at_ns = int.from_bytes(padded[:_TIME_BYTES], "little")
+    begins = range(HEAD_BYTES + _POSTED_AT, len(memory) - ENTRY_BYTES + _POSTED_AT + 1, ENTRY_BYTES)
+    posted = (int.from_bytes(memory[at : at + _POSTED_BYTES], "little") for at in begins)
+    # A wait that is noted first and posted then is the same one.
+    if sum(posted_ns > at_ns for posted_ns in posted) > 1:
+        return b""
+    return padded[_TIME_BYTES:].partition(b"\0")[0]

@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
-from hvdrun.output.folding import ENDING_HOLD_S, Folding, spans
+from hvdrun.output.folding import ENDING_HOLD_S, HEADER, Folding, spans
 from hvdrun.output.recent import Recent
 from hvdrun.output.times import stamp
 
@@ -103,13 +103,24 @@ class Output:
         if self.keep is not None:
             self.keep(rank, fd, data)
         if fd == 2:
+            data = self._without_torchs_mark(rank, data)
             self.tails[rank] = (self.tails[rank] + data)[-TAIL_BYTES:]
             if self.folding is not None:
-                now = self.clock()
-                data = self.folding.hold(rank, data, now)
-                self._show_held(self.folding.due(now))
+                data = self.folding.hold(rank, data, self.clock())
         if data:
             self._show(rank, fd, data)
+        if fd == 2 and self.folding is not None:
+            self._show_held(self.folding.due(self.clock()))
+
+    def _without_torchs_mark(self, rank: int, data: bytes) -> bytes:
+        """torch.distributed writes an uncaught exception in one piece, with [rankN]: before each
+        line, which hvdrun says itself. With it, no two ranks' tracebacks would be equal."""
+        mark = b"[rank%d]: " % rank
+        if mark + HEADER not in data:
+            return data
+        if not self.tails[rank] or self.tails[rank].endswith(b"\n"):
+            data = data.removeprefix(mark)
+        return data.replace(b"\n" + mark, b"\n").replace(mark + HEADER, HEADER)
 
     def wait_s(self) -> float | None:
         """How long until `tick` has something to do, if no more output arrives."""

@@ -34,6 +34,7 @@ from hvdrun.plan.mpirun_options import (
     intel_program,
     mpich_options,
     openmpi_options,
+    with_its_variables,
 )
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Starter
@@ -118,10 +119,20 @@ class Command:
         if self.hosts_file is not None:
             path, content = self.hosts_file
             lines.append(f"cat >{shlex.quote(path)} <<'END'\n{content}END")
-        way = "" if self.sent is None else ", over hvdrun's own connections"
-        lines.append(f"# variables that the ranks get{way}: " + " ".join(self.passed))
+        lines.append(f"# variables that the ranks get: {' '.join(self.passed)}")
+        if self.sent is not None:
+            lines.append(
+                "# hvdrun sends them: run by hand, this command brings them to no other host"
+            )
+        if given := self._given(facts):
+            lines.append(f"# hvdrun sets, to values that are not shown here: {' '.join(given)}")
         lines += [f"# meanwhile, for signs of life: {shlex.join(c)}" for c in self.connections]
         return "\n".join([*lines, " ".join([*settings, shlex.join(self.argv)])])
+
+    def _given(self, facts: LocalFacts) -> list[str]:
+        """The variables of -x NAME=VALUE: values may be secrets."""
+        ours = (name for name in self.passed if name not in self.added)
+        return [name for name in ours if self.environment[name] != facts.environ.get(name)]
 
 
 def _shm_of(host: Host, facts: LocalFacts) -> SharedMemory | None:
@@ -133,6 +144,8 @@ def _shm_of(host: Host, facts: LocalFacts) -> SharedMemory | None:
 def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     """Raises HostSetupError if the MPI can't work with the /dev/shm of a host, or can't tell two
     hosts apart."""
+    if flavour.starter is None:
+        request = with_its_variables(request, flavour.kind)
     shares = place_ranks(request, flavour, facts)
     # A rank file has the user's names.
     by_number = (
@@ -196,8 +209,8 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
     if remote and flavour.kind == MPICH:
         defaults |= UCX_SURVIVES_CUTS
     # (UCX reaches no other process by the loopback device.)
-    without_memory = "UCX_TLS" in (*shm.variables, *environment)
-    if not remote and flavour.kind == MPICH and not without_memory:
+    without_memory = "UCX_TLS" in (*shm.variables, *environment) or bool(shm.without)
+    if not remote and flavour.kind in (MPICH, OPENMPI) and not without_memory:
         defaults |= UCX_ON_LOOPBACK
     added = {name: value for name, value in defaults.items() if name not in environment}
     added.update(request.settings)

@@ -3,7 +3,8 @@ options. Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from hvdrun.plan.flavour import OPENMPI, Flavour
 from hvdrun.plan.hosts import Share
@@ -14,6 +15,32 @@ from hvdrun.plan.ssh import ssh_agent
 # All names that Open MPI's versions have for them.
 OPENMPIS_SCHEDULERS = "slurm,pbs,tm,lsf,gridengine"
 WHOLE_NAMES = "keep_fqdn_hostnames"
+
+
+def with_its_variables(request: Request, kind: str) -> Request:
+    """With the variables that --mpi-args gives to the ranks among hvdrun's own (-x), which would
+    otherwise take their place where hvdrun brings those to the ranks."""
+    given: dict[str, str | None] = {}
+    rest: list[str] = []
+    words = iter(request.mpi_args)
+    for word in words:
+        option = word.lstrip("-") if word.startswith("-") else ""
+        if kind == OPENMPI and option == "x":
+            given.update(_assigned(next(words, "")))
+        elif kind != OPENMPI and option in ("genv", "env"):
+            name = next(words, "")
+            given.update(_assigned(name if "=" in name else f"{name}={next(words, '')}"))
+        elif kind != OPENMPI and option in ("genvlist", "envlist"):
+            given.update((name, None) for name in next(words, "").split(",") if name)
+        else:
+            rest.append(word)
+    return replace(request, mpi_args=tuple(rest), exports={**request.exports, **given})
+
+
+def _assigned(word: str) -> Iterator[tuple[str, str | None]]:
+    name, equals, value = word.partition("=")
+    if name:
+        yield name, value if equals else None
 
 
 def openmpi_options(

@@ -3,6 +3,7 @@
 import os
 import selectors
 import socket
+import threading
 import uuid
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from hvdrun.agent.frames import (
     CLOSED,
     EXIT,
+    GO,
     HEADER,
     KEEPER_GONE,
     MPI_JOB,
@@ -17,7 +19,9 @@ from hvdrun.agent.frames import (
     OUT,
     RANK,
     SIGNALLED,
+    VARIABLES,
     frame,
+    receive,
     send,
 )
 from hvdrun.agent.local_ranks import LocalRanks
@@ -48,6 +52,32 @@ def hear(ranks):
     while ready := ranks.selector.select(0):
         for key, _ in ready:
             key.data()
+
+
+def test_a_keeper_that_does_not_read_holds_up_nobody_and_gets_all_of_it_later(ranks):
+    found, _, address = ranks
+    found.variables = b"X=" + bytes(4 << 20)
+    keeper = socket.socket(socket.AF_UNIX)
+    keeper.connect(address)
+    pipes = [os.pipe(), os.pipe()]
+    send(keeper, frame(RANK, 0), [reader for reader, _ in pipes])
+    unblocks = threading.Timer(20, keeper.shutdown, [socket.SHUT_RDWR])
+    unblocks.start()
+    hear(found)
+    found.end(1.0)
+    expected = frame(VARIABLES, payload=found.variables) + frame(GO) + found.ending
+    got, given = receive(keeper)
+    assert len(given) == 1  # rank 0's standard input
+    while len(got) < len(expected) and (more := keeper.recv(1 << 20)):
+        got += more
+        hear(found)
+    unblocks.cancel()
+    assert got == expected
+    assert not found.selector.select(0)
+    keeper.close()
+    hear(found)
+    for fd in (*given, *(end for ends in pipes for end in ends)):
+        os.close(fd)
 
 
 @pytest.mark.parametrize("tells", [True, False])

@@ -189,6 +189,17 @@ def test_the_same_traceback_of_all_ranks_is_shown_once_and_at_once():
     assert screen.all == folded(b"[ranks 0-2]")
 
 
+def test_a_traceback_that_torch_has_marked_with_the_rank_is_as_any_other():
+    screen = Screen(2)
+    for rank in (0, 1):
+        lines = (b"[rank%d]: " % rank + line for line in TRACEBACK.splitlines(keepends=True))
+        screen.output.feed(rank, 2, b"[rank%d]: mine\n" % rank)
+        screen.output.feed(rank, 2, b"[rank%d]: failed:\n" % rank + b"".join(lines))
+    heads = b"".join(b"[%d] [rank%d]: mine\n[%d] failed:\n" % (n, n, n) for n in (0, 1))
+    assert screen.all == heads + folded(b"[ranks 0-1]")
+    assert screen.output.tails[1].endswith(TRACEBACK)
+
+
 def test_the_same_traceback_of_some_ranks_is_folded_and_another_one_is_not():
     screen = Screen(4)
     other = TRACEBACK.replace(b"Zero", b"One")

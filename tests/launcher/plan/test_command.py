@@ -160,9 +160,10 @@ def test_a_dry_run_shows_where_what_and_with_which_variables():
     shown = command(OPENMPI_5, num_proc=2).show(FACTS)
     assert shown == (
         "cd '/home/ann/my job'\n"
-        f"# variables that the ranks get: {NAMES}\n"
-        "PYTHONUNBUFFERED=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=45678 /venv/bin/mpirun"
-        " -np 2 -H localhost:2 --map-by slot --bind-to none --mca btl '^ofi,tcp' --mca mtl '^ofi'"
+        f"# variables that the ranks get: {NAMES} UCX_NET_DEVICES\n"
+        "PYTHONUNBUFFERED=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=45678 UCX_NET_DEVICES=lo"
+        " /venv/bin/mpirun -np 2 -H localhost:2 --map-by slot --bind-to none"
+        " --mca btl '^ofi,tcp' --mca mtl '^ofi'"
         f" {AGENT} rank python train.py"
     )
 
@@ -191,6 +192,35 @@ def test_what_the_user_says_about_open_mpis_transports_stands():
     assert argv("--mca mtl ^ofi") == made.argv[-10:-7]
     assert made.argv.count("^ofi") == 1
     assert command(OPENMPI_5, mpi_args=("--mca", "btl", "tcp")).argv.count("^ofi") == 1
+
+
+@pytest.mark.parametrize(
+    ("flavour", "words"),
+    [
+        (OPENMPI_5, "-x FOO=a=2 --x TOKEN --tag-output"),
+        (MPICH_5, "-genv FOO a=2 -genvlist TOKEN --tag-output"),
+        (INTEL_2021, "-genv FOO=a=2 -env TOKEN s3cret --tag-output"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("hosts", [None, "server1:2,server2:2"])
+def test_variables_in_mpi_args_win_as_hvdruns_own_do(flavour, words, hosts):
+    facts = replace(FACTS, environ={**FACTS.environ, "FOO": "1"})
+    given = {"mpi_args": tuple(words.split()), "exports": {"FOO": "3"}}
+    made = command(flavour, hosts, facts, **given)
+    assert (made.environment["FOO"], made.environment["TOKEN"]) == ("a=2", "s3cret")
+    assert made.sent is None or made.sent["FOO"] == "a=2"
+    without = command(flavour, hosts, facts, mpi_args=("--tag-output",))
+    assert made.argv == without.argv
+    assert made.environment.get("HVDRUN_EXPORTED") == ("FOO TOKEN" if hosts else None)
+    shown = made.show(facts)
+    assert "# hvdrun sets, to values that are not shown here: FOO\n" in shown
+    assert ("# hvdrun sends them: run by hand, this command" in shown) == bool(hosts)
+
+
+def test_a_variable_in_mpi_args_that_is_not_set_is_an_error():
+    with pytest.raises(UsageError, match="-x FOO: the variable is not set here"):
+        command(OPENMPI_5, mpi_args=("-x", "FOO"))
 
 
 BOUND_BY_MPI = {
@@ -275,6 +305,22 @@ def test_processors_that_a_scheduler_gave_count_where_there_are_no_gpus():
         "4 processes on server1, which has 3 cores: they share them",
         "2 processes on b, which has 1 core: they share it",
     )
+
+
+@pytest.mark.parametrize(
+    ("flavour", "hosts", "options", "expected"),
+    [
+        (OPENMPI_5, None, {}, "lo"),
+        (MPICH_5, None, {}, "lo"),
+        (INTEL_2021, None, {}, None),
+        (OPENMPI_5, "server1:1,server2:1", {}, None),
+        (OPENMPI_5, None, {"exports": {"UCX_NET_DEVICES": "mlx5_0:1"}}, "mlx5_0:1"),
+        (OPENMPI_5, None, {"exports": {"UCX_TLS": "tcp"}}, None),
+    ],
+)
+def test_on_one_host_ucx_listens_on_the_loopback_device(flavour, hosts, options, expected):
+    made = command(flavour, hosts, num_proc=2, **options)
+    assert made.environment.get("UCX_NET_DEVICES") == expected
 
 
 def test_the_first_host_is_the_master_under_the_name_that_the_user_gave():

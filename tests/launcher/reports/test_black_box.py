@@ -46,6 +46,7 @@ def kept():
         os.write(fd, content)
         boxes.append(RankBox())
         boxes[-1].keep(fd)
+        read.box = boxes[-1]
         return boxes[-1].read(all_of_them)
 
     yield read
@@ -63,22 +64,30 @@ def test_entries_are_read_in_their_order_and_one_that_is_being_written_is_left_o
     assert (row["kind"], row["posted"], row["matched"]) == ("allreduce", 1.000005, None)
 
 
-def with_lines(block):
+def with_lines(block, posted=0):
     head = json.dumps(HEAD).encode().ljust(LINES_AT, b"\0") + block
-    return head.ljust(HEAD_BYTES, b"\0") + entry(7)
+    return head.ljust(HEAD_BYTES, b"\0") + entry(7, posted=posted)
 
 
 def test_the_lines_from_which_the_script_waited_last_are_read(kept):
     lines = ['  File "/a b/train.py", line 12 in main', '  File "/t\x1b.py", line 3 in <module>']
-    box = read_box(kept(with_lines(pack_lines(lines, zlib.crc32))))
+    box = read_box(kept(with_lines(pack_lines(lines, 0, zlib.crc32))))
     assert box.waited_at == (("/a b/train.py", 12, "main"), ("/t?.py", 3, "<module>"))
     assert [each.number for each in box.operations] == [7]
+
+
+@pytest.mark.parametrize(("since", "are_kept"), [(0, True), (1, True), (2, False)])
+def test_lines_since_which_several_operations_have_begun_are_left_out(kept, since, are_kept):
+    content = with_lines(pack_lines(['  File "a.py", line 1 in main'], 50, zlib.crc32), posted=50)
+    later = b"".join(entry(8 + n, posted=51) for n in range(since))
+    assert bool(read_box(kept(content + later)).waited_at) == are_kept
+    assert bool(kept.box.lines()) == are_kept
 
 
 @pytest.mark.parametrize("cut", [0, 3, 4, 30, LINES_BYTES - 1])
 def test_lines_that_were_being_written_are_left_out(kept, cut):
     old, new = (
-        pack_lines([f'  File "/{name}.py", line {line} in main'], zlib.crc32)
+        pack_lines([f'  File "/{name}.py", line {line} in main'], 0, zlib.crc32)
         for name, line in (("new" * 9, 1), ("old", 22))
     )
     torn = new[:cut] + b"\xff" + old[cut + 1 :]
@@ -88,10 +97,10 @@ def test_lines_that_were_being_written_are_left_out(kept, cut):
 
 def test_of_lines_that_are_too_long_the_first_ones_are_kept():
     lines = [f'  File "/{"x" * 300}", line {n} in main' for n in range(5)]
-    block = pack_lines(lines, zlib.crc32)
+    block = pack_lines(lines, 0, zlib.crc32)
     assert len(block) == LINES_BYTES
     assert block.count(b"line") == 3
-    assert pack_lines(["x" * 2000], zlib.crc32).strip(b"\0") == zlib.crc32(
+    assert pack_lines(["x" * 2000], 0, zlib.crc32).strip(b"\0") == zlib.crc32(
         bytes(LINES_BYTES - 4)
     ).to_bytes(4, "little").strip(b"\0")
 

@@ -203,6 +203,30 @@ def test_a_rank_that_saves_at_term_keeps_its_loaders_workers_until_it_has_ended(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("begin", ["", "import hvdlite as hvd; hvd.init()"])
+def test_a_program_that_a_shell_runs_has_its_grace_though_the_shell_ends_at_once(start, begin):
+    job = start(f"""
+        import os, signal, sys, time
+        if len(sys.argv) == 1:
+            os.execvp("bash", ["bash", "-c", '"$@"; echo no', "-", *sys.orig_argv, "x"])
+        {begin}
+        shell = os.getppid()
+        def save(*_):
+            while os.getppid() == shell:
+                time.sleep(0.01)
+            time.sleep(0.5)
+            print("saved")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("up")
+        while True:
+            time.sleep(0.1)
+    """).up()
+    job.send(signal.SIGTERM)
+    code, out, err = job.ends()
+    assert (code, out) == (143, ["[0] saved", "[1] saved"]), err
+
+
 SAVES = """
     import os, signal, sys, time
     {start}
