@@ -22,7 +22,7 @@ FAILS = {**WARNS, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2"}
 DEADLINE_S = 50.0
 
 # The barrier of `Said`, also where ranks have joined before.
-BARRIER_ENDED = r"last finished barrier 'unnamed\.[^']*' \d+ s ago"
+BARRIER_ENDED = r"last finished an unnamed barrier \(no\. [^)]*\) \d+ s ago"
 END = r"; do all ranks take the same path through the program\?"
 OF_A_RUN = (
     r"; do all ranks run the same number of backward passes\? A rank that runs out of batches "

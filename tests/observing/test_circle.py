@@ -206,9 +206,9 @@ def test_a_circle_of_a_backward_that_reaches_two_optimizers_is_named(world):
     lines, _ = world.run(two_optimizers_against_an_allreduce, knobs=WARNS)
     (line,) = lines
     assert re.fullmatch(
-        r"hvdlite: rank 0 waits in allreduce 'DistributedOptimizer\.\d+\.\d+\.bucket\.0' for rank"
-        r" 1, which waits in allreduce 'other' for rank 0: a circle; call the same operations in"
-        r" the same order on every rank",
+        r"hvdlite: rank 0 waits in the reduction of the gradients of parameter 0 \(bucket 1 of 1 of"
+        r" the SGD optimizer(, DistributedOptimizer no\. 2)?\) for rank 1, which waits in allreduce"
+        r" 'other' for rank 0: a circle; call the same operations in the same order on every rank",
         line,
     )
 

@@ -10,6 +10,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
+from hvdlite.own_names import OwnName
 from hvdlite.world import world as worlds
 from tests.observing.reports import (
     BARRIER_ENDED,
@@ -472,3 +473,32 @@ def a_frozen_host():
 @pytest.mark.hosts("1,1,1")
 def test_a_host_that_does_not_answer_is_named(world):
     world.run(a_frozen_host, knobs=WARNS)
+
+
+def operations_without_a_name_of_the_users():
+    hvd.init()
+    last, tensor = hvd.size() - 1, torch.ones(2)
+    said, rank = Said(), hvd.rank()
+    number = worlds.current().team.next_unnamed().removeprefix("unnamed.")
+    # Each is posted by all but the last rank, and called in the report by what the user knows.
+    calls = {
+        f"an unnamed allreduce (no. {number})": lambda: hvd.allreduce_async(tensor),
+        "the broadcast in load_state_dict": lambda: hvd.broadcast_async(
+            tensor, 0, name="hvdlite.load_state_dict.end"
+        ),
+        "the check of the parameters": lambda: hvd.allreduce_async(
+            tensor, name=OwnName("x.consistency", "the check of the parameters")
+        ),
+    }
+    handles = [None if rank == last else call() for call in calls.values()]
+    for called in calls:
+        (line,) = said.wait_for(called)
+        assert report(called, [missing(last, BARRIER_ENDED)], posted(*range(last))).fullmatch(line)
+    for handle, call in zip(handles, calls.values(), strict=True):
+        hvd.synchronize(handle or call())
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+def test_a_report_calls_hvdlites_own_operations_by_what_they_do(world):
+    world.run(operations_without_a_name_of_the_users, knobs=WARNS)

@@ -147,26 +147,31 @@ static const char *cut_site(const char *site)
     return site;
 }
 
-/* Both in one piece of memory, as there are many operations. */
-static __attribute__((noinline)) hvdl_err keep_texts(hvdl_operation *op,
-                                                     const hvdl_posting *posting)
+/* In one piece of memory, as there are many operations. */
+__attribute__((noinline)) char *hvdl_keep_texts(const hvdl_posting *posting, const char **site,
+                                                const char **words)
 {
-    const char *site = cut_site(posting->site);
-    size_t name_bytes = strlen(posting->name) + 1, site_bytes = strlen(site) + 1;
-    op->name = malloc(name_bytes + site_bytes);
-    if (!op->name)
-        return HVDL_ENOMEM;
-    op->site = memcpy(op->name + name_bytes, site, site_bytes);
-    memcpy(op->name, posting->name, name_bytes);
-    return HVDL_OK;
+    const char *place = posting->site ? cut_site(posting->site) : "";
+    const char *in_words = posting->words ? posting->words : "";
+    size_t name_bytes = strlen(posting->name) + 1, site_bytes = strlen(place) + 1;
+    size_t words_bytes = strlen(in_words) + 1;
+    char *name = malloc(name_bytes + site_bytes + words_bytes);
+    if (!name)
+        return NULL;
+    memcpy(name, posting->name, name_bytes);
+    memcpy(name + name_bytes, place, site_bytes);
+    memcpy(name + name_bytes + site_bytes, in_words, words_bytes);
+    *site = posting->site ? name + name_bytes : NULL;
+    *words = posting->words ? name + name_bytes + site_bytes : NULL;
+    return name;
 }
 
 hvdl_operation *hvdl_operation_new(const hvdl_posting *posting)
 {
     hvdl_operation *op = calloc(1, sizeof *op);
     hvdl_err err = HVDL_OK;
-    if (op && posting->site)
-        err = keep_texts(op, posting);
+    if (op && (posting->site || posting->words))
+        op->name = hvdl_keep_texts(posting, &op->site, &op->words);
     else if (op)
         op->name = strdup(posting->name);
     if (op && posting->extents.list && !err)

@@ -130,8 +130,9 @@ static bool publish_wait(hvdl_engine *e)
                                   .since_ns = op->posted_ns,
                                   .waits = true,
                                   .kind = op->desc.kind,
-                                  .alone = circle->alone};
-            hvdl_copy_plain_name(wait.name, sizeof wait.name, op->name);
+                                  .alone = circle->alone,
+                                  .in_words = op->words != NULL};
+            hvdl_copy_name(wait.name, sizeof wait.name, hvdl_shown(op));
             publish(e, &wait);
         }
     }
@@ -211,10 +212,12 @@ static void describe(const hvdl_engine *e, const hvdl_shm_wait *waits, const int
         const hvdl_shm_wait *wait = &waits[members[i]];
         int rank = hvdl_rank_of_local(e, members[i]);
         int awaited = hvdl_rank_of_local(e, members[(i + 1) % count]);
+        char title[HVDL_TITLE_BYTES];
         if (!i)
             hvdl_put(to, "rank %d", hvdl_world_rank(e, rank));
-        hvdl_put(to, "%s waits in %s '%s' for rank %d", i ? ", which" : "",
-                 hvdl_kind_name(wait->kind), wait->name, hvdl_world_rank(e, awaited));
+        hvdl_put_title(title, sizeof title, hvdl_kind_name(wait->kind), wait->in_words, wait->name);
+        hvdl_put(to, "%s waits in %s for rank %d", i ? ", which" : "", title,
+                 hvdl_world_rank(e, awaited));
     }
 }
 

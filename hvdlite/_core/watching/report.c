@@ -13,7 +13,7 @@
 
 #define HVDL_NOTE_STALLED 'W' /* hvdrun's machine/notes.py */
 #define MAX_DETAILED 8        /* missing ranks of a host that are described one by one */
-#define LONGEST_DETAIL 200    /* bytes of such a description */
+#define LONGEST_DETAIL 256    /* bytes of such a description */
 
 /* After the first report on a host, if there is no limit. */
 #define HOW_TO_END                                                                                 \
@@ -41,20 +41,13 @@ void hvdl_put(hvdl_writer *to, const char *format, ...)
     to->used = to->room - 1;
 }
 
-void hvdl_copy_plain_name(char *to, size_t room, const char *name)
-{
-    hvdl_copy_name(to, room, name);
-    for (char *c = to; *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 0x7f)
-            *c = '?';
-}
-
 /* ---- what a rank last did ---- */
 
 hvdl_shm_last hvdl_activity_of(const hvdl_operation *op, hvdl_activity activity)
 {
-    hvdl_shm_last last = {.kind = op->desc.kind, .activity = activity};
-    hvdl_copy_name(last.name, sizeof last.name, op->name);
+    hvdl_shm_last last = {
+        .kind = op->desc.kind, .activity = activity, .in_words = op->words != NULL};
+    hvdl_copy_name(last.name, sizeof last.name, hvdl_shown(op));
     return last;
 }
 
@@ -94,14 +87,14 @@ static void put_last(hvdl_writer *to, const hvdl_shm_last *last)
         [HVDL_DID_FAIL] = "last failed in",
         [HVDL_DID_UNKNOWN] = "is just beginning or ending an operation",
     };
-    char name[sizeof last->name];
+    char title[HVDL_TITLE_BYTES];
     hvdl_put(to, "%s", what[last->activity]);
     if (last->activity == HVDL_DID_NOTHING || last->activity == HVDL_DID_UNKNOWN)
         return;
     double seconds = (double)(hvdl_now_ns() - last->time_ns) / 1e9;
-    hvdl_copy_plain_name(name, sizeof name, last->name);
-    hvdl_put(to, last->activity == HVDL_DID_POST ? " %s '%s' for %.0f s" : " %s '%s' %.0f s ago",
-             hvdl_kind_name(last->kind), name, seconds);
+    hvdl_put_title(title, sizeof title, hvdl_kind_name(last->kind), last->in_words, last->name);
+    hvdl_put(to, last->activity == HVDL_DID_POST ? " %s for %.0f s" : " %s %.0f s ago", title,
+             seconds);
 }
 
 static void put_rank(hvdl_engine *e, hvdl_writer *to, int local, const hvdl_shm_last *last)
@@ -273,12 +266,19 @@ hvdl_advice hvdl_advice_for(const hvdl_stall_part *all, int num_silent)
     return !num_silent && all->num_elsewhere == all->num_missing ? HVDL_ASK_ORDER : HVDL_ASK_PATH;
 }
 
+static void put_title(hvdl_writer *to, const hvdl_late *what)
+{
+    char title[HVDL_TITLE_BYTES];
+    hvdl_put_title(title, sizeof title, hvdl_kind_name(what->kind), what->in_words, what->name);
+    hvdl_put(to, "%s", title);
+}
+
 void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
                         hvdl_advice advice, const char *asker, char text[HVDL_TEXT_BYTES])
 {
     hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
     bool again = what->report && !what->gives_up;
-    hvdl_put(&to, "%s '%s'", hvdl_kind_name(what->kind), what->name);
+    put_title(&to, what);
     if (*what->site)
         hvdl_put(&to, " (%s)", what->site);
     hvdl_put(&to,
@@ -304,8 +304,9 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
 
 void hvdl_describe_going_on(const hvdl_late *what, char text[HVDL_TEXT_BYTES])
 {
-    snprintf(text, HVDL_TEXT_BYTES, "%s '%s' goes on after %.0f s", hvdl_kind_name(what->kind),
-             what->name, (double)what->age_ns / 1e9);
+    hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
+    put_title(&to, what);
+    hvdl_put(&to, " goes on after %.0f s", (double)what->age_ns / 1e9);
 }
 
 /* ---- saying it ---- */

@@ -24,8 +24,6 @@ _Static_assert(sizeof(hvdl_stall_part) <= HVDL_TEXT_BYTES, "a message has room f
 
 /* What has no room is cut, and ends in dots. */
 void hvdl_put(hvdl_writer *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Names are the user's: one with a newline must not break a line. */
-void hvdl_copy_plain_name(char *to, size_t room, const char *name);
 
 /* A plan's runs go through all hosts without an agreement: what counts is their number. */
 uint64_t hvdl_run_of(const hvdl_operation *operation);

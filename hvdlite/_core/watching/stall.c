@@ -271,7 +271,8 @@ hvdl_late hvdl_late_of(const hvdl_engine *e, const hvdl_operation *op, uint64_t 
     hvdl_late what = {.key = op->key, .run = hvdl_run_of(op), .kind = op->desc.kind};
     what.is_run = hvdl_is_run(op);
     what.age_ns = now > op->posted_ns ? now - op->posted_ns : 0;
-    hvdl_copy_plain_name(what.name, sizeof what.name, op->name);
+    what.in_words = op->words != NULL;
+    hvdl_copy_plain_name(what.name, sizeof what.name, hvdl_shown(op));
     if (op->site)
         hvdl_copy_plain_name(what.site, sizeof what.site, op->site);
     return what;

@@ -19,7 +19,8 @@ typedef struct {
     int32_t attempt;  /* at this report, from 0: the ranks that should have spoken did not */
     int32_t is_run;   /* of a plan: what an optimizer reduces */
     int32_t is_asked; /* between hosts: the reporting host waits for the coordinator's answer */
-    char name[128];   /* plain */
+    int32_t in_words;
+    char name[128];             /* or words; plain */
     char site[HVDL_SITE_BYTES]; /* where the reporting rank's script calls it; empty: not known */
 } hvdl_late;
 
