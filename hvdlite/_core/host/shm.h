@@ -98,10 +98,10 @@ typedef struct {
     uint64_t id;      /* of the wait; while it is the same, a rank alone has posted nothing */
     uint64_t meeting; /* the position of its first posting in the journal */
     uint64_t key_lo, key_hi, since_ns;
-    bool waits;          /* else the rest means nothing */
-    int32_t kind, alone; /* alone: no thread of its process can post anything meanwhile */
-    int32_t in_words;
-    char name[HVDL_SHOWN_BYTES]; /* or words; cut */
+    bool waits;                    /* else the rest means nothing */
+    int32_t kind, alone;           /* alone: no thread of its process can post anything meanwhile */
+    int32_t in_words, comes_again; /* hvdl_comes_again */
+    char name[HVDL_SHOWN_BYTES];   /* or words; cut */
 } hvdl_shm_wait;
 
 /* Written by its rank alone. Every line that others poll is its own, so that no store of one rank

@@ -213,7 +213,13 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
         leave_child(op);
     if (op->transfer)
         hvdl_transfer_end(e, op->transfer);
+    char with_cause[HVDL_TEXT_BYTES];
     hvdl_err err = HVDL_OK;
+    if (!text && op->desc.kind == HVDL_ALLREDUCE && !op->internal)
+        hvdl_note_reduced(e, op);
+    else if (text && !e->failure.broken && hvdl_comes_again(e, op) && !hvdl_is_run(op) &&
+             !strcmp(text, e->failure.text))
+        text = hvdl_put_uneven(text, with_cause); /* a rank has left */
     if (parent) {
         op->parent = NULL;
         err = hvdl_adasum_child_done(e, parent, op, text);

@@ -131,7 +131,8 @@ static bool publish_wait(hvdl_engine *e)
                                   .waits = true,
                                   .kind = op->desc.kind,
                                   .alone = circle->alone,
-                                  .in_words = op->words != NULL};
+                                  .in_words = op->words != NULL,
+                                  .comes_again = hvdl_comes_again(e, op)};
             hvdl_copy_name(wait.name, sizeof wait.name, hvdl_shown(op));
             publish(e, &wait);
         }
@@ -221,6 +222,17 @@ static void describe(const hvdl_engine *e, const hvdl_shm_wait *waits, const int
     }
 }
 
+/* In a circle of hvdlite's own operations, such as those of two optimizers, no rank has
+ * come to the end of its batches. */
+static void put_question(const hvdl_shm_wait *waits, const int *members, int count, hvdl_writer *to)
+{
+    bool any = false;
+    for (int i = 0; i < count; i++)
+        any |= waits[members[i]].comes_again && !waits[members[(i + 1) % count]].in_words;
+    if (any)
+        hvdl_put(to, "; %s", hvdl_uneven);
+}
+
 /* ---- what follows ---- */
 
 /* Since they were read, each has waited and posted nothing. */
@@ -252,6 +264,7 @@ static void announce_circle(hvdl_engine *e, const hvdl_shm_wait *waits, const in
     hvdl_put(&to,
              ": they wait in a circle, and no other thread can call what is missing; call the same "
              "operations in the same order on every rank");
+    put_question(waits, members, count, &to);
     memcpy((char *)body + head, text, to.used + 1);
     hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_CIRCLE}, body, head + to.used + 1);
     free(body);
@@ -292,6 +305,7 @@ static void report(hvdl_engine *e, const hvdl_shm_wait *waits, const int *member
     e->circle.told = sum;
     describe(e, waits, members, count, &to);
     hvdl_put(&to, ": a circle; call the same operations in the same order on every rank");
+    put_question(waits, members, count, &to);
     strcat(text, "\n");
     e->config.say(text);
 }

@@ -15,6 +15,14 @@
 #define MAX_DETAILED 8        /* missing ranks of a host that are described one by one */
 #define LONGEST_DETAIL 256    /* bytes of such a description */
 
+const char hvdl_uneven[] =
+    "do all ranks have the same number of batches? A rank that runs out of them before the others "
+    "must call hvd.join(); drop_last=True and a DistributedSampler give all ranks as many";
+
+/* Of what an optimizer's parameters decide. */
+#define OTHER_PARAMETERS                                                                           \
+    "do the optimizers of all ranks have the same parameters, with the same requires_grad?"
+
 /* After the first report on a host, if there is no limit. */
 #define HOW_TO_END                                                                                 \
     "no limit ends this wait; with HVDLITE_STALL_SHUTDOWN_TIME_SECONDS=600 (hvdrun "               \
@@ -228,7 +236,7 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
     bool is_over = !meeting && plan && what->run < plan->num_runs;
     int num_detailed = 0, num_more = 0, first = -1, last = -1;
     *posted.text = *missing.text = '\0';
-    answer->num_missing = answer->num_elsewhere = 0;
+    answer->num_missing = answer->num_elsewhere = answer->num_users = 0;
     if (meeting && hvdl_is_agreed(e, meeting))
         return;
     for (int r = 0; r < e->placement.local_size; r++) {
@@ -246,6 +254,7 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
         }
         answer->num_missing++;
         answer->num_elsewhere += lasts[r].activity == HVDL_DID_POST;
+        answer->num_users += lasts[r].activity == HVDL_DID_POST && !lasts[r].in_words;
         if (num_detailed == MAX_DETAILED || missing.used + LONGEST_DETAIL > missing.room) {
             num_more++;
         } else {
@@ -263,7 +272,9 @@ hvdl_advice hvdl_advice_for(const hvdl_stall_part *all, int num_silent)
 {
     if (!all->num_missing)
         return HVDL_ASK_HOST;
-    return !num_silent && all->num_elsewhere == all->num_missing ? HVDL_ASK_ORDER : HVDL_ASK_PATH;
+    if (num_silent || all->num_elsewhere < all->num_missing)
+        return HVDL_ASK_PATH;
+    return all->num_users ? HVDL_ASK_ORDER : HVDL_ASK_OWN;
 }
 
 static void put_title(hvdl_writer *to, const hvdl_late *what)
@@ -271,6 +282,31 @@ static void put_title(hvdl_writer *to, const hvdl_late *what)
     char title[HVDL_TITLE_BYTES];
     hvdl_put_title(title, sizeof title, hvdl_kind_name(what->kind), what->in_words, what->name);
     hvdl_put(to, "%s", title);
+}
+
+/* In a failure only what tells of a likely cause. */
+static void put_question(hvdl_writer *to, const hvdl_late *what, hvdl_advice advice)
+{
+    bool is_elsewhere = advice == HVDL_ASK_ORDER || advice == HVDL_ASK_OWN;
+    const char *before = what->gives_up ? "; " : "";
+    if (what->kind == HVDL_PLAN)
+        hvdl_put(to, "%s" OTHER_PARAMETERS, before);
+    else if (what->comes_again && !is_elsewhere)
+        hvdl_put(to, "%s%s", before, hvdl_uneven);
+    else if (what->comes_again && advice == HVDL_ASK_ORDER)
+        hvdl_put(to, "%sdo all ranks take the same path through the program, and %s", before,
+                 hvdl_uneven);
+    else if (!what->gives_up && is_elsewhere)
+        hvdl_put(to, "do all ranks take the same path through the program, or is that operation "
+                     "held up?");
+    else if (!what->gives_up)
+        hvdl_put(to, "do all ranks take the same path through the program?");
+}
+
+const char *hvdl_put_uneven(const char *text, char to[HVDL_TEXT_BYTES])
+{
+    snprintf(to, HVDL_TEXT_BYTES, "%s; %s", text, hvdl_uneven);
+    return to;
 }
 
 void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
@@ -289,15 +325,8 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
         hvdl_put(&to, "all operations fail now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)");
     else if (advice == HVDL_ASK_HOST)
         hvdl_put(&to, "is that host cut off, or are its processes stopped?");
-    else if (advice == HVDL_ASK_ORDER)
-        hvdl_put(&to, "do all ranks take the same path through the program, or is that operation "
-                      "held up?");
-    else if (what->is_run)
-        hvdl_put(&to,
-                 "do all ranks run the same number of backward passes? A rank that runs out of "
-                 "batches before the others must call hvd.join()");
-    else
-        hvdl_put(&to, "do all ranks take the same path through the program?");
+    if (advice != HVDL_ASK_HOST)
+        put_question(&to, what, advice);
     if (asker && advice == HVDL_ASK_HOST && !what->gives_up)
         hvdl_put(&to, " Or is the link between it and %s slow?", asker);
 }
