@@ -80,7 +80,7 @@ class HogwildWorker:
         self._warning_s = 0 if disabled else active.config.stall_check_time_seconds
         self._shutdown_s = 0 if disabled else active.config.stall_shutdown_time_seconds
         self._number = next_number(active)
-        self._name = f"hvdlite.async.{self._number}"
+        self._name = f"hvdlite.AsyncOptimizer.{self._number}"
         share_parameters(torch.nn.ParameterList(params))
         size_bytes = 8 * active.size + more_bytes
         self._region = open_region("AsyncOptimizer", size_bytes, "start fewer ranks")

@@ -35,8 +35,8 @@ def _after() -> None:
     clocks = torch.zeros(active.next_async_optimizer, dtype=torch.int64)
     for number, worker in workers.items():
         clocks[number] = worker.clock
-    clocks = allreduce(clocks, op=Max, name="hvdlite.async.clocks")
+    clocks = allreduce(clocks, op=Max, name="hvdlite.AsyncOptimizer.clocks")
     for number, worker in workers.items():
         worker.resume(int(clocks[number]))
     # Nobody makes a step before all count again.
-    barrier(name="hvdlite.async.resumed")
+    barrier(name="hvdlite.AsyncOptimizer.resumed")

@@ -73,7 +73,7 @@ class Worker:
         number = self._number = next_number(active)
         if number >= _MOST_OPTIMIZERS:
             raise ValueError(f"AsyncOptimizer: more than {_MOST_OPTIMIZERS} optimizers")
-        self._name = f"hvdlite.async.{number}"
+        self._name = f"hvdlite.AsyncOptimizer.{number}"
         wait = Waiting(everyone, active.config, staleness, replicas)
         self.links = [
             ServerLink(everyone, server, number, layout, wait)

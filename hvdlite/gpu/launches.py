@@ -22,6 +22,7 @@ from hvdlite.gpu.lane import PATIENCE_S, PAUSE_S, in_words
 from hvdlite.gpu.process_group import Group
 from hvdlite.gpu.row_counts import gather_bytes
 from hvdlite.gpu.transfer import Transfer
+from hvdlite.own_names import own_name, words_of
 from hvdlite.world.teams.team import Team
 
 log = logging.getLogger("hvdlite")
@@ -110,7 +111,7 @@ class Launches:
             return
         zero = torch.zeros(1, device=device)
         request = _core.posting(
-            *(_core.ALLREDUCE, f"{self._name}.communicator", False, _core.FLOAT32, zero, zero),
+            *(_core.ALLREDUCE, self._part("communicator"), False, _core.FLOAT32, zero, zero),
             op=_core.SUM,
         )
         self._making = self._lane.start(request, zero, zero, then=self._made)
@@ -123,16 +124,19 @@ class Launches:
             made.start_sum(torch.zeros(1, device=group.device), average=False).wait()
         except Exception as error:
             failure = f"rank {self._own()}: {in_words(error)}"
-        failures = gather_bytes(self._team, f"{self._name}.made", failure.encode())
+        failures = gather_bytes(self._team, self._part("made"), failure.encode())
         failure = next((text.decode() for text in failures if text), "")
         if failure or self.ended:
             self.ended = True
             if made is not None:
                 made.end()
             if self._team.rank == 0 and failure:
-                log.warning("%s has no communicator of its own: %s", self._name, failure)
+                log.warning("%s has no communicator of its own: %s", words_of(self._name), failure)
         else:
             self._group = made
+
+    def _part(self, part: str) -> str:
+        return own_name(self._name, part, "the making of an NCCL communicator for {}")
 
     def _own(self) -> int:
         return self._team.ranks[self._team.rank]

@@ -8,6 +8,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError
+from hvdlite.own_names import renamed
 from hvdlite.result_tensors import gathered_result
 
 if TYPE_CHECKING:
@@ -44,7 +45,13 @@ def post_counts(team: Team, request: _core.Posting, rows: int) -> _core.Operatio
         source = torch.tensor([rows], dtype=torch.int64, device="cpu")
     return team.post(
         _core.posting(
-            *(request.kind, f"{request.name} (rows)", False, _core.INT64, source),
+            *(
+                request.kind,
+                renamed(request.name, f"{request.name} (rows)"),
+                False,
+                _core.INT64,
+                source,
+            ),
             splits=None if request.splits is None else ones,
         )
     )

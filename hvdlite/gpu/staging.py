@@ -22,6 +22,7 @@ from hvdlite import _core
 from hvdlite.gpu.devices import Devices, Mark
 from hvdlite.gpu.host_buffers import HostBuffers
 from hvdlite.gpu.transfer import Transfer
+from hvdlite.own_names import renamed
 from hvdlite.result_tensors import gathered_result
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def lacks_data(failure: str) -> bool:
 
 
 def _afresh(posting: _core.Posting) -> _core.Posting:
-    return posting.replace(name=f"{posting.name} (staged)", unnamed=False)
+    return posting.replace(name=renamed(posting.name, f"{posting.name} (staged)"), unnamed=False)
 
 
 def _num_pieces(team: Team, request: _core.Posting, tensor: torch.Tensor) -> tuple[int, int]:
@@ -239,7 +240,7 @@ def _cut(
         begin, end = i * elems, (i + 1) * elems if i + 1 < num else source.numel()
         part, result = source.view(-1)[begin:end], output.view(-1)[begin:end]
         posting = request.replace(
-            name=f"{request.name} (staged, piece {i + 1} of {num})",
+            name=renamed(request.name, f"{request.name} (staged, piece {i + 1} of {num})"),
             unnamed=False,
             source=part,
             result=result,

@@ -36,7 +36,7 @@ _MOST_CPU = 0.1
 _MOST_CPU_OF_ALL = 0.5
 
 # The name of an operation without one of its own (`Team.unnamed`), or its end (`posting.internal`).
-_NUMBER = re.compile(r"^unnamed\..*|(?<=.) #(\d+\.)?(after join \d+\.)?\d+(?=$|\.)")
+_NUMBER = re.compile(r"^unnamed\..*|(?<=.) #\d+( of thread \d+)?( after join \d+)?(?=$|\.)")
 
 
 class _Asked(NamedTuple):

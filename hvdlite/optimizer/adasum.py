@@ -33,6 +33,7 @@ from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
 from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.wrapping import Wrapper
+from hvdlite.own_names import name_of_optimizer, own_name
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet, included, team_of
 from hvdlite.world.teams.team import Team
@@ -161,7 +162,8 @@ class Deltas:
         # nothing: then the next step compares again.
         numbers = torch.zeros(team.size + 1, dtype=torch.int32, device="cpu")
         numbers[team.rank], numbers[-1] = self._start_hash, 1
-        allreduce_(numbers, name=f"{self.name}.starts", op=Sum, process_set=self.process_set)
+        name = own_name(self.name, "starts", "the comparison of the first parameter values of {}")
+        allreduce_(numbers, name=name, op=Sum, process_set=self.process_set)
         *hashes, members = numbers.tolist()
         if members < team.size:
             return
@@ -187,7 +189,8 @@ class Deltas:
             param, start = self._params[index].detach(), starts[index]
             delta = _real(param - start)
             delta = delta.to(self._combining.compression.travels_as(delta.dtype))
-            name = f"{self.name}.delta.{index}"
+            words = f"Adasum of {self._name_of(self._params[index], index)} in {{}}"
+            name = own_name(self.name, f"delta.{index}", words)
             handle = allreduce_async(delta, name=name, op=Adasum, process_set=self.process_set)
             started.append((param, start, handle))
         for param, start, handle in started:
@@ -210,7 +213,7 @@ class Deltas:
         for index, param in enumerate(params):
             if param.requires_grad:
                 check_reducible(self._name_of(param, index), param)
-        self.name = f"DistributedOptimizer.{self._number}.{self._generation}"
+        self.name = name_of_optimizer(self._number, self._generation, self._options[0][1])
         self._generation += 1
         self._team, self._params = team, params
         if team.size == 1:
@@ -218,7 +221,7 @@ class Deltas:
         self._changed = torch.zeros(len(params), dtype=torch.uint8, device="cpu")
         address = self._changed.data_ptr()
         self._plan = team.plan(
-            f"{self.name}.changed",
+            own_name(self.name, "changed", "the comparison of which parameters {} has changed"),
             _core.UINT8,
             _core.MAX,
             address,

@@ -38,6 +38,7 @@ from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
 from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
 from hvdlite.optimizer.sharding.shards import Shards
+from hvdlite.own_names import name_of_optimizer, names_in_words, own_name
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet, included, team_of
 from hvdlite.world.teams.team import Team
@@ -332,7 +333,12 @@ class Gradients:
         # In deterministic mode the bits may not depend on how the ranks lie on hosts.
         weighs = _num_hosts(team) == 1 and not world.current().config.deterministic
         for index, bucket in enumerate(build.buckets):
-            bucket.make_plan(team, f"{name}.bucket.{index}", *factors, weighs)
+            which = f"(bucket {index + 1} of {len(build.buckets)} of {{}})"
+            what = names_in_words([slot.name for slot in bucket.slots])
+            label = own_name(
+                name, f"bucket.{index}", f"the reduction of the gradients of {what} {which}"
+            )
+            bucket.make_plan(team, label, *factors, weighs)
         if build.consistency is not None:
             build.consistency.post()
         for slot in build.former:
@@ -387,7 +393,7 @@ class Gradients:
                     # A new parameter: a backward may have reached it before it had a hook.
                     slot.unreduced_round = round_number
             (slots if param.requires_grad else frozen).append(slot)
-        name = f"DistributedOptimizer.{self._number}.{self.generation}"
+        name = name_of_optimizer(self._number, self.generation, self._options[0][1])
         is_order_known = team.size == 1 or all(slot.backward_index is not None for slot in slots)
         make: MakeBucket = plain_bucket
         if self.shards is not None:
@@ -415,10 +421,14 @@ class Gradients:
             if isinstance(carrier, Bucket):
                 carrier.carry_position(team.rank, team.size)
             if not is_order_known:
-                backward_order = BackwardOrder(team, f"{name}.order", slots, self._start_hash)
+                label = own_name(name, "order", "the exchange after the first backward pass of {}")
+                backward_order = BackwardOrder(team, label, slots, self._start_hash)
             parameters = parameters_of(params, self.name_of, self.combining.group_of)
             consistency = ConsistencyCheck(
-                team, name, Model((*self._options, *knob_options()), parameters)
+                team,
+                name,
+                Model((*self._options, *knob_options()), parameters),
+                self._changes(slots, frozen) if team is self.team else "",
             )
         return _Build(
             team,
@@ -447,6 +457,25 @@ class Gradients:
             or bool(micro_batches(config, 1))
             or (config.gpu_collectives == "nccl" and any(param.is_cuda for param in params))
         )
+
+    def _changes(self, slots: Sequence[Slot], frozen: Sequence[Slot]) -> str:
+        """What the user has changed on this rank since the last build, in words."""
+        before = set(map(id, self.slots))
+        known = before | set(map(id, self._frozen))
+        found = {
+            "now requires_grad=True:": [s for s in slots if id(s) in known - before],
+            "now requires_grad=False:": [s for s in frozen if id(s) in before],
+            "new:": [s for s in slots if id(s) not in known],
+        }
+        texts = [
+            f"{what} {names_in_words([s.name for s in of])}" for what, of in found.items() if of
+        ]
+        return f" ({'; '.join(texts)})" if texts else ""
+
+    def name_of_sparse(self, number: int, slot: Slot) -> str:
+        """Of the exchange of its rows."""
+        words = f"the reduction of the sparse gradient of {slot.name} ({{}})"
+        return own_name(self.name, f"sparse.{number}", words)
 
     def _start_hash(self) -> int:
         if self._start is None or not self._check_start:

@@ -11,6 +11,7 @@ import torch
 from hvdlite.optimizer.checks.same_values import Comparison, Entry
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.replicated import options_in, parameters_in, state_in
+from hvdlite.own_names import own_name
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet
 
@@ -85,9 +86,8 @@ class PeriodicCheck:
         world.active.had_reduced_step = True
         if counted % every:
             return
-        comparison = Comparison(
-            VARIABLE, f"{name}.check", team, self._process_set, config.repairs_parameters
-        )
+        label = own_name(name, "check", f"the comparison of the values of {{}} ({VARIABLE})")
+        comparison = Comparison(VARIABLE, label, team, self._process_set, config.repairs_parameters)
         try:
             entries = list(parameters_in(optimizer, self.name_of))
             on_the_way.wait_for([each.tensor for each in entries])

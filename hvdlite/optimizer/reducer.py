@@ -40,6 +40,7 @@ from hvdlite.optimizer.losses import loss_of_all
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.uncompiled import uncompiled
+from hvdlite.own_names import own_name
 from hvdlite.world.teams.process_sets import ProcessSet
 
 log = logging.getLogger("hvdlite")
@@ -182,7 +183,8 @@ class Reducer(BackwardRounds):
         gradients = self.gradients
         if gradients.team is None or gradients.team.size == 1:
             return loss
-        name, op = f"{gradients.name}.loss", gradients.combining.op
+        name = own_name(gradients.name, "loss", "the reduction of the closure's loss of {}")
+        op = gradients.combining.op
         return loss_of_all(loss, name, op, gradients.process_set, self.weights.last)
 
     def next_step(self) -> None:

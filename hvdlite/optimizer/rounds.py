@@ -443,7 +443,7 @@ class Rounds:
         assert gradients.team is not None
         if self._exchanges is None:
             self._exchanges = [
-                self._exchange(f"{gradients.name}.sparse.{number}", slot)
+                self._exchange(gradients.name_of_sparse(number, slot), slot)
                 for number, slot in enumerate(gradients.sparse)
             ]
         for _, exchange in self._exchanges:

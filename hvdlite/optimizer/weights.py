@@ -26,6 +26,7 @@ from hvdlite.optimizer.buckets import weight_codes
 from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.uncompiled import uncompiled
+from hvdlite.own_names import words_of
 
 # A float16 has 11 binary digits from 6e-5 on, and fewer below. With this weight gradients from 0.06
 # on keep all of them, and smaller ones some.
@@ -119,8 +120,8 @@ class Weights:
         largest = self.total if carrier is None else carrier.largest_weight()
         if 0 < largest < _LEAST_IN_HALF:
             raise HorovodInternalError(
-                f"{gradients.name}: the largest weight of all ranks is {largest:g}, and the "
-                "gradients travel as float16, in which their products with weights below "
+                f"{words_of(gradients.name)}: the largest weight of all ranks is {largest:g}, and "
+                "the gradients travel as float16, in which their products with weights below "
                 f"{_LEAST_IN_HALF:g} lose their digits. Give fractions of the largest batch, "
                 "optimizer.set_weight(len(batch) / batch_size), or use Compression.bf16, which "
                 "takes all weights. No parameter has changed"

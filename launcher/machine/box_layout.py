@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     Crc32 = Callable[[bytes], int]
 
 # What the text at the begin calls this layout.
-FORMAT = 2
+FORMAT = 3
 # A text that ends with a NUL, and then the entries, each of which begins with its ticket.
-HEAD_BYTES, ENTRY_BYTES, ENTRIES = 4096, 128, 512
+HEAD_BYTES, ENTRY_BYTES, ENTRIES = 4096, 192, 512
 TOTAL_BYTES = HEAD_BYTES + ENTRIES * ENTRY_BYTES
 # In the first part, at its end: where the script has waited for hvdlite last (`lines_in`).
 LINES_AT, LINES_BYTES = 3072, 1016

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hvdrun.machine.box_layout import ENTRIES, ENTRY_BYTES, FORMAT, HEAD_BYTES, TOTAL_BYTES
 
 # hvdl_box_entry of the core's operations/black_box.h.
-_ENTRY = struct.Struct("=QQQQQQQIIIIiBB2x48s")
+_ENTRY = struct.Struct("=QQQQQQQIIIIiBBBx112s")
 assert _ENTRY.size == ENTRY_BYTES
 _NUMBER = struct.Struct("=Q")
 _MOST_KINDS = 256
@@ -31,7 +31,8 @@ class Operation(NamedTuple):
     number: the order in which the rank posted them. team: the ranks that take part, as a number.
     key: of kind and name. round: how many of that key there have been; epoch: since all ranks
     joined so often. peer: the rank at the other end of a message; else the rank that was the last
-    to call it, where that is known; -1: not known.
+    to call it, where that is known; -1: not known. in_words: of an operation of hvdlite's own,
+    whose name here is what users read of it.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Operation(NamedTuple):
     started: int
     ended: int
     failed: bool
+    in_words: bool = False
 
     @property
     def has_succeeded(self) -> bool:
@@ -61,6 +63,13 @@ class Operation(NamedTuple):
 
     @property
     def title(self) -> str:
+        """As the core's `hvdl_put_title`."""
+        if self.in_words:
+            return f"the set-up of {self.name}" if self.kind == "plan" else self.name
+        if self.name.startswith("unnamed."):
+            return f"an unnamed {self.kind} (no. {self.name.removeprefix('unnamed.')})"
+        if self.name.startswith("hvdlite."):
+            return f"the {self.kind} in {self.name.split('.')[1]}"
         return f"{self.kind} '{self.name}'"
 
 
@@ -101,7 +110,7 @@ def _operations(rest: bytes, kinds: list[str], most: int) -> Iterator[Operation]
     for at in (place_of[number] for number in sorted(place_of)[-most:]):
         words = _ENTRY.unpack_from(rest, at)
         number, key, posted, matched, started, ended, size_bytes = words[:7]
-        team, round_, epoch, members, peer, kind, failed, name = words[7:]
+        team, round_, epoch, members, peer, kind, failed, in_words, name = words[7:]
         yield Operation(
             number=number,
             team=team,
@@ -118,6 +127,7 @@ def _operations(rest: bytes, kinds: list[str], most: int) -> Iterator[Operation]
             started=started,
             ended=ended,
             failed=bool(failed),
+            in_words=bool(in_words),
         )
 
 

@@ -22,11 +22,11 @@ FAILS = {**WARNS, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "2"}
 DEADLINE_S = 50.0
 
 # The barrier of `Said`, also where ranks have joined before.
-BARRIER_ENDED = r"last finished barrier 'unnamed\.[^']*' \d+ s ago"
+BARRIER_ENDED = r"last finished an unnamed barrier \(no\. [^)]*\) \d+ s ago"
 END = r"; do all ranks take the same path through the program\?"
-OF_A_RUN = (
-    r"; do all ranks run the same number of backward passes\? A rank that runs out of batches "
-    r"before the others must call hvd\.join\(\)"
+UNEVEN = (
+    r"do all ranks have the same number of batches\? A rank that runs out of them before the others"
+    r" must call hvd\.join\(\); drop_last=True and a DistributedSampler give all ranks as many"
 )
 # How to let a wait end the job.
 NO_LIMIT = "--stall-check-shutdown-time-seconds 600) all operations fail"

@@ -15,7 +15,7 @@ import tqdm
 import hvdlite as hvd
 from hvdlite.world import world as worlds
 from tests.harness.programs import run_program
-from tests.observing.reports import WARNS, Said
+from tests.observing.reports import FAILS, UNEVEN, WARNS, Said
 
 # No report, and no end, by the time that passes.
 NEVER = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1000"}
@@ -206,11 +206,63 @@ def test_a_circle_of_a_backward_that_reaches_two_optimizers_is_named(world):
     lines, _ = world.run(two_optimizers_against_an_allreduce, knobs=WARNS)
     (line,) = lines
     assert re.fullmatch(
-        r"hvdlite: rank 0 waits in allreduce 'DistributedOptimizer\.\d+\.\d+\.bucket\.0' for rank"
-        r" 1, which waits in allreduce 'other' for rank 0: a circle; call the same operations in"
-        r" the same order on every rank",
+        r"hvdlite: rank 0 waits in the reduction of the gradients of parameter 0 \(bucket 1 of 1 of"
+        r" the SGD optimizer(, DistributedOptimizer no\. 2)?\) for rank 1, which waits in allreduce"
+        r" 'other' for rank 0: a circle; call the same operations in the same order on every rank; "
+        rf"{UNEVEN}",
         line,
     )
+
+
+def a_batch_more_against_the_next_epoch():
+    hvd.init()
+    for _ in range(2):
+        hvd.allreduce(torch.ones(3), name="loss")
+    if hvd.rank() == 0:
+        return text_of(hvd.allreduce, torch.ones(3), name="loss")
+    return text_of(hvd.barrier, name="next epoch")
+
+
+@pytest.mark.ranks(2)
+def test_a_circle_with_an_allreduce_of_one_more_batch_asks_for_the_batches(world):
+    first, second = world.run(a_batch_more_against_the_next_epoch, knobs=NEVER)
+    assert first == second
+    assert re.fullmatch(
+        f"rank 0 waits in allreduce 'loss' for rank 1, .*{CERTAIN}; {UNEVEN}", first
+    )
+
+
+def a_layer_thawed_on_one_rank():
+    hvd.init()
+    torch.manual_seed(1)
+    said, torch_model = Said(), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    named = list(torch_model.named_parameters())
+    torch_model[1].requires_grad_(False)
+    plain = torch.optim.SGD(torch_model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=named)
+    texts = []
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 3 and hvd.rank() == 1:
+            torch_model[1].requires_grad_(True)
+        try:
+            torch_model(torch.ones(2)).sum().backward()
+            optimizer.step()
+        except hvd.HorovodInternalError as error:
+            texts.append(str(error))
+    return texts, said.lines()
+
+
+@pytest.mark.ranks(2)
+def test_a_layer_that_one_rank_alone_has_thawed_is_told_by_its_parameters(world):
+    found = world.run(a_layer_thawed_on_one_rank, knobs=FAILS)
+    for (text,), lines in found:
+        # Whichever operation was late first.
+        assert "requires_grad" in text
+        told = [line for line in lines if "now requires_grad=True: 1.weight and 1.bias" in line]
+        assert any("rank 1 on" in line for line in told), lines
+        words = re.compile(r"plan '|consistency|bucket\.|DistributedOptimizer\.|batches")
+        assert not words.search("\n".join([text, *lines])), (text, lines)
 
 
 def posted_before():

@@ -10,11 +10,12 @@ import torch
 
 import hvdlite as hvd
 from hvdlite import _core
+from hvdlite.own_names import OwnName
 from hvdlite.world import world as worlds
 from tests.observing.reports import (
     BARRIER_ENDED,
     NO_LIMIT,
-    OF_A_RUN,
+    UNEVEN,
     WARNS,
     Said,
     end,
@@ -340,7 +341,7 @@ def a_plans_run():
         run = plan.start(tensor) if hvd.rank() < last else None
         (line,) = said.wait_for("allreduce 'p'")
         waits = [missing(last, BARRIER_ENDED)], posted(*range(last))
-        expected = report("allreduce 'p'", *waits, OF_A_RUN)
+        expected = report("allreduce 'p'", *waits, f"; {UNEVEN}")
         assert expected.fullmatch(line), (count, expected.pattern, line)
         assert (run or plan.start(tensor)).wait() is None
         hvd.barrier()
@@ -472,3 +473,69 @@ def a_frozen_host():
 @pytest.mark.hosts("1,1,1")
 def test_a_host_that_does_not_answer_is_named(world):
     world.run(a_frozen_host, knobs=WARNS)
+
+
+def operations_without_a_name_of_the_users():
+    hvd.init()
+    last, tensor = hvd.size() - 1, torch.ones(2)
+    said, rank = Said(), hvd.rank()
+    number = worlds.current().team.next_unnamed().removeprefix("unnamed.")
+    # Each is posted by all but the last rank, and called in the report by what the user knows.
+    calls = {
+        f"an unnamed broadcast (no. {number})": lambda: hvd.broadcast_async(tensor, 0),
+        "the broadcast in load_state_dict": lambda: hvd.broadcast_async(
+            tensor, 0, name="hvdlite.load_state_dict.end"
+        ),
+        "the check of the parameters": lambda: hvd.allreduce_async(
+            tensor, name=OwnName("x.consistency", "the check of the parameters")
+        ),
+    }
+    handles = [None if rank == last else call() for call in calls.values()]
+    for called in calls:
+        (line,) = said.wait_for(called)
+        assert report(called, [missing(last, BARRIER_ENDED)], posted(*range(last))).fullmatch(line)
+    for handle, call in zip(handles, calls.values(), strict=True):
+        hvd.synchronize(handle or call())
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+def test_a_report_calls_hvdlites_own_operations_by_what_they_do(world):
+    world.run(operations_without_a_name_of_the_users, knobs=WARNS)
+
+
+def one_batch_more(name):
+    """On all but the last rank; meanwhile that computes, waits in an operation of its own, or has
+    left."""
+    hvd.init()
+    last, tensor = hvd.size() - 1, torch.ones(3)
+    said, rank = Said(), hvd.rank()
+    # The first one may be late for any reason; it is not the batches.
+    first = start("first") if rank < last else None
+    (line,) = said.wait_for("allreduce 'first'")
+    waits = [missing(last, BARRIER_ENDED)], posted(*range(last))
+    assert report("allreduce 'first'", *waits).fullmatch(line), line
+    hvd.synchronize(first or start("first"))
+    for _ in range(2):
+        hvd.allreduce(tensor, name=name)
+    called = "allreduce 'loss'"
+    if name is None:
+        number = worlds.current().team.next_unnamed().removeprefix("unnamed.")
+        called = f"an unnamed allreduce (no. {number})"
+    handle = hvd.allreduce_async(tensor, name=name) if rank < last else None
+    (line,) = said.wait_for(called)
+    assert re.search(f" last finished .*; {UNEVEN}$", line), line
+    hvd.synchronize(handle or hvd.allreduce_async(tensor, name=name))
+    # The error of a rank that waits for one that has left.
+    hvd.barrier()
+    if rank < last:
+        with pytest.raises(hvd.HorovodInternalError, match=f"has left .*; {UNEVEN}"):
+            hvd.allreduce(tensor, name=name)
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.hosts("1,1")
+@pytest.mark.parametrize("name", ["loss", None])
+def test_a_metric_of_one_more_batch_is_reported_as_uneven_data(world, name):
+    world.run(one_batch_more, name, knobs=WARNS)

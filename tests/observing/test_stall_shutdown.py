@@ -91,7 +91,7 @@ def rank_1_leaves_a_call_out():
 def test_a_function_that_a_rank_leaves_out_matches_no_other_and_is_named(world):
     # At once on one host, where they wait in a circle; else when the time is over.
     for text in world.run(rank_1_leaves_a_call_out, knobs=FAILS):
-        assert "allgather 'broadcast_parameters #0'" in text
+        assert "allgather 'broadcast_parameters #1'" in text
 
 
 @pytest.mark.parametrize("comes_later", [False, True], ids=["late too", "later"])

@@ -70,6 +70,30 @@ def test_a_second_backward_before_step_is_an_error_that_says_what_to_do(world):
     world.run(second_backward)
 
 
+def two_passes_of_one_loop():
+    """Two losses of one network before each step, as a discriminator has."""
+    hvd.init()
+    p = nn.Parameter(torch.zeros(2))
+    named = [("discriminator.weight", p)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([p], lr=1.0), named, backward_passes_per_step=2
+    )
+    optimizer.zero_grad()
+    for _ in range(2):
+        p.sum().backward()
+    with pytest.raises(RuntimeError) as caught:
+        p.sum().backward()
+    return str(caught.value)
+
+
+def test_a_pass_more_than_the_number_given_is_an_error_that_does_not_advise_to_give_one(world):
+    for text in world.run(two_passes_of_one_loop):
+        assert "'discriminator.weight'" in text
+        assert "backward_passes_per_step=2 reduces after every 2 backward passes" in text
+        assert "this one is one more before step()" in text
+        assert "pass backward_passes_per_step to" not in text
+
+
 def adversaries():
     hvd.init()
     torch.manual_seed(0)

@@ -134,3 +134,17 @@ def test_what_ranks_say_as_they_leave_is_received_by_those_that_left_before(begi
     monkeypatch.setenv("UCX_TLS", "tcp,self")
     finished = run("mpich", begin + SHUTS_DOWN, 3)
     assert (finished.code, finished.stdout, finished.stderr) == (0, "", ""), finished
+
+
+@pytest.mark.parametrize("level", ["warning", "debug"])
+def test_a_traceback_of_a_failed_operation_ends_at_the_call_of_the_user(level, monkeypatch):
+    monkeypatch.setenv("HVDLITE_LOG_LEVEL", level)
+    differ = "def step(): hvd.allreduce(torch.ones(1 + hvd.rank()), name='loss')\nstep()"
+    finished = run(MPIS[0], OWN + differ)
+    assert finished.code == 1, finished
+    lines = finished.stderr.splitlines()
+    files = [line for line in lines if "  File " in line]
+    assert any("in step" in line for line in files), finished.stderr
+    assert ("in synchronize" in finished.stderr) == (level == "debug"), finished.stderr
+    assert ("hvdlite" in "".join(files)) == (level == "debug"), files
+    assert "HorovodInternalError: allreduce 'loss': " in finished.stderr

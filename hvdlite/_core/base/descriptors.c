@@ -99,6 +99,33 @@ void hvdl_copy_name(char *to, size_t room, const char *name)
     memcpy(to + length, dots, sizeof dots);
 }
 
+void hvdl_copy_plain_name(char *to, size_t room, const char *name)
+{
+    hvdl_copy_name(to, room, name);
+    for (char *c = to; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            *c = '?';
+}
+
+void hvdl_put_title(char *to, size_t room, const char *kind, bool in_words, const char *name)
+{
+    static const char unnamed[] = "unnamed."; /* hvdlite's world/teams/team.py */
+    static const char own[] = "hvdlite.";     /* of the function that the user has called */
+    char title[HVDL_TITLE_BYTES], shown[HVDL_NAME_BYTES];
+    const char *called = shown + sizeof own - 1;
+    hvdl_copy_name(shown, sizeof shown, name);
+    if (in_words)
+        snprintf(title, sizeof title, "%s%s",
+                 strcmp(kind, hvdl_kind_name(HVDL_PLAN)) ? "" : "the set-up of ", shown);
+    else if (!strncmp(shown, unnamed, sizeof unnamed - 1))
+        snprintf(title, sizeof title, "an unnamed %s (no. %s)", kind, shown + sizeof unnamed - 1);
+    else if (!strncmp(shown, own, sizeof own - 1))
+        snprintf(title, sizeof title, "the %s in %.*s", kind, (int)strcspn(called, "."), called);
+    else
+        snprintf(title, sizeof title, "%s '%s'", kind, shown);
+    hvdl_copy_plain_name(to, room, title);
+}
+
 typedef struct {
     char *text;
     size_t used;
@@ -268,14 +295,13 @@ static void put_remedy(writer *to, int differing, bool is_numbered)
 }
 
 /* Of one that some have posted as HVDL_STAGED, and others as HVDL_ORDERED. */
-static void describe_some_without_data(const char *name, const hvdl_desc *desc,
-                                       char text[HVDL_TEXT_BYTES])
+static void describe_some_without_data(const hvdl_desc *desc, char text[HVDL_TEXT_BYTES])
 {
     writer to = {text, 0};
-    put(&to, "%s '%s': %s", hvdl_kind_name(desc->kind), name, HVDL_SOME_WITHOUT_DATA);
+    put(&to, HVDL_TITLE_HERE("%s") ": %s", hvdl_kind_name(desc->kind), HVDL_SOME_WITHOUT_DATA);
 }
 
-void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hvdl_naming *naming,
+void hvdl_variants_describe(const hvdl_variants *all, const hvdl_naming *naming,
                             char text[HVDL_TEXT_BYTES])
 {
     /* The order: by lowest rank, but what most ranks sent comes last. */
@@ -300,10 +326,8 @@ void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hv
         order[i] = order[i + 1];
     order[all->count - 1] = majority;
 
-    char short_name[HVDL_NAME_BYTES];
-    hvdl_copy_name(short_name, sizeof short_name, name);
     if (!differing) {
-        describe_some_without_data(short_name, &majority->desc, text);
+        describe_some_without_data(&majority->desc, text);
         return;
     }
     if (differing & KIND)
@@ -311,8 +335,8 @@ void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hv
     const char *verb = differing & KIND ? "called" : differing & (DTYPE | SHAPE) ? "sent" : "gave";
     writer to = {text, 0};
     text[0] = '\0';
-    put(&to, "%s '%s': ", differing & KIND ? "operation" : hvdl_kind_name(majority->desc.kind),
-        short_name);
+    put(&to, HVDL_TITLE_HERE("%s") ": ",
+        differing & KIND ? "operation" : hvdl_kind_name(majority->desc.kind));
     for (int i = 0; i < all->count; i++) {
         bool last = i == all->count - 1;
         if (i)

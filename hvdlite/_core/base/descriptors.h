@@ -10,6 +10,11 @@
 #define HVDL_MAX_NAMED 4    /* ranks that a text names one by one */
 #define HVDL_NAME_BYTES 256 /* of an operation's name, with its NUL, that stand in a text */
 #define HVDL_SITE_BYTES 64  /* of a site, with its NUL */
+#define HVDL_TITLE_BYTES (HVDL_NAME_BYTES + 64)
+/* Stands in a text for the title of its operation, as only the ranks that have posted it know the words.
+ * kind: as hvdl_put_title's, or a format's "%s". */
+#define HVDL_TITLE_HERE(kind) HVDL_TITLE_MARK kind HVDL_TITLE_MARK
+#define HVDL_TITLE_MARK "\001"
 
 /* The end of the text where ranks have posted one operation on GPUs with its data, and others without: they
  * differ in nothing that the user has given, and the callers post it again. */
@@ -44,10 +49,15 @@ typedef struct {
 } hvdl_naming;
 
 /* Writes the text of the disagreement (count > 1). */
-void hvdl_variants_describe(const hvdl_variants *all, const char *name, const hvdl_naming *naming,
+void hvdl_variants_describe(const hvdl_variants *all, const hvdl_naming *naming,
                             char text[HVDL_TEXT_BYTES]);
 
 /* A name that does not fit is cut between two UTF-8 characters and ends in dots. */
 void hvdl_copy_name(char *to, size_t room, const char *name);
+/* The same without what would break a line: names are the user's. */
+void hvdl_copy_plain_name(char *to, size_t room, const char *name);
+/* What users read of an operation: "allreduce 'loss'", "an unnamed allreduce (no. 3)", or its words. name: these,
+ * if in_words. */
+void hvdl_put_title(char *to, size_t room, const char *kind, bool in_words, const char *name);
 
 #endif

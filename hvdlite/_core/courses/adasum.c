@@ -145,7 +145,8 @@ static hvdl_err post_dots(hvdl_engine *e, hvdl_operation *op)
     hvdl_adasum *adasum = op->adasum;
     int pairs = num_pairs(e->config.num_ranks, adasum->level);
     put_dots(adasum, e->config.num_ranks);
-    hvdl_posting dots = {.name = op->name, .input = adasum->dots, .output = adasum->dots};
+    hvdl_posting dots = {
+        .name = op->name, .words = op->words, .input = adasum->dots, .output = adasum->dots};
     dots.desc = (hvdl_desc){.kind = HVDL_ALLREDUCE, .dtype = HVDL_FLOAT64, .op = HVDL_SUM};
     dots.desc.root = -1;
     dots.desc.prescale = dots.desc.postscale = 1.0;
@@ -159,7 +160,7 @@ static hvdl_err post_result(hvdl_engine *e, hvdl_operation *op)
     hvdl_adasum *adasum = op->adasum;
     hvdl_from_doubles(op->desc.dtype, adasum->result, adasum->slices, adasum->elems,
                       op->desc.postscale);
-    hvdl_posting slices = {.name = op->name, .input = adasum->result};
+    hvdl_posting slices = {.name = op->name, .words = op->words, .input = adasum->result};
     slices.desc = (hvdl_desc){.kind = HVDL_ALLGATHER, .dtype = op->desc.dtype, .op = HVDL_SUM};
     slices.desc.root = -1;
     slices.desc.prescale = slices.desc.postscale = 1.0;

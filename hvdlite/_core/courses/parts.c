@@ -160,9 +160,10 @@ bool hvdl_splits_differ(const hvdl_engine *e, const int64_t *rows, const char *s
             if (sent == expected)
                 continue;
             snprintf(text, HVDL_TEXT_BYTES,
-                     "%s '%s'%s%s%s: rank %d on %s sends %lld elements to rank %d on %s, which "
-                     "expects %lld; make the splits of both ranks fit",
-                     hvdl_kind_name(HVDL_ALLTOALL_INTO), HVDL_NAME_HERE, has_site ? " (" : "", site,
+                     HVDL_TITLE_HERE(
+                         "%s") "%s%s%s: rank %d on %s sends %lld elements to rank %d on %s, which "
+                               "expects %lld; make the splits of both ranks fit",
+                     hvdl_kind_name(HVDL_ALLTOALL_INTO), has_site ? " (" : "", site,
                      has_site ? ")" : "", hvdl_world_rank(e, from), e->placement.name_of[from],
                      (long long)sent, hvdl_world_rank(e, to), e->placement.name_of[to],
                      (long long)expected);

@@ -114,8 +114,9 @@ void hvdl_abandon_all(hvdl_engine *e)
 
 static void break_for_memory(hvdl_engine *e, const hvdl_operation *op)
 {
-    hvdl_break(e, "rank %d has no memory for the result of %s '%s'", hvdl_own_number(e),
-               hvdl_kind_name(op->desc.kind), op->name);
+    char title[HVDL_TITLE_BYTES];
+    hvdl_put_title_of(title, sizeof title, op);
+    hvdl_break(e, "rank %d has no memory for the result of %s", hvdl_own_number(e), title);
 }
 
 static void after_a(hvdl_engine *e, hvdl_operation *op, uint64_t k);

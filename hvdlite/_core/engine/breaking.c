@@ -66,8 +66,10 @@ void hvdl_out_of_memory(hvdl_engine *e)
 
 void hvdl_out_of_memory_in(hvdl_engine *e, const hvdl_operation *op)
 {
-    hvdl_break(e, "rank %d on %s is out of memory in %s '%s'", hvdl_own_number(e),
-               e->placement.name_of[e->config.rank], hvdl_kind_name(op->desc.kind), op->name);
+    char title[HVDL_TITLE_BYTES];
+    hvdl_put_title_of(title, sizeof title, op);
+    hvdl_break(e, "rank %d on %s is out of memory in %s", hvdl_own_number(e),
+               e->placement.name_of[e->config.rank], title);
 }
 
 void hvdl_note_gone(hvdl_engine *e, int rank)

@@ -52,6 +52,8 @@ typedef struct {
 typedef struct {
     hvdl_desc desc;
     const char *name;
+    const char *
+        words; /* what texts say of it in place of kind and name; NULL: these. Ranks need not agree */
     bool unnamed;     /* matched whatever the kind */
     const char *site; /* where the script posts it, for texts; NULL: not known. Cut at the front;
                        * not empty */

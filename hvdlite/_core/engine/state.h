@@ -46,7 +46,8 @@ struct hvdl_operation {
     hvdl_key key;
     hvdl_desc desc;
     char *name;
-    const char *site; /* behind the name, in its memory; NULL: not known */
+    const char *site;  /* behind the name, in its memory; NULL: not known */
+    const char *words; /* the same: a posting's */
     const char *input;
     char *output;
     const void **inputs; /* as posted, or NULL */
@@ -96,6 +97,17 @@ struct hvdl_operation {
     hvdl_adasum *adasum;
     hvdl_operation *child, *parent;
 };
+
+/* What texts show of it: see hvdl_put_title. */
+static inline const char *hvdl_shown(const hvdl_operation *op)
+{
+    return op->words ? op->words : op->name;
+}
+
+static inline void hvdl_put_title_of(char *to, size_t room, const hvdl_operation *op)
+{
+    hvdl_put_title(to, room, hvdl_kind_name(op->desc.kind), op->words, hvdl_shown(op));
+}
 
 struct hvdl_engine {
     hvdl_engine_config config; /* constant; its arrays are the placement's */

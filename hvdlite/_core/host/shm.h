@@ -22,6 +22,7 @@
 #include "base/types.h"
 
 #define HVDL_HEADER_BYTES 64 /* the region's first bytes are the caller's */
+#define HVDL_SHOWN_BYTES 120 /* of an operation's name or words, with its NUL */
 #define HVDL_MAX_LOCAL 1024  /* ranks on one host */
 #define HVDL_NUM_BUFFERS 4   /* staging blocks per rank */
 #define HVDL_ENTRY_ALIGN 64  /* journal entries are multiples of it */
@@ -88,7 +89,8 @@ typedef enum {
 typedef struct {
     uint64_t time_ns;
     int32_t kind, activity;
-    char name[64]; /* cut */
+    int32_t in_words;
+    char name[HVDL_SHOWN_BYTES]; /* or words; cut */
 } hvdl_shm_last;
 
 /* The operation in which a rank has waited for some time, and which a rank of the host has not posted. */
@@ -96,9 +98,10 @@ typedef struct {
     uint64_t id;      /* of the wait; while it is the same, a rank alone has posted nothing */
     uint64_t meeting; /* the position of its first posting in the journal */
     uint64_t key_lo, key_hi, since_ns;
-    bool waits;          /* else the rest means nothing */
-    int32_t kind, alone; /* alone: no thread of its process can post anything meanwhile */
-    char name[64];       /* cut */
+    bool waits;                    /* else the rest means nothing */
+    int32_t kind, alone;           /* alone: no thread of its process can post anything meanwhile */
+    int32_t in_words, comes_again; /* hvdl_comes_again */
+    char name[HVDL_SHOWN_BYTES];   /* or words; cut */
 } hvdl_shm_wait;
 
 /* Written by its rank alone. Every line that others poll is its own, so that no store of one rank

@@ -166,7 +166,7 @@ void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
         hvdl_stall_decided(e, agreement->key, !differ && !refuse);
     if (differ) {
         char text[HVDL_TEXT_BYTES];
-        hvdl_variants_describe(&agreement->variants, HVDL_NAME_HERE, &e->placement.naming, text);
+        hvdl_variants_describe(&agreement->variants, &e->placement.naming, text);
         answer_all(e, agreement, HVDL_MSG_FAILED, 0, text, strlen(text) + 1);
         return;
     }

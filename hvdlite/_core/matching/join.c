@@ -132,10 +132,11 @@ void hvdl_describe_absent(const hvdl_engine *e, const hvdl_desc *desc, int rank,
     char kinds[HVDL_NAME_BYTES];
     put_kinds_of_joined(kinds, sizeof kinds);
     snprintf(text, HVDL_TEXT_BYTES,
-             "%s '%s': rank %d on %s has joined, and a joined rank takes part only in %s; call "
-             "join after the last other operation on every rank",
-             hvdl_kind_name(desc->kind), HVDL_NAME_HERE, hvdl_world_rank(e, rank),
-             e->placement.name_of[rank], kinds);
+             HVDL_TITLE_HERE(
+                 "%s") ": rank %d on %s has joined, and a joined rank takes part only in %s; call "
+                       "join after the last other operation on every rank",
+             hvdl_kind_name(desc->kind), hvdl_world_rank(e, rank), e->placement.name_of[rank],
+             kinds);
 }
 
 /* Not while this rank has something to do for the others: its next operation may be of the same name,

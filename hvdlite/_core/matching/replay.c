@@ -66,16 +66,18 @@ static hvdl_meeting *new_meeting(const hvdl_engine *e, uint64_t id)
     return meeting;
 }
 
-/* Fails it with a text that may ask for its name. */
-static void fail_with_name(hvdl_engine *e, hvdl_operation *op, const char *text)
+/* Fails it with a text that may begin with HVDL_TITLE_HERE. */
+static void fail_with_title(hvdl_engine *e, hvdl_operation *op, const char *text)
 {
-    const char *here = strstr(text, HVDL_NAME_HERE);
-    char named[HVDL_TEXT_BYTES], name[HVDL_NAME_BYTES];
-    hvdl_copy_name(name, sizeof name, op->name);
-    if (here)
-        snprintf(named, sizeof named, "%.*s%s%s", (int)(here - text), text, name,
-                 here + strlen(HVDL_NAME_HERE));
-    hvdl_finish(e, op, here ? named : text);
+    static const char mark[] = HVDL_TITLE_MARK;
+    char titled[HVDL_TEXT_BYTES], title[HVDL_TITLE_BYTES], kind[64];
+    const char *end = *text == *mark ? strchr(text + 1, *mark) : NULL;
+    if (end) {
+        snprintf(kind, sizeof kind, "%.*s", (int)(end - text) - 1, text + 1);
+        hvdl_put_title(title, sizeof title, kind, op->words, hvdl_shown(op));
+        snprintf(titled, sizeof titled, "%s%s", title, end + 1);
+    }
+    hvdl_finish(e, op, end ? titled : text);
 }
 
 static void make_plan(hvdl_engine *e, hvdl_operation *op, uint64_t id, int tag)
@@ -117,7 +119,7 @@ static bool fails_by_join(hvdl_engine *e, const hvdl_meeting *meeting)
         return false;
     char text[HVDL_TEXT_BYTES];
     hvdl_describe_absent(e, desc, absent, text);
-    fail_with_name(e, meeting->operation, text);
+    fail_with_title(e, meeting->operation, text);
     return true;
 }
 
@@ -129,7 +131,7 @@ static bool fails_by_splits(hvdl_engine *e, const hvdl_meeting *meeting)
     if (!meeting->rows || !hvdl_sends_both_splits(desc) ||
         !hvdl_splits_differ(e, meeting->rows, meeting->variants.variants[0].site, text))
         return false;
-    fail_with_name(e, meeting->operation, text);
+    fail_with_title(e, meeting->operation, text);
     return true;
 }
 
@@ -183,8 +185,8 @@ static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
     }
     if (meeting->variants.count > 1) {
         char text[HVDL_TEXT_BYTES];
-        hvdl_variants_describe(&meeting->variants, op->name, &e->placement.naming, text);
-        hvdl_finish(e, op, text);
+        hvdl_variants_describe(&meeting->variants, &e->placement.naming, text);
+        fail_with_title(e, op, text);
         return;
     }
     if (fails_by_join(e, meeting) || fails_by_splits(e, meeting))
@@ -452,7 +454,7 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     switch (entry->type) {
     case HVDL_ENTRY_START: read_start(e, op, entry); break;
     case HVDL_ENTRY_RESULT: read_result(e, op, entry); break;
-    case HVDL_ENTRY_FAIL: fail_with_name(e, op, hvdl_entry_body(entry)); break;
+    case HVDL_ENTRY_FAIL: fail_with_title(e, op, hvdl_entry_body(entry)); break;
     case HVDL_ENTRY_NEXT: hvdl_piece_next(e, op); break;
     case HVDL_ENTRY_READY: hvdl_piece_ready(e, op, entry->arg); break;
     default: break;

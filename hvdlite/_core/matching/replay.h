@@ -38,9 +38,6 @@ typedef struct {
     hvdl_table by_id;
 } hvdl_meetings;
 
-/* Puts the operation's name into a text. */
-#define HVDL_NAME_HERE "\001"
-
 /* Returns whether there was anything to read. */
 bool hvdl_read_journal(hvdl_engine *engine);
 hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *engine, hvdl_key key);

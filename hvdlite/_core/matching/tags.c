@@ -87,10 +87,11 @@ bool hvdl_has_tag_for_plan(const hvdl_engine *e, char text[HVDL_TEXT_BYTES])
         return true;
     snprintf(
         text, HVDL_TEXT_BYTES,
-        "plan '%s' finds no tag for its messages: this MPI's largest tag is %d, and on %d hosts "
-        "%d plans use up those of its coordinator; use fewer at once (a larger "
-        "HVDLITE_BUCKET_BYTES makes fewer plans)",
-        HVDL_NAME_HERE, e->wire.tag_ub, e->config.num_hosts, e->control->tags.num_plans);
+        HVDL_TITLE_HERE(
+            "plan") " finds no tag for its messages: this MPI's largest tag is %d, and on %d hosts "
+                    "%d plans use up those of its coordinator; use fewer at once (a larger "
+                    "HVDLITE_BUCKET_BYTES makes fewer plans)",
+        e->wire.tag_ub, e->config.num_hosts, e->control->tags.num_plans);
     return false;
 }
 

@@ -8,7 +8,7 @@
 
 #include "engine/state.h"
 
-_Static_assert(sizeof(hvdl_box_entry) == 128, "read by other programs");
+_Static_assert(sizeof(hvdl_box_entry) == 192, "read by other programs");
 _Static_assert(offsetof(hvdl_box_memory, entries) == HVDL_BOX_HEAD_BYTES, "the same");
 
 /* ---- rounds: names come again, and ranks need not agree on the order of what they post ---- */
@@ -124,7 +124,7 @@ static hvdl_box_entry *entry_of(const hvdl_engine *e, const hvdl_operation *op)
 static void put_name(hvdl_box_entry *entry, const char *name)
 {
     static const char dots[] = "...";
-    enum { FRONT = 14, BACK = HVDL_BOX_NAME_BYTES - FRONT - (sizeof dots - 1) };
+    enum { FRONT = 40, BACK = HVDL_BOX_NAME_BYTES - FRONT - (sizeof dots - 1) };
     union {
         char text[HVDL_BOX_NAME_BYTES];
         uint64_t words[HVDL_BOX_NAME_BYTES / sizeof(uint64_t)];
@@ -172,7 +172,8 @@ void hvdl_box_write_posted(hvdl_engine *e, hvdl_operation *op)
     PUT(entry->peer, has_peer ? hvdl_world_rank(e, op->transfer->posted_peer) : -1);
     PUT(entry->kind, op->desc.kind);
     PUT(entry->failed, 0);
-    put_name(entry, op->name);
+    PUT(entry->in_words, op->words != NULL);
+    put_name(entry, hvdl_shown(op));
     atomic_store_explicit(&entry->ticket, ticket, memory_order_release);
     op->ticket = ticket;
 }

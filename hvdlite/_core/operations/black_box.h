@@ -8,7 +8,7 @@
 #include "engine/engine.h"
 
 #define HVDL_BOX_ENTRIES 512
-#define HVDL_BOX_NAME_BYTES 48
+#define HVDL_BOX_NAME_BYTES 112
 #define HVDL_BOX_HEAD_BYTES 4096 /* with the ticket counter at its end */
 
 /* Of the times, which are CLOCK_MONOTONIC's, 0 means that it has not happened. All words are atomic, as they are read
@@ -28,7 +28,9 @@ typedef struct {
         peer; /* a message: the other rank; else the last one to post it; -1: not known */
     _Atomic uint8_t kind;
     _Atomic uint8_t failed;
-    uint8_t zero[2];
+    _Atomic uint8_t
+        in_words; /* of an operation of hvdlite's own, what users read in place of its name */
+    uint8_t zero[1];
     /* Its characters, in the order of memory: cut in the middle, and NUL after the end of a shorter one. */
     _Atomic uint64_t name[HVDL_BOX_NAME_BYTES / sizeof(uint64_t)];
 } hvdl_box_entry;

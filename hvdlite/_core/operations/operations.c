@@ -147,26 +147,31 @@ static const char *cut_site(const char *site)
     return site;
 }
 
-/* Both in one piece of memory, as there are many operations. */
-static __attribute__((noinline)) hvdl_err keep_texts(hvdl_operation *op,
-                                                     const hvdl_posting *posting)
+/* In one piece of memory, as there are many operations. */
+__attribute__((noinline)) char *hvdl_keep_texts(const hvdl_posting *posting, const char **site,
+                                                const char **words)
 {
-    const char *site = cut_site(posting->site);
-    size_t name_bytes = strlen(posting->name) + 1, site_bytes = strlen(site) + 1;
-    op->name = malloc(name_bytes + site_bytes);
-    if (!op->name)
-        return HVDL_ENOMEM;
-    op->site = memcpy(op->name + name_bytes, site, site_bytes);
-    memcpy(op->name, posting->name, name_bytes);
-    return HVDL_OK;
+    const char *place = posting->site ? cut_site(posting->site) : "";
+    const char *in_words = posting->words ? posting->words : "";
+    size_t name_bytes = strlen(posting->name) + 1, site_bytes = strlen(place) + 1;
+    size_t words_bytes = strlen(in_words) + 1;
+    char *name = malloc(name_bytes + site_bytes + words_bytes);
+    if (!name)
+        return NULL;
+    memcpy(name, posting->name, name_bytes);
+    memcpy(name + name_bytes, place, site_bytes);
+    memcpy(name + name_bytes + site_bytes, in_words, words_bytes);
+    *site = posting->site ? name + name_bytes : NULL;
+    *words = posting->words ? name + name_bytes + site_bytes : NULL;
+    return name;
 }
 
 hvdl_operation *hvdl_operation_new(const hvdl_posting *posting)
 {
     hvdl_operation *op = calloc(1, sizeof *op);
     hvdl_err err = HVDL_OK;
-    if (op && posting->site)
-        err = keep_texts(op, posting);
+    if (op && (posting->site || posting->words))
+        op->name = hvdl_keep_texts(posting, &op->site, &op->words);
     else if (op)
         op->name = strdup(posting->name);
     if (op && posting->extents.list && !err)
@@ -208,7 +213,13 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
         leave_child(op);
     if (op->transfer)
         hvdl_transfer_end(e, op->transfer);
+    char with_cause[HVDL_TEXT_BYTES];
     hvdl_err err = HVDL_OK;
+    if (!text && op->desc.kind == HVDL_ALLREDUCE && !op->internal)
+        hvdl_note_reduced(e, op);
+    else if (text && !e->failure.broken && hvdl_comes_again(e, op) && !hvdl_is_run(op) &&
+             !strcmp(text, e->failure.text))
+        text = hvdl_put_uneven(text, with_cause); /* a rank has left */
     if (parent) {
         op->parent = NULL;
         err = hvdl_adasum_child_done(e, parent, op, text);

@@ -32,6 +32,8 @@ hvdl_operation *hvdl_adopt_operation(hvdl_engine *engine, const hvdl_posting *po
 /* What keys are made of besides kinds of operations and names. */
 enum { HVDL_KEY_OF_PLAN = 254, HVDL_KEY_OF_UNNAMED = 255 };
 hvdl_key hvdl_make_key(int kind, const char *name);
+/* Copies of a posting's texts, in the memory of the name, which is returned; NULL: no memory. */
+char *hvdl_keep_texts(const hvdl_posting *posting, const char **site, const char **words);
 /* One that nobody knows yet; NULL: no memory. */
 hvdl_operation *hvdl_operation_new(const hvdl_posting *posting);
 void hvdl_operation_free(hvdl_operation *operation);

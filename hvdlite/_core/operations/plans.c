@@ -13,7 +13,8 @@ hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan
     making.owner = NULL;
     making.extents = (hvdl_extents){0};
     hvdl_operation *op = plan ? hvdl_operation_new(&making) : NULL;
-    char *name = strdup(posting->name);
+    const char *site, *words;
+    char *name = hvdl_keep_texts(posting, &site, &words);
     hvdl_extents extents = {0};
     hvdl_err err = posting->extents.list ? hvdl_extents_copy(posting->extents, &extents) : HVDL_OK;
     if (!op || !name || err) {
@@ -26,6 +27,7 @@ hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan
     }
     plan->posting = *posting;
     plan->posting.name = plan->name = name;
+    plan->posting.words = words;
     plan->posting.extents = extents;
     plan->posting.site = NULL; /* a run is posted elsewhere */
     plan->key = hvdl_make_key(HVDL_KEY_OF_PLAN, name);

@@ -8,7 +8,7 @@
 
 struct hvdl_plan {
     hvdl_node by_id;      /* in engine->plans */
-    hvdl_posting posting; /* name is a copy */
+    hvdl_posting posting; /* name and words are copies */
     hvdl_key key;         /* of its runs */
     char *name;
     uint64_t id;

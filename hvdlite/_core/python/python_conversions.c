@@ -84,6 +84,22 @@ const char *hvdl_py_text(PyObject *object, const char *what)
     return text;
 }
 
+int hvdl_py_name(PyObject *object, hvdl_posting *to)
+{
+    to->words = NULL;
+    to->name = hvdl_py_text(object, "name");
+    if (!to->name || PyUnicode_CheckExact(object))
+        return to->name ? 0 : -1;
+    PyObject *words = PyObject_GetAttrString(object, "words");
+    if (!words) { /* another kind of str */
+        PyErr_Clear();
+        return 0;
+    }
+    to->words = hvdl_py_text(words, "name");
+    Py_DECREF(words); /* the name has it */
+    return to->words ? 0 : -1;
+}
+
 int hvdl_py_site(PyObject *object, const char **to)
 {
     const char *text = hvdl_py_text(object, "site");

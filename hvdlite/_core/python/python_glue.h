@@ -86,6 +86,8 @@ static inline bool hvdl_py_is_memory(const void *address)
 double hvdl_py_factor(double value);
 /* The string's own text, without a NUL; what: for the exception. NULL: an exception. */
 const char *hvdl_py_text(PyObject *object, const char *what);
+/* The name, and the words that it may have: `hvdlite.words`. -1: an exception. */
+int hvdl_py_name(PyObject *object, hvdl_posting *to);
 /* A site; empty: NULL. -1: an exception. */
 int hvdl_py_site(PyObject *object, const char **to);
 

@@ -58,14 +58,13 @@ PyObject *hvdl_py_plan(PyObject *object, PyObject *args, PyObject *kwargs)
     hvdl_desc *desc = &posting.desc;
     int dtype, op, form = HVDL_ALLREDUCE, cut_as = -1;
     Py_ssize_t count, weighted = 0;
-    PyObject *input, *output, *owner, *extents = Py_None;
+    PyObject *name, *input, *output, *owner, *extents = Py_None;
     void *address;
     if (!engine ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "siiOOnddO|iiOn:plan", names, &posting.name,
-                                     &dtype, &op, &input, &output, &count, &desc->prescale,
-                                     &desc->postscale, &owner, &form, &cut_as, &extents,
-                                     &weighted) ||
-        to_owned_desc("plan", count, dtype, form, cut_as, desc))
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OiiOOnddO|iiOn:plan", names, &name, &dtype, &op,
+                                     &input, &output, &count, &desc->prescale, &desc->postscale,
+                                     &owner, &form, &cut_as, &extents, &weighted) ||
+        hvdl_py_name(name, &posting) || to_owned_desc("plan", count, dtype, form, cut_as, desc))
         return NULL;
     if (op < 0 || op > HVDL_PRODUCT) {
         PyErr_SetString(PyExc_ValueError, "plan: dtype, op, count, form or cut_as out of range");

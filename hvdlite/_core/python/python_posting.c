@@ -119,11 +119,9 @@ static void keep_tensor(PyObject **at, PyObject *object)
 
 static int set_name(PostingObject *self, PyObject *name)
 {
-    const char *text = hvdl_py_text(name, "name");
-    if (!text)
+    if (hvdl_py_name(name, &self->posting))
         return -1;
     keep(&self->name, name);
-    self->posting.name = text;
     return 0;
 }
 

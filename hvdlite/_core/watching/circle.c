@@ -130,8 +130,10 @@ static bool publish_wait(hvdl_engine *e)
                                   .since_ns = op->posted_ns,
                                   .waits = true,
                                   .kind = op->desc.kind,
-                                  .alone = circle->alone};
-            hvdl_copy_plain_name(wait.name, sizeof wait.name, op->name);
+                                  .alone = circle->alone,
+                                  .in_words = op->words != NULL,
+                                  .comes_again = hvdl_comes_again(e, op)};
+            hvdl_copy_name(wait.name, sizeof wait.name, hvdl_shown(op));
             publish(e, &wait);
         }
     }
@@ -211,11 +213,24 @@ static void describe(const hvdl_engine *e, const hvdl_shm_wait *waits, const int
         const hvdl_shm_wait *wait = &waits[members[i]];
         int rank = hvdl_rank_of_local(e, members[i]);
         int awaited = hvdl_rank_of_local(e, members[(i + 1) % count]);
+        char title[HVDL_TITLE_BYTES];
         if (!i)
             hvdl_put(to, "rank %d", hvdl_world_rank(e, rank));
-        hvdl_put(to, "%s waits in %s '%s' for rank %d", i ? ", which" : "",
-                 hvdl_kind_name(wait->kind), wait->name, hvdl_world_rank(e, awaited));
+        hvdl_put_title(title, sizeof title, hvdl_kind_name(wait->kind), wait->in_words, wait->name);
+        hvdl_put(to, "%s waits in %s for rank %d", i ? ", which" : "", title,
+                 hvdl_world_rank(e, awaited));
     }
+}
+
+/* In a circle of hvdlite's own operations, such as those of two optimizers, no rank has
+ * come to the end of its batches. */
+static void put_question(const hvdl_shm_wait *waits, const int *members, int count, hvdl_writer *to)
+{
+    bool any = false;
+    for (int i = 0; i < count; i++)
+        any |= waits[members[i]].comes_again && !waits[members[(i + 1) % count]].in_words;
+    if (any)
+        hvdl_put(to, "; %s", hvdl_uneven);
 }
 
 /* ---- what follows ---- */
@@ -249,6 +264,7 @@ static void announce_circle(hvdl_engine *e, const hvdl_shm_wait *waits, const in
     hvdl_put(&to,
              ": they wait in a circle, and no other thread can call what is missing; call the same "
              "operations in the same order on every rank");
+    put_question(waits, members, count, &to);
     memcpy((char *)body + head, text, to.used + 1);
     hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_CIRCLE}, body, head + to.used + 1);
     free(body);
@@ -289,6 +305,7 @@ static void report(hvdl_engine *e, const hvdl_shm_wait *waits, const int *member
     e->circle.told = sum;
     describe(e, waits, members, count, &to);
     hvdl_put(&to, ": a circle; call the same operations in the same order on every rank");
+    put_question(waits, members, count, &to);
     strcat(text, "\n");
     e->config.say(text);
 }

@@ -13,7 +13,15 @@
 
 #define HVDL_NOTE_STALLED 'W' /* hvdrun's machine/notes.py */
 #define MAX_DETAILED 8        /* missing ranks of a host that are described one by one */
-#define LONGEST_DETAIL 200    /* bytes of such a description */
+#define LONGEST_DETAIL 256    /* bytes of such a description */
+
+const char hvdl_uneven[] =
+    "do all ranks have the same number of batches? A rank that runs out of them before the others "
+    "must call hvd.join(); drop_last=True and a DistributedSampler give all ranks as many";
+
+/* Of what an optimizer's parameters decide. */
+#define OTHER_PARAMETERS                                                                           \
+    "do the optimizers of all ranks have the same parameters, with the same requires_grad?"
 
 /* After the first report on a host, if there is no limit. */
 #define HOW_TO_END                                                                                 \
@@ -41,20 +49,13 @@ void hvdl_put(hvdl_writer *to, const char *format, ...)
     to->used = to->room - 1;
 }
 
-void hvdl_copy_plain_name(char *to, size_t room, const char *name)
-{
-    hvdl_copy_name(to, room, name);
-    for (char *c = to; *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 0x7f)
-            *c = '?';
-}
-
 /* ---- what a rank last did ---- */
 
 hvdl_shm_last hvdl_activity_of(const hvdl_operation *op, hvdl_activity activity)
 {
-    hvdl_shm_last last = {.kind = op->desc.kind, .activity = activity};
-    hvdl_copy_name(last.name, sizeof last.name, op->name);
+    hvdl_shm_last last = {
+        .kind = op->desc.kind, .activity = activity, .in_words = op->words != NULL};
+    hvdl_copy_name(last.name, sizeof last.name, hvdl_shown(op));
     return last;
 }
 
@@ -94,14 +95,14 @@ static void put_last(hvdl_writer *to, const hvdl_shm_last *last)
         [HVDL_DID_FAIL] = "last failed in",
         [HVDL_DID_UNKNOWN] = "is just beginning or ending an operation",
     };
-    char name[sizeof last->name];
+    char title[HVDL_TITLE_BYTES];
     hvdl_put(to, "%s", what[last->activity]);
     if (last->activity == HVDL_DID_NOTHING || last->activity == HVDL_DID_UNKNOWN)
         return;
     double seconds = (double)(hvdl_now_ns() - last->time_ns) / 1e9;
-    hvdl_copy_plain_name(name, sizeof name, last->name);
-    hvdl_put(to, last->activity == HVDL_DID_POST ? " %s '%s' for %.0f s" : " %s '%s' %.0f s ago",
-             hvdl_kind_name(last->kind), name, seconds);
+    hvdl_put_title(title, sizeof title, hvdl_kind_name(last->kind), last->in_words, last->name);
+    hvdl_put(to, last->activity == HVDL_DID_POST ? " %s for %.0f s" : " %s %.0f s ago", title,
+             seconds);
 }
 
 static void put_rank(hvdl_engine *e, hvdl_writer *to, int local, const hvdl_shm_last *last)
@@ -235,7 +236,7 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
     bool is_over = !meeting && plan && what->run < plan->num_runs;
     int num_detailed = 0, num_more = 0, first = -1, last = -1;
     *posted.text = *missing.text = '\0';
-    answer->num_missing = answer->num_elsewhere = 0;
+    answer->num_missing = answer->num_elsewhere = answer->num_users = 0;
     if (meeting && hvdl_is_agreed(e, meeting))
         return;
     for (int r = 0; r < e->placement.local_size; r++) {
@@ -253,6 +254,7 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
         }
         answer->num_missing++;
         answer->num_elsewhere += lasts[r].activity == HVDL_DID_POST;
+        answer->num_users += lasts[r].activity == HVDL_DID_POST && !lasts[r].in_words;
         if (num_detailed == MAX_DETAILED || missing.used + LONGEST_DETAIL > missing.room) {
             num_more++;
         } else {
@@ -270,7 +272,41 @@ hvdl_advice hvdl_advice_for(const hvdl_stall_part *all, int num_silent)
 {
     if (!all->num_missing)
         return HVDL_ASK_HOST;
-    return !num_silent && all->num_elsewhere == all->num_missing ? HVDL_ASK_ORDER : HVDL_ASK_PATH;
+    if (num_silent || all->num_elsewhere < all->num_missing)
+        return HVDL_ASK_PATH;
+    return all->num_users ? HVDL_ASK_ORDER : HVDL_ASK_OWN;
+}
+
+static void put_title(hvdl_writer *to, const hvdl_late *what)
+{
+    char title[HVDL_TITLE_BYTES];
+    hvdl_put_title(title, sizeof title, hvdl_kind_name(what->kind), what->in_words, what->name);
+    hvdl_put(to, "%s", title);
+}
+
+/* In a failure only what tells of a likely cause. */
+static void put_question(hvdl_writer *to, const hvdl_late *what, hvdl_advice advice)
+{
+    bool is_elsewhere = advice == HVDL_ASK_ORDER || advice == HVDL_ASK_OWN;
+    const char *before = what->gives_up ? "; " : "";
+    if (what->kind == HVDL_PLAN)
+        hvdl_put(to, "%s" OTHER_PARAMETERS, before);
+    else if (what->comes_again && !is_elsewhere)
+        hvdl_put(to, "%s%s", before, hvdl_uneven);
+    else if (what->comes_again && advice == HVDL_ASK_ORDER)
+        hvdl_put(to, "%sdo all ranks take the same path through the program, and %s", before,
+                 hvdl_uneven);
+    else if (!what->gives_up && is_elsewhere)
+        hvdl_put(to, "do all ranks take the same path through the program, or is that operation "
+                     "held up?");
+    else if (!what->gives_up)
+        hvdl_put(to, "do all ranks take the same path through the program?");
+}
+
+const char *hvdl_put_uneven(const char *text, char to[HVDL_TEXT_BYTES])
+{
+    snprintf(to, HVDL_TEXT_BYTES, "%s; %s", text, hvdl_uneven);
+    return to;
 }
 
 void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *missing,
@@ -278,7 +314,7 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
 {
     hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
     bool again = what->report && !what->gives_up;
-    hvdl_put(&to, "%s '%s'", hvdl_kind_name(what->kind), what->name);
+    put_title(&to, what);
     if (*what->site)
         hvdl_put(&to, " (%s)", what->site);
     hvdl_put(&to,
@@ -289,23 +325,17 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
         hvdl_put(&to, "all operations fail now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)");
     else if (advice == HVDL_ASK_HOST)
         hvdl_put(&to, "is that host cut off, or are its processes stopped?");
-    else if (advice == HVDL_ASK_ORDER)
-        hvdl_put(&to, "do all ranks take the same path through the program, or is that operation "
-                      "held up?");
-    else if (what->is_run)
-        hvdl_put(&to,
-                 "do all ranks run the same number of backward passes? A rank that runs out of "
-                 "batches before the others must call hvd.join()");
-    else
-        hvdl_put(&to, "do all ranks take the same path through the program?");
+    if (advice != HVDL_ASK_HOST)
+        put_question(&to, what, advice);
     if (asker && advice == HVDL_ASK_HOST && !what->gives_up)
         hvdl_put(&to, " Or is the link between it and %s slow?", asker);
 }
 
 void hvdl_describe_going_on(const hvdl_late *what, char text[HVDL_TEXT_BYTES])
 {
-    snprintf(text, HVDL_TEXT_BYTES, "%s '%s' goes on after %.0f s", hvdl_kind_name(what->kind),
-             what->name, (double)what->age_ns / 1e9);
+    hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
+    put_title(&to, what);
+    hvdl_put(&to, " goes on after %.0f s", (double)what->age_ns / 1e9);
 }
 
 /* ---- saying it ---- */

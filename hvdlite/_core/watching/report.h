@@ -19,13 +19,12 @@ typedef struct {
     char posted[HVDL_POSTED_BYTES], missing[HVDL_MISSING_BYTES];
     uint32_t num_missing;
     uint32_t num_elsewhere; /* of the missing ranks, those that are in another operation */
+    uint32_t num_users;     /* and of these, those in one that is not hvdlite's own */
 } hvdl_stall_part;
 _Static_assert(sizeof(hvdl_stall_part) <= HVDL_TEXT_BYTES, "a message has room for it");
 
 /* What has no room is cut, and ends in dots. */
 void hvdl_put(hvdl_writer *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Names are the user's: one with a newline must not break a line. */
-void hvdl_copy_plain_name(char *to, size_t room, const char *name);
 
 /* A plan's runs go through all hosts without an agreement: what counts is their number. */
 uint64_t hvdl_run_of(const hvdl_operation *operation);
@@ -46,7 +45,7 @@ void hvdl_describe_host(hvdl_engine *engine, const hvdl_late *what, const hvdl_s
 /* Adds ranks, such as "0, 4-6", where their numbers belong between those that are there. */
 void hvdl_put_in_order(hvdl_writer *to, const char *ranks);
 /* What a late operation's text ends with. */
-typedef enum { HVDL_ASK_PATH, HVDL_ASK_ORDER, HVDL_ASK_HOST } hvdl_advice;
+typedef enum { HVDL_ASK_PATH, HVDL_ASK_ORDER, HVDL_ASK_OWN, HVDL_ASK_HOST } hvdl_advice;
 /* num_silent: hosts or ranks that do not answer. */
 hvdl_advice hvdl_advice_for(const hvdl_stall_part *all, int num_silent);
 

@@ -286,13 +286,13 @@ void hvdl_describe_timeout(const hvdl_engine *e, const hvdl_operation *op, doubl
                            char text[HVDL_TEXT_BYTES])
 {
     hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
-    char name[HVDL_NAME_BYTES];
+    char title[HVDL_TITLE_BYTES];
     if (op->transfer) {
         hvdl_describe_transfer_timeout(e, op->transfer, seconds, absent, is_known, text);
         return;
     }
-    hvdl_copy_plain_name(name, sizeof name, op->name);
-    hvdl_put(&to, "%s '%s'", hvdl_kind_name(op->desc.kind), name);
+    hvdl_put_title_of(title, sizeof title, op);
+    hvdl_put(&to, "%s", title);
     if (op->site)
         hvdl_put(&to, " (%s)", op->site);
     hvdl_put(&to, " has not ended within %g s: ", seconds);

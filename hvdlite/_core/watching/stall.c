@@ -265,13 +265,33 @@ bool hvdl_report_is_due(const hvdl_engine *e, uint64_t age_ns, int report)
            age_ns > first + (uint64_t)report * LEAST_PAUSE_NS;
 }
 
+/* All unnamed ones are of one kind. */
+static uint64_t reduced_key(const hvdl_operation *op)
+{
+    return op->unnamed ? HVDL_KEY_OF_UNNAMED : op->key.lo;
+}
+
+void hvdl_note_reduced(hvdl_engine *e, const hvdl_operation *op)
+{
+    uint64_t key = reduced_key(op);
+    e->stall.reduced[key % HVDL_NUM_REDUCED] = key;
+}
+
+bool hvdl_comes_again(const hvdl_engine *e, const hvdl_operation *op)
+{
+    uint64_t key = reduced_key(op);
+    if (op->desc.kind != HVDL_ALLREDUCE || op->site)
+        return hvdl_is_run(op);
+    return hvdl_is_run(op) || e->stall.reduced[key % HVDL_NUM_REDUCED] == key;
+}
+
 hvdl_late hvdl_late_of(const hvdl_engine *e, const hvdl_operation *op, uint64_t now)
 {
-    (void)e;
     hvdl_late what = {.key = op->key, .run = hvdl_run_of(op), .kind = op->desc.kind};
-    what.is_run = hvdl_is_run(op);
+    what.comes_again = hvdl_comes_again(e, op);
     what.age_ns = now > op->posted_ns ? now - op->posted_ns : 0;
-    hvdl_copy_plain_name(what.name, sizeof what.name, op->name);
+    what.in_words = op->words != NULL;
+    hvdl_copy_plain_name(what.name, sizeof what.name, hvdl_shown(op));
     if (op->site)
         hvdl_copy_plain_name(what.site, sizeof what.site, op->site);
     return what;

@@ -8,20 +8,26 @@
 
 typedef struct hvdl_due hvdl_due;
 
+/* The question about what all ranks call once for each batch. */
+extern const char hvdl_uneven[];
+
 /* A late operation, in the journal and in messages. */
 typedef struct {
     hvdl_key key;
     uint64_t run; /* of a plan: its number */
     uint64_t age_ns;
     int32_t kind;
-    int32_t gives_up; /* the limit after which everything fails has passed, too */
-    int32_t report;   /* it is reported again and again: from 0 */
-    int32_t attempt;  /* at this report, from 0: the ranks that should have spoken did not */
-    int32_t is_run;   /* of a plan: what an optimizer reduces */
-    int32_t is_asked; /* between hosts: the reporting host waits for the coordinator's answer */
-    char name[128];   /* plain */
+    int32_t gives_up;    /* the limit after which everything fails has passed, too */
+    int32_t report;      /* it is reported again and again: from 0 */
+    int32_t attempt;     /* at this report, from 0: the ranks that should have spoken did not */
+    int32_t comes_again; /* hvdl_comes_again */
+    int32_t is_asked;    /* between hosts: the reporting host waits for the coordinator's answer */
+    int32_t in_words;
+    char name[128];             /* or words; plain */
     char site[HVDL_SITE_BYTES]; /* where the reporting rank's script calls it; empty: not known */
 } hvdl_late;
+
+#define HVDL_NUM_REDUCED 128 /* a power of two */
 
 /* Written by stall.c. */
 typedef struct {
@@ -29,6 +35,8 @@ typedef struct {
     hvdl_shm_last *survey; /* what the ranks of this host last did */
     uint64_t next_look_ns;
     bool told; /* something has been late: what ends may have been reported */
+    uint64_t
+        reduced[HVDL_NUM_REDUCED]; /* keys of allreduces that have ended well, each in its slot */
 } hvdl_stall;
 
 /* Of one operation. Written by stall.c. */
@@ -49,6 +57,14 @@ typedef struct {
 } hvdl_reporting;
 
 hvdl_shm_last hvdl_activity_of(const hvdl_operation *operation, hvdl_activity activity);
+/* An allreduce has ended well. */
+void hvdl_note_reduced(hvdl_engine *engine, const hvdl_operation *operation);
+/* Is it an allreduce once more, as in a loop over batches: of a name that has ended well before, unnamed after
+ * another unnamed one, or the run of a plan? Then a rank that is not there may have had fewer of them. (Not
+ * where the operation has a site: those of torch.distributed, which knows no join.) */
+bool hvdl_comes_again(const hvdl_engine *engine, const hvdl_operation *operation);
+/* A failure's text, and that a rank may have run out of batches; in `to`, which is returned. */
+const char *hvdl_put_uneven(const char *text, char to[HVDL_TEXT_BYTES]);
 /* For the other ranks of the host to read, with the time. */
 void hvdl_note_activity(hvdl_engine *engine, hvdl_shm_last last);
 /* Looks for operations that are late, now and then. */

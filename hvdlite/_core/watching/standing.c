@@ -149,11 +149,11 @@ static void put_how_far(const hvdl_engine *e, const hvdl_operation *op, hvdl_wri
 {
     const hvdl_progress *progress = &op->progress;
     hvdl_headway headway = hvdl_exchanges_headway(e, op);
-    char name[HVDL_NAME_BYTES];
-    hvdl_copy_plain_name(name, sizeof name, op->name);
-    hvdl_put(to, "%s '%s' has made no progress for %.0f s, after %llu of %llu pieces",
-             hvdl_kind_name(op->desc.kind), name, (double)e->standstill.still_ns / 1e9,
-             (unsigned long long)progress->finished, (unsigned long long)progress->num_pieces);
+    char title[HVDL_TITLE_BYTES];
+    hvdl_put_title_of(title, sizeof title, op);
+    hvdl_put(to, "%s has made no progress for %.0f s, after %llu of %llu pieces", title,
+             (double)e->standstill.still_ns / 1e9, (unsigned long long)progress->finished,
+             (unsigned long long)progress->num_pieces);
     if (headway.total)
         hvdl_put(to, " and %llu of %llu messages of the next", (unsigned long long)headway.done,
                  (unsigned long long)headway.total);

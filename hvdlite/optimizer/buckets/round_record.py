@@ -27,6 +27,7 @@ from hvdlite.collectives.host_sum import HostSum
 from hvdlite.gpu.launches import Launches
 from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
 from hvdlite.optimizer.buckets.positions import Position, is_one, one_hots
+from hvdlite.own_names import own_name, words_of
 from hvdlite.world.teams.team import Team
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ class RoundRecord:
         self._buckets = buckets
         self._averages = averages
         # How many can launch, how many are there, and by member the bits of its weight.
-        self._begin = HostSum(team, f"{name}.begin", 2 + team.size)
+        self._begin = HostSum(
+            team, own_name(name, "begin", "the start of a backward pass of {}"), 2 + team.size
+        )
         # The position; by member whether a launch has failed; by bucket its presences, and a one
         # for the rank.
         self._presences: list[slice] = []
@@ -69,7 +72,7 @@ class RoundRecord:
             bucket.record, bucket.number = self, len(self._presences)
             self._presences.append(slice(begin, begin + len(bucket.slots) + 1))
             begin = self._presences[-1].stop
-        self._end = HostSum(team, f"{name}.end", begin)
+        self._end = HostSum(team, own_name(name, "end", "the end of a backward pass of {}"), begin)
         self._one_hots = one_hots(self._end.numbers)
         self._devices = {bucket.wire.device for bucket in buckets}
         # Whether launches need no agreement in this round; None: not known yet.
@@ -113,10 +116,10 @@ class RoundRecord:
             if is_captured and not self._at_once:
                 # The lane's thread would launch outside the graph.
                 raise RuntimeError(
-                    f"{self._name}: backward() can be captured in a CUDA graph only once the ranks "
-                    "have a communicator for these gradients, which takes some steps, by NCCL, and "
-                    "on one GPU per rank; run a few steps before the capture, or capture the "
-                    "forward alone (torch.cuda.make_graphed_callables)"
+                    f"{words_of(self._name)}: backward() can be captured in a CUDA graph only once "
+                    "the ranks have a communicator for these gradients, which takes some steps, by "
+                    "NCCL, and on one GPU per rank; run a few steps before the capture, or capture "
+                    "the forward alone (torch.cuda.make_graphed_callables)"
                 )
         for bucket in self._buckets:
             if not bucket.runs:
@@ -187,8 +190,8 @@ class RoundRecord:
             if not ranks:
                 return None
             text = self._failure() or (
-                f"{self._name}: gradients could not be reduced on the GPU, as a launch has failed "
-                f"on {ranks_in_words(ranks)}, whose error says why"
+                f"{words_of(self._name)}: gradients could not be reduced on the GPU, as a launch "
+                f"has failed on {ranks_in_words(ranks)}, whose error says why"
             )
         # What was launched waits on the device for ranks that do not come.
         self._launches.end(patience_s=0.0)

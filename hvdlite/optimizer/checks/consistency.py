@@ -19,6 +19,7 @@ from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.collectives.host_gather import HostGather
 from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets.slot import strides_in_place
+from hvdlite.own_names import own_name
 from hvdlite.world import world
 from hvdlite.world.teams.team import Team
 
@@ -128,17 +129,19 @@ def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
 class ConsistencyCheck:
     """Compares the models of all ranks; the result is there when all ranks have posted it."""
 
-    def __init__(self, team: Team, name: str, model: Model) -> None:
-        """Every member makes it, and posts it. name: the same on every member."""
+    def __init__(self, team: Team, name: str, model: Model, change: str = "") -> None:
+        """Every member makes it, and posts it. name: the same on every member. change: what this
+        rank has changed since the last one, in words."""
         self._team = team
         self._name = name
         self._model = model
         # All ranks are known to have the same model.
         self._reached = False
         self.failed = False
+        checked = own_name(name, "consistency", f"the check of the parameters of {{}}{change}")
         byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
         self._posting = _core.posting(
-            *(_core.ALLREDUCE, f"{name}.consistency", False, _core.UINT8, byte, byte, _core.MAX)
+            *(_core.ALLREDUCE, checked, False, _core.UINT8, byte, byte, _core.MAX)
         )
         self._operations: list[_core.Operation] = []
         # The models of all ranks, exchanged if they differ.
@@ -181,7 +184,11 @@ class ConsistencyCheck:
         """The difference in words; None if the exchange failed."""
         if self._models is None:
             payload = torch.frombuffer(bytearray(pickle.dumps(self._model)), dtype=torch.uint8)
-            self._models = HostGather(self._team, f"{self._name}.models", payload)
+            self._models = HostGather(
+                self._team,
+                own_name(self._name, "models", "the comparison of the parameters of {}"),
+                payload,
+            )
         gather = self._models
         gather.post()
         if gather.wait() is not None:

@@ -19,6 +19,7 @@ from hvdlite.collectives.differing_ranks import ranks_in_words
 from hvdlite.collectives.host_sum import HostSum
 from hvdlite.optimizer.buckets.bucket import Bucket
 from hvdlite.optimizer.buckets.slot import real_view
+from hvdlite.own_names import own_name
 from hvdlite.world.teams.team import Team
 
 _NAN, _INFINITE, _TOO_LARGE = 1, 2, 3
@@ -52,7 +53,9 @@ class Numerics:
         self._loss = _UNKNOWN
         # By member: whether it takes part, how many gradients, the first of them, what is in that,
         # and its loss.
-        self._sum = HostSum(team, f"{name}.numerics", 5 * team.size)
+        self._sum = HostSum(
+            team, own_name(name, "numerics", "the search for NaN in {}"), 5 * team.size
+        )
 
     def look_into(self, bucket: Bucket) -> None:
         """Before the bucket starts. May be called again. Waits for the device if it is not in host

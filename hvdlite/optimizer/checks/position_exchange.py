@@ -10,6 +10,7 @@ import torch
 from hvdlite.collectives.differing_ranks import which_ranks
 from hvdlite.collectives.host_sum import HostSum
 from hvdlite.optimizer.buckets.positions import Position
+from hvdlite.own_names import own_name
 from hvdlite.world.teams.team import Team
 
 _POSITION = 4  # numbers of a position
@@ -95,7 +96,11 @@ class PositionExchange:
         """Every member makes it, in the same round, and posts it. name: the same on every member.
         begun: the optimizers by their numbers in the team."""
         self._team = team
-        self._sum = HostSum(team, f"{name}.positions", _EACH * team.size)
+        self._sum = HostSum(
+            team,
+            own_name(name, "positions", "the comparison of the steps of {}"),
+            _EACH * team.size,
+        )
         # (As 0 stands for nothing.)
         numbers = [1, *own.numbers(), *(number + 1 for number in begun[:_MOST_BEGUN])]
         self._sum.numbers[_EACH * team.rank :][: len(numbers)] = torch.tensor(numbers)

@@ -25,6 +25,7 @@ from hvdlite.collectives.differing_ranks import ranks_in_words, which_ranks
 from hvdlite.collectives.host_sum import HostSum
 from hvdlite.errors import DifferenceError, HorovodInternalError
 from hvdlite.optimizer.checks.fingerprints import as_int64, bytes_of, digest, fingerprint
+from hvdlite.own_names import renamed
 from hvdlite.shared import check
 from hvdlite.tensor_bytes import flat_bytes
 from hvdlite.world.teams.process_sets import ProcessSet
@@ -169,7 +170,7 @@ class Comparison:
 
     def _sum(self, part: str, numbers: torch.Tensor) -> torch.Tensor:
         """The sums over the members. Collective; blocks."""
-        total = HostSum(self._team, f"{self._label}.{part}", numbers.numel())
+        total = HostSum(self._team, renamed(self._label, f"{self._label}.{part}"), numbers.numel())
         total.numbers.copy_(numbers.reshape(-1))
         total.post()
         failure = total.wait()

@@ -20,6 +20,7 @@ from hvdlite.collectives.host_sum import HostSum
 from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.checks.fingerprints import row_sums
 from hvdlite.optimizer.checks.same_values import Comparison, Entry, fingerprint_of
+from hvdlite.own_names import own_name
 from hvdlite.tensor_bytes import flat_bytes
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet
@@ -80,7 +81,8 @@ class StartValues:
             return None
         count = len(self._hashes)
         if self._details is None:
-            self._details = HostSum(team, f"{name}.start", team.size * count)
+            words = "the comparison of the first parameter values of {}"
+            self._details = HostSum(team, own_name(name, "start", words), team.size * count)
             own = torch.tensor([value for _, value in self._hashes], device="cpu")
             self._details.numbers.view(team.size, count)[team.rank] = own
         self._details.post()
@@ -95,8 +97,9 @@ class StartValues:
 
     def _difference_besides(self, team: Team, name: str) -> Difference | None:
         """The parameters are the same."""
+        label = own_name(name, "besides", "the comparison of the first state of {}")
         comparison = Comparison(
-            "DistributedOptimizer, at the start", f"{name}.besides", team, self._process_set, False
+            "DistributedOptimizer, at the start", label, team, self._process_set, False
         )
         try:
             comparison.run(self._besides())

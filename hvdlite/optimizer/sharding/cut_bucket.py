@@ -17,6 +17,7 @@ from hvdlite.optimizer.buckets.pages import Pages
 from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
 from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.optimizer.sharding.memory import has_gaps
+from hvdlite.own_names import own_name
 from hvdlite.world.teams.team import Team
 
 
@@ -61,7 +62,7 @@ class CutBucket(Bucket):
         self.weighs = weighs
         made = (
             (name, self.wire, self.form, self.weighted_elems()),
-            (f"{name}.tail", self.tail, _core.PLAN_WHOLE, 0),
+            (own_name(name, "tail", "what goes with {}"), self.tail, _core.PLAN_WHOLE, 0),
         )
         # One call makes and stores both: no signal's exception can come in between.
         self.plans.extend(

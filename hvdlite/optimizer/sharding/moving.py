@@ -21,6 +21,7 @@ from hvdlite.optimizer.sharding.pieces import (
     recut,
     shaped,
 )
+from hvdlite.own_names import renamed
 from hvdlite.world.teams.process_sets import ProcessSet
 
 # How much of one tensor is under way at a time, beside the result.
@@ -102,7 +103,7 @@ class Move:
         described = [(part, _described(state)) for part, state in own]
         here = _Member(self._circle, described, wanted)
         members: list[_Member] = allgather_object(
-            here, name=f"{self._name}.keys", process_set=self._process_set
+            here, name=renamed(self._name, f"{self._name}.keys"), process_set=self._process_set
         )
         result: list[State] = [{} for _ in wanted]
         for index, whole in enumerate(wholes):
@@ -169,7 +170,7 @@ class Move:
                     first = held[own][number].begin
                     rows.append(tensors[number][low - first : high - first].cpu())
                     splits[to] += high - low
-            name = f"{self._name}.elements"
+            name = renamed(self._name, f"{self._name}.elements")
             # As bytes: the state may have any dtype.
             sent = torch.cat(rows).view(torch.uint8)
             size_bytes = like.element_size()

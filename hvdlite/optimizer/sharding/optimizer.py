@@ -13,6 +13,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from hvdlite.optimizer.sharding.whole_methods import WholeMethods
 from hvdlite.optimizer.sharding.words import closure_of_whole, nothing_reduced
+from hvdlite.own_names import own_name
 from hvdlite.shared import is_shared
 from hvdlite.shared.check import writing
 
@@ -54,7 +55,8 @@ class ShardedOptimizer(WholeMethods):
         with writing("optimizer.step", gradients.process_set):
             update.begin(self._hvdlite_reducer)
             assert update.division is not None
-            self._hvdlite_states.follow(self, update.division, f"{gradients.name}.state")
+            name = own_name(gradients.name, "state", "the exchange of the state of {}")
+            self._hvdlite_states.follow(self, update.division, name)
             result = self._with_own_parts(step)
             update.end(may_overlap=True)
         return result

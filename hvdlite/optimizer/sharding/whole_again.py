@@ -21,6 +21,7 @@ from hvdlite.optimizer.sharding.cut_bucket import CutBucket
 from hvdlite.optimizer.sharding.division import Division, ranges_in
 from hvdlite.optimizer.sharding.memory import has_gaps, in_memory_order
 from hvdlite.optimizer.sharding.shards import Shards
+from hvdlite.own_names import own_name
 from hvdlite.world.teams.team import Team
 
 
@@ -283,8 +284,8 @@ class WholeAgain:
         self._shards = shards
         self._name = name
         self._team = team
-        self._updating = Meeting(team, f"{name}.updating")
-        self._updated = Meeting(team, f"{name}.updated")
+        self._updating = Meeting(team, own_name(name, "updating", "the start of an update of {}"))
+        self._updated = Meeting(team, own_name(name, "updated", "the end of an update of {}"))
         # In the order in which forward needs them.
         self._arrivals: list[Arrival] = []
         self._transfers: list[Union | Delivery] = []
@@ -292,13 +293,13 @@ class WholeAgain:
             self._find_transfers(division, buckets)
 
     def _find_transfers(self, division: Division, buckets: Sequence[Bucket]) -> None:
-        shards, name = self._shards, self._name
+        shards = self._shards
         if not shards.elementwise:
             for owner, parts in enumerate(division.cut):
                 for part in parts:
                     param = shards.params[part.index]
                     if not (shards.is_shared(param) and shards.owners_are_near):
-                        label = f"{name}.whole.{len(self._transfers)}"
+                        label = self._name_of(len(self._transfers))
                         self._add([param], Delivery(param, owner, self._team, label, shards))
             return
         # Forward needs the last buckets first.
@@ -309,8 +310,11 @@ class WholeAgain:
             ):
                 is_near = shards.owners_are_near and bucket.flat.is_cpu
                 kind = UnionInPlace if is_near else UnionInBucket
-                union = kind(bucket, self._team, f"{name}.whole.{number}", shards)
+                union = kind(bucket, self._team, self._name_of(number), shards)
                 self._add([slot.param for slot in bucket.slots], union)
+
+    def _name_of(self, transfer: int) -> str:
+        return own_name(self._name, f"whole.{transfer}", "the exchange of new parameters of {}")
 
     def _add(self, params: Sequence[torch.Tensor], transfer: Union | Delivery) -> None:
         self._transfers.append(transfer)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 # ends the job with its own exit code; ranks that only heard of the failure give it this long.
 ORIGIN_FIRST_S = 1.0
 LONGEST_PAUSE_S = 0.02
+
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 
 
 # What notes how this process ends: one, or none before `init`.
@@ -65,6 +68,18 @@ class _NotedExit(SystemExit):
                 self.note(self.code)
 
 
+def _end_at_script(trace: TracebackType | None) -> None:
+    """Cuts what hvdlite has called itself off the end of a traceback: of an operation that failed,
+    the user's call is the place."""
+    last = None
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+            last = trace
+        trace = trace.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
 class _ExitCode:
     """Notes how this process is about to end, and says which rank it is; one per process."""
 
@@ -91,6 +106,8 @@ class _ExitCode:
         # would add nothing to that rank's.
         if only_heard and not is_supervised():
             time.sleep(ORIGIN_FIRST_S)
+        if only_heard and not logging.getLogger("hvdlite").isEnabledFor(logging.DEBUG):
+            _end_at_script(trace)
         if not issubclass(kind, KeyboardInterrupt):
             print(
                 f"hvdlite: rank {self.rank} on {socket.gethostname()} failed:",

@@ -60,9 +60,9 @@ class _Names(threading.local):
 
     def begin(self, era: int) -> None:
         self.era = era
-        thread = f"{self.thread}." if self.thread else ""
-        self.prefix = f"unnamed.{thread}" if not era else f"unnamed.{thread}after join {era}."
-        self.next = 0
+        thread = f" of thread {self.thread}" if self.thread else ""
+        self.suffix = thread + (f" after join {era}" if era else "")
+        self.next = 1
 
 
 class Team:
@@ -123,7 +123,7 @@ class Team:
             names.begin(self.era)
         number = names.next
         names.next = number + 1
-        return names.prefix + str(number)
+        return f"unnamed.{number}{names.suffix}"  # texts: `hvdl_put_title`
 
     def next_unnamed(self) -> str:
         """The name that `unnamed` will return next in the calling thread."""

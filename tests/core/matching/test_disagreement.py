@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
+from hvdlite.own_names import OwnName
 
 pytestmark = [pytest.mark.ranks(2, 4), pytest.mark.hosts("1,1", "2,2", "3,1")]
 
@@ -169,3 +170,20 @@ def test_where_there_are_many_shapes_no_rank_is_listed_with_one_that_it_did_not_
         assert f"rank {rank} on " in text
         assert f"float32[{10 + rank}]" in text
     assert text.count("float32[") == 4
+
+
+def call_an_own_one():
+    """Ranks meet by the name; each reads its own words."""
+    hvd.init()
+    tensor = torch.ones(3 + hvd.rank() % 2)
+    name = OwnName("same", f"what rank {hvd.rank()} does")
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.allreduce(tensor, name=name)
+    assert hvd.allreduce(torch.ones(3), name=name).tolist() == [1, 1, 1]
+    return str(caught.value)
+
+
+def test_an_operation_of_hvdlites_own_is_called_by_its_words(world):
+    for rank, text in enumerate(world.run(call_an_own_one)):
+        assert text.startswith(f"what rank {rank} does: "), text
+        assert "float32[3]" in text

@@ -17,12 +17,12 @@ LAST = "hvdrun: the last operation that ranks 0-3 have all ended is allreduce 'a
 def recorded(at, rank, names, ended, lines=b""):
     """The rank has called these operations, and this many of them have ended; lines: from which it
     has waited last."""
-    head = json.dumps({"format": 2, "kinds": ["allreduce"], "to_wall_ns": 0}).encode()
+    head = json.dumps({"format": 3, "kinds": ["allreduce"], "to_wall_ns": 0}).encode()
     entries = b""
     for place, name in enumerate(names):
         times = (1, 2, 3, 4) if place < ended else (1, 0, 0, 0)
-        words = (place + 1, ord(name), *times, 12, 9, 1, 0, 4, -1, 0, 0, name.encode())
-        entries += struct.pack("=QQQQQQQIIIIiBB2x48s", *words)
+        words = (place + 1, ord(name), *times, 12, 9, 1, 0, 4, -1, 0, 0, 0, name.encode())
+        entries += struct.pack("=QQQQQQQIIIIiBBBx112s", *words)
     return [(at, RankRecorded(rank, zlib.compress(b"\0".join((head, lines, entries)))))]
 
 

@@ -23,12 +23,12 @@ from hvdrun.machine.box_layout import (
 )
 from hvdrun.reports.black_box import lines_of, read_box
 
-HEAD = {"format": 2, "kinds": ["allreduce", "barrier"], "to_wall_ns": 5000}
+HEAD = {"format": 3, "kinds": ["allreduce", "barrier"], "to_wall_ns": 5000}
 
 
-def entry(ticket, name=b"x", kind=0, posted=10**9):
-    words = (ticket, 1, posted, 0, 0, 0, 12, 2, 3, 4, 5, -1, kind, 0, name)
-    return struct.pack("=QQQQQQQIIIIiBB2x48s", *words)
+def entry(ticket, name=b"x", kind=0, posted=10**9, in_words=False):
+    words = (ticket, 1, posted, 0, 0, 0, 12, 2, 3, 4, 5, -1, kind, 0, in_words, name)
+    return struct.pack("=QQQQQQQIIIIiBBBx112s", *words)
 
 
 def packed(head=None, *entries, lines=b""):
@@ -163,6 +163,22 @@ def test_the_names_and_kinds_can_not_deceive_a_terminal():
 )
 def test_what_is_no_black_box_is_none(data):
     assert read_box(data) is None
+
+
+def test_an_operation_has_the_title_that_the_core_gives_it():
+    entries = [
+        entry(1, b"loss"),
+        entry(2, b"unnamed.3 of thread 1", kind=1),
+        entry(3, b"the start of an update", in_words=True),
+        entry(4, b"hvdlite.load_state_dict.end"),
+    ]
+    titles = [each.title for each in read_box(packed(None, *entries)).operations]
+    assert titles == [
+        "allreduce 'loss'",
+        "an unnamed barrier (no. 3 of thread 1)",
+        "the start of an update",
+        "the allreduce in load_state_dict",
+    ]
 
 
 def test_a_small_message_can_not_become_a_large_one():
