@@ -133,6 +133,7 @@ static void add_answer(hvdl_engine *e, hvdl_inquiry *inquiry, int host,
     hvdl_put_in_order(&inquiry->posted, answer->posted);
     inquiry->answers->num_missing += answer->num_missing;
     inquiry->answers->num_elsewhere += answer->num_elsewhere;
+    inquiry->answers->num_failed += answer->num_failed;
     inquiry->answers->num_users += answer->num_users;
     if (*answer->missing)
         hvdl_put(&inquiry->missing, "%s%s", inquiry->missing.used ? ", " : "", answer->missing);

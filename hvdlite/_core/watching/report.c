@@ -236,7 +236,7 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
     bool is_over = !meeting && plan && what->run < plan->num_runs;
     int num_detailed = 0, num_more = 0, first = -1, last = -1;
     *posted.text = *missing.text = '\0';
-    answer->num_missing = answer->num_elsewhere = answer->num_users = 0;
+    answer->num_missing = answer->num_elsewhere = answer->num_users = answer->num_failed = 0;
     if (meeting && hvdl_is_agreed(e, meeting))
         return;
     for (int r = 0; r < e->placement.local_size; r++) {
@@ -254,6 +254,7 @@ void hvdl_describe_host(hvdl_engine *e, const hvdl_late *what, const hvdl_shm_la
         }
         answer->num_missing++;
         answer->num_elsewhere += lasts[r].activity == HVDL_DID_POST;
+        answer->num_failed += lasts[r].activity == HVDL_DID_FAIL;
         answer->num_users += lasts[r].activity == HVDL_DID_POST && !lasts[r].in_words;
         if (num_detailed == MAX_DETAILED || missing.used + LONGEST_DETAIL > missing.room) {
             num_more++;
@@ -273,7 +274,7 @@ hvdl_advice hvdl_advice_for(const hvdl_stall_part *all, int num_silent)
     if (!all->num_missing)
         return HVDL_ASK_HOST;
     if (num_silent || all->num_elsewhere < all->num_missing)
-        return HVDL_ASK_PATH;
+        return all->num_failed ? HVDL_ASK_FAILED : HVDL_ASK_PATH;
     return all->num_users ? HVDL_ASK_ORDER : HVDL_ASK_OWN;
 }
 
@@ -291,7 +292,7 @@ static void put_question(hvdl_writer *to, const hvdl_late *what, hvdl_advice adv
     const char *before = what->gives_up ? "; " : "";
     if (what->kind == HVDL_PLAN)
         hvdl_put(to, "%s" OTHER_PARAMETERS, before);
-    else if (what->comes_again && !is_elsewhere)
+    else if (what->comes_again && advice == HVDL_ASK_PATH)
         hvdl_put(to, "%s%s", before, hvdl_uneven);
     else if (what->comes_again && advice == HVDL_ASK_ORDER)
         hvdl_put(to, "%sdo all ranks take the same path through the program, and %s", before,

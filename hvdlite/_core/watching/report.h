@@ -19,6 +19,7 @@ typedef struct {
     char posted[HVDL_POSTED_BYTES], missing[HVDL_MISSING_BYTES];
     uint32_t num_missing;
     uint32_t num_elsewhere; /* of the missing ranks, those that are in another operation */
+    uint32_t num_failed;    /* of the missing ranks, those of which the last operation failed */
     uint32_t num_users;     /* and of these, those in one that is not hvdlite's own */
 } hvdl_stall_part;
 _Static_assert(sizeof(hvdl_stall_part) <= HVDL_TEXT_BYTES, "a message has room for it");
@@ -45,7 +46,13 @@ void hvdl_describe_host(hvdl_engine *engine, const hvdl_late *what, const hvdl_s
 /* Adds ranks, such as "0, 4-6", where their numbers belong between those that are there. */
 void hvdl_put_in_order(hvdl_writer *to, const char *ranks);
 /* What a late operation's text ends with. */
-typedef enum { HVDL_ASK_PATH, HVDL_ASK_ORDER, HVDL_ASK_OWN, HVDL_ASK_HOST } hvdl_advice;
+typedef enum {
+    HVDL_ASK_PATH,
+    HVDL_ASK_ORDER,
+    HVDL_ASK_OWN,
+    HVDL_ASK_FAILED,
+    HVDL_ASK_HOST
+} hvdl_advice;
 /* num_silent: hosts or ranks that do not answer. */
 hvdl_advice hvdl_advice_for(const hvdl_stall_part *all, int num_silent);
 

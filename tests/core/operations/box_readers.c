@@ -79,8 +79,10 @@ static void *call(void *given)
     for (int i = 0; i < num_operations; i++) {
         char name[2 * HVDL_BOX_NAME_BYTES];
         int count = 1 + i % NAMES;
-        snprintf(name, sizeof name, "%d of them, a name that is cut in its middle, or not%s", count,
-                 count % 2 ? "" : ", or is");
+        snprintf(name, sizeof name,
+                 "%d of them, a name that is longer than the room that an entry has for one, which "
+                 "is much, and so it is cut in its middle, or not%s",
+                 count, count % 2 ? "" : ", or is");
         for (int k = 0; k < count; k++)
             values[k] = 1;
         hvdl_posting posting = sum_posting(name, values, count);

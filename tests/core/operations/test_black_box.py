@@ -194,13 +194,13 @@ def test_of_a_rank_that_has_ended_well_a_few_are_read(members):
     assert names == [f"n{number}" for number in range(8, 40)]
 
 
-@pytest.mark.parametrize("length", [1, 47, 48, 49, 500])
+@pytest.mark.parametrize("length", [1, 111, 112, 113, 500])
 def test_a_long_name_is_cut_in_the_middle(members, length):
     name = ("front of it" + "." * length + "the end")[-length:]
-    members.all_call("before, as long as it can be, " * 2)
+    members.all_call("before, as long as it can be, " * 4)
     members.all_call(name)
     shown = members.read(0)[-1].name
-    assert shown == (name if length <= 48 else name[:14] + "..." + name[-31:])
+    assert shown == (name if length <= 112 else name[:40] + "..." + name[-69:])
 
 
 def test_the_memory_has_the_size_that_its_readers_expect():
