@@ -581,10 +581,11 @@ class Engine:
         twice and in a forked child."""
 
 @final
-class Round:
+class Arrivals:
     """What the hooks of an optimizer's gradients know of the round that reduces them."""
 
     number: int
+    """Of the open round, or of the next one."""
     first_of_step: int
     """Rounds from this one on belong to the present step."""
     is_open: bool
@@ -630,6 +631,8 @@ class Gradient:
     """One parameter's gradient, with the hook that autograd calls when it has accumulated it."""
 
     @property
+    def arrivals(self) -> Arrivals: ...
+    @property
     def param(self) -> torch.Tensor: ...
     bucket: Any
     view: torch.Tensor | None
@@ -639,9 +642,9 @@ class Gradient:
     unreduced_round: int
     is_sharded: bool
 
-    def __init__(self, round_: Round, param: Any, /) -> None: ...
+    def __init__(self, arrivals: Arrivals, param: Any, /) -> None: ...
     def arrive(self, param: Any, /) -> None:
         """The hook."""
 
-    def arrived(self) -> bool:
+    def count_down(self) -> bool:
         """Notes that the gradient is in its bucket; whether this has all of them now."""

@@ -29,13 +29,14 @@ from hvdlite.optimizer.gradient_optimizer import Calls, GradientOptimizer
 from hvdlite.optimizer.micro_batches import require_possible
 from hvdlite.optimizer.overlap.watching import Watching
 from hvdlite.optimizer.periodic_check import PeriodicCheck
-from hvdlite.optimizer.reducer import Reducer, release
+from hvdlite.optimizer.reducer import Reducer
 from hvdlite.optimizer.sharding import clip_guard
 from hvdlite.optimizer.sharding.elementwise import require_shardable
 from hvdlite.optimizer.sharding.optimizer import ShardedOptimizer
 from hvdlite.optimizer.sharding.part_states import PartStates
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.sharding.update import Update
+from hvdlite.optimizer.together import release
 from hvdlite.optimizer.wrapping import Wrapper, wrap
 from hvdlite.shared import is_shared
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, included

@@ -12,10 +12,14 @@ from typing import Any
 
 import torch
 
+from hvdlite.errors import NumericsError
 from hvdlite.optimizer.arguments import checked_passes, checked_weight
+from hvdlite.optimizer.losses import loss_of_all
 from hvdlite.optimizer.reducer import Reducer
 from hvdlite.optimizer.sharding.words import shared_too_late
+from hvdlite.optimizer.weighing import require_reduced_weights, set_weight, weigh_passes
 from hvdlite.optimizer.wrapping import Wrapper
+from hvdlite.own_names import own_name
 from hvdlite.shared.parameters import is_shared, shares_any
 
 
@@ -78,10 +82,10 @@ class GradientOptimizer(Wrapper):
             reducer.settle()
             if reducer.has_added():
                 reducer.finish()
-            reducer.require_reduced_weights()
+            require_reduced_weights(reducer)
             reducer.micro_batches.require_reduced(reducer.has_communicated())
         if not callable(closure):
-            reducer.require_finite(self._skips_step)
+            self._require_finite()
         # A rank may make steps with its own unreduced gradients as often as it likes.
         is_shared = callable(closure) or reducer.has_communicated()
         if is_shared:
@@ -188,7 +192,7 @@ class GradientOptimizer(Wrapper):
             "no_sync()", "the last of a step's micro-batches reduces by itself; leave no_sync() out"
         )
         before, reducer.communicates = reducer.communicates, False
-        reducer.weigh_passes()
+        weigh_passes(reducer)
         try:
             yield
         finally:
@@ -253,7 +257,7 @@ class GradientOptimizer(Wrapper):
             >>> optimizer.step()
         """
         reducer = self._hvdlite_reducer
-        reducer.set_weight(checked_weight(weight, reducer.gradients.combining.op))
+        set_weight(reducer, checked_weight(weight, reducer.gradients.combining.op))
 
     def _finish(self) -> None:
         """Reduces the gradients of this step; warns if the first step comes too early."""
@@ -271,6 +275,32 @@ class GradientOptimizer(Wrapper):
                 )
         reducer.finish()
 
+    def _require_finite(self, in_closure: bool = False) -> None:
+        """Before a step with reduced gradients, which changes nothing if this raises.
+
+        in_closure: an optimizer that calls its closure several times may have changed parameters
+            before.
+
+        Raises:
+            NumericsError: HVDLITE_CHECK_NUMERICS has found that they are not finite; on every rank.
+        """
+        step = self._hvdlite_reducer.step
+        if step.not_finite is None or (not in_closure and self._skips_step()):
+            return
+        text, step.not_finite = step.not_finite, None
+        what = "The parameters are as they were when the closure was called"
+        raise NumericsError(f"{text}. {what if in_closure else 'No parameter has changed'}")
+
+    def _loss_of_all(self, loss: Any) -> Any:
+        """After `_finish`: the combined loss of all ranks. Blocks."""
+        reducer = self._hvdlite_reducer
+        gradients = reducer.gradients
+        if gradients.team is None or gradients.team.size == 1:
+            return loss
+        name = own_name(gradients.name, "loss", "the reduction of the closure's loss of {}")
+        op = gradients.combining.op
+        return loss_of_all(loss, name, op, gradients.process_set, reducer.weights.last)
+
     def _is_first(self) -> bool:
         team = self._hvdlite_reducer.gradients.process_set.team
         return team is not None and team.rank == 0
@@ -286,10 +316,10 @@ class GradientOptimizer(Wrapper):
             try:
                 loss = closure(*args, **kwargs)
                 self._finish()
-                self._hvdlite_reducer.require_finite(in_closure=True)
+                self._require_finite(in_closure=True)
             finally:
                 weights.in_closure = False
-            return self._hvdlite_reducer.loss_of_all(loss)
+            return self._loss_of_all(loss)
 
         return synchronized
 

@@ -3,7 +3,6 @@ are the same on all ranks. All of it is rebuilt when the parameters have changed
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from hvdlite.optimizer.buckets.bucket import (
     MakeBucket,
     Sizing,
     lay_out,
+    log_sizes,
     make_buckets,
 )
 from hvdlite.optimizer.buckets.gpu_bucket import GpuBucket, plain_bucket
@@ -37,6 +37,7 @@ from hvdlite.optimizer.checks.consistency import (
 from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
 from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.checks.start_values import StartValues, report_difference
+from hvdlite.optimizer.hooks import hook, remove_hooks
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.own_names import name_of_optimizer, names_in_words, own_name
 from hvdlite.world import world
@@ -46,9 +47,6 @@ from hvdlite.world.virtual_ranks import micro_batches
 
 if TYPE_CHECKING:
     from hvdlite.optimizer.buckets.round_record import RoundRecord
-
-log = logging.getLogger("hvdlite")
-SHOWN = 16  # buckets whose sizes are logged
 
 
 @dataclass
@@ -87,16 +85,15 @@ class Gradients:
         process_set: ProcessSet,
         check_start: bool,
         besides: Callable[[], list[Entry]],
-        round_: _core.Round,
+        arrivals: _core.Arrivals,
         shards: Shards | None = None,
         frees: bool = False,
     ) -> None:
         """groups: gives the optimizer's current param_groups. first_form: the assumed form of a
         gradient before the first one has come. optimizer: the name of its class. check_start:
         whether the ranks compare the values from which they start. besides: gives what they compare
-        then beside the parameters. round_: of which the hooks
-        note that gradients have come. shards: decides which gradients are sharded. frees:
-        whether `free` gives their memory back to the system."""
+        then beside the parameters. arrivals: what the hooks know. shards: decides which gradients
+        are sharded. frees: whether `free` gives their memory back to the system."""
         self._groups = groups
         self._names = names
         self.combining = combining
@@ -111,7 +108,7 @@ class Gradients:
         self.shards = shards
         self._frees = frees
         self.process_set = process_set
-        self.round = round_
+        self._arrivals = arrivals
         self.slots: list[Slot] = []
         self.buckets: list[Bucket] = []
         # Slots whose rows are gathered.
@@ -159,11 +156,11 @@ class Gradients:
         self.is_alone = False
         self._detached = False
         if included("DistributedOptimizer", process_set):
-            self._build(0)
+            self._build()
         else:
             self.detach()
 
-    def rebuild_if_changed(self, round_number: int) -> None:
+    def rebuild_if_changed(self) -> None:
         """Rebuilds everything if parameters were frozen, thawed or added (on all ranks alike), if a
         gradient has turned out to be sparse, or if the world is a new one.
 
@@ -173,21 +170,21 @@ class Gradients:
             return  # nothing is reduced, also after the world's end
         # A signal's exception has interrupted a build that the other ranks have finished.
         if self._building:
-            self._build(round_number)
+            self._build()
         if self.backward_order is not None and self.backward_order.posted():
-            self.learn_order(round_number)
+            self.learn_order()
         if (
             self.stale
             or (self._consistency is not None and self._consistency.failed)
             or not self.are_current()
             or not _same(self._present(), self._params)
-            or (not self.round.are_unchanged(self.slots, self._frozen) and self._have_changed())
+            or (not self._arrivals.are_unchanged(self.slots, self._frozen) and self._have_changed())
         ) and not self._detached:
-            self._build(round_number)
+            self._build()
 
     def _have_changed(self) -> bool:
         """Whether parameters were frozen or thawed, or no longer fit their places."""
-        self.round.note_addresses(self.slots)
+        self._arrivals.note_addresses(self.slots)
         return (
             not all(slot.param.requires_grad for slot in self.slots)
             or any(slot.param.requires_grad for slot in self._frozen)
@@ -198,7 +195,7 @@ class Gradients:
         """Whether the world is still the one for which the buckets were made."""
         return self.process_set.team is self.team
 
-    def learn_order(self, round_number: int) -> None:
+    def learn_order(self) -> None:
         """After a round that has shown the backward order: makes new buckets if others are better;
         the gradients keep their values in them. After the first round, first compares the values
         from which the members started.
@@ -235,7 +232,7 @@ class Gradients:
             self.backward_order = None
             return
         former = [(slot, slot.view) for slot in self.slots]
-        self._build(round_number)
+        self._build()
         for slot, place in former:
             if place is not None:
                 slot.move_from(place)
@@ -277,7 +274,7 @@ class Gradients:
         """Removes all slots, buckets and hooks for good."""
         self._detached = self.is_alone = True
         for slot in self.all_slots():
-            _unhook(slot)
+            remove_hooks(slot)
         self.slots, self.buckets, self.sparse, self._frozen = [], [], [], []
         self._consistency = self.backward_order = self.carrier = self._next_build = None
         if self.record is not None:
@@ -295,7 +292,7 @@ class Gradients:
             self.stale = True
             for slot in self.all_slots():
                 if id(slot.param) in self._released:
-                    _unhook(slot)
+                    remove_hooks(slot)
         return bool(present)
 
     def has_all(self) -> bool:
@@ -321,12 +318,12 @@ class Gradients:
         """Of the optimizer in its team; the same on every member."""
         return self._number
 
-    def _build(self, round_number: int) -> None:
+    def _build(self) -> None:
         """Rebuilds everything. A signal's handler may raise at any place: then the next call
         continues, so that all ranks still post the same."""
         self._building = True
         if self._next_build is None or self._next_build.team is not self.process_set.team:
-            self._next_build = self._prepare(round_number)
+            self._next_build = self._prepare()
         build = self._next_build
         team, name = build.team, build.name
         factors = self.combining.factors(team.size, build.micro_batches or 1)
@@ -342,16 +339,16 @@ class Gradients:
         if build.consistency is not None:
             build.consistency.post()
         for slot in build.former:
-            _unhook(slot)
+            remove_hooks(slot)
             # Another parameter may get its id.
             self.combining.group_of.pop(id(slot.param), None)
         # Also frozen ones: once thawed, a backward may reach only them.
         for slot in (*build.slots, *build.frozen):
             if slot.unhook is None:
-                slot.unhook = _hook(slot)
+                slot.unhook = hook(slot)
         self.sparse = [slot for slot in build.slots if slot.form is Form.SPARSE]
         self.slots, self.buckets = build.slots, build.buckets
-        self.round.note_addresses(self.slots)
+        self._arrivals.note_addresses(self.slots)
         self.record, self.carrier = build.record, build.carrier
         self._params, self._frozen = build.params, build.frozen
         self._num_params = sum(len(group["params"]) for group in self._groups())
@@ -361,9 +358,9 @@ class Gradients:
         self.in_half = any(bucket.wire.dtype is torch.float16 for bucket in build.buckets)
         self.generation, self._next_build, self._building = self.generation + 1, None, False
         if team.rank == 0:
-            describe(team.ranks[0], name, build.buckets)
+            log_sizes(team.ranks[0], name, build.buckets)
 
-    def _prepare(self, round_number: int) -> _Build:
+    def _prepare(self) -> _Build:
         """Prepares all that needs no other rank. May be called again."""
         team = team_of("DistributedOptimizer", self.process_set)
         if team is not self._numbered_by:
@@ -388,10 +385,10 @@ class Gradients:
             if id(param) in former:
                 slot = former.pop(id(param))
             else:
-                slot = Slot(self.round, self.name_of(param, index), param, self._first_form)
+                slot = Slot(self._arrivals, self.name_of(param, index), param, self._first_form)
                 if self.team is not None and param.requires_grad and param.grad is not None:
                     # A new parameter: a backward may have reached it before it had a hook.
-                    slot.unreduced_round = round_number
+                    slot.unreduced_round = self._arrivals.number
             (slots if param.requires_grad else frozen).append(slot)
         name = name_of_optimizer(self._number, self.generation, self._options[0][1])
         is_order_known = team.size == 1 or all(slot.backward_index is not None for slot in slots)
@@ -492,24 +489,6 @@ class Gradients:
         return self._names.of(param, index)
 
 
-def describe(rank: int, name: str, buckets: Sequence[Bucket]) -> None:
-    """At the level debug, how many gradients are reduced together, and their bytes."""
-    if not log.isEnabledFor(logging.DEBUG):
-        return
-    params = [[slot.param for slot in bucket.slots] for bucket in buckets]
-    sizes = [str(sum(p.numel() * p.element_size() for p in each)) for each in params]
-    log.debug(
-        "rank %d: %s: %d gradient%s in %d bucket%s of %s bytes",
-        rank,
-        name,
-        gradients := sum(map(len, params)),
-        "s" * (gradients != 1),
-        len(buckets),
-        "s" * (len(buckets) != 1),
-        ", ".join([*sizes[:SHOWN], *["…"] * (len(sizes) > SHOWN)]) or "0",
-    )
-
-
 def _num_hosts(team: Team) -> int:
     hosts = world.current().placement.hosts
     return sum(not set(ranks).isdisjoint(team.ranks) for ranks in hosts)
@@ -517,30 +496,3 @@ def _num_hosts(team: Team) -> int:
 
 def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
-def _hook(slot: Slot) -> Callable[[], None] | None:
-    """Installs the hook and returns the function that removes it; None if the parameter can't have
-    a gradient."""
-    param = slot.param
-    if not (param.is_floating_point() or param.is_complex()):
-        return None
-    frozen = not param.requires_grad
-    # torch refuses a hook on a frozen parameter, but keeps the hook of one that is frozen later.
-    if frozen:
-        param.requires_grad_(True)
-    try:
-        handle = param.register_post_accumulate_grad_hook(slot.arrive)  # type: ignore[no-untyped-call]
-    finally:
-        if frozen:
-            param.requires_grad_(False)
-    return handle.remove  # type: ignore[no-any-return]
-
-
-def _unhook(slot: Slot) -> None:
-    if slot.unhook is not None:
-        slot.unhook()
-        slot.unhook = None
-    if slot.weigher is not None:
-        slot.weigher[1].remove()
-        slot.weigher = None

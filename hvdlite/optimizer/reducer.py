@@ -5,10 +5,12 @@ and within a round starts the buckets in the order of their index; so the ranks 
 
 - A hook runs as soon as autograd has accumulated a parameter's gradient. It copies the gradient to
   its place in its bucket, and that place becomes `.grad`: the reduced values need no copy out.
+  Most of it is in C (`_core/python/python_gradients.c`), and the rest in `Reducer._on_gradient`.
 - A bucket starts when it and all buckets before it are complete.
 - When backward ends, a callback of autograd fills the places of missing gradients with zeros,
   starts the remaining buckets, and waits: `backward()` returns with reduced gradients.
 - A rank whose backward reached no parameter runs its round in `step`.
+- In a world of one there are no hooks, and `.grad` stays as autograd made it.
 
 Each gradient in a bucket travels with one number, its presence: 1 if the rank has it, else 0. If
 the sum is 0, no rank has that gradient, and `.grad` stays as it was.
@@ -19,35 +21,65 @@ it from the presence, which is infinite then. Their rows are gathered at the end
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hvdlite import _core
-from hvdlite.errors import HorovodInternalError, NumericsError
+from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import program, summary
+from hvdlite.optimizer import together
 from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.optimizer.backward_pass import BackwardPass, current_task
-from hvdlite.optimizer.backward_rounds import BackwardRounds, alive
 from hvdlite.optimizer.buckets.bucket import Combining
+from hvdlite.optimizer.buckets.positions import Position
 from hvdlite.optimizer.buckets.slot import Form, Slot
 from hvdlite.optimizer.checks.changed_in_backward import changed_in_words
+from hvdlite.optimizer.checks.reached_again import reached_again
 from hvdlite.optimizer.checks.same_values import Entry
 from hvdlite.optimizer.gradients import Gradients
-from hvdlite.optimizer.losses import loss_of_all
-from hvdlite.optimizer.overlap import on_the_way
+from hvdlite.optimizer.micro_batches import MicroBatches
+from hvdlite.optimizer.round import Round
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.uncompiled import uncompiled
-from hvdlite.own_names import own_name
+from hvdlite.optimizer.weights import Weights
+from hvdlite.optimizer.weights_alone import WeightsAlone
 from hvdlite.world.teams.process_sets import ProcessSet
+from hvdlite.world.teams.team import Team
 
 log = logging.getLogger("hvdlite")
 
+_ages = itertools.count()
 
-class Reducer(BackwardRounds):
-    """Reduces the gradients of one optimizer. Its hooks live until `detach`."""
+
+@dataclass
+class Step:
+    """What has come before the next step of the optimizer.
+
+    passes: since the last round, the backward passes that count for passes_per_step, that is, those
+    outside no_sync(). has_unreduced: whether there was any backward pass since. communicated: its
+    gradients, or some of them, are reduced. added: parameters were added since. not_finite: what
+    its rounds have found of NaN and infinite gradients, in words.
+    """
+
+    passes: int = 0
+    has_unreduced: bool = False
+    communicated: bool = False
+    added: bool = False
+    not_finite: str | None = None
+
+
+class Reducer:
+    """Reduces the gradients of one optimizer. Its hooks live until `detach`.
+
+    gradients: their buckets. weights: those of this rank's backward passes. micro_batches: what
+    virtual ranks ask for. round: the open one, or None. position: which backward of which step.
+    """
 
     def __init__(
         self,
@@ -67,28 +99,44 @@ class Reducer(BackwardRounds):
     ) -> None:
         """passes: the number of backward passes per round. For the other arguments see
         `Gradients`."""
-        super().__init__(
-            Gradients(
-                groups,
-                names,
-                combining,
-                first_form,
-                sparse_as_dense,
-                optimizer,
-                process_set,
-                check_start,
-                besides,
-                _core.Round(self._on_gradient, self._on_complete),
-                shards,
-                frees,
-            )
+        # What the hooks know: the number of the round (or of the next one), that of the step's
+        # first one, whether one is open, and whether a backward pass runs.
+        self.arrivals = _core.Arrivals(self._on_gradient, self._on_complete)
+        self.gradients = Gradients(
+            groups,
+            names,
+            combining,
+            first_form,
+            sparse_as_dense,
+            optimizer,
+            process_set,
+            check_start,
+            besides,
+            self.arrivals,
+            shards,
+            frees,
         )
-        self._groups = groups
+        self.weights = Weights()
+        self.micro_batches = MicroBatches(self.gradients)
+        self.alone = WeightsAlone(self.weights, self.accumulates)
+        self.groups = groups
+        # Greater than that of all reducers made earlier.
+        self.age = next(_ages)
+        # Reentrant, as a signal's handler may raise just before it is released.
+        self.lock = threading.RLock()
+        self.round: Round | None = None
+        # This rank's position; and the team and era in which it is counted.
+        self.position = Position()
+        self._counts_since: tuple[Team | None, int] = (None, 0)
+        # The number of backward passes per round that the script has chosen; and whether they
+        # count: not inside no_sync().
         self._passes_chosen = passes
-        # The graph task of autograd whose gradients arrive.
+        self.communicates = True
+        self.step = Step()
+        # The backward pass that has begun and has not reached its end; it may have raised. And the
+        # graph task of autograd whose gradients arrive.
+        self._backward: BackwardPass | None = None
         self._task = -1
-        # Parameters were added after this step's gradients were reduced.
-        self._added = False
         # The parameters whose changes in the backward pass are looked for; the one whose gradient
         # was removed before hvdlite's hook ran; and what has changed in them, in words.
         self._watched: list[Slot] = []
@@ -96,6 +144,7 @@ class Reducer(BackwardRounds):
         self._changed: str | None = None
         # GradScaler was told to make a step and has not made it yet; it may skip it.
         self.step_is_due = False
+        together.alive.add(self)
 
     # Called by the optimizer.
 
@@ -106,14 +155,14 @@ class Reducer(BackwardRounds):
             RuntimeError: A backward is reducing gradients.
             HorovodInternalError: The reduction failed.
         """
-        if self.round.is_open:
-            if self._backward is not None and self._backward.runs():
+        if self.round is not None:
+            if self.in_backward():
                 raise RuntimeError(
                     "zero_grad() was called while backward() is reducing gradients; call it after "
                     "backward() has returned"
                 )
-            if self._has_started():
-                self._give_up_rounds()
+            if self.round.has_started():
+                together.give_up_rounds(self)
 
     def finish(self) -> None:
         """Reduces all gradients of this step that are not reduced yet. Blocks.
@@ -121,87 +170,56 @@ class Reducer(BackwardRounds):
         Raises:
             HorovodInternalError: The reduction failed.
         """
-        self._forget_skipped_step()
-        if self._backward is not None and not self._backward.runs():
-            self.micro_batches.require_ended(self._passes)
-        if not self.round.is_open:
-            if self._communicated and not self._has_unreduced and not self.has_added():
+        self.forget_skipped_step()
+        if self._backward is not None and not self.in_backward():
+            self.micro_batches.require_ended(self.step.passes)
+        if self.round is None:
+            if self.step.communicated and not self.step.has_unreduced and not self.has_added():
                 return
-            self.micro_batches.require_all(self._passes)
-            self.gradients.rebuild_if_changed(self.round.number)
-            self._open_round()
+            self.micro_batches.require_all(self.step.passes)
+            self.gradients.rebuild_if_changed()
+            self.open_round()
         try:
-            self._finish_rounds()
+            together.finish_rounds(self)
         except BaseException:
-            self._withdraw_grads(None)
+            self._on_raise(None)
             raise
-        self._added = False
+        self.step.added = False
 
     def has_added(self) -> bool:
         """Whether the optimizer has new parameters since the gradients of this step were reduced:
         those of these may have come before, and are not. The same on all ranks."""
-        return self._communicated and (self._added or not self.gradients.has_all())
+        return self.step.communicated and (self.step.added or not self.gradients.has_all())
 
     def begin_step(self) -> None:
         """The step begins to change the parameters."""
-        self._position.begin_step()
+        self.position.begin_step()
 
     def end_step(self) -> None:
         """The step has changed the parameters."""
-        self._position.end_step()
+        self.position.end_step()
         gradients = self.gradients
         members = gradients.team.ranks if gradients.team else ()
-        summary.step_ended(self._age, gradients.name, members)
+        summary.step_ended(self.age, gradients.name, members)
         self.next_step()
         self.gradients.free()
-
-    def require_finite(
-        self, is_skipped: Callable[[], bool] = lambda: False, in_closure: bool = False
-    ) -> None:
-        """Before a step with reduced gradients, which changes nothing if this raises.
-
-        is_skipped: whether the step changes nothing anyway; asked only if there is something to
-            raise. in_closure: an optimizer that calls its closure several times may have changed
-            parameters before.
-
-        Raises:
-            NumericsError: HVDLITE_CHECK_NUMERICS has found that they are not finite; on every rank.
-        """
-        if self._not_finite is None or is_skipped():
-            return
-        text, self._not_finite = self._not_finite, None
-        what = "The parameters are as they were when the closure was called"
-        raise NumericsError(f"{text}. {what if in_closure else 'No parameter has changed'}")
 
     def steps_since_join(self) -> int:
         """Between two steps: how many there have been in this world and since its last join. The
         same on all ranks that have not joined."""
-        return self._position.phase // 2
-
-    def loss_of_all(self, loss: Any) -> Any:
-        """After `finish`: the combined loss of all ranks. Blocks."""
-        gradients = self.gradients
-        if gradients.team is None or gradients.team.size == 1:
-            return loss
-        name = own_name(gradients.name, "loss", "the reduction of the closure's loss of {}")
-        op = gradients.combining.op
-        return loss_of_all(loss, name, op, gradients.process_set, self.weights.last)
+        return self.position.phase // 2
 
     def next_step(self) -> None:
         """The gradients are used or zeroed: the next backward belongs to another step."""
         self.settle()
-        if self.round.is_open:
-            self._cancel_round()
-        self.round.number += 1
-        self.round.first_of_step = self.round.number
-        self._communicated = False
-        self._passes = 0
-        self._has_unreduced = False
-        self._backward, self.round.in_backward = None, False
+        if self.round is not None:
+            self.cancel_round()
+        self.arrivals.number += 1
+        self.arrivals.first_of_step = self.arrivals.number
+        text, self.step = self.step.not_finite, Step()
+        self._backward, self.arrivals.in_backward = None, False
         self._task = -1
         self._watched, self._changed = [], None
-        self._added = False
-        text, self._not_finite = self._not_finite, None
         team = self.gradients.team
         if text is not None and team is not None and team.rank == 0:
             log.warning("%s. No step was made with these gradients", text)
@@ -209,43 +227,43 @@ class Reducer(BackwardRounds):
         self.weights.end_step()
         self.micro_batches.forget()
 
+    @property
+    def passes_per_step(self) -> int:
+        """The number of backward passes per round."""
+        return self.micro_batches.number or self._passes_chosen
+
+    def set_passes_per_step(self, passes: int) -> None:
+        """From now on every `passes`-th backward pass communicates; counted from now."""
+        self.micro_batches.require_passes(passes)
+        self._passes_chosen = passes
+        self.step.passes = 0
+
     def short_of_passes(self) -> tuple[int, int] | None:
         """How many backward passes count in this step, and how many should, if `finish` would cut
         an accumulation short; else None."""
-        if not 0 < self._passes < self.passes_per_step or self.step_is_due:
+        if not 0 < self.step.passes < self.passes_per_step or self.step_is_due:
             return None
         if self.micro_batches.number:
             return None  # an error follows
-        return self._passes, self.passes_per_step
+        return self.step.passes, self.passes_per_step
 
     def has_communicated(self) -> bool:
         """Whether this step's gradients, or some of them, are already reduced."""
-        return self._communicated
+        return self.step.communicated
 
     def expect_step(self) -> None:
         """GradScaler is told to make a step, which it may skip."""
-        self._forget_skipped_step()
+        self.forget_skipped_step()
         self.step_is_due = True
 
-    def _forget_skipped_step(self) -> None:
+    def forget_skipped_step(self) -> None:
         if self.step_is_due:
             self.next_step()
-
-    def _params_alone(self) -> list[torch.Tensor]:
-        others = (rounds.gradients for rounds in alive if rounds is not self)
-        reduced = {id(param) for gradients in others for param in gradients.params()}
-        params = (param for group in self._groups() for param in group["params"])
-        return [param for param in params if id(param) not in reduced]
-
-    def set_passes_per_step(self, passes: int) -> None:
-        self.micro_batches.require_passes(passes)
-        self._passes_chosen = passes
-        self._passes = 0
 
     def detach(self) -> None:
         """Removes the hooks; from now on the reducer does nothing."""
         self.gradients.detach()
-        alive.discard(self)
+        together.alive.discard(self)
 
     def release(self, params: Mapping[int, torch.Tensor]) -> None:
         """Stops reducing the gradients of these parameters. params: by their ids."""
@@ -254,24 +272,27 @@ class Reducer(BackwardRounds):
 
     def note_parameters(self) -> None:
         """The optimizer may have new parameters, and the next backward may reach only these."""
-        if not self.round.is_open:
+        if self.round is None:
             generation = self.gradients.generation
-            self.gradients.rebuild_if_changed(self.round.number)
-            self._added |= self._communicated and self.gradients.generation != generation
+            self.gradients.rebuild_if_changed()
+            self.step.added |= self.step.communicated and self.gradients.generation != generation
 
-    # Hooks.
+    def accumulates(self) -> bool:
+        """Whether the next backward pass, or the one that has begun, adds to the gradients of other
+        passes, or others to its own."""
+        return self.weights.total is not None or not self.communicates_next()
 
-    @uncompiled
-    def _on_complete(self) -> None:
-        """The hooks have brought all gradients of a bucket."""
-        with self._lock:
-            self._start_complete()
+    def communicates_next(self) -> bool:
+        """Whether the next backward pass, or the one that has begun, ends with a round."""
+        return self.communicates and self.step.passes + 1 >= self.passes_per_step
+
+    # A backward pass.
 
     @uncompiled
     def _on_gradient(self, slot: Slot, param: torch.Tensor) -> None:
         """Autograd has accumulated this parameter's gradient, and that needs more than a hook does
         by itself. Runs in a thread of autograd."""
-        with self._lock:
+        with self.lock:
             task = current_task()
             if task != self._task:
                 self._begin_backward(task, slot)
@@ -279,84 +300,92 @@ class Reducer(BackwardRounds):
             if grad is None:
                 self._without_gradient = slot
                 return
-            self.micro_batches.note(slot, grad, self.round.is_open)
-            if self.weights.total is not None and slot.last_round != self.round.number:
+            self.micro_batches.note(slot, grad, self.round is not None)
+            if self.weights.total is not None and not slot.has_come():
                 slot.weighed = [True] if slot.arrives_weighed else []
             slot.arrives_weighed = False
-            if slot.last_round == self.round.number or self._is_reduced(slot, grad):
-                error = self._reached_again(slot)
-                if self.round.is_open and not self._has_started():
-                    self._cancel_round()
+            if slot.has_come() or slot.is_reduced(grad):
+                if not slot.has_come():
+                    self.micro_batches.require_first_round(slot)
+                error = reached_again(slot, self.passes_per_step)
+                if self.round is not None and not self.round.has_started():
+                    self.cancel_round()
                 raise error
-            if not self.round.is_open:
-                slot.unreduced_round = self.round.number
+            if self.round is None:
+                slot.unreduced_round = self.arrivals.number
                 return
             backward_order = self.gradients.backward_order
             if backward_order is not None:
                 backward_order.note(slot)
-            bucket = slot.bucket
-            if bucket is not None:
-                self._copy_into_bucket(slot, grad)
-            if bucket is None:
-                slot.last_round = self.round.number
-            elif slot.arrived():
-                bucket.gather()
-                self._start_complete()
+            if slot.bucket is None:
+                slot.note_arrival()
+                return
+            self.round.copy_to_bucket(slot, grad)
+            if slot.count_down():
+                slot.bucket.gather()
+                self.round.start_complete()
+
+    @uncompiled
+    def _on_complete(self) -> None:
+        """The hooks have brought all gradients of a bucket."""
+        with self.lock:
+            if self.round is not None:
+                self.round.start_complete()
 
     def _begin_backward(self, task: int, slot: Slot) -> None:
         """The slot's is the first gradient of a backward pass, or of one inside it (reentrant
         checkpoints)."""
-        if self._backward is not None and self._backward.runs():
+        if self.in_backward():
             self._task = task
             return
-        self._forget_skipped_step()
+        self.forget_skipped_step()
         raised = self._backward is not None
-        if self.round.is_open:
-            if self._has_started():
+        if self.round is not None:
+            if self.round.has_started():
                 # The other ranks wait for it, however the program handles the error.
-                self._give_up_rounds()
+                together.give_up_rounds(self)
+                ways_on = "zero_grad()" if self.micro_batches.number else "step() or zero_grad()"
                 raise RuntimeError(
                     "the last backward() raised after other ranks had begun to reduce its "
                     "gradients, so these are reduced, and no others can be added to them; call the "
-                    f"optimizer's {self._ways_on()} before the next backward()"
+                    f"optimizer's {ways_on} before the next backward()"
                 )
-            self._cancel_round()
+            self.cancel_round()
             if self.weights.total is not None and not self.weights.add_up:
                 raise RuntimeError(
                     "the last backward() raised, and left gradients that have the weight of "
                     "set_weight(); call the optimizer's zero_grad() and set_weight() before the "
                     "next backward()"
                 )
-        self.gradients.rebuild_if_changed(self.round.number)
-        self.micro_batches.begin(self._passes, slot, raised, self._communicated)
-        self.weights.begin_pass(self.gradients.slots, adds_up=not self._communicates_next())
+        gradients = self.gradients
+        gradients.rebuild_if_changed()
+        self.micro_batches.begin(self.step.passes, slot, raised, self.step.communicated)
+        self.weights.begin_pass(gradients.slots, adds_up=not self.communicates_next())
         self._task = task
-        self._backward = BackwardPass(self._end_backward, self._withdraw_grads)
-        program.backward_began(self._age)
+        self._backward = BackwardPass(self._end_backward, self._on_raise)
+        program.backward_began(self.age)
         # A backward that raises does not count as a pass, but may leave gradients.
-        self._has_unreduced = True
-        if self._communicates_next():
-            self._open_round()
-        team = self.gradients.team
-        has_others = team is not None and team.size > 1
-        self._watched = self.gradients.slots if has_others else []
+        self.step.has_unreduced = True
+        if self.communicates_next():
+            self.open_round()
+        has_others = gradients.team is not None and gradients.team.size > 1
+        self._watched = gradients.slots if has_others else []
         self._without_gradient = None
-        self.round.note_versions(self._watched)
-        is_observed = self.round.is_open and self.gradients.backward_order is not None
-        self.round.is_plain = not (
+        self.arrivals.note_versions(self._watched)
+        is_observed = self.round is not None and gradients.backward_order is not None
+        self.arrivals.is_plain = not (
             is_observed or self.weights.total is not None or self.micro_batches.number
         )
-        self.round.in_backward = True
+        self.arrivals.in_backward = True
 
     def look_for_changes(self) -> None:
-        self.round.in_backward = False
+        """The backward pass has ended, and its round has not: looks whether the script has made
+        steps meanwhile."""
+        self.arrivals.in_backward = False
         watched, self._watched = self._watched, []
         if watched:
-            slot = self._without_gradient or self.round.changed(watched)
+            slot = self._without_gradient or self.arrivals.changed(watched)
             self._changed = None if slot is None else changed_in_words(slot)
-
-    def _ways_on(self) -> str:
-        return "zero_grad()" if self.micro_batches.number else "step() or zero_grad()"
 
     @uncompiled
     def _end_backward(self) -> None:
@@ -365,20 +394,20 @@ class Reducer(BackwardRounds):
             # Another optimizer's end of the same backward has ended this round too.
             self._require_unchanged()
             return
-        if not self.round.is_open:
+        if self.round is None:
             self.look_for_changes()
-            self.micro_batches.end(self._passes)
+            self.micro_batches.end(self.step.passes)
         if self.communicates:
-            self._passes += 1
-        if self.round.is_open:
+            self.step.passes += 1
+        if self.round is not None:
             try:
-                self._finish_rounds(at_end=True)
+                together.finish_rounds(self, at_end=True)
             except HorovodInternalError:
                 self._require_unchanged()  # ranks that train alone may have made it fail
                 raise
         else:
             self._backward = None
-            program.backward_ended(self._age, self.gradients.name)
+            program.backward_ended(self.age, self.gradients.name)
         self._require_unchanged()
 
     def _require_unchanged(self) -> None:
@@ -386,34 +415,100 @@ class Reducer(BackwardRounds):
         if text is not None:
             raise RuntimeError(text)
 
-    def _reached_again(self, slot: Slot) -> RuntimeError:
-        if slot.last_round == self.round.number:
-            return RuntimeError(
-                f"the gradient of {slot.name!r} came twice in one reduction, because of reentrant "
-                "checkpoints; pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
-            )
-        self.micro_batches.require_first_round(slot)
-        if self.passes_per_step > 1:
-            return RuntimeError(
-                f"backward() reached {slot.name!r}, whose gradient is already reduced in this "
-                f"step: backward_passes_per_step={self.passes_per_step} reduces after every "
-                f"{self.passes_per_step} backward passes that reach a parameter of this optimizer, "
-                "and this one is one more before step(). Pass the number of all backward passes "
-                "before a step (two losses of one network are two), or call step() and zero_grad() "
-                "before; passes that should not count belong into no_sync()"
-            )
-        return RuntimeError(
-            f"backward() reached {slot.name!r}, whose gradient is already reduced in this step. "
-            "To accumulate gradients over several backward passes, pass backward_passes_per_step "
-            "to DistributedOptimizer, or run all but the last inside no_sync(); to start over, "
-            "call the optimizer's zero_grad()"
+    def _on_raise(self, _: object) -> None:
+        """The backward pass, or `step`, has raised."""
+        self.arrivals.in_backward = False
+        if self.round is not None:
+            self.round.withdraw_grads()
+
+    def in_backward(self) -> bool:
+        """Whether a backward pass runs."""
+        return self._backward is not None and self._backward.runs()
+
+    def task_of_backward(self) -> int | None:
+        return None if self._backward is None else self._backward.task
+
+    # A round begins and ends.
+
+    def open_round(self) -> None:
+        """Begins one; other ranks don't know of it yet. Blocks if parameters are on the way."""
+        team = self.gradients.team
+        if self._counts_since != (since := (team, team.era if team else 0)):
+            self.position.restart()
+            self._counts_since = since
+        self.round = Round(
+            self.gradients,
+            self.weights,
+            self.micro_batches,
+            self.position,
+            of_backward=self._backward is not None,
+            begun_here=lambda: together.begun_here(self),
         )
+        self.arrivals.is_open = True
 
+    def collect_round(self) -> None:
+        """Waits for the round, gives all gradients their reduced values, and closes it.
 
-def release(params: Iterable[torch.Tensor]) -> None:
-    """Makes all existing optimizers stop reducing these parameters: they belong to the newest
-    optimizer, and are reduced once. Blocks if they are on the way."""
-    by_id = {id(param): param for param in params}
-    on_the_way.wait_for(by_id.values())
-    for rounds in list(alive):
-        rounds.release(by_id)
+        Raises:
+            HorovodInternalError: The reduction failed.
+        """
+        assert self.round is not None
+        self.end_part(self.round.collect)
+        gradients, position, weights = self.gradients, self.position, self.weights
+        not_finite = self.step.not_finite or self.round.not_finite
+        # In one statement, so that an exception finds the round either open or closed.
+        (
+            self.round,
+            self.arrivals.is_open,
+            self.arrivals.number,
+            self._backward,
+            self.step,
+            position.rounds,
+            weights.last,
+            weights.total,
+        ) = (
+            None,
+            False,
+            self.arrivals.number + 1,
+            None,
+            Step(communicated=True, not_finite=not_finite),
+            position.rounds + 1,
+            weights.total,
+            None,
+        )
+        gradients.had_a_round = True
+        self.micro_batches.forget()
+        if gradients.backward_order is not None:
+            gradients.learn_order()
+        if gradients.shards is not None:
+            gradients.shards.take_gradients(gradients)
+
+    def end_part(self, part: Callable[[], None]) -> None:
+        """Runs a part of the round's end. If it fails on all ranks, the round is over. After any
+        other error, such as one that a signal's handler raises, the next call repeats it."""
+        try:
+            part()
+        except BaseException as error:
+            if isinstance(error, HorovodInternalError) or not self.gradients.are_current():
+                self.cancel_round()
+            raise
+
+    def cancel_round(self) -> None:
+        """Ends a round without a result; none of it is in flight. Gradients that have come count in
+        the next round."""
+        if self.gradients.backward_order is not None:
+            self.gradients.backward_order.forget()
+        for slot in self.gradients.slots:
+            slot.put_off()
+        self.micro_batches.spoil()
+        self.arrivals.is_open, self.arrivals.in_backward = False, False
+        self.arrivals.number += 1
+        self.round = self._backward = None
+
+    def learn_if_due(self) -> None:
+        """What an interruption has kept the last round from learning. Collective then."""
+        order = self.gradients.backward_order
+        if self.round is None and order is not None and order.posted():
+            self.gradients.learn_order()
+        if self.gradients.shards is not None:
+            self.gradients.shards.take_gradients(self.gradients)

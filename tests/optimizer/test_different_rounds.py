@@ -223,7 +223,7 @@ def legitimate():
     optimizer.set_backward_passes_per_step(3)
     for _ in range(6):
         loss_of(params, False).backward()
-        if params[0].grad is not None and optimizer._hvdlite_reducer._communicated:
+        if params[0].grad is not None and optimizer._hvdlite_reducer.step.communicated:
             optimizer.step()
             optimizer.zero_grad()
     optimizer.set_backward_passes_per_step(1)

@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
 ONE_BY_ONE = {"HVDLITE_BUCKET_BYTES": "0", "HVDLITE_FIRST_BUCKET_BYTES": "0"}
 FILES = (
-    *("reducer", "rounds", "gradients", "sparse_gradients", "gradient_optimizer", "backward_pass"),
-    *("bucket", "backward_order", "positions", "consistency", "position_exchange"),
-    *("start_values", "host_sum", "host_gather", "weights", "weight_codes"),
+    *("reducer", "round", "together", "gradients", "sparse_gradients", "backward_pass"),
+    *("gradient_optimizer", "bucket", "backward_order", "consistency", "position_exchange"),
+    *("positions", "start_values", "host_sum", "host_gather", "weights", "weight_codes"),
 )
 assert set(FILES) <= {path.stem for path in Path(hvd.__file__).parent.rglob("*.py")}
 STRIDE = int(os.environ.get("HVDLITE_TEST_STRIDE", "7"))
@@ -66,7 +66,7 @@ def in_flight_and_visible(optimizer):
     return [
         slot.name
         for slot in reducer.gradients.slots
-        if reducer.round.is_open and slot.bucket is not None and slot.bucket.runs
+        if reducer.round is not None and slot.bucket is not None and slot.bucket.runs
         if slot.param.grad is slot.view
     ]
 
@@ -106,7 +106,7 @@ class Training:
             loss.backward()
 
     def steps_done(self):
-        return self.optimizer._hvdlite_reducer._position.phase // 2
+        return self.optimizer._hvdlite_reducer.position.phase // 2
 
     def values(self):
         return [param.detach().flatten().tolist() for param in self.parameters()]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from hvdlite.optimizer import backward_rounds
+from hvdlite.optimizer import together
 from hvdlite.world import world as worlds
 from tests.optimizer.models import (
     assert_same_parameters,
@@ -225,7 +225,7 @@ def lives_and_dies():
     del first, second
     gc.collect()
     assert not net.weight._post_accumulate_grad_hooks
-    assert not backward_rounds.alive
+    assert not together.alive
     net.zero_grad()
     net(x).sum().backward()
     assert net.bias.grad.tolist() == [1.0, 1.0]

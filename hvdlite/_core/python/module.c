@@ -350,7 +350,7 @@ static int module_exec(PyObject *module)
         {"Operation", &hvdl_py_operation_spec, &state->operation_type},
         {"Plan", &hvdl_py_plan_spec, &state->plan_type},
         {"Posting", &hvdl_py_posting_spec, &state->posting_type},
-        {"Round", &hvdl_py_round_spec, &state->round_type},
+        {"Arrivals", &hvdl_py_arrivals_spec, &state->arrivals_type},
         {"GradientCount", &hvdl_py_count_spec, &state->count_type},
         {"Gradient", &hvdl_py_gradient_spec, &state->gradient_type},
     };
@@ -392,7 +392,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->operation_type);
     Py_VISIT(state->plan_type);
     Py_VISIT(state->posting_type);
-    Py_VISIT(state->round_type);
+    Py_VISIT(state->arrivals_type);
     Py_VISIT(state->count_type);
     Py_VISIT(state->gradient_type);
     Py_VISIT(state->tensor_types);
@@ -421,7 +421,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->operation_type);
     Py_CLEAR(state->plan_type);
     Py_CLEAR(state->posting_type);
-    Py_CLEAR(state->round_type);
+    Py_CLEAR(state->arrivals_type);
     Py_CLEAR(state->count_type);
     Py_CLEAR(state->gradient_type);
     Py_CLEAR(state->tensor_types);

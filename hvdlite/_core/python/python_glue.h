@@ -15,7 +15,7 @@
 
 typedef struct {
     PyTypeObject *engine_type, *operation_type, *plan_type, *posting_type;
-    PyTypeObject *round_type, *count_type, *gradient_type;
+    PyTypeObject *arrivals_type, *count_type, *gradient_type;
     /* What use_tensors was given. */
     PyObject *tensor_types, *op_type, *tensor_changed;
     PyObject *is_alone; /* what use_alone was given; NULL: it was not called */
@@ -60,7 +60,7 @@ typedef struct {
 extern long hvdl_py_num_forks;
 
 extern PyType_Spec hvdl_py_engine_spec, hvdl_py_operation_spec, hvdl_py_plan_spec,
-    hvdl_py_posting_spec, hvdl_py_round_spec, hvdl_py_count_spec, hvdl_py_gradient_spec;
+    hvdl_py_posting_spec, hvdl_py_arrivals_spec, hvdl_py_count_spec, hvdl_py_gradient_spec;
 
 /* ---- python_conversions.c ---- */
 

@@ -1,4 +1,4 @@
-/* The gradients of an optimizer, as autograd brings them: Round, Gradient and GradientCount.
+/* The gradients of an optimizer, as autograd brings them: Arrivals, Gradient and GradientCount.
  *
  * `arrive` of a Gradient is the hook that autograd calls when it has accumulated that gradient. It does all
  * that most gradients need: notes the arrival, copies the gradient to its place in its bucket, makes that
@@ -29,21 +29,21 @@ static void free_object(PyObject *object)
     Py_DECREF(type);
 }
 
-/* ---- Round ---- */
+/* ---- Arrivals ---- */
 
 typedef struct {
     PyObject_HEAD PyObject *on_gradient, *on_complete;
     long long number, first_of_step;
     char is_open, in_backward, is_plain;
-} RoundObject;
+} ArrivalsObject;
 
-static PyObject *round_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *arrivals_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *on_gradient, *on_complete;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "OO:Round", &on_gradient, &on_complete))
+    if (!PyArg_ParseTuple(args, "OO:Arrivals", &on_gradient, &on_complete))
         return NULL;
-    RoundObject *self = (RoundObject *)new_object(type);
+    ArrivalsObject *self = (ArrivalsObject *)new_object(type);
     if (!self)
         return NULL;
     self->on_gradient = Py_NewRef(on_gradient);
@@ -51,18 +51,18 @@ static PyObject *round_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static int round_traverse(PyObject *object, visitproc visit, void *arg)
+static int arrivals_traverse(PyObject *object, visitproc visit, void *arg)
 {
-    RoundObject *self = (RoundObject *)object;
+    ArrivalsObject *self = (ArrivalsObject *)object;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->on_gradient);
     Py_VISIT(self->on_complete);
     return 0;
 }
 
-static int round_clear(PyObject *object)
+static int arrivals_clear(PyObject *object)
 {
-    RoundObject *self = (RoundObject *)object;
+    ArrivalsObject *self = (ArrivalsObject *)object;
     Py_CLEAR(self->on_gradient);
     Py_CLEAR(self->on_complete);
     return 0;
@@ -97,7 +97,7 @@ PyType_Spec hvdl_py_count_spec = {
 /* ---- Gradient ---- */
 
 typedef struct {
-    PyObject_HEAD RoundObject *round;
+    PyObject_HEAD ArrivalsObject *arrivals;
     PyObject *param, *bucket, *view, *rows, *round_grad;
     long long last_round, unreduced_round;
     char is_sharded;
@@ -118,16 +118,16 @@ static int gradient_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     GradientObject *self = (GradientObject *)object;
     hvdl_py_state *state;
-    PyObject *round, *param, *former = (PyObject *)self->round;
+    PyObject *arrivals, *param, *former = (PyObject *)self->arrivals;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "OO:Gradient", &round, &param))
+    if (!PyArg_ParseTuple(args, "OO:Gradient", &arrivals, &param))
         return -1;
-    state = PyType_GetModuleState(Py_TYPE(round));
-    if (!state || (PyObject *)Py_TYPE(round) != (PyObject *)state->round_type) {
-        PyErr_SetString(PyExc_TypeError, "Gradient: the first argument must be a Round");
+    state = PyType_GetModuleState(Py_TYPE(arrivals));
+    if (!state || (PyObject *)Py_TYPE(arrivals) != (PyObject *)state->arrivals_type) {
+        PyErr_SetString(PyExc_TypeError, "Gradient: the first argument must be Arrivals");
         return -1;
     }
-    self->round = (RoundObject *)Py_NewRef(round);
+    self->arrivals = (ArrivalsObject *)Py_NewRef(arrivals);
     Py_XDECREF(former);
     PyObject *old = self->param;
     self->param = Py_NewRef(param);
@@ -139,7 +139,7 @@ static int gradient_traverse(PyObject *object, visitproc visit, void *arg)
 {
     GradientObject *self = (GradientObject *)object;
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->round);
+    Py_VISIT(self->arrivals);
     Py_VISIT(self->param);
     Py_VISIT(self->bucket);
     Py_VISIT(self->view);
@@ -151,7 +151,7 @@ static int gradient_traverse(PyObject *object, visitproc visit, void *arg)
 static int gradient_clear(PyObject *object)
 {
     GradientObject *self = (GradientObject *)object;
-    Py_CLEAR(self->round);
+    Py_CLEAR(self->arrivals);
     Py_CLEAR(self->param);
     Py_CLEAR(self->bucket);
     Py_CLEAR(self->view);
@@ -232,11 +232,11 @@ static int copy_to_place(const GradientObject *self, const hvdl_py_state *state,
 /* Notes that its gradient is there; whether its bucket has all of them now. */
 static bool count_down(GradientObject *self)
 {
-    self->last_round = self->round->number;
+    self->last_round = self->arrivals->number;
     return !--((CountObject *)self->bucket)->pending;
 }
 
-static PyObject *gradient_arrived(PyObject *object, PyObject *unused)
+static PyObject *gradient_count_down(PyObject *object, PyObject *unused)
 {
     (void)unused;
     return PyBool_FromLong(count_down((GradientObject *)object));
@@ -246,20 +246,20 @@ static PyObject *gradient_arrived(PyObject *object, PyObject *unused)
  * exception. */
 static int arrive(GradientObject *self, const hvdl_py_state *state, bool *is_complete)
 {
-    RoundObject *round = self->round;
-    if (!round->in_backward || !round->is_plain || self->last_round == round->number ||
+    ArrivalsObject *arrivals = self->arrivals;
+    if (!arrivals->in_backward || !arrivals->is_plain || self->last_round == arrivals->number ||
         !is_none(self->rows))
         return 0;
     PyObject *grad = PyObject_GetAttr(self->param, state->grad);
     if (!grad)
         return -1;
-    bool is_reduced =
-        self->last_round >= round->first_of_step && (grad == self->round_grad || self->is_sharded);
+    bool is_reduced = self->last_round >= arrivals->first_of_step &&
+                      (grad == self->round_grad || self->is_sharded);
     int done = 0;
     if (grad == Py_None || is_reduced)
         ;
-    else if (!round->is_open) {
-        self->unreduced_round = round->number;
+    else if (!arrivals->is_open) {
+        self->unreduced_round = arrivals->number;
         done = 1;
     } else if (!is_none(self->bucket) && !is_none(self->view) &&
                ((CountObject *)self->bucket)->takes_copies) {
@@ -281,25 +281,26 @@ static int arrive(GradientObject *self, const hvdl_py_state *state, bool *is_com
 static PyObject *gradient_arrive(PyObject *object, PyObject *param)
 {
     GradientObject *self = (GradientObject *)object;
-    RoundObject *round = self->round;
+    ArrivalsObject *arrivals = self->arrivals;
     bool is_complete = false;
-    if (!round || !round->on_gradient)
+    if (!arrivals || !arrivals->on_gradient)
         Py_RETURN_NONE; /* the collector has taken the optimizer apart */
-    const hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(round));
+    const hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(arrivals));
     int done = arrive(self, state, &is_complete);
     if (done < 0)
         return NULL;
     if (!done)
-        return PyObject_CallFunctionObjArgs(round->on_gradient, object, param, NULL);
+        return PyObject_CallFunctionObjArgs(arrivals->on_gradient, object, param, NULL);
     if (is_complete)
-        return PyObject_CallNoArgs(round->on_complete);
+        return PyObject_CallNoArgs(arrivals->on_complete);
     Py_RETURN_NONE;
 }
 
 static int set_bucket(PyObject *object, PyObject *value, void *unused)
 {
     GradientObject *self = (GradientObject *)object;
-    const hvdl_py_state *state = self->round ? PyType_GetModuleState(Py_TYPE(self->round)) : NULL;
+    const hvdl_py_state *state =
+        self->arrivals ? PyType_GetModuleState(Py_TYPE(self->arrivals)) : NULL;
     (void)unused;
     if (!state || !value || (value != Py_None && !PyObject_TypeCheck(value, state->count_type))) {
         PyErr_SetString(PyExc_TypeError, "bucket must be a GradientCount or None");
@@ -318,12 +319,12 @@ static PyObject *get_bucket(PyObject *object, void *unused)
 
 static PyMethodDef gradient_methods[] = {
     {"arrive", gradient_arrive, METH_O, NULL},
-    {"arrived", gradient_arrived, METH_NOARGS, NULL},
+    {"count_down", gradient_count_down, METH_NOARGS, NULL},
     {0},
 };
 
 static PyMemberDef gradient_members[] = {
-    {"round", T_OBJECT, offsetof(GradientObject, round), READONLY, NULL},
+    {"arrivals", T_OBJECT, offsetof(GradientObject, arrivals), READONLY, NULL},
     {"param", T_OBJECT, offsetof(GradientObject, param), READONLY, NULL},
     {"view", T_OBJECT, offsetof(GradientObject, view), 0, NULL},
     {"rows", T_OBJECT, offsetof(GradientObject, rows), 0, NULL},
@@ -390,7 +391,7 @@ static int address_of(const hvdl_py_state *state, PyObject *param, void **to)
 }
 
 /* Notes where the parameters of these gradients are. */
-static PyObject *round_note_addresses(PyObject *object, PyObject *list)
+static PyObject *arrivals_note_addresses(PyObject *object, PyObject *list)
 {
     const hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
     for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
@@ -403,7 +404,7 @@ static PyObject *round_note_addresses(PyObject *object, PyObject *list)
 
 /* Whether all parameters of the first list still require gradients, and are where they were noted, and none
  * of the second list requires any. */
-static PyObject *round_are_unchanged(PyObject *object, PyObject *args)
+static PyObject *arrivals_are_unchanged(PyObject *object, PyObject *args)
 {
     const hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
     PyObject *lists[2];
@@ -431,7 +432,7 @@ static int version_of(const hvdl_py_state *state, const GradientObject *gradient
 }
 
 /* Notes how often each parameter has been changed in place. */
-static PyObject *round_note_versions(PyObject *object, PyObject *list)
+static PyObject *arrivals_note_versions(PyObject *object, PyObject *list)
 {
     const hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
     for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
@@ -444,9 +445,9 @@ static PyObject *round_note_versions(PyObject *object, PyObject *list)
 
 /* The first of them that has come in the open round and is gone, or whose parameter has another version
  * than was noted; None: there is none. */
-static PyObject *round_changed(PyObject *object, PyObject *list)
+static PyObject *arrivals_changed(PyObject *object, PyObject *list)
 {
-    const RoundObject *self = (RoundObject *)object;
+    const ArrivalsObject *self = (ArrivalsObject *)object;
     const hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
     for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
         GradientObject *gradient = gradient_at(state, list, i);
@@ -467,37 +468,37 @@ static PyObject *round_changed(PyObject *object, PyObject *list)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-static PyMethodDef round_methods[] = {
-    {"note_addresses", round_note_addresses, METH_O, NULL},
-    {"are_unchanged", round_are_unchanged, METH_VARARGS, NULL},
-    {"note_versions", round_note_versions, METH_O, NULL},
-    {"changed", round_changed, METH_O, NULL},
+static PyMethodDef arrivals_methods[] = {
+    {"note_addresses", arrivals_note_addresses, METH_O, NULL},
+    {"are_unchanged", arrivals_are_unchanged, METH_VARARGS, NULL},
+    {"note_versions", arrivals_note_versions, METH_O, NULL},
+    {"changed", arrivals_changed, METH_O, NULL},
     {0},
 };
 
-static PyMemberDef round_members[] = {
-    {"number", T_LONGLONG, offsetof(RoundObject, number), 0, NULL},
-    {"first_of_step", T_LONGLONG, offsetof(RoundObject, first_of_step), 0, NULL},
-    {"is_open", T_BOOL, offsetof(RoundObject, is_open), 0, NULL},
-    {"in_backward", T_BOOL, offsetof(RoundObject, in_backward), 0, NULL},
-    {"is_plain", T_BOOL, offsetof(RoundObject, is_plain), 0, NULL},
+static PyMemberDef arrivals_members[] = {
+    {"number", T_LONGLONG, offsetof(ArrivalsObject, number), 0, NULL},
+    {"first_of_step", T_LONGLONG, offsetof(ArrivalsObject, first_of_step), 0, NULL},
+    {"is_open", T_BOOL, offsetof(ArrivalsObject, is_open), 0, NULL},
+    {"in_backward", T_BOOL, offsetof(ArrivalsObject, in_backward), 0, NULL},
+    {"is_plain", T_BOOL, offsetof(ArrivalsObject, is_plain), 0, NULL},
     {0},
 };
 
-static PyType_Slot round_slots[] = {
-    {Py_tp_new, round_new},
+static PyType_Slot arrivals_slots[] = {
+    {Py_tp_new, arrivals_new},
     {Py_tp_dealloc, free_object},
-    {Py_tp_traverse, round_traverse},
-    {Py_tp_clear, round_clear},
-    {Py_tp_methods, round_methods},
-    {Py_tp_members, round_members},
+    {Py_tp_traverse, arrivals_traverse},
+    {Py_tp_clear, arrivals_clear},
+    {Py_tp_methods, arrivals_methods},
+    {Py_tp_members, arrivals_members},
     {Py_tp_doc, "What the hooks of an optimizer's gradients know of the round."},
     {0, NULL},
 };
 
-PyType_Spec hvdl_py_round_spec = {
-    .name = "hvdlite._core.Round",
-    .basicsize = sizeof(RoundObject),
+PyType_Spec hvdl_py_arrivals_spec = {
+    .name = "hvdlite._core.Arrivals",
+    .basicsize = sizeof(ArrivalsObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = round_slots,
+    .slots = arrivals_slots,
 };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from hvdlite.optimizer.buckets.positions import Position, is_one, one_hots
 from hvdlite.optimizer.buckets.slot import Form, Slot, check_reducible, place_in, real_view
 from hvdlite.world.config import Config
 from hvdlite.world.teams.team import Team
+
+log = logging.getLogger("hvdlite")
+SHOWN = 16  # buckets whose sizes are logged
 
 
 @dataclass(frozen=True)
@@ -400,3 +404,21 @@ def make_buckets(
         make(layout, placed, combining.compression, Pages() if gives_back else None)
         for layout in layouts
     ]
+
+
+def log_sizes(rank: int, name: str, buckets: Sequence[Bucket]) -> None:
+    """At the level debug, how many gradients are reduced together, and their bytes."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    params = [[slot.param for slot in bucket.slots] for bucket in buckets]
+    sizes = [str(sum(p.numel() * p.element_size() for p in each)) for each in params]
+    log.debug(
+        "rank %d: %s: %d gradient%s in %d bucket%s of %s bytes",
+        rank,
+        name,
+        gradients := sum(map(len, params)),
+        "s" * (gradients != 1),
+        len(buckets),
+        "s" * (len(buckets) != 1),
+        ", ".join([*sizes[:SHOWN], *["…"] * (len(sizes) > SHOWN)]) or "0",
+    )

@@ -57,8 +57,10 @@ class Slot(_core.Gradient):
 
     bucket: Bucket | None
 
-    def __init__(self, round_: _core.Round, name: str, param: torch.Tensor, form: Form) -> None:
-        super().__init__(round_, param)
+    def __init__(
+        self, arrivals: _core.Arrivals, name: str, param: torch.Tensor, form: Form
+    ) -> None:
+        super().__init__(arrivals, param)
         self.name = name
         self.form = form
         # Of its reduced gradient each rank has a part, in a bucket that is reduced to owners.
@@ -86,6 +88,39 @@ class Slot(_core.Gradient):
     def has_changed(self) -> bool:
         """Whether the parameter's dtype, shape, device or strides no longer fit its place."""
         return _make(self.param) != self.made_for
+
+    def has_come(self) -> bool:
+        """Whether the round that is open has its gradient, from this rank or another."""
+        return self.last_round == self.arrivals.number
+
+    def note_arrival(self) -> None:
+        self.last_round = self.arrivals.number
+
+    def is_left_over(self) -> bool:
+        """Whether earlier backward passes have left a gradient for the next round, or the open
+        one."""
+        return self.unreduced_round == self.arrivals.number
+
+    def put_off(self) -> None:
+        """The open round ends without a result: what has come for it counts in the next one."""
+        number = self.arrivals.number
+        if self.last_round == number:
+            self.last_round, self.unreduced_round = -1, number
+        if self.unreduced_round == number:
+            self.unreduced_round += 1
+
+    def take_result(self, grad: torch.Tensor | None) -> None:
+        """`.grad` becomes what the open round has made of it."""
+        self.param.grad = self.round_grad = grad
+        self.note_arrival()
+
+    def has_result(self) -> bool:
+        """Whether a round of this step has reduced its gradient."""
+        return self.last_round >= self.arrivals.first_of_step
+
+    def is_reduced(self, grad: torch.Tensor | None) -> bool:
+        """Whether this, its `.grad`, is the result of a round of this step."""
+        return self.has_result() and (grad is self.round_grad or self.is_sharded)
 
     def is_kept(self) -> bool:
         """Whether the user keeps the gradient of an earlier step, whose memory is its place."""

@@ -143,11 +143,11 @@ class Shards:
             if not gradients.combining.counts_all_ranks(total, gradients.team.size):
                 raise HorovodInternalError(joined())
 
-    def take_gradients(self, gradients: Gradients, has_result: Callable[[Slot], bool]) -> None:
+    def take_gradients(self, gradients: Gradients) -> None:
         """After a round: unsets `.grad` of what this rank has not whole. May be called again."""
         owner_of: dict[int, int] | None = None
         for slot in gradients.slots:
-            if not slot.is_sharded or not has_result(slot):
+            if not slot.is_sharded or not slot.has_result():
                 continue
             if slot.in_parts:
                 if not isinstance(slot.bucket, CutBucket):

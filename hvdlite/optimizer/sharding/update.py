@@ -202,7 +202,7 @@ class Update:
         self._empty = [
             slot.param
             for slot in slots.values()
-            if slot.in_parts and not slot.param.numel() and reducer.has_result(slot)
+            if slot.in_parts and not slot.param.numel() and slot.has_result()
         ]
         for param in self._empty:
             param.grad = torch.zeros_like(param)
@@ -216,7 +216,7 @@ class Update:
     def _gradient_of(self, reducer: Reducer, slot: Slot, part: Part) -> torch.Tensor | None:
         bucket = slot.bucket
         if isinstance(bucket, CutBucket):
-            if not reducer.has_result(slot):
+            if not slot.has_result():
                 return None
             offset = bucket.offsets_elems[slot.position]
             return bucket.flat[offset + part.begin : offset + part.end]
