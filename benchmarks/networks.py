@@ -78,6 +78,18 @@ def resnet20() -> nn.Sequential:
     return nn.Sequential(*stem, *blocks, *head)
 
 
+class ManyParameters(nn.Module):
+    """A linear layer and many tiny parameters: what each of these costs is what counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, CLASSES)
+        self.tiny = nn.ParameterList(nn.Parameter(torch.zeros(CLASSES)) for _ in range(158))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + torch.stack(list(self.tiny)).sum(0)
+
+
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam
 TASKS = {
     "mlp": Task(
@@ -107,6 +119,13 @@ TASKS = {
         (3, 32, 32),
         partial(SGD, lr=1e-3, momentum=0.9),
         64,
+    ),
+    "tiny": Task(
+        "160 tiny parameters, SGD, batch 16",
+        ManyParameters,
+        (16,),
+        partial(SGD, lr=1e-3),
+        16,
     ),
 }
 

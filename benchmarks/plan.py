@@ -118,7 +118,7 @@ FULL = Plan(
     types_bytes=(MIB, 16 * MIB, 64 * MIB),
     tail_bytes=(4, KIB, 16 * KIB),
     tail=Effort(max_rounds=4000, budget_s=5.0),
-    tasks=("mlp", "deep", "resnet"),
+    tasks=("mlp", "deep", "resnet", "tiny"),
     training=Effort(max_rounds=60, budget_s=20.0),
     c10d=(
         ("all_gather_into_tensor", C10D_BYTES),

@@ -207,6 +207,10 @@ def training(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         if row["task"] == "resnet":
             scale = Scale(" %", "of the step not hidden")
             found.append(at_most(10, scale, work, [("2 ranks", 100 * not_hidden(medians_s))]))
+        if row["task"] == "tiny":
+            scale = Scale("×", "DDP's time beside that of the step without communication")
+            costs = [medians_s[name] - medians_s[FLOOR] for name in (OURS, DDP)]
+            found.append(at_most(0.3, scale, work, [("2 ranks", costs[0] / costs[1])]))
     return found
 
 

@@ -156,6 +156,13 @@ def test_what_the_resnet_does_not_hide_counts(floor_s, met):
     assert said["step: a step", "≤ 10 % of the step not hidden"][1] == met
 
 
+@pytest.mark.parametrize(("ours_s", "met"), [(1.29, True), (1.31, False)])
+def test_what_tiny_parameters_cost_is_compared_with_ddps(ours_s, met):
+    said = found(step("tiny", **{OURS: ours_s * 0.8, DDP: 1.6, FLOOR: 0.8}))
+    (cost,) = [verdict for (_, target), verdict in said.items() if target.startswith("≤ 0.3× ")]
+    assert cost[1] == met
+
+
 def operation(name, size_bytes, ranks=2, **medians_s):
     row = {"operation": name, "bytes": size_bytes, "median_s": {OURS: 1.0, GLOO: 9.0, **medians_s}}
     return {"place": {"ranks": ranks}, "c10d": [row]}
