@@ -24,6 +24,10 @@ class OwnName(str):
         made.words = words
         return made
 
+    def __reduce__(self) -> tuple[type[OwnName], tuple[str, str]]:
+        """For copies."""
+        return OwnName, (str(self), self.words)
+
 
 def own_name(owner: str, part: str, words: str) -> OwnName:
     """Of a part of what the owner does. {} in the words stands for the owner's."""

@@ -83,6 +83,9 @@ class Lane:
         self._stepping = threading.Lock()
         self._unagreed: list[Transfer] = []
         self._agreed: dict[int, Transfer] = {}
+        # Those that their callers will carry themselves, until one of these waits: the turn of
+        # another one may come first.
+        self._unserved: list[Transfer] = []
         self._staged: list[Transfer] = []
         self._next_turn = 0
         # Any thread's to read: that there is no group, and will be none.
@@ -148,11 +151,19 @@ class Lane:
             self._stage(transfer, is_callers=True)
         if wake or not self._team.progress_thread:
             self._serve(transfer)
+        else:
+            with self._lock:
+                self._unserved.append(transfer)
         return transfer
 
     def wait_for(self, transfer: Transfer) -> None:
         """Returns when it is over. A signal handler's exception is raised here."""
+        with self._lock:
+            unserved, self._unserved = self._unserved, []
         try:
+            for other in unserved:
+                if other is not transfer and not other.served:
+                    self._serve(other)
             if self._team.progress_thread:
                 self._carry(transfer)
             else:

@@ -4,6 +4,7 @@ are the same on all ranks. All of it is rebuilt when the parameters have changed
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -182,6 +183,16 @@ class Gradients:
         ) and not self._detached:
             self._build()
 
+    def _await_others(self) -> None:
+        """The world of one ends, and the next one may have other ranks: a backward pass must see
+        it."""
+        if self.is_alone and not self._detached and not self.slots:
+            for index, param in enumerate(self._params):
+                slot = Slot(self._arrivals, self.name_of(param, index), param, self._first_form)
+                slot.unhook = hook(slot)
+                (self.slots if param.requires_grad else self._frozen).append(slot)
+            self._arrivals.note_addresses(self.slots)
+
     def _have_changed(self) -> bool:
         """Whether parameters were frozen or thawed, or no longer fit their places."""
         self._arrivals.note_addresses(self.slots)
@@ -347,6 +358,9 @@ class Gradients:
             if slot.unhook is None:
                 slot.unhook = hook(slot)
         self.sparse = [slot for slot in build.slots if slot.form is Form.SPARSE]
+        if self.is_alone and team is not self.team:
+            at_end = weakref.WeakMethod(self._await_others)
+            world.current().before_leaving.append(lambda: (call := at_end()) and call())
         self.slots, self.buckets = build.slots, build.buckets
         self._arrivals.note_addresses(self.slots)
         self.record, self.carrier = build.record, build.carrier
@@ -377,7 +391,8 @@ class Gradients:
         self.is_alone = team.size == 1 and not self._asks_for_rounds(params)
         if self.is_alone:
             for index, param in enumerate(params):
-                check_reducible(self.name_of(param, index), param)
+                if param.requires_grad:
+                    check_reducible(self.name_of(param, index), param)
         former = {id(slot.param): slot for slot in self.all_slots()}
         slots: list[Slot] = []
         frozen: list[Slot] = []

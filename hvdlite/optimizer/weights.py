@@ -69,6 +69,10 @@ class Weights:
         self._to_engine = not self.add_up and self.given != 0
         self.total, self._is_used = (self.total or 0.0) + self.given, True
 
+    def note_use(self) -> None:
+        """A backward pass has counted with the weight that was given."""
+        self._is_used = True
+
     def of_round(self, slots: Iterable[Slot]) -> float | None:
         """A round begins: its weight on this rank; None if it has none."""
         if self.total is None:

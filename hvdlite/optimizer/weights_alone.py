@@ -49,7 +49,10 @@ class WeightsAlone:
         """What autograd is to add to `.grad` in place of the gradient; None: the gradient."""
         with self._lock:
             given = self._weights.given
-            if given is None or not (given == 0 or self._accumulates()):
+            if given is None:
+                return None
+            self._weights.note_use()
+            if given and not self._accumulates():
                 return None
             if self._pass is None or not self._pass.runs():
                 self._begin_pass(given)

@@ -307,12 +307,15 @@ def with_one_that_joined():
     if hvd.rank() == 0:
         hvd.join()
         return
-    handle = start("late") if hvd.rank() < last else None
-    (line,) = said.wait_for("allreduce 'late'")
+    # (A name of its own: one that has ended before would be asked about batches.)
+    handle = start("beside join") if hvd.rank() < last else None
+    (line,) = said.wait_for("allreduce 'beside join'")
     by = posted(*range(1, last))
-    assert report("allreduce 'late'", [missing(last, BARRIER_ENDED)], by).fullmatch(line), line
+    assert report("allreduce 'beside join'", [missing(last, BARRIER_ENDED)], by).fullmatch(line), (
+        line
+    )
     # Rank 0 adds zeros.
-    assert hvd.synchronize(handle or start("late")).eq(hvd.size() - 1).all()
+    assert hvd.synchronize(handle or start("beside join")).eq(hvd.size() - 1).all()
     hvd.join()
     assert not said.about("join 'join'")
 

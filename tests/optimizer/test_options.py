@@ -298,3 +298,30 @@ def test_a_world_of_one_has_hooks_only_where_an_option_asks_for_them(world):
     assert found({"free_gradients": True}) == (2, 1)
     assert found(HVDLITE_CHECK_NUMERICS="1") == (2, 1)
     assert found(HVDLITE_DETERMINISTIC="virtual:1")[0] == 2
+
+
+def world_that_grows():
+    """Gradients after backward(), in a world of one and then in that of all ranks."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    hvd.shutdown()
+    hvd.init(comm=[rank])
+    param = nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=0.0), op=hvd.Sum)
+    found = []
+    for step in range(4):
+        if step == 1:
+            hvd.shutdown()
+        if step == 2:
+            hvd.init()
+        optimizer.zero_grad()
+        (param.sum() * (rank + 1)).backward()
+        found.append(param.grad.tolist())
+        optimizer.step()
+    alone, together = [rank + 1.0] * 2, [sum(range(size + 1)) * 1.0] * 2
+    assert found == [alone, alone, together, together]
+
+
+@pytest.mark.ranks(2)
+def test_an_optimizer_of_a_world_of_one_sees_the_next_world_in_its_first_backward(world):
+    world.run(world_that_grows)

@@ -224,8 +224,10 @@ static int copy_to_place(const GradientObject *self, const hvdl_py_state *state,
                 (size_t)bytes);
         return 1;
     }
-    PyObject *result = PyObject_CallMethodObjArgs(self->view, state->copy_, grad, NULL);
+    PyObject *view = Py_NewRef(self->view); /* other threads run meanwhile */
+    PyObject *result = PyObject_CallMethodObjArgs(view, state->copy_, grad, NULL);
     Py_XDECREF(result);
+    Py_DECREF(view);
     return result ? 1 : -1;
 }
 

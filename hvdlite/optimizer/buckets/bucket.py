@@ -214,6 +214,9 @@ class Bucket(_core.GradientCount):
         """Starts its plan; returns at once. Does nothing if it has started in this round."""
         if self.runs:
             return
+        if self.takes_copies:
+            # Autograd, which may have saved a view of an earlier gradient, does not see hooks copy.
+            torch.autograd.graph.increment_version([slot.view for slot in self.slots])  # type: ignore[misc]
         self.presence.fill_(self.one)
         if self.absent:
             self.presence[self.absent] = 0

@@ -123,7 +123,8 @@ def test_of_ranks_in_different_operations_both_orders_are_shown(started):
     expected = (
         r"hvdrun: where the ranks are that allreduce '[xy]' waits for, and those in it:\n"
         + "".join(entries)
-        + r"hvdrun: the last operation that ranks 0-2 have all ended is barrier '.*'\n"
+        + r"hvdrun: the last operation that ranks 0-2 have all ended is an unnamed barrier"
+        + r" \(no\. \d+\)\n"
         r"    ranks 0,2 went on to allreduce 'y', which rank 1 has not called\n"
         r"    rank 1 went on to allreduce 'x', which ranks 0,2 have not called\n"
     )
