@@ -325,3 +325,23 @@ def world_that_grows():
 @pytest.mark.ranks(2)
 def test_an_optimizer_of_a_world_of_one_sees_the_next_world_in_its_first_backward(world):
     world.run(world_that_grows)
+
+
+def alone_with_weights_and_float8():
+    hvd.init()
+    params = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(2), requires_grad=False)]
+    params[1].data = params[1].data.to(torch.float8_e4m3fn)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.1))
+    optimizer.set_weight(2)
+    params[0].sum().backward()
+    optimizer.zero_grad()
+    # The weight has counted: these passes have none.
+    with optimizer.no_sync():
+        params[0].sum().backward()
+        params[0].sum().backward()
+    assert params[0].grad.tolist() == [2.0]
+
+
+@pytest.mark.ranks(1)
+def test_a_world_of_one_takes_frozen_parameters_of_any_type_and_forgets_a_weight(world):
+    world.run(alone_with_weights_and_float8)
