@@ -436,7 +436,7 @@ class Reducer:
         if self._counts_since != (since := (team, team.era if team else 0)):
             self.position.restart()
             self._counts_since = since
-        self.round = Round(
+        begun = Round(
             self.gradients,
             self.weights,
             self.micro_batches,
@@ -444,7 +444,8 @@ class Reducer:
             of_backward=self._backward is not None,
             begun_here=lambda: together.begun_here(self),
         )
-        self.arrivals.is_open = True
+        # In one statement: the hooks must not see another state than Python.
+        self.round, self.arrivals.is_open = begun, True
 
     def collect_round(self) -> None:
         """Waits for the round, gives all gradients their reduced values, and closes it.
@@ -501,9 +502,14 @@ class Reducer:
         for slot in self.gradients.slots:
             slot.put_off()
         self.micro_batches.spoil()
-        self.arrivals.is_open, self.arrivals.in_backward = False, False
-        self.arrivals.number += 1
-        self.round = self._backward = None
+        arrivals = self.arrivals
+        arrivals.in_backward = False
+        self.round, arrivals.is_open, arrivals.number, self._backward = (
+            None,
+            False,
+            arrivals.number + 1,
+            None,
+        )
 
     def learn_if_due(self) -> None:
         """What an interruption has kept the last round from learning. Collective then."""

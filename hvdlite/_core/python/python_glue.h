@@ -62,6 +62,15 @@ extern long hvdl_py_num_forks;
 extern PyType_Spec hvdl_py_engine_spec, hvdl_py_operation_spec, hvdl_py_plan_spec,
     hvdl_py_posting_spec, hvdl_py_arrivals_spec, hvdl_py_count_spec, hvdl_py_gradient_spec;
 
+/* A field holds another object from now on, or none. */
+static inline void hvdl_py_keep(PyObject **field, PyObject *object)
+{
+    PyObject *former = *field;
+    Py_XINCREF(object);
+    *field = object;
+    Py_XDECREF(former);
+}
+
 /* ---- python_conversions.c ---- */
 
 void hvdl_py_raise(hvdl_err err, const char *what, const char *name);

@@ -118,7 +118,7 @@ static int gradient_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     GradientObject *self = (GradientObject *)object;
     hvdl_py_state *state;
-    PyObject *arrivals, *param, *former = (PyObject *)self->arrivals;
+    PyObject *arrivals, *param;
     (void)kwargs;
     if (!PyArg_ParseTuple(args, "OO:Gradient", &arrivals, &param))
         return -1;
@@ -127,11 +127,8 @@ static int gradient_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_TypeError, "Gradient: the first argument must be Arrivals");
         return -1;
     }
-    self->arrivals = (ArrivalsObject *)Py_NewRef(arrivals);
-    Py_XDECREF(former);
-    PyObject *old = self->param;
-    self->param = Py_NewRef(param);
-    Py_XDECREF(old);
+    hvdl_py_keep((PyObject **)&self->arrivals, arrivals);
+    hvdl_py_keep(&self->param, param);
     return 0;
 }
 
@@ -163,13 +160,6 @@ static int gradient_clear(PyObject *object)
 static bool is_none(PyObject *object)
 {
     return !object || object == Py_None;
-}
-
-static void put(PyObject **field, PyObject *object)
-{
-    PyObject *former = *field;
-    *field = Py_NewRef(object);
-    Py_XDECREF(former);
 }
 
 /* 1, 0; -1: an exception. */
@@ -272,7 +262,7 @@ static int arrive(GradientObject *self, const hvdl_py_state *state, bool *is_com
                 done = -1;
         }
         if (done > 0) {
-            put(&self->round_grad, self->view);
+            hvdl_py_keep(&self->round_grad, self->view);
             *is_complete = count_down(self);
         }
     }
@@ -308,7 +298,7 @@ static int set_bucket(PyObject *object, PyObject *value, void *unused)
         PyErr_SetString(PyExc_TypeError, "bucket must be a GradientCount or None");
         return -1;
     }
-    put(&self->bucket, value);
+    hvdl_py_keep(&self->bucket, value);
     return 0;
 }
 
@@ -368,7 +358,8 @@ PyType_Spec hvdl_py_gradient_spec = {
 static GradientObject *gradient_at(const hvdl_py_state *state, PyObject *list, Py_ssize_t i)
 {
     PyObject *object = PyList_GetItem(list, i);
-    if (object && !PyObject_TypeCheck(object, state->gradient_type)) {
+    if (object &&
+        (!PyObject_TypeCheck(object, state->gradient_type) || !((GradientObject *)object)->param)) {
         PyErr_SetString(PyExc_TypeError, "a list of Gradients is expected");
         return NULL;
     }

@@ -104,24 +104,16 @@ static const char *const field_names[NUM_FIELDS] = {
     "root", "prescale", "postscale", "splits", "group",  "place",  "site"};
 #define NUM_NEEDED (POST_DTYPE + 1)
 
-static void keep(PyObject **at, PyObject *object)
-{
-    PyObject *former = *at;
-    Py_XINCREF(object);
-    *at = object;
-    Py_XDECREF(former);
-}
-
 static void keep_tensor(PyObject **at, PyObject *object)
 {
-    keep(at, object == Py_None ? NULL : object);
+    hvdl_py_keep(at, object == Py_None ? NULL : object);
 }
 
 static int set_name(PostingObject *self, PyObject *name)
 {
     if (hvdl_py_name(name, &self->posting))
         return -1;
-    keep(&self->name, name);
+    hvdl_py_keep(&self->name, name);
     return 0;
 }
 
@@ -129,7 +121,7 @@ static int set_site(PostingObject *self, PyObject *site)
 {
     if (hvdl_py_site(site, &self->posting.site))
         return -1;
-    keep(&self->site, site);
+    hvdl_py_keep(&self->site, site);
     return 0;
 }
 
@@ -295,8 +287,8 @@ static int set_fields(hvdl_py_state *state, PostingObject *self, PyObject *const
     }
     /* What stays on its device is nothing to the engine, which must not keep it there. */
     if (self->posting.desc.place == HVDL_ORDERED) {
-        keep(&self->source, NULL);
-        keep(&self->result, NULL);
+        hvdl_py_keep(&self->source, NULL);
+        hvdl_py_keep(&self->result, NULL);
     }
     return 0;
 }
@@ -347,12 +339,12 @@ static PyObject *posting_replace(PyObject *object, PyObject *const *args, Py_ssi
     if (!self)
         return NULL;
     self->posting = from->posting;
-    keep(&self->name, from->name);
-    keep(&self->site, from->site);
-    keep(&self->source, from->source);
-    keep(&self->result, from->result);
-    keep(&self->splits, from->splits);
-    keep(&self->shape, from->shape);
+    hvdl_py_keep(&self->name, from->name);
+    hvdl_py_keep(&self->site, from->site);
+    hvdl_py_keep(&self->source, from->source);
+    hvdl_py_keep(&self->result, from->result);
+    hvdl_py_keep(&self->splits, from->splits);
+    hvdl_py_keep(&self->shape, from->shape);
     if (set_fields(state, self, args, 0, keywords)) {
         Py_DECREF(self);
         return NULL;

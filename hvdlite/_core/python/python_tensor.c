@@ -13,14 +13,6 @@
 #define LOW_ADDRESS ((uint64_t)1 << 40)
 #define ASKED_BYTES (64 << 10)
 
-static void replace(PyObject **kept, PyObject *object)
-{
-    PyObject *former = *kept;
-    Py_INCREF(object);
-    *kept = object;
-    Py_XDECREF(former);
-}
-
 PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args)
 {
     hvdl_py_state *state = PyModule_GetState(module);
@@ -33,9 +25,9 @@ PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args)
         return NULL;
     if (api->version.major != API_MAJOR || api->version.minor < API_LEAST_MINOR)
         Py_RETURN_FALSE;
-    replace(&state->tensor_types, types);
-    replace(&state->op_type, op_type);
-    replace(&state->tensor_changed, changed);
+    hvdl_py_keep(&state->tensor_types, types);
+    hvdl_py_keep(&state->op_type, op_type);
+    hvdl_py_keep(&state->tensor_changed, changed);
     state->describe_tensor = api->describe;
     Py_RETURN_TRUE;
 }
