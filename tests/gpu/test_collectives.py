@@ -107,6 +107,21 @@ def test_every_collective_takes_tensors_of_devices(world, route):
     world.run(every_collective, route)
 
 
+def groups_in_place():
+    """Their tensors get their turns in an order that depends on the names."""
+    with a_world_of_devices("group"):
+        for number in range(12):
+            tensors = [elsewhere(torch.ones(2)), elsewhere(torch.ones(3, dtype=torch.int64))]
+            results = hvd.grouped_allreduce_(tensors, op=hvd.Sum, name=f"group {number}")
+            same(results[0], torch.full((2,), float(hvd.size())))
+    hvd.shutdown()
+
+
+@pytest.mark.hosts("1,1")
+def test_a_tensor_of_a_group_may_have_its_turn_before_those_that_its_caller_waits_for(world):
+    world.run(groups_in_place)
+
+
 def in_a_set():
     with a_world_of_devices("group"):
         process_set = hvd.add_process_set(range(1, hvd.size()))
