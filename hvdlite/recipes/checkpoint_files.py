@@ -240,6 +240,9 @@ def _load(file: IO[bytes], path: str) -> Any:
     except (OSError, MemoryError):
         raise
     except Exception as error:
+        cause = _disk_error(error)
+        if cause is not None:
+            raise cause from None
         line = _line_of(error)
         # torch looks at more of the archive's own data than zipfile does.
         if line.startswith("PytorchStreamReader failed"):
