@@ -22,6 +22,7 @@ from hvdlite.collectives.posting import (
     readable,
 )
 from hvdlite.ops import Average
+from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 _ALLGATHER = _core.ALLGATHER
@@ -148,9 +149,10 @@ def start(
     code = _checked(form, tensor)
     source = readable(tensor)
     name, unnamed = named(team, name)
-    return begin(
-        team, _core.posting(_ALLGATHER, name, unnamed, code, source, None, group=group), wake
+    posting = _core.posting(
+        _ALLGATHER, name, unnamed, code, source, None, group=group, site=site(3)
     )
+    return begin(team, posting, wake)
 
 
 def _start_group(

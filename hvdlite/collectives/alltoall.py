@@ -18,6 +18,7 @@ from hvdlite.collectives.posting import (
     no_rows,
     readable,
 )
+from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set, team_of
 from hvdlite.world.teams.team import Team
 
@@ -109,9 +110,8 @@ def _start(
     rows = torch.tensor(_rows_to_send(tensor, splits, team), dtype=torch.int64, device="cpu")
     source = readable(tensor)
     name, unnamed = named(team, name)
-    handle = begin(
-        team, _core.posting(_ALLTOALL, name, unnamed, code, source, None, splits=rows), wake
-    )
+    posting = _core.posting(_ALLTOALL, name, unnamed, code, source, None, splits=rows, site=site(3))
+    handle = begin(team, posting, wake)
     return Handle(
         handle.operation, finish=lambda: (synchronize(handle), _like(splits, rows_of(handle)))
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hvdlite import _core
 from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.posting import named
+from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 _BARRIER = _core.BARRIER
@@ -27,4 +28,5 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     """
     team = team_of("barrier", process_set)
     name, unnamed = named(team, name)
-    synchronize(Handle(team.post(_core.posting(_BARRIER, name, unnamed, _UINT8), False)))
+    posting = _core.posting(_BARRIER, name, unnamed, _UINT8, site=site(2))
+    synchronize(Handle(team.post(posting, False)))

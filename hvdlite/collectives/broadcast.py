@@ -18,6 +18,7 @@ from hvdlite.collectives.posting import (
     named,
 )
 from hvdlite.ops import Average
+from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set, team_of
 from hvdlite.world.teams.team import Team
 
@@ -145,7 +146,9 @@ def _start(
     root = checked_root(form, root_rank, team, process_set)
     source, result = buffers(form, tensor)
     name, unnamed = named(team, name)
-    posting = _core.posting(_BROADCAST, name, unnamed, code, source, result, root=root)
+    posting = _core.posting(
+        _BROADCAST, name, unnamed, code, source, result, root=root, site=site(3)
+    )
     return begin(team, posting, wake)
 
 

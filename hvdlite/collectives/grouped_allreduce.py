@@ -30,6 +30,7 @@ from hvdlite.collectives.posting import (
 )
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import DTYPES, Adasum, ReduceOp
+from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 from hvdlite.world.teams.team import Team
 
@@ -387,6 +388,7 @@ def _start_flat(
         prescale=prescale,
         postscale=postscale,
         group=group,
+        site=site(4),
     )
     return begin(team, posting, wake)
 

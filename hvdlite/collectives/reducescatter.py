@@ -25,6 +25,7 @@ from hvdlite.collectives.posting import (
 )
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Average, ReduceOp, Sum
+from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 
 _REDUCESCATTER = _core.REDUCESCATTER
@@ -225,6 +226,7 @@ def _start(
         prescale=prescale,
         postscale=postscale,
         group=group,
+        site=site(3),
     )
     return begin(team, posting, wake)
 

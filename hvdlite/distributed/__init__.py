@@ -6,6 +6,7 @@ Importing it registers the name; an installed hvdlite is registered by `import t
 from __future__ import annotations
 
 import hvdlite_autoload
+from hvdlite import sites
 from hvdlite.distributed import (
     arguments,
     arrivals,
@@ -19,7 +20,6 @@ from hvdlite.distributed import (
     point_to_point,
     postings,
     process_group,
-    sites,
     spans,
     sparse,
     work,

@@ -28,9 +28,9 @@ from torch._C._distributed_c10d import (
 from hvdlite.distributed import arguments, postings, spans, sparse
 from hvdlite.distributed.arguments import one_device, same_dtype, single
 from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
-from hvdlite.distributed.sites import site
 from hvdlite.distributed.work import DONE, OperationWork, SeveralWork
 from hvdlite.observe import waits
+from hvdlite.sites import site
 from hvdlite.world.teams.team import Team
 from hvdlite.world.telling import last_line
 

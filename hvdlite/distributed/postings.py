@@ -15,9 +15,9 @@ import torch
 from hvdlite import _core
 from hvdlite.distributed import arguments
 from hvdlite.distributed.arguments import fill, landing, movable, reducible
-from hvdlite.distributed.sites import site
 from hvdlite.ops import DTYPES
 from hvdlite.result_tensors import gathered_result
+from hvdlite.sites import site
 from hvdlite.world.teams.team import Team
 
 Tensor = torch.Tensor

@@ -107,9 +107,15 @@ void hvdl_copy_plain_name(char *to, size_t room, const char *name)
             *c = '?';
 }
 
+static const char unnamed[] = "unnamed."; /* hvdlite's world/teams/team.py */
+
+bool hvdl_is_number(const char *name)
+{
+    return !strncmp(name, unnamed, sizeof unnamed - 1);
+}
+
 void hvdl_put_title(char *to, size_t room, const char *kind, bool in_words, const char *name)
 {
-    static const char unnamed[] = "unnamed."; /* hvdlite's world/teams/team.py */
     static const char own[] = "hvdlite.";     /* of the function that the user has called */
     char title[HVDL_TITLE_BYTES], shown[HVDL_NAME_BYTES];
     const char *called = shown + sizeof own - 1;
@@ -117,7 +123,7 @@ void hvdl_put_title(char *to, size_t room, const char *kind, bool in_words, cons
     if (in_words)
         snprintf(title, sizeof title, "%s%s",
                  strcmp(kind, hvdl_kind_name(HVDL_PLAN)) ? "" : "the set-up of ", shown);
-    else if (!strncmp(shown, unnamed, sizeof unnamed - 1))
+    else if (hvdl_is_number(shown))
         snprintf(title, sizeof title, "an unnamed %s (no. %s)", kind, shown + sizeof unnamed - 1);
     else if (!strncmp(shown, own, sizeof own - 1))
         snprintf(title, sizeof title, "the %s in %.*s", kind, (int)strcspn(called, "."), called);

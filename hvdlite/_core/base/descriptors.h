@@ -56,6 +56,8 @@ void hvdl_variants_describe(const hvdl_variants *all, const hvdl_naming *naming,
 void hvdl_copy_name(char *to, size_t room, const char *name);
 /* The same without what would break a line: names are the user's. */
 void hvdl_copy_plain_name(char *to, size_t room, const char *name);
+/* The name that an operation of Horovod's API gets which the script has not named. */
+bool hvdl_is_number(const char *name);
 /* What users read of an operation: "allreduce 'loss'", "an unnamed allreduce (no. 3)", or its words. name: these,
  * if in_words. */
 void hvdl_put_title(char *to, size_t room, const char *kind, bool in_words, const char *name);

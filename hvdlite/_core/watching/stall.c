@@ -280,7 +280,7 @@ void hvdl_note_reduced(hvdl_engine *e, const hvdl_operation *op)
 bool hvdl_comes_again(const hvdl_engine *e, const hvdl_operation *op)
 {
     uint64_t key = reduced_key(op);
-    if (op->desc.kind != HVDL_ALLREDUCE || op->site)
+    if (op->desc.kind != HVDL_ALLREDUCE || (op->unnamed && !hvdl_is_number(op->name)))
         return hvdl_is_run(op);
     return hvdl_is_run(op) || e->stall.reduced[key % HVDL_NUM_REDUCED] == key;
 }

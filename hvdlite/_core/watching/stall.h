@@ -61,7 +61,7 @@ hvdl_shm_last hvdl_activity_of(const hvdl_operation *operation, hvdl_activity ac
 void hvdl_note_reduced(hvdl_engine *engine, const hvdl_operation *operation);
 /* Is it an allreduce once more, as in a loop over batches: of a name that has ended well before, unnamed after
  * another unnamed one, or the run of a plan? Then a rank that is not there may have had fewer of them. (Not
- * where the operation has a site: those of torch.distributed, which knows no join.) */
+ * for what a process group of torch.distributed has numbered: it knows no join.) */
 bool hvdl_comes_again(const hvdl_engine *engine, const hvdl_operation *operation);
 /* A failure's text, and that a rank may have run out of batches; in `to`, which is returned. */
 const char *hvdl_put_uneven(const char *text, char to[HVDL_TEXT_BYTES]);

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import c10d_logger
 
-import hvdlite
-from hvdlite.distributed import sites
+import hvdlite as hvd
+from hvdlite import sites
 
 
 def here():
@@ -52,7 +52,7 @@ def compiled_in(file, source, **names):
     [
         torch.__file__,
         dist.__file__,
-        hvdlite.__file__,
+        hvd.__file__,
         functools.__file__,
         "<frozen runpy>",
         "<eval_with_key>.3",
@@ -80,7 +80,7 @@ def test_the_innermost_other_frame_counts(file, site):
 def test_a_thread_without_a_frame_of_the_script_has_none():
     found = []
     # Only frames of the standard library: the target is a function of hvdlite.
-    thread = threading.Thread(target=compiled_in(hvdlite.__file__, CALL), args=(found, sites.site))
+    thread = threading.Thread(target=compiled_in(hvd.__file__, CALL), args=(found, sites.site))
     thread.start()
     thread.join()
     assert found == [""]
@@ -99,3 +99,36 @@ def test_what_is_remembered_stays_bounded():
         call = compiled_in(f"made{number}.py", "def call(f):\n    return f()")
         assert call(sites.site) == f"made{number}.py:2"
     assert len(sites._texts) <= sites._MOST_TEXTS
+
+
+def lines_in_errors():
+    """Each rank calls each operation on a line of its own, with another shape."""
+    hvd.init()
+    one, two = torch.ones(1, 2), torch.ones(1, 3)
+    calls = {
+        "allreduce": lambda x: hvd.allreduce(x, op=hvd.Sum),
+        "allreduce_async_": lambda x: hvd.allreduce_async_(x, name="a"),
+        "grouped_allreduce": lambda x: hvd.grouped_allreduce([x, x]),
+        "allgather": hvd.allgather,
+        "broadcast": lambda x: hvd.broadcast(x, 0),
+        "alltoall": lambda x: hvd.alltoall(torch.cat([x, x])),
+        "reducescatter": lambda x: hvd.reducescatter(torch.cat([x, x])),
+        "broadcast_parameters": lambda x: hvd.broadcast_parameters({"a": x}, 0),
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            handle = call(one if hvd.rank() == 0 else two)
+            hvd.synchronize(handle)
+        except hvd.HorovodInternalError as error:
+            found[name] = str(error)
+    return found
+
+
+@pytest.mark.ranks(2)
+def test_errors_of_operations_name_the_scripts_line(world):
+    first, second = world.run(lines_in_errors)
+    assert first == second
+    assert len(first) == 8
+    for text in first.values():
+        assert text.count(" (test_sites.py:") == 2, text

@@ -16,7 +16,7 @@ def _folder(file: str | None) -> str:
 
 
 # Of these no frame is the script's; what is installed below the standard library may be.
-_LIBRARIES = (_folder(torch.__file__), _folder(os.path.dirname(__file__)))
+_LIBRARIES = (_folder(torch.__file__), _folder(__file__))
 _STANDARD = _folder(os.__file__)
 _INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 # Code without a file that no user wrote: of the interpreter, and what torch.compile makes.
